@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# ddp_add_test(NAME name SOURCES a.cpp … [RANKS 1 2 4] [LABELS …] [TIMEOUT seconds] [LIBRARIES …])
+#
+# Without RANKS: one Catch2 program, one ctest test NAME. With RANKS: the program is linked with the
+# multi-rank main and registered as NAME_r1, NAME_r2, …, each started through ddp_test_launch, which
+# fails if any rank fails.
+function(ddp_add_test)
+  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SOURCES;RANKS;LABELS;LIBRARIES" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  if(NOT arg_LIBRARIES)
+    set(arg_LIBRARIES ddp)
+  endif()
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBRARIES} ddp_warnings)
+  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/libddp/src)
+  if(ddp IN_LIST arg_LIBRARIES OR ddp_models IN_LIST arg_LIBRARIES)
+    ddp_use_pch(${arg_NAME})
+  endif()
+  if(arg_RANKS)
+    target_link_libraries(${arg_NAME} PRIVATE ddp_test_multi_rank_main)
+    add_dependencies(${arg_NAME} ddp_test_launch)
+    foreach(_ranks ${arg_RANKS})
+      set(_test ${arg_NAME}_r${_ranks})
+      add_test(NAME ${_test} COMMAND ddp_test_launch --ranks ${_ranks} --timeout ${arg_TIMEOUT}
+               -- $<TARGET_FILE:${arg_NAME}>)
+      set_tests_properties(${_test} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS ${_ranks})
+      set_property(TEST ${_test} PROPERTY LABELS ${arg_LABELS})
+    endforeach()
+  else()
+    target_link_libraries(${arg_NAME} PRIVATE ddp_test_main)
+    add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
+    set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${arg_TIMEOUT})
+    set_property(TEST ${arg_NAME} PROPERTY LABELS ${arg_LABELS})
+  endif()
+endfunction()

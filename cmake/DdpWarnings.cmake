@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# Warnings and sanitizers for our own targets; headers of others are SYSTEM and stay silent.
+add_library(ddp_warnings INTERFACE)
+target_compile_options(ddp_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual>)
+if(DDP_WARNINGS_AS_ERRORS)
+  target_compile_options(ddp_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+if(DDP_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${DDP_SANITIZE}>
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>)
+  add_link_options(-fsanitize=${DDP_SANITIZE})
+endif()

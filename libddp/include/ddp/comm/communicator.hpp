@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives over the ranks of a group.
+//
+// Semantics, once for all backends:
+// - Every rank of the group calls the same operations in the same order with tensors of equal shape
+//   and dtype. Tensors are contiguous in memory order (any non-overlapping dense strides).
+// - A call returns at once. On CUDA it is enqueued on the communicator's own high-priority stream,
+//   which first waits for the work already on the caller's current stream; on CPU a progress thread
+//   carries it out. The result may be used after Work::wait().
+// - float32/64, float16, bfloat16, int8..int64, uint8 and bool; Avg takes floating types only. For
+//   bool, Sum and Max are "or", Product and Min are "and".
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/comm/work.hpp"
+
+namespace ddp {
+
+class LaunchSequencer;
+
+enum class ReduceOp { Sum, Avg, Min, Max, Product };
+const char* to_string(ReduceOp op);
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual const char* backend() const = 0;  ///< "nccl", "mpi" or "single"
+  virtual int rank() const = 0;             ///< within this group
+  virtual int world_size() const = 0;       ///< of this group
+  virtual at::Device device() const = 0;    ///< where its tensors live
+
+  /// In place.
+  virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;
+  virtual WorkPtr broadcast(at::Tensor tensor, int root = 0) = 0;
+  /// `input` has world_size times the elements of `output`; rank r receives the r-th part reduced.
+  /// `output` may be that part of `input`.
+  virtual WorkPtr reduce_scatter(at::Tensor output, at::Tensor input,
+                                 ReduceOp op = ReduceOp::Sum) = 0;
+  /// `output` has world_size times the elements of `input`, in rank order. `input` may be its own
+  /// rank's part of `output`.
+  virtual WorkPtr all_gather(at::Tensor output, at::Tensor input) = 0;
+  virtual WorkPtr send(at::Tensor tensor, int destination) = 0;
+  virtual WorkPtr recv(at::Tensor tensor, int source) = 0;
+  /// The host waits until every rank of the group is here.
+  virtual void barrier() = 0;
+
+  /// Between the two calls operations are collected and launched together (NCCL's group calls); on
+  /// other backends they start at once. Use GroupScope.
+  virtual void group_start() {}
+  virtual void group_end() {}
+
+  /// Groups of equal `color`, ordered by (`key`, rank). A negative color returns nullptr. Collective.
+  virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
+
+  /// Memory the backend reduces fastest, uint8 [num_bytes], 256-byte aligned, uninitialised. It
+  /// outlives the communicator.
+  virtual at::Tensor allocate(int64_t num_bytes) = 0;
+
+  /// Ends all pending operations with an error on this rank; any thread, idempotent. After it every
+  /// call throws PeerLostError with `reason`.
+  virtual void abort(const std::string& reason) = 0;
+
+  /// The agreed order in which several models launch their buckets here (see launch_sequencer.hpp).
+  LaunchSequencer& launch_sequencer();
+
+ protected:
+  Communicator();
+  std::shared_ptr<LaunchSequencer> launch_sequencer_;
+};
+
+using CommunicatorPtr = std::shared_ptr<Communicator>;
+
+/// Collects the operations of its lifetime into one launch.
+class GroupScope {
+ public:
+  explicit GroupScope(Communicator& communicator) : communicator_(communicator) {
+    communicator_.group_start();
+  }
+  ~GroupScope() { communicator_.group_end(); }
+  GroupScope(const GroupScope&) = delete;
+  GroupScope& operator=(const GroupScope&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
+struct CommunicatorOptions {
+  std::string backend = "auto";  ///< auto, nccl, mpi, single
+  std::chrono::milliseconds timeout{600'000};             ///< of a collective
+  std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step ended
+  int64_t nccl_min_ctas = 0;  ///< 0 leaves NCCL's own choice
+  int64_t nccl_max_ctas = 0;
+};
+
+/// The group of one: every operation is the identity and returns completed work.
+CommunicatorPtr make_single_communicator(at::Device device);
+
+}  // namespace ddp

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Errors a user can cause, each with the exit code that `ddp::run` ends the process with.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace ddp {
+
+/// What a process of a job says to its launcher. An sbatch script decides by these numbers.
+enum class ExitCode : int {
+  Ok = 0,
+  UserException = 1,   ///< an exception that is not a ddp::Error left the user's function
+  Settings = 64,       ///< a setting, argument or environment variable is wrong
+  Data = 65,           ///< a data file is missing, truncated or corrupt
+  Mismatch = 70,       ///< ranks disagree about model or settings; a checkpoint of another model
+  CannotWrite = 73,    ///< output cannot be written
+  CannotRead = 74,     ///< a checkpoint cannot be read
+  SavedRequeue = 75,   ///< stopped on request, state saved: start me again
+  PeerLost = 76,       ///< a peer vanished without a word
+};
+
+/// Base of all errors that libddp raises on behalf of a user's mistake or the world's faults. The
+/// message names the setting (or file), its value, the limit and the fix.
+class Error : public std::runtime_error {
+ public:
+  Error(ExitCode exit_code, const std::string& message)
+      : std::runtime_error(message), exit_code_(exit_code) {}
+  ExitCode exit_code() const noexcept { return exit_code_; }
+
+ private:
+  ExitCode exit_code_;
+};
+
+struct SettingsError : Error {
+  explicit SettingsError(const std::string& message) : Error(ExitCode::Settings, message) {}
+};
+struct DataError : Error {
+  explicit DataError(const std::string& message) : Error(ExitCode::Data, message) {}
+};
+struct MismatchError : Error {
+  explicit MismatchError(const std::string& message) : Error(ExitCode::Mismatch, message) {}
+};
+struct WriteError : Error {
+  explicit WriteError(const std::string& message) : Error(ExitCode::CannotWrite, message) {}
+};
+struct ReadError : Error {
+  explicit ReadError(const std::string& message) : Error(ExitCode::CannotRead, message) {}
+};
+struct PeerLostError : Error {
+  explicit PeerLostError(const std::string& message) : Error(ExitCode::PeerLost, message) {}
+};
+/// Not a failure: the ranks agreed to stop and saved. Leaves through ddp::run as exit code 75.
+struct Stop : Error {
+  explicit Stop(const std::string& message) : Error(ExitCode::SavedRequeue, message) {}
+};
+
+/// A broken promise inside libddp itself (never a user's mistake).
+struct InternalError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+namespace detail {
+
+/// Joins its arguments with operator<<, for messages.
+template <typename... Args>
+std::string concat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+[[noreturn]] inline void fail_check(const char* condition, const char* file, int line,
+                                    const std::string& message) {
+  throw InternalError(concat("libddp bug: ", condition, " is false at ", file, ":", line,
+                             message.empty() ? "" : ": ", message));
+}
+
+}  // namespace detail
+}  // namespace ddp
+
+/// Checks an invariant of libddp itself; the optional arguments are joined into the message.
+#define DDP_CHECK(condition, ...)                                            \
+  do {                                                                       \
+    if (!(condition)) [[unlikely]] {                                         \
+      ::ddp::detail::fail_check(#condition, __FILE__, __LINE__,              \
+                                ::ddp::detail::concat("" __VA_OPT__(, ) __VA_ARGS__)); \
+    }                                                                        \
+  } while (false)

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an options struct describes its fields, once, for everything that needs them: YAML files,
+// key=value overrides, --help, docs/configuration.md, the settings table, saved settings and the
+// comparison of settings across ranks.
+//
+//   struct TrainOptions { int64_t batch_size = 128; };
+//   void describe_fields(TrainOptions& o, ddp::FieldVisitor& v) {
+//     v.field({.name = "batch_size", .doc = "samples a rank and step", .min = 1}, o.batch_size);
+//   }
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+
+struct Field {
+  std::string name;       ///< the key, snake_case
+  std::string doc;        ///< one line
+  std::string unit = "";  ///< for example "MiB", "ms"; empty for plain numbers
+  double min = -std::numeric_limits<double>::infinity();  ///< smallest allowed number
+  double max = std::numeric_limits<double>::infinity();   ///< largest allowed number
+  std::vector<std::string> choices = {};                  ///< allowed texts; empty allows any
+};
+
+/// Visits the fields of an options struct by reference: a reader sets them, a writer prints them.
+class FieldVisitor {
+ public:
+  virtual ~FieldVisitor() = default;
+  virtual void field(const Field& field, bool& value) = 0;
+  virtual void field(const Field& field, int64_t& value) = 0;
+  virtual void field(const Field& field, double& value) = 0;
+  virtual void field(const Field& field, std::string& value) = 0;
+  virtual void field(const Field& field, std::vector<int64_t>& value) = 0;
+  virtual void field(const Field& field, std::vector<double>& value) = 0;
+  virtual void field(const Field& field, std::vector<std::string>& value) = 0;
+
+  /// An enumeration, shown and read by the names in `names`.
+  template <typename E>
+  void field(Field field_info, E& value, const std::vector<std::pair<std::string, E>>& names) {
+    std::string text;
+    for (const auto& [name, enumerator] : names) {
+      field_info.choices.push_back(name);
+      if (enumerator == value) {
+        text = name;
+      }
+    }
+    field(field_info, text);
+    for (const auto& [name, enumerator] : names) {
+      if (name == text) {
+        value = enumerator;
+      }
+    }
+  }
+};
+
+}  // namespace ddp

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Log lines with rank and time. Rank 0 logs from Info on, the others from Warning on.
+#pragma once
+
+#include <string>
+
+namespace ddp {
+
+enum class LogLevel { Debug, Info, Warning, Error };
+
+/// Lines below `level` are dropped. Called by Context; DDP_LOG_LEVEL=debug|info|warning|error wins.
+void set_log_level(LogLevel level);
+/// The rank shown in each line; -1 (the default) shows none.
+void set_log_rank(int rank);
+
+/// One line to standard error, written whole, so that lines of ranks do not mix. Thread safe.
+void log(LogLevel level, const std::string& message);
+
+inline void log_debug(const std::string& message) { log(LogLevel::Debug, message); }
+inline void log_info(const std::string& message) { log(LogLevel::Info, message); }
+inline void log_warning(const std::string& message) { log(LogLevel::Warning, message); }
+inline void log_error(const std::string& message) { log(LogLevel::Error, message); }
+
+}  // namespace ddp

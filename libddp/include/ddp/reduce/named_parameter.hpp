@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace ddp {
+
+/// A parameter (or buffer) and its dotted name, as torch::nn::Module::named_parameters gives it.
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+using NamedParameters = std::vector<NamedParameter>;
+
+}  // namespace ddp

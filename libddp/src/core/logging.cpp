@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/logging.hpp"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <string_view>
+
+namespace ddp {
+namespace {
+
+std::atomic<int> shown_rank{-1};
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::Debug: return spdlog::level::debug;
+    case LogLevel::Info: return spdlog::level::info;
+    case LogLevel::Warning: return spdlog::level::warn;
+    case LogLevel::Error: return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+bool environment_level(spdlog::level::level_enum& level) {
+  const char* text = std::getenv("DDP_LOG_LEVEL");
+  if (text == nullptr) {
+    return false;
+  }
+  const std::string_view name(text);
+  level = name == "debug"     ? spdlog::level::debug
+          : name == "warning" ? spdlog::level::warn
+          : name == "error"   ? spdlog::level::err
+                              : spdlog::level::info;
+  return true;
+}
+
+// Leaked on purpose: threads may log while the process's statics are being destroyed.
+spdlog::logger& logger() {
+  static auto* instance = [] {
+    auto* made = new spdlog::logger("ddp", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern("[%H:%M:%S.%e] [%l] %v");
+    made->flush_on(spdlog::level::debug);
+    spdlog::level::level_enum level = spdlog::level::info;
+    environment_level(level);
+    made->set_level(level);
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+void set_log_level(LogLevel level) {
+  auto chosen = to_spdlog(level);
+  environment_level(chosen);
+  logger().set_level(chosen);
+}
+
+void set_log_rank(int rank) { shown_rank = rank; }
+
+void log(LogLevel level, const std::string& message) {
+  const int rank = shown_rank.load();
+  if (rank < 0) {
+    logger().log(to_spdlog(level), message);
+  } else {
+    logger().log(to_spdlog(level), "rank {}: {}", rank, message);
+  }
+}
+
+}  // namespace ddp
