@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every backend asks of the tensors it is given, so that a mistake is a message on the rank
+// that made it and not a hang on all of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "ddp/comm/communicator.hpp"
+
+namespace ddp::detail {
+
+/// Who is asked: the parts of a communicator that the checks need.
+struct GroupInfo {
+  const char* backend;
+  int rank;
+  int world_size;
+  at::Device device;
+};
+
+/// Each throws SettingsError naming the operation, the value and what is allowed.
+void check_all_reduce(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
+void check_broadcast(const GroupInfo& group, const at::Tensor& tensor, int root);
+void check_reduce_scatter(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input,
+                          ReduceOp op);
+void check_all_gather(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input);
+/// `operation` is "send" or "recv".
+void check_peer(const GroupInfo& group, const char* operation, const at::Tensor& tensor, int peer);
+
+/// True where `part` is the memory of the rank's own part of `whole` (the in-place forms).
+bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank);
+
+/// uint8 [num_bytes], 256-byte aligned, uninitialised host memory.
+at::Tensor allocate_cpu(int64_t num_bytes);
+/// Throws SettingsError for a negative size.
+void check_allocation(int64_t num_bytes);
+
+}  // namespace ddp::detail

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/comm/communicator.hpp"
+
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+
+const char* to_string(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Sum:
+      return "sum";
+    case ReduceOp::Avg:
+      return "avg";
+    case ReduceOp::Min:
+      return "min";
+    case ReduceOp::Max:
+      return "max";
+    case ReduceOp::Product:
+      return "product";
+  }
+  return "unknown";
+}
+
+Communicator::Communicator() = default;
+
+LaunchSequencer& Communicator::launch_sequencer() {
+  DDP_CHECK(launch_sequencer_ != nullptr, "the communicator has no launch sequencer");
+  return *launch_sequencer_;
+}
+
+}  // namespace ddp

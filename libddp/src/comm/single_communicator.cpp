@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// The group of one. On CUDA a copy is enqueued on the caller's current stream, so that it stands in
+// the same place of the program's order as a collective would.
+#include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <mutex>
+#include <thread>
+
+#include "comm/argument_checks.hpp"
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+namespace {
+
+class CompletedWork final : public Work {
+ public:
+  void wait() override {}
+  void wait_host(std::optional<std::chrono::milliseconds>) override {}
+  bool is_completed() override { return true; }
+};
+
+/// A copy under way on a CUDA stream.
+class CopyWork final : public Work {
+ public:
+  explicit CopyWork(at::Device device) : guard_(device.type()), event_(device.type()) {
+    event_.record(guard_.getStream(device));
+    device_ = device;
+  }
+  void wait() override { event_.block(guard_.getStream(device_)); }
+  void wait_host(std::optional<std::chrono::milliseconds> timeout) override {
+    if (!timeout) {
+      event_.synchronize();
+      return;
+    }
+    const auto deadline = std::chrono::steady_clock::now() + *timeout;
+    while (!event_.query()) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        throw PeerLostError(detail::concat("a copy on the single communicator did not end within ",
+                                           timeout->count(), " ms"));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  bool is_completed() override { return event_.query(); }
+
+ private:
+  c10::impl::VirtualGuardImpl guard_;
+  c10::Event event_;
+  at::Device device_{at::kCPU};
+};
+
+class SingleCommunicator final : public Communicator {
+ public:
+  explicit SingleCommunicator(at::Device device) : device_(device) {}
+
+  const char* backend() const override { return "single"; }
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  at::Device device() const override { return device_; }
+
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
+    check_usable("all_reduce");
+    detail::check_all_reduce(group(), tensor, op);
+    return completed();
+  }
+  WorkPtr broadcast(at::Tensor tensor, int root) override {
+    check_usable("broadcast");
+    detail::check_broadcast(group(), tensor, root);
+    return completed();
+  }
+  WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    check_usable("reduce_scatter");
+    detail::check_reduce_scatter(group(), output, input, op);
+    return copy(output, input);
+  }
+  WorkPtr all_gather(at::Tensor output, at::Tensor input) override {
+    check_usable("all_gather");
+    detail::check_all_gather(group(), output, input);
+    return copy(output, input);
+  }
+  WorkPtr send(at::Tensor tensor, int destination) override {
+    check_usable("send");
+    detail::check_peer(group(), "send", tensor, destination);
+    return completed();  // not reached: a group of one has no other rank
+  }
+  WorkPtr recv(at::Tensor tensor, int source) override {
+    check_usable("recv");
+    detail::check_peer(group(), "recv", tensor, source);
+    return completed();  // not reached
+  }
+  void barrier() override { check_usable("barrier"); }
+
+  CommunicatorPtr split(int color, int) override {
+    check_usable("split");
+    return color < 0 ? nullptr : make_single_communicator(device_);
+  }
+  at::Tensor allocate(int64_t num_bytes) override {
+    check_usable("allocate");
+    if (device_.is_cpu()) {
+      return detail::allocate_cpu(num_bytes);
+    }
+    detail::check_allocation(num_bytes);
+    return at::empty({num_bytes},
+                     at::device(device_).dtype(at::kByte));  // caching: 512-byte aligned
+  }
+  void abort(const std::string& reason) override {
+    const std::lock_guard lock(mutex_);
+    if (!aborted_) {
+      aborted_ = true;
+      reason_ = reason;
+    }
+  }
+
+ private:
+  detail::GroupInfo group() const { return {backend(), 0, 1, device_}; }
+  static WorkPtr completed() { return std::make_shared<CompletedWork>(); }
+
+  void check_usable(const char* operation) {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) {
+      throw PeerLostError(detail::concat(operation, ": the communicator was aborted: ", reason_));
+    }
+  }
+
+  // Memory order, as the other backends have it: strides of the two may differ.
+  WorkPtr copy(const at::Tensor& output, const at::Tensor& input) {
+    if (output.const_data_ptr() == input.const_data_ptr()) {
+      return completed();
+    }
+    const auto flat = [](const at::Tensor& t) { return t.as_strided({t.numel()}, {1}); };
+    flat(output.detach()).copy_(flat(input.detach()), /*non_blocking=*/true);
+    return device_.is_cpu() ? completed() : std::make_shared<CopyWork>(device_);
+  }
+
+  const at::Device device_;
+  std::mutex mutex_;
+  bool aborted_ = false;
+  std::string reason_;
+};
+
+}  // namespace
+
+CommunicatorPtr make_single_communicator(at::Device device) {
+  if (device.is_cuda() && !device.has_index()) {
+    throw SettingsError("make_single_communicator: device \"cuda\" has no index; say cuda:0");
+  }
+  return std::make_shared<SingleCommunicator>(device);
+}
+
+}  // namespace ddp
