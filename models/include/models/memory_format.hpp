@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/nn/module.h>
+
+namespace models {
+
+/// Gives every 4-dimensional parameter and buffer channels_last strides, as Python's
+/// `module.to(memory_format=torch.channels_last)`. Values stay. Before wrapping the module:
+/// gradients take their parameter's strides.
+void to_channels_last(torch::nn::Module& module);
+
+}  // namespace models

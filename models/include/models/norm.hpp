@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normalisation layers chosen when a model is built, and exchangeable afterwards.
+#pragma once
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace models {
+
+/// Makes the normalisation of `num_features` channels: any module whose forward takes and returns
+/// one tensor [batch, channels, height, width]. An empty function means BatchNorm2d.
+///
+///   models::resnet50({.norm = [&](int64_t c) {
+///     return torch::nn::AnyModule(ddp::SyncBatchNorm(c, communicator)); }});
+using NormFactory = std::function<torch::nn::AnyModule(int64_t num_features)>;
+
+/// A normalisation child of a model.
+///
+/// BatchNorm2d is called without type erasure, and does not count its batches itself: the model
+/// adds one to all its counters in a single launch (count_batches), where torch::nn::BatchNorm2d
+/// and Python launch one each.
+class Norm {
+ public:
+  /// Registers a new layer with `owner` under `name`; during Module::reset().
+  void reset(torch::nn::Module& owner, const std::string& name, const NormFactory& factory,
+             int64_t num_features);
+  /// Replaces the layer registered with `owner` under `name`.
+  void replace(torch::nn::Module& owner, const std::string& name, torch::nn::AnyModule layer);
+
+  torch::Tensor forward(const torch::Tensor& input);
+  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  /// Appends num_batches_tracked if forward leaves the counting to the model.
+  void append_counter(std::vector<torch::Tensor>& counters) const;
+  /// Sets the layer's weight to zero, where it has one.
+  void zero_weight();
+
+ private:
+  void set(torch::nn::AnyModule layer);
+
+  torch::nn::AnyModule layer_;
+  std::shared_ptr<torch::nn::Module> module_;
+  torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, where the fast path applies
+};
+
+/// Adds one to every counter. No host synchronisation.
+void count_batches(const std::vector<torch::Tensor>& counters);
+
+}  // namespace models

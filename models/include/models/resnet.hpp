@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// ResNet-18/34/50/101/152 (He et al., arXiv:1512.03385; the stride sits on the 3x3 convolution,
+// "v1.5").
+//
+// Numerics, initialisation (also the order in which random numbers are drawn) and the names of all
+// parameters and buffers are torchvision's, so that weights travel both ways.
+#pragma once
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/ops/norm_owner.hpp"
+#include "models/norm.hpp"
+
+namespace models {
+
+enum class Stem {
+  Imagenet,  ///< 7x7 convolution of stride 2 and a 3x3 max pool of stride 2
+  Cifar,     ///< 3x3 convolution of stride 1, no pool: for images of 32 pixels
+};
+
+struct ResNetOptions {
+  int64_t num_classes = 1000;
+  Stem stem = Stem::Imagenet;
+  NormFactory norm = {};            ///< empty: BatchNorm2d
+  bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
+};
+
+namespace detail {
+
+struct BlockOptions {
+  int64_t in_channels = 64;
+  int64_t planes = 64;
+  int64_t stride = 1;
+  NormFactory norm = {};
+  bool zero_init_residual = false;
+};
+
+/// What a stage needs of its blocks.
+class ResidualBlock {
+ public:
+  virtual ~ResidualBlock() = default;
+  virtual torch::Tensor forward(const torch::Tensor& input) = 0;
+  virtual void append_counters(std::vector<torch::Tensor>& counters) const = 0;
+  virtual void finish_initialisation() = 0;
+};
+
+/// The projection on a block's shortcut: convolution "0", normalisation "1".
+class DownsampleImpl : public torch::nn::Cloneable<DownsampleImpl>, public ddp::ops::NormOwner {
+ public:
+  DownsampleImpl(BlockOptions options, int64_t out_channels);
+  void reset() override;
+  torch::Tensor forward(const torch::Tensor& input);
+  std::vector<std::string> norm_names() const override { return {"1"}; }
+  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
+  void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override;
+
+  torch::nn::Conv2d conv{nullptr};
+  Norm bn;
+
+ private:
+  BlockOptions options_;
+  int64_t out_channels_;
+};
+TORCH_MODULE(Downsample);
+
+/// Two 3x3 convolutions (ResNet-18 and 34).
+class BasicBlockImpl : public torch::nn::Cloneable<BasicBlockImpl>,
+                       public ResidualBlock,
+                       public ddp::ops::NormOwner {
+ public:
+  static constexpr int64_t kExpansion = 1;
+  explicit BasicBlockImpl(BlockOptions options);
+  void reset() override;
+  torch::Tensor forward(const torch::Tensor& input) override;
+  void append_counters(std::vector<torch::Tensor>& counters) const override;
+  void finish_initialisation() override;
+  std::vector<std::string> norm_names() const override { return {"bn1", "bn2"}; }
+  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
+  void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override;
+
+ private:
+  BlockOptions options_;
+  torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr};
+  Norm bn1_, bn2_;
+  Downsample downsample_{nullptr};
+};
+
+/// 1x1, 3x3 (with the stride), 1x1 to four times the planes (ResNet-50, 101 and 152).
+class BottleneckImpl : public torch::nn::Cloneable<BottleneckImpl>,
+                       public ResidualBlock,
+                       public ddp::ops::NormOwner {
+ public:
+  static constexpr int64_t kExpansion = 4;
+  explicit BottleneckImpl(BlockOptions options);
+  void reset() override;
+  torch::Tensor forward(const torch::Tensor& input) override;
+  void append_counters(std::vector<torch::Tensor>& counters) const override;
+  void finish_initialisation() override;
+  std::vector<std::string> norm_names() const override { return {"bn1", "bn2", "bn3"}; }
+  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
+  void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override;
+
+ private:
+  BlockOptions options_;
+  torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
+  Norm bn1_, bn2_, bn3_;
+  Downsample downsample_{nullptr};
+};
+
+/// Blocks of one resolution, named "0", "1", ….
+class StageImpl : public torch::nn::Cloneable<StageImpl> {
+ public:
+  StageImpl(BlockOptions first, int64_t num_blocks, bool bottleneck);
+  void reset() override;
+  torch::Tensor forward(torch::Tensor input);
+  void append_counters(std::vector<torch::Tensor>& counters) const;
+  void finish_initialisation();
+  int64_t out_channels() const;
+
+ private:
+  template <typename BlockImpl>
+  void add_blocks();
+
+  BlockOptions first_;
+  int64_t num_blocks_;
+  bool bottleneck_;
+  std::vector<std::shared_ptr<ResidualBlock>> blocks_;
+};
+TORCH_MODULE(Stage);
+
+}  // namespace detail
+
+/// Input [batch, 3, height, width], output logits [batch, num_classes]. Keeps the memory format of
+/// its input: give channels_last images to a model of channels_last weights (to_channels_last).
+class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::NormOwner {
+ public:
+  /// `num_blocks` of the four stages; `bottleneck` chooses the kind of block.
+  ResNetImpl(ResNetOptions options, std::vector<int64_t> num_blocks, bool bottleneck);
+  void reset() override;
+  torch::Tensor forward(const torch::Tensor& input);
+  const ResNetOptions& options() const { return options_; }
+  std::vector<std::string> norm_names() const override { return {"bn1"}; }
+  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
+  void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override;
+
+ private:
+  void initialise();
+
+  ResNetOptions options_;
+  std::vector<int64_t> num_blocks_;
+  bool bottleneck_;
+  torch::nn::Conv2d conv1_{nullptr};
+  Norm bn1_;
+  std::vector<detail::Stage> stages_;
+  torch::nn::Linear fc_{nullptr};
+};
+TORCH_MODULE(ResNet);
+
+ResNet resnet18(const ResNetOptions& options = {});
+ResNet resnet34(const ResNetOptions& options = {});
+ResNet resnet50(const ResNetOptions& options = {});
+ResNet resnet101(const ResNetOptions& options = {});
+ResNet resnet152(const ResNetOptions& options = {});
+/// By name, "resnet18" … "resnet152"; throws std::invalid_argument that lists the names.
+ResNet make_resnet(const std::string& name, const ResNetOptions& options = {});
+
+}  // namespace models

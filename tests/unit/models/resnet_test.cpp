@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// ResNets against torchvision's, on weights both sides make by the same formula.
+#include "models/resnet.hpp"
+
+#include <torch/torch.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "formula.hpp"
+#include "models/memory_format.hpp"
+#include "support/catch.hpp"
+
+using nlohmann::json;
+
+namespace {
+
+const json& golden() {
+  static const json parsed = [] {
+    std::ifstream file(DDP_GOLDEN_DIR "/resnet.json");
+    return json::parse(file);
+  }();
+  return parsed;
+}
+
+models::ResNet make_filled(const json& expected) {
+  models::ResNetOptions options{.num_classes = 10};
+  options.stem = expected["stem"] == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
+  auto model = models::make_resnet(expected["model"], options);
+  formula::fill(*model);
+  return model;
+}
+
+torch::Tensor images(const json& expected, int64_t batch) {
+  const int64_t size = expected["size"];
+  return formula::uniform("input", {batch, 3, size, size}) * 4;
+}
+
+double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+torch::Tensor to_tensor(const json& values) {
+  return torch::tensor(values.get<std::vector<double>>(), torch::kFloat64);
+}
+
+}  // namespace
+
+TEST_CASE("state keys and shapes are torchvision's, in its order") {
+  for (const auto& expected : golden()["eval"]) {
+    INFO(expected["model"] << " " << expected["stem"]);
+    const auto keys = formula::keys_of(*make_filled(expected));
+    CHECK(keys.size() == expected["num_keys"].get<std::size_t>());
+    if (expected.contains("keys")) {
+      CHECK(keys == expected["keys"].get<std::vector<std::string>>());
+    }
+    std::string joined;
+    for (const auto& key : keys) {
+      joined += (joined.empty() ? "" : "\n") + key;
+    }
+    CHECK(formula::fnv1a(joined) == expected["keys_fnv1a"].get<uint32_t>());
+  }
+}
+
+TEST_CASE("eval output equals torchvision's") {
+  torch::NoGradGuard no_grad;
+  for (const auto& expected : golden()["eval"]) {
+    INFO(expected["model"] << " " << expected["stem"]);
+    auto model = make_filled(expected);
+    model->eval();
+    const auto reference = to_tensor(expected["output"]).view({2, 10});
+    const auto output = model->forward(images(expected, 2)).to(torch::kFloat64);
+    CHECK(relative_difference(output, reference) <= 1e-5);
+    models::to_channels_last(*model);
+    const auto x = images(expected, 2).contiguous(at::MemoryFormat::ChannelsLast);
+    const auto nhwc = model->forward(x).to(torch::kFloat64);
+    CHECK(relative_difference(nhwc, reference) <= 1e-5);
+  }
+}
+
+// Gradients pass through batch statistics of few values, which amplifies rounding: 1e-4.
+TEST_CASE("train-mode loss, gradients and running statistics equal torchvision's") {
+  for (const auto& expected : golden()["train"]) {
+    INFO(expected["model"]);
+    auto model = make_filled(expected);
+    model->train();
+    const auto output = model->forward(images(expected, 4));
+    const auto target = torch::tensor({1, 3, 5, 7}, torch::kInt64);
+    auto loss = torch::cross_entropy_loss(output, target, {}, at::Reduction::Mean, -100, 0.1);
+    loss.backward();
+    CHECK(loss.item<double>() == Approx(expected["loss"].get<double>()).epsilon(1e-5));
+    for (const auto& item : model->named_parameters()) {
+      INFO(item.key());
+      const auto& reference = expected["grads"][item.key()];
+      const auto norm = reference["norm"].get<double>();
+      const auto& grad = item.value().grad();
+      CHECK(grad.to(torch::kFloat64).norm().item<double>() == Approx(norm).epsilon(1e-4));
+      const auto first = grad.flatten().slice(0, 0, 4).to(torch::kFloat64);
+      const auto scale = norm / std::sqrt(static_cast<double>(grad.numel()));
+      const auto difference = (first - to_tensor(reference["first"])).abs().max();
+      CHECK(difference.item<double>() <= 1e-3 * scale);
+    }
+    for (const auto& item : model->named_buffers()) {
+      INFO(item.key());
+      const auto norm = item.value().to(torch::kFloat64).norm().item<double>();
+      CHECK(norm == Approx(expected["buffers"][item.key()].get<double>()).epsilon(1e-5));
+    }
+  }
+}
+
+// The same seed gives torchvision's weights: the random numbers are drawn in its order.
+TEST_CASE("initial weights equal torchvision's for one seed") {
+  for (const auto& expected : golden()["init"]) {
+    torch::manual_seed(1234);
+    const bool zero_init = expected["zero_init_residual"];
+    auto model = models::make_resnet(expected["model"],
+                                     {.num_classes = 10, .zero_init_residual = zero_init});
+    for (const auto& item : model->named_parameters()) {
+      INFO(item.key());
+      const auto value = item.value().to(torch::kFloat64);
+      const auto sums = expected["sums"][item.key()].get<std::vector<double>>();
+      CHECK(value.sum().item<double>() == Approx(sums[0]).epsilon(1e-6).margin(1e-6 * sums[1]));
+      CHECK(value.abs().sum().item<double>() == Approx(sums[1]).epsilon(1e-6));
+    }
+  }
+}
+
+TEST_CASE("each training forward counts one batch, eval none") {
+  auto model = models::resnet18({.num_classes = 2});
+  const auto x = formula::uniform("input", {2, 3, 32, 32});
+  model->forward(x);
+  model->forward(x);
+  model->eval();
+  model->forward(x);
+  int counters = 0;
+  for (const auto& item : model->named_buffers()) {
+    if (formula::ends_with(item.key(), "num_batches_tracked")) {
+      CHECK(item.value().item<int64_t>() == 2);
+      ++counters;
+    }
+  }
+  CHECK(counters == 20);
+}
+
+TEST_CASE("frozen normalisation layers neither count nor move") {
+  auto model = models::resnet18({.num_classes = 2});
+  for (auto& module : model->modules()) {
+    if (auto* bn = module->as<torch::nn::BatchNorm2dImpl>()) {
+      bn->eval();
+    }
+  }
+  model->forward(formula::uniform("input", {2, 3, 32, 32}));
+  for (const auto& item : model->named_buffers()) {
+    const bool is_var = formula::ends_with(item.key(), "running_var");
+    CHECK(item.value().to(torch::kFloat64).eq(is_var ? 1.0 : 0.0).all().item<bool>());
+  }
+}
+
+TEST_CASE("the norm factory's layers are used and can be replaced") {
+  int made = 0;
+  auto model = models::resnet50({.num_classes = 3, .norm = [&](int64_t channels) {
+                                   ++made;
+                                   return torch::nn::AnyModule(torch::nn::GroupNorm(8, channels));
+                                 }});
+  CHECK(made == 53);
+  CHECK(model->named_buffers().size() == 0);
+  CHECK(model->forward(formula::uniform("input", {2, 3, 32, 32})).sizes() ==
+        at::IntArrayRef({2, 3}));
+
+  int replaced = 0;
+  for (auto& module : model->modules()) {
+    if (auto* owner = dynamic_cast<ddp::ops::NormOwner*>(module.get())) {
+      for (const auto& name : owner->norm_names()) {
+        CHECK(owner->norm(name)->as<torch::nn::GroupNormImpl>() != nullptr);
+        owner->replace_norm(name, torch::nn::AnyModule(torch::nn::Identity()));
+        ++replaced;
+      }
+      CHECK_THROWS_AS(owner->norm("nothing"), std::invalid_argument);
+    }
+  }
+  CHECK(replaced == 53);
+  CHECK(model->named_parameters().size() == 53 + 2);  // the convolutions, fc's weight and bias
+}
+
+TEST_CASE("a clone has the same values and its own memory") {
+  auto model = models::resnet18({.num_classes = 4, .stem = models::Stem::Cifar});
+  const auto x = formula::uniform("input", {2, 3, 16, 16});
+  auto copy = std::dynamic_pointer_cast<models::ResNetImpl>(model->clone());
+  REQUIRE(copy != nullptr);
+  CHECK(torch::equal(copy->forward(x), model->forward(x)));
+  const auto ours = formula::state_of(*model);
+  const auto theirs = formula::state_of(*copy);
+  REQUIRE(ours.size() == theirs.size());
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    INFO(ours[i].first);
+    CHECK(ours[i].first == theirs[i].first);
+    CHECK(torch::equal(ours[i].second, theirs[i].second));
+    CHECK(ours[i].second.data_ptr() != theirs[i].second.data_ptr());
+  }
+}
+
+TEST_CASE("wrong options are refused with the setting's name") {
+  const auto message_of = [](const auto& make) -> std::string {
+    try {
+      make();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  using models::make_resnet;
+  CHECK(message_of([] { make_resnet("resnet18", {.num_classes = 0}); }).find("num_classes = 0") !=
+        std::string::npos);
+  CHECK(message_of([] { make_resnet("resnet19"); }).find("resnet18, resnet34") !=
+        std::string::npos);
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/simple_cnn.hpp"
+
+#include <torch/torch.h>
+
+#include "formula.hpp"
+#include "support/catch.hpp"
+
+TEST_CASE("SimpleCnn equals the same layers written by hand") {
+  models::SimpleCnn model(models::SimpleCnnOptions{.channels = {4, 6}, .num_classes = 3});
+  formula::fill(*model);
+  const auto x = formula::uniform("input", {5, 3, 8, 8});
+  const auto p = model->named_parameters();
+  auto expected = x;
+  for (const std::string n : {"1", "2"}) {
+    expected = n == "1" ? expected : torch::max_pool2d(expected, 2);
+    expected = torch::conv2d(expected, p["conv" + n + ".weight"], {}, 1, 1);
+    expected = torch::relu(torch::batch_norm(
+        expected, p["bn" + n + ".weight"], p["bn" + n + ".bias"], {}, {}, true, 0.1, 1e-5, false));
+  }
+  expected = torch::linear(expected.mean({2, 3}), p["fc.weight"], p["fc.bias"]);
+  CHECK(torch::allclose(model->forward(x), expected, 1e-5, 1e-6));
+  CHECK(model->named_buffers()["bn2.num_batches_tracked"].item<int64_t>() == 1);
+}
+
+TEST_CASE("SimpleCnn learns a tiny problem and clones") {
+  torch::manual_seed(1);
+  models::SimpleCnn model(
+      models::SimpleCnnOptions{.channels = {8}, .num_classes = 2, .dropout = 0.1});
+  const auto x = formula::uniform("input", {16, 3, 6, 6});
+  const auto target = (x.mean({1, 2, 3}) > 0).to(torch::kInt64);
+  torch::optim::SGD optimizer(model->parameters(), 0.5);
+  double first = 0, last = 0;
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    auto loss = torch::cross_entropy_loss(model->forward(x), target);
+    loss.backward();
+    optimizer.step();
+    (step == 0 ? first : last) = loss.item<double>();
+  }
+  CHECK(last < 0.8 * first);
+  auto copy = std::dynamic_pointer_cast<models::SimpleCnnImpl>(model->clone());
+  model->eval();
+  copy->eval();
+  CHECK(torch::equal(copy->forward(x), model->forward(x)));
+}
+
+TEST_CASE("SimpleCnn refuses wrong options") {
+  CHECK_THROWS_AS(models::SimpleCnn(models::SimpleCnnOptions{.channels = {}}),
+                  std::invalid_argument);
+  CHECK_THROWS_AS(models::SimpleCnn(models::SimpleCnnOptions{.dropout = 1.0}),
+                  std::invalid_argument);
+}
