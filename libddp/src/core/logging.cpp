@@ -15,10 +15,14 @@ std::atomic<int> shown_rank{-1};
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::Debug: return spdlog::level::debug;
-    case LogLevel::Info: return spdlog::level::info;
-    case LogLevel::Warning: return spdlog::level::warn;
-    case LogLevel::Error: return spdlog::level::err;
+    case LogLevel::Debug:
+      return spdlog::level::debug;
+    case LogLevel::Info:
+      return spdlog::level::info;
+    case LogLevel::Warning:
+      return spdlog::level::warn;
+    case LogLevel::Error:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
@@ -58,7 +62,9 @@ void set_log_level(LogLevel level) {
   logger().set_level(chosen);
 }
 
-void set_log_rank(int rank) { shown_rank = rank; }
+void set_log_rank(int rank) {
+  shown_rank = rank;
+}
 
 void log(LogLevel level, const std::string& message) {
   const int rank = shown_rank.load();

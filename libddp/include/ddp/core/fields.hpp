@@ -9,6 +9,8 @@
 //   }
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -40,6 +42,30 @@ class FieldVisitor {
   virtual void field(const Field& field, std::vector<double>& value) = 0;
   virtual void field(const Field& field, std::vector<std::string>& value) = 0;
 
+  /// Options inside options: their keys become "<name>.<key>".
+  template <typename T>
+  void section(const std::string& name, T& options) {
+    enter_section(name);
+    describe_fields(options, *this);
+    leave_section();
+  }
+
+  void field(Field field_info, int& value) {
+    field_info.min = std::max<double>(field_info.min, std::numeric_limits<int>::min());
+    field_info.max = std::min<double>(field_info.max, std::numeric_limits<int>::max());
+    int64_t wide = value;
+    field(field_info, wide);
+    value = static_cast<int>(wide);
+  }
+
+  /// Written and read as a whole number of milliseconds; name the key "<something>_ms".
+  void field(Field field_info, std::chrono::milliseconds& value) {
+    field_info.unit = "ms";
+    int64_t count = value.count();
+    field(field_info, count);
+    value = std::chrono::milliseconds(count);
+  }
+
   /// An enumeration, shown and read by the names in `names`.
   template <typename E>
   void field(Field field_info, E& value, const std::vector<std::pair<std::string, E>>& names) {
@@ -57,6 +83,10 @@ class FieldVisitor {
       }
     }
   }
+
+ protected:
+  virtual void enter_section(const std::string& name) = 0;
+  virtual void leave_section() = 0;
 };
 
 }  // namespace ddp

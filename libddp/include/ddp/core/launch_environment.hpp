@@ -25,16 +25,17 @@ struct LaunchArguments {
 struct LaunchEnvironment {
   LaunchSource source = LaunchSource::Single;
   int rank = 0;
-  int world_size = 1;
+  int world_size = 1;  ///< 0 under PMIx alone: only MPI knows it
   int local_rank = 0;
   int local_world_size = 1;  ///< ranks on this node; 1 where the launcher does not say
-  int node_rank = 0;
+  int node_rank = 0;  ///< mpirun does not say: ranks are taken to fill one node after the other
   int num_nodes = 1;
-  bool use_mpi = false;       ///< MPI_Init works here (elsewhere it would abort the process)
-  std::string job_id;         ///< Slurm's or torchrun's id, empty where there is none
-  int restart_count = 0;      ///< how often the job was started again
-  std::string master_addr;    ///< host of rank 0 where the environment tells it, else empty
-  int master_port = 0;        ///< 0 where the environment does not tell it
+  bool use_mpi = false;         ///< MPI_Init works here (elsewhere it would abort the process)
+  std::string job_id;           ///< Slurm's, else torchrun's id, empty where there is none
+  std::string step_id;          ///< of a Slurm step, empty elsewhere
+  int restart_count = 0;        ///< how often the job was started again
+  std::string master_addr;      ///< host of rank 0 where the environment tells it, else empty
+  int master_port = 0;          ///< 0 where the environment does not tell it
   bool torchrun_store = false;  ///< torchrun itself listens at master_addr:master_port
 };
 
@@ -43,9 +44,11 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 /// The process's own environment.
 EnvironmentLookup process_environment();
 
-/// Explicit arguments, else torchrun (RANK and WORLD_SIZE), else mpirun (OMPI_COMM_WORLD_RANK), else
-/// a Slurm step, else PMIx, else a single process. Throws SettingsError naming both sides where the
-/// chosen source contradicts itself or the arguments; variables of other launchers are ignored.
+/// Explicit arguments (rank and world_size), else torchrun (RANK and WORLD_SIZE), else mpirun
+/// (OMPI_COMM_WORLD_RANK), else a Slurm step, else PMIx, else a single process. Throws
+/// SettingsError naming both sides where the chosen source contradicts itself or the arguments;
+/// variables of other launchers are ignored. Arguments that agree with a launcher keep its source;
+/// empty variables count as unset.
 LaunchEnvironment detect_launch_environment(const LaunchArguments& arguments,
                                             const EnvironmentLookup& environment);
 

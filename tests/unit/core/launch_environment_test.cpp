@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/launch_environment.hpp"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+#include "support/catch.hpp"
+
+namespace ddp {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+LaunchEnvironment detect(const Environment& environment, const LaunchArguments& arguments = {}) {
+  return detect_launch_environment(
+      arguments, [&](const std::string& name) -> std::optional<std::string> {
+        const auto found = environment.find(name);
+        return found == environment.end() ? std::nullopt
+                                          : std::optional<std::string>(found->second);
+      });
+}
+
+Environment operator+(Environment left, const Environment& right) {
+  for (const auto& [name, value] : right) {
+    left[name] = value;
+  }
+  return left;
+}
+
+Environment without(Environment environment, const std::string& name) {
+  environment.erase(name);
+  return environment;
+}
+
+// As a task sees it: srun inside sbatch, 2 nodes x 4 tasks, --mpi=pmix (Slurm 22.05).
+const Environment kSlurmTask = {{"SLURM_PROCID", "5"},
+                                {"SLURM_LOCALID", "1"},
+                                {"SLURM_NODEID", "1"},
+                                {"SLURM_NTASKS", "8"},
+                                {"SLURM_NPROCS", "8"},
+                                {"SLURM_NNODES", "2"},
+                                {"SLURM_JOB_NUM_NODES", "2"},
+                                {"SLURM_JOB_ID", "117"},
+                                {"SLURM_JOBID", "117"},
+                                {"SLURM_STEP_ID", "0"},
+                                {"SLURM_STEPID", "0"},
+                                {"SLURM_JOB_NODELIST", "node[1-2]"},
+                                {"SLURM_STEP_NODELIST", "node[1-2]"},
+                                {"SLURM_TASKS_PER_NODE", "4(x2)"},
+                                {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
+                                {"SLURM_NTASKS_PER_NODE", "4"},
+                                {"SLURM_STEP_NUM_TASKS", "8"},
+                                {"SLURM_STEP_NUM_NODES", "2"},
+                                {"SLURM_GTIDS", "4,5,6,7"},
+                                {"SLURM_MPI_TYPE", "pmix"},
+                                {"PMIX_RANK", "5"},
+                                {"PMIX_NAMESPACE", "slurm.pmix.117.0"}};
+
+// The batch script of the same job, without srun.
+const Environment kSlurmBatch = {{"SLURM_PROCID", "0"},
+                                 {"SLURM_LOCALID", "0"},
+                                 {"SLURM_NODEID", "0"},
+                                 {"SLURM_NTASKS", "8"},
+                                 {"SLURM_NNODES", "2"},
+                                 {"SLURM_JOB_ID", "117"},
+                                 {"SLURM_JOB_NODELIST", "node[1-2]"},
+                                 {"SLURM_TASKS_PER_NODE", "4(x2)"}};
+
+// mpirun -n 4, two ranks a node.
+const Environment kOpenMpi = {
+    {"OMPI_COMM_WORLD_RANK", "3"},       {"OMPI_COMM_WORLD_SIZE", "4"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"OMPI_COMM_WORLD_NODE_RANK", "1"},  {"PMIX_RANK", "3"}};
+
+// torchrun --nnodes 2 --nproc-per-node 2, second node.
+const Environment kTorchrun = {{"RANK", "3"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},
+                               {"LOCAL_WORLD_SIZE", "2"},
+                               {"GROUP_RANK", "1"},
+                               {"GROUP_WORLD_SIZE", "2"},
+                               {"MASTER_ADDR", "10.0.0.1"},
+                               {"MASTER_PORT", "29500"},
+                               {"TORCHELASTIC_RUN_ID", "exp7"},
+                               {"TORCHELASTIC_RESTART_COUNT", "2"},
+                               {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+
+struct Expected {
+  std::string name;
+  Environment environment;
+  LaunchSource source;
+  int rank, world_size, local_rank, local_world_size, node_rank, num_nodes;
+  bool use_mpi;
+};
+
+}  // namespace
+
+TEST_CASE("each launcher is recognised") {
+  const std::vector<Expected> table = {
+      {"alone", {}, LaunchSource::Single, 0, 1, 0, 1, 0, 1, false},
+      {"empty variables are unset",
+       {{"RANK", ""}, {"SLURM_PROCID", ""}, {"PMIX_RANK", ""}},
+       LaunchSource::Single,
+       0,
+       1,
+       0,
+       1,
+       0,
+       1,
+       false},
+      {"srun --mpi=pmix", kSlurmTask, LaunchSource::Slurm, 5, 8, 1, 4, 1, 2, true},
+      {"srun without PMIx", without(kSlurmTask, "PMIX_RANK"), LaunchSource::Slurm, 5, 8, 1, 4, 1, 2,
+       false},
+      {"srun, uneven nodes",
+       kSlurmTask + Environment{{"SLURM_PROCID", "3"},
+                                {"PMIX_RANK", "3"},
+                                {"SLURM_LOCALID", "0"},
+                                {"SLURM_NTASKS", "4"},
+                                {"SLURM_STEP_NUM_TASKS", "4"},
+                                {"SLURM_STEP_TASKS_PER_NODE", "3,1"}},
+       LaunchSource::Slurm, 3, 4, 0, 1, 1, 2, true},
+      {"the batch script is not a step", kSlurmBatch, LaunchSource::Single, 0, 1, 0, 1, 0, 1,
+       false},
+      {"the batch step by number", kSlurmBatch + Environment{{"SLURM_STEP_ID", "4294967291"}},
+       LaunchSource::Single, 0, 1, 0, 1, 0, 1, false},
+      {"the batch step by name", kSlurmBatch + Environment{{"SLURM_STEP_ID", "batch"}},
+       LaunchSource::Single, 0, 1, 0, 1, 0, 1, false},
+      {"salloc alone",
+       {{"SLURM_JOB_ID", "4"}, {"SLURM_NTASKS", "8"}},
+       LaunchSource::Single,
+       0,
+       1,
+       0,
+       1,
+       0,
+       1,
+       false},
+      {"mpirun", kOpenMpi, LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
+      {"mpirun inside a job: the batch step's ids are not ours", kSlurmBatch + kOpenMpi,
+       LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
+      {"mpirun inside a job: orted's step is not ours",
+       kSlurmTask + Environment{{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}} + kOpenMpi,
+       LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
+      {"torchrun", kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
+      {"srun torchrun", kSlurmTask + kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
+      {"mpirun torchrun", kOpenMpi + kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
+      {"WORLD_SIZE alone is nobody's", kOpenMpi + Environment{{"WORLD_SIZE", "9"}},
+       LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
+      {"PMIx alone", {{"PMIX_RANK", "2"}}, LaunchSource::Pmix, 2, 0, 0, 1, 0, 1, true},
+  };
+  for (const Expected& row : table) {
+    INFO(row.name);
+    const LaunchEnvironment got = detect(row.environment);
+    CHECK(std::string(to_string(got.source)) == to_string(row.source));
+    CHECK(got.rank == row.rank);
+    CHECK(got.world_size == row.world_size);
+    CHECK(got.local_rank == row.local_rank);
+    CHECK(got.local_world_size == row.local_world_size);
+    CHECK(got.node_rank == row.node_rank);
+    CHECK(got.num_nodes == row.num_nodes);
+    CHECK(got.use_mpi == row.use_mpi);
+  }
+}
+
+TEST_CASE("what else the launchers tell") {
+  const auto slurm = detect(kSlurmTask + Environment{{"SLURM_RESTART_COUNT", "3"}});
+  CHECK(slurm.job_id == "117");
+  CHECK(slurm.step_id == "0");
+  CHECK(slurm.restart_count == 3);
+  CHECK(slurm.master_addr == "node1");
+  CHECK(slurm.master_port == 0);
+
+  const auto torchrun = detect(kTorchrun);
+  CHECK(torchrun.job_id == "exp7");
+  CHECK(torchrun.restart_count == 2);
+  CHECK(torchrun.master_addr == "10.0.0.1");
+  CHECK(torchrun.master_port == 29500);
+  CHECK(torchrun.torchrun_store);
+  CHECK(torchrun.step_id.empty());
+  CHECK_FALSE(detect(without(kTorchrun, "TORCHELASTIC_RUN_ID")).torchrun_store);
+  CHECK(detect(kSlurmTask + kTorchrun).job_id == "117");
+  CHECK(detect(kSlurmBatch).job_id == "117");
+}
+
+TEST_CASE("explicit arguments") {
+  const auto got =
+      detect({}, {.rank = 5, .world_size = 8, .local_world_size = 4, .rendezvous = "[::1]:29500"});
+  CHECK(got.source == LaunchSource::Arguments);
+  CHECK(got.rank == 5);
+  CHECK(got.world_size == 8);
+  CHECK(got.local_rank == 1);
+  CHECK(got.node_rank == 1);
+  CHECK(got.num_nodes == 2);
+  CHECK(got.master_addr == "::1");
+  CHECK(got.master_port == 29500);
+  CHECK_FALSE(got.use_mpi);
+
+  // Arguments that say what the launcher says leave the launcher's way to start in force.
+  const auto same = detect(kOpenMpi, {.rank = 3, .world_size = 4});
+  CHECK(same.source == LaunchSource::OpenMpi);
+  CHECK(same.use_mpi);
+  // What the launcher does not say, an argument adds.
+  CHECK(detect({{"PMIX_RANK", "2"}}, {.world_size = 4}).world_size == 4);
+  CHECK(detect({}, {.world_size = 1}).source == LaunchSource::Single);
+}
+
+struct Refused {
+  Environment environment;
+  LaunchArguments arguments;
+  std::vector<std::string> words;  // all of them stand in the message
+};
+
+TEST_CASE("contradictions and bad numbers are refused with both sides") {
+  const auto slurm = [](const Environment& change) { return kSlurmTask + change; };
+  const auto torchrun = [](const Environment& change) { return kTorchrun + change; };
+  const std::vector<Refused> table = {
+      {{{"RANK", "3"}}, {}, {"RANK=3", "WORLD_SIZE is not"}},
+      {kOpenMpi + Environment{{"RANK", "3"}}, {}, {"RANK=3", "WORLD_SIZE is not"}},
+      {torchrun({{"RANK", "4"}}), {}, {"RANK=4 contradicts WORLD_SIZE=4"}},
+      {torchrun({{"RANK", "3x"}}), {}, {"RANK='3x'"}},
+      {torchrun({{"RANK", "-1"}}), {}, {"RANK='-1'"}},
+      {torchrun({{"RANK", " 1"}}), {}, {"RANK=' 1'"}},
+      {torchrun({{"RANK", "99999999999999999999"}}), {}, {"RANK='99999999999999999999'"}},
+      {torchrun({{"WORLD_SIZE", "0"}}), {}, {"WORLD_SIZE='0'", "from 1"}},
+      {torchrun({{"LOCAL_RANK", "2"}}), {}, {"LOCAL_RANK=2 contradicts LOCAL_WORLD_SIZE=2"}},
+      {torchrun({{"LOCAL_WORLD_SIZE", "5"}}), {}, {"LOCAL_WORLD_SIZE=5 contradicts WORLD_SIZE=4"}},
+      {torchrun({{"GROUP_RANK", "2"}}), {}, {"GROUP_RANK=2 contradicts GROUP_WORLD_SIZE=2"}},
+      {torchrun({{"MASTER_PORT", "65536"}}), {}, {"MASTER_PORT='65536'"}},
+      {without(kTorchrun, "MASTER_ADDR"), {}, {"WORLD_SIZE=4", "MASTER_ADDR"}},
+      {without(kOpenMpi, "OMPI_COMM_WORLD_SIZE"),
+       {},
+       {"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE is not"}},
+      {kOpenMpi + Environment{{"OMPI_COMM_WORLD_RANK", "4"}},
+       {},
+       {"OMPI_COMM_WORLD_RANK=4 contradicts OMPI_COMM_WORLD_SIZE=4"}},
+      {slurm({{"SLURM_PROCID", "8"}, {"PMIX_RANK", "8"}}),
+       {},
+       {"SLURM_PROCID=8 contradicts SLURM_STEP_NUM_TASKS=8"}},
+      {slurm({{"SLURM_NTASKS", "4"}}), {}, {"SLURM_STEP_NUM_TASKS=8 contradicts SLURM_NTASKS=4"}},
+      {slurm({{"PMIX_RANK", "4"}}), {}, {"SLURM_PROCID=5 contradicts PMIX_RANK=4"}},
+      {slurm({{"SLURM_LOCALID", "4"}}),
+       {},
+       {"SLURM_LOCALID=4 contradicts SLURM_STEP_TASKS_PER_NODE=4(x2)"}},
+      {slurm({{"SLURM_STEP_TASKS_PER_NODE", "4(x3)"}}),
+       {},
+       {"SLURM_STEP_TASKS_PER_NODE=4(x3) contradicts SLURM_STEP_NUM_TASKS=8"}},
+      {slurm({{"SLURM_STEP_TASKS_PER_NODE", "8"}}),
+       {},
+       {"SLURM_STEP_TASKS_PER_NODE=8 contradicts SLURM_STEP_NUM_NODES=2"}},
+      {slurm({{"SLURM_NODEID", "2"}}), {}, {"SLURM_NODEID=2 contradicts SLURM_STEP_NUM_NODES=2"}},
+      {slurm({{"SLURM_STEP_NODELIST", "node[1-3]"}}),
+       {},
+       {"SLURM_STEP_NODELIST=node[1-3] contradicts SLURM_STEP_NUM_NODES=2"}},
+      {slurm({{"SLURM_STEP_NODELIST", "node[1-3"}}), {}, {"SLURM_STEP_NODELIST", "not closed"}},
+      {kTorchrun, {.rank = 2}, {"argument rank=2 contradicts RANK=3"}},
+      {kOpenMpi, {.world_size = 8}, {"argument world_size=8 contradicts OMPI_COMM_WORLD_SIZE=4"}},
+      {{}, {.rank = 1}, {"argument rank=1", "world_size is not"}},
+      {{}, {.world_size = 2}, {"argument world_size=2", "rank is not"}},
+      {{}, {.rank = 2, .world_size = 2}, {"argument rank=2 contradicts argument world_size=2"}},
+      {{}, {.rank = -1, .world_size = 2}, {"rank=-1"}},
+      {{}, {.rendezvous = "host"}, {"rendezvous='host'", "host:port"}},
+      {{}, {.rendezvous = "host:0"}, {"rendezvous='host:0'"}},
+  };
+  for (const Refused& row : table) {
+    INFO(row.words.front());
+    std::string message;
+    try {
+      detect(row.environment, row.arguments);
+    } catch (const SettingsError& error) {
+      message = error.what();
+      CHECK(error.exit_code() == ExitCode::Settings);
+    }
+    for (const std::string& words : row.words) {
+      INFO(words << " in: " << message);
+      CHECK(message.find(words) != std::string::npos);
+    }
+  }
+}
+
+}  // namespace ddp
