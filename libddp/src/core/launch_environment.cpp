@@ -87,9 +87,9 @@ struct Placement {
 
 void check(const Placement& p) {
   require_below(p.rank, p.world_size, "a rank must be smaller than the number of ranks");
+  require_below(p.node_rank, p.num_nodes, "a node's index must be smaller than their number");
   require_below(p.local_rank, p.local_world_size,
                 "a local rank must be smaller than the number of ranks on the node");
-  require_below(p.node_rank, p.num_nodes, "a node's index must be smaller than their number");
   if (p.local_world_size && p.world_size && p.local_world_size->value > p.world_size->value) {
     contradiction(p.local_world_size->words, p.world_size->words,
                   "a node cannot hold more ranks than the job has");
@@ -272,18 +272,19 @@ void merge(const std::optional<Given>& argument_value, std::optional<Given>& lau
 
 std::pair<std::string, int> parse_rendezvous(const std::string& text) {
   const std::size_t colon = text.rfind(':');
-  const auto port = colon == std::string::npos
-                        ? std::nullopt
-                        : detail::parse_number<int>(std::string_view(text).substr(colon + 1));
+  int port = 0;
+  if (colon != std::string::npos) {
+    port = detail::parse_number<int>(std::string_view(text).substr(colon + 1)).value_or(0);
+  }
   std::string host = text.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);  // [::1]:29500
   }
-  if (!port || *port < 1 || *port > 65535 || host.empty()) {
+  if (port < 1 || port > 65535 || host.empty()) {
     throw SettingsError(concat("argument rendezvous='", text.substr(0, 80),
                                "' must be host:port with a port from 1 to 65535"));
   }
-  return {host, *port};
+  return {host, port};
 }
 
 void merge_arguments(const LaunchArguments& arguments, Placement& p, LaunchEnvironment& result) {

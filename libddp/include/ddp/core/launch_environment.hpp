@@ -15,11 +15,11 @@ const char* to_string(LaunchSource source);
 
 /// What a program may say itself; a value given here that contradicts the launcher is an error.
 struct LaunchArguments {
-  std::optional<int> rank;
-  std::optional<int> world_size;
-  std::optional<int> local_rank;
-  std::optional<int> local_world_size;
-  std::optional<std::string> rendezvous;  ///< "host:port" of rank 0's control plane
+  std::optional<int> rank = {};
+  std::optional<int> world_size = {};
+  std::optional<int> local_rank = {};
+  std::optional<int> local_world_size = {};
+  std::optional<std::string> rendezvous = {};  ///< "host:port" of rank 0's control plane
 };
 
 struct LaunchEnvironment {
