@@ -2,8 +2,8 @@
 # ddp_add_test(NAME name SOURCES a.cpp … [RANKS 1 2 4] [LABELS …] [TIMEOUT seconds] [LIBRARIES …])
 #
 # Without RANKS: one Catch2 program, one ctest test NAME. With RANKS: the program is linked with the
-# multi-rank main and registered as NAME_r1, NAME_r2, …, each started through ddp_test_launch, which
-# fails if any rank fails.
+# multi-rank main (support/multi_rank_main.hpp) and registered as NAME_r1, NAME_r2, …, each started
+# through ddp_test_launch, which fails if any rank fails.
 function(ddp_add_test)
   cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SOURCES;RANKS;LABELS;LIBRARIES" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -20,18 +20,47 @@ function(ddp_add_test)
   endif()
   if(arg_RANKS)
     target_link_libraries(${arg_NAME} PRIVATE ddp_test_multi_rank_main)
-    add_dependencies(${arg_NAME} ddp_test_launch)
     foreach(_ranks ${arg_RANKS})
-      set(_test ${arg_NAME}_r${_ranks})
-      add_test(NAME ${_test} COMMAND ddp_test_launch --ranks ${_ranks} --timeout ${arg_TIMEOUT}
-               -- $<TARGET_FILE:${arg_NAME}>)
-      set_tests_properties(${_test} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS ${_ranks})
-      set_property(TEST ${_test} PROPERTY LABELS ${arg_LABELS})
+      ddp_add_launch(NAME ${arg_NAME}_r${_ranks} PROGRAM ${arg_NAME} RANKS ${_ranks}
+                     LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
     endforeach()
+  elseif("gpu" IN_LIST arg_LABELS)
+    target_link_libraries(${arg_NAME} PRIVATE ddp_test_main)
+    ddp_add_launch(NAME ${arg_NAME} PROGRAM ${arg_NAME} RANKS 1 LABELS ${arg_LABELS}
+                   TIMEOUT ${arg_TIMEOUT})
   else()
     target_link_libraries(${arg_NAME} PRIVATE ddp_test_main)
     add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
-    set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${arg_TIMEOUT})
+    set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77)
     set_property(TEST ${arg_NAME} PROPERTY LABELS ${arg_LABELS})
+  endif()
+endfunction()
+
+# ddp_add_launch(NAME test PROGRAM target [ARGUMENTS …] RANKS n [OPTIONS …] [LABELS …] [TIMEOUT seconds])
+#
+# One ctest test: PROGRAM as n ranks through ddp_test_launch with its OPTIONS (--expect-exit, --launch …).
+# The label gpu starts them without MPI, one GPU a rank, and skips where fewer are seen; such tests
+# have the GPUs for themselves.
+function(ddp_add_launch)
+  cmake_parse_arguments(arg "" "NAME;PROGRAM;RANKS;TIMEOUT" "ARGUMENTS;OPTIONS;LABELS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  if("gpu" IN_LIST arg_LABELS)
+    list(APPEND arg_OPTIONS --gpus)
+  endif()
+  if(NOT DDP_HAS_MPI AND arg_RANKS EQUAL 1 AND NOT "gpu" IN_LIST arg_LABELS)
+    list(APPEND arg_OPTIONS --launch env)
+  endif()
+  add_dependencies(${arg_PROGRAM} ddp_test_launch)
+  add_test(NAME ${arg_NAME} COMMAND ddp_test_launch --ranks ${arg_RANKS} --timeout ${arg_TIMEOUT}
+           ${arg_OPTIONS} -- $<TARGET_FILE:${arg_PROGRAM}> ${arg_ARGUMENTS})
+  # The launcher ends the ranks itself; CTest's own limit is for a launcher that hangs.
+  math(EXPR _limit "${arg_TIMEOUT} + 20")
+  set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${_limit} PROCESSORS ${arg_RANKS}
+                       SKIP_RETURN_CODE 77)
+  set_property(TEST ${arg_NAME} PROPERTY LABELS ${arg_LABELS})
+  if("gpu" IN_LIST arg_LABELS)
+    set_tests_properties(${arg_NAME} PROPERTIES RESOURCE_LOCK gpu)
   endif()
 endfunction()
