@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Spans of time for the Chrome/Perfetto trace and for NVTX: what ran when, on which track.
+//
+// Cost where nothing is recorded: one relaxed atomic load. Any thread may record.
+//
+//   void Optimizer::step() {
+//     ddp::TraceScope trace("optimizer", "compute");
+//     …
+//   }
+//
+// On CUDA a scope records its host span and, where a TraceDevice is installed, the span of the
+// kernels launched in it. Work on another stream is told with marks:
+//
+//   if (auto* recorder = ddp::TraceRecorder::active()) {
+//     begin = recorder->mark(stream); …; recorder->add_marked("bucket 3", "reduction", begin,
+//                                                             recorder->mark(stream));
+//   }
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddp {
+
+/// One finished span. Times are nanoseconds of this host's steady clock.
+struct TraceEvent {
+  std::string name;
+  std::string track;  ///< "compute", "reduction", "optimizer", "loader", … one line in the viewer
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+  int64_t step = -1;
+};
+
+/// The device's own clock (CUDA events), so that the Torch-free recorder needs no CUDA.
+class TraceDevice {
+ public:
+  virtual ~TraceDevice() = default;
+  /// Notes "now" in `stream` (nullptr: the calling thread's current stream). Never waits.
+  virtual uint64_t mark(void* stream) = 0;
+  /// The steady-clock time of a mark; waits for the device.
+  virtual int64_t resolve_ns(uint64_t mark) = 0;
+};
+
+/// NVTX or whatever else wants nested ranges of a thread. Functions must not throw.
+struct RangeHooks {
+  void (*push)(const char* name) = nullptr;
+  void (*pop)() = nullptr;
+};
+
+class TraceRecorder {
+ public:
+  /// At most `max_events` are kept; later ones are counted as dropped.
+  explicit TraceRecorder(std::size_t max_events = 1'000'000);
+  ~TraceRecorder();
+  TraceRecorder(const TraceRecorder&) = delete;
+  TraceRecorder& operator=(const TraceRecorder&) = delete;
+
+  /// Steady-clock nanoseconds, the time base of every event.
+  static int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  static int64_t to_ns(std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+  }
+
+  /// The recorder that records in this process now, or nullptr. As with log lines there is one a
+  /// process: libraries below cannot be handed one through every constructor. The pointer stays
+  /// valid until the recorder's owner destroys it, which happens after recording threads are done.
+  static TraceRecorder* active() { return active_.load(std::memory_order_acquire); }
+
+  /// Starts and stops recording with this one; another active recorder is replaced.
+  void start();
+  void stop();
+
+  void set_device(std::shared_ptr<TraceDevice> device);
+  /// The step written into events from now on.
+  void set_step(int64_t step) { step_.store(step, std::memory_order_relaxed); }
+
+  void add(std::string_view name, std::string_view track, int64_t begin_ns, int64_t end_ns);
+  /// 0 where there is no device.
+  uint64_t mark(void* stream = nullptr);
+  /// A span between two marks, resolved by take(). Ignored where a mark is 0.
+  void add_marked(std::string_view name, std::string_view track, uint64_t begin, uint64_t end);
+
+  /// All events so far, in order of their begin; resolves marks (waits for the device) and empties
+  /// the recorder.
+  std::vector<TraceEvent> take();
+  std::size_t num_dropped() const { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  struct MarkedSpan {
+    TraceEvent event;
+    uint64_t begin;
+    uint64_t end;
+  };
+  bool reserve_place();
+
+  static std::atomic<TraceRecorder*> active_;
+  const std::size_t max_events_;
+  std::atomic<int64_t> step_{-1};
+  std::atomic<std::size_t> dropped_{0};
+  std::mutex mutex_;
+  std::vector<TraceEvent> events_;
+  std::vector<MarkedSpan> marked_;
+  std::shared_ptr<TraceDevice> device_;
+};
+
+/// Ranges go to `hooks` from now on (nullptr members: nowhere). Set once at start, before threads.
+void set_range_hooks(const RangeHooks& hooks);
+
+/// The span of a C++ scope. `name` and `track` must outlive it (string literals do).
+class TraceScope {
+ public:
+  TraceScope(const char* name, const char* track) : name_(name), track_(track) { begin(); }
+  ~TraceScope() { end(); }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  void begin() noexcept;
+  void end() noexcept;
+
+  const char* name_;
+  const char* track_;
+  TraceRecorder* recorder_ = nullptr;
+  int64_t begin_ns_ = 0;
+  uint64_t begin_mark_ = 0;
+  bool ranged_ = false;
+};
+
+}  // namespace ddp

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ddp/core/fields.hpp"
+
+namespace ddp {
+
+struct CheckpointOptions {
+  std::string dir = "";         ///< folder all ranks see; empty: nothing is saved or restored
+  std::string resume = "auto";  ///< auto, never, require
+  int64_t every_steps = 0;      ///< 0: not by steps
+  double every_minutes = 0.0;   ///< 0: not by time
+  int64_t keep_last = 3;
+  std::string keep_best = "off";    ///< off, min, max: of the metric given to Checkpointer::save
+  bool async = true;                ///< write from a background thread
+  int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
+  double stop_check_seconds = 1.0;  ///< how often ranks ask each other whether to stop
+
+  // Not settings: texts kept with every checkpoint, filled in by ddp::Config or by the program.
+  std::string settings_text;  ///< the resolved settings
+  std::string plan_text;      ///< the measured choices, pinned on resume
+};
+void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
+
+}  // namespace ddp

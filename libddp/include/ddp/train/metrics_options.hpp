@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ddp/core/fields.hpp"
+
+namespace ddp {
+
+/// What never changes during a run and stands in every epoch row. Empty or 0 where unknown.
+struct RunInfo {
+  std::string precision;            ///< "fp32", "bf16", "fp16"
+  int64_t batch_size_per_rank = 0;  ///< samples an optimizer step and rank
+  double bucket_cap_mb = 0;
+  int64_t max_steps = 0;        ///< for the progress bar and its ETA
+  int64_t steps_per_epoch = 0;  ///< for the epoch shown with each step
+  std::string settings_text;    ///< the resolved settings, printed once and kept in the run folder
+};
+
+struct MetricsOptions {
+  int64_t log_every = 10;         ///< steps between log lines; 0: none
+  std::string dir = "runs";       ///< run folders are made in it; empty: no files
+  std::string run_name = "";      ///< empty: the job id, or the time
+  std::string progress = "auto";  ///< auto (a bar on a terminal), bar, plain, off
+  bool csv = true;
+  bool jsonl = true;
+  int64_t trace_first_step = 0;  ///< first step in the trace
+  int64_t trace_steps = 0;       ///< number of traced steps; 0: no trace
+  bool nvtx = false;             ///< NVTX ranges, for Nsight
+
+  RunInfo run;  ///< not settings: filled in by ddp::Config or by the program
+};
+void describe_fields(MetricsOptions& options, FieldVisitor& visitor);
+
+}  // namespace ddp

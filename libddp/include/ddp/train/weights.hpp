@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A module's weights as a safetensors file, by the module's own parameter and buffer names (for our
+// ResNets these are torchvision's).
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <string>
+#include <vector>
+
+#include "ddp/train/safetensors.hpp"
+
+namespace ddp {
+
+/// How a file's keys differ from a module's.
+struct WeightDifferences {
+  std::vector<std::string> missing;     ///< in the module, not in the file
+  std::vector<std::string> unexpected;  ///< in the file, not in the module
+  std::vector<std::string>
+      wrong_shapes;  ///< "fc.weight: [10, 512] in the module, [1000, 512] in the file"
+  bool empty() const { return missing.empty() && unexpected.empty() && wrong_shapes.empty(); }
+  /// One line, at most ten names of each kind.
+  std::string to_string() const;
+};
+
+/// Parameters and buffers by name; they alias the module's memory.
+TensorMap named_weights(const torch::nn::Module& module);
+
+void save_weights(const torch::nn::Module& module, const std::string& path);
+
+/// Copies a file's tensors into the module, casting to its dtypes and devices. `strict` (as in
+/// PyTorch): throws MismatchError with all three lists unless every key fits, and nothing is
+/// changed. Not strict: keys that fit are copied; returns the differences either way. Wrong shapes
+/// always throw.
+WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
+                               bool strict = true);
+/// The same from tensors in memory; `source` names them in messages.
+WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
+                               const std::string& source, bool strict = true);
+
+}  // namespace ddp

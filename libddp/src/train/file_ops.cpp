@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/file_ops.hpp"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+// One write call carries at most this, so that a full disk is noticed early and a signal waits
+// little.
+constexpr std::size_t kWriteBytes = 64u << 20;
+
+[[noreturn]] void fail(const char* what, const std::string& path, int error) {
+  throw WriteError(
+      concat("cannot ", what, " ", path, ": ", std::generic_category().message(error)));
+}
+
+// Owns a descriptor; the success path closes explicitly, because close may report a lost write.
+class OpenFile {
+ public:
+  OpenFile(FileOps& ops, std::string path, int flags) : ops_(ops), path_(std::move(path)) {
+    do {
+      fd_ = ops_.open(path_.c_str(), flags | O_CLOEXEC, 0600);
+    } while (fd_ < 0 && errno == EINTR);
+    if (fd_ < 0) {
+      fail("open", path_, errno);
+    }
+  }
+  ~OpenFile() {
+    if (fd_ >= 0) {
+      ops_.close(fd_);
+    }
+  }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  void write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t written = ops_.write(fd_, bytes.data(), std::min(bytes.size(), kWriteBytes));
+      if (written < 0 && errno == EINTR) {
+        continue;
+      }
+      if (written <= 0) {
+        fail("write", path_, written == 0 ? ENOSPC : errno);
+      }
+      bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+  }
+  void sync() {
+    int result = 0;
+    do {
+      result = ops_.fsync(fd_);
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) {
+      fail("sync", path_, errno);
+    }
+  }
+  void close() {
+    const int fd = std::exchange(fd_, -1);
+    // Linux frees the descriptor even where close says EINTR.
+    if (ops_.close(fd) != 0 && errno != EINTR) {
+      fail("close", path_, errno);
+    }
+  }
+
+ private:
+  FileOps& ops_;
+  std::string path_;
+  int fd_ = -1;
+};
+
+}  // namespace
+
+int FileOps::open(const char* path, int flags, mode_t mode) {
+  return ::open(path, flags, mode);
+}
+ssize_t FileOps::write(int fd, const void* data, std::size_t size) {
+  return ::write(fd, data, size);
+}
+int FileOps::fsync(int fd) {
+  return ::fsync(fd);
+}
+int FileOps::close(int fd) {
+  return ::close(fd);
+}
+int FileOps::rename(const char* from, const char* to) {
+  return ::rename(from, to);
+}
+int FileOps::mkdir(const char* path, mode_t mode) {
+  return ::mkdir(path, mode);
+}
+int FileOps::unlink(const char* path) {
+  return ::unlink(path);
+}
+int FileOps::rmdir(const char* path) {
+  return ::rmdir(path);
+}
+
+FileOps& system_file_ops() {
+  static FileOps ops;  // stateless
+  return ops;
+}
+
+uint64_t xxh3(std::string_view bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
+                          const std::vector<std::string_view>& chunks) {
+  const std::string path = folder + "/" + name;
+  FileRecord record{.name = name};
+  OpenFile file(ops, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+  try {
+    XXH3_state_t hash;
+    XXH3_64bits_reset(&hash);
+    for (const auto& chunk : chunks) {
+      XXH3_64bits_update(&hash, chunk.data(), chunk.size());
+      file.write(chunk);
+      record.size += chunk.size();
+    }
+    record.xxh3 = XXH3_64bits_digest(&hash);
+    file.sync();
+    file.close();
+  } catch (...) {
+    ops.unlink(path.c_str());
+    throw;
+  }
+  return record;
+}
+
+void sync_folder(FileOps& ops, const std::string& folder) {
+  OpenFile file(ops, folder, O_RDONLY | O_DIRECTORY);
+  file.sync();
+  file.close();
+}
+
+void replace_file(FileOps& ops, const std::string& path,
+                  const std::vector<std::string_view>& chunks) {
+  const auto slash = path.find_last_of('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const std::string temporary = path.substr(slash + 1) + ".tmp-" + random_suffix();
+  write_new_file(ops, folder, temporary, chunks);
+  const std::string from = folder + "/" + temporary;
+  if (ops.rename(from.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ops.unlink(from.c_str());
+    fail("rename a finished file to", path, error);
+  }
+  sync_folder(ops, folder);
+}
+
+std::string random_suffix() {
+  uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) {
+    throw WriteError("the system gives no random bytes for a temporary file name");
+  }
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(bits));
+  return text;
+}
+
+void remove_folder(FileOps& ops, const std::string& folder) noexcept {
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it(folder, ignored), end; !ignored && it != end;
+       it.increment(ignored)) {
+    ops.unlink(it->path().c_str());
+  }
+  ops.rmdir(folder.c_str());
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The system calls a save makes, as a table that a test can replace: to cut a save at each of them,
+// to fail each of them, or to write only a part.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddp::detail {
+
+/// Each member is the system call of its name: result and errno are the kernel's.
+class FileOps {
+ public:
+  virtual ~FileOps() = default;
+  virtual int open(const char* path, int flags, mode_t mode);
+  virtual ssize_t write(int fd, const void* data, std::size_t size);
+  virtual int fsync(int fd);
+  virtual int close(int fd);
+  virtual int rename(const char* from, const char* to);
+  virtual int mkdir(const char* path, mode_t mode);
+  virtual int unlink(const char* path);
+  virtual int rmdir(const char* path);
+};
+
+FileOps& system_file_ops();
+
+/// What a manifest says of a file.
+struct FileRecord {
+  std::string name;
+  uint64_t size = 0;
+  uint64_t xxh3 = 0;  ///< XXH3, 64 bits
+  bool operator==(const FileRecord&) const = default;
+};
+
+uint64_t xxh3(std::string_view bytes);
+
+/// Creates `folder`/`name` (mode 0600, must not exist, no link followed), writes `chunks` and
+/// forces them to the disk. Short writes and EINTR are continued. On failure throws WriteError
+/// naming the file and the system's reason, after removing the part.
+FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
+                          const std::vector<std::string_view>& chunks);
+
+/// Forces the folder's entries (creations, renames) to the disk. Throws WriteError.
+void sync_folder(FileOps& ops, const std::string& folder);
+
+/// `path` becomes a file of `chunks`, atomically: temporary name, fsync, rename, fsync of the
+/// folder.
+void replace_file(FileOps& ops, const std::string& path,
+                  const std::vector<std::string_view>& chunks);
+
+/// 16 hexadecimal digits nobody can guess.
+std::string random_suffix();
+
+/// Best effort, never throws: removes the files of `folder` and the folder itself.
+void remove_folder(FileOps& ops, const std::string& folder) noexcept;
+
+}  // namespace ddp::detail

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/safetensors.hpp"
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+#include "ddp/core/error.hpp"
+#include "train/file_ops.hpp"
+#include "train/safetensors_header.hpp"
+
+namespace ddp {
+namespace {
+
+constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
+    {"BOOL", at::kBool},        {"U8", at::kByte},
+    {"I8", at::kChar},          {"I16", at::kShort},
+    {"U16", at::kUInt16},       {"F16", at::kHalf},
+    {"BF16", at::kBFloat16},    {"I32", at::kInt},
+    {"U32", at::kUInt32},       {"F32", at::kFloat},
+    {"I64", at::kLong},         {"U64", at::kUInt64},
+    {"F64", at::kDouble},       {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"C64", at::kComplexFloat}, {"F8_E5M2", at::kFloat8_e5m2},
+};
+
+at::ScalarType to_scalar_type(const std::string& dtype) {
+  for (const auto& [name, type] : kDtypes) {
+    if (dtype == name) {
+      return type;
+    }
+  }
+  throw InternalError("unchecked safetensors dtype " + dtype);
+}
+
+[[noreturn]] void fail_read(const std::string& path, int error) {
+  throw ReadError("cannot read " + path + ": " + std::generic_category().message(error));
+}
+
+// A private mapping: pages are shared with the page cache until somebody writes to a tensor.
+class Mapping {
+ public:
+  explicit Mapping(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+      fail_read(path, errno);
+    }
+    struct stat status {};
+    int error = ::fstat(fd, &status) != 0 ? errno : S_ISREG(status.st_mode) ? 0 : EINVAL;
+    size_ = static_cast<std::size_t>(status.st_size);
+    if (error == 0 && size_ > 0) {
+      void* memory = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+      error = memory == MAP_FAILED ? errno : 0;
+      data_ = memory == MAP_FAILED ? nullptr : static_cast<unsigned char*>(memory);
+    }
+    ::close(fd);
+    if (error != 0) {
+      fail_read(path, error);
+    }
+  }
+  ~Mapping() {
+    if (data_ != nullptr) {
+      ::munmap(data_, size_);
+    }
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  unsigned char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  unsigned char* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// A bool other than 0 and 1 is undefined behaviour for every kernel that reads it.
+void check_bools(const unsigned char* data, uint64_t size, const std::string& name,
+                 const std::string& path) {
+  for (uint64_t i = 0; i < size; ++i) {
+    if (data[i] > 1) {
+      throw ReadError(path + " is not a valid safetensors file: the bool tensor '" + name +
+                      "' holds a byte other than 0 and 1");
+    }
+  }
+}
+
+at::Tensor map_tensor(const std::shared_ptr<Mapping>& mapping,
+                      const detail::SafetensorsEntry& entry, uint64_t data_offset) {
+  const auto options = at::TensorOptions().dtype(to_scalar_type(entry.dtype));
+  unsigned char* data = mapping->data() + data_offset + entry.begin;
+  const auto bytes = entry.end - entry.begin;
+  // Other writers need not align; kernels may rely on it.
+  if (bytes == 0 || reinterpret_cast<uintptr_t>(data) % options.dtype().itemsize() != 0) {
+    at::Tensor copy = at::empty(entry.shape, options);
+    if (bytes > 0) {
+      std::memcpy(copy.data_ptr(), data, bytes);
+    }
+    return copy;
+  }
+  return at::from_blob(
+      data, entry.shape, [mapping](void*) {}, options);
+}
+
+}  // namespace
+
+Safetensors load_safetensors(const std::string& path) {
+  auto mapping = std::make_shared<Mapping>(path);
+  const uint64_t length = detail::parse_safetensors_length(mapping->data(), mapping->size(), path);
+  const std::string_view json(reinterpret_cast<const char*>(mapping->data()) + 8, length);
+  auto header = detail::parse_safetensors_header(json, mapping->size(), path);
+  Safetensors result;
+  result.metadata = std::move(header.metadata);
+  for (const auto& entry : header.entries) {
+    if (entry.dtype == "BOOL") {
+      check_bools(mapping->data() + header.data_offset + entry.begin, entry.end - entry.begin,
+                  entry.name, path);
+    }
+    result.tensors.emplace(entry.name, map_tensor(mapping, entry, header.data_offset));
+  }
+  return result;
+}
+
+void save_safetensors(const std::string& path, const TensorMap& tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  TensorMap on_cpu;
+  for (const auto& [name, tensor] : tensors) {
+    on_cpu.emplace(name, tensor.detach().to(at::kCPU).contiguous());
+  }
+  const auto serialized = detail::serialize_tensors(on_cpu, metadata);
+  std::vector<std::string_view> chunks{serialized.header};
+  for (const auto& tensor : serialized.data) {
+    chunks.emplace_back(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  }
+  detail::replace_file(detail::system_file_ops(), path, chunks);
+}
+
+namespace detail {
+
+std::string safetensors_dtype(at::ScalarType dtype, const std::string& name) {
+  for (const auto& [word, type] : kDtypes) {
+    if (type == dtype) {
+      return word;
+    }
+  }
+  throw WriteError("the safetensors format has no dtype for the tensor '" + name + "' of type " +
+                   at::toString(dtype));
+}
+
+SerializedTensors serialize_tensors(const TensorMap& tensors,
+                                    const std::map<std::string, std::string>& metadata) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    DDP_CHECK(tensor.device().is_cpu() && tensor.is_contiguous(), name);
+    entries.push_back({.name = name,
+                       .dtype = safetensors_dtype(tensor.scalar_type(), name),
+                       .shape = tensor.sizes().vec()});
+  }
+  SerializedTensors result;
+  result.header = make_safetensors_header(entries, metadata);
+  for (const auto& entry : entries) {
+    result.data.push_back(tensors.at(entry.name));
+  }
+  return result;
+}
+
+}  // namespace detail
+}  // namespace ddp

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/weights.hpp"
+
+#include <torch/torch.h>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+namespace {
+
+constexpr std::size_t kShownNames = 10;
+
+void append_list(std::string& text, const char* what, const std::vector<std::string>& names) {
+  if (names.empty()) {
+    return;
+  }
+  text += (text.empty() ? "" : "; ") + std::to_string(names.size()) + " " + what + ": ";
+  for (std::size_t i = 0; i < names.size() && i < kShownNames; ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  if (names.size() > kShownNames) {
+    text += ", …";
+  }
+}
+
+WeightDifferences compare(const TensorMap& module, const TensorMap& file) {
+  WeightDifferences differences;
+  for (const auto& [name, tensor] : module) {
+    const auto found = file.find(name);
+    if (found == file.end()) {
+      differences.missing.push_back(name);
+    } else if (found->second.sizes() != tensor.sizes()) {
+      differences.wrong_shapes.push_back(detail::concat(
+          name, ": ", tensor.sizes(), " in the module, ", found->second.sizes(), " in the file"));
+    }
+  }
+  for (const auto& [name, tensor] : file) {
+    if (module.count(name) == 0) {
+      differences.unexpected.push_back(name);
+    }
+  }
+  return differences;
+}
+
+}  // namespace
+
+std::string WeightDifferences::to_string() const {
+  std::string text;
+  append_list(text, "missing", missing);
+  append_list(text, "unexpected", unexpected);
+  append_list(text, "of another shape", wrong_shapes);
+  return text;
+}
+
+TensorMap named_weights(const torch::nn::Module& module) {
+  TensorMap weights;
+  for (const auto& item : module.named_parameters()) {
+    weights.emplace(item.key(), item.value().detach());
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) {
+      weights.emplace(item.key(), item.value().detach());
+    }
+  }
+  return weights;
+}
+
+void save_weights(const torch::nn::Module& module, const std::string& path) {
+  save_safetensors(path, named_weights(module), {{"format", "pt"}});
+}
+
+WeightDifferences load_weights(torch::nn::Module& module, const std::string& path, bool strict) {
+  return load_weights(module, load_safetensors(path).tensors, path, strict);
+}
+
+WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
+                               const std::string& source, bool strict) {
+  const TensorMap weights = named_weights(module);
+  auto differences = compare(weights, tensors);
+  if (!differences.wrong_shapes.empty() || (strict && !differences.empty())) {
+    throw MismatchError("the weights in " + source +
+                        " do not fit the module: " + differences.to_string());
+  }
+  torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : weights) {
+    if (const auto found = tensors.find(name); found != tensors.end()) {
+      // The tensor is detached, but shares memory with the parameter.
+      tensor.copy_(found->second);
+    }
+  }
+  return differences;
+}
+
+}  // namespace ddp

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
+#include <torch/torch.h>
+
+#include <cstring>
+
+#include "ddp/core/error.hpp"
+#include "ddp/train/safetensors.hpp"
+#include "ddp/train/weights.hpp"
+#include "support/catch.hpp"
+#include "unit/train/temporary_folder.hpp"
+
+namespace {
+
+using ddp::TensorMap;
+using testing::TemporaryFolder;
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+TensorMap all_dtypes() {
+  torch::manual_seed(3);
+  TensorMap tensors;
+  const auto values = torch::randn({3, 5}) * 10;
+  for (const auto dtype : {at::kByte, at::kChar, at::kShort, at::kUInt16, at::kInt, at::kUInt32,
+                           at::kLong, at::kUInt64, at::kHalf, at::kBFloat16, at::kFloat,
+                           at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kComplexFloat}) {
+    tensors[std::string("t.") + at::toString(dtype)] = values.abs().to(dtype);
+  }
+  tensors["t.bool"] = values > 0;
+  tensors["scalar"] = torch::tensor(2.5);
+  tensors["empty"] = torch::empty({0, 4});
+  tensors["nan"] = torch::full({2}, NAN);
+  return tensors;
+}
+
+std::string with_header(const std::string& json, const std::string& data) {
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) {
+    bytes[i] = static_cast<char>(json.size() >> 8 * i & 0xff);
+  }
+  return bytes + json + data;
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    ddp::load_safetensors(path);
+  } catch (const ddp::ReadError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("safetensors keep every dtype bit for bit") {
+  TemporaryFolder folder;
+  const auto path = folder.file("a.safetensors");
+  const auto tensors = all_dtypes();
+  ddp::save_safetensors(path, tensors, {{"note", "ünïcode \"quoted\""}});
+  const auto loaded = ddp::load_safetensors(path);
+  REQUIRE(loaded.tensors.size() == tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    INFO(name);
+    REQUIRE(same_bits(loaded.tensors.at(name), tensor));
+  }
+  REQUIRE(loaded.metadata.at("note") == "ünïcode \"quoted\"");
+  struct stat status {};
+  REQUIRE(stat(path.c_str(), &status) == 0);
+  REQUIRE((status.st_mode & 0777) == 0600);
+}
+
+TEST_CASE(
+    "safetensors of strided tensors hold their logical order; loaded ones may be written to") {
+  TemporaryFolder folder;
+  const auto path = folder.file("a.safetensors");
+  const auto nhwc = torch::arange(24, torch::kFloat)
+                        .reshape({1, 2, 3, 4})
+                        .contiguous(at::MemoryFormat::ChannelsLast);
+  ddp::save_safetensors(path, {{"w", nhwc}, {"t", torch::arange(6).reshape({2, 3}).t()}});
+  auto loaded = ddp::load_safetensors(path).tensors;
+  REQUIRE(loaded.at("w").is_contiguous());
+  REQUIRE(loaded.at("w").equal(nhwc));
+  REQUIRE(loaded.at("t").equal(torch::arange(6).reshape({2, 3}).t()));
+  loaded.at("w").zero_();
+  REQUIRE(ddp::load_safetensors(path).tensors.at("w").equal(nhwc));
+}
+
+TEST_CASE("safetensors headers that lie are refused") {
+  TemporaryFolder folder;
+  const auto path = folder.file("bad.safetensors");
+  const auto [json, data, reason] = GENERATE(table<std::string, std::string, std::string>({
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", std::string(9, 'x'),
+       "trailing"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", std::string(7, 'x'),
+       "truncated"},
+      {R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", std::string(8, 'x'),
+       "number of bytes"},
+      {R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", "",
+       "number of bytes"},
+      {R"({"a":{"dtype":"F31","shape":[2],"data_offsets":[0,8]}})", std::string(8, 'x'),
+       "unknown dtype"},
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+       std::string(6, 'x'), "expected to start at 4"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})", std::string(4, 'x'),
+       "expected to start at 0"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+       std::string(2, 'x'), "twice"},
+      {R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x", "twice"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}})", "x", "a number"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}})", "x", "an entry without"},
+      {R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", "x", "negative"},
+      {R"({"a":{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}})", "x", "fraction"},
+      {R"({"a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", "x", "a list"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":{}}})", "x", "unknown key"},
+      {R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "\x02", "other than 0 and 1"},
+      {R"({"__metadata__":{"a":1}})", "", "a number"},
+      {R"({"a":)", "", "broken JSON"},
+      {R"([])", "", "does not start with"},
+      {"", "", "does not start with"},
+  }));
+  INFO(json);
+  testing::write_file(path, with_header(json, data));
+  REQUIRE_THAT(refusal(path), Catch::Contains(reason) && Catch::Contains(path));
+}
+
+TEST_CASE("safetensors lengths are checked before memory is taken") {
+  TemporaryFolder folder;
+  const auto path = folder.file("bad.safetensors");
+  testing::write_file(path, "");
+  REQUIRE_THAT(refusal(path), Catch::Contains("only 0 bytes"));
+  testing::write_file(path, std::string(8, '\xff') + "{}");
+  REQUIRE_THAT(refusal(path), Catch::Contains("the limit is 16777216"));
+  testing::write_file(path, std::string("\x10\0\0\0\0\0\0\0{}", 10));
+  REQUIRE_THAT(refusal(path), Catch::Contains("truncated"));
+  REQUIRE_THAT(refusal(folder.file("none")), Catch::Contains("No such file"));
+  REQUIRE_THAT(refusal(folder.path()), Catch::Contains("cannot read"));
+}
+
+TEST_CASE("safetensors with any header byte flipped are refused or read whole") {
+  // A flipped bit inside a name or digit can give another valid header; it must never give a tensor
+  // whose bytes lie outside the file, which the address sanitizer sees.
+  TemporaryFolder folder;
+  const auto path = folder.file("a.safetensors");
+  ddp::save_safetensors(path,
+                        {{"weight", torch::ones({4, 2})}, {"flag", torch::ones({3}, at::kBool)}});
+  const std::string good = testing::read_file(path);
+  int refused = 0, tried = 0;
+  for (std::size_t i = 0; i + 35 < good.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit, ++tried) {
+      auto bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ 1 << bit);
+      testing::write_file(path, bad);
+      try {
+        for (const auto& [name, tensor] : ddp::load_safetensors(path).tensors) {
+          REQUIRE(tensor.nbytes() <= good.size());
+          (void)tensor.to(at::kDouble).sum();
+        }
+      } catch (const ddp::ReadError&) {
+        ++refused;
+      }
+    }
+  }
+  REQUIRE(refused > tried / 2);
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    testing::write_file(path, good.substr(0, size));
+    REQUIRE(refusal(path) != "");
+  }
+}
+
+TEST_CASE("weights are loaded by name; differences are listed") {
+  TemporaryFolder folder;
+  const auto path = folder.file("w.safetensors");
+  torch::nn::Sequential a(torch::nn::Conv2d(3, 4, 3), torch::nn::BatchNorm2d(4),
+                          torch::nn::Linear(4, 2));
+  torch::nn::Sequential b(torch::nn::Conv2d(3, 4, 3), torch::nn::BatchNorm2d(4),
+                          torch::nn::Linear(4, 2));
+  ddp::save_weights(*a, path);
+  REQUIRE(ddp::load_weights(*b, path).empty());
+  for (const auto& [name, tensor] : ddp::named_weights(*a)) {
+    REQUIRE(ddp::named_weights(*b).at(name).equal(tensor));
+  }
+
+  torch::nn::Sequential c(torch::nn::Conv2d(3, 4, 3), torch::nn::Linear(4, 2));
+  const auto before = ddp::named_weights(*c).at("0.weight").clone();
+  std::string message;
+  try {
+    ddp::load_weights(*c, path);
+  } catch (const ddp::MismatchError& error) {
+    message = error.what();
+  }
+  REQUIRE_THAT(message, Catch::Contains("unexpected: 1.num_batches_tracked") &&
+                            Catch::Contains("1.weight: [2, 4] in the module, [4] in the file"));
+  REQUIRE(ddp::named_weights(*c).at("0.weight").equal(before));
+
+  torch::nn::Sequential d(torch::nn::Conv2d(3, 4, 3));
+  REQUIRE_THROWS_AS(ddp::load_weights(*d, path), ddp::MismatchError);
+  REQUIRE(ddp::load_weights(*d, path, false).unexpected.size() == 7);
+  REQUIRE(ddp::named_weights(*d).at("0.weight").equal(ddp::named_weights(*a).at("0.weight")));
+}
