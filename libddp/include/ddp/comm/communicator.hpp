@@ -67,6 +67,10 @@ class Communicator {
   /// call throws PeerLostError with `reason`.
   virtual void abort(const std::string& reason) = 0;
 
+  /// Which step this rank works on, for the messages of failures. Until it is 1 the longer
+  /// `first_step_timeout` holds. Cheap; any thread; groups made by split() follow.
+  virtual void set_step(int64_t /*step*/) {}
+
   /// The agreed order in which several models launch their buckets here (see launch_sequencer.hpp).
   LaunchSequencer& launch_sequencer();
 

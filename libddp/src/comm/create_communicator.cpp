@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/create_communicator.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "comm/mpi_communicator.hpp"
+#include "comm/nccl_communicator.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
+}
+
+CollectiveFailureHandler report_to(ControlPlane& control_plane, int rank) {
+  return [&control_plane, rank](const CollectiveFailure& failure) {
+    FailureCause cause;
+    cause.rank = rank;
+    cause.host = host_name();
+    cause.step = failure.step;
+    cause.where = failure.collective;
+    cause.message = message_of(failure.error);
+    try {
+      std::rethrow_exception(failure.error);
+    } catch (const Error& error) {
+      cause.exit_code = error.exit_code();
+    } catch (const std::exception&) {
+      cause.exit_code = ExitCode::PeerLost;
+    }
+    control_plane.publish_failure(cause);
+  };
+}
+
+[[noreturn]] void refuse(const std::string& backend, const std::string& why) {
+  throw SettingsError(concat("communicator.backend=", backend, ": ", why));
+}
+
+std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
+                           const std::string& backend) {
+  if (backend == "auto") {
+    return launch.world_size == 1 ? "single" : device.is_cuda() ? "nccl" : "mpi";
+  }
+  if (backend != "nccl" && backend != "mpi" && backend != "single") {
+    refuse(backend, "no such backend; allowed are auto, nccl, mpi and single");
+  }
+  if (backend == "single" && launch.world_size > 1) {
+    refuse(backend,
+           concat("it is a group of one, but the job has ", launch.world_size, " ranks; use auto"));
+  }
+  if (backend == "nccl" && !device.is_cuda()) {
+    refuse(backend, concat("NCCL reduces CUDA tensors, but the device is ", device.str(),
+                           "; use auto or mpi, or device=cuda"));
+  }
+  if (backend == "mpi" && !device.is_cpu()) {
+    refuse(backend, concat("the MPI communicator reduces CPU tensors, but the device is ",
+                           device.str(), "; use auto or nccl, or device=cpu"));
+  }
+  return backend;
+}
+
+CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOptions& options,
+                           std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure) {
+  if (mpi == nullptr) {
+    MpiRuntime::is_built_in()
+        ? refuse(options.backend,
+                 concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
+                        " did not start this program with it; use `mpirun -n ", launch.world_size,
+                        " …` or `srun --mpi=pmix …` (ranks on GPUs need no MPI)"))
+        : static_cast<void>(MpiRuntime::create());  // throws: built without MPI
+  }
+  if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
+    refuse(options.backend,
+           concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
+                  to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
+                  " by MPI; start all ranks with one mpirun or srun, without ranks of your own"));
+  }
+  MpiCommunicatorOptions mpi_options;
+  mpi_options.timeout = options.timeout;
+  mpi_options.first_step_timeout = options.first_step_timeout;
+  mpi_options.on_failure = std::move(on_failure);
+  return make_mpi_communicator(std::move(mpi), mpi_options);
+}
+
+}  // namespace
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+CommunicatorPtr create_communicator(const LaunchEnvironment& launch, ControlPlane& control_plane,
+                                    at::Device device, const CommunicatorOptions& options,
+                                    std::shared_ptr<MpiRuntime> mpi) {
+  const auto backend = choose_backend(launch, device, options.backend);
+  CommunicatorPtr communicator;
+  if (backend == "single") {
+    communicator = make_single_communicator(device);
+  } else if (backend == "mpi") {
+    communicator =
+        create_mpi(launch, options, std::move(mpi), report_to(control_plane, launch.rank));
+  } else {
+    communicator = make_nccl_communicator(control_plane, device, options,
+                                          report_to(control_plane, launch.rank));
+  }
+  control_plane.add_failure_callback(
+      [weak = std::weak_ptr<Communicator>(communicator)](const FailureCause& cause) {
+        if (const auto alive = weak.lock()) {
+          alive->abort(concat("rank ", cause.rank, " (", cause.host, ") failed: ", cause.message));
+        }
+      });
+  return communicator;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "comm/collective_failure.hpp"
+#include "comm/mpi_runtime.hpp"
+#include "ddp/comm/communicator.hpp"
+
+namespace ddp::detail {
+
+struct MpiCommunicatorOptions {
+  std::chrono::milliseconds timeout{600'000};
+  std::chrono::milliseconds first_step_timeout{1'800'000};
+  CollectiveFailureHandler on_failure;
+  /// Messages longer than this many elements are cut: MPI counts in int, and libraries add counts
+  /// of all ranks in int too. Tests make it small.
+  int64_t max_count = int64_t{1} << 28;
+};
+
+/// The world of `runtime`, for CPU tensors. Collective only in that all ranks make it.
+CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
+                                      const MpiCommunicatorOptions& options);
+
+}  // namespace ddp::detail

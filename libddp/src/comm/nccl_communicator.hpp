@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "comm/collective_failure.hpp"
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/control_plane.hpp"
+
+namespace ddp::detail {
+
+/// All ranks of `control_plane`, for tensors of `device` (with an index). Collective. Throws
+/// SettingsError in a build without CUDA, PeerLostError where NCCL cannot connect the ranks.
+CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
+                                       const CommunicatorOptions& options,
+                                       CollectiveFailureHandler on_failure);
+
+}  // namespace ddp::detail

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for the NCCL files in a build without CUDA.
+#include "comm/nccl_communicator.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+CommunicatorPtr make_nccl_communicator(ControlPlane&, at::Device, const CommunicatorOptions&,
+                                       CollectiveFailureHandler) {
+  throw SettingsError(
+      "communicator.backend=nccl: this libddp was built without CUDA; build it where nvcc and a "
+      "LibTorch with CUDA are found (-DDDP_WITH_CUDA=ON says what is missing), or use device=cpu");
+}
+
+}  // namespace ddp::detail

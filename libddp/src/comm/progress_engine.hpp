@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread that carries operations out while others compute.
+//
+//   submit ──> queue ──> start() in order of submission ──> poll() until true ──> ticket finished
+//                              │                                │
+//                              └── throws: this one fails ──────┴── throws or is late: this one
+//                              fails
+//
+// Operations belong to lanes (one a communicator). abort(lane) finishes every ticket of the lane at
+// once, also while the thread is stuck inside a call; the operations themselves are kept for ever,
+// because whoever carries them out may still write into their memory.
+//
+// Between polls the thread sleeps, longer and longer, so that ranks that share cores do not starve.
+// Free of LibTorch and MPI: the thread sanitizer runs it without suppressions.
+#pragma once
+
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace ddp::detail {
+
+/// Keeps `object` until the process ends, reachable, so that leak checkers know it is on purpose.
+inline void keep_for_ever(std::shared_ptr<void> object) {
+  static std::mutex mutex;
+  static auto* kept = new std::vector<std::shared_ptr<void>>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(object));
+}
+
+/// The end of one operation, seen by those who wait for it.
+class ProgressTicket {
+ public:
+  explicit ProgressTicket(std::shared_ptr<std::atomic<int>> num_waiters)
+      : num_waiters_(std::move(num_waiters)) {}
+
+  /// The host waits; throws what made the operation fail.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    if (!finished_) {
+      ++*num_waiters_;
+      changed_.wait(lock, [this] { return finished_; });
+      --*num_waiters_;
+    }
+    rethrow();
+  }
+  /// False where it did not end within `timeout`.
+  bool wait_for(std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mutex_);
+    if (!finished_) {
+      ++*num_waiters_;
+      changed_.wait_for(lock, timeout, [this] { return finished_; });
+      --*num_waiters_;
+    }
+    if (finished_) {
+      rethrow();
+    }
+    return finished_;
+  }
+  bool is_finished() {
+    const std::lock_guard lock(mutex_);
+    return finished_;
+  }
+  /// The first call counts; returns whether this was it.
+  bool finish(std::exception_ptr error) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (finished_) {
+        return false;
+      }
+      finished_ = true;
+      error_ = std::move(error);
+    }
+    changed_.notify_all();
+    return true;
+  }
+
+ private:
+  void rethrow() const {
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool finished_ = false;
+  std::exception_ptr error_;
+  std::shared_ptr<std::atomic<int>> num_waiters_;
+};
+
+struct ProgressOptions {
+  std::chrono::microseconds min_sleep{20};
+  std::chrono::microseconds max_sleep{200};
+  std::chrono::microseconds max_sleep_waited{50};  ///< while someone waits for a ticket
+};
+
+/// Operation: `void start()`; `bool poll()`; `std::chrono::milliseconds timeout() const` (counted
+/// from the start; 0: none); `std::exception_ptr timed_out() const`; `void
+/// failed(std::exception_ptr)` (called once after it failed by itself, not by an abort). All run on
+/// the engine's thread.
+template <typename Operation>
+class ProgressEngine {
+ public:
+  using Ticket = ProgressTicket;
+  using TicketPtr = std::shared_ptr<Ticket>;
+  using OperationPtr = std::shared_ptr<Operation>;
+
+  class Lane {
+   private:
+    friend class ProgressEngine;
+    std::exception_ptr aborted;  // guarded by the engine's mutex, as is `pending`
+    std::set<TicketPtr> pending;
+  };
+  using LanePtr = std::shared_ptr<Lane>;
+
+  explicit ProgressEngine(const ProgressOptions& options = {})
+      : core_(std::make_shared<Core>(options)), thread_([core = core_] { core->run(); }) {}
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
+  ~ProgressEngine() { stop(std::chrono::seconds(10)); }
+
+  LanePtr make_lane() {
+    auto lane = std::make_shared<Lane>();
+    const std::lock_guard lock(core_->mutex);
+    std::erase_if(core_->lanes, [](const std::weak_ptr<Lane>& other) { return other.expired(); });
+    core_->lanes.push_back(lane);
+    return lane;
+  }
+
+  /// Any thread. Throws the lane's reason after abort(lane).
+  TicketPtr submit(const LanePtr& lane, OperationPtr operation) {
+    auto ticket = std::make_shared<Ticket>(core_->num_waiters);
+    {
+      const std::lock_guard lock(core_->mutex);
+      if (lane->aborted) {
+        std::rethrow_exception(lane->aborted);
+      }
+      if (core_->stopping) {
+        throw std::logic_error("an operation was submitted to a progress engine that was stopped");
+      }
+      lane->pending.insert(ticket);
+      core_->queue.push_back({std::move(operation), lane, ticket, {}});
+    }
+    core_->changed.notify_one();
+    return ticket;
+  }
+
+  /// Any thread, idempotent: the first reason counts.
+  void abort(const LanePtr& lane, std::exception_ptr reason) {
+    core_->abort(lane, std::move(reason));
+  }
+
+  void abort_all(const std::exception_ptr& reason) {
+    std::vector<std::weak_ptr<Lane>> lanes;
+    {
+      const std::lock_guard lock(core_->mutex);
+      lanes = core_->lanes;
+    }
+    for (const auto& weak : lanes) {
+      if (const auto lane = weak.lock()) {
+        core_->abort(lane, reason);
+      }
+    }
+  }
+
+  /// Ends the thread when all operations have ended; abort the lanes first where they may not.
+  /// Where the thread does not end within `bound` (it is stuck inside a call) it is left behind:
+  /// returns false.
+  bool stop(std::chrono::milliseconds bound) {
+    if (!thread_.joinable()) {
+      return true;
+    }
+    std::unique_lock lock(core_->mutex);
+    core_->stopping = true;
+    core_->changed.notify_all();
+    const bool ended = core_->ended_changed.wait_for(lock, bound, [this] { return core_->ended; });
+    lock.unlock();
+    if (ended) {
+      thread_.join();
+    } else {
+      thread_.detach();
+    }
+    return ended;
+  }
+
+ private:
+  struct Entry {
+    OperationPtr operation;
+    LanePtr lane;
+    TicketPtr ticket;
+    std::chrono::steady_clock::time_point deadline;
+  };
+
+  // Outlives the engine where its thread is left behind.
+  struct Core {
+    explicit Core(const ProgressOptions& o) : options(o) {}
+
+    void run() {
+#if defined(__linux__)
+      // The default slack of 50 us would more than double the shortest sleeps.
+      prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+#endif
+      auto sleep = options.min_sleep;
+      std::deque<Entry> incoming;
+      while (take(incoming, sleep)) {
+        const bool started = start(incoming);
+        const bool moved = poll() || started;
+        sleep = moved ? options.min_sleep : std::min(sleep * 3 / 2, options.max_sleep);
+        if (num_waiters->load() > 0) {
+          sleep = std::min(sleep, options.max_sleep_waited);
+        }
+      }
+      const std::lock_guard lock(mutex);
+      ended = true;
+      ended_changed.notify_all();
+    }
+
+    // Sleeps, then hands over what was queued. False: it is time to end.
+    bool take(std::deque<Entry>& incoming, std::chrono::microseconds sleep) {
+      std::unique_lock lock(mutex);
+      const auto due = [this] {
+        return !queue.empty() || aborts > 0 || (stopping && active.empty());
+      };
+      if (active.empty()) {
+        changed.wait(lock, due);
+      } else {
+        changed.wait_for(lock, sleep, due);
+      }
+      bury_aborted();
+      incoming.swap(queue);
+      return !(stopping && incoming.empty() && active.empty());
+    }
+
+    void bury_aborted() {
+      if (aborts == 0) {
+        return;
+      }
+      aborts = 0;
+      for (auto entry = active.begin(); entry != active.end();) {
+        if (entry->lane->aborted) {
+          keep_for_ever(entry->operation);
+          entry = active.erase(entry);
+        } else {
+          ++entry;
+        }
+      }
+    }
+
+    bool is_aborted(const LanePtr& lane) {
+      const std::lock_guard lock(mutex);
+      return lane->aborted != nullptr;
+    }
+
+    bool start(std::deque<Entry>& incoming) {
+      const bool any = !incoming.empty();
+      for (; !incoming.empty(); incoming.pop_front()) {
+        auto& entry = incoming.front();
+        if (is_aborted(entry.lane)) {
+          continue;  // its ticket was finished by the abort; it never started, nothing writes to it
+        }
+        try {
+          entry.operation->start();
+        } catch (...) {
+          fail(entry, std::current_exception());
+          continue;
+        }
+        const auto timeout = entry.operation->timeout();
+        entry.deadline = timeout.count() > 0 ? std::chrono::steady_clock::now() + timeout
+                                             : std::chrono::steady_clock::time_point::max();
+        active.push_back(std::move(entry));
+      }
+      return any;
+    }
+
+    bool poll() {
+      bool any = false;
+      for (auto entry = active.begin(); entry != active.end();) {
+        if (poll(*entry)) {
+          entry = active.erase(entry);
+          any = true;
+        } else {
+          ++entry;
+        }
+      }
+      return any;
+    }
+
+    // True where the operation left the active ones.
+    bool poll(Entry& entry) {
+      try {
+        if (!entry.operation->poll()) {
+          if (std::chrono::steady_clock::now() < entry.deadline) {
+            return false;
+          }
+          std::rethrow_exception(entry.operation->timed_out());
+        }
+      } catch (...) {
+        fail(entry, std::current_exception());
+        return true;
+      }
+      // Its memory is let go before the waiter goes on: the waiter may be the last who uses it.
+      entry.operation.reset();
+      finish(entry, nullptr);
+      return true;
+    }
+
+    void fail(Entry& entry, const std::exception_ptr& error) {
+      keep_for_ever(entry.operation);
+      if (finish(entry, error)) {
+        entry.operation->failed(error);
+      }
+    }
+
+    bool finish(Entry& entry, std::exception_ptr error) {
+      {
+        const std::lock_guard lock(mutex);
+        entry.lane->pending.erase(entry.ticket);
+      }
+      return entry.ticket->finish(std::move(error));
+    }
+
+    void abort(const LanePtr& lane, std::exception_ptr reason) {
+      std::set<TicketPtr> pending;
+      {
+        const std::lock_guard lock(mutex);
+        if (lane->aborted) {
+          return;
+        }
+        lane->aborted = reason;
+        pending.swap(lane->pending);
+        ++aborts;
+      }
+      for (const auto& ticket : pending) {
+        ticket->finish(reason);
+      }
+      changed.notify_all();
+    }
+
+    const ProgressOptions options;
+    const std::shared_ptr<std::atomic<int>> num_waiters = std::make_shared<std::atomic<int>>(0);
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Entry> queue;
+    std::vector<std::weak_ptr<Lane>> lanes;
+    int aborts = 0;  // since the thread last looked
+    bool stopping = false;
+    std::condition_variable ended_changed;
+    bool ended = false;
+    std::list<Entry> active;  // the thread's own
+  };
+
+  std::shared_ptr<Core> core_;
+  std::thread thread_;
+};
+
+}  // namespace ddp::detail
