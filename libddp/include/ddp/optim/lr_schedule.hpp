@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Learning rates as pure functions of the step: nothing to save, nothing to advance, nothing to get
+// out of step with after a resume.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ddp/core/fields.hpp"
+
+namespace ddp {
+
+enum class LrScheduleType {
+  Constant,   ///< lr
+  Step,       ///< lr * gamma^(step / step_size); torch.optim.lr_scheduler.StepLR
+  MultiStep,  ///< lr * gamma^(number of milestones <= step); MultiStepLR
+  Cosine,     ///< from lr to min_lr along half a cosine; CosineAnnealingLR
+  Linear,     ///< from lr to min_lr along a line; LinearLR
+  OneCycle    ///< lr is the maximum; OneCycleLR with its defaults
+};
+
+/// All lengths count optimizer steps.
+///
+/// Warm-up goes along a line from lr * warmup_start_factor at step 0 to lr at step warmup_steps
+/// (LinearLR), then the schedule runs as if begun there (SequentialLR), except for milestones,
+/// which are absolute. OneCycle has a warm-up of its own and takes none.
+struct LrScheduleOptions {
+  LrScheduleType type = LrScheduleType::Constant;
+  double lr = 0.1;           ///< base learning rate
+  int64_t total_steps = 0;   ///< Cosine, Linear, OneCycle: length with warm-up; 0: train.max_steps
+  int64_t warmup_steps = 0;  ///< 0: none
+  double warmup_start_factor = 0.01;  ///< first step's share of lr
+  double min_lr = 0.0;                ///< Cosine, Linear: value at total_steps and after
+  double gamma = 0.1;                 ///< Step, MultiStep
+  int64_t step_size = 0;              ///< Step
+  std::vector<int64_t> milestones;    ///< MultiStep; ascending
+  double pct_start = 0.3;             ///< OneCycle: rising share of the cycle
+  double div_factor = 25.0;           ///< OneCycle: starts at lr / div_factor
+  double final_div_factor = 1e4;      ///< OneCycle: ends at lr / div_factor / final_div_factor
+  bool linear_anneal = false;         ///< OneCycle: lines instead of cosines
+  bool three_phase = false;  ///< OneCycle: falls to the start's value before the last phase
+};
+void describe_fields(LrScheduleOptions& options, FieldVisitor& visitor);
+
+class LrSchedule {
+ public:
+  /// Throws SettingsError naming the setting that is out of range or missing.
+  explicit LrSchedule(LrScheduleOptions options);
+
+  /// The learning rate of optimizer step `step` (the first is 0). Beyond the end: the last value.
+  double at(int64_t step) const;
+
+  const LrScheduleOptions& options() const { return options_; }
+
+ private:
+  double after_warmup(int64_t step) const;
+
+  LrScheduleOptions options_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+
+#include "ddp/optim/optimizer.hpp"
+#include "ddp/optim/optimizer_options.hpp"
+
+namespace ddp {
+
+/// Anything with trainable parameters by name: ddp::DistributedDataParallel, a user's own wrapper.
+template <typename Model>
+concept HasNamedParameters = requires(const Model& model) {
+  { model.named_parameters() } -> std::convertible_to<const NamedParameters&>;
+};
+
+/// SGD, Adam or AdamW over `parameters` on ATen's fused kernels: one call for each (group, device,
+/// dtype) and step, on CPU and CUDA, capturable.
+///
+/// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
+/// gradient arrives: the rule runs on the master with a float32 gradient (half gradients are cast),
+/// then one foreach copy rounds it into the parameter. State is kept as `state.<parameter
+/// name>.<slot>` with PyTorch's slots (momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq, step)
+/// and `master`.
+///
+/// SGD with dampening reads found_inf on the host until its first step was not skipped, because
+/// that step is the one without dampening.
+///
+/// Throws SettingsError for settings out of range, a group whose patterns match nothing, two
+/// parameters of one name, and parameters that are not dense real floating-point tensors.
+AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options);
+
+template <HasNamedParameters Model>
+AnyOptimizer make_optimizer(const Model& model, const OptimizerOptions& options) {
+  return make_optimizer(model.named_parameters(), options);
+}
+
+}  // namespace ddp

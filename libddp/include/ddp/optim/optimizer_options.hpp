@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Settings of optimizers. The learning rate is not among them: it belongs to the schedule
+// (optim/lr_schedule.hpp) and comes with every step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/core/fields.hpp"
+
+namespace ddp {
+
+enum class OptimizerType { Sgd, Adam, AdamW };
+
+/// Parameters with settings of their own. The first group with a matching pattern takes a
+/// parameter.
+struct ParameterGroup {
+  /// Shell patterns (`*`, `?`, `[…]`) for whole parameter names: "fc.*", "*.bias".
+  std::vector<std::string> patterns;
+  double lr_scale = 1.0;               ///< times the step's learning rate
+  std::optional<double> weight_decay;  ///< instead of OptimizerOptions::weight_decay
+};
+
+/// Formulas are those of torch.optim.SGD, Adam and AdamW of the same settings.
+struct OptimizerOptions {
+  OptimizerType type = OptimizerType::Sgd;
+  double weight_decay = 0.0;        ///< SGD, Adam: added to the gradient; AdamW: decoupled
+  bool decay_norm_and_bias = true;  ///< false: no weight decay on parameters with one dimension
+  double momentum = 0.0;            ///< SGD
+  double dampening = 0.0;           ///< SGD
+  bool nesterov = false;            ///< SGD; needs momentum > 0 and dampening = 0
+  double beta1 = 0.9;               ///< Adam, AdamW
+  double beta2 = 0.999;             ///< Adam, AdamW
+  double eps = 1e-8;                ///< Adam, AdamW
+  bool amsgrad = false;             ///< Adam, AdamW
+  /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
+  std::vector<ParameterGroup> groups;
+};
+void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
+
+/// Throws SettingsError naming the first setting that is out of range or contradicts another.
+void validate(const OptimizerOptions& options);
+
+}  // namespace ddp

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/amp/grad_scaler.hpp"
+
+#include <ATen/Functions.h>
+
+#include <cmath>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "optim/capture.hpp"
+#include "optim/state_check.hpp"
+#include "optim/tensor_groups.hpp"
+
+namespace ddp {
+namespace {
+
+template <typename T>
+void require(bool condition, const char* setting, T value, const char* limit) {
+  if (!condition) {
+    throw SettingsError(detail::concat("amp.", setting, " is ", value, ": must be ", limit));
+  }
+}
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ExitCode::UserException, "GradScaler: " + message);
+}
+
+// Whether any check found inf or NaN: 0 or 1 on `device`, without a host wait.
+at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device) {
+  at::Tensor combined = found_infs.front().to(device, /*non_blocking=*/true);
+  for (size_t i = 1; i < found_infs.size(); ++i) {
+    // The maximum, not PyTorch's sum: fused kernels skip for exactly 1.
+    combined = at::maximum(combined, found_infs[i].to(device, /*non_blocking=*/true));
+  }
+  return combined;
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const AmpOptions& options)
+    : enabled_(options.grad_scaling == GradScaling::On ||
+               (options.grad_scaling == GradScaling::Auto && options.dtype == AmpDtype::Fp16)),
+      init_scale_(options.init_scale),
+      growth_factor_(options.growth_factor),
+      backoff_factor_(options.backoff_factor),
+      growth_interval_(options.growth_interval) {
+  require(init_scale_ > 0.0 && std::isfinite(init_scale_), "init_scale", init_scale_,
+          "more than 0");
+  require(growth_factor_ > 1.0, "growth_factor", growth_factor_, "more than 1");
+  require(backoff_factor_ > 0.0 && backoff_factor_ < 1.0, "backoff_factor", backoff_factor_,
+          "between 0 and 1");
+  require(growth_interval_ >= 1, "growth_interval", growth_interval_, "1 or more");
+}
+
+void GradScaler::init_scale_on(at::Device device) {
+  detail::refuse_to_make_while_capturing("the loss scale");
+  const at::TensorOptions on_device = at::TensorOptions().device(device);
+  scale_ = at::full({}, init_scale_, on_device.dtype(at::kFloat));
+  growth_tracker_ = at::full({}, init_growth_tracker_, on_device.dtype(at::kInt));
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& outputs) {
+  if (!enabled_) {
+    return outputs;
+  }
+  if (!scale_.defined()) {
+    init_scale_on(outputs.device());
+  }
+  return outputs * scale_.to(outputs.device(), /*non_blocking=*/true);
+}
+
+std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> scaled;
+  for (const at::Tensor& output : outputs) {
+    scaled.push_back(scale(output));
+  }
+  return scaled;
+}
+
+void GradScaler::check_scale_made(const char* function) const {
+  if (!scale_.defined()) {
+    fail(detail::concat("attempted ", function,
+                        " but the scale is not made: scale(loss) was not called earlier"));
+  }
+}
+
+std::vector<at::Tensor> GradScaler::check_and_unscale(Optimizer& optimizer,
+                                                      const at::Tensor& inverse_scale,
+                                                      bool allow_fp16) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> grads = optimizer.gradients();
+  for (const at::Tensor& grad : grads) {
+    if (!allow_fp16 && grad.scalar_type() == at::kHalf) {
+      fail(
+          "attempting to unscale FP16 gradients; train with float32 parameters under autocast, or "
+          "leave out unscale_ and let the optimizer unscale in float32");
+    }
+    if (grad.layout() != at::kStrided) {
+      fail("a gradient is sparse; use a dense layer");
+    }
+  }
+  std::vector<at::Tensor> found_infs;
+  for (const detail::TensorGroup& group : detail::group_tensors(grads)) {
+    at::Tensor* found_inf = nullptr;
+    for (at::Tensor& known : found_infs) {
+      found_inf = known.device() == group.device ? &known : found_inf;
+    }
+    if (!found_inf) {
+      const auto options = at::TensorOptions().dtype(at::kFloat).device(group.device);
+      found_inf = &found_infs.emplace_back(at::zeros({}, options));
+    }
+    at::_amp_foreach_non_finite_check_and_unscale_(
+        group.tensors, *found_inf, inverse_scale.to(group.device, /*non_blocking=*/true));
+  }
+  if (reduce_found_inf_) {
+    for (at::Tensor& found_inf : found_infs) {
+      reduce_found_inf_(found_inf);
+    }
+  }
+  return found_infs;
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  if (!enabled_) {
+    return;
+  }
+  check_scale_made("unscale_");
+  OptimizerState& state = optimizer_states_[&optimizer];
+  if (state.stage == Stage::Unscaled) {
+    fail("unscale_() has already been called on this optimizer since the last update()");
+  }
+  if (state.stage == Stage::Stepped) {
+    fail("unscale_() is being called after step()");
+  }
+  // In double: the reciprocal of a float32 may be rounded twice otherwise.
+  const at::Tensor inverse_scale = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  state.found_infs = check_and_unscale(optimizer, inverse_scale, /*allow_fp16=*/false);
+  state.stage = Stage::Unscaled;
+}
+
+void GradScaler::step(Optimizer& optimizer, StepScalar lr) {
+  step(optimizer, StepScalars{.lr = std::move(lr)});
+}
+
+void GradScaler::step(Optimizer& optimizer, const StepScalars& scalars) {
+  if (!enabled_) {
+    optimizer.step(scalars);
+    return;
+  }
+  check_scale_made("step");
+  OptimizerState& state = optimizer_states_[&optimizer];
+  if (state.stage == Stage::Stepped) {
+    fail("step() has already been called since the last update()");
+  }
+  if (optimizer.supports_found_inf()) {
+    step_on_device(optimizer, state, scalars);
+  } else {
+    if (state.stage == Stage::Ready) {
+      unscale_(optimizer);
+    }
+    if (state.found_infs.empty()) {
+      fail("no inf checks were recorded for this optimizer: it has no gradients");
+    }
+    if (combine(state.found_infs, scale_.device()).item<float>() == 0.0F) {
+      optimizer.step(scalars);
+    }
+  }
+  state.stage = Stage::Stepped;
+}
+
+void GradScaler::step_on_device(Optimizer& optimizer, OptimizerState& state, StepScalars scalars) {
+  if (state.stage == Stage::Ready) {
+    // Only look: the optimizer multiplies by 1 / scale on its way, for fp16 gradients in float32.
+    const at::Tensor one = at::ones({}, scale_.options());
+    state.found_infs = check_and_unscale(optimizer, one, /*allow_fp16=*/true);
+    const at::Tensor inverse_scale = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+    scalars.inverse_scale = scalars.inverse_scale.defined()
+                                ? inverse_scale * scalars.inverse_scale.tensor(scale_.device())
+                                : inverse_scale;
+  }
+  if (state.found_infs.empty()) {
+    fail("no inf checks were recorded for this optimizer: it has no gradients");
+  }
+  scalars.found_inf = combine(state.found_infs, scale_.device());
+  optimizer.step(scalars);
+}
+
+void GradScaler::update() {
+  if (!enabled_) {
+    return;
+  }
+  check_scale_made("update");
+  std::vector<at::Tensor> found_infs;
+  for (const auto& [optimizer, state] : optimizer_states_) {
+    found_infs.insert(found_infs.end(), state.found_infs.begin(), state.found_infs.end());
+  }
+  if (found_infs.empty()) {
+    fail("no inf checks were recorded prior to update()");
+  }
+  at::_amp_update_scale_(scale_, growth_tracker_, combine(found_infs, scale_.device()),
+                         growth_factor_, backoff_factor_, growth_interval_);
+  optimizer_states_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!enabled_) {
+    return;
+  }
+  check_scale_made("update");
+  scale_.fill_(new_scale);
+  optimizer_states_.clear();
+}
+
+double GradScaler::get_scale() const {
+  if (!enabled_) {
+    return 1.0;
+  }
+  return scale_.defined() ? scale_.item<double>() : init_scale_;
+}
+
+int64_t GradScaler::growth_tracker() const {
+  return growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : init_growth_tracker_;
+}
+
+void GradScaler::set_found_inf_reduction(std::function<void(at::Tensor&)> reduce) {
+  reduce_found_inf_ = std::move(reduce);
+}
+
+StateDict GradScaler::state_dict() const {
+  StateDict state;
+  if (enabled_) {
+    state.values = {{"scale", get_scale()},
+                    {"growth_factor", growth_factor_},
+                    {"backoff_factor", backoff_factor_},
+                    {"growth_interval", growth_interval_},
+                    {"_growth_tracker", growth_tracker()}};
+  }
+  return state;
+}
+
+void GradScaler::load_state_dict(const StateDict& state) {
+  if (!enabled_) {
+    return;
+  }
+  if (state.values.empty()) {
+    throw MismatchError(
+        "state of scaler: it is empty, possibly saved with gradient scaling off; set "
+        "amp.grad_scaling=off or start without it");
+  }
+  detail::StateCheck check(state, state_name());
+  const auto scale = check.get<double>("scale");
+  const auto growth_factor = check.get<double>("growth_factor");
+  const auto backoff_factor = check.get<double>("backoff_factor");
+  const auto growth_interval = check.get<int64_t>("growth_interval");
+  const auto growth_tracker = check.get<int64_t>("_growth_tracker");
+  check.nothing_else();
+  init_scale_ = scale;
+  growth_factor_ = growth_factor;
+  backoff_factor_ = backoff_factor;
+  growth_interval_ = growth_interval;
+  init_growth_tracker_ = growth_tracker;
+  if (scale_.defined()) {
+    scale_.fill_(init_scale_);
+    growth_tracker_.fill_(init_growth_tracker_);
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/list_optimizer.hpp"
+
+#include <ATen/Functions.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <set>
+
+#include "ddp/core/error.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "optim/capture.hpp"
+#include "optim/state_check.hpp"
+
+namespace ddp {
+
+AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
+  return AnyOptimizer(std::make_unique<detail::ListOptimizer>(parameters, options));
+}
+
+namespace detail {
+namespace {
+
+// The group that takes `name`: the first with a matching pattern, or nullptr.
+const ParameterGroup* find_group(const std::string& name, const OptimizerOptions& options) {
+  for (const ParameterGroup& group : options.groups) {
+    for (const std::string& pattern : group.patterns) {
+      if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0) {
+        return &group;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void check_parameter(const NamedParameter& parameter) {
+  const at::Tensor& tensor = parameter.tensor;
+  if (!tensor.defined() || tensor.layout() != at::kStrided ||
+      !at::isFloatingType(tensor.scalar_type())) {
+    throw SettingsError(concat("make_optimizer: parameter ", parameter.name, " is ",
+                               tensor.defined() ? tensor.toString() : "undefined",
+                               "; optimizers take dense floating-point tensors"));
+  }
+}
+
+void check_groups_used(const std::set<const ParameterGroup*>& used,
+                       const OptimizerOptions& options) {
+  for (const ParameterGroup& group : options.groups) {
+    if (!used.contains(&group)) {
+      throw SettingsError(concat("optimizer.groups: \"", group.patterns.front(),
+                                 "\" takes no parameter: no name matches, or earlier groups took "
+                                 "those that do"));
+    }
+  }
+}
+
+bool is_half(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+// Equal up to the strides of dimensions of size 1, which say nothing about memory.
+bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {
+  for (int64_t dim = 0; dim < a.dim(); ++dim) {
+    if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The fused kernels walk raw memory and demand one dtype and equal strides: gradients that differ
+// are brought over by one foreach copy.
+std::vector<at::Tensor> gradients_like(const std::vector<at::Tensor>& params,
+                                       std::vector<at::Tensor> grads) {
+  std::vector<at::Tensor> copies;
+  std::vector<at::Tensor> originals;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (grads[i].scalar_type() != params[i].scalar_type() ||
+        !same_memory_layout(grads[i], params[i])) {
+      originals.push_back(grads[i]);
+      grads[i] = copies.emplace_back(at::empty_like(params[i]));
+    } else if (grads[i].strides() != params[i].strides()) {
+      grads[i] = grads[i].as_strided(params[i].sizes(), params[i].strides());
+    }
+  }
+  if (!copies.empty()) {
+    at::_foreach_copy_(copies, originals);
+  }
+  return grads;
+}
+
+const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf) {
+  const at::Tensor& grad = leaf.grad();
+  if (grad.layout() != at::kStrided) {
+    throw SettingsError(concat("optimizer: the gradient of ", name,
+                               " is sparse; use a dense layer or torch::optim"));
+  }
+  return grad;
+}
+
+// What fused kernels divide gradients by, from the factors the step multiplies them by.
+std::optional<at::Tensor> grad_scale_of(const StepScalars& scalars, at::Device device) {
+  const StepScalar& a = scalars.inverse_scale;
+  const StepScalar& b = scalars.clip_factor;
+  if (!a.defined() && !b.defined()) {
+    return std::nullopt;
+  }
+  if (!b.defined() || !a.defined()) {
+    return at::reciprocal((a.defined() ? a : b).tensor(device));
+  }
+  return at::reciprocal(at::mul(a.tensor(device), b.tensor(device)));
+}
+
+}  // namespace
+
+ListOptimizer::ListOptimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
+  validate(options);
+  rule_ = make_update_rule(options);
+  std::set<std::string> names;
+  std::set<const c10::TensorImpl*> tensors;
+  std::set<const ParameterGroup*> used_groups;
+  for (const NamedParameter& parameter : parameters) {
+    check_parameter(parameter);
+    if (!names.insert(parameter.name).second) {
+      throw SettingsError(concat("make_optimizer: two parameters are named ", parameter.name));
+    }
+    const ParameterGroup* group = find_group(parameter.name, options);
+    used_groups.insert(group);
+    if (!tensors.insert(parameter.tensor.unsafeGetTensorImpl()).second) {
+      continue;  // a shared weight is updated once, under its first name
+    }
+    double weight_decay = options.weight_decay;
+    if (!options.decay_norm_and_bias && parameter.tensor.dim() <= 1) {
+      weight_decay = 0.0;
+    }
+    add_member(parameter, group ? group->lr_scale : 1.0,
+               group ? group->weight_decay.value_or(weight_decay) : weight_decay);
+  }
+  check_groups_used(used_groups, options);
+  for (Chunk& chunk : chunks_) {
+    chunk.steps = at::zeros({static_cast<int64_t>(chunk.members.size())},
+                            at::TensorOptions().dtype(at::kFloat).device(chunk.device));
+    for (size_t i = 0; i < chunk.members.size(); ++i) {
+      chunk.members[i].step = chunk.steps.select(0, static_cast<int64_t>(i));
+    }
+  }
+}
+
+void ListOptimizer::add_member(const NamedParameter& parameter, double lr_scale,
+                               double weight_decay) {
+  parameters_.push_back(parameter);
+  const at::Tensor& leaf = parameter.tensor;
+  Member member{.name = parameter.name, .leaf = leaf};
+  const bool half = is_half(leaf.scalar_type());
+  // A leaf with holes or overlaps cannot be walked as raw memory either: a dense copy stands in.
+  member.needs_master = half || !leaf.is_non_overlapping_and_dense();
+  const at::ScalarType dtype = half ? at::kFloat : leaf.scalar_type();
+  const auto same_chunk = [&](const Chunk& chunk) {
+    return chunk.lr_scale == lr_scale && chunk.weight_decay == weight_decay &&
+           chunk.device == leaf.device() && chunk.dtype == dtype;
+  };
+  auto chunk = std::find_if(chunks_.begin(), chunks_.end(), same_chunk);
+  if (chunk == chunks_.end()) {
+    chunks_.push_back({lr_scale, weight_decay, leaf.device(), dtype, {}, {}});
+    chunk = chunks_.end() - 1;
+  }
+  chunk->members.push_back(std::move(member));
+}
+
+void ListOptimizer::make_state(Member& member) const {
+  refuse_to_make_while_capturing(concat("optimizer state of ", member.name));
+  if (member.needs_master) {
+    const at::ScalarType dtype =
+        is_half(member.leaf.scalar_type()) ? at::kFloat : member.leaf.scalar_type();
+    member.updated = member.leaf.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
+    if (!member.updated.is_non_overlapping_and_dense()) {
+      member.updated = member.updated.contiguous();
+    }
+  } else {
+    member.updated = member.leaf;
+  }
+  member.slots.clear();
+  for (size_t i = 0; i < rule_->slots().size(); ++i) {
+    member.slots.push_back(at::zeros_like(member.updated.detach()));
+  }
+}
+
+void ListOptimizer::step(const StepScalars& scalars) {
+  if (!scalars.lr.defined()) {
+    throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
+  }
+  if (scalars.found_inf.value().value_or(0.0) != 0.0) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  for (Chunk& chunk : chunks_) {
+    step_chunk(chunk, scalars);
+  }
+}
+
+void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
+  std::vector<Member*> active;
+  std::vector<Member*> beginners;
+  for (Member& member : chunk.members) {
+    if (!member.leaf.grad().defined()) {
+      continue;
+    }
+    const bool begins = !member.has_state;
+    if (begins) {
+      make_state(member);
+    }
+    (begins && rule_->first_update_differs() ? beginners : active).push_back(&member);
+  }
+  update(chunk, active, /*first=*/false, scalars);
+  if (!beginners.empty()) {
+    const StepScalar& found_inf = scalars.found_inf;
+    if (found_inf.defined() && !found_inf.value() &&
+        found_inf.tensor(chunk.device).item<float>() != 0.0F) {
+      return;  // their first update is still to come
+    }
+    update(chunk, beginners, /*first=*/true, scalars);
+  }
+}
+
+void ListOptimizer::update(Chunk& chunk, const std::vector<Member*>& active, bool first,
+                           const StepScalars& scalars) {
+  if (active.empty()) {
+    return;
+  }
+  UpdateBatch batch;
+  batch.first = first;
+  batch.lr_scale = chunk.lr_scale;
+  batch.weight_decay = chunk.weight_decay;
+  batch.grad_scale = grad_scale_of(scalars, chunk.device);
+  if (scalars.found_inf.defined()) {
+    batch.found_inf = scalars.found_inf.tensor(chunk.device);
+  }
+  batch.slots.resize(rule_->slots().size());
+  std::vector<at::Tensor> grads;
+  std::vector<at::Tensor> leaves;
+  std::vector<at::Tensor> masters;
+  for (Member* member : active) {
+    batch.params.push_back(member->updated);
+    grads.push_back(checked_gradient(member->name, member->leaf));
+    batch.steps.push_back(member->step);
+    for (size_t slot = 0; slot < batch.slots.size(); ++slot) {
+      batch.slots[slot].push_back(member->slots[slot]);
+    }
+    if (member->needs_master) {
+      leaves.push_back(member->leaf);
+      masters.push_back(member->updated);
+    }
+  }
+  batch.grads = gradients_like(batch.params, std::move(grads));
+  if (rule_->counts_steps()) {
+    count_steps(chunk, batch);
+  }
+  rule_->update(batch, scalars.lr);
+  if (!leaves.empty()) {
+    at::_foreach_copy_(leaves, masters);
+  }
+  for (Member* member : active) {
+    member->has_state = true;
+  }
+}
+
+// A skipped step is not counted, and only the device knows that it is one.
+void ListOptimizer::count_steps(Chunk& chunk, UpdateBatch& batch) const {
+  const bool all = batch.params.size() == chunk.members.size();
+  if (batch.found_inf) {
+    const at::Tensor increment = at::rsub(*batch.found_inf, 1.0);
+    if (all) {
+      chunk.steps.add_(increment);
+    } else {
+      at::_foreach_add_(batch.steps, increment);
+    }
+  } else if (all) {
+    chunk.steps.add_(1.0);
+  } else {
+    at::_foreach_add_(batch.steps, 1.0);
+  }
+}
+
+std::map<std::string, at::Tensor> ListOptimizer::tensors_of(const Member& member) const {
+  std::map<std::string, at::Tensor> tensors;
+  const std::string prefix = "state." + member.name + ".";
+  const std::vector<std::string> slots = rule_->slots();
+  for (size_t i = 0; i < slots.size(); ++i) {
+    tensors[prefix + slots[i]] = member.slots[i];
+  }
+  if (rule_->counts_steps()) {
+    tensors[prefix + "step"] = member.step;
+  }
+  if (member.needs_master) {
+    tensors[prefix + "master"] = member.updated;
+  }
+  return tensors;
+}
+
+StateDict ListOptimizer::state_dict() const {
+  StateDict state;
+  state.values["type"] = rule_->type();
+  for (const Chunk& chunk : chunks_) {
+    for (const Member& member : chunk.members) {
+      if (member.has_state) {
+        state.tensors.merge(tensors_of(member));
+      }
+    }
+  }
+  return state;
+}
+
+void ListOptimizer::load_state_dict(const StateDict& state) {
+  const at::NoGradGuard no_grad;
+  StateCheck check(state, state_name());
+  check.value("type", StateValue(rule_->type()));
+  // Members as they would be with state of their own, made aside until every key is checked.
+  std::vector<Member> loaded;
+  for (const Chunk& chunk : chunks_) {
+    for (const Member& member : chunk.members) {
+      Member& copy = loaded.emplace_back(member);
+      if (!copy.has_state) {
+        make_state(copy);
+      }
+      copy.has_state = check.all_or_none(tensors_of(copy));
+    }
+  }
+  check.nothing_else();
+  auto next = loaded.begin();
+  for (Chunk& chunk : chunks_) {
+    for (Member& member : chunk.members) {
+      member = std::move(*next++);
+      if (!member.has_state) {
+        member.step.zero_();
+        continue;
+      }
+      for (auto& [key, tensor] : tensors_of(member)) {
+        tensor.copy_(state.tensors.at(key));
+      }
+    }
+  }
+}
+
+}  // namespace detail
+}  // namespace ddp

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/optim/optimizer.hpp"
+
+#include <ATen/Functions.h>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+
+at::Tensor StepScalar::tensor(at::Device device) const {
+  DDP_CHECK(defined());
+  if (tensor_.defined()) {
+    return tensor_.to(device, at::kFloat, /*non_blocking=*/true);
+  }
+  // A fill on the device, not a copy from pageable memory: no host wait.
+  return at::full({}, *value_, at::TensorOptions().dtype(at::kFloat).device(device));
+}
+
+std::vector<at::Tensor> Optimizer::gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const NamedParameter& parameter : named_parameters()) {
+    if (const at::Tensor& grad = parameter.tensor.grad(); grad.defined()) {
+      gradients.push_back(grad);
+    }
+  }
+  return gradients;
+}
+
+void Optimizer::zero_grad() {
+  for (const NamedParameter& parameter : named_parameters()) {
+    parameter.tensor.mutable_grad().reset();
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/optim/optimizer_options.hpp"
+
+#include <charconv>
+#include <sstream>
+
+namespace ddp {
+namespace {
+
+double parse_number(const std::string& text, const std::string& group_text) {
+  double value = 0.0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end) {
+    throw SettingsError(
+        detail::concat("optimizer.groups: \"", text, "\" in \"", group_text, "\" is not a number"));
+  }
+  return value;
+}
+
+// "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0"
+ParameterGroup parse_group(const std::string& text) {
+  ParameterGroup group;
+  std::istringstream words(text);
+  std::string word;
+  words >> word;
+  std::istringstream patterns(word);
+  for (std::string pattern; std::getline(patterns, pattern, ',');) {
+    if (!pattern.empty()) {
+      group.patterns.push_back(pattern);
+    }
+  }
+  while (words >> word) {
+    const auto equals = word.find('=');
+    const std::string key = word.substr(0, equals);
+    if (equals == std::string::npos || (key != "lr_scale" && key != "weight_decay")) {
+      throw SettingsError(detail::concat("optimizer.groups: \"", word, "\" in \"", text,
+                                         "\" is not lr_scale=NUMBER or weight_decay=NUMBER"));
+    }
+    const double value = parse_number(word.substr(equals + 1), text);
+    if (key == "lr_scale") {
+      group.lr_scale = value;
+    } else {
+      group.weight_decay = value;
+    }
+  }
+  return group;
+}
+
+// The shortest text that reads back as the same double.
+std::string shortest(double value) {
+  char buffer[32];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return std::string(buffer, end);
+}
+
+std::string format_group(const ParameterGroup& group) {
+  std::string text;
+  for (const std::string& pattern : group.patterns) {
+    text += (text.empty() ? "" : ",") + pattern;
+  }
+  if (group.lr_scale != 1.0) {
+    text += " lr_scale=" + shortest(group.lr_scale);
+  }
+  if (group.weight_decay) {
+    text += " weight_decay=" + shortest(*group.weight_decay);
+  }
+  return text;
+}
+
+void describe_groups(std::vector<ParameterGroup>& groups, FieldVisitor& visitor) {
+  std::vector<std::string> texts;
+  for (const ParameterGroup& group : groups) {
+    texts.push_back(format_group(group));
+  }
+  const std::vector<std::string> before = texts;
+  visitor.field({.name = "groups",
+                 .doc = "parameters with settings of their own, each \"PATTERN[,PATTERN...] "
+                        "lr_scale=0.1 weight_decay=0\"; the first match takes a parameter"},
+                texts);
+  if (texts != before) {
+    groups.clear();
+    for (const std::string& text : texts) {
+      groups.push_back(parse_group(text));
+    }
+  }
+}
+
+[[noreturn]] void fail(const std::string& setting, double value, const std::string& limit) {
+  throw SettingsError(detail::concat("optimizer.", setting, " is ", value, ": ", limit));
+}
+
+void require_not_negative(const std::string& setting, double value) {
+  if (!(value >= 0.0)) {
+    fail(setting, value, "must be 0 or more");
+  }
+}
+
+void require_beta(const std::string& setting, double value) {
+  if (!(value >= 0.0 && value < 1.0)) {
+    fail(setting, value, "must be at least 0 and below 1");
+  }
+}
+
+}  // namespace
+
+void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
+  v.field({.name = "type", .doc = "update rule, as in torch.optim"}, o.type,
+          {{"sgd", OptimizerType::Sgd},
+           {"adam", OptimizerType::Adam},
+           {"adamw", OptimizerType::AdamW}});
+  v.field({.name = "weight_decay",
+           .doc = "sgd, adam: added to the gradient; adamw: decoupled",
+           .min = 0.0},
+          o.weight_decay);
+  v.field({.name = "decay_norm_and_bias",
+           .doc = "false: no weight decay on parameters with one dimension"},
+          o.decay_norm_and_bias);
+  v.field({.name = "momentum", .doc = "sgd: momentum factor", .min = 0.0}, o.momentum);
+  v.field({.name = "dampening", .doc = "sgd: dampening of momentum"}, o.dampening);
+  v.field({.name = "nesterov", .doc = "sgd: Nesterov momentum; needs momentum"}, o.nesterov);
+  v.field({.name = "beta1", .doc = "adam, adamw: decay of the mean", .min = 0.0, .max = 1.0},
+          o.beta1);
+  v.field({.name = "beta2", .doc = "adam, adamw: decay of the mean square", .min = 0.0, .max = 1.0},
+          o.beta2);
+  v.field({.name = "eps", .doc = "adam, adamw: added to the denominator", .min = 0.0}, o.eps);
+  v.field({.name = "amsgrad", .doc = "adam, adamw: divide by the largest mean square so far"},
+          o.amsgrad);
+  describe_groups(o.groups, v);
+}
+
+void validate(const OptimizerOptions& o) {
+  require_not_negative("weight_decay", o.weight_decay);
+  require_not_negative("momentum", o.momentum);
+  require_not_negative("eps", o.eps);
+  require_beta("beta1", o.beta1);
+  require_beta("beta2", o.beta2);
+  if (o.nesterov && (o.momentum <= 0.0 || o.dampening != 0.0)) {
+    throw SettingsError(detail::concat("optimizer.nesterov needs optimizer.momentum > 0 (is ",
+                                       o.momentum, ") and optimizer.dampening = 0 (is ",
+                                       o.dampening, ")"));
+  }
+  for (const ParameterGroup& group : o.groups) {
+    if (group.patterns.empty()) {
+      throw SettingsError("optimizer.groups: a group has no pattern; name parameters, as \"fc.*\"");
+    }
+    require_not_negative("groups: lr_scale", group.lr_scale);
+    require_not_negative("groups: weight_decay", group.weight_decay.value_or(0.0));
+  }
+}
+
+}  // namespace ddp

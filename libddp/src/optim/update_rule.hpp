@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of an optimizer, apart from where its tensors live: list optimizers call it with
+// one tensor a parameter; flat and sharded ones can call it with one tensor a segment.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/optim/optimizer.hpp"
+#include "ddp/optim/optimizer_options.hpp"
+
+namespace ddp::detail {
+
+/// Tensors of one device, dtype and group: entry i of each list belongs to parameter i.
+struct UpdateBatch {
+  std::vector<at::Tensor> params;              // fp32 leaves or masters
+  std::vector<at::Tensor> grads;               // strides and dtype of params
+  std::vector<std::vector<at::Tensor>> slots;  // [slot][parameter]
+  std::vector<at::Tensor> steps;               // 0-dim float32, updates made including this one
+  bool first = false;                          // nobody here was updated before
+  double lr_scale = 1.0;
+  double weight_decay = 0.0;
+  std::optional<at::Tensor> grad_scale;  // gradients are divided by it
+  std::optional<at::Tensor> found_inf;   // 1: change nothing
+};
+
+class UpdateRule {
+ public:
+  virtual ~UpdateRule() = default;
+  /// "sgd", "adam", "adamw".
+  virtual std::string type() const = 0;
+  /// Names of the tensors kept for a parameter, each of its shape; made as zeros.
+  virtual std::vector<std::string> slots() const = 0;
+  /// Whether the updates made are counted for each parameter.
+  virtual bool counts_steps() const = 0;
+  /// Whether an update may be wrong if found_inf is not known to the host while `first`.
+  virtual bool first_update_differs() const { return false; }
+  virtual void update(const UpdateBatch& batch, const StepScalar& lr) const = 0;
+};
+
+std::unique_ptr<UpdateRule> make_update_rule(const OptimizerOptions& options);
+
+}  // namespace ddp::detail
