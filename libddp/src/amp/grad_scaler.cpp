@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -33,6 +34,12 @@ at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device)
     combined = at::maximum(combined, found_infs[i].to(device, /*non_blocking=*/true));
   }
   return combined;
+}
+
+bool has_fp16(const std::vector<at::Tensor>& gradients) {
+  return std::any_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
+    return gradient.scalar_type() == at::kHalf;
+  });
 }
 
 }  // namespace
@@ -132,9 +139,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   if (state.stage == Stage::Stepped) {
     fail("unscale_() is being called after step()");
   }
-  // In double: the reciprocal of a float32 may be rounded twice otherwise.
-  const at::Tensor inverse_scale = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  state.found_infs = check_and_unscale(optimizer, inverse_scale, /*allow_fp16=*/false);
+  state.found_infs = check_and_unscale(optimizer, inverse_scale(), /*allow_fp16=*/false);
   state.stage = Stage::Unscaled;
 }
 
@@ -152,37 +157,41 @@ void GradScaler::step(Optimizer& optimizer, const StepScalars& scalars) {
   if (state.stage == Stage::Stepped) {
     fail("step() has already been called since the last update()");
   }
-  if (optimizer.supports_found_inf()) {
-    step_on_device(optimizer, state, scalars);
-  } else {
-    if (state.stage == Stage::Ready) {
+  StepScalars given = scalars;
+  if (state.stage == Stage::Ready) {
+    if (optimizer.supports_found_inf() && has_fp16(optimizer.gradients())) {
+      given.inverse_scale = only_check(optimizer, state, scalars.inverse_scale);
+    } else {
       unscale_(optimizer);
     }
-    if (state.found_infs.empty()) {
-      fail("no inf checks were recorded for this optimizer: it has no gradients");
-    }
-    if (combine(state.found_infs, scale_.device()).item<float>() == 0.0F) {
-      optimizer.step(scalars);
-    }
-  }
-  state.stage = Stage::Stepped;
-}
-
-void GradScaler::step_on_device(Optimizer& optimizer, OptimizerState& state, StepScalars scalars) {
-  if (state.stage == Stage::Ready) {
-    // Only look: the optimizer multiplies by 1 / scale on its way, for fp16 gradients in float32.
-    const at::Tensor one = at::ones({}, scale_.options());
-    state.found_infs = check_and_unscale(optimizer, one, /*allow_fp16=*/true);
-    const at::Tensor inverse_scale = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-    scalars.inverse_scale = scalars.inverse_scale.defined()
-                                ? inverse_scale * scalars.inverse_scale.tensor(scale_.device())
-                                : inverse_scale;
   }
   if (state.found_infs.empty()) {
     fail("no inf checks were recorded for this optimizer: it has no gradients");
   }
-  scalars.found_inf = combine(state.found_infs, scale_.device());
-  optimizer.step(scalars);
+  const at::Tensor found_inf = combine(state.found_infs, scale_.device());
+  if (optimizer.supports_found_inf()) {
+    given.found_inf = found_inf;
+    optimizer.step(given);
+  } else if (found_inf.item<float>() == 0.0F) {
+    optimizer.step(given);
+  }
+  state.stage = Stage::Stepped;
+}
+
+// fp16 gradients would lose bits if they were unscaled in place: look at them only. Returns what
+// the optimizer multiplies them by in float32.
+at::Tensor GradScaler::only_check(Optimizer& optimizer, OptimizerState& state,
+                                  const StepScalar& users_inverse_scale) {
+  const at::Tensor one = at::ones({}, scale_.options());
+  state.found_infs = check_and_unscale(optimizer, one, /*allow_fp16=*/true);
+  const at::Tensor inverse = inverse_scale();
+  return users_inverse_scale.defined() ? inverse * users_inverse_scale.tensor(inverse.device())
+                                       : inverse;
+}
+
+// In double: a float32 reciprocal is imprecise under some compilers' options.
+at::Tensor GradScaler::inverse_scale() const {
+  return scale_.to(at::kDouble).reciprocal().to(at::kFloat);
 }
 
 void GradScaler::update() {

@@ -150,7 +150,9 @@ void ListOptimizer::add_member(const NamedParameter& parameter, double lr_scale,
                                double weight_decay) {
   parameters_.push_back(parameter);
   const at::Tensor& leaf = parameter.tensor;
-  Member member{.name = parameter.name, .leaf = leaf};
+  Member member;
+  member.name = parameter.name;
+  member.leaf = leaf;
   const bool half = is_half(leaf.scalar_type());
   // A leaf with holes or overlaps cannot be walked as raw memory either: a dense copy stands in.
   member.needs_master = half || !leaf.is_non_overlapping_and_dense();

@@ -86,7 +86,9 @@ class GradScaler : public Stateful {
   void check_scale_made(const char* function) const;
   std::vector<at::Tensor> check_and_unscale(Optimizer& optimizer, const at::Tensor& inverse_scale,
                                             bool allow_fp16);
-  void step_on_device(Optimizer& optimizer, OptimizerState& state, StepScalars scalars);
+  at::Tensor only_check(Optimizer& optimizer, OptimizerState& state,
+                        const StepScalar& users_inverse_scale);
+  at::Tensor inverse_scale() const;
   int64_t growth_tracker() const;
 
   bool enabled_;
