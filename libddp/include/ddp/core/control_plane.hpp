@@ -45,9 +45,9 @@ struct ControlPlaneOptions {
 struct FailureCause {
   int rank = -1;
   std::string host;
-  int64_t step = -1;        ///< -1 before the first step
-  std::string where;        ///< bucket or module, as far as known
-  std::string message;      ///< the original message
+  int64_t step = -1;    ///< -1 before the first step
+  std::string where;    ///< bucket or module, as far as known
+  std::string message;  ///< the original message
   ExitCode exit_code = ExitCode::PeerLost;
   /// "rank 2 (node3) failed at step 41 in bucket 3: out of memory".
   std::string to_line() const;
@@ -55,8 +55,9 @@ struct FailureCause {
 
 class ControlPlane {
  public:
-  /// Joins the job. Collective. At world size 1 no socket is opened. Throws PeerLostError naming every
-  /// missing rank when the rendezvous times out, SettingsError when two processes claim one rank.
+  /// Joins the job. Collective. At world size 1 no socket is opened. Throws PeerLostError naming
+  /// every missing rank when the rendezvous times out, SettingsError when two processes claim one
+  /// rank.
   static std::unique_ptr<ControlPlane> create(const LaunchEnvironment& launch,
                                               std::shared_ptr<Rendezvous> rendezvous,
                                               const ControlPlaneOptions& options = {});
@@ -84,12 +85,12 @@ class ControlPlane {
   /// The first cause, once known. Any thread.
   virtual bool failed() const = 0;
   virtual FailureCause failure() const = 0;
-  /// Called once, from the background thread, when a failure becomes known: communicators abort here
-  /// so that no thread stays in a collective. Returns a token for remove_failure_callback.
+  /// Called once, from the background thread, when a failure becomes known: communicators abort
+  /// here so that no thread stays in a collective. Returns a token for remove_failure_callback.
   virtual int add_failure_callback(std::function<void(const FailureCause&)> callback) = 0;
   virtual void remove_failure_callback(int token) = 0;
-  /// Ordered end: peers that close after this are not failures. Collective; the destructor of a plane
-  /// that was not closed counts as a failure for the peers.
+  /// Ordered end: peers that close after this are not failures. Collective; the destructor of a
+  /// plane that was not closed counts as a failure for the peers.
   virtual void close() = 0;
 };
 

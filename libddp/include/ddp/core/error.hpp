@@ -11,14 +11,14 @@ namespace ddp {
 /// What a process of a job says to its launcher. An sbatch script decides by these numbers.
 enum class ExitCode : int {
   Ok = 0,
-  UserException = 1,   ///< an exception that is not a ddp::Error left the user's function
-  Settings = 64,       ///< a setting, argument or environment variable is wrong
-  Data = 65,           ///< a data file is missing, truncated or corrupt
-  Mismatch = 70,       ///< ranks disagree about model or settings; a checkpoint of another model
-  CannotWrite = 73,    ///< output cannot be written
-  CannotRead = 74,     ///< a checkpoint cannot be read
-  SavedRequeue = 75,   ///< stopped on request, state saved: start me again
-  PeerLost = 76,       ///< a peer vanished without a word
+  UserException = 1,  ///< an exception that is not a ddp::Error left the user's function
+  Settings = 64,      ///< a setting, argument or environment variable is wrong
+  Data = 65,          ///< a data file is missing, truncated or corrupt
+  Mismatch = 70,      ///< ranks disagree about model or settings; a checkpoint of another model
+  CannotWrite = 73,   ///< output cannot be written
+  CannotRead = 74,    ///< a checkpoint cannot be read
+  SavedRequeue = 75,  ///< stopped on request, state saved: start me again
+  PeerLost = 76,      ///< a peer vanished without a word
 };
 
 /// Base of all errors that libddp raises on behalf of a user's mistake or the world's faults. The
@@ -81,10 +81,10 @@ std::string concat(const Args&... args) {
 }  // namespace ddp
 
 /// Checks an invariant of libddp itself; the optional arguments are joined into the message.
-#define DDP_CHECK(condition, ...)                                            \
-  do {                                                                       \
-    if (!(condition)) [[unlikely]] {                                         \
-      ::ddp::detail::fail_check(#condition, __FILE__, __LINE__,              \
+#define DDP_CHECK(condition, ...)                                                      \
+  do {                                                                                 \
+    if (!(condition)) [[unlikely]] {                                                   \
+      ::ddp::detail::fail_check(#condition, __FILE__, __LINE__,                        \
                                 ::ddp::detail::concat("" __VA_OPT__(, ) __VA_ARGS__)); \
-    }                                                                        \
+    }                                                                                  \
   } while (false)

@@ -28,6 +28,7 @@ struct Field {
   double min = -std::numeric_limits<double>::infinity();  ///< smallest allowed number
   double max = std::numeric_limits<double>::infinity();   ///< largest allowed number
   std::vector<std::string> choices = {};                  ///< allowed texts; empty allows any
+  bool may_differ = false;  ///< ranks may have different values (a rank, a local folder)
 };
 
 /// Visits the fields of an options struct by reference: a reader sets them, a writer prints them.

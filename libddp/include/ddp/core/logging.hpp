@@ -16,9 +16,17 @@ void set_log_rank(int rank);
 /// One line to standard error, written whole, so that lines of ranks do not mix. Thread safe.
 void log(LogLevel level, const std::string& message);
 
-inline void log_debug(const std::string& message) { log(LogLevel::Debug, message); }
-inline void log_info(const std::string& message) { log(LogLevel::Info, message); }
-inline void log_warning(const std::string& message) { log(LogLevel::Warning, message); }
-inline void log_error(const std::string& message) { log(LogLevel::Error, message); }
+inline void log_debug(const std::string& message) {
+  log(LogLevel::Debug, message);
+}
+inline void log_info(const std::string& message) {
+  log(LogLevel::Info, message);
+}
+inline void log_warning(const std::string& message) {
+  log(LogLevel::Warning, message);
+}
+inline void log_error(const std::string& message) {
+  log(LogLevel::Error, message);
+}
 
 }  // namespace ddp

@@ -26,8 +26,8 @@ class Stateful {
   virtual std::string state_name() const = 0;
   /// Tensors may alias live memory: whoever keeps the result beyond the step copies.
   virtual StateDict state_dict() const = 0;
-  /// Throws MismatchError naming the first key that is missing, unexpected or of another shape; then
-  /// nothing was changed.
+  /// Throws MismatchError naming the first key that is missing, unexpected or of another shape;
+  /// then nothing was changed.
   virtual void load_state_dict(const StateDict& state) = 0;
 };
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the user set, from a YAML file and key=value overrides, and how it becomes options structs.
+//
+//   ddp::Settings settings;
+//   settings.add_yaml_file("run.yaml");
+//   settings.add_override("train.batch_size=128");
+//   TrainOptions train;
+//   settings.read("train", train);  // checks types, limits and unknown keys under "train."
+//   settings.require_all_read();    // refuses keys that nobody read
+//
+// All errors are SettingsError and name the file and line (or the argument), the key, the value,
+// what is allowed and the fix.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ddp/core/fields.hpp"
+#include "ddp/core/setting_row.hpp"
+
+namespace ddp {
+
+/// A program's own section, announced before settings are read, so that --help shows its keys and
+/// unknown keys are refused before anything starts.
+struct Section {
+  std::string name;
+  std::function<void(FieldVisitor&)> describe;  ///< visits default options
+};
+
+/// `T` has describe_fields(T&, FieldVisitor&).
+template <typename T>
+Section declare_section(std::string name) {
+  return {std::move(name), [](FieldVisitor& visitor) {
+            T options{};
+            describe_fields(options, visitor);
+          }};
+}
+
+class Settings {
+ public:
+  /// At most 1 MiB, 32 levels, one document; aliases, anchors and tags are refused.
+  void add_yaml_file(const std::string& path);
+  /// `name` stands for the file in messages.
+  void add_yaml(const std::string& text, const std::string& name);
+  /// "key=value". The value is taken as it is; lists are "a,b" or "[a, b]". A later one wins, and
+  /// overrides win over the file whatever the order of calls.
+  void add_override(const std::string& argument);
+
+  /// Fills `options` with what was set under "<section>." and refuses unknown keys there.
+  template <typename T>
+  void read(const std::string& section, T& options) {
+    read_section(section, [&](FieldVisitor& visitor) { describe_fields(options, visitor); });
+  }
+  void read_section(const std::string& section, const std::function<void(FieldVisitor&)>& describe);
+
+  /// Refuses what cannot belong to a section read later: keys without a section, and sections whose
+  /// name is nearly one that was read.
+  void refuse_misspelled() const;
+  /// Refuses every key that nobody read.
+  void require_all_read() const;
+
+  /// One value as the user wrote it.
+  struct Given {
+    std::vector<std::string> items;  ///< one text, or the items of a YAML list
+    bool is_list = false;
+    bool is_null = false;    ///< "key:" without a value
+    bool is_quoted = false;  ///< "128" in quotes is a text, not a number
+    std::string origin;      ///< "run.yaml:12" or "argument"
+    bool from_override = false;
+    bool was_read = false;
+  };
+
+ private:
+  [[noreturn]] void fail_unknown(const std::string& key) const;
+  void set(const std::string& key, Given given);
+
+  std::map<std::string, Given> given_;
+  std::vector<std::string> known_keys_;
+  std::vector<std::string> known_sections_;
+};
+
+/// The arguments of a program: [--config FILE] [--help] [key=value ...].
+struct CommandLine {
+  std::string config_file;
+  std::vector<std::string> overrides;
+  bool help = false;
+};
+
+/// Throws SettingsError for anything else.
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+}  // namespace ddp

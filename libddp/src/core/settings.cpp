@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/settings.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "core/setting_text.hpp"
+#include "core/settings_reader.hpp"
+#include "core/yaml_reader.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+namespace {
+
+using detail::concat;
+
+std::string section_of(const std::string& key) {
+  return key.substr(0, key.find('.'));
+}
+
+std::string last_part(const std::string& key) {
+  return key.substr(key.rfind('.') + 1);
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The whole file, or the limit and one byte: the caller sees that it is too large.
+std::string read_file(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(detail::kMaxYamlBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file.eof() && file.fail()) {
+    throw SettingsError(concat(
+        "--config ", path, " cannot be read: ", errno == 0 ? "unknown error" : std::strerror(errno),
+        "; fix: give the path of a YAML file"));
+  }
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return text;
+}
+
+}  // namespace
+
+void Settings::set(const std::string& key, Given given) {
+  const auto found = given_.find(key);
+  if (found == given_.end()) {
+    given_.emplace(key, std::move(given));
+  } else if (given.from_override || !found->second.from_override) {
+    found->second = std::move(given);
+  }
+}
+
+void Settings::add_yaml_file(const std::string& path) {
+  add_yaml(read_file(path), path);
+}
+
+void Settings::add_yaml(const std::string& text, const std::string& name) {
+  for (auto& [key, given] : detail::read_yaml(text, name)) {
+    set(key, given);
+  }
+}
+
+void Settings::add_override(const std::string& argument) {
+  const std::size_t equals = argument.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    throw SettingsError(concat("argument '", argument.substr(0, 120),
+                               "' is not key=value; fix: for example train.batch_size=128"));
+  }
+  Given given;
+  given.items = {argument.substr(equals + 1)};
+  given.origin = "argument";
+  given.from_override = true;
+  set(argument.substr(0, equals), std::move(given));
+}
+
+void Settings::read_section(const std::string& section,
+                            const std::function<void(FieldVisitor&)>& describe) {
+  if (!contains(known_sections_, section)) {
+    known_sections_.push_back(section);
+  }
+  detail::SettingsReader reader(section, given_, known_keys_);
+  describe(reader);
+  for (auto& [key, given] : given_) {
+    const bool empty_section =
+        given.is_null &&
+        std::any_of(known_keys_.begin(), known_keys_.end(), [&](const auto& known) {
+          return known.compare(0, key.size() + 1, key + ".") == 0;
+        });
+    given.was_read = given.was_read || empty_section;
+    if (section_of(key) == section && !given.was_read) {
+      fail_unknown(key);
+    }
+  }
+}
+
+void Settings::refuse_misspelled() const {
+  for (const auto& [key, given] : given_) {
+    const bool bare = key.find('.') == std::string::npos;
+    if (!given.was_read && (bare || !detail::nearest(section_of(key), known_sections_).empty())) {
+      fail_unknown(key);
+    }
+  }
+}
+
+void Settings::require_all_read() const {
+  for (const auto& [key, given] : given_) {
+    if (!given.was_read) {
+      fail_unknown(key);
+    }
+  }
+}
+
+void Settings::fail_unknown(const std::string& key) const {
+  const Given& given = given_.at(key);
+  std::string message = concat(given.origin, ": unknown setting '", key.substr(0, 120), "'");
+  // In order: a typo anywhere, a key without (or with another) section, a typo in the section.
+  std::string near = detail::nearest(key, known_keys_);
+  for (const std::string& known : known_keys_) {
+    if (near.empty() && last_part(known) == last_part(key)) {
+      near = known;
+    }
+  }
+  if (contains(known_sections_, key)) {
+    message += concat("; '", key, "' is a section: set ", key, ".<key>=value");
+  } else if (!near.empty()) {
+    message += concat("; did you mean ", near, "?");
+  } else if (!contains(known_sections_, section_of(key)) && key.find('.') != std::string::npos) {
+    message += concat("; there is no section '", section_of(key),
+                      "' (sections: ", detail::join(known_sections_, ", "), ")");
+  } else {
+    message += "; --help lists every key";
+  }
+  throw SettingsError(message);
+}
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  CommandLine line;
+  const auto set_config = [&line](const std::string& path) {
+    if (!line.config_file.empty() || path.empty()) {
+      throw SettingsError("--config needs exactly one file; fix: --config FILE.yaml key=value ...");
+    }
+    line.config_file = path;
+  };
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--help" || argument == "-h") {
+      line.help = true;
+    } else if (argument == "--config") {
+      set_config(++i < argc ? argv[i] : "");
+    } else if (argument.rfind("--config=", 0) == 0) {
+      set_config(argument.substr(std::strlen("--config=")));
+    } else if (argument.rfind('-', 0) == 0) {
+      const std::string bare =
+          argument.substr(std::min(argument.size(), argument.find_first_not_of('-')));
+      const bool is_key = bare.find('=') != std::string::npos;
+      throw SettingsError(
+          concat("unknown argument '", argument, "'; fix: ",
+                 is_key ? concat("write ", bare, " without dashes")
+                        : std::string("there are --config FILE, --help and key=value")));
+    } else {
+      line.overrides.push_back(argument);
+    }
+  }
+  return line;
+}
+
+}  // namespace ddp

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/yaml_reader.hpp"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <sstream>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+using Given = Settings::Given;
+
+// Takes the parser's events and never builds yaml-cpp's node graph: what is too deep or shared is
+// refused while it is being read, before it costs stack or memory.
+class SettingsHandler final : public YAML::EventHandler {
+ public:
+  SettingsHandler(std::map<std::string, Given>& values, const std::string& name)
+      : values_(values), name_(name) {}
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ > 1) {
+      fail(mark, "a second document begins; fix: keep one document a file");
+    }
+  }
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    refuse_anchor(mark, anchor);
+    if (levels_.empty()) {
+      return;  // an empty file
+    }
+    Given null;
+    null.is_null = true;
+    null.items = {""};
+    add(mark, std::move(null));
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    fail(mark, "aliases (*name) are not read; fix: write the value out");
+  }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    refuse_anchor(mark, anchor);
+    if (tag != "?" && tag != "!" && !tag.empty()) {
+      fail(mark, concat("the tag ", tag, " is not read; fix: leave it out"));
+    }
+    Given scalar;
+    scalar.is_quoted = tag == "!";
+    scalar.items = {value};
+    add(mark, std::move(scalar));
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    refuse_anchor(mark, anchor);
+    if (levels_.empty() || levels_.back().is_list) {
+      fail(mark,
+           "a list stands where a section or value is expected; fix: write section: and "
+           "key: value lines, lists hold plain values only");
+    }
+    require_key(mark);
+    enter(mark, {true, "", levels_.back().key, {}, levels_.back().line});
+  }
+  void OnSequenceEnd() override {
+    Level level = std::move(levels_.back());
+    levels_.pop_back();
+    Given list;
+    list.is_list = true;
+    list.items = std::move(level.items);
+    add({}, std::move(list));
+  }
+
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    refuse_anchor(mark, anchor);
+    std::string prefix;
+    if (!levels_.empty()) {
+      if (levels_.back().is_list) {
+        fail(mark, "a section stands inside a list; fix: lists hold plain values only");
+      }
+      require_key(mark);
+      prefix = levels_.back().prefix + levels_.back().key + ".";
+    }
+    enter(mark, {false, prefix, "", {}, 0});
+  }
+  void OnMapEnd() override {
+    levels_.pop_back();
+    if (!levels_.empty()) {
+      levels_.back().key.clear();
+    }
+  }
+
+ private:
+  struct Level {
+    bool is_list = false;
+    std::string prefix;  // of the keys in this section
+    std::string key;     // whose value is awaited; empty where a key is awaited
+    std::vector<std::string> items;
+    int line = 0;  // of the key
+  };
+
+  [[noreturn]] void fail(const YAML::Mark& mark, const std::string& why) const {
+    throw SettingsError(concat(name_, ":", mark.line + 1, ": ", why));
+  }
+
+  void refuse_anchor(const YAML::Mark& mark, YAML::anchor_t anchor) const {
+    if (anchor != 0) {
+      fail(mark, "anchors (&name) are not read; fix: leave it out");
+    }
+  }
+
+  void require_key(const YAML::Mark& mark) const {
+    if (levels_.back().key.empty()) {
+      fail(mark, "a key must be a plain text; fix: write key: value");
+    }
+  }
+
+  void enter(const YAML::Mark& mark, Level level) {
+    if (levels_.size() >= kMaxYamlDepth) {
+      fail(mark, concat("nested deeper than ", kMaxYamlDepth, " levels"));
+    }
+    levels_.push_back(std::move(level));
+  }
+
+  // A key, an item of a list, or the value of the awaited key.
+  void add(const YAML::Mark& mark, Given value) {
+    if (levels_.empty()) {
+      fail(mark, "the file must hold sections; fix: write section: and key: value lines");
+    }
+    Level& level = levels_.back();
+    if (level.is_list) {
+      level.items.push_back(value.items.front());
+      return;
+    }
+    if (level.key.empty()) {
+      level.key = value.items.front();
+      level.line = mark.line + 1;
+      require_key(mark);
+      return;
+    }
+    const std::string key = level.prefix + level.key;
+    value.origin = concat(name_, ":", level.line);
+    const auto [found, is_new] = values_.emplace(key, value);
+    if (!is_new) {
+      throw SettingsError(concat(value.origin, ": ", key, " is set a second time, first at ",
+                                 found->second.origin, "; fix: keep one of them"));
+    }
+    level.key.clear();
+  }
+
+  std::map<std::string, Given>& values_;
+  const std::string& name_;
+  std::vector<Level> levels_;
+  int documents_ = 0;
+};
+
+}  // namespace
+
+std::map<std::string, Given> read_yaml(const std::string& text, const std::string& name) {
+  if (text.size() > kMaxYamlBytes) {
+    throw SettingsError(concat(name, ": larger than 1 MiB; fix: is this a settings file?"));
+  }
+  std::map<std::string, Given> values;
+  SettingsHandler handler(values, name);
+  std::istringstream in(text);
+  try {
+    YAML::Parser parser(in);
+    while (parser.HandleNextDocument(handler)) {
+    }
+  } catch (const YAML::Exception& error) {
+    throw SettingsError(
+        concat(name, ":", error.mark.line + 1, ": cannot be read as YAML: ", error.msg));
+  }
+  return values;
+}
+
+}  // namespace ddp::detail

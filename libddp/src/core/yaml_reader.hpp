@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "ddp/core/settings.hpp"
+
+namespace ddp::detail {
+
+constexpr std::size_t kMaxYamlBytes = 1 << 20;
+constexpr std::size_t kMaxYamlDepth = 32;
+
+/// The values of a YAML text under dotted keys. Throws SettingsError with `name` and line.
+std::map<std::string, Settings::Given> read_yaml(const std::string& text, const std::string& name);
+
+}  // namespace ddp::detail

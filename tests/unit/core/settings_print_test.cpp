@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <map>
+
+#include "ddp/core/setting_row.hpp"
+#include "ddp/core/settings.hpp"
+#include "support/catch.hpp"
+#include "unit/core/sample_options.hpp"
+
+namespace ddp {
+namespace {
+
+sample::Options strange() {
+  sample::Options options;
+  options.shuffle = false;
+  options.lr = 0.1 + 0.2;  // needs 17 digits
+  options.dtype = "off";   // a bool in YAML 1.1 unless quoted
+  options.folder = "a \"b\"\\ : #\n\t\x7fü";
+  options.milestones = {};
+  options.betas = {1e-300, 0.999};
+  options.tags = {"true", "12", "", "x, y", "[z]", "- q", "null"};
+  options.color = sample::Color::Green;
+  options.inner.timeout = std::chrono::milliseconds(1);
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("settings written as YAML read back to the same values") {
+  const SettingRows rows = list_settings("s", strange());
+  Settings settings;
+  settings.add_yaml(settings_yaml(rows), "saved.yaml");
+  sample::Options back;
+  settings.read("s", back);
+  settings.require_all_read();
+  CHECK(back.lr == strange().lr);
+  CHECK(back.folder == strange().folder);
+  CHECK(back.tags == strange().tags);
+  CHECK(back.milestones.empty());
+  CHECK(settings_yaml(list_settings("s", back)) == settings_yaml(rows));
+}
+
+TEST_CASE("the table marks what is not the default") {
+  sample::Options options;
+  options.batch_size = 256;
+  const std::string table =
+      settings_table(list_settings("s", options), list_settings("s", sample::Options{}));
+  CHECK(table.find("* s.batch_size        256 samples\n") != std::string::npos);
+  CHECK(table.find("  s.lr                0.1\n") != std::string::npos);
+  CHECK(table.find("  s.inner.timeout_ms  500 ms\n") != std::string::npos);
+  CHECK(table.find("  s.milestones        [30, 60]\n") != std::string::npos);
+}
+
+TEST_CASE("settings of ranks are compared but for those that may differ") {
+  sample::Options here, there;
+  there.folder = "/local/of/another/host";
+  const auto canonical = [](const sample::Options& options) {
+    return settings_canonical(list_settings("s", options));
+  };
+  CHECK(canonical(here) == canonical(there));
+  CHECK(first_difference(canonical(here), canonical(there)).empty());
+  there.inner.num_tries = 4;
+  there.lr = 0.2;
+  CHECK(first_difference(canonical(here), canonical(there)) ==
+        "s.inner.num_tries=3 here, s.inner.num_tries=4 there");
+}
+
+TEST_CASE("help and documentation show every key with default, unit, limits and meaning") {
+  const SettingRows rows = list_settings("s", sample::Options{});
+  CHECK(rows.size() == 11);
+  const std::string help = settings_help(rows);
+  CHECK(help.find("  s.batch_size=128 samples\n      of a rank and step (a whole number from 1 to "
+                  "4096)\n") != std::string::npos);
+  CHECK(help.find("(a whole number of at least 1)") != std::string::npos);
+  const std::string page = settings_markdown(rows);
+  CHECK(page.find("## s\n") != std::string::npos);
+  CHECK(page.find("| `s.dtype` | `bf16` | one of bf16, fp16, off | what is computed in |\n") !=
+        std::string::npos);
+  CHECK(page.find("| `s.folder` | (empty) | a text | where files are |\n") != std::string::npos);
+  CHECK(page.find("epochs \\| steps") != std::string::npos);
+  for (const SettingRow& row : rows) {
+    CHECK(help.find("  " + row.key + "=") != std::string::npos);
+    CHECK(page.find("| `" + row.key + "` |") != std::string::npos);
+  }
+}
+
+}  // namespace ddp
