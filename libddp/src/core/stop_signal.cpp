@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/stop_signal.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "core/parse_number.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp {
+namespace {
+
+constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
+constexpr int kProgramItself = -1;
+
+// A handler reaches nothing but globals. 0: no request; else the first signal.
+std::atomic<int> requested_by{0};
+static_assert(std::atomic<int>::is_always_lock_free, "the handler must not take a lock");
+
+void remember(int signal) {
+  int none = 0;
+  requested_by.compare_exchange_strong(none, signal);
+}
+
+extern "C" void handle_stop_signal(int signal) {
+  remember(signal);
+  if (signal == SIGINT) {
+    constexpr char kText[] = "\nddp: stopping at the end of a step; Ctrl-C again leaves at once\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  }
+}
+
+std::string name_of(int signal) {
+  switch (signal) {
+    case SIGTERM:
+      return "received SIGTERM";
+    case SIGUSR1:
+      return "received SIGUSR1";
+    case SIGINT:
+      return "received SIGINT";
+    default:
+      return "asked for it";
+  }
+}
+
+std::string reason_for(std::size_t rank, int signal) {
+  return detail::concat("rank ", rank, " ", name_of(signal));
+}
+
+}  // namespace
+
+StopSignalHandlers::StopSignalHandlers() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    struct sigaction action = {};
+    action.sa_handler = handle_stop_signal;
+    sigemptyset(&action.sa_mask);
+    // SA_RESTART: calls of other libraries must not see EINTR because of us.
+    action.sa_flags = SA_RESTART | (kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
+    sigaction(kSignals[i], &action, &previous_[i]);
+  }
+}
+
+StopSignalHandlers::~StopSignalHandlers() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &previous_[i], nullptr);
+  }
+}
+
+void request_stop() {
+  remember(kProgramItself);
+}
+bool stop_requested() {
+  return requested_by.load() != 0;
+}
+void clear_stop_request() {
+  requested_by = 0;
+}
+
+StopSignal::StopSignal(ControlPlane& control_plane, std::chrono::duration<double> check_interval)
+    : control_plane_(control_plane),
+      check_interval_(check_interval),
+      last_check_(std::chrono::steady_clock::now()) {}
+
+// How many calls fill the interval at the present pace. At most four times the last number: one
+// fast stretch (a warm cache, an evaluation skipped) must not put the next look far away.
+int64_t StopSignal::choose_interval(int64_t num_calls) const {
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - last_check_;
+  const double calls =
+      static_cast<double>(num_calls) * check_interval_.count() / std::max(elapsed.count(), 1e-9);
+  return std::clamp<int64_t>(static_cast<int64_t>(std::min(calls, 1e9)), 1, 4 * num_calls);
+}
+
+bool StopSignal::should_stop() {
+  if (!reason_.empty()) {
+    return true;
+  }
+  const int own = requested_by.load();
+  if (control_plane_.world_size() == 1) {
+    reason_ = own == 0 ? "" : reason_for(0, own);
+    return own != 0;
+  }
+  if (++calls_since_check_ < calls_until_check_) {
+    return false;
+  }
+  // Every rank sends "<signal> <interval>"; only rank 0's interval counts.
+  const auto answers =
+      control_plane_.all_gather(detail::concat(own, " ", choose_interval(calls_since_check_)));
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    const std::size_t blank = answers[rank].find(' ');
+    const auto signal = detail::parse_number<int>(answers[rank].substr(0, blank));
+    const auto interval = detail::parse_number<int64_t>(answers[rank].substr(blank + 1));
+    DDP_CHECK(blank != std::string::npos && signal && interval, "stop answer ", answers[rank]);
+    if (*signal != 0 && reason_.empty()) {
+      reason_ = reason_for(rank, *signal);
+    }
+    if (rank == 0) {
+      calls_until_check_ = *interval;
+    }
+  }
+  calls_since_check_ = 0;
+  last_check_ = std::chrono::steady_clock::now();
+  if (!reason_.empty() && control_plane_.rank() == 0) {
+    log_info(reason_ + ": all ranks stop here");
+  }
+  return !reason_.empty();
+}
+
+}  // namespace ddp
