@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything the project links, and the two switches DDP_HAS_CUDA and DDP_HAS_MPI.
 find_package(Threads REQUIRED)
-find_package(LibTorch 2.7 REQUIRED)
+if(DDP_CORE_ONLY)
+  set(DDP_WITH_CUDA OFF)
+  set(DDP_WITH_MPI OFF)
+else()
+  find_package(LibTorch 2.7 REQUIRED)
+endif()
 
 # CUDA: needs a toolkit, a LibTorch with CUDA and NCCL.
 set(DDP_HAS_CUDA FALSE)
@@ -73,6 +78,11 @@ if(NOT TURBOJPEG_INCLUDE_DIR OR NOT TURBOJPEG_LIBRARY)
   message(FATAL_ERROR "ddp needs libjpeg-turbo: apt-get install libturbojpeg0-dev (./quickstart.sh does this)")
 endif()
 
+if(DDP_CORE_ONLY)
+  message(STATUS "ddp: core only, without LibTorch")
+  return()
+endif()
+
 # The LibTorch that everything links: with CUDA where the CUDA parts are built.
 add_library(ddp_torch INTERFACE)
 if(DDP_HAS_CUDA)
@@ -82,7 +92,7 @@ else()
 endif()
 
 # One precompiled LibTorch header, shared by all targets that ask for it.
-add_library(ddp_pch STATIC ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
+add_library(ddp_pch STATIC ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
 target_link_libraries(ddp_pch PUBLIC ddp_torch)
 if(DDP_PCH)
   target_precompile_headers(ddp_pch PRIVATE <torch/torch.h>)
@@ -94,3 +104,4 @@ function(ddp_use_pch target)
 endfunction()
 
 message(STATUS "ddp: LibTorch ${LIBTORCH_VERSION} in ${LIBTORCH_FOUND_ROOT}; CUDA ${DDP_HAS_CUDA}; MPI ${DDP_HAS_MPI}")
+file(WRITE ${CMAKE_BINARY_DIR}/ddp_parts.txt "CUDA=${DDP_HAS_CUDA}\nMPI=${DDP_HAS_MPI}\n")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# `cmake --install`: libraries, headers, a relocatable CMake package, ddp.pc and the examples.
+include(CMakePackageConfigHelpers)
+
+set(DDP_INSTALL_CMAKEDIR ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
+set_target_properties(ddp_ops ddp ddp_models PROPERTIES
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+
+# LibTorch is not ours to move: the libraries remember where it was, LD_LIBRARY_PATH says where it is.
+set(_torch_rpath ${LIBTORCH_LIBRARY_DIR})
+if(DDP_HAS_CUDA)
+  foreach(_lib ${NCCL_LIBRARY} ${CUDA_cudart_LIBRARY})
+    get_filename_component(_dir ${_lib} DIRECTORY)
+    list(APPEND _torch_rpath ${_dir})
+  endforeach()
+  list(REMOVE_DUPLICATES _torch_rpath)
+endif()
+set_target_properties(ddp_ops ddp ddp_models PROPERTIES INSTALL_RPATH "$ORIGIN;${_torch_rpath}")
+
+install(TARGETS ddp_ops ddp ddp_models EXPORT ddpTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${DDP_INSTALL_CMAKEDIR})
+install(DIRECTORY libddp/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+install(DIRECTORY models/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+
+# Every program below examples/ is installed to bin and finds the libraries beside it.
+function(_ddp_install_programs folder)
+  get_property(_targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(_target ${_targets})
+    get_target_property(_type ${_target} TYPE)
+    if(_type STREQUAL "EXECUTABLE")
+      file(RELATIVE_PATH _lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+      set_target_properties(${_target} PROPERTIES INSTALL_RPATH "$ORIGIN/${_lib};${_torch_rpath}")
+      install(TARGETS ${_target} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    endif()
+  endforeach()
+  get_property(_folders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+  foreach(_folder ${_folders})
+    _ddp_install_programs(${_folder})
+  endforeach()
+endfunction()
+if(DDP_BUILD_EXAMPLES)
+  _ddp_install_programs(${PROJECT_SOURCE_DIR}/examples)
+  install(DIRECTORY examples/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp OPTIONAL)
+endif()
+
+# yaml-cpp changes its name with every release of a distribution and libjpeg-turbo's turbojpeg is often
+# absent: the files that were linked travel along under the name the loader asks for.
+function(_ddp_install_bundled library)
+  get_filename_component(_real "${library}" REALPATH)
+  execute_process(COMMAND ${CMAKE_OBJDUMP} -p "${_real}" OUTPUT_VARIABLE _dump ERROR_QUIET)
+  if(_real MATCHES "\\.so" AND _dump MATCHES "SONAME +([^\n ]+)")
+    install(FILES "${_real}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${CMAKE_MATCH_1}")
+  endif()
+endfunction()
+if(DDP_INSTALL_BUNDLED)
+  find_library(DDP_YAML_CPP_LIBRARY NAMES yaml-cpp HINTS ${YAML_CPP_LIBRARY_DIRS} ${YAML_CPP_LIBRARY_DIR})
+  mark_as_advanced(DDP_YAML_CPP_LIBRARY)
+  _ddp_install_bundled("${DDP_YAML_CPP_LIBRARY}")
+  _ddp_install_bundled("${TURBOJPEG_LIBRARY}")
+endif()
+
+# find_package(ddp): finds LibTorch again on the machine it runs on, with the same module.
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" DDP_LIBTORCH_SERIES "${LIBTORCH_VERSION}")
+configure_package_config_file(cmake/ddpConfig.cmake.in ${CMAKE_BINARY_DIR}/package/ddpConfig.cmake
+  INSTALL_DESTINATION ${DDP_INSTALL_CMAKEDIR} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/ddpConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/package/ddpConfig.cmake ${CMAKE_BINARY_DIR}/package/ddpConfigVersion.cmake
+  cmake/FindLibTorch.cmake DESTINATION ${DDP_INSTALL_CMAKEDIR})
+
+# pkg-config: ${pcfiledir} keeps it relocatable; --define-variable=libtorch=… names another LibTorch.
+file(RELATIVE_PATH DDP_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" DDP_PC_PREFIX "${DDP_PC_PREFIX}")
+set(DDP_PC_CFLAGS "")
+set(DDP_PC_LIBS "-ltorch_cpu -lc10")
+if(DDP_HAS_CUDA)
+  list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND " -isystem " OUTPUT_VARIABLE _cuda_includes)
+  string(JOIN "" DDP_PC_CFLAGS " -DDDP_HAS_CUDA=1" ${_cuda_includes})
+  set(DDP_PC_LIBS "-Wl,--push-state,--no-as-needed -ltorch_cuda -lc10_cuda -Wl,--pop-state ${DDP_PC_LIBS}")
+endif()
+configure_file(cmake/ddp.pc.in ${CMAKE_BINARY_DIR}/package/ddp.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/package/ddp.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

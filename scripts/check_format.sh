@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Compares every C++ and CUDA file with .clang-format. Another clang-format than 14 wraps differently:
+# where 14 is not installed, pip's goes into .venv.
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$DDP_ROOT"
+
+format=
+for candidate in clang-format-14 clang-format "$DDP_VENV/bin/clang-format"; do
+  if "$candidate" --version 2>/dev/null | grep -q 'version 14\.'; then
+    format=$candidate
+    break
+  fi
+done
+if [ -z "$format" ]; then
+  pip_install clang-format==14.0.6
+  format=$DDP_VENV/bin/clang-format
+fi
+mapfile -t files < <(git ls-files '*.hpp' '*.cpp' '*.cu' '*.cuh')
+"$format" --dry-run --Werror "${files[@]}" || die "run: $format -i on the files above"
+say "${#files[@]} files are formatted"

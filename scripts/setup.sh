@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Shared by ./quickstart.sh, ./test.sh and .ci/run: from a bare Debian 12 or Ubuntu 24.04 to a
+# configured and built `build/`. Everything here may be repeated; what is already there is left alone.
+#
+#   DDP_TORCH_VERSION   LibTorch to install where none is found (2.11.0)
+#   DDP_BUILD_JOBS      parallel compilers (one a core, and one for each 2 GiB of memory)
+#   DDP_SKIP_PACKAGES=1 never call apt-get
+#   DDP_CMAKE_ARGS      more arguments for CMake's configuration
+
+DDP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+DDP_BUILD=$DDP_ROOT/build
+DDP_VENV=$DDP_ROOT/.venv
+: "${DDP_TORCH_VERSION:=2.11.0}"
+
+say() { printf '==> %s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# --- system packages ---------------------------------------------------------------------------
+# The same names on Debian 12 and Ubuntu 24.04. Without the optional ones a part is not built.
+DDP_PACKAGES_NEEDED=(g++ make pkg-config python3-venv libspdlog-dev libfmt-dev libyaml-cpp-dev
+  libcli11-dev nlohmann-json3-dev libssl-dev libxxhash-dev libturbojpeg0-dev catch2)
+DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev ccache)
+
+what_lacks() {
+  case $1 in
+    openmpi-bin | libopenmpi-dev) echo "no MPI: one process on the CPU, any number of ranks on GPUs" ;;
+    ccache) echo "a changed branch compiles everything again" ;;
+  esac
+}
+
+way_around() {
+  case $1 in
+    g++ | make) echo "any C++20 compiler (GCC 12, Clang 15 or newer): export CXX=..." ;;
+    python3-venv) echo "have torch==$DDP_TORCH_VERSION, cmake>=3.28 and ninja ready yourself (conda, or an activated virtual environment)" ;;
+    pkg-config) echo "go without: only ddp.pc needs it" ;;
+    *) echo "install it with conda (conda-forge has it) or from its sources, and add its folder to CMAKE_PREFIX_PATH" ;;
+  esac
+}
+
+package_is_installed() {
+  [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+missing_packages() {
+  local package
+  for package in "$@"; do
+    package_is_installed "$package" || echo "$package"
+  done
+}
+
+apt_get() {
+  local sudo=()
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || return 1
+    sudo=(sudo)
+    [ -t 0 ] || sudo=(sudo -n)  # nobody is there to type a password
+  fi
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q "$@" >&2
+}
+
+install_packages() {
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    warn "this is not Debian or Ubuntu: the build needs what these packages hold: ${DDP_PACKAGES_NEEDED[*]}"
+    return
+  fi
+  local missing still package
+  mapfile -t missing < <(missing_packages "${DDP_PACKAGES_NEEDED[@]}" "${DDP_PACKAGES_OPTIONAL[@]}")
+  [ ${#missing[@]} = 0 ] && return
+  if [ "${DDP_SKIP_PACKAGES:-0}" != 1 ]; then
+    say "installing system packages: ${missing[*]}"
+    apt_get update || true
+    if ! apt_get install -y --no-install-recommends "${missing[@]}"; then
+      # One that cannot be had must not keep the others away.
+      for package in "${missing[@]}"; do
+        apt_get install -y --no-install-recommends "$package" || true
+      done
+    fi
+  fi
+  mapfile -t still < <(missing_packages "${DDP_PACKAGES_OPTIONAL[@]}")
+  for package in "${still[@]}"; do
+    warn "$package is not installed ($(what_lacks "$package")); to have it: apt-get install $package"
+  done
+  mapfile -t still < <(missing_packages "${DDP_PACKAGES_NEEDED[@]}")
+  for package in "${still[@]}"; do
+    warn "$package could not be installed; as root: apt-get install $package; or $(way_around "$package")"
+  done
+}
+
+# --- LibTorch, CMake, Ninja --------------------------------------------------------------------
+# Prints "folder version" of the LibTorch CMake would take, in FindLibTorch.cmake's order.
+find_libtorch() {
+  local base root header version
+  for base in "${LIBTORCH_ROOT:-}" "${VIRTUAL_ENV:-}" "$DDP_VENV" "${CONDA_PREFIX:-}" python3; do
+    [ -n "$base" ] || continue
+    if [ "$base" = python3 ]; then
+      base=$(python3 -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' 2>/dev/null) || continue
+      [ -n "$base" ] || continue
+    fi
+    for root in "$base" "$base"/lib/python3*/site-packages/torch; do
+      [ -e "$root/lib/libtorch_cpu.so" ] || continue
+      for header in torch/headeronly/version.h torch/csrc/api/include/torch/version.h; do
+        version=$(awk '/#define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]/ {v = v s $3; s = "."} END {print v}' \
+          "$root/include/$header" 2>/dev/null) || true
+        [ -n "$version" ] && { echo "$root $version"; return 0; }
+      done
+    done
+  done
+  return 1
+}
+
+version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+pip_install() {
+  if [ ! -x "$DDP_VENV/bin/pip" ]; then
+    python3 -m venv "$DDP_VENV" ||
+      die "python3 cannot make a virtual environment; $(way_around python3-venv)"
+  fi
+  say "installing into .venv: $*"
+  "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check "$@" ||
+    die "pip could not install $*; without network, unpack LibTorch and set LIBTORCH_ROOT to its folder"
+}
+
+install_python_parts() {
+  local found="" wanted=() cmake_version
+  [ -d "$DDP_VENV/bin" ] && PATH=$DDP_VENV/bin:$PATH
+  if found=$(find_libtorch) && version_at_least "${found##* }" 2.7; then
+    say "LibTorch ${found##* } in ${found% *}"
+  else
+    [ -n "$found" ] && warn "LibTorch ${found##* } in ${found% *} is older than 2.7 and is not used"
+    wanted+=("torch==$DDP_TORCH_VERSION" numpy)
+  fi
+  # CMake 3.28 is the first that knows nvcc 13's C++20.
+  cmake_version=$(cmake --version 2>/dev/null | awk 'NR == 1 {print $3}') || true
+  { [ -n "$cmake_version" ] && version_at_least "$cmake_version" 3.28; } || wanted+=("cmake>=3.28")
+  command -v ninja >/dev/null || wanted+=(ninja)
+  [ ${#wanted[@]} = 0 ] && return
+  pip_install "${wanted[@]}"
+  PATH=$DDP_VENV/bin:$PATH
+  hash -r
+  if [[ " ${wanted[*]} " == *" torch=="* ]]; then
+    LIBTORCH_ROOT=$(echo "$DDP_VENV"/lib/python3*/site-packages/torch)
+    export LIBTORCH_ROOT
+  fi
+}
+
+# --- configure and build -----------------------------------------------------------------------
+build_jobs() {
+  # Not nproc: it obeys OMP_NUM_THREADS.
+  local cores memory
+  cores=$(getconf _NPROCESSORS_ONLN)
+  memory=$(awk '/MemAvailable/ {print int($2 / 2097152)}' /proc/meminfo)
+  echo $((memory < 1 ? 1 : memory < cores ? memory : cores))
+}
+
+# configure [cmake arguments]: only where the arguments changed; ninja itself sees changed CMake files.
+configure() {
+  local arguments=(-G Ninja "$@") stamp=$DDP_BUILD/.configured wanted
+  if command -v ccache >/dev/null && [ -z "${CMAKE_CXX_COMPILER_LAUNCHER:-}" ]; then
+    arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache
+      -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+    # ccache takes precompiled headers only with these.
+    export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
+  fi
+  # shellcheck disable=SC2206 # several arguments in one variable
+  arguments+=(${DDP_CMAKE_ARGS:-})
+  wanted="${arguments[*]} ${LIBTORCH_ROOT:-} $(command -v nvcc || true) $(command -v mpicc || true)"
+  if [ -f "$DDP_BUILD/build.ninja" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+    return
+  fi
+  say "configuring build/"
+  cmake -S "$DDP_ROOT" -B "$DDP_BUILD" "${arguments[@]}" || die "configuration failed: see above"
+  echo "$wanted" >"$stamp"
+}
+
+# build [targets]
+build() {
+  local targets=()
+  [ $# = 0 ] || targets=(--target "$@")
+  say "building${*:+ $*}"
+  cmake --build "$DDP_BUILD" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" "${targets[@]}" ||
+    die "the build failed: see above"
+}
+
+setup() {
+  install_packages
+  install_python_parts
+  configure "$@"
+}
+
+# --- this machine ------------------------------------------------------------------------------
+num_gpus() {
+  command -v nvidia-smi >/dev/null || { echo 0; return; }
+  nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
+}
+
+# What Open MPI needs to start as root, or more ranks than cores.
+mpi_settings() {
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+}
+
+# built_with CUDA|MPI
+built_with() { grep -qix "$1=TRUE" "$DDP_BUILD/ddp_parts.txt" 2>/dev/null; }

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds what is missing and runs all tests: ./test.sh [--werror] [ctest arguments, e.g. -R reducer].
+# GPU tests are printed as skipped where no GPU is seen.
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
+
+werror=()
+if [ "${1:-}" = --werror ]; then
+  werror=(-DDDP_WARNINGS_AS_ERRORS=ON)
+  shift
+fi
+started=$SECONDS
+setup -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON "${werror[@]}"
+# shellcheck disable=SC2119 # all targets
+build
+say "built after $((SECONDS - started)) s"
+
+mpi_settings
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # ranks share the cores
+cd "$DDP_BUILD"
+ctest --output-on-failure --parallel "$(getconf _NPROCESSORS_ONLN)" "$@"
+say "tests done after $((SECONDS - started)) s"

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# Trees of the layouts of pip, the zip and conda, made of links to the LibTorch this build uses; each is
+# searched by the variable its users have set.
+file(REMOVE_RECURSE ${WORK_DIR})
+
+function(link_tree to)
+  file(MAKE_DIRECTORY ${to})
+  foreach(_part include lib share)
+    file(CREATE_LINK ${LIBTORCH_ROOT}/${_part} ${to}/${_part} SYMBOLIC)
+  endforeach()
+endfunction()
+
+# find(name expected [VAR=value …] -- [cmake arguments]): configures the small project in an environment
+# that holds nothing else, and compares what was found.
+function(find name expected)
+  cmake_parse_arguments(arg "" "" "ENV;ARGS" ${ARGN})
+  set(_environment --unset=LIBTORCH_ROOT --unset=VIRTUAL_ENV --unset=CONDA_PREFIX --unset=CMAKE_PREFIX_PATH)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env ${_environment} ${arg_ENV}
+            ${CMAKE_COMMAND} -S ${SOURCE_DIR} -B ${WORK_DIR}/build_${name} -G ${GENERATOR}
+            -DMODULE_DIR=${MODULE_DIR} ${arg_ARGS}
+    RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
+  if(expected STREQUAL "ERROR")
+    if(_result EQUAL 0 OR NOT _output MATCHES "set LIBTORCH_ROOT to the folder")
+      message(FATAL_ERROR "${name}: expected the error that names LIBTORCH_ROOT, got (${_result})\n${_output}")
+    endif()
+    return()
+  endif()
+  if(NOT _result EQUAL 0)
+    message(FATAL_ERROR "${name}: not found (${_result})\n${_output}")
+  endif()
+  file(READ ${WORK_DIR}/build_${name}/found.txt _found)
+  if(NOT _found MATCHES "^${expected} [0-9]+\\.[0-9]+\\.[0-9]+$")
+    message(FATAL_ERROR "${name}: expected ${expected}, found ${_found}")
+  endif()
+  message(STATUS "${name}: ${_found}")
+endfunction()
+
+link_tree(${WORK_DIR}/zip/libtorch)
+link_tree(${WORK_DIR}/venv/lib/python3.11/site-packages/torch)
+link_tree(${WORK_DIR}/conda/lib/python3.12/site-packages/torch)
+# conda-forge puts headers and libraries into the environment's own include and lib.
+set(_forge ${WORK_DIR}/conda_forge)
+file(MAKE_DIRECTORY ${_forge}/include ${_forge}/lib/python3.12/site-packages)
+file(GLOB _headers ${LIBTORCH_ROOT}/include/*)
+file(GLOB _libraries ${LIBTORCH_ROOT}/lib/*.so*)
+foreach(_file ${_headers})
+  get_filename_component(_name ${_file} NAME)
+  file(CREATE_LINK ${_file} ${_forge}/include/${_name} SYMBOLIC)
+endforeach()
+foreach(_file ${_libraries})
+  get_filename_component(_name ${_file} NAME)
+  file(CREATE_LINK ${_file} ${_forge}/lib/${_name} SYMBOLIC)
+endforeach()
+
+find(zip_by_environment ${WORK_DIR}/zip/libtorch ENV LIBTORCH_ROOT=${WORK_DIR}/zip/libtorch)
+find(zip_by_cmake ${WORK_DIR}/zip/libtorch ARGS -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtorch)
+find(zip_by_prefix_path ${WORK_DIR}/zip/libtorch ARGS -DCMAKE_PREFIX_PATH=${WORK_DIR}/zip/libtorch)
+find(pip_by_virtual_env ${WORK_DIR}/venv/lib/python3.11/site-packages/torch ENV VIRTUAL_ENV=${WORK_DIR}/venv)
+find(pip_in_conda ${WORK_DIR}/conda/lib/python3.12/site-packages/torch ENV CONDA_PREFIX=${WORK_DIR}/conda)
+find(conda_forge ${_forge} ENV CONDA_PREFIX=${_forge})
+# An explicit choice beats the environment's.
+find(root_before_conda ${WORK_DIR}/zip/libtorch
+     ENV CONDA_PREFIX=${_forge} ARGS -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtorch)
+find(nowhere ERROR ENV PATH=/nonexistent ARGS -DCMAKE_MAKE_PROGRAM=/bin/true)
