@@ -79,6 +79,8 @@ if(NOT TURBOJPEG_INCLUDE_DIR OR NOT TURBOJPEG_LIBRARY)
 endif()
 
 if(DDP_CORE_ONLY)
+  function(ddp_use_pch)
+  endfunction()
   message(STATUS "ddp: core only, without LibTorch")
   return()
 endif()
