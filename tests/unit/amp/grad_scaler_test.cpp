@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/amp/grad_scaler.hpp"
+
+#include <torch/torch.h>
+
+#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "support/catch.hpp"
+#include "unit/optim/optim_test_support.hpp"
+
+using namespace optim_test;
+using ddp::AmpDtype;
+using ddp::AmpOptions;
+using ddp::GradScaler;
+using ddp::GradScaling;
+
+namespace {
+
+AmpOptions enabled(double init_scale = 1024.0) {
+  AmpOptions options;
+  options.grad_scaling = GradScaling::On;
+  options.init_scale = init_scale;
+  options.growth_interval = 2;
+  return options;
+}
+
+struct Fixture {
+  explicit Fixture(at::ScalarType dtype = at::kFloat)
+      : weight(at::ones({3}, dtype).requires_grad_()),
+        optimizer(ddp::make_optimizer({{"w", weight}}, {})) {}
+
+  void backward(GradScaler& scaler) { scaler.scale(weight.sum()).backward(); }
+
+  at::Tensor weight;
+  ddp::AnyOptimizer optimizer;
+};
+
+std::string error_of(const std::function<void()>& f) {
+  const std::string message = message_of<ddp::Error>(f);
+  CHECK(contains(message, "GradScaler"));
+  return message;
+}
+
+}  // namespace
+
+TEST_CASE("The scaler is on for fp16 and off for bf16 unless set", "[amp]") {
+  AmpOptions options;
+  CHECK_FALSE(GradScaler(options).is_enabled());
+  options.dtype = AmpDtype::Bf16;
+  CHECK_FALSE(GradScaler(options).is_enabled());
+  options.dtype = AmpDtype::Fp16;
+  CHECK(GradScaler(options).is_enabled());
+  CHECK(GradScaler(options).get_scale() == 65536.0);
+  options.grad_scaling = GradScaling::Off;
+  CHECK_FALSE(GradScaler(options).is_enabled());
+}
+
+TEST_CASE("A scaler that is not enabled passes everything through", "[amp]") {
+  GradScaler scaler;
+  Fixture f;
+  const at::Tensor loss = f.weight.sum();
+  CHECK(scaler.scale(loss).is_same(loss));
+  scaler.scale(loss).backward();
+  scaler.unscale_(f.optimizer);
+  scaler.unscale_(f.optimizer);
+  scaler.step(f.optimizer, 0.25);
+  scaler.step(f.optimizer, 0.25);
+  scaler.update();
+  CHECK(at::equal(f.weight.detach(), at::full({3}, 0.5F)));
+  CHECK(scaler.get_scale() == 1.0);
+  CHECK(scaler.state_dict().values.empty());
+  scaler.load_state_dict({});
+}
+
+TEST_CASE("unscale_, clip and step compose", "[amp]") {
+  GradScaler scaler(enabled());
+  Fixture f;
+  f.backward(scaler);
+  CHECK(at::equal(f.weight.grad(), at::full({3}, 1024.0F)));
+  scaler.unscale_(f.optimizer);
+  CHECK(at::equal(f.weight.grad(), at::ones({3})));
+  const at::Tensor norm = ddp::clip_grad_norm_(f.optimizer.named_parameters(), 0.5);
+  CHECK(norm.item<float>() == Approx(std::sqrt(3.0)));
+  scaler.step(f.optimizer, 1.0);
+  scaler.update();
+  CHECK(f.weight[0].item<float>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
+}
+
+TEST_CASE("Misuse is refused with PyTorch's words", "[amp]") {
+  GradScaler scaler(enabled());
+  Fixture f;
+  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "scale(loss) was not called"));
+  CHECK(contains(error_of([&] { scaler.step(f.optimizer, 0.1); }), "scale(loss) was not called"));
+  CHECK(contains(error_of([&] { scaler.update(); }), "scale(loss) was not called"));
+  f.backward(scaler);
+  CHECK(
+      contains(error_of([&] { scaler.update(); }), "no inf checks were recorded prior to update"));
+  scaler.unscale_(f.optimizer);
+  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "already been called"));
+  scaler.step(f.optimizer, 0.1);
+  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "called after step()"));
+  CHECK(
+      contains(error_of([&] { scaler.step(f.optimizer, 0.1); }), "step() has already been called"));
+  scaler.update();
+  f.optimizer.zero_grad();
+  CHECK(contains(error_of([&] { scaler.step(f.optimizer, 0.1); }), "no inf checks were recorded"));
+}
+
+TEST_CASE("fp16 gradients: an error in unscale_, unscaled in float32 by step", "[amp]") {
+  GradScaler scaler(enabled(65536.0));
+  Fixture f(at::kHalf);
+  scaler.scale(at::zeros({}));  // makes the scale
+  // 1024 / 65536 = 2^-6, and 2^-20 / 65536, which no fp16 holds.
+  f.weight.mutable_grad() = at::tensor({1024.0F, 1.0F, 9.5367431640625e-07F}).to(at::kHalf);
+  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "FP16 gradients"));
+  scaler.step(f.optimizer, 1.0);
+  const ddp::StateDict state = f.optimizer.state_dict();
+  const at::Tensor master = state.tensors.at("state.w.master");
+  CHECK(at::equal(master, at::tensor({1.0F - 0.015625F, 1.0F - 1.0F / 65536.0F, 1.0F})));
+  scaler.update();
+  f.weight.mutable_grad() = at::full({3}, 70000.0F).to(at::kHalf);  // inf
+  scaler.step(f.optimizer, 1.0);
+  scaler.update();
+  CHECK(at::equal(f.optimizer.state_dict().tensors.at("state.w.master"), master));
+  CHECK(scaler.get_scale() == 32768.0);
+}
+
+TEST_CASE("bf16 gradients are unscaled in place", "[amp]") {
+  GradScaler scaler(enabled());
+  Fixture f(at::kBFloat16);
+  f.backward(scaler);
+  scaler.unscale_(f.optimizer);
+  CHECK(at::equal(f.weight.grad(), at::ones({3}, at::kBFloat16)));
+}
+
+TEST_CASE("found_inf is agreed through the reduction that the user sets", "[amp]") {
+  GradScaler scaler(enabled());
+  Fixture f;
+  int calls = 0;
+  scaler.set_found_inf_reduction([&](at::Tensor& found_inf) {
+    ++calls;
+    CHECK(found_inf.item<float>() == 0.0F);
+    found_inf.fill_(1.0);  // another rank saw an inf
+  });
+  f.backward(scaler);
+  scaler.step(f.optimizer, 0.5);
+  scaler.update();
+  CHECK(calls == 1);
+  CHECK(at::equal(f.weight.detach(), at::ones({3})));
+  CHECK(scaler.get_scale() == 512.0);
+}
+
+TEST_CASE("Scaler state has PyTorch's keys and resumes exactly", "[amp]") {
+  const auto train = [](GradScaler& scaler, Fixture& f, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      f.optimizer.zero_grad();
+      f.backward(scaler);
+      if (step == 3) {
+        f.weight.mutable_grad().fill_(std::numeric_limits<float>::quiet_NaN());
+      }
+      scaler.step(f.optimizer, 0.125);
+      scaler.update();
+    }
+  };
+  GradScaler whole(enabled());
+  Fixture f;
+  train(whole, f, 0, 5);
+  const ddp::StateDict saved = whole.state_dict();
+  CHECK(whole.state_name() == "scaler");
+  CHECK(std::get<double>(saved.values.at("scale")) == 1024.0);  // grown at 2, halved at 3
+  CHECK(std::get<int64_t>(saved.values.at("_growth_tracker")) == 1);
+  train(whole, f, 5, 8);
+
+  const bool already_used = GENERATE(false, true);
+  GradScaler resumed(enabled(8.0));
+  Fixture g;
+  if (already_used) {
+    g.backward(resumed);
+    g.optimizer.zero_grad();
+  }
+  resumed.load_state_dict(saved);
+  train(resumed, g, 5, 8);
+  const bool equal = resumed.state_dict().values == whole.state_dict().values;
+  CHECK(equal);
+
+  CHECK(contains(message_of<ddp::MismatchError>([&] { resumed.load_state_dict({}); }), "empty"));
+  ddp::StateDict wrong = saved;
+  wrong.values.erase("growth_factor");
+  CHECK(contains(message_of<ddp::MismatchError>([&] { resumed.load_state_dict(wrong); }),
+                 "growth_factor is missing"));
+}
+
+TEST_CASE("The scale can be set by hand", "[amp]") {
+  GradScaler scaler(enabled());
+  scaler.scale(at::zeros({}));
+  scaler.update(4.0);
+  CHECK(scaler.get_scale() == 4.0);
+  CHECK(at::equal(scaler.scale({at::ones({2}), at::full({1}, 2.0F)})[1], at::full({1}, 8.0F)));
+}
+
+TEST_CASE("Wrong scaler settings are refused by name", "[amp]") {
+  const auto refusal = [](AmpOptions options) {
+    return message_of<ddp::SettingsError>([&] { GradScaler{options}; });
+  };
+  AmpOptions options = enabled();
+  options.growth_factor = 1.0;
+  CHECK(contains(refusal(options), "amp.growth_factor is 1"));
+  options = enabled();
+  options.backoff_factor = 1.0;
+  CHECK(contains(refusal(options), "amp.backoff_factor is 1"));
+  options = enabled(0.0);
+  CHECK(contains(refusal(options), "amp.init_scale is 0"));
+  options = enabled();
+  options.growth_interval = 0;
+  CHECK(contains(refusal(options), "amp.growth_interval is 0"));
+}

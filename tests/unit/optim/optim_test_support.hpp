@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+#include "ddp/reduce/named_parameter.hpp"
+
+namespace optim_test {
+
+inline nlohmann::json read_golden(const std::string& file) {
+  std::ifstream in(std::string(DDP_SOURCE_DIR) + "/tests/golden/" + file);
+  if (!in) {
+    throw std::runtime_error("cannot open golden file " + file);
+  }
+  return nlohmann::json::parse(in);
+}
+
+// ((i * a + b) mod m - m / 2) / 64: exact in float32 and bfloat16 products of two; the golden
+// scripts know the same formula.
+inline at::Tensor formula(at::IntArrayRef shape, int64_t a, int64_t b, int64_t modulus) {
+  at::Tensor out = at::empty(shape, at::kFloat);
+  float* data = out.data_ptr<float>();
+  for (int64_t i = 0; i < out.numel(); ++i) {
+    data[i] = static_cast<float>((i * a + b) % modulus - modulus / 2) / 64.0F;
+  }
+  return out;
+}
+
+inline at::Tensor weights(at::IntArrayRef shape, int64_t k) {
+  return formula(shape, 29, 17 * k, 101).requires_grad_();
+}
+
+inline at::Tensor gradient(at::IntArrayRef shape, int64_t k, int64_t step) {
+  return formula(shape, 37, 13 * k + 101 * step, 257);
+}
+
+// The largest |a - b| in units of float32's spacing at max(1, |b|).
+inline double ulps(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble).flatten();
+  const at::Tensor y = b.detach().to(at::kCPU, at::kDouble).flatten();
+  const at::Tensor spacing = y.abs().clamp_min(1.0) * std::pow(2.0, -23);
+  return ((x - y).abs() / spacing).max().item<double>();
+}
+
+inline at::Tensor tensor_of(const nlohmann::json& values) {
+  return at::tensor(values.get<std::vector<double>>(), at::kDouble);
+}
+
+// The message of the E that `f` throws, or "" where it throws none.
+template <typename E = ddp::Error, typename F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace optim_test

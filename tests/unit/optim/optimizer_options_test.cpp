@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/optim/optimizer_options.hpp"
+
+#include <map>
+
+#include "ddp/optim/lr_schedule.hpp"
+#include "support/catch.hpp"
+#include "unit/optim/optim_test_support.hpp"
+
+using namespace optim_test;
+using ddp::OptimizerOptions;
+
+namespace {
+
+// Keeps the texts that lists of text are shown as, and sets the one named `name_to_set`.
+class ListVisitor : public ddp::FieldVisitor {
+ public:
+  void field(const ddp::Field& field, bool&) override { names.push_back(field.name); }
+  void field(const ddp::Field& field, int64_t&) override { names.push_back(field.name); }
+  void field(const ddp::Field& field, double&) override { names.push_back(field.name); }
+  void field(const ddp::Field& field, std::string&) override { names.push_back(field.name); }
+  void field(const ddp::Field& field, std::vector<int64_t>&) override {
+    names.push_back(field.name);
+  }
+  void field(const ddp::Field& field, std::vector<double>&) override {
+    names.push_back(field.name);
+  }
+  void field(const ddp::Field& field, std::vector<std::string>& value) override {
+    names.push_back(field.name);
+    if (set) {
+      value = *set;
+    }
+    shown = value;
+  }
+  void enter_section(const std::string&) override {}
+  void leave_section() override {}
+  std::vector<std::string> names;
+  std::vector<std::string> shown;
+  std::optional<std::vector<std::string>> set;
+};
+
+}  // namespace
+
+TEST_CASE("Groups are read from texts and shown as the same texts", "[optim]") {
+  OptimizerOptions options;
+  ListVisitor reader;
+  reader.set = {"fc.*,head.* lr_scale=0.1", "*.bias weight_decay=0",
+                "x lr_scale=2 weight_decay=0.05"};
+  describe_fields(options, reader);
+  REQUIRE(options.groups.size() == 3);
+  CHECK(options.groups[0].patterns == std::vector<std::string>{"fc.*", "head.*"});
+  CHECK(options.groups[0].lr_scale == 0.1);
+  CHECK_FALSE(options.groups[0].weight_decay.has_value());
+  CHECK(options.groups[1].weight_decay == 0.0);
+  CHECK(options.groups[2].lr_scale == 2.0);
+  ListVisitor writer;
+  describe_fields(options, writer);
+  CHECK(writer.shown == *reader.set);
+  CHECK(writer.names.front() == "type");
+}
+
+TEST_CASE("Wrong optimizer settings are refused by name", "[optim]") {
+  const auto refusal = [](OptimizerOptions options) {
+    return message_of<ddp::SettingsError>([&] { validate(options); });
+  };
+  OptimizerOptions options;
+  CHECK(refusal(options).empty());
+  options.nesterov = true;
+  CHECK(contains(refusal(options), "optimizer.nesterov needs optimizer.momentum > 0"));
+  options = {};
+  options.beta2 = 1.0;
+  CHECK(contains(refusal(options), "optimizer.beta2 is 1"));
+  options = {};
+  options.weight_decay = -0.1;
+  CHECK(contains(refusal(options), "optimizer.weight_decay is -0.1"));
+  for (const char* text : {"fc.* lr_scale=abc", "fc.* decay=1", "fc.* lr_scale"}) {
+    ListVisitor reader;
+    reader.set = {text};
+    options = {};
+    CHECK(contains(message_of<ddp::SettingsError>([&] { describe_fields(options, reader); }),
+                   "optimizer.groups"));
+  }
+}
