@@ -101,6 +101,8 @@ struct CommunicatorOptions {
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step ended
   int64_t nccl_min_ctas = 0;  ///< 0 leaves NCCL's own choice
   int64_t nccl_max_ctas = 0;
+  /// allocate() gives memory registered as an NCCL symmetric window (then allocate() is collective).
+  bool nccl_symmetric_memory = false;
 };
 
 /// The group of one: every operation is the identity and returns completed work.

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace ddp::detail {
+
+/// *total += by; *shown = *total. `total` is device memory, `shown` mapped host memory: the host
+/// must not be read over the bus for each step. Counts again in every replay of a captured graph.
+cudaError_t launch_counter_add(uint32_t* total, uint32_t* shown, uint32_t by, cudaStream_t stream);
+
+/// *shown = value.
+cudaError_t launch_counter_set(uint32_t* shown, uint32_t value, cudaStream_t stream);
+
+}  // namespace ddp::detail

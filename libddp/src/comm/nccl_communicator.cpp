@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives; how they are launched is in nccl_launch.cpp.
+#include "comm/nccl_communicator.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "comm/nccl_communicator_impl.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+// NCCL has no int16 and no bool: bool reduces as bytes of 0 and 1, int16 through int32.
+ncclDataType_t to_nccl(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return ncclFloat32;
+    case c10::kDouble:
+      return ncclFloat64;
+    case c10::kHalf:
+      return ncclFloat16;
+    case c10::kBFloat16:
+      return ncclBfloat16;
+    case c10::kChar:
+      return ncclInt8;
+    case c10::kInt:
+      return ncclInt32;
+    case c10::kLong:
+      return ncclInt64;
+    case c10::kByte:
+    case c10::kBool:
+      return ncclUint8;
+    default:
+      throw InternalError("a dtype without an NCCL datatype passed the argument checks");
+  }
+}
+
+ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
+  if (dtype == c10::kBool) {
+    return op == ReduceOp::Sum || op == ReduceOp::Max ? ncclMax : ncclMin;
+  }
+  switch (op) {
+    case ReduceOp::Sum:
+      return ncclSum;
+    case ReduceOp::Avg:
+      return ncclAvg;
+    case ReduceOp::Min:
+      return ncclMin;
+    case ReduceOp::Max:
+      return ncclMax;
+    case ReduceOp::Product:
+      return ncclProd;
+  }
+  throw InternalError("unknown ReduceOp");
+}
+
+}  // namespace
+
+WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& output,
+                                       const at::Tensor& input, ReduceOp op) {
+  // Everything on the communicator's stream; sums and products wrap in 32 bits as they would in 16.
+  const std::lock_guard lock(mutex_);
+  state_->check(name);
+  at::Tensor wide_input;
+  at::Tensor wide_output;
+  {
+    const c10::cuda::CUDAGuard device_guard(device_);
+    begin_launch();
+    const c10::cuda::CUDAStreamGuard guard(stream_);
+    const auto flat = input.as_strided({input.numel()}, {1});
+    wide_input = flat.to(at::kInt);
+    wide_output =
+        input.is_same(output) ? wide_input : at::empty({output.numel()}, wide_input.options());
+  }
+  const bool scatters = !input.is_same(output);
+  return launch(
+      name, input, {output, input, wide_input, wide_output},
+      [&](ncclComm_t comm, cudaStream_t stream) {
+        const auto count = static_cast<size_t>(wide_output.numel());
+        const auto nccl_op = to_nccl(op, at::kInt);
+        return scatters ? ncclReduceScatter(wide_input.const_data_ptr(), wide_output.data_ptr(),
+                                            count, ncclInt32, nccl_op, comm, stream)
+                        : ncclAllReduce(wide_input.const_data_ptr(), wide_output.data_ptr(), count,
+                                        ncclInt32, nccl_op, comm, stream);
+      },
+      [output, wide_output, stream = stream_] {
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        output.as_strided({output.numel()}, {1}).copy_(wide_output);
+      });
+}
+
+WorkPtr NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
+  check_all_reduce(info(), tensor, op);
+  if (tensor.scalar_type() == at::kShort) {
+    return reduce_int16("all_reduce", tensor, tensor, op);
+  }
+  return launch("all_reduce", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    void* data = tensor.data_ptr();
+    return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()),
+                         to_nccl(tensor.scalar_type()), to_nccl(op, tensor.scalar_type()), comm,
+                         stream);
+  });
+}
+
+WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
+  check_broadcast(info(), tensor, root);
+  return launch("broadcast", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    void* data = tensor.data_ptr();
+    return ncclBroadcast(data, data, tensor.nbytes(), ncclUint8, root, comm, stream);
+  });
+}
+
+WorkPtr NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
+  check_reduce_scatter(info(), output, input, op);
+  if (input.scalar_type() == at::kShort) {
+    return reduce_int16("reduce_scatter", output, input, op);
+  }
+  return launch(
+      "reduce_scatter", input, {output, input}, [&](ncclComm_t comm, cudaStream_t stream) {
+        return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(),
+                                 static_cast<size_t>(output.numel()), to_nccl(input.scalar_type()),
+                                 to_nccl(op, input.scalar_type()), comm, stream);
+      });
+}
+
+WorkPtr NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
+  check_all_gather(info(), output, input);
+  return launch("all_gather", output, {output, input}, [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(), ncclUint8, comm,
+                         stream);
+  });
+}
+
+WorkPtr NcclCommunicator::send(at::Tensor tensor, int destination) {
+  check_peer(info(), "send", tensor, destination);
+  return launch("send", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, destination, comm, stream);
+  });
+}
+
+WorkPtr NcclCommunicator::recv(at::Tensor tensor, int source) {
+  check_peer(info(), "recv", tensor, source);
+  return launch("recv", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, source, comm, stream);
+  });
+}
+
+void NcclCommunicator::barrier() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!barrier_buffer_.defined()) {
+      barrier_buffer_ = at::zeros({1}, at::device(device()).dtype(at::kInt));
+    }
+  }
+  launch("barrier", barrier_buffer_, {barrier_buffer_}, [&](ncclComm_t comm, cudaStream_t stream) {
+    void* data = barrier_buffer_.data_ptr();
+    return ncclAllReduce(data, data, 1, ncclInt32, ncclSum, comm, stream);
+  })->wait_host();
+}
+
+at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
+  const std::lock_guard lock(mutex_);
+  state_->check("allocate");
+  check_allocation(num_bytes);
+  const c10::cuda::CUDAGuard guard(device_);
+  if (memory_ && num_bytes > 0) {
+    return memory_->allocate(num_bytes);
+  }
+  return at::empty({num_bytes},
+                   at::device(device()).dtype(at::kByte));  // caching: 512-byte aligned
+}
+
+CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
+                                       const CommunicatorOptions& options,
+                                       CollectiveFailureHandler on_failure) {
+  DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
+  const c10::cuda::CUDAGuard guard(device.index());
+  ncclComm_t comm = connect_nccl(control_plane, device.index(), options);
+  auto made =
+      std::make_shared<NcclCommunicator>(comm, device.index(), options, std::move(on_failure),
+                                         std::make_shared<std::atomic<int64_t>>(0));
+  made->start_watchdog();
+  return made;
+}
+
+}  // namespace ddp::detail

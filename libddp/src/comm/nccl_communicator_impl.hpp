@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of CUDA tensors.
+//
+//   caller's stream   ── work ──┬─────────────── more work ──────┬── uses the result
+//                          event │                                │ Work::wait
+//   comm stream (high priority)  └─ NCCL ─┬─ event ───────────────┘
+//                                         └─ "n collectives ended" into mapped host memory
+//
+// The host never waits here. In a capture the count stands on a branch of its own, so that a chain
+// of collectives is not made longer by it.
+#pragma once
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/argument_checks.hpp"
+#include "comm/collective_counters.hpp"
+#include "comm/collective_failure.hpp"
+#include "comm/nccl_connect.hpp"
+#include "comm/nccl_memory.hpp"
+#include "comm/nccl_work.hpp"
+#include "ddp/comm/communicator.hpp"
+
+namespace ddp::detail {
+
+class NcclCommunicator final : public Communicator,
+                               public std::enable_shared_from_this<NcclCommunicator> {
+ public:
+  NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device, const CommunicatorOptions& options,
+                   CollectiveFailureHandler on_failure, std::shared_ptr<std::atomic<int64_t>> step);
+  ~NcclCommunicator() override;
+  void start_watchdog();
+
+  const char* backend() const override { return "nccl"; }
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  at::Device device() const override { return {at::kCUDA, device_}; }
+
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override;
+  WorkPtr broadcast(at::Tensor tensor, int root) override;
+  WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
+  WorkPtr all_gather(at::Tensor output, at::Tensor input) override;
+  WorkPtr send(at::Tensor tensor, int destination) override;
+  WorkPtr recv(at::Tensor tensor, int source) override;
+  void barrier() override;
+  void group_start() override;
+  void group_end() override;
+  CommunicatorPtr split(int color, int key) override;
+  at::Tensor allocate(int64_t num_bytes) override;
+  void abort(const std::string& reason) override;
+  void set_step(int64_t step) override { step_->store(step, std::memory_order_relaxed); }
+
+ private:
+  using WorkList = std::vector<std::shared_ptr<NcclWork>>;
+
+  GroupInfo info() const { return {backend(), rank_, world_size_, device()}; }
+  std::chrono::milliseconds limit() const {
+    return step_->load(std::memory_order_relaxed) < 1 ? options_.first_step_timeout
+                                                      : options_.timeout;
+  }
+  /// `call(comm, stream)` enqueues on NCCL; `after` runs when it is enqueued, also where a group
+  /// defers it.
+  template <typename Call>
+  WorkPtr launch(const char* name, const at::Tensor& described, std::vector<at::Tensor> tensors,
+                 const Call& call, std::function<void()> after = nullptr);
+  WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
+                       ReduceOp op);
+  /// Events and counters behind `works`, which were just enqueued.
+  void finish_launch(const WorkList& works, bool captured);
+  bool begin_launch();
+  bool look();
+  void fail(const std::string& collective, const std::string& message);
+  void end_nccl();
+
+  ncclComm_t comm_;
+  int rank_ = 0;
+  int world_size_ = 1;
+  const c10::DeviceIndex device_;
+  const CommunicatorOptions options_;
+  const CollectiveFailureHandler on_failure_;
+  const std::shared_ptr<std::atomic<int64_t>> step_;
+  const std::shared_ptr<AbortState> state_ = std::make_shared<AbortState>();
+  const c10::cuda::CUDAStream stream_;
+  const c10::cuda::CUDAStream counter_stream_;  // captures only
+  const std::shared_ptr<CudaEventPool> events_ = std::make_shared<CudaEventPool>();
+  CudaEventPool::Event ready_;  // the caller's stream came this far
+  CollectiveCounters counters_;
+  std::shared_ptr<NcclMemory> memory_;
+  at::Tensor barrier_buffer_;
+
+  std::recursive_timed_mutex mutex_;  // who launches; held from group_start to group_end
+  std::mutex handle_mutex_;           // comm_ itself, children_
+  int64_t next_sequence_ = 1;
+  int group_depth_ = 0;
+  WorkList group_;
+  std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
+  StallDetector stalls_;                               // the watchdog's own
+  std::unique_ptr<Watchdog<std::function<bool()>>> watchdog_;
+};
+
+template <typename Call>
+WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
+                                 std::vector<at::Tensor> tensors, const Call& call,
+                                 std::function<void()> after) {
+  const std::lock_guard lock(mutex_);
+  state_->check(name);
+  const c10::cuda::CUDAGuard guard(device_);
+  const CollectiveRecord record{name, next_sequence_++, described.numel(),
+                                static_cast<int64_t>(described.nbytes()), described.scalar_type()};
+  auto work =
+      std::make_shared<NcclWork>(device_, stream_.stream(), record, std::move(tensors), state_);
+  work->after = std::move(after);
+  const bool captured = begin_launch();
+  if (group_depth_ > 0) {
+    check_nccl(call(comm_, stream_.stream()), comm_, name);
+    group_.push_back(work);
+    return work;
+  }
+  if (!captured) {
+    counters_.enqueue_eager({record});
+  }
+  check_nccl(call(comm_, stream_.stream()), comm_, name);
+  finish_launch({work}, captured);
+  return work;
+}
+
+}  // namespace ddp::detail

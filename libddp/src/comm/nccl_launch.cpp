@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// How collectives are enqueued and counted: events, groups, captures.
+#include <utility>
+
+#include "comm/nccl_communicator_impl.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp::detail {
+
+// The communicator's stream waits for what the caller enqueued so far. True inside a capture.
+bool NcclCommunicator::begin_launch() {
+  const auto current = c10::cuda::getCurrentCUDAStream(device_);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long capture_id = 0;
+  check_cuda(cudaStreamGetCaptureInfo(current.stream(), &status, &capture_id),
+             "cudaStreamGetCaptureInfo");
+  if (current != stream_) {
+    ready_.record(current.stream());
+    ready_.block(stream_.stream());
+  }
+  if (status != cudaStreamCaptureStatusActive) {
+    return false;
+  }
+  ready_.record(stream_.stream());
+  ready_.block(counter_stream_.stream());
+  counters_.begin_captured(capture_id, counter_stream_.stream());
+  return true;
+}
+
+void NcclCommunicator::finish_launch(const WorkList& works, bool captured) {
+  for (const auto& work : works) {
+    if (work->after) {
+      work->after();
+      work->after = nullptr;
+    }
+  }
+  // The result first: nobody waits for the counter.
+  for (const auto& work : works) {
+    auto ended = events_->take();
+    ended.record(stream_.stream());
+    work->set_ended(std::move(ended));
+  }
+  if (!captured) {
+    counters_.mark_eager_end(stream_.stream());
+    return;
+  }
+  std::vector<CollectiveRecord> records;
+  for (const auto& work : works) {
+    records.push_back(work->record);
+  }
+  ready_.record(stream_.stream());
+  ready_.block(counter_stream_.stream());
+  counters_.mark_captured_end(records, counter_stream_.stream());
+  for (const auto& work : works) {
+    auto counted = events_->take();
+    counted.record(counter_stream_.stream());
+    work->set_counted(std::move(counted));
+  }
+}
+
+void NcclCommunicator::group_start() {
+  mutex_.lock();
+  try {
+    state_->check("group_start");
+    if (group_depth_ == 0) {
+      check_nccl(ncclGroupStart(), comm_, "ncclGroupStart");
+    }
+    ++group_depth_;
+  } catch (...) {
+    mutex_.unlock();
+    throw;
+  }
+}
+
+// Called by a destructor: what goes wrong is thrown by the wait of each work in the group.
+void NcclCommunicator::group_end() {
+  if (--group_depth_ == 0) {
+    const auto works = std::exchange(group_, {});
+    try {
+      const c10::cuda::CUDAGuard guard(device_);
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+      check_cuda(cudaStreamIsCapturing(stream_.stream(), &status), "cudaStreamIsCapturing");
+      const bool captured = status == cudaStreamCaptureStatusActive;
+      std::vector<CollectiveRecord> records;
+      for (const auto& work : works) {
+        records.push_back(work->record);
+      }
+      if (!captured) {
+        counters_.enqueue_eager(records);
+      }
+      check_nccl(ncclGroupEnd(), comm_, "ncclGroupEnd");
+      if (!works.empty()) {
+        finish_launch(works, captured);
+      }
+    } catch (const std::exception& error) {
+      log_error(concat("a group of ", works.size(), " collectives: ", error.what()));
+      for (const auto& work : works) {
+        work->failed(std::current_exception());
+      }
+    }
+  }
+  mutex_.unlock();
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicator's beginning, its watchdog, its children, its two ends: ordered and aborted.
+#include <algorithm>
+#include <utility>
+
+#include "comm/nccl_communicator_impl.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp::detail {
+
+using namespace std::chrono_literals;
+
+NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
+                                   const CommunicatorOptions& options,
+                                   CollectiveFailureHandler on_failure,
+                                   std::shared_ptr<std::atomic<int64_t>> step)
+    : comm_(comm),
+      device_(device),
+      options_(options),
+      on_failure_(std::move(on_failure)),
+      step_(std::move(step)),
+      stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
+      counter_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)),
+      ready_(events_->take()),
+      counters_(stream_.stream()) {
+  check_nccl(ncclCommUserRank(comm_, &rank_), comm_, "ncclCommUserRank");
+  check_nccl(ncclCommCount(comm_, &world_size_), comm_, "ncclCommCount");
+  if (options_.nccl_symmetric_memory) {
+    memory_ = std::make_shared<NcclMemory>(comm_, device_);
+  }
+}
+
+void NcclCommunicator::start_watchdog() {
+  const auto interval = std::clamp<std::chrono::milliseconds>(
+      std::min(options_.timeout, options_.first_step_timeout) / 10, 10ms, 1000ms);
+  watchdog_ = std::make_unique<Watchdog<std::function<bool()>>>(
+      [weak = weak_from_this()] {
+        const auto self = weak.lock();
+        return self != nullptr && self->look();
+      },
+      interval);
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  watchdog_.reset();
+  try {
+    end_nccl();
+  } catch (const std::exception& error) {
+    log_error(concat("at the end of the nccl communicator: ", error.what()));
+  }
+}
+
+// Frees NCCL's part where no abort did.
+void NcclCommunicator::end_nccl() {
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(handle_mutex_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  if (comm == nullptr) {
+    return;
+  }
+  if (memory_) {
+    memory_->close();
+  }
+  auto code = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
+  if (!run_bounded(30s, [comm, code, device = device_] {
+        cudaSetDevice(device);
+        code->store(ncclCommDestroy(comm));
+      })) {
+    log_warning(
+        "ncclCommDestroy did not end within 30 s; destroy the CUDA graphs that captured "
+        "collectives before their communicator");
+    return;
+  }
+  check_nccl(code->load(), nullptr, "ncclCommDestroy");
+}
+
+// The watchdog's: counters that stand, then what NCCL noticed by itself. False: no need to look
+// again.
+bool NcclCommunicator::look() {
+  if (const auto stall =
+          stalls_.look(counters_.lanes(), std::chrono::steady_clock::now(), limit())) {
+    const auto what = concat(counters_.describe(*stall), " of the nccl communicator, rank ", rank_,
+                             " of ", world_size_);
+    fail(what, concat(what, ": no collective ended for ", stall->stood.count(),
+                      " ms: a peer is lost, stuck, or makes other calls than this rank"));
+    return false;
+  }
+  ncclResult_t code = ncclSuccess;
+  {
+    const std::lock_guard lock(handle_mutex_);
+    if (comm_ == nullptr || state_->aborted()) {
+      return false;
+    }
+    if (ncclCommGetAsyncError(comm_, &code) != ncclSuccess) {
+      code = ncclInternalError;
+    }
+  }
+  if (code == ncclSuccess || code == ncclInProgress) {
+    return true;
+  }
+  try {
+    check_nccl(code, nullptr, "a collective of the nccl communicator");
+  } catch (const std::exception& error) {
+    fail("a collective of the nccl communicator", error.what());
+  }
+  return false;
+}
+
+void NcclCommunicator::fail(const std::string& collective, const std::string& message) {
+  if (state_->aborted()) {
+    return;
+  }
+  log_error(message);
+  // The peers hear of it before this rank unwinds.
+  if (on_failure_) {
+    on_failure_({collective, step_->load(), std::make_exception_ptr(PeerLostError(message))});
+  }
+  abort(message);
+}
+
+void NcclCommunicator::abort(const std::string& reason) {
+  if (!state_->abort(reason)) {
+    return;
+  }
+  // Who launches is stuck inside NCCL at worst; then NCCL's own flag lets it out.
+  const std::unique_lock launching(mutex_, 1s);
+  std::vector<std::weak_ptr<Communicator>> children;
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(handle_mutex_);
+    comm = std::exchange(comm_, nullptr);
+    children = children_;
+  }
+  counters_.abandon();
+  if (memory_) {
+    memory_->abandon();
+  }
+  if (comm != nullptr && !run_bounded(5s, [comm, device = device_] {
+        cudaSetDevice(device);
+        ncclCommAbort(comm);
+      })) {
+    log_error("ncclCommAbort did not end within 5 s; its thread is left behind");
+  }
+  for (const auto& weak : children) {
+    if (const auto child = weak.lock()) {
+      child->abort(reason);
+    }
+  }
+}
+
+CommunicatorPtr NcclCommunicator::split(int color, int key) {
+  const std::lock_guard lock(mutex_);
+  state_->check("split");
+  const c10::cuda::CUDAGuard guard(device_);
+  const auto bound = limit();
+  const auto deadline = std::chrono::steady_clock::now() + bound;
+  ncclComm_t child = split_nccl(comm_, device_, color, key, options_, [&] {
+    state_->check("split");
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw PeerLostError(concat("split did not end within ", bound.count(),
+                                 " ms: a peer is lost, stuck, or did not call it"));
+    }
+  });
+  if (child == nullptr) {
+    return nullptr;
+  }
+  auto made = std::make_shared<NcclCommunicator>(child, device_, options_, on_failure_, step_);
+  made->start_watchdog();
+  const std::lock_guard handle_lock(handle_mutex_);
+  std::erase_if(children_, [](const auto& other) { return other.expired(); });
+  children_.push_back(made);
+  return made;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <nccl.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace ddp::detail {
+
+/// Memory of ncclMemAlloc, registered with one communicator as a symmetric window. The memory
+/// outlives the communicator, its registration does not.
+class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
+ public:
+  NcclMemory(ncclComm_t comm, c10::DeviceIndex device) : comm_(comm), device_(device) {}
+
+  /// uint8 [num_bytes] with num_bytes > 0. Collective: every rank registers at the same place. The
+  /// current device must be the communicator's.
+  at::Tensor allocate(int64_t num_bytes);
+  /// Before the communicator is destroyed.
+  void close();
+  /// The communicator was aborted: nothing is deregistered or freed any more.
+  void abandon();
+
+ private:
+  void free(void* memory);
+
+  std::mutex mutex_;
+  ncclComm_t comm_;
+  const c10::DeviceIndex device_;
+  bool abandoned_ = false;
+  std::map<void*, ncclWindow_t> windows_;
+};
+
+}  // namespace ddp::detail

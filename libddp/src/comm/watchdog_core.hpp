@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds collectives that do not end, by counters alone. Free of LibTorch and CUDA.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace ddp::detail {
+
+/// One series of collectives that end in order: those launched eagerly, or those of one captured
+/// graph. `enqueued` is read after `completed`, so it is never the smaller one.
+struct LaneProgress {
+  uint64_t enqueued = 0;
+  uint64_t completed = 0;
+};
+
+struct Stall {
+  size_t lane = 0;
+  LaneProgress progress;
+  std::chrono::milliseconds stood{0};  ///< for how long no counter moved
+};
+
+/// Pure but for what it remembers; time is given. All lanes run on one device queue, so that a
+/// counter of any of them that moves is progress of all.
+class StallDetector {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  std::optional<Stall> look(const std::vector<LaneProgress>& lanes, TimePoint now,
+                            std::chrono::milliseconds limit) {
+    const auto pending = std::find_if(lanes.begin(), lanes.end(), [](const LaneProgress& lane) {
+      return lane.enqueued != lane.completed;
+    });
+    uint64_t completed = 0;
+    for (const auto& lane : lanes) {
+      completed += lane.completed;
+    }
+    const bool moved = !last_completed_ || completed != *last_completed_;
+    last_completed_ = completed;
+    if (moved || pending == lanes.end() || !was_pending_) {
+      // A clock that starts at the first look at a pending collective, not at the last one's end.
+      since_ = now;
+    }
+    was_pending_ = pending != lanes.end();
+    const auto stood = std::chrono::duration_cast<std::chrono::milliseconds>(now - since_);
+    if (!was_pending_ || stood < limit) {
+      return std::nullopt;
+    }
+    return Stall{static_cast<size_t>(pending - lanes.begin()), *pending, stood};
+  }
+
+ private:
+  std::optional<uint64_t> last_completed_;
+  bool was_pending_ = false;
+  TimePoint since_{};
+};
+
+/// A thread that calls `probe()` every `interval` until it returns false. The probe may destroy the
+/// Watchdog.
+template <typename Probe>
+class Watchdog {
+ public:
+  Watchdog(Probe probe, std::chrono::milliseconds interval)
+      : core_(std::make_shared<Core>(std::move(probe), interval)),
+        thread_([core = core_] { core->run(); }) {}
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+  ~Watchdog() { stop(); }
+
+  /// No look begins after it. Waits for one under way, unless that is the caller.
+  void stop() {
+    if (!thread_.joinable()) {
+      return;
+    }
+    {
+      const std::lock_guard lock(core_->mutex);
+      core_->stopping = true;
+    }
+    core_->changed.notify_all();
+    if (std::this_thread::get_id() == thread_.get_id()) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
+
+ private:
+  struct Core {
+    Core(Probe p, std::chrono::milliseconds i) : probe(std::move(p)), interval(i) {}
+
+    void run() {
+      std::unique_lock lock(mutex);
+      while (!changed.wait_for(lock, interval, [this] { return stopping; })) {
+        lock.unlock();
+        const bool go_on = probe();
+        lock.lock();
+        if (!go_on) {
+          return;
+        }
+      }
+    }
+
+    Probe probe;
+    const std::chrono::milliseconds interval;
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool stopping = false;
+  };
+
+  const std::shared_ptr<Core> core_;
+  std::thread thread_;
+};
+
+}  // namespace ddp::detail
