@@ -5,8 +5,7 @@
 
 #include <cstring>
 #include <future>
-#include <optional>
-#include <string_view>
+#include <memory>
 #include <thread>
 
 #include "comm/cuda_check.hpp"
@@ -62,28 +61,33 @@ void check_options(const CommunicatorOptions& options) {
 }
 
 // NCCL would end with ncclInvalidUsage on some ranks and hang on others.
-void refuse_shared_gpus(ControlPlane& control_plane, int device_index) {
+void compare_ranks(ControlPlane& control_plane, int device_index) {
+  int version = 0;
+  check_nccl(ncclGetVersion(&version), nullptr, "ncclGetVersion");
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device_index), "cudaGetDeviceProperties");
+  const auto versions = control_plane.all_gather(std::to_string(version));
   const auto uuids =
       control_plane.all_gather(std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
-  for (size_t a = 0; a < uuids.size(); ++a) {
-    for (size_t b = a + 1; b < uuids.size(); ++b) {
-      if (uuids[a] == uuids[b]) {
+  for (size_t rank = 0; rank < versions.size(); ++rank) {
+    if (versions[rank] != versions[0]) {
+      throw MismatchError(concat("rank 0 runs NCCL ", versions[0], ", but rank ", rank,
+                                 " runs NCCL ", versions[rank],
+                                 "; use one LibTorch and NCCL on all nodes"));
+    }
+    for (size_t other = 0; other < rank; ++other) {
+      if (uuids[rank] == uuids[other]) {
         throw SettingsError(
-            concat("rank ", a, " and rank ", b,
-                   " were given the same GPU, and NCCL "
-                   "needs one for each rank: start at most as many ranks on a node as "
-                   "it has GPUs (--ntasks-per-node, --nproc-per-node)"));
+            concat("rank ", other, " and rank ", rank,
+                   " were given the same GPU, and NCCL needs one for each rank: start "
+                   "at most as many ranks on a node as it has GPUs "
+                   "(--ntasks-per-node, --nproc-per-node)"));
       }
     }
   }
 }
 
 ncclUniqueId agree_on_id(ControlPlane& control_plane) {
-  int version = 0;
-  check_nccl(ncclGetVersion(&version), nullptr, "ncclGetVersion");
-  control_plane.require_equal("NCCL version", std::to_string(version));
   ncclUniqueId id{};
   if (control_plane.rank() == 0) {
     check_nccl(ncclGetUniqueId(&id), nullptr, "ncclGetUniqueId");
@@ -158,7 +162,7 @@ void wait_until_ready(ncclComm_t comm, const char* operation, const StopWaiting&
 ncclComm_t connect_nccl(ControlPlane& control_plane, int device_index,
                         const CommunicatorOptions& options) {
   check_options(options);
-  refuse_shared_gpus(control_plane, device_index);
+  compare_ranks(control_plane, device_index);
   const auto id = agree_on_id(control_plane);
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
   const auto stop_waiting = [&] {
