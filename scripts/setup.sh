@@ -165,6 +165,8 @@ configure() {
       -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
     # ccache takes precompiled headers only with these.
     export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
+    # The same file in another checkout is the same file.
+    export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$DDP_ROOT} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
   fi
   # shellcheck disable=SC2206 # several arguments in one variable
   arguments+=(${DDP_CMAKE_ARGS:-})

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# From a fresh checkout to a trained model: installs what is missing, builds, and trains ResNet-18 on the
+# embedded CIFAR-10 sample. One rank a GPU; without GPUs two ranks on the CPU. Arguments are settings
+# of the training: ./quickstart.sh train.epochs=2
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
+
+started=$SECONDS
+# shellcheck disable=SC2119 # the arguments are the training's
+setup
+build resnet_ddp
+say "built after $((SECONDS - started)) s"
+
+cd "$DDP_ROOT"
+mpi_settings
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+run=quickstart-$(date +%Y%m%d-%H%M%S)
+command=("$DDP_BUILD/examples/resnet_ddp" --config examples/configs/quickstart.yaml
+  "checkpoint.dir=runs/$run/checkpoint" metrics.dir=runs "metrics.run_name=$run" "$@")
+gpus=$(num_gpus)
+built_with CUDA || gpus=0
+
+if [ "$gpus" -gt 1 ]; then
+  torchrun=$(command -v torchrun || echo "$DDP_VENV/bin/torchrun")
+  if built_with MPI; then
+    launcher=(mpirun -n "$gpus")
+  elif [ -x "$torchrun" ]; then
+    launcher=("$torchrun" --standalone --no-python --nproc-per-node "$gpus")
+  else
+    warn "neither mpirun nor torchrun is here to start $gpus ranks: using one GPU"
+    launcher=()
+  fi
+  say "training on $gpus GPUs"
+elif [ "$gpus" = 1 ]; then
+  launcher=()
+  say "training on one GPU"
+elif built_with MPI; then
+  launcher=(mpirun -n 2)
+  say "training with 2 ranks on the CPU"
+  # The ranks share the cores.
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(getconf _NPROCESSORS_ONLN) + 1) / 2))}
+else
+  launcher=()
+  say "training with one rank on the CPU: several ranks need MPI (apt-get install openmpi-bin libopenmpi-dev)"
+fi
+printf '    %s\n' "${launcher[*]:+${launcher[*]} }${command[*]}"
+"${launcher[@]}" "${command[@]}"
+say "done after $((SECONDS - started)) s"

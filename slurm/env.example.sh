@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Copy to slurm/env.sh (which git ignores) and keep what your site needs; resnet_ddp.sbatch reads it.
+
+# module load gcc/12 cuda/13.0 openmpi/4.1
+# source ~/libddp/.venv/bin/activate
+
+# LibTorch, where the program was built elsewhere:
+# export LD_LIBRARY_PATH=$SITE_PACKAGES/torch/lib:$LD_LIBRARY_PATH
+
+# How srun starts the tasks: pmix, or none for GPU ranks (they need no MPI).
+# export DDP_SRUN_MPI=none
+
+# The network that NCCL and the ranks' control connections use, where the first one is the wrong one:
+# export NCCL_SOCKET_IFNAME=ib0
+# export NCCL_IB_HCA=mlx5
+
+# Folder that all nodes see, for logs, CSV and checkpoints; default: runs/ where sbatch was called.
+# export DDP_RUNS=/scratch/$USER/ddp
+
+# Starts of one job before it gives up.
+# export DDP_MAX_RESTARTS=20

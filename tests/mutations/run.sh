@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Breaks the code on purpose, one patch at a time, and expects the named test to fail. Works in a copy
+# below build-mutations/, so the checkout stays as it is. Usage: run.sh [name or glob …]
+#
+# A patch begins with "# expects: <regular expression of ctest names>"; more such lines may follow and
+# mean that one of the tests must fail.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/setup.sh
+source "$here/../../scripts/setup.sh"
+
+work=$DDP_ROOT/build-mutations
+source_copy=$work/source
+DDP_BUILD=$source_copy/build  # as in the checkout: ccache then sees the same relative paths
+log=$work/log.txt
+mkdir -p "$source_copy"
+
+# Keeps the time stamps: a second run compiles only what changed.
+copy_sources() {
+  rm -f "$work/files.txt"
+  (cd "$DDP_ROOT" && git ls-files -z --cached --others --exclude-standard >"$work/files.txt" &&
+    tar --null --files-from="$work/files.txt" --ignore-failed-read -cf - | tar -xf - -C "$source_copy")
+}
+
+expected_tests() { sed -n 's/^# expects: *//p' "$1" | paste -sd'|'; }
+
+# The programs that the tests start, as targets of the build.
+programs_of() {
+  (cd "$DDP_BUILD" && ctest --show-only=json-v1 -R "$1" 2>/dev/null) | python3 -c '
+import json, os, sys
+build = os.path.realpath(sys.argv[1]) + "/"
+names = set()
+for test in json.load(sys.stdin)["tests"]:
+    for word in test.get("command", []):
+        if os.path.realpath(word).startswith(build) and not os.path.isdir(word):
+            names.add(os.path.realpath(word)[len(build):])
+print("\n".join(sorted(names)))' "$DDP_BUILD"
+}
+
+build_tests() {
+  local programs
+  mapfile -t programs < <(programs_of "$1")
+  [ ${#programs[@]} -gt 0 ] || return 1
+  cmake --build "$DDP_BUILD" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" --target "${programs[@]}" >>"$log" 2>&1
+}
+
+run_tests() {  # a test that hangs is a failing test
+  (cd "$DDP_BUILD" && ctest -R "$1" --no-tests=error --timeout 120 --stop-on-failure >>"$log" 2>&1)
+}
+
+row() { printf '%-52s %-9s %-7s %-9s %5s s\n' "$@"; }
+
+# mutate patch: prints a row; 0 where the mutation was caught.
+mutate() {
+  local patch=$1 name tests started=$SECONDS result built=- applied=yes
+  name=$(basename "$patch" .patch)
+  tests=$(expected_tests "$patch")
+  echo "### $name: $tests" >>"$log"
+  if [ -z "$tests" ] || ! grep -q '^# expects:' <(head -n 1 "$patch"); then
+    row "$name" "no expects" - "NOT RUN" 0
+    return 1
+  fi
+  if ! patch -p1 --fuzz=2 --no-backup-if-mismatch --forward -d "$source_copy" <"$patch" >>"$log" 2>&1; then
+    applied=NO result="NOT RUN"
+  elif ! build_tests "$tests"; then
+    built=NO result="NOT RUN"
+  elif run_tests "$tests"; then
+    built=yes result="SURVIVED"
+  else
+    built=yes result="caught"
+  fi
+  copy_back "$patch"
+  row "$name" "$applied" "$built" "$result" $((SECONDS - started))
+  [ "$result" = caught ]
+}
+
+# Restores the files of a patch, with a new time stamp: the build must see that they changed back.
+copy_back() {
+  local file
+  sed -n 's#^[-+][-+][-+] [ab]/##p' "$1" | sort -u | while read -r file; do
+    rm -f "$source_copy/$file.rej"
+    if [ -e "$DDP_ROOT/$file" ]; then
+      cp "$DDP_ROOT/$file" "$source_copy/$file"
+    else
+      rm -f "$source_copy/$file"
+    fi
+  done
+}
+
+patches=()
+if [ $# = 0 ]; then
+  patches=("$here"/*.patch)
+else
+  for wanted in "$@"; do
+    for patch in "$here"/${wanted%.patch}.patch; do patches+=("$patch"); done
+  done
+fi
+[ -e "${patches[0]:-}" ] || die "no patches named ${*:-*} in $here"
+
+: >"$log"
+say "copying and configuring (log: build-mutations/log.txt)"
+copy_sources
+install_packages
+install_python_parts
+root=$DDP_ROOT DDP_ROOT=$source_copy
+configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON >>"$log" 2>&1 || die "configuration failed: see $log"
+DDP_ROOT=$root
+mpi_settings
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+all=$(for patch in "${patches[@]}"; do expected_tests "$patch"; done | sort -u | paste -sd'|')
+say "building and running the named tests without mutation"
+build_tests "$all" || die "the unmutated tests do not build: see $log"
+run_tests "$all" || die "a named test fails without any mutation: see $log"
+
+row mutation applied built result time
+caught=0
+for patch in "${patches[@]}"; do
+  mutate "$patch" && caught=$((caught + 1))
+done
+say "$caught of ${#patches[@]} mutations caught"
+[ $caught = ${#patches[@]} ]
