@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -14,7 +15,11 @@ namespace testing {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "ddp_test_XXXXXX").string();
+    // In memory where the system has it: the tests sync thousands of files.
+    const bool in_memory = ::access("/dev/shm", W_OK) == 0;
+    std::string name =
+        (in_memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
+        "ddp_test_XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) {
       throw std::runtime_error("mkdtemp failed");
     }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saving and resuming a training run.
+//
+//   ddp::Checkpointer checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, loader});
+//   for (auto step = checkpointer.restore(); step < max_steps; ++step) {
+//     …
+//     checkpointer.save_if_due(step);
+//   }
+//
+// A checkpoint is a folder checkpoint.dir/step_<steps done>: safetensors files and a manifest with
+// the checksum of each. model.safetensors holds parameters and buffers under the module's names
+// (where the optimizer keeps an fp32 master of a bf16 leaf: the master); <object>.safetensors the
+// tensors of each other object as <object>.<key>, so optimizer.state.<parameter>.<slot>;
+// rank_<r>.safetensors what each rank alone knows: states of the random generators, and entries of
+// any object whose key starts with "rank_local.". Small values, the resolved settings and the plan
+// stand in the manifest.
+//
+// Resuming gives the bits back: parameters, optimizer, scaler, sampler position, generators.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ddp/comm/context.hpp"
+#include "ddp/core/control_plane.hpp"
+#include "ddp/core/state_dict.hpp"
+#include "ddp/train/checkpoint_options.hpp"
+
+namespace ddp {
+
+namespace detail {
+class CheckpointerImpl;
+}
+
+/// An object, or a smart pointer to one, as an element of a Checkpointer's list.
+class StatefulRef {
+ public:
+  StatefulRef(Stateful& object) : object_(&object) {}  // NOLINT(google-explicit-constructor)
+  template <typename Pointer>
+  requires requires(Pointer& pointer) { static_cast<Stateful*>(pointer.get()); }
+  StatefulRef(Pointer& pointer) : object_(pointer.get()) {}  // NOLINT(google-explicit-constructor)
+  Stateful& get() const { return *object_; }
+
+ private:
+  Stateful* object_;
+};
+
+/// All methods are collective: every rank calls them in the same order with the same arguments,
+/// from the thread that trains. The objects, and the Context, must outlive it.
+class Checkpointer {
+ public:
+  /// Throws SettingsError where two objects have the same state_name().
+  Checkpointer(const Context& context, const CheckpointOptions& options,
+               std::initializer_list<StatefulRef> objects)
+      : Checkpointer(context.control_plane(), context.device(), options, objects) {}
+  /// The same without a Context; `device` is the one whose random generator this rank uses.
+  Checkpointer(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
+               std::initializer_list<StatefulRef> objects);
+  /// Finishes a save under way, unless an exception is unwinding.
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  /// Loads the newest checkpoint that is whole on every rank, into the objects and the random
+  /// generators, and returns the number of steps done: the index of the next step. Damaged ones are
+  /// skipped with a warning that names the file. 0 where there is none at all.
+  ///
+  /// Throws ReadError (exit code 74) where checkpoints exist but none is whole, or the newest has a
+  /// newer format; MismatchError (70) naming the first key where it is of another model;
+  /// SettingsError with resume=never in a folder that holds checkpoints.
+  int64_t restore();
+
+  /// Call after each step. Saves where every_steps or every_minutes say so. About every
+  /// stop_check_seconds the ranks ask each other (one small message through the control plane) how
+  /// their writing went and whether one was asked to stop. If so, all save after the same step and
+  /// throw Stop (exit code 75).
+  ///
+  /// A save that fails on any rank is given up on all, its files removed, an error logged, and
+  /// training goes on; the max_failures-th in a row throws WriteError (73). Earlier checkpoints
+  /// stay untouched.
+  void save_if_due(int64_t step);
+
+  /// Saves after step `step` now; with `async` it returns once everything is copied to the host.
+  /// `metric` decides which checkpoint keep_best keeps; rank 0's counts.
+  void save(int64_t step, std::optional<double> metric = std::nullopt);
+
+  /// Waits until a save under way is committed (or failed).
+  void wait();
+
+  /// Steps done in the newest checkpoint that was committed or restored; -1: none yet.
+  int64_t last_saved_step() const;
+
+  /// A text kept with every later checkpoint ("settings" and "plan" come from the options), or,
+  /// after restore(), the one that stood in the checkpoint; empty where there is none.
+  void set_text(const std::string& name, const std::string& text);
+  std::string text(const std::string& name) const;
+
+  /// What says that this rank was asked to stop; default: SIGTERM, SIGUSR1 and SIGINT as caught by
+  /// ddp::run.
+  void set_stop_check(std::function<bool()> stop_requested);
+
+ private:
+  std::unique_ptr<detail::CheckpointerImpl> impl_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/checkpoint.hpp"
+
+#include <exception>
+#include <set>
+#include <sstream>
+
+#include "ddp/core/logging.hpp"
+#include "ddp/core/stop_signal.hpp"
+#include "train/checkpoint_impl.hpp"
+
+namespace ddp {
+namespace detail {
+namespace {
+
+constexpr std::string_view kOk = "ok";
+constexpr std::string_view kNewer = "newer ";
+
+void check_names(const std::vector<StatefulRef>& objects) {
+  std::set<std::string> names;
+  for (const auto& object : objects) {
+    const auto name = object.get().state_name();
+    const bool plain = !name.empty() && name.find_first_not_of(
+                                            "abcdefghijklmnopqrstuvwxyz"
+                                            "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                            "0123456789_-") == std::string::npos;
+    if (!plain || name.starts_with("rank_") || name == "rng") {
+      throw SettingsError("a Checkpointer's object is named '" + name +
+                          "': a state_name() has letters, digits, '_' and '-', and is neither "
+                          "'rng' nor starts with 'rank_'");
+    }
+    if (!names.insert(name).second) {
+      throw SettingsError("two of a Checkpointer's objects are named '" + name +
+                          "': give one another state_name()");
+    }
+  }
+}
+
+}  // namespace
+
+CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device device,
+                                   const CheckpointOptions& options,
+                                   std::vector<StatefulRef> objects, FileOps& ops)
+    : control_plane_(control_plane),
+      rank_(control_plane.rank()),
+      device_(device),
+      options_(options),
+      objects_(std::move(objects)),
+      ops_(ops),
+      stop_check_(stop_requested),
+      exceptions_(std::uncaught_exceptions()) {
+  check_names(objects_);
+  if (!options.settings_text.empty()) {
+    texts_["settings"] = options.settings_text;
+  }
+  if (!options.plan_text.empty()) {
+    texts_["plan"] = options.plan_text;
+  }
+}
+
+CheckpointerImpl::~CheckpointerImpl() {
+  try {
+    if (std::uncaught_exceptions() == exceptions_) {
+      finish_pending();
+    } else {
+      // Peers may be gone: no exchange. The folder without a manifest is removed by the next run.
+      writer_.wait();
+    }
+  } catch (const std::exception& error) {
+    log_error(std::string("the last checkpoint was not saved: ") + error.what());
+  }
+}
+
+// Rank 0's list: other nodes' views of a shared folder may lag.
+std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
+  std::string text;
+  if (is_main()) {
+    try {
+      remove_stale_saves(ops_, options_.dir);
+      for (const auto& folder : list_checkpoints(options_.dir)) {
+        text += concat(folder.step, " ", folder.repeat, " ", folder.name, "\n");
+      }
+    } catch (const ReadError& error) {
+      text = std::string("!") + error.what();
+    }
+  }
+  text = control_plane_.broadcast(text);
+  if (text.starts_with('!')) {
+    throw ReadError(text.substr(1));
+  }
+  std::vector<CheckpointFolder> folders;
+  std::istringstream lines(text);
+  for (CheckpointFolder folder; lines >> folder.step >> folder.repeat >> folder.name;) {
+    folders.push_back(folder);
+  }
+  return folders;
+}
+
+bool CheckpointerImpl::reads_file(const std::string& name) const {
+  return !name.starts_with("rank_") || name == rank_file_name(rank_);
+}
+
+// The manifest where the checkpoint is whole on every rank; nothing where it is damaged on any.
+std::optional<Manifest> CheckpointerImpl::check_everywhere(const CheckpointFolder& folder) {
+  std::string verdict(kOk);
+  std::optional<Manifest> manifest;
+  try {
+    manifest = check_checkpoint(options_.dir, folder,
+                                [this](const std::string& name) { return reads_file(name); });
+  } catch (const NewerFormatError& error) {
+    verdict = concat(kNewer, error.what());
+  } catch (const std::exception& error) {
+    verdict = error.what();
+  }
+  const auto verdicts = control_plane_.all_gather(verdict);
+  for (std::size_t rank = 0; rank < verdicts.size(); ++rank) {
+    if (verdicts[rank].starts_with(kNewer)) {
+      throw ReadError(verdicts[rank].substr(kNewer.size()));
+    }
+    if (verdicts[rank] != kOk) {
+      if (is_main()) {
+        log_warning(concat("skipped the checkpoint ", path_of(folder), ": ", verdicts[rank],
+                           " (seen by rank ", rank, ")"));
+      }
+      return std::nullopt;
+    }
+  }
+  return manifest;
+}
+
+void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& manifest) {
+  std::map<std::string, TensorMap> files;
+  for (const auto& file : manifest.files) {
+    if (reads_file(file.name)) {
+      files[file.name] = load_safetensors(path_of(folder) + "/" + file.name).tensors;
+    }
+  }
+  restore_snapshot(objects_, manifest, files, rank_, device_, path_of(folder));
+  const auto plan_and_settings = texts_;
+  texts_ = manifest.texts;
+  // This run's settings are what later checkpoints are saved with; the plan is pinned.
+  if (const auto it = plan_and_settings.find("settings"); it != plan_and_settings.end()) {
+    texts_["settings"] = it->second;
+  }
+}
+
+int64_t CheckpointerImpl::restore() {
+  if (!enabled()) {
+    return 0;
+  }
+  const auto candidates = agree_on_candidates();
+  if (options_.resume == "never" && !candidates.empty()) {
+    throw SettingsError(concat("checkpoint.resume=never, but checkpoint.dir=", options_.dir,
+                               " already holds ", candidates.front().name,
+                               ": choose another folder, or checkpoint.resume=auto"));
+  }
+  for (const auto& folder : candidates) {
+    if (const auto manifest = check_everywhere(folder)) {
+      load(folder, *manifest);
+      last_saved_step_ = manifest->step;
+      if (is_main()) {
+        log_info(concat("resumed from ", path_of(folder), " after ", manifest->step, " steps"));
+        if (manifest->world_size != control_plane_.world_size()) {
+          log_warning(concat("it was saved by ", manifest->world_size, " ranks and is resumed by ",
+                             control_plane_.world_size(),
+                             ": random numbers differ from the undisturbed run's"));
+        }
+      }
+      return manifest->step;
+    }
+  }
+  if (!candidates.empty()) {
+    throw ReadError(concat("none of the ", candidates.size(), " checkpoints in ", options_.dir,
+                           " is whole (see the warnings above); remove the folder to start anew"));
+  }
+  if (options_.resume == "require") {
+    throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
+                    options_.dir);
+  }
+  return 0;
+}
+
+}  // namespace detail
+
+Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
+                           const CheckpointOptions& options,
+                           std::initializer_list<StatefulRef> objects)
+    : impl_(std::make_unique<detail::CheckpointerImpl>(control_plane, device, options,
+                                                       std::vector<StatefulRef>(objects))) {}
+
+Checkpointer::~Checkpointer() = default;
+
+int64_t Checkpointer::restore() {
+  return impl_->restore();
+}
+void Checkpointer::save_if_due(int64_t step) {
+  impl_->save_if_due(step);
+}
+void Checkpointer::save(int64_t step, std::optional<double> metric) {
+  impl_->save(step, metric);
+}
+void Checkpointer::wait() {
+  impl_->wait();
+}
+int64_t Checkpointer::last_saved_step() const {
+  return impl_->last_saved_step();
+}
+
+void Checkpointer::set_text(const std::string& name, const std::string& text) {
+  impl_->texts()[name] = text;
+}
+
+std::string Checkpointer::text(const std::string& name) const {
+  const auto& texts = impl_->texts();
+  const auto found = texts.find(name);
+  return found == texts.end() ? "" : found->second;
+}
+
+void Checkpointer::set_stop_check(std::function<bool()> stop_check) {
+  impl_->set_stop_check(std::move(stop_check));
+}
+
+}  // namespace ddp

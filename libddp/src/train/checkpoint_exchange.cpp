@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/checkpoint_exchange.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "ddp/core/logging.hpp"
+
+namespace ddp::detail {
+namespace {
+
+// Longest time in steps between exchanges, whatever the clock says.
+constexpr double kMaxStepsBetween = 10'000;
+
+}  // namespace
+
+std::string CheckpointerImpl::Status::to_text() const {
+  return nlohmann::json{{"stop", stop},
+                        {"due", due_by_time},
+                        {"step_seconds", step_seconds},
+                        {"writer", static_cast<int>(writer)},
+                        {"error", error.substr(0, 4096)},
+                        {"records", records_to_json(records)}}
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+CheckpointerImpl::Status CheckpointerImpl::Status::parse(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    return {.stop = json.at("stop").get<bool>(),
+            .due_by_time = json.at("due").get<bool>(),
+            .step_seconds = json.at("step_seconds").get<double>(),
+            .writer = static_cast<Writer>(json.at("writer").get<int>()),
+            .error = json.at("error").get<std::string>(),
+            .records = parse_records(json.at("records").get<std::string>())};
+  } catch (const nlohmann::json::exception& error) {
+    throw ReadError(std::string("a peer's message about its checkpoint cannot be read: ") +
+                    error.what());
+  }
+}
+
+CheckpointerImpl::Status CheckpointerImpl::own_status() {
+  Status status{.stop = stop_check_ && stop_check_(), .step_seconds = step_seconds_};
+  const std::chrono::duration<double, std::ratio<60>> minutes = Clock::now() - last_save_time_;
+  status.due_by_time =
+      enabled() && options_.every_minutes > 0 && minutes.count() >= options_.every_minutes;
+  if (writer_.running()) {
+    status.writer = Status::Writer::Running;
+  } else {
+    status.error = writer_.error();
+    status.writer = status.error.empty() ? Status::Writer::Resting : Status::Writer::Failed;
+    status.records = pending_ && pending_->phase == Phase::Writing && status.error.empty()
+                         ? records_
+                         : std::vector<FileRecord>{};
+  }
+  return status;
+}
+
+std::vector<CheckpointerImpl::Status> CheckpointerImpl::exchange() {
+  std::vector<Status> statuses;
+  for (const auto& text : control_plane_.all_gather(own_status().to_text())) {
+    statuses.push_back(Status::parse(text));
+  }
+  if (pending_) {
+    advance(statuses);
+  }
+  return statuses;
+}
+
+// Moves the pending save on; what happens depends on the gathered statuses alone.
+void CheckpointerImpl::advance(const std::vector<Status>& statuses) {
+  const auto running = [](const Status& s) { return s.writer == Status::Writer::Running; };
+  if (pending_->phase == Phase::Committing) {
+    if (running(statuses[0])) {
+      return;
+    }
+    if (statuses[0].writer == Status::Writer::Failed) {
+      note_failure(pending_->step, "rank 0: " + statuses[0].error);
+    } else {
+      note_saved();
+    }
+    return;
+  }
+  // While anybody still writes, the folder must stay: a failure elsewhere waits too.
+  if (std::any_of(statuses.begin(), statuses.end(), running)) {
+    return;
+  }
+  for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
+    if (statuses[rank].writer == Status::Writer::Failed) {
+      if (is_main()) {
+        remove_folder(ops_, options_.dir + "/" + pending_->folder);
+      }
+      note_failure(pending_->step, concat("rank ", rank, ": ", statuses[rank].error));
+      return;
+    }
+  }
+  pending_->phase = Phase::Committing;
+  if (is_main()) {
+    start_commit(statuses);
+  }
+}
+
+void CheckpointerImpl::finish_pending() {
+  while (pending_) {
+    writer_.wait();
+    exchange();
+  }
+}
+
+int64_t CheckpointerImpl::steps_until_exchange(const std::vector<Status>& statuses) const {
+  double slowest = 0;
+  for (const auto& status : statuses) {
+    slowest = std::max(slowest, status.step_seconds);
+  }
+  if (slowest <= 0) {
+    return 1;  // nothing measured yet
+  }
+  return static_cast<int64_t>(
+      std::clamp(std::floor(options_.stop_check_seconds / slowest), 1.0, kMaxStepsBetween));
+}
+
+void CheckpointerImpl::stop(int64_t step, const std::vector<Status>& statuses) {
+  const auto asked = std::find_if(statuses.begin(), statuses.end(),
+                                  [](const Status& status) { return status.stop; });
+  const auto who = concat("rank ", asked - statuses.begin(), " was asked to stop");
+  if (!enabled()) {
+    // Not Stop: its exit code asks to be started again, and that would begin at step 0 for ever.
+    throw Error(ExitCode::UserException,
+                concat(who, ": stopped after step ", step,
+                       ", nothing was saved because checkpoint.dir is empty"));
+  }
+  save(step, std::nullopt);
+  finish_pending();
+  if (last_saved_step_ != step + 1) {
+    throw WriteError(
+        concat(who, ": stopped after step ", step, ", but its state could not be saved"));
+  }
+  throw Stop(concat(who, ": stopped after step ", step, ", saved in ", options_.dir));
+}
+
+void CheckpointerImpl::save_if_due(int64_t step) {
+  const int64_t done = step + 1;
+  bool due = enabled() && options_.every_steps > 0 && done % options_.every_steps == 0;
+  if (done >= next_exchange_) {
+    const auto now = Clock::now();
+    if (done > exchange_step_ && next_exchange_ > 0) {
+      step_seconds_ = std::chrono::duration<double>(now - exchange_time_).count() /
+                      static_cast<double>(done - exchange_step_);
+    }
+    const auto statuses = exchange();
+    exchange_step_ = done;
+    exchange_time_ = Clock::now();
+    next_exchange_ = done + steps_until_exchange(statuses);
+    due = due || statuses[0].due_by_time;
+    if (std::any_of(statuses.begin(), statuses.end(), [](const Status& s) { return s.stop; })) {
+      stop(step, statuses);
+    }
+  }
+  if (due) {
+    save(step, std::nullopt);
+  }
+}
+
+}  // namespace ddp::detail

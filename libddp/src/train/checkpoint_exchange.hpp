@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "train/checkpoint_impl.hpp"
+
+namespace ddp::detail {
+
+/// One rank's word in an exchange.
+struct CheckpointerImpl::Status {
+  enum class Writer { Resting, Running, Failed };
+  bool stop = false;
+  bool due_by_time = false;  ///< rank 0's clock
+  double step_seconds = 0;
+  Writer writer = Writer::Resting;
+  std::string error = {};                ///< where the writer failed
+  std::vector<FileRecord> records = {};  ///< what it wrote
+
+  std::string to_text() const;
+  /// Throws ReadError.
+  static Status parse(const std::string& text);
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/checkpoint_files.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace ddp::detail {
+namespace {
+
+constexpr std::string_view kPrefix = "step_";
+constexpr std::string_view kSavingPrefix = ".saving_";
+constexpr std::string_view kRemovingPrefix = ".removing_";
+
+std::string reason(int error) {
+  return std::generic_category().message(error);
+}
+
+std::string padded(int64_t step) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%010lld", static_cast<long long>(step));
+  return text;
+}
+
+bool parse_number(std::string_view text, int64_t& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0;
+}
+
+// "step_0000000120" or "step_0000000120.1"; nothing else is ours.
+std::optional<CheckpointFolder> parse_folder(const std::string& name) {
+  std::string_view rest = name;
+  if (!rest.starts_with(kPrefix)) {
+    return std::nullopt;
+  }
+  rest.remove_prefix(kPrefix.size());
+  CheckpointFolder folder{.name = name};
+  const auto dot = rest.find('.');
+  if (dot != std::string_view::npos && !parse_number(rest.substr(dot + 1), folder.repeat)) {
+    return std::nullopt;
+  }
+  if (!parse_number(rest.substr(0, dot), folder.step)) {
+    return std::nullopt;
+  }
+  return folder;
+}
+
+bool newer(const CheckpointFolder& a, const CheckpointFolder& b) {
+  return std::pair(a.step, a.repeat) > std::pair(b.step, b.repeat);
+}
+
+void make_folders(FileOps& ops, const std::string& dir) {
+  for (std::size_t end = dir.find('/', 1);; end = dir.find('/', end + 1)) {
+    const std::string part = dir.substr(0, end);
+    if (ops.mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+      const int error = errno;
+      std::error_code ignored;
+      if (!std::filesystem::is_directory(part, ignored)) {
+        throw WriteError("cannot make the folder " + part + ": " + reason(error));
+      }
+    }
+    if (end == std::string::npos) {
+      return;
+    }
+  }
+}
+
+// The first name of this step that is free: a committed checkpoint is never replaced.
+CheckpointFolder free_folder(const std::string& dir, int64_t step) {
+  CheckpointFolder folder{.step = step, .name = std::string(kPrefix) + padded(step)};
+  std::error_code ignored;
+  while (std::filesystem::exists(dir + "/" + folder.name, ignored)) {
+    ++folder.repeat;
+    folder.name = concat(kPrefix, padded(step), ".", folder.repeat);
+  }
+  return folder;
+}
+
+// Out of sight by one rename first, so that a crash here leaves no half checkpoint under a real
+// name.
+void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& name) {
+  const std::string hidden = concat(dir, "/", kRemovingPrefix, name, "_", random_suffix());
+  if (ops.rename((dir + "/" + name).c_str(), hidden.c_str()) == 0) {
+    remove_folder(ops, hidden);
+  }
+}
+
+std::string best_checkpoint(const std::string& dir, const std::vector<CheckpointFolder>& folders,
+                            bool best_is_max) {
+  std::string best;
+  double best_metric = NAN;
+  for (const auto& folder : folders) {  // newest first: of equal ones the newest stays
+    try {
+      const double metric = load_manifest(dir, folder).metric.value_or(NAN);
+      if (!std::isnan(metric) && (std::isnan(best_metric) ||
+                                  (best_is_max ? metric > best_metric : metric < best_metric))) {
+        best_metric = metric;
+        best = folder.name;
+      }
+    } catch (const ReadError&) {
+      continue;  // damaged: not the best
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::string begin_save(FileOps& ops, const std::string& dir, int64_t step) {
+  make_folders(ops, dir);
+  const std::string name = concat(kSavingPrefix, padded(step), "_", random_suffix());
+  if (ops.mkdir((dir + "/" + name).c_str(), 0777) != 0) {
+    throw WriteError("cannot make a folder in " + dir + ": " + reason(errno));
+  }
+  return name;
+}
+
+CheckpointFolder commit_save(FileOps& ops, const std::string& dir, const std::string& saving,
+                             const Manifest& manifest) {
+  const std::string from = dir + "/" + saving;
+  CheckpointFolder folder;
+  try {
+    const std::string text = manifest_to_json(manifest);
+    write_new_file(ops, from, kManifestName, {text});
+    sync_folder(ops, from);
+    folder = free_folder(dir, manifest.step);
+    if (ops.rename(from.c_str(), (dir + "/" + folder.name).c_str()) != 0) {
+      throw WriteError("cannot commit " + dir + "/" + folder.name + ": " + reason(errno));
+    }
+  } catch (...) {
+    remove_folder(ops, from);
+    throw;
+  }
+  // From here on the checkpoint is visible and whole; only its survival of a power loss is open.
+  sync_folder(ops, dir);
+  return folder;
+}
+
+std::vector<CheckpointFolder> list_checkpoints(const std::string& dir) {
+  std::vector<CheckpointFolder> folders;
+  std::error_code error;
+  std::filesystem::directory_iterator it(dir, error);
+  for (const std::filesystem::directory_iterator end; !error && it != end; it.increment(error)) {
+    if (auto folder = parse_folder(it->path().filename().string())) {
+      folders.push_back(std::move(*folder));
+    }
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw ReadError("cannot list the checkpoint folder " + dir + ": " + error.message());
+  }
+  std::sort(folders.begin(), folders.end(), newer);
+  return folders;
+}
+
+Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoint) {
+  const std::string path = dir + "/" + checkpoint.name + "/" + kManifestName;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) {
+    throw ReadError(path + " cannot be opened: " + reason(errno));
+  }
+  std::string text;
+  std::vector<char> buffer(1 << 16);
+  ssize_t count = 0;
+  // parse_manifest refuses what is longer than 16 MiB.
+  while (text.size() <= (16u << 20) && ((count = ::read(fd, buffer.data(), buffer.size())) > 0 ||
+                                        (count < 0 && errno == EINTR))) {
+    text.append(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  }
+  const int error = count < 0 ? errno : 0;
+  ::close(fd);
+  if (error != 0) {
+    throw ReadError(path + " cannot be read: " + reason(error));
+  }
+  auto manifest = parse_manifest(text, path);
+  if (manifest.step != checkpoint.step) {
+    throw ReadError(
+        concat(path, " is of step ", manifest.step, ", its folder of step ", checkpoint.step));
+  }
+  return manifest;
+}
+
+std::optional<std::string> find_damage(const std::string& folder, const FileRecord& file) {
+  const std::string path = folder + "/" + file.name;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) {
+    return path + (errno == ENOENT ? " is missing" : " cannot be opened: " + reason(errno));
+  }
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || static_cast<uint64_t>(status.st_size) != file.size) {
+    ::close(fd);
+    return concat(path, " has ", status.st_size, " bytes, its manifest says ", file.size);
+  }
+  XXH3_state_t hash;
+  XXH3_64bits_reset(&hash);
+  const auto buffer = std::make_unique<char[]>(4u << 20);
+  ssize_t count = 0;
+  while ((count = ::read(fd, buffer.get(), 4u << 20)) > 0 || (count < 0 && errno == EINTR)) {
+    XXH3_64bits_update(&hash, buffer.get(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  }
+  const int error = count < 0 ? errno : 0;
+  ::close(fd);
+  if (error != 0) {
+    return path + " cannot be read: " + reason(error);
+  }
+  if (XXH3_64bits_digest(&hash) != file.xxh3) {
+    return path + " is damaged: its checksum is not the manifest's";
+  }
+  return std::nullopt;
+}
+
+Manifest check_checkpoint(const std::string& dir, const CheckpointFolder& checkpoint,
+                          const std::function<bool(const std::string& file)>& wanted) {
+  auto manifest = load_manifest(dir, checkpoint);
+  for (const auto& file : manifest.files) {
+    if (!wanted || wanted(file.name)) {
+      if (const auto damage = find_damage(dir + "/" + checkpoint.name, file)) {
+        throw ReadError(*damage);
+      }
+    }
+  }
+  return manifest;
+}
+
+std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
+                                           const CheckpointFolder& newest,
+                                           const Retention& retention) {
+  std::vector<std::string> removed;
+  auto folders = list_checkpoints(dir);
+  folders.erase(std::remove_if(folders.begin(), folders.end(),
+                               [&](const auto& folder) { return newer(folder, newest); }),
+                folders.end());
+  const std::string best =
+      retention.keep_best ? best_checkpoint(dir, folders, retention.best_is_max) : "";
+  for (std::size_t i = static_cast<std::size_t>(retention.keep_last); i < folders.size(); ++i) {
+    if (folders[i].name != best) {
+      remove_checkpoint(ops, dir, folders[i].name);
+      removed.push_back(folders[i].name);
+    }
+  }
+  return removed;
+}
+
+void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept {
+  try {
+    std::vector<std::string> stale;
+    for (const auto& entry : std::filesystem::directory_iterator(dir)) {
+      const auto name = entry.path().filename().string();
+      if (name.starts_with(kSavingPrefix) || name.starts_with(kRemovingPrefix)) {
+        stale.push_back(entry.path().string());
+      }
+    }
+    for (const auto& path : stale) {
+      remove_folder(ops, path);
+    }
+  } catch (const std::exception&) {
+    return;  // leftovers cost space, nothing else
+  }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints as folders on a disk that may fail or lose power at any moment. Torch-free.
+//
+//   DIR/step_00000120/            a committed checkpoint; its name appears by one rename
+//       manifest.json             lists every other file with size and checksum
+//       model.safetensors …       rank_00000.safetensors …
+//   DIR/.saving_00000120_<hex>/   a save under way, or what a crash left of one
+//
+// Order of a save: every file written and fsynced, manifest written and fsynced, fsync of the
+// folder, rename of the folder, fsync of DIR. Before the rename the old checkpoints are all there
+// is; after it the new one is whole. Nothing committed is ever changed, only removed as a whole.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/file_ops.hpp"
+#include "train/manifest.hpp"
+
+namespace ddp::detail {
+
+struct CheckpointFolder {
+  int64_t step = 0;
+  int64_t repeat = 0;     ///< n-th save of the same step: step_00000120.1
+  std::string name = "";  ///< within DIR
+  bool operator==(const CheckpointFolder&) const = default;
+};
+
+/// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws
+/// WriteError.
+std::string begin_save(FileOps& ops, const std::string& dir, int64_t step);
+
+/// Writes the manifest and commits; returns the checkpoint. Throws WriteError, and then the save
+/// folder is removed.
+CheckpointFolder commit_save(FileOps& ops, const std::string& dir, const std::string& saving,
+                             const Manifest& manifest);
+
+/// Committed checkpoints, newest first. Empty where DIR does not exist; ReadError where it cannot
+/// be read.
+std::vector<CheckpointFolder> list_checkpoints(const std::string& dir);
+
+/// The checkpoint's manifest. Throws ReadError, NewerFormatError.
+Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoint);
+
+/// What is wrong with the file ("…/model.safetensors is truncated: 12 of 400 bytes"), or nothing.
+std::optional<std::string> find_damage(const std::string& folder, const FileRecord& file);
+
+/// The manifest of a checkpoint whose files are all as it says (those for which `wanted` is true;
+/// an empty function wants all). Throws ReadError naming the first damaged file, NewerFormatError.
+Manifest check_checkpoint(const std::string& dir, const CheckpointFolder& checkpoint,
+                          const std::function<bool(const std::string& file)>& wanted = {});
+
+struct Retention {
+  int64_t keep_last = 3;
+  bool keep_best = false;
+  bool best_is_max = false;
+};
+/// Removes checkpoints older than `newest`, the checkpoint just committed, as `retention` says.
+/// Those that are younger (damaged ones that a resume skipped) are left alone. Best effort; returns
+/// the names of those removed.
+std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
+                                           const CheckpointFolder& newest,
+                                           const Retention& retention);
+
+/// Removes what crashed saves left. Best effort.
+void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept;
+
+}  // namespace ddp::detail

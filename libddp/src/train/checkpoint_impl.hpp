@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens behind Checkpointer, and who waits for whom:
+//
+//   training thread, all ranks        writing thread, each rank       rank 0's writing thread
+//   begin: folder name (broadcast)
+//          copy state to the host --> write own files, fsync
+//   … steps go on …
+//   exchange: all wrote? -----------------------------------------> manifest, rename, prune
+//   … steps go on …
+//   exchange: committed
+//
+// Decisions are taken from what an exchange gathered, so they are the same on all ranks without
+// another word. An exchange is one all_gather of the control plane.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/train/checkpoint.hpp"
+#include "train/background_task.hpp"
+#include "train/checkpoint_files.hpp"
+#include "train/snapshot.hpp"
+
+namespace ddp::detail {
+
+class CheckpointerImpl {
+ public:
+  CheckpointerImpl(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
+                   std::vector<StatefulRef> objects, FileOps& ops = system_file_ops());
+  ~CheckpointerImpl();
+
+  int64_t restore();
+  void save_if_due(int64_t step);
+  void save(int64_t step, std::optional<double> metric);
+  void wait();
+
+  int64_t last_saved_step() const { return last_saved_step_; }
+  std::map<std::string, std::string>& texts() { return texts_; }
+  void set_stop_check(std::function<bool()> check) { stop_check_ = std::move(check); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Phase { Writing, Committing };
+  struct Pending {
+    int64_t step;
+    std::string folder;  ///< within dir
+    std::optional<double> metric;
+    Phase phase = Phase::Writing;
+    Clock::time_point started = Clock::now();
+  };
+  struct Status;  ///< what a rank tells in an exchange
+
+  bool is_main() const { return rank_ == 0; }
+  bool enabled() const { return !options_.dir.empty(); }
+  std::string path_of(const CheckpointFolder& folder) const {
+    return options_.dir + "/" + folder.name;
+  }
+
+  // restore
+  std::vector<CheckpointFolder> agree_on_candidates();
+  std::optional<Manifest> check_everywhere(const CheckpointFolder& folder);
+  void load(const CheckpointFolder& folder, const Manifest& manifest);
+  bool reads_file(const std::string& name) const;
+
+  // save
+  void begin(int64_t done, std::optional<double> metric);
+  std::string agree_on_folder(int64_t done, std::optional<double>& metric);
+  void write_files();
+  void start_commit(const std::vector<Status>& statuses);
+  void note_saved();
+  void note_failure(int64_t done, const std::string& reason);
+
+  // exchange
+  std::vector<Status> exchange();
+  Status own_status();
+  void advance(const std::vector<Status>& statuses);
+  void finish_pending();
+  int64_t steps_until_exchange(const std::vector<Status>& statuses) const;
+  void stop(int64_t step, const std::vector<Status>& statuses);
+
+  ControlPlane& control_plane_;
+  const int rank_;
+  const at::Device device_;
+  const CheckpointOptions options_;
+  const std::vector<StatefulRef> objects_;
+  FileOps& ops_;
+  std::function<bool()> stop_check_;
+  std::map<std::string, std::string> texts_;
+
+  std::optional<Pending> pending_;
+  HostBuffers buffers_;
+  Snapshot snapshot_;                ///< of the pending save; the writing thread reads it
+  std::vector<FileRecord> records_;  ///< written by the writing thread, read when it rests
+  std::string committed_;            ///< name of the folder that the last commit made; rank 0
+  int64_t last_saved_step_ = -1;
+  int64_t failures_in_a_row_ = 0;
+  Clock::time_point last_save_time_ = Clock::now();
+
+  int64_t next_exchange_ = 0;  ///< steps done at which the ranks talk next
+  int64_t exchange_step_ = 0;  ///< steps done at the last exchange
+  Clock::time_point exchange_time_ = Clock::now();
+  double step_seconds_ = 0;  ///< measured since the last exchange
+  const int exceptions_;
+
+  BackgroundTask writer_;  // last: ends before what it uses
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/logging.hpp"
+#include "train/checkpoint_exchange.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr std::string_view kOk = "ok ";
+
+std::vector<std::string_view> chunks_of(const SerializedTensors& serialized) {
+  std::vector<std::string_view> chunks{serialized.header};
+  for (const auto& tensor : serialized.data) {
+    chunks.emplace_back(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  }
+  return chunks;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
+  if (!enabled()) {
+    return;
+  }
+  finish_pending();
+  const int64_t done = step + 1;
+  if (done == last_saved_step_ && !metric) {
+    return;  // the same state would be written again
+  }
+  begin(done, metric);
+  if (pending_ && !options_.async) {
+    finish_pending();
+  }
+}
+
+void CheckpointerImpl::wait() {
+  finish_pending();
+}
+
+// Rank 0 makes the folder; all ranks learn its name, or why there is none.
+std::string CheckpointerImpl::agree_on_folder(int64_t done, std::optional<double>& metric) {
+  std::string answer;
+  if (is_main()) {
+    try {
+      answer = concat(kOk, begin_save(ops_, options_.dir, done));
+    } catch (const Error& error) {
+      answer = error.what();
+    }
+  }
+  answer = control_plane_.broadcast(answer);
+  if (!answer.starts_with(kOk)) {
+    note_failure(done, "rank 0: " + answer);
+    return "";
+  }
+  if (!is_main()) {
+    metric.reset();
+  }
+  return answer.substr(kOk.size());
+}
+
+void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {
+  const auto folder = agree_on_folder(done, metric);
+  if (folder.empty()) {
+    return;
+  }
+  snapshot_ = take_snapshot(objects_, rank_, device_, buffers_);
+  last_save_time_ = Clock::now();
+  pending_ = Pending{.step = done, .folder = folder, .metric = metric};
+  records_.clear();
+  writer_.start([this] { write_files(); });
+}
+
+// On the writing thread.
+void CheckpointerImpl::write_files() {
+  snapshot_.wait();
+  const std::string folder = options_.dir + "/" + pending_->folder;
+  for (const auto& [name, tensors] : snapshot_.files) {
+    const auto serialized = serialize_tensors(tensors, {{"format", "pt"}});
+    records_.push_back(write_new_file(ops_, folder, name, chunks_of(serialized)));
+  }
+}
+
+void CheckpointerImpl::start_commit(const std::vector<Status>& statuses) {
+  Manifest manifest{.step = pending_->step,
+                    .world_size = static_cast<int64_t>(statuses.size()),
+                    .metric = pending_->metric};
+  for (const auto& status : statuses) {
+    manifest.files.insert(manifest.files.end(), status.records.begin(), status.records.end());
+  }
+  manifest.values = snapshot_.values;
+  manifest.leaf_dtypes = snapshot_.leaf_dtypes;
+  manifest.texts = texts_;
+  writer_.start([this, manifest = std::move(manifest), saving = pending_->folder] {
+    const auto made = commit_save(ops_, options_.dir, saving, manifest);
+    committed_ = made.name;
+    prune_checkpoints(ops_, options_.dir, made,
+                      {.keep_last = options_.keep_last,
+                       .keep_best = options_.keep_best != "off",
+                       .best_is_max = options_.keep_best == "max"});
+  });
+}
+
+void CheckpointerImpl::note_saved() {
+  last_saved_step_ = pending_->step;
+  failures_in_a_row_ = 0;
+  if (is_main()) {
+    log_info(concat("saved ", options_.dir, "/", committed_, " in ",
+                    seconds_since(pending_->started), " s",
+                    options_.async ? " beside training" : ""));
+  }
+  pending_.reset();
+}
+
+void CheckpointerImpl::note_failure(int64_t done, const std::string& reason) {
+  pending_.reset();
+  ++failures_in_a_row_;
+  const auto message = concat("the checkpoint after ", done, " steps was not saved (failure ",
+                              failures_in_a_row_, " of at most ", options_.max_failures,
+                              " in a row, checkpoint.max_failures): ", reason);
+  if (failures_in_a_row_ >= options_.max_failures) {
+    throw WriteError(message);
+  }
+  if (is_main()) {
+    log_error(message + "; training goes on, earlier checkpoints are untouched");
+  }
+}
+
+}  // namespace ddp::detail

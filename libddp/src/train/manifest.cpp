@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/manifest.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace ddp::detail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The end of every manifest: 16 digits between these two.
+constexpr std::string_view kChecksumKey = ",\n\"manifest_xxh3\": \"";
+constexpr std::string_view kChecksumEnd = "\"\n}\n";
+constexpr std::size_t kTailBytes = kChecksumKey.size() + 16 + kChecksumEnd.size();
+constexpr std::size_t kMaxManifestBytes = 16u << 20;
+constexpr int kMaxDepth = 8;
+
+std::string to_hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+uint64_t from_hex(const std::string& text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (text.size() != 16 || error != std::errc() || end != text.data() + text.size()) {
+    throw ReadError("'" + text.substr(0, 32) + "' is not a checksum");
+  }
+  return value;
+}
+
+// JSON has no infinities; its shortest decimal of a finite double reads back to the same bits.
+Json value_to_json(const ManifestValue& value) {
+  if (const auto* number = std::get_if<double>(&value); number && !std::isfinite(*number)) {
+    return {{"double", std::isnan(*number) ? "nan" : *number > 0 ? "inf" : "-inf"}};
+  }
+  return std::visit([](const auto& held) { return Json(held); }, value);
+}
+
+ManifestValue value_from_json(const Json& json) {
+  if (json.is_boolean()) {
+    return json.get<bool>();
+  }
+  if (json.is_number_integer()) {
+    return json.get<int64_t>();
+  }
+  if (json.is_number_float()) {
+    return json.get<double>();
+  }
+  if (json.is_object()) {
+    const auto& word = json.at("double").get_ref<const std::string&>();
+    return word == "nan" ? NAN : word == "inf" ? INFINITY : -INFINITY;
+  }
+  return json.get<std::string>();
+}
+
+Json files_to_json(const std::vector<FileRecord>& files) {
+  Json list = Json::array();
+  for (const auto& file : files) {
+    list.push_back({{"name", file.name}, {"size", file.size}, {"xxh3", to_hex(file.xxh3)}});
+  }
+  return list;
+}
+
+// A manifest must not reach outside its folder.
+void check_name(const std::string& name) {
+  if (name.empty() || name.size() > 255 || name == "." || name == ".." ||
+      name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
+    throw ReadError("it lists the file name '" + name.substr(0, 300) + "'");
+  }
+}
+
+std::vector<FileRecord> files_from_json(const Json& list) {
+  std::vector<FileRecord> files;
+  for (const auto& item : list) {
+    FileRecord file{.name = item.at("name").get<std::string>(),
+                    .size = item.at("size").get<uint64_t>(),
+                    .xxh3 = from_hex(item.at("xxh3").get<std::string>())};
+    check_name(file.name);
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+Json parse_bounded(std::string_view text) {
+  return Json::parse(text.begin(), text.end(), [](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxDepth) {
+      throw ReadError("it is nested too deeply");
+    }
+    return true;
+  });
+}
+
+void check_checksum(std::string_view text) {
+  if (text.size() < kTailBytes || text.size() > kMaxManifestBytes) {
+    throw ReadError(concat("it has ", text.size(), " bytes"));
+  }
+  const auto body = text.substr(0, text.size() - kTailBytes);
+  const auto expected = concat(kChecksumKey, to_hex(xxh3(body)), kChecksumEnd);
+  if (text.substr(body.size()) != expected) {
+    throw ReadError("its checksum does not match (torn or damaged)");
+  }
+}
+
+Manifest manifest_from_json(const Json& json) {
+  Manifest manifest;
+  manifest.format = json.at("format").get<int64_t>();
+  if (manifest.format > kCheckpointFormat) {
+    throw NewerFormatError(concat("it has format ", manifest.format,
+                                  ", this program reads up to format ", kCheckpointFormat,
+                                  ": use a newer libddp"));
+  }
+  manifest.step = json.at("step").get<int64_t>();
+  manifest.world_size = json.at("world_size").get<int64_t>();
+  if (json.contains("metric")) {
+    manifest.metric = std::get<double>(value_from_json(json.at("metric")));
+  }
+  manifest.files = files_from_json(json.at("files"));
+  for (const auto& [object, values] : json.at("values").items()) {
+    auto& target = manifest.values[object];
+    for (const auto& [key, value] : values.items()) {
+      target[key] = value_from_json(value);
+    }
+  }
+  manifest.leaf_dtypes = json.at("leaf_dtypes").get<std::map<std::string, std::string>>();
+  manifest.texts = json.at("texts").get<std::map<std::string, std::string>>();
+  return manifest;
+}
+
+}  // namespace
+
+std::string manifest_to_json(const Manifest& manifest) {
+  Json json = {
+      {"format", manifest.format}, {"step", manifest.step}, {"world_size", manifest.world_size}};
+  if (manifest.metric) {
+    json["metric"] = value_to_json(*manifest.metric);
+  }
+  json["files"] = files_to_json(manifest.files);
+  json["values"] = Json::object();
+  for (const auto& [object, values] : manifest.values) {
+    json["values"][object] = Json::object();
+    for (const auto& [key, value] : values) {
+      json["values"][object][key] = value_to_json(value);
+    }
+  }
+  json["leaf_dtypes"] = manifest.leaf_dtypes;
+  json["texts"] = manifest.texts;
+  // A user's text may hold any bytes; a save must not fail for it.
+  std::string body = json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
+  body.resize(body.size() - 2);  // "\n}"
+  return concat(body, kChecksumKey, to_hex(xxh3(body)), kChecksumEnd);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& path) {
+  std::string reason;
+  try {
+    check_checksum(text);
+    return manifest_from_json(parse_bounded(text));
+  } catch (const NewerFormatError& error) {
+    throw NewerFormatError(path + " cannot be read: " + error.what());
+  } catch (const ReadError& error) {
+    reason = error.what();
+  } catch (const nlohmann::json::exception& error) {
+    reason = error.what();
+  } catch (const std::bad_variant_access&) {
+    reason = "its metric is not a number";
+  }
+  throw ReadError(path + " is not a valid manifest: " + reason);
+}
+
+std::string records_to_json(const std::vector<FileRecord>& files) {
+  return files_to_json(files).dump();
+}
+
+std::vector<FileRecord> parse_records(std::string_view text) {
+  return files_from_json(parse_bounded(text));
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/snapshot.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <cstdio>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr const char* kModel = "model";
+constexpr std::string_view kRankLocal = "rank_local.";
+constexpr std::string_view kStatePrefix = "state.";
+constexpr std::string_view kMasterSuffix = ".master";
+
+std::string file_of(const std::string& object) {
+  return object + ".safetensors";
+}
+
+// The model's keys are those other programs know; everybody else's carry the object's name.
+std::string file_key(const std::string& object, const std::string& key) {
+  return object == kModel ? key : object + "." + key;
+}
+
+// "state.<parameter>.master" -> "<parameter>", or nothing.
+std::optional<std::string> master_of(const std::string& key) {
+  if (key.starts_with(kStatePrefix) && key.ends_with(kMasterSuffix) &&
+      key.size() > kStatePrefix.size() + kMasterSuffix.size()) {
+    return key.substr(kStatePrefix.size(), key.size() - kStatePrefix.size() - kMasterSuffix.size());
+  }
+  return std::nullopt;
+}
+
+at::Generator generator_of(at::Device device) {
+  return at::globalContext().defaultGenerator(device);
+}
+
+at::Tensor generator_state(at::Device device) {
+  auto generator = generator_of(device);
+  std::lock_guard lock(generator.mutex());
+  return generator.get_state().clone();
+}
+
+void set_generator_state(at::Device device, const at::Tensor& state) {
+  auto generator = generator_of(device);
+  std::lock_guard lock(generator.mutex());
+  generator.set_state(state.clone());
+}
+
+void add_generators(TensorMap& rank_file, at::Device device) {
+  rank_file["rng.cpu"] = generator_state(at::kCPU);
+  if (!device.is_cpu()) {
+    rank_file["rng.cuda"] = generator_state(device);
+  }
+}
+
+// The states of all objects, and which parameter's master replaces which leaf.
+struct Collected {
+  std::map<std::string, StateDict> states;
+  std::map<std::string, std::string> leaf_dtypes;
+};
+
+Collected collect(const std::vector<StatefulRef>& objects) {
+  Collected result;
+  for (const auto& object : objects) {
+    result.states[object.get().state_name()] = object.get().state_dict();
+  }
+  const auto model = result.states.find(kModel);
+  const auto optimizer = result.states.find("optimizer");
+  if (model == result.states.end() || optimizer == result.states.end()) {
+    return result;
+  }
+  auto& tensors = optimizer->second.tensors;
+  for (auto it = tensors.begin(); it != tensors.end();) {
+    const auto parameter = master_of(it->first);
+    const auto leaf =
+        parameter ? model->second.tensors.find(*parameter) : model->second.tensors.end();
+    if (leaf == model->second.tensors.end()) {
+      ++it;
+      continue;
+    }
+    result.leaf_dtypes[*parameter] = safetensors_dtype(leaf->second.scalar_type(), *parameter);
+    leaf->second = it->second;
+    it = tensors.erase(it);
+  }
+  return result;
+}
+
+at::ScalarType leaf_type(const std::string& word, const std::string& name) {
+  for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
+    if (safetensors_dtype(type, name) == word) {
+      return type;
+    }
+  }
+  throw ReadError("the manifest gives the dtype '" + word + "' for " + name);
+}
+
+// What `collect` moved goes back: the master to the optimizer, its rounding to the model.
+void split_masters(std::map<std::string, StateDict>& states, const Manifest& manifest) {
+  for (const auto& [parameter, dtype] : manifest.leaf_dtypes) {
+    auto& leaf = states[kModel].tensors[parameter];
+    if (!leaf.defined()) {
+      throw ReadError("the manifest names a master of " + parameter +
+                      ", which is not in model.safetensors");
+    }
+    states["optimizer"].tensors[concat(kStatePrefix, parameter, kMasterSuffix)] = leaf;
+    leaf = leaf.to(leaf_type(dtype, parameter));
+  }
+}
+
+void add_tensors(std::map<std::string, StateDict>& states, const std::string& object,
+                 const TensorMap& file) {
+  const std::string prefix = file_key(object, "");
+  for (const auto& [key, tensor] : file) {
+    if (key.starts_with(prefix)) {
+      states[object].tensors[key.substr(prefix.size())] = tensor;
+    }
+  }
+}
+
+void restore_generators(const TensorMap& rank_file, at::Device device) {
+  for (const auto& [key, where] :
+       {std::pair("rng.cpu", at::Device(at::kCPU)), {"rng.cuda", device}}) {
+    const auto state = rank_file.find(key);
+    if (state != rank_file.end() && (where.is_cpu() == (std::string_view(key) == "rng.cpu"))) {
+      set_generator_state(where, state->second);
+    }
+  }
+}
+
+}  // namespace
+
+at::Tensor HostBuffers::copy(const std::string& key, const at::Tensor& tensor) {
+  auto& buffer = buffers_[key];
+  if (!buffer.defined() || buffer.scalar_type() != tensor.scalar_type() ||
+      buffer.sizes() != tensor.sizes()) {
+    buffer =
+        at::empty(tensor.sizes(),
+                  at::TensorOptions().dtype(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
+  }
+  at::NoGradGuard no_grad;
+  buffer.copy_(tensor, /*non_blocking=*/true);
+  return buffer;
+}
+
+void Snapshot::wait() const {
+  for (const auto& event : copied) {
+    event->synchronize();
+  }
+}
+
+std::string rank_file_name(int rank) {
+  char text[40];
+  std::snprintf(text, sizeof text, "rank_%05d.safetensors", rank);
+  return text;
+}
+
+Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::Device device,
+                       HostBuffers& buffers) {
+  const auto collected = collect(objects);
+  Snapshot snapshot;
+  snapshot.leaf_dtypes = collected.leaf_dtypes;
+  auto& rank_file = snapshot.files[rank_file_name(rank)];
+  add_generators(rank_file, device);
+  for (const auto& [object, state] : collected.states) {
+    snapshot.values[object] = state.values;
+    for (const auto& [key, tensor] : state.tensors) {
+      const bool rank_local = key.starts_with(kRankLocal);
+      if (!rank_local && rank != 0) {
+        continue;
+      }
+      const std::string place = rank_local ? object + "." + key : file_key(object, key);
+      auto& file = rank_local ? rank_file : snapshot.files[file_of(object)];
+      file[place] = buffers.copy(object + "/" + key, tensor);
+    }
+  }
+  if (!device.is_cpu()) {
+    // The training thread goes on at once; the writing thread waits for this moment of the stream.
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    auto event = std::make_shared<c10::Event>(device.type());
+    event->record(guard.getStream(device));
+    snapshot.copied.push_back(std::move(event));
+  }
+  return snapshot;
+}
+
+void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& manifest,
+                      const std::map<std::string, TensorMap>& files, int rank, at::Device device,
+                      const std::string& checkpoint) {
+  std::map<std::string, StateDict> states;
+  for (const auto& [object, values] : manifest.values) {
+    states[object].values = values;
+    if (const auto file = files.find(file_of(object)); file != files.end()) {
+      add_tensors(states, object, file->second);
+    }
+  }
+  split_masters(states, manifest);
+  const auto rank_file = files.find(rank_file_name(rank));
+  if (rank_file != files.end()) {
+    for (const auto& [key, tensor] : rank_file->second) {
+      const auto dot = key.find('.');
+      const auto object = states.find(key.substr(0, dot));
+      if (object != states.end() && std::string_view(key).substr(dot + 1).starts_with(kRankLocal)) {
+        object->second.tensors[key.substr(dot + 1)] = tensor;
+      }
+    }
+  }
+  for (const auto& object : objects) {
+    const auto name = object.get().state_name();
+    const auto state = states.find(name);
+    if (state == states.end()) {
+      throw MismatchError(checkpoint + " holds nothing of '" + name +
+                          "': it was saved by another program");
+    }
+    object.get().load_state_dict(state->second);
+    states.erase(state);
+  }
+  for (const auto& [name, state] : states) {
+    log_warning(checkpoint + " also holds '" + name + "', which this program does not ask for");
+  }
+  if (rank_file != files.end()) {
+    restore_generators(rank_file->second, device);
+  }
+}
+
+}  // namespace ddp::detail

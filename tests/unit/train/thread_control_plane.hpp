@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// A control plane whose ranks are threads of one process: for tests of what is agreed over it.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ddp/core/control_plane.hpp"
+
+namespace testing {
+
+class ThreadJob {
+ public:
+  explicit ThreadJob(int world_size) : values_(world_size), world_size_(world_size) {}
+
+  std::vector<std::string> all_gather(int rank, const std::string& value) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !leaving_; });
+    values_[rank] = value;
+    if (++arrived_ == world_size_) {
+      leaving_ = true;
+      ++num_gathers;
+      changed_.notify_all();
+    }
+    if (!changed_.wait_for(lock, std::chrono::seconds(20), [this] { return leaving_; })) {
+      throw ddp::PeerLostError("a rank of the test did not come");
+    }
+    const auto result = values_;
+    if (--arrived_ == 0) {
+      leaving_ = false;
+      changed_.notify_all();
+    }
+    return result;
+  }
+  int world_size() const { return world_size_; }
+  int num_gathers = 0;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> values_;
+  const int world_size_;
+  int arrived_ = 0;
+  bool leaving_ = false;
+};
+
+class ThreadControlPlane final : public ddp::ControlPlane {
+ public:
+  ThreadControlPlane(ThreadJob& job, int rank) : job_(job), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int world_size() const override { return job_.world_size(); }
+  std::string broadcast(const std::string& value, int root) override {
+    return job_.all_gather(rank_, value)[root];
+  }
+  std::vector<std::string> all_gather(const std::string& value) override {
+    return job_.all_gather(rank_, value);
+  }
+  void barrier() override { job_.all_gather(rank_, ""); }
+  void set_progress(int64_t, const std::string&) override {}
+  void publish_failure(const ddp::FailureCause&) override {}
+  bool failed() const override { return false; }
+  ddp::FailureCause failure() const override { return {}; }
+  int add_failure_callback(std::function<void(const ddp::FailureCause&)>) override { return 0; }
+  void remove_failure_callback(int) override {}
+  void close() override {}
+
+ private:
+  ThreadJob& job_;
+  int rank_;
+};
+
+/// Runs `body` as every rank; returns what each threw ("" for nothing).
+inline std::vector<std::exception_ptr> run_ranks(
+    int world_size, const std::function<void(ddp::ControlPlane&)>& body) {
+  ThreadJob job(world_size);
+  std::vector<std::exception_ptr> errors(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        ThreadControlPlane plane(job, rank);
+        body(plane);
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  return errors;
+}
+
+}  // namespace testing
