@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reduces gradients in buckets while backward runs. DistributedDataParallel drives it; most programs
+// never name it.
+//
+// After a synchronised backward .grad of every parameter is the mean over the ranks and a view of the
+// arena (what PyTorch calls gradient_as_bucket_view). Nobody calls an end: the last ready bucket queues
+// finalize_backward on the autograd engine, so .grad is complete when backward() returns (on CUDA: in
+// the order of the caller's current stream).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/comm/communicator.hpp"
+#include "ddp/reduce/bucket_layout.hpp"
+#include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/ddp_options.hpp"
+#include "ddp/reduce/named_parameter.hpp"
+
+namespace ddp {
+
+/// What semantics PyTorch calls DDPLoggingData; times in milliseconds, averaged over the measured
+/// backwards (the first 10, then every 100th), 0 where nothing was measured yet.
+struct DdpLoggingData {
+  int64_t num_parameter_tensors = 0;
+  int64_t total_parameter_bytes = 0;
+  std::vector<int64_t> bucket_sizes;          ///< bytes, at construction
+  std::vector<int64_t> rebuilt_bucket_sizes;  ///< bytes; empty before the rebuild
+  std::vector<std::vector<int>> rebuilt_per_bucket_param_indices;
+  std::vector<int> prev_iteration_grad_ready_order_indices;
+  bool has_rebuilt_buckets = false;
+  int64_t unused_parameter_size = 0;  ///< parameters without a gradient here in the last backward
+  bool can_set_static_graph = false;  ///< the same parameters were unused in every backward so far
+  int64_t num_synchronised_backwards = 0;
+  double avg_forward_compute_time = 0;
+  double avg_backward_compute_time = 0;
+  double avg_backward_comm_time = 0;
+  double avg_backward_compute_comm_overlap_time = 0;
+};
+
+class Reducer {
+ public:
+  /// `parameters` require gradients and are equal on all ranks (the caller has checked). Allocates the
+  /// arena through the communicator.
+  Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Expects a synchronised backward. With find_unused_parameters (and in the first passes of
+  /// static_graph) the graph is walked from `outputs`. Throws naming the parameters that the
+  /// previous pass left without a gradient.
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  /// Once, when the ready order is known: lays the buckets out in rank 0's order. Collective. To be
+  /// called before a forward that will be synchronised; returns whether it did so.
+  bool rebuild_buckets_if_due();
+  bool rebuild_is_due() const;
+
+  /// Replaces the reduction; before the first backward. Throws where a hook is set already.
+  void register_comm_hook(std::shared_ptr<CommHook> hook);
+
+  /// This rank's share of the weighted mean; counts add up until a synchronised backward uses them.
+  void add_weight(double count);
+
+  /// What the next synchronised backward divides by instead of the world size; join uses it.
+  void set_divisor(double divisor);
+  /// Takes part in a synchronised backward of the other ranks with zeros. Collective.
+  void shadow_backward();
+
+  const BucketLayout& layout() const;
+  /// Called after each rebuild with the old and the new layout.
+  void add_layout_listener(std::function<void(const BucketLayout&, const BucketLayout&)> listener);
+  const NamedParameters& parameters() const;
+  /// Flat gradients of bucket `index`: what flat optimizers read.
+  at::Tensor bucket_buffer(int index) const;
+
+  /// Time in which the compute stream (CPU: the thread) waited for reductions in the last finished
+  /// backward, in milliseconds. CUDA: synchronises with that backward's end. 0 at world size 1.
+  double exposed_communication_ms();
+  void record_forward_start();
+  DdpLoggingData logging_data();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ddp

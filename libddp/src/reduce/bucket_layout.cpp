@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/reduce/bucket_layout.hpp"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Elements between aligned places; a bucket is padded to it times the world size, so that every rank's
+// shard of a bucket is aligned too.
+int64_t alignment_elements(const ParameterSpec& parameter, const BucketLayoutOptions& options) {
+  return std::max<int64_t>(1, options.alignment_bytes / parameter.element_bytes);
+}
+
+struct OpenBucket {
+  std::vector<int> parameters;
+  int64_t bytes = 0;
+};
+
+// The lists of parameters only; places come later.
+std::vector<std::pair<int, std::vector<int>>> group_parameters(
+    const std::vector<ParameterSpec>& parameters, const std::vector<int64_t>& limits,
+    const std::vector<int>& order) {
+  std::vector<std::pair<int, std::vector<int>>> closed;
+  std::map<int, OpenBucket> open;
+  std::map<int, size_t> cursor;
+  std::map<std::pair<int, int>, std::vector<int>> groups;
+  for (int index : order) {
+    const auto& spec = parameters[static_cast<size_t>(index)];
+    if (spec.group >= 0) {
+      groups[{spec.key, spec.group}].push_back(index);
+    }
+  }
+  std::vector<bool> placed(parameters.size());
+  for (int index : order) {
+    if (placed[static_cast<size_t>(index)]) {
+      continue;
+    }
+    const auto& spec = parameters[static_cast<size_t>(index)];
+    const std::vector<int> members =
+        spec.group >= 0 ? groups[{spec.key, spec.group}] : std::vector<int>{index};
+    auto& bucket = open[spec.key];
+    for (int member : members) {
+      const auto& member_spec = parameters[static_cast<size_t>(member)];
+      bucket.parameters.push_back(member);
+      bucket.bytes += member_spec.numel * member_spec.element_bytes;
+      placed[static_cast<size_t>(member)] = true;
+    }
+    auto& limit = cursor[spec.key];
+    if (!limits.empty() && bucket.bytes >= limits[limit]) {
+      closed.emplace_back(spec.key, std::move(bucket.parameters));
+      bucket = {};
+      limit = std::min(limit + 1, limits.size() - 1);
+    }
+  }
+  for (auto& [key, bucket] : open) {
+    if (!bucket.parameters.empty()) {
+      closed.emplace_back(key, std::move(bucket.parameters));
+    }
+  }
+  return closed;
+}
+
+}  // namespace
+
+BucketLayout assign_buckets(const std::vector<ParameterSpec>& parameters,
+                            const BucketLayoutOptions& options, const std::vector<int>& order) {
+  std::vector<int> sequence(parameters.size());
+  std::iota(sequence.begin(), sequence.end(), 0);
+  if (!order.empty()) {
+    DDP_CHECK(std::is_permutation(order.begin(), order.end(), sequence.begin(), sequence.end()),
+              "the order must name every parameter once");
+    sequence = order;
+  }
+  auto lists = group_parameters(parameters, options.limits_bytes, sequence);
+  if (order.empty()) {
+    std::stable_sort(lists.begin(), lists.end(), [](const auto& a, const auto& b) {
+      return *std::min_element(a.second.begin(), a.second.end()) <
+             *std::min_element(b.second.begin(), b.second.end());
+    });
+    std::reverse(lists.begin(), lists.end());
+  }
+
+  BucketLayout layout;
+  layout.places.resize(parameters.size());
+  for (auto& [key, members] : lists) {
+    if (layout.arena_numel.size() <= static_cast<size_t>(key)) {
+      layout.arena_numel.resize(static_cast<size_t>(key) + 1);
+    }
+    auto& arena_end = layout.arena_numel[static_cast<size_t>(key)];
+    Bucket bucket{.key = key, .parameters = std::move(members), .offsets = {}, .begin = arena_end, .numel = 0};
+    const int64_t aligned =
+        alignment_elements(parameters[static_cast<size_t>(bucket.parameters.front())], options);
+    for (int index : bucket.parameters) {
+      layout.places[static_cast<size_t>(index)] = {
+          .bucket = static_cast<int>(layout.buckets.size()),
+          .index = static_cast<int>(bucket.offsets.size())};
+      bucket.offsets.push_back(bucket.numel);
+      bucket.numel += round_up(parameters[static_cast<size_t>(index)].numel, aligned);
+    }
+    bucket.numel = round_up(bucket.numel, aligned * options.world_size);
+    arena_end += bucket.numel;
+    layout.buckets.push_back(std::move(bucket));
+  }
+  return layout;
+}
+
+int64_t max_arena_numel(const std::vector<ParameterSpec>& parameters,
+                        const BucketLayoutOptions& options, int key) {
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  int64_t aligned = 1;
+  int64_t count = 0;
+  for (const auto& spec : parameters) {
+    if (spec.key == key) {
+      aligned = alignment_elements(spec, options);
+      elements += round_up(spec.numel, aligned);
+      bytes += spec.numel * spec.element_bytes;
+      ++count;
+    }
+  }
+  // Every closed bucket but the last holds at least the smallest limit.
+  int64_t buckets = 1;
+  if (!options.limits_bytes.empty()) {
+    const int64_t smallest = std::max<int64_t>(
+        1, *std::min_element(options.limits_bytes.begin(), options.limits_bytes.end()));
+    buckets = std::min(count, bytes / smallest + 1);
+  }
+  return elements + buckets * aligned * options.world_size;
+}
+
+}  // namespace ddp

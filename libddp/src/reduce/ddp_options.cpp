@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/reduce/ddp_options.hpp"
+
+namespace ddp {
+namespace {
+
+constexpr double kBytesPerMib = 1024.0 * 1024.0;
+constexpr double kDefaultBucketCapMb = 25;
+constexpr double kDefaultFirstBucketMb = 1;
+
+}  // namespace
+
+void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
+  visitor.field({.name = "bucket_cap_mb",
+                 .doc = "gradients are reduced in buckets of about this size",
+                 .unit = "MiB",
+                 .min = 1e-6,
+                 .max = 1 << 20},
+                options.bucket_cap_mb);
+  visitor.field({.name = "first_bucket_mb",
+                 .doc = "size of the first bucket to be ready; 0: 1 MiB while bucket_cap_mb is left "
+                        "at its default, else bucket_cap_mb",
+                 .unit = "MiB",
+                 .min = 0,
+                 .max = 1 << 20},
+                options.first_bucket_mb);
+  visitor.field({.name = "find_unused_parameters",
+                 .doc = "some parameters get no gradient in some steps"},
+                options.find_unused_parameters);
+  visitor.field({.name = "static_graph",
+                 .doc = "every step uses the same parameters the same number of times"},
+                options.static_graph);
+  visitor.field({.name = "broadcast_buffers", .doc = "when rank 0's buffers are sent to the others"},
+                options.broadcast_buffers,
+                {{"each_forward", BroadcastBuffers::EachForward},
+                 {"before_eval", BroadcastBuffers::BeforeEval},
+                 {"off", BroadcastBuffers::Off}});
+  visitor.field({.name = "init_sync",
+                 .doc = "check and broadcast parameters and buffers from rank 0 at construction"},
+                options.init_sync);
+  visitor.field({.name = "parameters_to_ignore",
+                 .doc = "names of parameters and buffers that are left alone"},
+                options.parameters_to_ignore);
+  visitor.field({.name = "comm_hook",
+                 .doc = "how a bucket is reduced; none is the all-reduce in the gradients' dtype",
+                 .choices = {"none", "all_reduce", "fp16_compress", "bf16_compress", "powersgd"}},
+                options.comm_hook);
+  visitor.field({.name = "powersgd_rank", .doc = "rank of PowerSGD's approximation", .min = 1},
+                options.powersgd_rank);
+  visitor.field({.name = "powersgd_start_step",
+                 .doc = "steps reduced in full before PowerSGD begins",
+                 .unit = "steps",
+                 .min = 0},
+                options.powersgd_start_step);
+  visitor.field({.name = "fp32_grads",
+                 .doc = "keep and reduce the gradients of bf16 and fp16 parameters in float32"},
+                options.fp32_grads);
+}
+
+std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {
+  const double first = options.first_bucket_mb > 0 ? options.first_bucket_mb
+                       : options.bucket_cap_mb == kDefaultBucketCapMb ? kDefaultFirstBucketMb
+                                                                      : options.bucket_cap_mb;
+  return {static_cast<int64_t>(first * kBytesPerMib),
+          static_cast<int64_t>(options.bucket_cap_mb * kBytesPerMib)};
+}
+
+}  // namespace ddp

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/reduce/reducer.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "reduce/reducer_impl.hpp"
+
+namespace ddp {
+namespace {
+
+at::ScalarType grad_dtype(const at::Tensor& parameter, const DdpOptions& options) {
+  const auto leaf = parameter.scalar_type();
+  const bool is_half = leaf == at::kHalf || leaf == at::kBFloat16;
+  return is_half && options.fp32_grads ? at::kFloat : leaf;
+}
+
+// The parameter's own strides where they are dense (channels_last stays channels_last), so that copies
+// between gradient and slot are linear.
+at::Tensor slot_view(const at::Tensor& arena, const at::Tensor& parameter, int64_t offset) {
+  if (parameter.is_non_overlapping_and_dense()) {
+    return arena.as_strided(parameter.sizes(), parameter.strides(), offset);
+  }
+  return arena.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+}
+
+}  // namespace
+
+Reducer::Impl::Impl(NamedParameters parameters_in, CommunicatorPtr communicator_in,
+                    const DdpOptions& options_in)
+    : communicator(std::move(communicator_in)),
+      options(options_in),
+      hook(make_comm_hook(options_in)),
+      named_parameters(std::move(parameters_in)),
+      model_id(communicator->launch_sequencer().register_model()) {
+  std::map<std::tuple<at::ScalarType, at::ScalarType>, int> keys;
+  for (const auto& [name, tensor] : named_parameters) {
+    if (tensor.device() != device()) {
+      throw SettingsError(detail::concat("parameter ", name, " is on ", tensor.device(),
+                                         " but the communicator works on ", device(),
+                                         ": move the module there before wrapping it"));
+    }
+    const auto dtype = grad_dtype(tensor, options);
+    const auto [found, inserted] =
+        keys.try_emplace({tensor.scalar_type(), dtype}, static_cast<int>(keys.size()));
+    specs.push_back({.numel = tensor.numel(),
+                     .element_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
+                     .key = found->second});
+    parameters.push_back({.name = name, .tensor = tensor, .key = found->second});
+    if (inserted) {
+      arenas.push_back(at::empty({0}, tensor.options().dtype(dtype)));  // dtype only, see below
+    }
+  }
+  reachable.assign(parameters.size(), true);
+  allocate_arena();
+  // Before the ready order is known one bucket a key; find_unused_parameters never rebuilds.
+  const bool unbounded = !options.find_unused_parameters || options.static_graph;
+  install_layout(assign_buckets(
+      specs, {.limits_bytes = unbounded ? std::vector<int64_t>{} : bucket_limits_bytes(options),
+              .world_size = communicator->world_size()}));
+  for (const auto& state : buckets) {
+    initial_bucket_bytes.push_back(static_cast<int64_t>(state.bucket.buffer.nbytes()));
+  }
+  install_hooks();
+}
+
+Reducer::Impl::~Impl() {
+  communicator->launch_sequencer().end_pass(model_id);
+  for (auto& parameter : parameters) {
+    parameter.accumulator->del_post_hook(parameter.hook_key);
+    ops::set_grad_slot(parameter.tensor, nullptr);
+  }
+}
+
+// Once: later layouts move offsets inside this memory, so that its address, and with it a window
+// registered with NCCL or a captured graph, stays valid.
+void Reducer::Impl::allocate_arena() {
+  const BucketLayoutOptions limits{.limits_bytes = bucket_limits_bytes(options),
+                                   .world_size = communicator->world_size()};
+  for (size_t key = 0; key < arenas.size(); ++key) {
+    const auto dtype = arenas[key].scalar_type();
+    const int64_t numel = max_arena_numel(specs, limits, static_cast<int>(key));
+    const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+    arenas[key] = communicator->allocate(bytes).view(dtype);
+    arenas[key].zero_();  // padding between gradients is reduced too and stays zero
+  }
+  used_map = at::zeros({static_cast<int64_t>(parameters.size())},
+                       at::TensorOptions().dtype(at::kInt).device(device()));
+  weight_sum = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device()));
+}
+
+void Reducer::Impl::install_layout(BucketLayout new_layout) {
+  layout = std::move(new_layout);
+  buckets.clear();
+  buckets.resize(layout.buckets.size());
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    const Bucket& bucket = layout.buckets[b];
+    const at::Tensor& arena = arenas[static_cast<size_t>(bucket.key)];
+    auto& view = buckets[b].bucket;
+    view.index = static_cast<int>(b);
+    view.is_last = b + 1 == buckets.size();
+    view.buffer = arena.narrow(0, bucket.begin, bucket.numel);
+    view.communicator = communicator.get();
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      auto& parameter = parameters[static_cast<size_t>(bucket.parameters[i])];
+      parameter.slot = {.memory = slot_view(arena, parameter.tensor, bucket.begin + bucket.offsets[i])};
+      ops::set_grad_slot(parameter.tensor, &parameter.slot);
+      view.gradients.push_back(parameter.slot.memory);
+      view.parameters.push_back(parameter.tensor);
+    }
+  }
+  scheduler.reset(layout);
+}
+
+void Reducer::Impl::install_hooks() {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto& parameter = parameters[i];
+    parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
+    accumulator_index[parameter.accumulator.get()] = static_cast<int>(i);
+    parameter.hook_key = parameter.accumulator->add_post_hook(
+        std::make_unique<torch::autograd::utils::LambdaPostHook>(
+            [this, i](const auto& outputs, const auto& /*inputs*/) {
+              on_gradient(static_cast<int>(i));
+              return outputs;
+            }));
+  }
+}
+
+bool Reducer::Impl::rebuild_is_due() const {
+  const bool order_is_known = options.static_graph ? num_passes >= 2 : num_passes >= 1;
+  return !has_rebuilt && order_is_known && communicator->world_size() > 1 &&
+         (options.static_graph || !options.find_unused_parameters) && !parameters.empty();
+}
+
+void Reducer::Impl::rebuild() {
+  const at::NoGradGuard no_grad;
+  // Rank 0's order, so that all ranks cut the same buckets.
+  auto order = at::tensor(previous_ready_order, at::kInt).to(device());
+  DDP_CHECK(order.numel() == static_cast<int64_t>(parameters.size()), "incomplete ready order");
+  communicator->broadcast(order, 0)->wait();
+  order = order.cpu();
+  const std::vector<int> agreed(order.data_ptr<int>(), order.data_ptr<int>() + order.numel());
+
+  // Gradients that live in the arena (no_sync steps before this forward) move with their slots.
+  std::vector<std::pair<size_t, at::Tensor>> kept;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& grad = parameters[i].tensor.grad();
+    if (grad.defined() && grad.is_alias_of(parameters[i].slot.memory)) {
+      kept.emplace_back(i, grad.clone());
+    }
+  }
+  const BucketLayout old = layout;
+  auto rebuilt = assign_buckets(
+      specs, {.limits_bytes = bucket_limits_bytes(options), .world_size = communicator->world_size()},
+      agreed);
+  rebuilt.version = old.version + 1;
+  for (auto& arena : arenas) {
+    arena.zero_();
+  }
+  install_layout(std::move(rebuilt));
+  for (const auto& [i, grad] : kept) {
+    parameters[i].slot.memory.copy_(grad);
+    parameters[i].tensor.mutable_grad() = parameters[i].slot.memory;
+  }
+  has_rebuilt = true;
+  if (hook) {
+    hook->reset();
+  }
+  for (const auto& listener : layout_listeners) {
+    listener(old, layout);
+  }
+}
+
+Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(parameters), std::move(communicator), options)) {}
+Reducer::~Reducer() = default;
+
+void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  impl_->prepare(outputs);
+}
+
+bool Reducer::rebuild_is_due() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->rebuild_is_due();
+}
+
+bool Reducer::rebuild_buckets_if_due() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->check_previous_pass();
+  if (!impl_->rebuild_is_due()) {
+    return false;
+  }
+  impl_->rebuild();
+  return true;
+}
+
+void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->hook) {
+    throw SettingsError("a comm hook is set already (" + impl_->hook->name() + "): only one is allowed");
+  }
+  if (impl_->num_passes > 0) {
+    throw SettingsError("register_comm_hook must be called before the first backward");
+  }
+  impl_->hook = std::move(hook);
+}
+
+void Reducer::add_weight(double count) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->weight += count;
+  impl_->is_weighted = true;
+}
+
+void Reducer::set_divisor(double divisor) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->divisor = divisor;
+}
+
+void Reducer::shadow_backward() { impl_->shadow(); }
+
+const BucketLayout& Reducer::layout() const { return impl_->layout; }
+
+void Reducer::add_layout_listener(
+    std::function<void(const BucketLayout&, const BucketLayout&)> listener) {
+  impl_->layout_listeners.push_back(std::move(listener));
+}
+
+const NamedParameters& Reducer::parameters() const { return impl_->named_parameters; }
+
+at::Tensor Reducer::bucket_buffer(int index) const {
+  return impl_->buckets.at(static_cast<size_t>(index)).bucket.buffer;
+}
+
+double Reducer::exposed_communication_ms() {
+  const std::lock_guard lock(impl_->mutex);
+  return detail::TimeMark::milliseconds(impl_->wait_begin, impl_->wait_end);
+}
+
+void Reducer::record_forward_start() {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->measures_this_pass()) {
+    impl_->collect_statistics();
+    impl_->forward_start.record(impl_->device());
+  }
+}
+
+DdpLoggingData Reducer::logging_data() {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->logging_data();
+}
+
+}  // namespace ddp

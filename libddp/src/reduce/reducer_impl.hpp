@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "ddp/comm/launch_sequencer.hpp"
+#include "ddp/ops/grad_slot.hpp"
+#include "ddp/reduce/reducer.hpp"
+#include "reduce/bucket_scheduler.hpp"
+#include "reduce/time_mark.hpp"
+
+namespace ddp {
+
+// One synchronised backward, world size > 1, in time (compute stream above, communicator below):
+//
+//   forward | hook hook hook   hook hook       hook  | callback
+//           |          gather0      gather1          gather2 | wait, scale, .grad = views
+//           |                \\launch    \\launch         \\launch
+//   comm    |                 [reduce 0] [reduce 1 ]    [reduce 2]
+//
+// gather: gradients that AccumulateGrad stole are copied into the bucket by one multi-tensor kernel;
+// launch: the communicator's stream waits for the gather and reduces; callback: runs when the whole
+// backward is over, makes the *compute stream* wait for each reduction (CPU: this thread), never the
+// host.
+struct Reducer::Impl {
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;
+    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: the tensor holds it weakly
+    uintptr_t hook_key = 0;
+    int key = 0;
+    ops::GradSlot slot;
+    bool used = false;       // got a gradient since the last synchronised backward, no_sync included
+    int fires = 0;           // of its hook in the running pass
+    int expected_fires = 1;  // static_graph: what the first pass counted
+  };
+  struct BucketState {
+    GradBucket bucket;
+    WorkPtr work;
+    std::vector<c10::Stream> streams;  // on which its gradients were accumulated
+  };
+
+  Impl(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options);
+  ~Impl();
+
+  // Construction and layout (reducer.cpp)
+  void allocate_arena();
+  void install_layout(BucketLayout layout);
+  void install_hooks();
+  bool rebuild_is_due() const;
+  void rebuild();
+
+  // One pass (reducer_pass.cpp)
+  void prepare(const std::vector<at::Tensor>& outputs);
+  void begin_pass();
+  void check_previous_pass() const;
+  void check_parameters() const;
+  void on_gradient(int index);
+  void check_gradient(const Parameter& parameter) const;
+  void on_gradient_static_graph(int index);
+  void queue_static_graph_end();
+  void end_static_graph_count();
+  void queue_local_end();
+  void mark_unused_parameters();
+  void mark_ready(int index);
+  void note_stream(int bucket);
+  void gather(int bucket);
+  void gather_parameter_lists(const std::vector<int>& parameters);
+  void launch(int bucket);
+  void finish_pass();
+  void finish_bucket(BucketState& state);
+  void attach_gradients();
+  void shadow();
+
+  // Unused parameters (unused_parameters.cpp)
+  void find_used_parameters(const std::vector<at::Tensor>& outputs);
+  bool reads_used_map() const;
+  void launch_used_map();
+  std::vector<bool> globally_used();
+
+  // Statistics (reducer_statistics.cpp)
+  bool measures_this_pass() const;
+  void collect_statistics();
+  DdpLoggingData logging_data();
+
+  bool scales_after_sum() const;
+  at::Device device() const { return communicator->device(); }
+
+  CommunicatorPtr communicator;
+  DdpOptions options;
+  std::shared_ptr<CommHook> hook;
+  std::vector<Parameter> parameters;
+  NamedParameters named_parameters;
+  std::unordered_map<torch::autograd::Node*, int> accumulator_index;
+  std::vector<ParameterSpec> specs;
+  std::vector<at::Tensor> arenas;  // one a key
+  BucketLayout layout;
+  std::vector<BucketState> buckets;
+  std::vector<std::function<void(const BucketLayout&, const BucketLayout&)>> layout_listeners;
+
+  mutable std::mutex mutex;
+  detail::BucketScheduler scheduler;
+  LaunchSequencer::ModelId model_id;
+  bool expects_sync = false;       // a synchronised forward ran and its backward has not ended
+  bool unused_marked = false;      // in this pass
+  bool end_queued = false;         // the static graph's counting pass: its end is on the engine
+  bool local_end_queued = false;
+  int pending_forwards = 0;        // synchronised forwards whose backward has not ended
+  int64_t num_passes = 0;          // synchronised backwards that ended
+  bool has_rebuilt = false;
+  std::vector<bool> reachable;     // from the outputs of the pending forwards
+  std::vector<int> ready_order;
+  std::vector<int> previous_ready_order;
+
+  double divisor = 0;              // 0: the world size
+  double weight = 0;               // counts of weighted_backward since the last synchronised one
+  bool is_weighted = false;
+  at::Tensor weight_sum;           // float32 [1] on the device, reduced with the first bucket
+  WorkPtr weight_work;
+  at::Tensor used_map;             // int32 [num_parameters]
+  WorkPtr used_work;
+
+  detail::TimeMark forward_start, backward_start, compute_end, comm_start, wait_begin, wait_end;
+  struct Sums {
+    int64_t count = 0;
+    double forward = 0, backward = 0, comm = 0, overlap = 0;
+  } sums;
+  bool statistics_pending = false;
+  std::vector<bool> previous_unused;
+  bool unused_set_changed = false;
+  std::vector<int64_t> initial_bucket_bytes;
+};
+
+}  // namespace ddp

@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+// One backward, from the forward that expects it to the gradients in their place.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "ddp/ops/autocast_off.hpp"
+#include "reduce/reducer_impl.hpp"
+
+namespace ddp {
+namespace {
+
+bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
+  return grad.data_ptr() == slot.data_ptr() && grad.scalar_type() == slot.scalar_type() &&
+         grad.is_alias_of(slot);
+}
+
+}  // namespace
+
+bool Reducer::Impl::scales_after_sum() const {
+  return is_weighted || (divisor != 0 && divisor != communicator->world_size());
+}
+
+void Reducer::Impl::check_previous_pass() const {
+  if (!expects_sync || scheduler.num_ready() == 0 || scheduler.all_ready()) {
+    return;
+  }
+  std::string missing;
+  int count = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!scheduler.is_ready(static_cast<int>(i)) && ++count <= 10) {
+      missing += (count > 1 ? ", " : "") + parameters[i].name;
+    }
+  }
+  throw MismatchError(detail::concat(
+      "the previous backward left ", count, " of ", parameters.size(),
+      " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
+      options.static_graph
+          ? ". The graph changed although ddp.static_graph=true: set it to false"
+          : ". Set ddp.find_unused_parameters=true if the model does not use all its parameters in "
+            "every step, or make all of its outputs take part in the loss"));
+}
+
+void Reducer::Impl::check_parameters() const {
+  for (const auto& parameter : parameters) {
+    if (!parameter.tensor.requires_grad()) {
+      throw SettingsError("parameter " + parameter.name +
+                          " no longer requires a gradient: freeze parameters before wrapping the "
+                          "module, or wrap it again");
+    }
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) != parameter.accumulator) {
+      throw SettingsError("parameter " + parameter.name +
+                          " was replaced after wrapping (module->to(dtype or device)?): convert the "
+                          "module first, then wrap it");
+    }
+  }
+}
+
+void Reducer::Impl::begin_pass() {
+  scheduler.begin_pass();
+  for (auto& state : buckets) {
+    state.streams.clear();
+    state.work = nullptr;
+  }
+  for (auto& parameter : parameters) {
+    parameter.fires = 0;
+  }
+  ready_order.clear();
+  unused_marked = false;
+  end_queued = false;
+  expects_sync = true;
+  communicator->launch_sequencer().begin_pass(
+      model_id, static_cast<int>(buckets.size()), [this](int bucket) { launch(bucket); },
+      [this] { finish_pass(); });
+}
+
+void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
+  const std::lock_guard lock(mutex);
+  check_previous_pass();
+  check_parameters();
+  ++pending_forwards;
+  if (options.find_unused_parameters && !options.static_graph) {
+    find_used_parameters(outputs);
+  }
+  if (options.static_graph && num_passes == 0) {
+    // The end of the counting pass must belong to the outermost backward, which is the one that
+    // reaches an output; a parameter's hook may fire inside a nested one (checkpointing).
+    for (const auto& output : outputs) {
+      if (output.defined() && output.requires_grad()) {
+        output.register_hook([this](const at::Tensor& /*grad*/) {
+          const std::lock_guard hook_lock(mutex);
+          queue_static_graph_end();
+        });
+      }
+    }
+  }
+  begin_pass();
+  if (measures_this_pass()) {
+    backward_start.record(device());
+  }
+}
+
+void Reducer::Impl::check_gradient(const Parameter& parameter) const {
+  if (at::GradMode::is_enabled()) {
+    throw SettingsError("backward(create_graph=true) reached parameter " + parameter.name +
+                        ": gradients of gradients are not reduced; use torch::autograd::grad");
+  }
+  const at::Tensor& grad = parameter.tensor.grad();
+  if (grad.defined() && grad.layout() != at::kStrided) {
+    throw SettingsError("parameter " + parameter.name +
+                        " got a sparse gradient: only dense ones are reduced (for an embedding set "
+                        "sparse(false))");
+  }
+}
+
+void Reducer::Impl::on_gradient(int index) {
+  const std::lock_guard lock(mutex);
+  auto& parameter = parameters[static_cast<size_t>(index)];
+  check_gradient(parameter);
+  parameter.used = true;
+  if (!expects_sync) {
+    // no_sync, or a backward no wrapped forward announced: only bring the gradient into its slot when
+    // this backward ends. Queued at the first hook: running at the end of a nested backward is
+    // harmless, a later hook queues it again.
+    if (!local_end_queued) {
+      local_end_queued = true;
+      torch::autograd::Engine::get_default_engine().queue_callback([this] {
+        const std::lock_guard callback_lock(mutex);
+        local_end_queued = false;
+        attach_gradients();
+      });
+    }
+    return;
+  }
+  if (options.static_graph) {
+    on_gradient_static_graph(index);
+    return;
+  }
+  mark_unused_parameters();
+  mark_ready(index);
+}
+
+void Reducer::Impl::on_gradient_static_graph(int index) {
+  auto& parameter = parameters[static_cast<size_t>(index)];
+  ++parameter.fires;
+  if (num_passes == 0) {
+    if (parameter.fires == 1) {
+      ready_order.push_back(index);
+    }
+    queue_static_graph_end();
+    return;
+  }
+  if (parameter.fires > parameter.expected_fires) {
+    throw MismatchError(detail::concat("parameter ", parameter.name, " got its gradient ",
+                                       parameter.fires, " times in this backward and ",
+                                       parameter.expected_fires,
+                                       " times in the first one, although ddp.static_graph=true: the "
+                                       "graph changed; set it to false"));
+  }
+  mark_unused_parameters();
+  if (parameter.fires == parameter.expected_fires) {
+    mark_ready(index);
+  }
+}
+
+void Reducer::Impl::queue_static_graph_end() {
+  if (!end_queued && expects_sync) {
+    end_queued = true;
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { end_static_graph_count(); });
+  }
+}
+
+void Reducer::Impl::end_static_graph_count() {
+  {
+    const std::lock_guard lock(mutex);
+    const auto order = ready_order;
+    ready_order.clear();
+    for (auto& parameter : parameters) {
+      parameter.expected_fires = parameter.fires;
+    }
+    unused_marked = true;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters[i].fires == 0) {
+        mark_ready(static_cast<int>(i));
+      }
+    }
+    for (const int index : order) {
+      mark_ready(index);
+    }
+  }
+}
+
+// Parameters that will get no gradient in this pass count as ready at its first hook, so that their
+// buckets fill; what they contribute is zero.
+void Reducer::Impl::mark_unused_parameters() {
+  if (unused_marked) {
+    return;
+  }
+  unused_marked = true;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const bool unused = options.static_graph ? parameters[i].expected_fires == 0
+                                             : options.find_unused_parameters && !reachable[i];
+    if (unused) {
+      mark_ready(static_cast<int>(i));
+    }
+  }
+}
+
+void Reducer::Impl::note_stream(int bucket) {
+  if (device().is_cpu()) {
+    return;
+  }
+  const auto stream = detail::current_stream(device());
+  auto& streams = buckets[static_cast<size_t>(bucket)].streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+    streams.push_back(stream);
+  }
+}
+
+void Reducer::Impl::mark_ready(int index) {
+  using Mark = detail::BucketScheduler::Mark;
+  const auto mark = scheduler.mark_ready(index);
+  if (mark == Mark::Twice) {
+    throw MismatchError(detail::concat(
+        "parameter ", parameters[static_cast<size_t>(index)].name,
+        " got its gradient twice in one backward (re-entrant checkpointing, or a parameter used by "
+        "several backwards of one forward): set ddp.static_graph=true if every step does so"));
+  }
+  ready_order.push_back(index);
+  const int bucket = layout.places[static_cast<size_t>(index)].bucket;
+  note_stream(bucket);
+  if (mark == Mark::Pending) {
+    return;
+  }
+  gather(bucket);
+  if (mark == Mark::AllReady) {
+    if (measures_this_pass()) {
+      compute_end.record(device());
+    }
+    // Not earlier: a callback queued inside a nested backward runs at *its* end, and by now every
+    // gradient is there.
+    auto sequencer = communicator->shared_launch_sequencer();
+    torch::autograd::Engine::get_default_engine().queue_callback([sequencer] { sequencer->flush(); });
+  }
+  communicator->launch_sequencer().bucket_ready(model_id, bucket);
+}
+
+void Reducer::Impl::gather(int bucket) {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(device().type());
+  auto& state = buckets[static_cast<size_t>(bucket)];
+  for (const auto& stream : state.streams) {
+    const auto current = detail::current_stream(device());
+    if (stream != current) {  // gradients accumulated on another stream: wait for it
+      c10::Event event(device().type());
+      event.record(stream);
+      event.block(current);
+    }
+  }
+  gather_parameter_lists(layout.buckets[static_cast<size_t>(bucket)].parameters);
+  for (const int index : layout.buckets[static_cast<size_t>(bucket)].parameters) {
+    auto& parameter = parameters[static_cast<size_t>(index)];
+    if (!parameter.tensor.grad().defined() && !parameter.slot.written) {
+      parameter.slot.memory.zero_();  // unused here: it contributes nothing
+    }
+  }
+}
+
+// Brings what AccumulateGrad left in .grad into the slots: one multi-tensor copy (which also casts)
+// and, where a fused op wrote a slot already in this backward, one multi-tensor add. Afterwards
+// .grad is the slot.
+void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
+  std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
+  for (const int index : indices) {
+    auto& parameter = parameters[static_cast<size_t>(index)];
+    at::Tensor& grad = parameter.tensor.mutable_grad();
+    at::Tensor& slot = parameter.slot.memory;
+    if (grad.defined() && !aliases(grad, slot)) {
+      (parameter.slot.written ? add_to : copy_to).push_back(slot);
+      (parameter.slot.written ? add_from : copy_from).push_back(grad);
+    } else if (!grad.defined() && !parameter.slot.written) {
+      continue;
+    }
+    grad = slot;
+    parameter.slot.written = false;
+  }
+  if (!copy_to.empty()) {
+    at::_foreach_copy_(copy_to, copy_from);
+  }
+  if (!add_to.empty()) {
+    at::_foreach_add_(add_to, add_from);
+  }
+}
+
+// Every slot that this backward wrote becomes .grad; others stay as they are.
+void Reducer::Impl::attach_gradients() {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(device().type());
+  for (const auto& bucket : layout.buckets) {
+    gather_parameter_lists(bucket.parameters);
+  }
+}
+
+// Called in the agreed order, possibly by another model's hook.
+void Reducer::Impl::launch(int index) {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(device().type());
+  auto& state = buckets[static_cast<size_t>(index)];
+  auto& bucket = state.bucket;
+  if (index == 0 && measures_this_pass()) {
+    comm_start.record(device());
+  }
+  if (!device().is_cpu()) {
+    const auto current = detail::current_stream(device());
+    for (const auto& stream : state.streams) {
+      if (stream != current) {
+        c10::Event event(device().type());
+        event.record(stream);
+        event.block(current);
+      }
+    }
+  }
+  bucket.divisor = divisor != 0 ? divisor : communicator->world_size();
+  bucket.inverse_divisor = is_weighted ? weight_sum : at::Tensor();
+  {
+    // The sum of weights rides in the launch of the first bucket.
+    GroupScope group(*communicator);
+    if (index == 0 && is_weighted) {
+      weight_sum.fill_(weight);
+      weight_work = communicator->all_reduce(weight_sum, ReduceOp::Sum);
+    }
+    if (!hook) {
+      state.work = communicator->all_reduce(
+          bucket.buffer, scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg);
+    }
+  }
+  if (hook) {
+    hook->start(bucket);
+  }
+  if (bucket.is_last) {
+    launch_used_map();
+  }
+}
+
+void Reducer::Impl::finish_bucket(BucketState& state) {
+  auto& bucket = state.bucket;
+  if (hook) {
+    hook->finish(bucket);
+    return;
+  }
+  state.work->wait();
+  state.work = nullptr;
+  if (is_weighted) {
+    bucket.buffer.mul_(bucket.inverse_divisor);
+  } else if (scales_after_sum()) {
+    bucket.buffer.div_(bucket.divisor);
+  }
+}
+
+// Runs on the engine when the whole backward is over, with the caller's streams current.
+void Reducer::Impl::finish_pass() {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(device().type());
+  const std::lock_guard lock(mutex);
+  wait_begin.record(device());
+  if (is_weighted) {
+    weight_work->wait();
+    weight_work = nullptr;
+    // No counted item on any rank: the gradient of nothing is zero.
+    weight_sum.copy_(at::where(weight_sum > 0, weight_sum.reciprocal(), at::zeros_like(weight_sum)));
+  }
+  for (auto& state : buckets) {
+    finish_bucket(state);
+  }
+  wait_end.record(device());
+  const auto used = globally_used();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    auto& parameter = parameters[i];
+    if (used.empty() || used[i]) {
+      parameter.tensor.mutable_grad() = parameter.slot.memory;
+    }
+    parameter.slot.written = false;
+    parameter.used = false;
+  }
+  statistics_pending = measures_this_pass();
+  previous_ready_order = ready_order;
+  ++num_passes;
+  expects_sync = false;
+  is_weighted = false;
+  weight = 0;
+  // Forward, forward, backward, backward: the second backward is synchronised too. What it adds to
+  // .grad is this rank's own gradient, and the mean of (mean + own) is the sum of the two means.
+  pending_forwards = options.find_unused_parameters || options.static_graph
+                         ? 0
+                         : std::max(0, pending_forwards - 1);
+  if (pending_forwards > 0) {
+    begin_pass();
+  }
+}
+
+void Reducer::Impl::shadow() {
+  {
+    const std::lock_guard lock(mutex);
+    begin_pass();
+    pending_forwards = 1;
+    if (weight != 0) {
+      is_weighted = true;
+    }
+    for (auto& state : buckets) {
+      state.bucket.buffer.zero_();
+    }
+    for (auto& parameter : parameters) {
+      parameter.used = false;
+    }
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      scheduler.mark_ready(static_cast<int>(i));
+      ready_order.push_back(static_cast<int>(i));
+    }
+    for (size_t b = 0; b < buckets.size(); ++b) {
+      communicator->launch_sequencer().bucket_ready(model_id, static_cast<int>(b));
+    }
+  }
+  communicator->launch_sequencer().flush();
+}
+
+}  // namespace ddp

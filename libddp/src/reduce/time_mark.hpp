@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// A point in time on a device's current stream, or on the host for CPU tensors.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <chrono>
+#include <optional>
+
+namespace ddp::detail {
+
+inline c10::Stream current_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+/// Whether the current stream of `device` is being captured into a graph; marks are not taken then.
+bool is_capturing(at::Device device);
+
+class TimeMark {
+ public:
+  /// Enqueues the mark; the host does not wait.
+  void record(at::Device device) {
+    recorded_ = !is_capturing(device);
+    if (!recorded_) {
+      return;
+    }
+    if (device.is_cpu()) {
+      host_ = std::chrono::steady_clock::now();
+      return;
+    }
+    if (!event_) {
+      event_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    }
+    event_->record(current_stream(device));
+  }
+
+  bool recorded() const { return recorded_; }
+
+  /// Milliseconds from `begin` to `end`; the host waits for `end`. 0 where one was not recorded.
+  static double milliseconds(const TimeMark& begin, const TimeMark& end) {
+    if (!begin.recorded_ || !end.recorded_) {
+      return 0;
+    }
+    if (!end.event_) {
+      return std::chrono::duration<double, std::milli>(end.host_ - begin.host_).count();
+    }
+    end.event_->synchronize();
+    return begin.event_->elapsedTime(*end.event_);
+  }
+
+ private:
+  bool recorded_ = false;
+  std::chrono::steady_clock::time_point host_;
+  std::optional<c10::Event> event_;
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which parameters a backward will not reach, here and on the other ranks.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <unordered_set>
+
+#include "reduce/reducer_impl.hpp"
+
+namespace ddp {
+
+// Walks the graph back from the outputs. Several forwards before one backward add up.
+void Reducer::Impl::find_used_parameters(const std::vector<at::Tensor>& outputs) {
+  if (pending_forwards == 1) {
+    reachable.assign(parameters.size(), false);
+  }
+  std::vector<torch::autograd::Node*> stack;
+  std::unordered_set<torch::autograd::Node*> seen;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) {
+      stack.push_back(node);
+    }
+  };
+  for (const auto& output : outputs) {
+    if (output.defined() && output.requires_grad()) {
+      visit(torch::autograd::impl::gradient_edge(output).function.get());
+    }
+  }
+  while (!stack.empty()) {
+    auto* node = stack.back();
+    stack.pop_back();
+    const auto found = accumulator_index.find(node);
+    if (found != accumulator_index.end()) {
+      reachable[static_cast<size_t>(found->second)] = true;
+    }
+    for (const auto& edge : node->next_edges()) {
+      visit(edge.function.get());
+    }
+  }
+}
+
+bool Reducer::Impl::reads_used_map() const {
+  return options.find_unused_parameters && !options.static_graph && communicator->world_size() > 1;
+}
+
+// In the sequence of the last bucket, so that its place among the collectives is agreed too.
+void Reducer::Impl::launch_used_map() {
+  if (!reads_used_map()) {
+    return;
+  }
+  if (detail::is_capturing(device())) {
+    throw SettingsError(
+        "ddp.find_unused_parameters=true reads a map on the host in every step and cannot be captured "
+        "in a CUDA graph: set it to false or ddp.static_graph=true");
+  }
+  std::vector<int> used(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    used[i] = parameters[i].used ? 1 : 0;
+  }
+  used_map.copy_(at::tensor(used, at::kInt));
+  used_work = communicator->all_reduce(used_map, ReduceOp::Sum);
+}
+
+// Per parameter: whether any rank used it since the last synchronised backward. Empty: all count.
+std::vector<bool> Reducer::Impl::globally_used() {
+  std::vector<bool> used;
+  if (options.static_graph || !options.find_unused_parameters) {
+    if (options.static_graph && communicator->world_size() == 1) {
+      for (const auto& parameter : parameters) {
+        used.push_back(parameter.used);
+      }
+    }
+    return used;
+  }
+  for (const auto& parameter : parameters) {
+    used.push_back(parameter.used);
+  }
+  if (!used_work) {
+    return used;  // world size 1
+  }
+  used_work->wait();
+  used_work = nullptr;
+  bool all_used_here = true;
+  for (const bool value : used) {
+    all_used_here = all_used_here && value;
+  }
+  if (!all_used_here) {  // the only host read, and only where something is unused here
+    const auto counts = used_map.cpu();
+    for (size_t i = 0; i < used.size(); ++i) {
+      used[i] = counts.data_ptr<int>()[i] > 0;
+    }
+  }
+  return used;
+}
+
+}  // namespace ddp
