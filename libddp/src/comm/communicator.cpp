@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/comm/communicator.hpp"
 
+#include "ddp/comm/launch_sequencer.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
@@ -21,10 +22,9 @@ const char* to_string(ReduceOp op) {
   return "unknown";
 }
 
-Communicator::Communicator() = default;
+Communicator::Communicator() : launch_sequencer_(std::make_shared<LaunchSequencer>()) {}
 
 LaunchSequencer& Communicator::launch_sequencer() {
-  DDP_CHECK(launch_sequencer_ != nullptr, "the communicator has no launch sequencer");
   return *launch_sequencer_;
 }
 

@@ -15,8 +15,8 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Elements between aligned places; a bucket is padded to it times the world size, so that every rank's
-// shard of a bucket is aligned too.
+// Elements between aligned places; a bucket is padded to it times the world size, so that every
+// rank's shard of a bucket is aligned too.
 int64_t alignment_elements(const ParameterSpec& parameter, const BucketLayoutOptions& options) {
   return std::max<int64_t>(1, options.alignment_bytes / parameter.element_bytes);
 }
@@ -97,7 +97,11 @@ BucketLayout assign_buckets(const std::vector<ParameterSpec>& parameters,
       layout.arena_numel.resize(static_cast<size_t>(key) + 1);
     }
     auto& arena_end = layout.arena_numel[static_cast<size_t>(key)];
-    Bucket bucket{.key = key, .parameters = std::move(members), .offsets = {}, .begin = arena_end, .numel = 0};
+    Bucket bucket{.key = key,
+                  .parameters = std::move(members),
+                  .offsets = {},
+                  .begin = arena_end,
+                  .numel = 0};
     const int64_t aligned =
         alignment_elements(parameters[static_cast<size_t>(bucket.parameters.front())], options);
     for (int index : bucket.parameters) {

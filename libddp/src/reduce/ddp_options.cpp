@@ -17,24 +17,26 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
                  .min = 1e-6,
                  .max = 1 << 20},
                 options.bucket_cap_mb);
-  visitor.field({.name = "first_bucket_mb",
-                 .doc = "size of the first bucket to be ready; 0: 1 MiB while bucket_cap_mb is left "
-                        "at its default, else bucket_cap_mb",
-                 .unit = "MiB",
-                 .min = 0,
-                 .max = 1 << 20},
-                options.first_bucket_mb);
-  visitor.field({.name = "find_unused_parameters",
-                 .doc = "some parameters get no gradient in some steps"},
-                options.find_unused_parameters);
+  visitor.field(
+      {.name = "first_bucket_mb",
+       .doc = "size of the first bucket to be ready; 0: 1 MiB while bucket_cap_mb is left "
+              "at its default, else bucket_cap_mb",
+       .unit = "MiB",
+       .min = 0,
+       .max = 1 << 20},
+      options.first_bucket_mb);
+  visitor.field(
+      {.name = "find_unused_parameters", .doc = "some parameters get no gradient in some steps"},
+      options.find_unused_parameters);
   visitor.field({.name = "static_graph",
                  .doc = "every step uses the same parameters the same number of times"},
                 options.static_graph);
-  visitor.field({.name = "broadcast_buffers", .doc = "when rank 0's buffers are sent to the others"},
-                options.broadcast_buffers,
-                {{"each_forward", BroadcastBuffers::EachForward},
-                 {"before_eval", BroadcastBuffers::BeforeEval},
-                 {"off", BroadcastBuffers::Off}});
+  visitor.field(
+      {.name = "broadcast_buffers", .doc = "when rank 0's buffers are sent to the others"},
+      options.broadcast_buffers,
+      {{"each_forward", BroadcastBuffers::EachForward},
+       {"before_eval", BroadcastBuffers::BeforeEval},
+       {"off", BroadcastBuffers::Off}});
   visitor.field({.name = "init_sync",
                  .doc = "check and broadcast parameters and buffers from rank 0 at construction"},
                 options.init_sync);
@@ -58,7 +60,7 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
 }
 
 std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {
-  const double first = options.first_bucket_mb > 0 ? options.first_bucket_mb
+  const double first = options.first_bucket_mb > 0                    ? options.first_bucket_mb
                        : options.bucket_cap_mb == kDefaultBucketCapMb ? kDefaultFirstBucketMb
                                                                       : options.bucket_cap_mb;
   return {static_cast<int64_t>(first * kBytesPerMib),

@@ -20,8 +20,8 @@ at::ScalarType grad_dtype(const at::Tensor& parameter, const DdpOptions& options
   return is_half && options.fp32_grads ? at::kFloat : leaf;
 }
 
-// The parameter's own strides where they are dense (channels_last stays channels_last), so that copies
-// between gradient and slot are linear.
+// The parameter's own strides where they are dense (channels_last stays channels_last), so that
+// copies between gradient and slot are linear.
 at::Tensor slot_view(const at::Tensor& arena, const at::Tensor& parameter, int64_t offset) {
   if (parameter.is_non_overlapping_and_dense()) {
     return arena.as_strided(parameter.sizes(), parameter.strides(), offset);
@@ -51,7 +51,11 @@ Reducer::Impl::Impl(NamedParameters parameters_in, CommunicatorPtr communicator_
     specs.push_back({.numel = tensor.numel(),
                      .element_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
                      .key = found->second});
-    parameters.push_back({.name = name, .tensor = tensor, .key = found->second});
+    Parameter parameter;
+    parameter.name = name;
+    parameter.tensor = tensor;
+    parameter.key = found->second;
+    parameters.push_back(std::move(parameter));
     if (inserted) {
       arenas.push_back(at::empty({0}, tensor.options().dtype(dtype)));  // dtype only, see below
     }
@@ -108,7 +112,8 @@ void Reducer::Impl::install_layout(BucketLayout new_layout) {
     view.communicator = communicator.get();
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       auto& parameter = parameters[static_cast<size_t>(bucket.parameters[i])];
-      parameter.slot = {.memory = slot_view(arena, parameter.tensor, bucket.begin + bucket.offsets[i])};
+      parameter.slot = {.memory =
+                            slot_view(arena, parameter.tensor, bucket.begin + bucket.offsets[i])};
       ops::set_grad_slot(parameter.tensor, &parameter.slot);
       view.gradients.push_back(parameter.slot.memory);
       view.parameters.push_back(parameter.tensor);
@@ -156,7 +161,8 @@ void Reducer::Impl::rebuild() {
   }
   const BucketLayout old = layout;
   auto rebuilt = assign_buckets(
-      specs, {.limits_bytes = bucket_limits_bytes(options), .world_size = communicator->world_size()},
+      specs,
+      {.limits_bytes = bucket_limits_bytes(options), .world_size = communicator->world_size()},
       agreed);
   rebuilt.version = old.version + 1;
   for (auto& arena : arenas) {
@@ -176,7 +182,8 @@ void Reducer::Impl::rebuild() {
   }
 }
 
-Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options)
+Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
+                 const DdpOptions& options)
     : impl_(std::make_unique<Impl>(std::move(parameters), std::move(communicator), options)) {}
 Reducer::~Reducer() = default;
 
@@ -202,7 +209,8 @@ bool Reducer::rebuild_buckets_if_due() {
 void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
   const std::lock_guard lock(impl_->mutex);
   if (impl_->hook) {
-    throw SettingsError("a comm hook is set already (" + impl_->hook->name() + "): only one is allowed");
+    throw SettingsError("a comm hook is set already (" + impl_->hook->name() +
+                        "): only one is allowed");
   }
   if (impl_->num_passes > 0) {
     throw SettingsError("register_comm_hook must be called before the first backward");
@@ -221,16 +229,22 @@ void Reducer::set_divisor(double divisor) {
   impl_->divisor = divisor;
 }
 
-void Reducer::shadow_backward() { impl_->shadow(); }
+void Reducer::shadow_backward() {
+  impl_->shadow();
+}
 
-const BucketLayout& Reducer::layout() const { return impl_->layout; }
+const BucketLayout& Reducer::layout() const {
+  return impl_->layout;
+}
 
 void Reducer::add_layout_listener(
     std::function<void(const BucketLayout&, const BucketLayout&)> listener) {
   impl_->layout_listeners.push_back(std::move(listener));
 }
 
-const NamedParameters& Reducer::parameters() const { return impl_->named_parameters; }
+const NamedParameters& Reducer::parameters() const {
+  return impl_->named_parameters;
+}
 
 at::Tensor Reducer::bucket_buffer(int index) const {
   return impl_->buckets.at(static_cast<size_t>(index)).bucket.buffer;

@@ -21,10 +21,10 @@ namespace ddp {
 //           |                \\launch    \\launch         \\launch
 //   comm    |                 [reduce 0] [reduce 1 ]    [reduce 2]
 //
-// gather: gradients that AccumulateGrad stole are copied into the bucket by one multi-tensor kernel;
-// launch: the communicator's stream waits for the gather and reduces; callback: runs when the whole
-// backward is over, makes the *compute stream* wait for each reduction (CPU: this thread), never the
-// host.
+// gather: gradients that AccumulateGrad stole are copied into the bucket by one multi-tensor
+// kernel; launch: the communicator's stream waits for the gather and reduces; callback: runs when
+// the whole backward is over, makes the *compute stream* wait for each reduction (CPU: this
+// thread), never the host.
 struct Reducer::Impl {
   struct Parameter {
     std::string name;
@@ -33,8 +33,8 @@ struct Reducer::Impl {
     uintptr_t hook_key = 0;
     int key = 0;
     ops::GradSlot slot;
-    bool used = false;       // got a gradient since the last synchronised backward, no_sync included
-    int fires = 0;           // of its hook in the running pass
+    bool used = false;  // got a gradient since the last synchronised backward, no_sync included
+    int fires = 0;      // of its hook in the running pass
     int expected_fires = 1;  // static_graph: what the first pass counted
   };
   struct BucketState {
@@ -104,23 +104,24 @@ struct Reducer::Impl {
   mutable std::mutex mutex;
   detail::BucketScheduler scheduler;
   LaunchSequencer::ModelId model_id;
-  bool expects_sync = false;       // a synchronised forward ran and its backward has not ended
-  bool unused_marked = false;      // in this pass
-  bool end_queued = false;         // the static graph's counting pass: its end is on the engine
-  bool local_end_queued = false;
-  int pending_forwards = 0;        // synchronised forwards whose backward has not ended
-  int64_t num_passes = 0;          // synchronised backwards that ended
+  bool expects_sync = false;   // a synchronised forward ran and its backward has not ended
+  bool unused_marked = false;  // in this pass
+  bool end_queued = false;     // the static graph's counting pass: its end is on the engine
+  int local_end_task = -1;     // the engine's task whose end attaches unsynchronised gradients
+  int pending_forwards = 0;    // synchronised forwards whose backward has not ended
+  int64_t num_passes = 0;      // synchronised backwards that ended
   bool has_rebuilt = false;
-  std::vector<bool> reachable;     // from the outputs of the pending forwards
+  std::vector<bool> static_used;  // static_graph: used on any rank, known from the first pass
+  std::vector<bool> reachable;    // from the outputs of the pending forwards
   std::vector<int> ready_order;
   std::vector<int> previous_ready_order;
 
-  double divisor = 0;              // 0: the world size
-  double weight = 0;               // counts of weighted_backward since the last synchronised one
+  double divisor = 0;  // 0: the world size
+  double weight = 0;   // counts of weighted_backward since the last synchronised one
   bool is_weighted = false;
-  at::Tensor weight_sum;           // float32 [1] on the device, reduced with the first bucket
+  at::Tensor weight_sum;  // float32 [1] on the device, reduced with the first bucket
   WorkPtr weight_work;
-  at::Tensor used_map;             // int32 [num_parameters]
+  at::Tensor used_map;  // int32 [num_parameters]
   WorkPtr used_work;
 
   detail::TimeMark forward_start, backward_start, compute_end, comm_start, wait_begin, wait_end;

@@ -2,6 +2,7 @@
 // One backward, from the forward that expects it to the gradients in their place.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -50,10 +51,12 @@ void Reducer::Impl::check_parameters() const {
                           " no longer requires a gradient: freeze parameters before wrapping the "
                           "module, or wrap it again");
     }
-    if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) != parameter.accumulator) {
-      throw SettingsError("parameter " + parameter.name +
-                          " was replaced after wrapping (module->to(dtype or device)?): convert the "
-                          "module first, then wrap it");
+    if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) !=
+        parameter.accumulator) {
+      throw SettingsError(
+          "parameter " + parameter.name +
+          " was replaced after wrapping (module->to(dtype or device)?): convert the "
+          "module first, then wrap it");
     }
   }
 }
@@ -121,14 +124,15 @@ void Reducer::Impl::on_gradient(int index) {
   check_gradient(parameter);
   parameter.used = true;
   if (!expects_sync) {
-    // no_sync, or a backward no wrapped forward announced: only bring the gradient into its slot when
-    // this backward ends. Queued at the first hook: running at the end of a nested backward is
+    // no_sync, or a backward no wrapped forward announced: only bring the gradient into its slot
+    // when this backward ends. Queued at the first hook: running at the end of a nested backward is
     // harmless, a later hook queues it again.
-    if (!local_end_queued) {
-      local_end_queued = true;
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (local_end_task != task) {
+      local_end_task = task;
       torch::autograd::Engine::get_default_engine().queue_callback([this] {
         const std::lock_guard callback_lock(mutex);
-        local_end_queued = false;
+        local_end_task = -1;
         attach_gradients();
       });
     }
@@ -153,11 +157,11 @@ void Reducer::Impl::on_gradient_static_graph(int index) {
     return;
   }
   if (parameter.fires > parameter.expected_fires) {
-    throw MismatchError(detail::concat("parameter ", parameter.name, " got its gradient ",
-                                       parameter.fires, " times in this backward and ",
-                                       parameter.expected_fires,
-                                       " times in the first one, although ddp.static_graph=true: the "
-                                       "graph changed; set it to false"));
+    throw MismatchError(
+        detail::concat("parameter ", parameter.name, " got its gradient ", parameter.fires,
+                       " times in this backward and ", parameter.expected_fires,
+                       " times in the first one, although ddp.static_graph=true: the "
+                       "graph changed; set it to false"));
   }
   mark_unused_parameters();
   if (parameter.fires == parameter.expected_fires) {
@@ -168,27 +172,21 @@ void Reducer::Impl::on_gradient_static_graph(int index) {
 void Reducer::Impl::queue_static_graph_end() {
   if (!end_queued && expects_sync) {
     end_queued = true;
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { end_static_graph_count(); });
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [this] { end_static_graph_count(); });
   }
 }
 
 void Reducer::Impl::end_static_graph_count() {
-  {
-    const std::lock_guard lock(mutex);
-    const auto order = ready_order;
-    ready_order.clear();
-    for (auto& parameter : parameters) {
-      parameter.expected_fires = parameter.fires;
-    }
-    unused_marked = true;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (parameters[i].fires == 0) {
-        mark_ready(static_cast<int>(i));
-      }
-    }
-    for (const int index : order) {
-      mark_ready(index);
-    }
+  const std::lock_guard lock(mutex);
+  const auto order = std::move(ready_order);
+  ready_order.clear();
+  for (auto& parameter : parameters) {
+    parameter.expected_fires = parameter.fires;
+  }
+  mark_unused_parameters();
+  for (const int index : order) {
+    mark_ready(index);
   }
 }
 
@@ -241,8 +239,8 @@ void Reducer::Impl::mark_ready(int index) {
     }
     // Not earlier: a callback queued inside a nested backward runs at *its* end, and by now every
     // gradient is there.
-    auto sequencer = communicator->shared_launch_sequencer();
-    torch::autograd::Engine::get_default_engine().queue_callback([sequencer] { sequencer->flush(); });
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [group = communicator] { group->launch_sequencer().flush(); });
   }
   communicator->launch_sequencer().bucket_ready(model_id, bucket);
 }
@@ -332,8 +330,8 @@ void Reducer::Impl::launch(int index) {
       weight_work = communicator->all_reduce(weight_sum, ReduceOp::Sum);
     }
     if (!hook) {
-      state.work = communicator->all_reduce(
-          bucket.buffer, scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg);
+      state.work = communicator->all_reduce(bucket.buffer,
+                                            scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg);
     }
   }
   if (hook) {
@@ -369,7 +367,8 @@ void Reducer::Impl::finish_pass() {
     weight_work->wait();
     weight_work = nullptr;
     // No counted item on any rank: the gradient of nothing is zero.
-    weight_sum.copy_(at::where(weight_sum > 0, weight_sum.reciprocal(), at::zeros_like(weight_sum)));
+    weight_sum.copy_(
+        at::where(weight_sum > 0, weight_sum.reciprocal(), at::zeros_like(weight_sum)));
   }
   for (auto& state : buckets) {
     finish_bucket(state);
@@ -382,8 +381,14 @@ void Reducer::Impl::finish_pass() {
       parameter.tensor.mutable_grad() = parameter.slot.memory;
     }
     parameter.slot.written = false;
+  }
+  std::vector<bool> unused;
+  for (auto& parameter : parameters) {
+    unused.push_back(!parameter.used);
     parameter.used = false;
   }
+  unused_set_changed = unused_set_changed || (num_passes > 0 && unused != previous_unused);
+  previous_unused = std::move(unused);
   statistics_pending = measures_this_pass();
   previous_ready_order = ready_order;
   ++num_passes;

@@ -30,7 +30,8 @@ bool Reducer::Impl::measures_this_pass() const {
   return num_passes < kMeasuredFirst || num_passes % kMeasuredEvery == 0;
 }
 
-// Reads the marks of the last measured pass; called when they are certainly over, one forward later.
+// Reads the marks of the last measured pass; called when they are certainly over, one forward
+// later.
 void Reducer::Impl::collect_statistics() {
   if (!statistics_pending) {
     return;
@@ -64,8 +65,7 @@ DdpLoggingData Reducer::Impl::logging_data() {
     }
   }
   data.prev_iteration_grad_ready_order_indices = previous_ready_order;
-  data.unused_parameter_size =
-      std::count(previous_unused.begin(), previous_unused.end(), true);
+  data.unused_parameter_size = std::count(previous_unused.begin(), previous_unused.end(), true);
   data.can_set_static_graph = num_passes > 0 && !unused_set_changed;
   data.num_synchronised_backwards = num_passes;
   if (sums.count > 0) {

@@ -39,8 +39,9 @@ void Reducer::Impl::find_used_parameters(const std::vector<at::Tensor>& outputs)
   }
 }
 
+// A static graph needs the map once.
 bool Reducer::Impl::reads_used_map() const {
-  return options.find_unused_parameters && !options.static_graph && communicator->world_size() > 1;
+  return options.static_graph ? num_passes == 0 : options.find_unused_parameters;
 }
 
 // In the sequence of the last bucket, so that its place among the collectives is agreed too.
@@ -50,12 +51,13 @@ void Reducer::Impl::launch_used_map() {
   }
   if (detail::is_capturing(device())) {
     throw SettingsError(
-        "ddp.find_unused_parameters=true reads a map on the host in every step and cannot be captured "
-        "in a CUDA graph: set it to false or ddp.static_graph=true");
+        "ddp.find_unused_parameters=true reads a map on the host in every step and cannot be "
+        "captured "
+        "in a CUDA graph: set it to false, or ddp.static_graph=true");
   }
-  std::vector<int> used(parameters.size());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    used[i] = parameters[i].used ? 1 : 0;
+  std::vector<int> used;
+  for (const auto& parameter : parameters) {
+    used.push_back(parameter.used ? 1 : 0);
   }
   used_map.copy_(at::tensor(used, at::kInt));
   used_work = communicator->all_reduce(used_map, ReduceOp::Sum);
@@ -63,32 +65,25 @@ void Reducer::Impl::launch_used_map() {
 
 // Per parameter: whether any rank used it since the last synchronised backward. Empty: all count.
 std::vector<bool> Reducer::Impl::globally_used() {
-  std::vector<bool> used;
-  if (options.static_graph || !options.find_unused_parameters) {
-    if (options.static_graph && communicator->world_size() == 1) {
-      for (const auto& parameter : parameters) {
-        used.push_back(parameter.used);
-      }
-    }
-    return used;
-  }
-  for (const auto& parameter : parameters) {
-    used.push_back(parameter.used);
-  }
-  if (!used_work) {
-    return used;  // world size 1
+  if (!reads_used_map()) {
+    return static_used;
   }
   used_work->wait();
   used_work = nullptr;
+  std::vector<bool> used;
   bool all_used_here = true;
-  for (const bool value : used) {
-    all_used_here = all_used_here && value;
+  for (const auto& parameter : parameters) {
+    used.push_back(parameter.used);
+    all_used_here = all_used_here && parameter.used;
   }
   if (!all_used_here) {  // the only host read, and only where something is unused here
     const auto counts = used_map.cpu();
     for (size_t i = 0; i < used.size(); ++i) {
       used[i] = counts.data_ptr<int>()[i] > 0;
     }
+  }
+  if (options.static_graph) {
+    static_used = used;
   }
   return used;
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agreed order in which gradient buckets of several models are launched on one communicator.
 //
-// Autograd hooks fire in an order that may differ between ranks, but every rank must launch the same
-// collectives in the same order. Inside one model buckets launch strictly as 0, 1, 2, … Between models
-// the order comes from the forwards, which every rank runs alike: the model whose forward ran last
-// goes first, because backward reaches it first. A model behind it in the order keeps its ready
-// buckets until the ones before it have launched everything, or until the backward that made them
-// ready ends (flush): models that take no part in that backward then stand aside. What must happen at
-// the end of a backward (some comm hooks reduce a second time there) runs in the same order.
+// Autograd hooks fire in an order that may differ between ranks, but every rank must launch the
+// same collectives in the same order. Inside one model buckets launch strictly as 0, 1, 2, …
+// Between models the order comes from the forwards, which every rank runs alike: the model whose
+// forward ran last goes first, because backward reaches it first. A model behind it in the order
+// keeps its ready buckets until the ones before it have launched everything, or until the backward
+// that made them ready ends (flush): models that take no part in that backward then stand aside.
+// What must happen at the end of a backward (some comm hooks reduce a second time there) runs in
+// the same order.
 //
 // Torch-free. Any thread; launches run under the sequencer's lock, so they never interleave.
 #pragma once
@@ -34,8 +35,8 @@ class LaunchSequencer {
   /// Bucket `bucket` of the running pass holds its gradients: launches what the order allows.
   void bucket_ready(ModelId model, int bucket);
 
-  /// The backward ended: launches, then finishes and forgets, every pass whose buckets are all ready,
-  /// in order. `finish` runs without the lock and may begin the next pass.
+  /// The backward ended: launches, then finishes and forgets, every pass whose buckets are all
+  /// ready, in order. `finish` runs without the lock and may begin the next pass.
   void flush();
 
   /// Forgets the pass of `model`, launched or not.

@@ -2,8 +2,8 @@
 // Grad slots: where a parameter's gradient lives inside a bucket, so that a fused op can write its
 // weight gradient straight there (no copy, no zeroing).
 //
-// A slot is *written* if and only if the parameter's .grad aliases it or an op wrote it in the running
-// backward. zero_grad leaves .grad undefined, which means unwritten: no memset anywhere.
+// A slot is *written* if and only if the parameter's .grad aliases it or an op wrote it in the
+// running backward. zero_grad leaves .grad undefined, which means unwritten: no memset anywhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,15 +17,17 @@ struct GradSlot {
   bool written = false;  ///< an op wrote `memory` in this backward (cleared when it ends)
 };
 
-/// Attaches `slot` (or, with nullptr, detaches) to `parameter`. The slot must outlive the attachment.
+/// Attaches `slot` (or, with nullptr, detaches) to `parameter`. The slot must outlive the
+/// attachment.
 void set_grad_slot(const at::Tensor& parameter, GradSlot* slot);
 
 /// The slot of `parameter`, or nullptr where nobody reduces it: return a gradient as usual then.
 GradSlot* find_grad_slot(const at::Tensor& parameter);
 
 /// Announces that the caller overwrites or adds to `slot->memory` now. Returns the beta to use: 0
-/// where the slot is unwritten, 1 where it already holds a part of this step's gradient. The op then
-/// returns an undefined gradient for the parameter; AccumulateGrad's post hook fires all the same.
+/// where the slot is unwritten, 1 where it already holds a part of this step's gradient. The op
+/// then returns an undefined gradient for the parameter; AccumulateGrad's post hook fires all the
+/// same.
 double begin_grad_write(const at::Tensor& parameter, GradSlot& slot);
 
 }  // namespace ddp::ops

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which parameter's gradient lies where: a pure function from parameters and limits to buckets, with
-// the rules of PyTorch's compute_bucket_assignment_by_size. Torch-free.
+// Which parameter's gradient lies where: a pure function from parameters and limits to buckets,
+// with the rules of PyTorch's compute_bucket_assignment_by_size. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,14 @@ namespace ddp {
 struct ParameterSpec {
   int64_t numel = 0;
   int64_t element_bytes = 4;  ///< of the gradient's dtype
-  int key = 0;    ///< parameters of one bucket share (device, leaf, grad, wire dtype), numbered by the caller
-  int group = -1; ///< parameters of equal group >= 0 (and key) stay in one bucket
+  int key = 0;     ///< parameters of one bucket share (device, leaf, grad, wire dtype), numbered by
+                   ///< the caller
+  int group = -1;  ///< parameters of equal group >= 0 (and key) stay in one bucket
 };
 
 struct BucketLayoutOptions {
-  /// Bucket b of a key closes once it holds limits_bytes[min(b, last)] bytes or more; empty means one
-  /// bucket a key. A bucket may exceed its limit, because no parameter is split.
+  /// Bucket b of a key closes once it holds limits_bytes[min(b, last)] bytes or more; empty means
+  /// one bucket a key. A bucket may exceed its limit, because no parameter is split.
   std::vector<int64_t> limits_bytes;
   int64_t alignment_bytes = 64;  ///< of each gradient inside the arena
   int64_t world_size = 1;        ///< a bucket's element count is a multiple of it
@@ -37,15 +38,15 @@ struct BucketLayout {
     int bucket = -1;
     int index = -1;  ///< within the bucket
   };
-  int version = 0;  ///< grows with every rebuild
-  std::vector<Bucket> buckets;        ///< in launch order
-  std::vector<Place> places;          ///< per parameter
-  std::vector<int64_t> arena_numel;   ///< elements used of each key's arena
+  int version = 0;                   ///< grows with every rebuild
+  std::vector<Bucket> buckets;       ///< in launch order
+  std::vector<Place> places;         ///< per parameter
+  std::vector<int64_t> arena_numel;  ///< elements used of each key's arena
 };
 
-/// Without `order`: parameters are taken in registration order and the bucket list is reversed, since
-/// backward meets the last registered ones first. With `order` (the order in which gradients became
-/// ready; a permutation of all parameters): taken in that order and not reversed.
+/// Without `order`: parameters are taken in registration order and the bucket list is reversed,
+/// since backward meets the last registered ones first. With `order` (the order in which gradients
+/// became ready; a permutation of all parameters): taken in that order and not reversed.
 BucketLayout assign_buckets(const std::vector<ParameterSpec>& parameters,
                             const BucketLayoutOptions& options, const std::vector<int>& order = {});
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one bucket of gradients becomes the mean over the ranks. A hook replaces the plain all-reduce,
-// for example to compress what travels.
+// How one bucket of gradients becomes the mean over the ranks. A hook replaces the plain
+// all-reduce, for example to compress what travels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@ struct GradBucket {
   int index = 0;         ///< in launch order
   bool is_last = false;  ///< the last one of this backward
   at::Tensor buffer;     ///< flat 1-D, the undivided gradients with padding (zeros) between them
-  std::vector<at::Tensor> gradients;   ///< views of `buffer`, shaped like the parameters
+  std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;
   double divisor = 1;  ///< what the sum over ranks must be divided by: the world size, as a rule
   /// Defined for weighted_backward only: 1/sum(counts) on the device, to multiply with *instead of*
@@ -29,11 +29,11 @@ struct GradBucket {
   Communicator* communicator = nullptr;
 };
 
-/// One hook serves one model. start() is called once a bucket, in the same order on every rank, as soon
-/// as the bucket's gradients are there, and must not wait for a collective; finish() is called for all
-/// buckets, in the same order, at the end of the backward and must leave the mean over the ranks in
-/// `bucket.buffer`. Both run with autocast and gradient recording off. start() may be called on the
-/// autograd engine's thread.
+/// One hook serves one model. start() is called once a bucket, in the same order on every rank, as
+/// soon as the bucket's gradients are there, and must not wait for a collective; finish() is called
+/// for all buckets, in the same order, at the end of the backward and must leave the mean over the
+/// ranks in `bucket.buffer`. Both run with autocast and gradient recording off. start() may be
+/// called on the autograd engine's thread.
 class CommHook {
  public:
   virtual ~CommHook() = default;
@@ -44,19 +44,21 @@ class CommHook {
   virtual void reset() {}
 };
 
-/// The hook that `options.comm_hook` names; nullptr for "none", where the reducer all-reduces itself.
+/// The hook that `options.comm_hook` names; nullptr for "none", where the reducer all-reduces
+/// itself.
 std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options);
 
 /// Divides by the divisor, then sums: PyTorch's default_hooks.allreduce_hook.
 std::shared_ptr<CommHook> make_all_reduce_hook();
-/// Casts to `wire_dtype` (kHalf or kBFloat16), divides, sums, casts back: PyTorch's fp16/bf16_compress.
+/// Casts to `wire_dtype` (kHalf or kBFloat16), divides, sums, casts back: PyTorch's
+/// fp16/bf16_compress.
 std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype);
 
 struct PowerSgdOptions {
-  int64_t rank = 1;            ///< of the approximation of each matrix
-  int64_t start_step = 1000;   ///< backwards reduced in full before
+  int64_t rank = 1;                 ///< of the approximation of each matrix
+  int64_t start_step = 1000;        ///< backwards reduced in full before
   double min_compression_rate = 2;  ///< matrices that would not shrink by more are sent in full
-  uint64_t seed = 0;           ///< of the first Q, equal on all ranks
+  uint64_t seed = 0;                ///< of the first Q, equal on all ranks
 };
 /// Low-rank compression with error feedback and warm start (Vogels et al., 2019, algorithm 2).
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options);

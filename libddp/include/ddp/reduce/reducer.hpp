@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reduces gradients in buckets while backward runs. DistributedDataParallel drives it; most programs
-// never name it.
+// Reduces gradients in buckets while backward runs. DistributedDataParallel drives it; most
+// programs never name it.
 //
-// After a synchronised backward .grad of every parameter is the mean over the ranks and a view of the
-// arena (what PyTorch calls gradient_as_bucket_view). Nobody calls an end: the last ready bucket queues
-// finalize_backward on the autograd engine, so .grad is complete when backward() returns (on CUDA: in
-// the order of the caller's current stream).
+// After a synchronised backward .grad of every parameter is the mean over the ranks and a view of
+// the arena (what PyTorch calls gradient_as_bucket_view). Nobody calls an end: the last ready
+// bucket queues finalize_backward on the autograd engine, so .grad is complete when backward()
+// returns (on CUDA: in the order of the caller's current stream).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,8 +45,8 @@ struct DdpLoggingData {
 
 class Reducer {
  public:
-  /// `parameters` require gradients and are equal on all ranks (the caller has checked). Allocates the
-  /// arena through the communicator.
+  /// `parameters` require gradients and are equal on all ranks (the caller has checked). Allocates
+  /// the arena through the communicator.
   Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of DistributedDataParallel that does not depend on the module's type.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/state_dict.hpp"
+#include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/ddp_options.hpp"
+#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/reduce/reducer.hpp"
+
+namespace ddp {
+
+class NoSync;
+class JoinScope;
+
+/// What a model gives to be made data-parallel.
+struct ModelTensors {
+  NamedParameters parameters;  ///< in registration order, frozen ones too
+  NamedParameters buffers;
+  /// Reads the buffers anew (a module may replace them); empty: `buffers` stay the same tensors.
+  std::function<NamedParameters()> read_buffers;
+  std::function<bool()> is_training;    ///< empty: always in training mode
+  bool has_collective_forward = false;  ///< it holds a SyncBatchNorm
+};
+
+/// Keeps replicas on the ranks of a communicator in step. Also usable by itself over a bare list of
+/// parameters: call prepare_for_backward() after each forward.
+class DataParallelModel : public Stateful {
+ public:
+  /// Collective. Compares names, order, shapes, strides, dtypes, requires_grad and the settings
+  /// over all ranks and throws MismatchError on all of them with the first difference; then
+  /// (init_sync) sends rank 0's parameters and buffers. Throws SettingsError where nothing requires
+  /// a gradient.
+  DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
+                    const DdpOptions& options = {});
+  ~DataParallelModel() override;
+  DataParallelModel(const DataParallelModel&) = delete;
+  DataParallelModel& operator=(const DataParallelModel&) = delete;
+
+  /// The parameters that are trained here, in registration order.
+  const NamedParameters& named_parameters() const;
+  NamedParameters named_buffers() const;
+  const CommunicatorPtr& communicator() const { return communicator_; }
+  const DdpOptions& options() const { return options_; }
+  Reducer& reducer() { return *reducer_; }
+  bool has_collective_forward() const { return tensors_.has_collective_forward; }
+
+  /// Leaves every .grad undefined: no memory is written.
+  void zero_grad();
+
+  /// While it lives, backward adds up local gradients and sends nothing; forward and backward must
+  /// both run inside. The first backward after it averages the whole sum over the ranks.
+  [[nodiscard]] NoSync no_sync();
+
+  /// `loss_sum` is this rank's sum over its `count` items: after a synchronised backward .grad is
+  /// the gradient of sum over ranks / sum of counts, exactly the global mean also for ragged
+  /// batches. Under no_sync() counts add up. `count` may be 0.
+  void weighted_backward(const at::Tensor& loss_sum, double count);
+
+  /// Replaces the all-reduce of buckets; once, before the first backward. What it computes must be
+  /// the same on all ranks.
+  void register_comm_hook(std::shared_ptr<CommHook> hook);
+
+  /// For forwards that do not go through the wrapper: announces a synchronised backward.
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
+
+  /// Sends rank 0's buffers now. Collective.
+  void sync_buffers();
+
+  /// Rank 0's parameters and buffers on all ranks. Collective.
+  void sync_module_states(int root = 0);
+
+  /// What .grad must still be multiplied with to be the mean: 1, unless a flat optimizer that
+  /// registered with the reducer folds the division into its step.
+  double grad_scale() const { return 1; }
+
+  /// Time the last backward waited for reductions that nothing hid, in milliseconds (see Reducer).
+  double exposed_communication_ms() { return reducer_->exposed_communication_ms(); }
+  DdpLoggingData logging_data() { return reducer_->logging_data(); }
+
+  std::string state_name() const override { return "model"; }
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ protected:
+  void before_forward();
+  void after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
+                     const char* output_type);
+  bool needs_outputs() const;
+
+ private:
+  friend class NoSync;
+  friend class JoinScope;
+
+  void broadcast_buffers_now(int root);
+
+  ModelTensors tensors_;
+  CommunicatorPtr communicator_;
+  DdpOptions options_;
+  std::unique_ptr<Reducer> reducer_;
+  bool sync_ = true;                 // false inside no_sync
+  bool require_buffer_sync_ = true;  // the last forward was a synchronised one
+  JoinScope* join_ = nullptr;
+};
+
+/// Restores the previous state at its end, also when an exception passes; nests.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(DataParallelModel& model) : model_(model), previous_(model.sync_) {
+    model_.sync_ = false;
+  }
+  ~NoSync() { model_.sync_ = previous_; }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  DataParallelModel& model_;
+  bool previous_;
+};
+
+inline NoSync DataParallelModel::no_sync() {
+  return NoSync(*this);
+}
+
+}  // namespace ddp

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// DistributedDataParallel: a module whose gradients are averaged over the ranks while backward
+// runs.
+//
+//   auto module = models::resnet18({.num_classes = 10});
+//   module->to(ctx.device());
+//   ddp::DistributedDataParallel model(module, ctx.communicator());
+//   auto loss = torch::cross_entropy_loss(model.forward(images), labels);
+//   loss.backward();          // .grad is the mean over all ranks
+//   optimizer.step();
+//
+// The module may be a torch::nn holder, a shared_ptr to a torch::nn::Module with any forward
+// signature, or a torch::jit::Module. Move and convert it before wrapping.
+#pragma once
+
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/for_each_tensor.hpp"
+
+namespace ddp {
+
+namespace detail {
+
+/// Parameters and buffers of a torch::nn module; one that is registered twice counts once.
+ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module);
+ModelTensors tensors_of(const torch::jit::Module& module);
+
+template <typename Module>
+ModelTensors tensors_of_any(const Module& module) {
+  if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
+    return tensors_of(static_cast<const torch::jit::Module&>(module));
+  } else if constexpr (requires { module.ptr(); }) {
+    return tensors_of(std::static_pointer_cast<torch::nn::Module>(module.ptr()));
+  } else {
+    return tensors_of(std::static_pointer_cast<torch::nn::Module>(module));
+  }
+}
+
+}  // namespace detail
+
+template <typename Module>
+class DistributedDataParallel : public DataParallelModel {
+ public:
+  /// Collective; see DataParallelModel.
+  DistributedDataParallel(Module module, CommunicatorPtr communicator,
+                          const DdpOptions& options = {})
+      : DataParallelModel(detail::tensors_of_any(module), std::move(communicator), options),
+        module_(std::move(module)) {}
+
+  /// The module's forward. In training it first brings buffers up to date and afterwards announces
+  /// the backward; under no_sync() and without gradient recording it only calls the module.
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    before_forward();
+    auto output = call_forward(std::forward<Args>(args)...);
+    std::vector<at::Tensor> outputs;
+    bool known = true;
+    if (needs_outputs()) {
+      known = detail::visit_tensors(
+          output, [&outputs](const at::Tensor& tensor) { outputs.push_back(tensor); });
+    }
+    after_forward(outputs, known, typeid(output).name());
+    return output;
+  }
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  Module& module() { return module_; }
+
+  void train(bool on = true) {
+    if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
+      module_.train(on);
+    } else {
+      module_->train(on);
+    }
+  }
+
+  /// With broadcast_buffers=before_eval this is collective: rank 0's buffers go to all.
+  void eval() {
+    if (options().broadcast_buffers == BroadcastBuffers::BeforeEval) {
+      sync_buffers();
+    }
+    train(false);
+  }
+
+ private:
+  template <typename... Args>
+  auto call_forward(Args&&... args) {
+    if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
+      std::vector<c10::IValue> inputs;
+      (inputs.emplace_back(std::forward<Args>(args)), ...);
+      return module_.forward(std::move(inputs));
+    } else {
+      return module_->forward(std::forward<Args>(args)...);
+    }
+  }
+
+  Module module_;
+};
+
+}  // namespace ddp

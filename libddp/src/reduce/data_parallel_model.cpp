@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/reduce/data_parallel_model.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/reduce/join.hpp"
+#include "ddp/reduce/sync_batch_norm.hpp"
+#include "reduce/model_check.hpp"
+#include "reduce/replica_sync.hpp"
+
+namespace ddp {
+namespace {
+
+NamedParameters without_ignored(NamedParameters tensors, const std::vector<std::string>& ignored) {
+  std::erase_if(tensors, [&](const NamedParameter& entry) {
+    return std::find(ignored.begin(), ignored.end(), entry.name) != ignored.end();
+  });
+  return tensors;
+}
+
+NamedParameters trainable(const NamedParameters& tensors) {
+  NamedParameters result;
+  for (const auto& entry : tensors) {
+    if (entry.tensor.requires_grad()) {
+      result.push_back(entry);
+    }
+  }
+  return result;
+}
+
+std::vector<at::Tensor> tensors_only(const NamedParameters& named) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(named.size());
+  for (const auto& entry : named) {
+    tensors.push_back(entry.tensor);
+  }
+  return tensors;
+}
+
+void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options) {
+  for (const auto& name : options.parameters_to_ignore) {
+    const auto matches = [&](const NamedParameter& entry) { return entry.name == name; };
+    if (std::none_of(tensors.parameters.begin(), tensors.parameters.end(), matches) &&
+        std::none_of(tensors.buffers.begin(), tensors.buffers.end(), matches)) {
+      throw SettingsError("ddp.parameters_to_ignore names " + name +
+                          ", which is no parameter or buffer of the module");
+    }
+  }
+}
+
+}  // namespace
+
+DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
+                                     const DdpOptions& options)
+    : tensors_(std::move(tensors)), communicator_(std::move(communicator)), options_(options) {
+  check_ignored_names(tensors_, options_);
+  tensors_.parameters =
+      without_ignored(std::move(tensors_.parameters), options_.parameters_to_ignore);
+  tensors_.buffers = without_ignored(std::move(tensors_.buffers), options_.parameters_to_ignore);
+  // Before anything else that is collective: ranks whose models differ must not meet in a
+  // broadcast.
+  detail::check_equal_across_ranks(*communicator_, tensors_, options_);
+  auto trained = trainable(tensors_.parameters);
+  if (trained.empty()) {
+    throw SettingsError(
+        "DistributedDataParallel needs a parameter that requires a gradient; this module has none: "
+        "call it without the wrapper");
+  }
+  if (options_.init_sync) {
+    sync_module_states();
+  }
+  reducer_ = std::make_unique<Reducer>(std::move(trained), communicator_, options_);
+}
+
+DataParallelModel::~DataParallelModel() = default;
+
+const NamedParameters& DataParallelModel::named_parameters() const {
+  return reducer_->parameters();
+}
+
+NamedParameters DataParallelModel::named_buffers() const {
+  return tensors_.read_buffers
+             ? without_ignored(tensors_.read_buffers(), options_.parameters_to_ignore)
+             : tensors_.buffers;
+}
+
+void DataParallelModel::zero_grad() {
+  for (const auto& entry : named_parameters()) {
+    entry.tensor.mutable_grad() = at::Tensor();
+  }
+}
+
+void DataParallelModel::register_comm_hook(std::shared_ptr<CommHook> hook) {
+  reducer_->register_comm_hook(std::move(hook));
+}
+
+void DataParallelModel::sync_module_states(int root) {
+  auto tensors = tensors_only(tensors_.parameters);
+  const auto buffers = tensors_only(named_buffers());
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  detail::broadcast_coalesced(*communicator_, tensors, root);
+}
+
+void DataParallelModel::broadcast_buffers_now(int root) {
+  detail::broadcast_coalesced(*communicator_, tensors_only(named_buffers()), root);
+}
+
+void DataParallelModel::sync_buffers() {
+  broadcast_buffers_now(0);
+}
+
+bool DataParallelModel::needs_outputs() const {
+  return at::GradMode::is_enabled() && sync_ &&
+         (options_.find_unused_parameters || options_.static_graph);
+}
+
+void DataParallelModel::before_forward() {
+  const bool synchronised = at::GradMode::is_enabled() && sync_;
+  const bool training = !tensors_.is_training || tensors_.is_training();
+  const bool sends_buffers = require_buffer_sync_ && training && communicator_->world_size() > 1 &&
+                             options_.broadcast_buffers == BroadcastBuffers::EachForward;
+  if (join_ != nullptr) {
+    join_->announce_forward(synchronised, sends_buffers);
+  }
+  if (synchronised) {
+    reducer_->rebuild_buckets_if_due();
+    reducer_->record_forward_start();
+  }
+  if (sends_buffers) {
+    broadcast_buffers_now(join_ != nullptr ? join_->buffer_root() : 0);
+  }
+}
+
+void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
+                                      const char* output_type) {
+  if (!outputs_known && options_.find_unused_parameters) {
+    throw SettingsError(detail::concat(
+        "ddp.find_unused_parameters=true must see the tensors in the forward's result, but does "
+        "not "
+        "know the type ",
+        output_type,
+        ": define for_each_tensor(const T&, const ddp::TensorVisitor&) beside the type"));
+  }
+  require_buffer_sync_ = at::GradMode::is_enabled() && sync_;
+  if (require_buffer_sync_) {
+    reducer_->prepare_for_backward(outputs);
+  }
+}
+
+void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  if (at::GradMode::is_enabled() && sync_) {
+    if (join_ != nullptr) {
+      join_->announce_forward(true, false);
+    }
+    reducer_->rebuild_buckets_if_due();
+    reducer_->prepare_for_backward(outputs);
+  }
+}
+
+void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double count) {
+  if (!(count >= 0)) {
+    throw SettingsError(
+        detail::concat("weighted_backward: count=", count,
+                       " must be 0 or more: it is the number of items in loss_sum"));
+  }
+  reducer_->add_weight(count);
+  loss_sum.backward();
+}
+
+StateDict DataParallelModel::state_dict() const {
+  StateDict state;
+  for (const auto& [name, tensor] : tensors_.parameters) {
+    state.tensors.emplace(name, tensor.detach());
+  }
+  for (const auto& [name, tensor] : named_buffers()) {
+    state.tensors.emplace(name, tensor.detach());
+  }
+  return state;
+}
+
+void DataParallelModel::load_state_dict(const StateDict& state) {
+  auto targets = tensors_.parameters;
+  const auto buffers = named_buffers();
+  targets.insert(targets.end(), buffers.begin(), buffers.end());
+  for (const auto& [name, tensor] : targets) {
+    const auto found = state.tensors.find(name);
+    if (found == state.tensors.end()) {
+      throw MismatchError("the saved model has no " + name + ": it is another model");
+    }
+    if (found->second.sizes() != tensor.sizes()) {
+      throw MismatchError(detail::concat(name, " is saved with shape ", found->second.sizes(),
+                                         " but has shape ", tensor.sizes(),
+                                         " here: it is another model"));
+    }
+  }
+  for (const auto& [name, tensor] : state.tensors) {
+    const bool wanted =
+        std::any_of(targets.begin(), targets.end(),
+                    [&name = name](const auto& entry) { return entry.name == name; });
+    if (!wanted) {
+      throw MismatchError("the saved model has " + name +
+                          ", which this model does not have: it is another model");
+    }
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& [name, tensor] : targets) {
+    tensor.copy_(state.tensors.at(name));
+  }
+}
+
+namespace detail {
+namespace {
+
+template <typename Named>
+void append_once(NamedParameters& list, std::unordered_set<const void*>& seen,
+                 const std::string& name, const Named& tensor) {
+  if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+    list.push_back({name, tensor});
+  }
+}
+
+template <typename Entries>
+NamedParameters collect_nn(const Entries& entries) {
+  NamedParameters list;
+  std::unordered_set<const void*> seen;
+  for (const auto& entry : entries) {
+    append_once(list, seen, entry.key(), entry.value());
+  }
+  return list;
+}
+
+template <typename Entries>
+NamedParameters collect_jit(const Entries& entries) {
+  NamedParameters list;
+  std::unordered_set<const void*> seen;
+  for (const auto& entry : entries) {
+    append_once(list, seen, entry.name, entry.value);
+  }
+  return list;
+}
+
+}  // namespace
+
+ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
+  const auto modules = module->modules(/*include_self=*/true);
+  return {.parameters = collect_nn(module->named_parameters()),
+          .buffers = collect_nn(module->named_buffers()),
+          .read_buffers = [module] { return collect_nn(module->named_buffers()); },
+          .is_training = [module] { return module->is_training(); },
+          .has_collective_forward = std::any_of(
+              modules.begin(), modules.end(), [](const std::shared_ptr<torch::nn::Module>& child) {
+                return std::dynamic_pointer_cast<SyncBatchNormImpl>(child) != nullptr;
+              })};
+}
+
+ModelTensors tensors_of(const torch::jit::Module& module) {
+  return {.parameters = collect_jit(module.named_parameters()),
+          .buffers = collect_jit(module.named_buffers()),
+          .read_buffers = [module] { return collect_jit(module.named_buffers()); },
+          .is_training = [module] { return module.is_training(); },
+          .has_collective_forward = false};
+}
+
+}  // namespace detail
+}  // namespace ddp

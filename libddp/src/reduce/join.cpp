@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/reduce/join.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kActive = 1;
+constexpr int64_t kSynchronised = 2;
+constexpr int64_t kSendsBuffers = 4;
+
+}  // namespace
+
+JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
+    : model_(model), options_(options) {
+  if (model.join_ != nullptr) {
+    throw SettingsError("join: this model is inside a join already");
+  }
+  model_.join_ = this;
+}
+
+JoinScope::~JoinScope() {
+  model_.join_ = nullptr;
+  model_.reducer_->set_divisor(0);
+}
+
+// One value a rank; the host waits, because the next step depends on it.
+std::vector<int64_t> JoinScope::exchange(int64_t flags) {
+  auto& communicator = *model_.communicator();
+  auto mine =
+      at::full({1}, flags, at::TensorOptions().dtype(at::kLong).device(communicator.device()));
+  auto all = at::empty({communicator.world_size()}, mine.options());
+  communicator.all_gather(all, mine)->wait();
+  all = all.cpu();
+  return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
+}
+
+void JoinScope::apply(const std::vector<int64_t>& flags) {
+  int active = 0;
+  for (size_t rank = 0; rank < flags.size(); ++rank) {
+    if ((flags[rank] & kActive) != 0) {
+      ++active;
+      highest_active_ = static_cast<int>(rank);
+    }
+  }
+  if (options_.throw_on_early_termination && active != 0 &&
+      active < static_cast<int>(flags.size())) {
+    const auto joined = std::find_if(flags.begin(), flags.end(),
+                                     [](int64_t value) { return (value & kActive) == 0; });
+    throw MismatchError(detail::concat("join: rank ", joined - flags.begin(),
+                                       " ran out of inputs before the others and "
+                                       "throw_on_early_termination is set"));
+  }
+  if (!options_.divide_by_initial_world_size && active != 0) {
+    model_.reducer_->set_divisor(active);
+  }
+}
+
+void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
+  apply(
+      exchange(kActive | (synchronised ? kSynchronised : 0) | (sends_buffers ? kSendsBuffers : 0)));
+}
+
+void JoinScope::finish() {
+  while (true) {
+    const auto flags = exchange(0);
+    const bool any_active = std::any_of(flags.begin(), flags.end(),
+                                        [](int64_t value) { return (value & kActive) != 0; });
+    if (!any_active) {
+      break;
+    }
+    apply(flags);
+    const int64_t step = flags[static_cast<size_t>(highest_active_)];
+    if ((step & kSynchronised) != 0) {
+      model_.reducer_->rebuild_buckets_if_due();
+    }
+    if ((step & kSendsBuffers) != 0) {
+      model_.broadcast_buffers_now(highest_active_);
+    }
+    if ((step & kSynchronised) != 0) {
+      if (options_.weighted) {
+        model_.reducer_->add_weight(0);
+      }
+      model_.reducer_->shadow_backward();
+    }
+  }
+  model_.sync_module_states(highest_active_);
+}
+
+void join(DataParallelModel& model, const std::function<void()>& loop, const JoinOptions& options) {
+  if (model.has_collective_forward()) {
+    throw SettingsError(
+        "join(model, loop) cannot shadow a model with SyncBatchNorm, whose forward waits for all "
+        "ranks: use join(model, step, has_batch)");
+  }
+  JoinScope scope(model, options);
+  loop();
+  scope.finish();
+}
+
+void join(DataParallelModel& model, const std::function<void(bool)>& step,
+          const std::function<bool()>& has_batch) {
+  auto& communicator = *model.communicator();
+  while (true) {
+    const bool mine = has_batch();
+    auto any = at::full({1}, mine ? int64_t{1} : int64_t{0},
+                        at::TensorOptions().dtype(at::kLong).device(communicator.device()));
+    communicator.all_reduce(any, ReduceOp::Max)->wait();
+    if (any.item<int64_t>() == 0) {
+      return;
+    }
+    step(mine);
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/model_check.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/version.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "reduce/replica_sync.hpp"
+
+namespace ddp::detail {
+namespace {
+
+// One line a fact, so that the first line that differs is the first difference.
+class SettingLines final : public FieldVisitor {
+ public:
+  explicit SettingLines(std::ostringstream& out) : out_(out) {}
+  void field(const Field& field, bool& value) override { line(field, value ? "true" : "false"); }
+  void field(const Field& field, int64_t& value) override { line(field, value); }
+  void field(const Field& field, double& value) override { line(field, value); }
+  void field(const Field& field, std::string& value) override { line(field, value); }
+  void field(const Field& field, std::vector<int64_t>& value) override { list(field, value); }
+  void field(const Field& field, std::vector<double>& value) override { list(field, value); }
+  void field(const Field& field, std::vector<std::string>& value) override { list(field, value); }
+
+ private:
+  template <typename T>
+  void line(const Field& field, const T& value) {
+    out_ << "setting ddp." << field.name << " = " << value << '\n';
+  }
+  template <typename T>
+  void list(const Field& field, const std::vector<T>& values) {
+    out_ << "setting ddp." << field.name << " = [";
+    for (const auto& value : values) {
+      out_ << value << ' ';
+    }
+    out_ << "]\n";
+  }
+  std::ostringstream& out_;
+};
+
+void describe_tensors(std::ostringstream& out, const char* kind, const NamedParameters& tensors) {
+  out << "number of " << kind << "s = " << tensors.size() << '\n';
+  for (const auto& [name, tensor] : tensors) {
+    out << kind << ' ' << name << ": shape " << tensor.sizes() << ", strides " << tensor.strides()
+        << ", " << tensor.scalar_type() << ", on " << tensor.device().type() << ", requires_grad "
+        << (tensor.requires_grad() ? "true" : "false") << '\n';
+  }
+}
+
+std::string fingerprint(const ModelTensors& tensors, DdpOptions options) {
+  std::ostringstream out;
+  out << "libddp version = " << DDP_VERSION_STRING << '\n';
+  out << "LibTorch version = " << TORCH_VERSION << '\n';
+  SettingLines lines(out);
+  describe_fields(options, lines);
+  describe_tensors(out, "parameter", tensors.parameters);
+  describe_tensors(out, "buffer", tensors.buffers);
+  return out.str();
+}
+
+// "rank 2 has: …; rank 0 has: …" for the first line that differs, or nothing.
+std::string first_difference(const std::string& mine, const std::string& reference, int rank) {
+  std::istringstream my_lines(mine);
+  std::istringstream reference_lines(reference);
+  std::string my_line;
+  std::string reference_line;
+  while (true) {
+    const bool more_mine = static_cast<bool>(std::getline(my_lines, my_line));
+    const bool more_reference = static_cast<bool>(std::getline(reference_lines, reference_line));
+    if (!more_mine && !more_reference) {
+      return "";
+    }
+    if (!more_mine || !more_reference || my_line != reference_line) {
+      return concat("rank ", rank, " has \"", more_mine ? my_line : "nothing more",
+                    "\", rank 0 has \"", more_reference ? reference_line : "nothing more", "\"");
+    }
+  }
+}
+
+}  // namespace
+
+void check_equal_across_ranks(Communicator& communicator, const ModelTensors& tensors,
+                              const DdpOptions& options) {
+  if (communicator.world_size() == 1) {
+    return;
+  }
+  const std::string mine = fingerprint(tensors, options);
+  const std::string reference = broadcast_text(communicator, mine, 0);
+  const auto differences =
+      all_gather_text(communicator, first_difference(mine, reference, communicator.rank()));
+  for (const auto& difference : differences) {
+    if (!difference.empty()) {
+      throw MismatchError(
+          "the ranks do not wrap the same model with the same settings: " + difference +
+          ". Build the module alike on every rank (same code, same configuration)");
+    }
+  }
+}
+
+}  // namespace ddp::detail

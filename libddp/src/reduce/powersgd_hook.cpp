@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// PowerSGD: each gradient M [n, m] travels as P [n, r] and Q [m, r] with M ~ P Q^T, what was lost
+// is added to the next gradient (error feedback), and Q starts from the last one (warm start).
+// Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression", NeurIPS 2019,
+// algorithms 1 and 2.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <map>
+
+#include "ddp/reduce/comm_hook.hpp"
+
+namespace ddp {
+namespace {
+
+// Columns of `matrix` [n, r] become orthonormal, in place (modified Gram-Schmidt; r is small).
+void orthogonalize_(at::Tensor matrix) {
+  constexpr double kTiny = 1e-8;  // a column of zeros stays zero instead of turning into NaN
+  const int64_t columns = matrix.size(1);
+  for (int64_t i = 0; i < columns; ++i) {
+    auto column = matrix.narrow(1, i, 1);
+    column.div_(column.norm().add_(kTiny));
+    if (i + 1 < columns) {
+      auto rest = matrix.narrow(1, i + 1, columns - i - 1);
+      rest.sub_((column * rest).sum(0, /*keepdim=*/true) * column);
+    }
+  }
+}
+
+class PowerSgdHook final : public CommHook {
+ public:
+  explicit PowerSgdHook(const PowerSgdOptions& options) : options_(options) {}
+
+  std::string name() const override { return "powersgd"; }
+
+  void reset() override { states_.clear(); }
+
+  void start(GradBucket& bucket) override {
+    auto& state = states_[bucket.index];
+    state.full = steps_ < options_.start_step;
+    if (bucket.is_last) {
+      ++steps_;
+    }
+    bucket.buffer.div_(bucket.divisor);
+    if (state.full) {
+      state.work = bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
+      return;
+    }
+    prepare(bucket, state);
+    if (state.error.defined()) {
+      bucket.buffer.add_(state.error);
+    } else {
+      state.error = at::zeros_like(bucket.buffer);
+    }
+    state.error.copy_(bucket.buffer);  // minus the approximation, in finish()
+    state.rest = state.rest_indices.empty() ? at::Tensor() : pack_rest(bucket, state);
+    for (auto& matrix : state.matrices) {
+      orthogonalize_(matrix.q);
+      at::mm_out(matrix.p, view_of(bucket, matrix), matrix.q);
+    }
+    GroupScope group(*bucket.communicator);
+    if (state.rest.defined()) {
+      state.rest_work = bucket.communicator->all_reduce(state.rest, ReduceOp::Sum);
+    }
+    if (state.p_memory.defined()) {
+      state.work = bucket.communicator->all_reduce(state.p_memory, ReduceOp::Sum);
+    }
+  }
+
+  void finish(GradBucket& bucket) override {
+    auto& state = states_[bucket.index];
+    if (state.work) {
+      state.work->wait();
+      state.work = nullptr;
+    }
+    if (!state.full) {
+      finish_low_rank(bucket, state);
+    }
+    if (bucket.inverse_divisor.defined()) {
+      bucket.buffer.mul_(bucket.inverse_divisor * bucket.divisor);
+    }
+  }
+
+ private:
+  struct Matrix {
+    size_t index;  // of the gradient in the bucket
+    int64_t n, m;
+    at::Tensor p, q;  // views of p_memory, q_memory
+  };
+  struct State {
+    bool full = true;
+    std::vector<Matrix> matrices;
+    std::vector<size_t> rest_indices;  // gradients sent in full
+    at::Tensor p_memory, q_memory, error, rest;
+    WorkPtr work, rest_work;
+  };
+
+  static at::Tensor view_of(const GradBucket& bucket, const Matrix& matrix) {
+    return bucket.gradients[matrix.index].reshape({matrix.n, matrix.m});
+  }
+
+  // Once per bucket and layout: which gradients shrink, and memory for their factors.
+  void prepare(const GradBucket& bucket, State& state) {
+    if (!state.matrices.empty() || !state.rest_indices.empty()) {
+      return;
+    }
+    int64_t p_numel = 0;
+    int64_t q_numel = 0;
+    for (size_t i = 0; i < bucket.gradients.size(); ++i) {
+      const auto& gradient = bucket.gradients[i];
+      const int64_t n = gradient.dim() > 0 ? gradient.size(0) : 1;
+      const int64_t m = gradient.numel() / std::max<int64_t>(1, n);
+      const int64_t rank = std::min({n, m, options_.rank});
+      const bool shrinks = gradient.dim() >= 2 && gradient.is_contiguous() &&
+                           static_cast<double>((n + m) * rank) * options_.min_compression_rate <
+                               static_cast<double>(n * m);
+      if (!shrinks) {
+        state.rest_indices.push_back(i);
+        continue;
+      }
+      state.matrices.push_back({.index = i, .n = n, .m = m, .p = {}, .q = {}});
+      p_numel += n * rank;
+      q_numel += m * rank;
+    }
+    if (state.matrices.empty()) {
+      return;
+    }
+    state.p_memory = at::empty({p_numel}, bucket.buffer.options());
+    // Equal on all ranks: drawn on the CPU from one seed.
+    auto generator =
+        at::detail::createCPUGenerator(options_.seed + static_cast<uint64_t>(bucket.index));
+    state.q_memory = at::randn({q_numel}, generator, at::TensorOptions().dtype(at::kFloat))
+                         .to(bucket.buffer.options());
+    p_numel = q_numel = 0;
+    for (auto& matrix : state.matrices) {
+      const int64_t rank = std::min({matrix.n, matrix.m, options_.rank});
+      matrix.p = state.p_memory.narrow(0, p_numel, matrix.n * rank).view({matrix.n, rank});
+      matrix.q = state.q_memory.narrow(0, q_numel, matrix.m * rank).view({matrix.m, rank});
+      p_numel += matrix.n * rank;
+      q_numel += matrix.m * rank;
+    }
+  }
+
+  static at::Tensor pack_rest(const GradBucket& bucket, const State& state) {
+    std::vector<at::Tensor> parts;
+    for (const size_t index : state.rest_indices) {
+      parts.push_back(bucket.gradients[index].reshape({-1}));
+    }
+    return at::cat(parts);
+  }
+
+  void finish_low_rank(GradBucket& bucket, State& state) {
+    for (auto& matrix : state.matrices) {
+      orthogonalize_(matrix.p);
+      at::mm_out(matrix.q, view_of(bucket, matrix).t(), matrix.p);
+    }
+    if (state.q_memory.defined()) {
+      bucket.communicator->all_reduce(state.q_memory, ReduceOp::Sum)->wait();
+    }
+    for (auto& matrix : state.matrices) {
+      auto gradient = view_of(bucket, matrix);
+      at::mm_out(gradient, matrix.p, matrix.q.t());
+    }
+    // The error is what this rank had minus its share of what all ranks now use. Each rank's
+    // gradient was divided by N before the sum, so its share of the mean P Q^T is 1/N of it.
+    const double share = 1.0 / bucket.communicator->world_size();
+    state.error.sub_(bucket.buffer, share);
+    if (state.rest.defined()) {
+      state.rest_work->wait();
+      state.rest_work = nullptr;
+      int64_t offset = 0;
+      for (const size_t index : state.rest_indices) {
+        auto gradient = bucket.gradients[index];
+        gradient.copy_(state.rest.narrow(0, offset, gradient.numel()).view(gradient.sizes()));
+        offset += gradient.numel();
+      }
+      state.rest = at::Tensor();
+    }
+    for (const size_t index : state.rest_indices) {  // sent in full: nothing was lost
+      const auto& gradient = bucket.gradients[index];
+      state.error
+          .as_strided(gradient.sizes(), gradient.strides(),
+                      state.error.storage_offset() + gradient.storage_offset() -
+                          bucket.buffer.storage_offset())
+          .zero_();
+    }
+  }
+
+  PowerSgdOptions options_;
+  int64_t steps_ = 0;
+  std::map<int, State> states_;
+};
+
+}  // namespace
+
+std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options) {
+  return std::make_shared<PowerSgdHook>(options);
+}
+
+}  // namespace ddp
