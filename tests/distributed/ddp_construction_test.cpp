@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is checked and sent at construction, and buffers.
+#include "distributed/ddp_test_utils.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+// A model of one parameter that a test may describe differently on rank 1.
+ModelTensors one_parameter(const std::string& name, const torch::Tensor& tensor, bool requires_grad = true) {
+  return {.parameters = {{"first", torch::zeros({2}, on_device()).requires_grad_()},
+                         {name, tensor.detach().clone().set_requires_grad(requires_grad)}}};
+}
+
+void require_mismatch(const ModelTensors& tensors, const DdpOptions& options, const std::string& needle) {
+  try {
+    const DataParallelModel model(tensors, group(), options);
+    FAIL("no mismatch was noticed: " << needle);
+  } catch (const MismatchError& error) {
+    INFO(error.what());
+    REQUIRE(std::string(error.what()).find(needle) != std::string::npos);
+    REQUIRE(std::string(error.what()).find("rank 1") != std::string::npos);
+    REQUIRE(std::string(error.what()).find("rank 0") != std::string::npos);
+  }
+}
+
+struct CounterImpl : torch::nn::Module {
+  CounterImpl() {
+    weight = register_parameter("weight", torch::ones({2}));
+    seen = register_buffer("seen", torch::zeros({1}));
+    count = register_buffer("count", torch::zeros({1}, torch::kLong));
+    to(context().device());
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return x * weight; }
+  torch::Tensor weight, seen, count;
+};
+TORCH_MODULE(Counter);
+
+void set_buffers(Counter& module, int64_t value) {
+  const torch::NoGradGuard no_grad;
+  module->seen.fill_(value);
+  module->count.fill_(value);
+}
+
+}  // namespace
+
+TEST_CASE("ranks that differ are told the first difference, all of them") {
+  if (world() == 1) {
+    return;
+  }
+  const bool odd = rank() == 1;
+  const auto base = torch::zeros({2, 3, 4, 4}, on_device());
+  const DdpOptions options;
+  require_mismatch(one_parameter(odd ? "b" : "a", base), options, "parameter b");
+  require_mismatch(one_parameter("a", odd ? base.view({3, 2, 4, 4}) : base), options, "[3, 2, 4, 4]");
+  require_mismatch(one_parameter("a", odd ? base.to(at::MemoryFormat::ChannelsLast) : base), options,
+                   "strides");
+  require_mismatch(one_parameter("a", odd ? base.to(torch::kHalf) : base), options, "Half");
+  require_mismatch(one_parameter("a", base, !odd), options, "requires_grad false");
+  auto with_more = one_parameter("a", base);
+  if (odd) {
+    with_more.parameters.push_back({"extra", base.clone().requires_grad_()});
+  }
+  require_mismatch(with_more, options, "number of parameters = 3");
+  auto cap = options;
+  cap.bucket_cap_mb = odd ? 10 : 25;
+  require_mismatch(one_parameter("a", base), cap, "ddp.bucket_cap_mb = 10");
+  auto hook = options;
+  hook.comm_hook = odd ? "bf16_compress" : "none";
+  require_mismatch(one_parameter("a", base), hook, "ddp.comm_hook = bf16_compress");
+}
+
+TEST_CASE("swapped names of equal shapes are noticed") {
+  if (world() == 1) {
+    return;
+  }
+  const auto a = torch::zeros({2}, on_device()).requires_grad_();
+  const auto b = torch::zeros({2}, on_device()).requires_grad_();
+  require_mismatch(rank() == 1 ? ModelTensors{.parameters = {{"b", b}, {"a", a}}}
+                               : ModelTensors{.parameters = {{"a", a}, {"b", b}}},
+                   {}, "parameter b");
+}
+
+TEST_CASE("a module without a trainable parameter is refused") {
+  Mlp module;
+  for (auto& parameter : module->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  REQUIRE_THROWS_AS(DistributedDataParallel(module, group()), SettingsError);
+}
+
+TEST_CASE("construction sends rank 0's parameters and buffers, unless told not to") {
+  for (const bool init_sync : {true, false}) {
+    Counter module;
+    {
+      const torch::NoGradGuard no_grad;
+      module->weight.fill_(rank() + 1);
+    }
+    set_buffers(module, rank() + 1);
+    DdpOptions options;
+    options.init_sync = init_sync;
+    DistributedDataParallel model(module, group(), options);
+    const double expected = init_sync ? 1 : rank() + 1;
+    REQUIRE(module->weight[0].item<double>() == expected);
+    REQUIRE(module->seen.item<double>() == expected);
+    REQUIRE(module->count.item<int64_t>() == static_cast<int64_t>(expected));
+  }
+}
+
+TEST_CASE("buffers travel before a training forward that follows a synchronised one") {
+  Counter module;
+  DistributedDataParallel model(module, group());
+  const auto x = torch::ones({2}, on_device());
+  const auto seen_after = [&](const auto& act) {
+    set_buffers(module, rank() + 1);
+    act();
+    REQUIRE(module->count.item<int64_t>() == static_cast<int64_t>(module->seen.item<double>()));
+    return module->seen.item<double>();
+  };
+  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
+  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
+  model.eval();
+  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == rank() + 1);
+  model.train();
+  {
+    const torch::NoGradGuard no_grad;
+    model.forward(x);
+  }
+  // It follows a forward without gradients: skipped; the next one sends again.
+  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == rank() + 1);
+  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
+  {
+    auto guard = model.no_sync();
+    REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
+    REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == rank() + 1);
+  }
+}
+
+TEST_CASE("broadcast_buffers before_eval and off") {
+  const auto x = torch::ones({2}, on_device());
+  for (const auto when : {BroadcastBuffers::BeforeEval, BroadcastBuffers::Off}) {
+    Counter module;
+    DdpOptions options;
+    options.broadcast_buffers = when;
+    DistributedDataParallel model(module, group(), options);
+    set_buffers(module, rank() + 1);
+    model.forward(x).sum().backward();
+    REQUIRE(module->seen.item<double>() == rank() + 1);
+    model.eval();
+    REQUIRE(module->seen.item<double>() == (when == BroadcastBuffers::BeforeEval ? 1 : rank() + 1));
+  }
+}
+
+TEST_CASE("state_dict and load_state_dict") {
+  Mlp module;
+  Mlp other(9);
+  DistributedDataParallel model(module, group());
+  DistributedDataParallel other_model(other, group());
+  other_model.load_state_dict(model.state_dict());
+  REQUIRE(torch::equal(module->third->weight, other->third->weight));
+
+  auto missing = model.state_dict();
+  missing.tensors.erase("second.bias");
+  REQUIRE_THROWS_WITH(other_model.load_state_dict(missing), Catch::Contains("second.bias"));
+  auto reshaped = model.state_dict();
+  reshaped.tensors["second.bias"] = torch::zeros({99});
+  REQUIRE_THROWS_WITH(other_model.load_state_dict(reshaped), Catch::Contains("second.bias"));
+  auto extra = model.state_dict();
+  extra.tensors["fourth"] = torch::zeros({1});
+  REQUIRE_THROWS_WITH(other_model.load_state_dict(extra), Catch::Contains("fourth"));
+}

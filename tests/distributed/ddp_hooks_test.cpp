@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comm hooks and join.
+#include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/join.hpp"
+#include "distributed/ddp_test_utils.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+std::vector<torch::Tensor> expected_at(Mlp& reference, int step) {
+  return mean_reference(reference, [&](Mlp& plain) { return plain->forward(concatenated(step, 4)).sum(); });
+}
+
+}  // namespace
+
+TEST_CASE("the built-in hooks leave the mean") {
+  // The gradients are integers below 2^8 here, so that even bf16 carries them exactly; checked first.
+  for (const std::string name : {"all_reduce", "fp16_compress", "bf16_compress"}) {
+    for (const double cap : bucket_caps()) {
+      CAPTURE(name, cap);
+      auto options = with_cap(cap);
+      options.comm_hook = name;
+      Mlp module(3, 1);
+      Mlp reference(3, 1);
+      DistributedDataParallel model(module, group(), options);
+      for (int step = 0; step < 3; ++step) {
+        model.zero_grad();
+        model.forward(batch_of(rank(), step, 4)).sum().backward();
+        const auto expected = expected_at(reference, step);
+        for (const auto& grad : expected) {
+          REQUIRE((grad * world()).abs().max().item<float>() <= 256);
+        }
+        require_equal(grads_of(*module), expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("hooks and the weighted mean") {
+  for (const std::string name : {"all_reduce", "fp16_compress", "bf16_compress"}) {
+    DdpOptions options;
+    options.comm_hook = name;
+    Mlp module(3, 1);
+    Mlp reference(3, 1);
+    DistributedDataParallel model(module, group(), options);
+    model.weighted_backward(model.forward(batch_of(rank(), 0, 4, 4)).sum(), 4);
+    reference->forward(concatenated(0, 4, 4)).sum().backward();
+    auto expected = grads_of(*reference);
+    for (auto& grad : expected) {
+      grad.div_(4 * world());
+    }
+    require_equal(grads_of(*module), expected);
+  }
+}
+
+TEST_CASE("a user's hook sees undivided gradients, in order, and its result is kept") {
+  struct Seen {
+    std::vector<int> indices;
+    int last = 0;
+  } seen;
+  Mlp module;
+  Mlp reference;
+  DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));
+  model.register_comm_hook(make_function_hook("twice", [&seen](GradBucket& bucket) {
+    seen.indices.push_back(bucket.index);
+    seen.last += bucket.is_last ? 1 : 0;
+    bucket.buffer.mul_(2).div_(bucket.divisor);
+    return bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
+  }));
+  for (int step = 0; step < 2; ++step) {
+    seen = {};
+    model.zero_grad();
+    model.forward(batch_of(rank(), step, 4)).sum().backward();
+    auto expected = expected_at(reference, step);
+    for (auto& grad : expected) {
+      grad.mul_(2);
+    }
+    require_equal(grads_of(*module), expected);
+    REQUIRE(seen.last == 1);
+    REQUIRE(std::is_sorted(seen.indices.begin(), seen.indices.end()));
+  }
+  REQUIRE_THROWS_AS(model.register_comm_hook(make_all_reduce_hook()), SettingsError);
+}
+
+TEST_CASE("powersgd: full rank is exact up to rounding, low rank sends the rest later") {
+  const auto run = [](int64_t powersgd_rank, int steps) {
+    DdpOptions options;
+    auto weight = torch::zeros({16, 12}, on_device()).requires_grad_();
+    auto bias = torch::zeros({12}, on_device()).requires_grad_();
+    DataParallelModel model({.parameters = {{"weight", weight}, {"bias", bias}}}, group(), options);
+    model.register_comm_hook(make_powersgd_hook(
+        {.rank = powersgd_rank, .start_step = 1, .min_compression_rate = 0.1}));
+    auto sum = torch::zeros_like(weight);
+    for (int step = 0; step < steps; ++step) {
+      model.zero_grad();
+      auto loss = (weight * integers({16, 12}, rank())).sum() + (bias * (rank() + 1)).sum();
+      model.prepare_for_backward({loss});
+      loss.backward();
+      sum += weight.grad();
+      const double mean_rank = (world() + 1) / 2.0;
+      REQUIRE(torch::equal(bias.grad(), torch::full({12}, mean_rank, on_device())));
+    }
+    auto mean = torch::zeros_like(weight);
+    for (int r = 0; r < world(); ++r) {
+      mean += integers({16, 12}, r) / world();
+    }
+    return (sum / steps - mean).norm().item<double>() / mean.norm().item<double>();
+  };
+  REQUIRE(run(12, 4) < 1e-5);
+  // Error feedback: what one step loses comes with later ones, so the average converges.
+  const double short_run = run(2, 4);
+  const double long_run = run(2, 60);
+  REQUIRE(short_run > 0.05);
+  REQUIRE(long_run < short_run / 4);
+}
+
+TEST_CASE("join: ranks with fewer batches shadow the others") {
+  for (const bool initial_divisor : {true, false}) {
+    for (const double cap : bucket_caps()) {
+      CAPTURE(initial_divisor, cap);
+      Mlp module;
+      Mlp reference;
+      DistributedDataParallel model(module, group(), with_cap(cap));
+      const auto batches_of = [](int r) { return 2 + r; };  // rank r has 2 + r batches
+      int steps = 0;
+      join(model, [&] {
+        for (; steps < batches_of(rank()); ++steps) {
+          model.zero_grad();
+          model.forward(batch_of(rank(), steps, 4)).sum().backward();
+          reference->zero_grad();
+          int active = 0;
+          for (int r = 0; r < world(); ++r) {
+            if (steps < batches_of(r)) {
+              ++active;
+              reference->forward(batch_of(r, steps, 4)).sum().backward();
+            }
+          }
+          auto expected = grads_of(*reference);
+          for (auto& grad : expected) {
+            grad.div_(initial_divisor ? world() : active);
+          }
+          require_equal(grads_of(*module), expected);
+          // A step, so that the ranks that joined have other weights than the last one.
+          const torch::NoGradGuard no_grad;
+          module->third->bias.add_(1);
+          reference->third->bias.add_(1);
+        }
+      }, {.divide_by_initial_world_size = initial_divisor});
+      // All ranks end with the model of the rank that was active last.
+      const auto added = module->third->bias - integers({3}, 705);
+      REQUIRE(torch::equal(added, torch::full({3}, 1.0 + world(), on_device())));
+    }
+  }
+}
+
+TEST_CASE("join with weights: the divisor is the sum of the weights") {
+  Mlp module;
+  Mlp reference;
+  DistributedDataParallel model(module, group());
+  const auto batches_of = [](int r) { return r == 0 ? 3 : 2; };
+  join(model, [&] {
+    for (int step = 0; step < batches_of(rank()); ++step) {
+      model.zero_grad();
+      model.weighted_backward(model.forward(batch_of(rank(), step, 4, 4)).sum(), 4);
+      reference->zero_grad();
+      int items = 0;
+      for (int r = 0; r < world(); ++r) {
+        if (step < batches_of(r)) {
+          items += 4;
+          reference->forward(batch_of(r, step, 4, 4)).sum().backward();
+        }
+      }
+      auto expected = grads_of(*reference);
+      for (auto& grad : expected) {
+        grad.div_(items);
+      }
+      require_equal(grads_of(*module), expected);
+    }
+  }, {.weighted = true});
+}
+
+TEST_CASE("join can throw on all ranks as soon as one runs out") {
+  if (world() == 1) {
+    return;
+  }
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  const auto loop = [&] {
+    for (int step = 0; step < 2 + rank(); ++step) {
+      model.zero_grad();
+      model.forward(batch_of(rank(), step, 4)).sum().backward();
+    }
+  };
+  REQUIRE_THROWS_WITH(join(model, loop, {.throw_on_early_termination = true}),
+                      Catch::Contains("rank 0 ran out"));
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several models, several forwards, subgroups: one agreed order of launches, no deadlock.
+#include "distributed/ddp_test_utils.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+TEST_CASE("two models in one backward, whichever runs first on a rank") {
+  for (const double cap : bucket_caps()) {
+    Mlp a(1), b(2), reference_a(1), reference_b(2);
+    DistributedDataParallel model_a(a, group(), with_cap(cap));
+    DistributedDataParallel model_b(b, group(), with_cap(cap));
+    for (int step = 0; step < 4; ++step) {
+      model_a.zero_grad();
+      model_b.zero_grad();
+      auto left = model_a.forward(batch_of(rank(), step, 4)).sum();
+      auto right = model_b.forward(batch_of(rank(), step, 4)).sum();
+      // The engine starts with the input whose node was made last; odd ranks see the other one first.
+      (rank() % 2 == 0 ? left + right * 2 : right * 2 + left).backward();
+      require_equal(grads_of(*a), mean_reference(reference_a, [&](Mlp& plain) {
+                      return plain->forward(concatenated(step, 4)).sum();
+                    }));
+      require_equal(grads_of(*b), mean_reference(reference_b, [&](Mlp& plain) {
+                      return plain->forward(concatenated(step, 4)).sum() * 2;
+                    }));
+    }
+  }
+}
+
+TEST_CASE("a model whose forward ran but whose backward comes later does not hold others up") {
+  Mlp a(1), b(2), reference_a(1), reference_b(2);
+  DistributedDataParallel model_a(a, group());
+  DistributedDataParallel model_b(b, group());
+  for (int step = 0; step < 4; ++step) {
+    model_a.zero_grad();
+    model_b.zero_grad();
+    auto loss_a = model_a.forward(batch_of(rank(), step, 4)).sum();
+    auto loss_b = model_b.forward(batch_of(rank(), step, 4)).sum();
+    loss_a.backward();
+    loss_b.backward();
+    require_equal(grads_of(*a), mean_reference(reference_a, [&](Mlp& plain) {
+                    return plain->forward(concatenated(step, 4)).sum();
+                  }));
+    require_equal(grads_of(*b), mean_reference(reference_b, [&](Mlp& plain) {
+                    return plain->forward(concatenated(step, 4)).sum();
+                  }));
+  }
+}
+
+TEST_CASE("two forwards before one backward, and before two backwards") {
+  for (const bool find_unused : {false, true}) {
+    DdpOptions options;
+    options.find_unused_parameters = find_unused;
+    Mlp module;
+    Mlp reference;
+    DistributedDataParallel model(module, group(), options);
+    const auto expected = [&](int step) {
+      return mean_reference(reference, [&](Mlp& plain) {
+        return plain->forward(concatenated(step, 4)).sum() + plain->forward(concatenated(step + 50, 4)).sum();
+      });
+    };
+    for (int step = 0; step < 3; ++step) {
+      model.zero_grad();
+      auto first = model.forward(batch_of(rank(), step, 4)).sum();
+      auto second = model.forward(batch_of(rank(), step + 50, 4)).sum();
+      (first + second).backward();
+      require_equal(grads_of(*module), expected(step));
+    }
+    if (find_unused) {
+      continue;  // its pass ends with the first backward: documented
+    }
+    for (int step = 3; step < 6; ++step) {
+      model.zero_grad();
+      auto first = model.forward(batch_of(rank(), step, 4)).sum();
+      auto second = model.forward(batch_of(rank(), step + 50, 4)).sum();
+      first.backward();
+      second.backward();
+      require_equal(grads_of(*module), expected(step));
+    }
+  }
+}
+
+TEST_CASE("a model on a subgroup beside one on the world") {
+  // Even and odd ranks form groups; at world size 1 the group is the world.
+  auto half = group()->split(rank() % 2, rank());
+  REQUIRE(half->world_size() == std::max(1, world() / 2));
+  Mlp everywhere(1), local(2), reference_everywhere(1), reference_local(2);
+  DistributedDataParallel model(everywhere, group());
+  DistributedDataParallel half_model(local, half);
+  for (int step = 0; step < 4; ++step) {
+    model.zero_grad();
+    half_model.zero_grad();
+    const auto x = batch_of(rank(), step, 4);
+    (model.forward(x).sum() + half_model.forward(x).sum()).backward();
+    require_equal(grads_of(*everywhere), mean_reference(reference_everywhere, [&](Mlp& plain) {
+                    return plain->forward(concatenated(step, 4)).sum();
+                  }));
+    reference_local->zero_grad();
+    for (int r = rank() % 2; r < world(); r += 2) {
+      (reference_local->forward(batch_of(r, step, 4)).sum() / half->world_size()).backward();
+    }
+    require_equal(grads_of(*local), grads_of(*reference_local));
+  }
+}
+
+TEST_CASE("logging data tells buckets, order and times") {
+  Mlp module;
+  DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    model.forward(batch_of(rank(), step, 4)).sum().backward();
+  }
+  const auto data = model.logging_data();
+  REQUIRE(data.num_parameter_tensors == 6);
+  REQUIRE(data.total_parameter_bytes == (20 + 5 + 25 + 5 + 15 + 3) * 4);
+  REQUIRE(data.bucket_sizes.size() == 1);
+  REQUIRE(data.num_synchronised_backwards == 3);
+  REQUIRE(data.can_set_static_graph);
+  REQUIRE(data.unused_parameter_size == 0);
+  REQUIRE(data.prev_iteration_grad_ready_order_indices.size() == 6);
+  REQUIRE(data.avg_backward_compute_time > 0);
+  if (world() > 1) {
+    REQUIRE(data.has_rebuilt_buckets);
+    REQUIRE(data.rebuilt_bucket_sizes.size() == 6);
+    REQUIRE(data.rebuilt_per_bucket_param_indices.front() ==
+            std::vector<int>{data.prev_iteration_grad_ready_order_indices.front()});
+    REQUIRE(data.avg_backward_comm_time > 0);
+    REQUIRE(model.exposed_communication_ms() >= 0);
+  }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models and data for the gradient tests. All values are small integers, so that every sum and every
+// mean over 1, 2 or 4 ranks is exact and results can be compared with ==. The reference is always one
+// plain module on the concatenation of all ranks' batches.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "ddp/reduce/distributed_data_parallel.hpp"
+#include "support/catch.hpp"
+#include "support/multi_rank_main.hpp"
+
+namespace ddp::test {
+
+inline int world() { return context().world_size(); }
+inline int rank() { return context().rank(); }
+inline CommunicatorPtr group() { return context().communicator(); }
+inline at::TensorOptions on_device() { return at::TensorOptions().device(context().device()); }
+
+/// Integers in [-2, 2], the same on every rank for the same arguments.
+inline torch::Tensor integers(std::vector<int64_t> shape, int64_t seed) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+  return torch::randint(-2, 3, shape, generator).to(torch::kFloat).to(context().device());
+}
+
+/// The batch of rank `r` in step `step`.
+inline torch::Tensor batch_of(int r, int64_t step, int64_t features, int64_t size = 3) {
+  return integers({size, features}, 1000 * (step + 1) + r);
+}
+
+inline torch::Tensor concatenated(int64_t step, int64_t features, int64_t size = 3) {
+  std::vector<torch::Tensor> parts;
+  for (int r = 0; r < world(); ++r) {
+    parts.push_back(batch_of(r, step, features, size));
+  }
+  return torch::cat(parts);
+}
+
+/// Three linear layers with biases and ReLU between: six parameters.
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int64_t seed = 7, int64_t width = 5) {
+    first = register_module("first", torch::nn::Linear(4, width));
+    second = register_module("second", torch::nn::Linear(width, width));
+    third = register_module("third", torch::nn::Linear(width, 3));
+    const torch::NoGradGuard no_grad;
+    int64_t index = 0;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(integers(parameter.sizes().vec(), seed * 100 + index++).cpu());
+    }
+    to(context().device());
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return third(torch::relu(second(torch::relu(first(x))))); }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+TORCH_MODULE(Mlp);
+
+inline std::vector<torch::Tensor> grads_of(torch::nn::Module& module) {
+  std::vector<torch::Tensor> grads;
+  for (const auto& parameter : module.parameters()) {
+    grads.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::Tensor());
+  }
+  return grads;
+}
+
+/// Gradients of `loss(module)` on a plain copy's parameters, divided by the world size.
+template <typename Module, typename Loss>
+std::vector<torch::Tensor> mean_reference(Module& module, const Loss& loss) {
+  module->zero_grad();
+  loss(module).backward();
+  auto grads = grads_of(*module);
+  for (auto& grad : grads) {
+    if (grad.defined()) {
+      grad.div_(world());
+    }
+  }
+  return grads;
+}
+
+inline void require_equal(const std::vector<torch::Tensor>& actual,
+                          const std::vector<torch::Tensor>& expected) {
+  REQUIRE(actual.size() == expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    INFO("parameter " << i);
+    REQUIRE(actual[i].defined() == expected[i].defined());
+    if (actual[i].defined()) {
+      INFO("actual " << actual[i] << "\nexpected " << expected[i]);
+      REQUIRE(torch::equal(actual[i], expected[i]));
+    }
+  }
+}
+
+/// Bucket caps that cut the Mlp into one, three and six buckets.
+inline std::vector<double> bucket_caps() { return {25, 100.0 / (1 << 20), 1.0 / (1 << 20)}; }
+
+inline DdpOptions with_cap(double bucket_cap_mb) {
+  DdpOptions options;
+  options.bucket_cap_mb = bucket_cap_mb;
+  return options;
+}
+
+}  // namespace ddp::test

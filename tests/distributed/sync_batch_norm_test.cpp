@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// SyncBatchNorm against BatchNorm on the concatenation of all ranks' inputs.
+#include "ddp/reduce/join.hpp"
+#include "ddp/reduce/sync_batch_norm.hpp"
+#include "distributed/ddp_test_utils.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+struct Case {
+  at::MemoryFormat format;
+  at::ScalarType dtype;
+  std::optional<double> momentum;
+  double tolerance;
+};
+
+// Rank r has r + 1 images; with `empty`, rank 0 of several has none.
+int64_t images_of(int r, bool empty) { return empty && r == 0 && world() > 1 ? 0 : r + 1; }
+
+torch::Tensor images(int r, const Case& c, bool empty, int64_t seed) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed * 10 + r));
+  auto x = torch::randn({images_of(r, empty), 6, 3, 4}, generator).to(context().device());
+  return (x * (r + 1) + r).to(c.dtype).contiguous(c.format);  // other mean and spread on each rank
+}
+
+void require_close(const torch::Tensor& actual, const torch::Tensor& expected, double tolerance) {
+  REQUIRE(actual.sizes() == expected.sizes());
+  if (actual.numel() > 0) {
+    const double difference = (actual.to(torch::kFloat) - expected.to(torch::kFloat)).abs().max().item<double>();
+    const double scale = std::max(1.0, expected.to(torch::kFloat).abs().max().item<double>());
+    REQUIRE(difference <= tolerance * scale);
+  }
+}
+
+void compare(const Case& c, bool empty) {
+  auto options = torch::nn::BatchNormOptions(6).momentum(c.momentum);
+  SyncBatchNorm norm(6, group(), options);
+  torch::nn::BatchNorm2d plain(torch::nn::BatchNorm2dOptions(6).momentum(c.momentum));
+  {
+    const torch::NoGradGuard no_grad;
+    norm->weight.copy_(torch::arange(1, 7));
+    norm->bias.copy_(torch::arange(6));
+    plain->weight.copy_(norm->weight);
+    plain->bias.copy_(norm->bias);
+  }
+  norm->to(context().device());
+  plain->to(context().device());
+  for (int step = 0; step < 2; ++step) {
+    auto x = images(rank(), c, empty, step).requires_grad_();
+    std::vector<torch::Tensor> parts;
+    int64_t begin = 0;
+    for (int r = 0; r < world(); ++r) {
+      parts.push_back(images(r, c, empty, step));
+      begin += r < rank() ? parts.back().size(0) : 0;
+    }
+    auto all = torch::cat(parts).to(torch::kFloat).contiguous(c.format).requires_grad_();
+    norm->zero_grad();
+    plain->zero_grad();
+    auto y = norm->forward(x);
+    auto expected = plain->forward(all);
+    REQUIRE(y.scalar_type() == c.dtype);
+    require_close(y, expected.narrow(0, begin, x.size(0)), c.tolerance);
+    y.to(torch::kFloat).pow(2).sum().backward();
+    expected.pow(2).sum().backward();
+    require_close(x.grad(), all.grad().narrow(0, begin, x.size(0)), c.tolerance * 10);
+    require_close(norm->running_mean, plain->running_mean, 1e-4);
+    require_close(norm->running_var, plain->running_var, 1e-4);
+    // A rank's share of weight's and bias's gradients: their sum is the whole.
+    auto sums = torch::cat({norm->weight.grad(), norm->bias.grad()});
+    group()->all_reduce(sums)->wait();
+    require_close(sums, torch::cat({plain->weight.grad(), plain->bias.grad()}), c.tolerance * 10);
+  }
+  REQUIRE(norm->num_batches_tracked.item<int64_t>() == 2);
+}
+
+}  // namespace
+
+TEST_CASE("SyncBatchNorm equals BatchNorm on the concatenation, with unequal and empty shares") {
+  // float32: rounding of differently ordered sums. bf16 and fp16: one rounding of the output, 2^-8 and
+  // 2^-11, next to statistics from rounded inputs that both sides share.
+  const std::vector<Case> cases = {
+      {at::MemoryFormat::Contiguous, torch::kFloat, 0.1, 1e-5},
+      {at::MemoryFormat::ChannelsLast, torch::kFloat, 0.1, 1e-5},
+      {at::MemoryFormat::Contiguous, torch::kFloat, std::nullopt, 1e-5},
+      {at::MemoryFormat::ChannelsLast, torch::kBFloat16, 0.1, 8e-3},
+      {at::MemoryFormat::Contiguous, torch::kHalf, 0.1, 1e-3},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    for (const bool empty : {false, true}) {
+      CAPTURE(i, empty);
+      compare(cases[i], empty);
+    }
+  }
+}
+
+TEST_CASE("SyncBatchNorm in eval mode uses the running estimates and is not collective") {
+  SyncBatchNorm norm(6, group());
+  torch::nn::BatchNorm2d plain(6);
+  norm->to(context().device());
+  plain->to(context().device());
+  norm->eval();
+  plain->eval();
+  if (rank() == 0) {
+    const auto x = torch::ones({2, 6, 3, 3}, on_device());
+    REQUIRE(torch::equal(norm->forward(x), plain->forward(x)));
+  }
+  REQUIRE_THROWS_AS(norm->forward(torch::ones({2, 5, 3, 3}, on_device())), SettingsError);
+}
+
+TEST_CASE("convert_sync_batchnorm replaces norms in a Sequential and names the ones it cannot") {
+  torch::nn::Sequential net(torch::nn::Conv2d(3, 6, 1), torch::nn::BatchNorm2d(6), torch::nn::ReLU());
+  net->to(context().device());
+  const auto weight = net->named_parameters()["1.weight"];
+  convert_sync_batchnorm(*net, group());
+  REQUIRE(std::dynamic_pointer_cast<SyncBatchNormImpl>(net->ptr(1)) != nullptr);
+  REQUIRE(net->named_parameters().contains("1.weight"));
+  REQUIRE(net->named_parameters()["1.weight"].data_ptr() == weight.data_ptr());
+  REQUIRE(net->named_buffers().contains("1.running_mean"));
+  auto y = net->forward(torch::randn({2, 3, 4, 4}, on_device()));
+  y.sum().backward();
+
+  struct TypedImpl : torch::nn::Module {
+    TypedImpl() { norm = register_module("norm", torch::nn::BatchNorm2d(6)); }
+    torch::nn::BatchNorm2d norm{nullptr};
+  };
+  auto typed = std::make_shared<TypedImpl>();
+  REQUIRE_THROWS_WITH(convert_sync_batchnorm(*typed, group()), Catch::Contains("norm"));
+}
+
+TEST_CASE("join refuses a SyncBatchNorm model and runs it with empty shares instead") {
+  torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 1));
+  net->to(context().device());
+  convert_sync_batchnorm(*net, group());
+  DistributedDataParallel model(net.ptr(), group());
+  REQUIRE_THROWS_WITH(join(model, [] {}), Catch::Contains("has_batch"));
+
+  int step = 0;
+  int steps_run = 0;
+  join(
+      model,
+      [&](bool mine) {
+        model.zero_grad();
+        auto x = mine ? batch_of(rank(), step, 4) : torch::zeros({0, 4}, on_device());
+        auto y = model.forward(x);
+        model.weighted_backward(y.sum(), static_cast<double>(x.size(0)));
+        REQUIRE(net->named_parameters()["0.weight"].grad().isfinite().all().item<bool>());
+        step += mine ? 1 : 0;
+        ++steps_run;
+      },
+      [&] { return step < 2 + rank(); });
+  REQUIRE(steps_run == 1 + world());
+}
