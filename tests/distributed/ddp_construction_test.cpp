@@ -8,12 +8,14 @@ using namespace ddp::test;
 namespace {
 
 // A model of one parameter that a test may describe differently on rank 1.
-ModelTensors one_parameter(const std::string& name, const torch::Tensor& tensor, bool requires_grad = true) {
+ModelTensors one_parameter(const std::string& name, const torch::Tensor& tensor,
+                           bool requires_grad = true) {
   return {.parameters = {{"first", torch::zeros({2}, on_device()).requires_grad_()},
                          {name, tensor.detach().clone().set_requires_grad(requires_grad)}}};
 }
 
-void require_mismatch(const ModelTensors& tensors, const DdpOptions& options, const std::string& needle) {
+void require_mismatch(const ModelTensors& tensors, const DdpOptions& options,
+                      const std::string& needle) {
   try {
     const DataParallelModel model(tensors, group(), options);
     FAIL("no mismatch was noticed: " << needle);
@@ -53,9 +55,10 @@ TEST_CASE("ranks that differ are told the first difference, all of them") {
   const auto base = torch::zeros({2, 3, 4, 4}, on_device());
   const DdpOptions options;
   require_mismatch(one_parameter(odd ? "b" : "a", base), options, "parameter b");
-  require_mismatch(one_parameter("a", odd ? base.view({3, 2, 4, 4}) : base), options, "[3, 2, 4, 4]");
-  require_mismatch(one_parameter("a", odd ? base.to(at::MemoryFormat::ChannelsLast) : base), options,
-                   "strides");
+  require_mismatch(one_parameter("a", odd ? base.view({3, 2, 4, 4}) : base), options,
+                   "[3, 2, 4, 4]");
+  require_mismatch(one_parameter("a", odd ? base.to(at::MemoryFormat::ChannelsLast) : base),
+                   options, "strides");
   require_mismatch(one_parameter("a", odd ? base.to(torch::kHalf) : base), options, "Half");
   require_mismatch(one_parameter("a", base, !odd), options, "requires_grad false");
   auto with_more = one_parameter("a", base);

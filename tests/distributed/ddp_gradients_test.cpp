@@ -7,7 +7,9 @@ using namespace ddp::test;
 
 namespace {
 
-torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) { return module->forward(x).sum(); }
+torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) {
+  return module->forward(x).sum();
+}
 
 }  // namespace
 
@@ -56,9 +58,15 @@ TEST_CASE("zero_grad of anyone leaves the next step right") {
   torch::optim::SGD optimizer(module->parameters(), 0.0);
   for (int step = 0; step < 6; ++step) {
     switch (step % 3) {
-      case 0: model.zero_grad(); break;
-      case 1: optimizer.zero_grad(); break;
-      default: optimizer.zero_grad(/*set_to_none=*/false); break;
+      case 0:
+        model.zero_grad();
+        break;
+      case 1:
+        optimizer.zero_grad();
+        break;
+      default:
+        optimizer.zero_grad(/*set_to_none=*/false);
+        break;
     }
     model.forward(batch_of(rank(), step, 4)).sum().backward();
     require_equal(grads_of(*module), mean_reference(reference, [&](Mlp& plain) {
@@ -117,9 +125,7 @@ TEST_CASE("no_sync sends nothing, nests and is restored by an exception") {
   model.zero_grad();
   try {
     auto outer = model.no_sync();
-    {
-      auto inner = model.no_sync();
-    }
+    { auto inner = model.no_sync(); }
     model.forward(batch_of(rank(), 0, 4)).sum().backward();
     throw std::runtime_error("leave");
   } catch (const std::runtime_error&) {
@@ -140,8 +146,8 @@ TEST_CASE("ragged batches give the gradient of the global mean") {
   DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));
   for (int step = 0; step < 3; ++step) {
     model.zero_grad();
-    // Rank r has 2r items (rank 0 of several none at all) in the synchronised micro-batch and one in
-    // the unsynchronised one; totals are powers of two for exact division: see `items`.
+    // Rank r has 2r items (rank 0 of several none at all) in the synchronised micro-batch and one
+    // in the unsynchronised one; totals are powers of two for exact division: see `items`.
     const std::vector<int64_t> items = world() == 1   ? std::vector<int64_t>{3}
                                        : world() == 2 ? std::vector<int64_t>{0, 6}
                                                       : std::vector<int64_t>{0, 1, 5, 6};

@@ -10,7 +10,9 @@ using namespace ddp::test;
 
 namespace {
 
-torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) { return module->forward(x).sum(); }
+torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) {
+  return module->forward(x).sum();
+}
 
 // y = x W with the weight's gradient written straight into its slot, as fused ops do.
 class SlotLinear : public torch::autograd::Function<SlotLinear> {
@@ -146,8 +148,9 @@ TEST_CASE("create_graph, sparse gradients, replaced and frozen parameters raise 
     Mlp module;
     DistributedDataParallel model(module, group());
     module->to(torch::kDouble);
-    REQUIRE_THROWS_WITH(model.forward(batch_of(rank(), 0, 4).to(torch::kDouble)),
-                        Catch::Contains("first.weight") && Catch::Contains("replaced after wrapping"));
+    REQUIRE_THROWS_WITH(
+        model.forward(batch_of(rank(), 0, 4).to(torch::kDouble)),
+        Catch::Contains("first.weight") && Catch::Contains("replaced after wrapping"));
   }
   {
     Mlp module;
@@ -158,7 +161,8 @@ TEST_CASE("create_graph, sparse gradients, replaced and frozen parameters raise 
 }
 
 TEST_CASE("ranks whose hooks fire in different orders agree") {
-  // Two towers; odd ranks build the graph the other way round, so their hooks fire in another order.
+  // Two towers; odd ranks build the graph the other way round, so their hooks fire in another
+  // order.
   struct TowersImpl : torch::nn::Module {
     TowersImpl() : a(register_module("a", Mlp(1))), b(register_module("b", Mlp(2))) {}
     torch::Tensor forward(const torch::Tensor& x, bool swapped) {
@@ -199,7 +203,8 @@ TEST_CASE("frozen parameters and ignored ones are left alone") {
   REQUIRE(torch::equal(module->second->bias.grad(), local->second->bias.grad()));
 
   options.parameters_to_ignore = {"second.bais"};
-  REQUIRE_THROWS_WITH(DistributedDataParallel(module, group(), options), Catch::Contains("second.bais"));
+  REQUIRE_THROWS_WITH(DistributedDataParallel(module, group(), options),
+                      Catch::Contains("second.bais"));
 }
 
 TEST_CASE("a parameter registered twice is reduced once") {

@@ -10,13 +10,15 @@ using namespace ddp::test;
 namespace {
 
 std::vector<torch::Tensor> expected_at(Mlp& reference, int step) {
-  return mean_reference(reference, [&](Mlp& plain) { return plain->forward(concatenated(step, 4)).sum(); });
+  return mean_reference(reference,
+                        [&](Mlp& plain) { return plain->forward(concatenated(step, 4)).sum(); });
 }
 
 }  // namespace
 
 TEST_CASE("the built-in hooks leave the mean") {
-  // The gradients are integers below 2^8 here, so that even bf16 carries them exactly; checked first.
+  // The gradients are integers below 2^8 here, so that even bf16 carries them exactly; checked
+  // first.
   for (const std::string name : {"all_reduce", "fp16_compress", "bf16_compress"}) {
     for (const double cap : bucket_caps()) {
       CAPTURE(name, cap);
@@ -90,8 +92,8 @@ TEST_CASE("powersgd: full rank is exact up to rounding, low rank sends the rest 
     auto weight = torch::zeros({16, 12}, on_device()).requires_grad_();
     auto bias = torch::zeros({12}, on_device()).requires_grad_();
     DataParallelModel model({.parameters = {{"weight", weight}, {"bias", bias}}}, group(), options);
-    model.register_comm_hook(make_powersgd_hook(
-        {.rank = powersgd_rank, .start_step = 1, .min_compression_rate = 0.1}));
+    model.register_comm_hook(
+        make_powersgd_hook({.rank = powersgd_rank, .start_step = 1, .min_compression_rate = 0.1}));
     auto sum = torch::zeros_like(weight);
     for (int step = 0; step < steps; ++step) {
       model.zero_grad();
@@ -125,29 +127,31 @@ TEST_CASE("join: ranks with fewer batches shadow the others") {
       DistributedDataParallel model(module, group(), with_cap(cap));
       const auto batches_of = [](int r) { return 2 + r; };  // rank r has 2 + r batches
       int steps = 0;
-      join(model, [&] {
-        for (; steps < batches_of(rank()); ++steps) {
-          model.zero_grad();
-          model.forward(batch_of(rank(), steps, 4)).sum().backward();
-          reference->zero_grad();
-          int active = 0;
-          for (int r = 0; r < world(); ++r) {
-            if (steps < batches_of(r)) {
-              ++active;
-              reference->forward(batch_of(r, steps, 4)).sum().backward();
-            }
-          }
-          auto expected = grads_of(*reference);
-          for (auto& grad : expected) {
-            grad.div_(initial_divisor ? world() : active);
-          }
-          require_equal(grads_of(*module), expected);
-          // A step, so that the ranks that joined have other weights than the last one.
-          const torch::NoGradGuard no_grad;
-          module->third->bias.add_(1);
-          reference->third->bias.add_(1);
-        }
-      }, {.divide_by_initial_world_size = initial_divisor});
+      join(model,
+           [&] {
+             for (; steps < batches_of(rank()); ++steps) {
+               model.zero_grad();
+               model.forward(batch_of(rank(), steps, 4)).sum().backward();
+               reference->zero_grad();
+               int active = 0;
+               for (int r = 0; r < world(); ++r) {
+                 if (steps < batches_of(r)) {
+                   ++active;
+                   reference->forward(batch_of(r, steps, 4)).sum().backward();
+                 }
+               }
+               auto expected = grads_of(*reference);
+               for (auto& grad : expected) {
+                 grad.div_(initial_divisor ? world() : active);
+               }
+               require_equal(grads_of(*module), expected);
+               // A step, so that the ranks that joined have other weights than the last one.
+               const torch::NoGradGuard no_grad;
+               module->third->bias.add_(1);
+               reference->third->bias.add_(1);
+             }
+           },
+           {.divide_by_initial_world_size = initial_divisor});
       // All ranks end with the model of the rank that was active last.
       const auto added = module->third->bias - integers({3}, 705);
       REQUIRE(torch::equal(added, torch::full({3}, 1.0 + world(), on_device())));
@@ -160,25 +164,27 @@ TEST_CASE("join with weights: the divisor is the sum of the weights") {
   Mlp reference;
   DistributedDataParallel model(module, group());
   const auto batches_of = [](int r) { return r == 0 ? 3 : 2; };
-  join(model, [&] {
-    for (int step = 0; step < batches_of(rank()); ++step) {
-      model.zero_grad();
-      model.weighted_backward(model.forward(batch_of(rank(), step, 4, 4)).sum(), 4);
-      reference->zero_grad();
-      int items = 0;
-      for (int r = 0; r < world(); ++r) {
-        if (step < batches_of(r)) {
-          items += 4;
-          reference->forward(batch_of(r, step, 4, 4)).sum().backward();
-        }
-      }
-      auto expected = grads_of(*reference);
-      for (auto& grad : expected) {
-        grad.div_(items);
-      }
-      require_equal(grads_of(*module), expected);
-    }
-  }, {.weighted = true});
+  join(model,
+       [&] {
+         for (int step = 0; step < batches_of(rank()); ++step) {
+           model.zero_grad();
+           model.weighted_backward(model.forward(batch_of(rank(), step, 4, 4)).sum(), 4);
+           reference->zero_grad();
+           int items = 0;
+           for (int r = 0; r < world(); ++r) {
+             if (step < batches_of(r)) {
+               items += 4;
+               reference->forward(batch_of(r, step, 4, 4)).sum().backward();
+             }
+           }
+           auto expected = grads_of(*reference);
+           for (auto& grad : expected) {
+             grad.div_(items);
+           }
+           require_equal(grads_of(*module), expected);
+         }
+       },
+       {.weighted = true});
 }
 
 TEST_CASE("join can throw on all ranks as soon as one runs out") {

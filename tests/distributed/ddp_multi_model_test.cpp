@@ -15,7 +15,8 @@ TEST_CASE("two models in one backward, whichever runs first on a rank") {
       model_b.zero_grad();
       auto left = model_a.forward(batch_of(rank(), step, 4)).sum();
       auto right = model_b.forward(batch_of(rank(), step, 4)).sum();
-      // The engine starts with the input whose node was made last; odd ranks see the other one first.
+      // The engine starts with the input whose node was made last; odd ranks see the other one
+      // first.
       (rank() % 2 == 0 ? left + right * 2 : right * 2 + left).backward();
       require_equal(grads_of(*a), mean_reference(reference_a, [&](Mlp& plain) {
                       return plain->forward(concatenated(step, 4)).sum();
@@ -56,7 +57,8 @@ TEST_CASE("two forwards before one backward, and before two backwards") {
     DistributedDataParallel model(module, group(), options);
     const auto expected = [&](int step) {
       return mean_reference(reference, [&](Mlp& plain) {
-        return plain->forward(concatenated(step, 4)).sum() + plain->forward(concatenated(step + 50, 4)).sum();
+        return plain->forward(concatenated(step, 4)).sum() +
+               plain->forward(concatenated(step + 50, 4)).sum();
       });
     };
     for (int step = 0; step < 3; ++step) {

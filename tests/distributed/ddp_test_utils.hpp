@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models and data for the gradient tests. All values are small integers, so that every sum and every
-// mean over 1, 2 or 4 ranks is exact and results can be compared with ==. The reference is always one
-// plain module on the concatenation of all ranks' batches.
+// Models and data for the gradient tests. All values are small integers, so that every sum and
+// every mean over 1, 2 or 4 ranks is exact and results can be compared with ==. The reference is
+// always one plain module on the concatenation of all ranks' batches.
 #pragma once
 
 #include <torch/torch.h>
@@ -15,10 +15,18 @@
 
 namespace ddp::test {
 
-inline int world() { return context().world_size(); }
-inline int rank() { return context().rank(); }
-inline CommunicatorPtr group() { return context().communicator(); }
-inline at::TensorOptions on_device() { return at::TensorOptions().device(context().device()); }
+inline int world() {
+  return context().world_size();
+}
+inline int rank() {
+  return context().rank();
+}
+inline CommunicatorPtr group() {
+  return context().communicator();
+}
+inline at::TensorOptions on_device() {
+  return at::TensorOptions().device(context().device());
+}
 
 /// Integers in [-2, 2], the same on every rank for the same arguments.
 inline torch::Tensor integers(std::vector<int64_t> shape, int64_t seed) {
@@ -52,7 +60,9 @@ struct MlpImpl : torch::nn::Module {
     }
     to(context().device());
   }
-  torch::Tensor forward(const torch::Tensor& x) { return third(torch::relu(second(torch::relu(first(x))))); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return third(torch::relu(second(torch::relu(first(x)))));
+  }
   torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
 };
 TORCH_MODULE(Mlp);
@@ -93,7 +103,9 @@ inline void require_equal(const std::vector<torch::Tensor>& actual,
 }
 
 /// Bucket caps that cut the Mlp into one, three and six buckets.
-inline std::vector<double> bucket_caps() { return {25, 100.0 / (1 << 20), 1.0 / (1 << 20)}; }
+inline std::vector<double> bucket_caps() {
+  return {25, 100.0 / (1 << 20), 1.0 / (1 << 20)};
+}
 
 inline DdpOptions with_cap(double bucket_cap_mb) {
   DdpOptions options;

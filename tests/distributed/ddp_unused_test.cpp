@@ -36,7 +36,8 @@ DdpOptions find_unused(double cap) {
 
 }  // namespace
 
-TEST_CASE("unused here but used elsewhere gets the reduced value; unused everywhere stays undefined") {
+TEST_CASE(
+    "unused here but used elsewhere gets the reduced value; unused everywhere stays undefined") {
   for (const double cap : bucket_caps()) {
     CAPTURE(cap);
     Branches module;
@@ -97,7 +98,8 @@ TEST_CASE("a parameter used under no_sync counts as used in the synchronised ste
   }
 }
 
-TEST_CASE("static_graph finds unused parameters by itself, also with no_sync between the first steps") {
+TEST_CASE(
+    "static_graph finds unused parameters by itself, also with no_sync between the first steps") {
   for (const double cap : bucket_caps()) {
     for (const bool find : {false, true}) {
       CAPTURE(cap, find);
@@ -235,10 +237,9 @@ TEST_CASE("a type without for_each_tensor compiles, and find_unused_parameters n
 
 TEST_CASE("a torch::jit::Module is wrapped like any other") {
   torch::jit::Module module("m");
-  module.register_parameter("weight", integers({4, 2}, 3), false);
-  module.register_parameter("spare", integers({2}, 4), false);
+  module.register_parameter("weight", integers({4, 2}, 3).requires_grad_(), false);
+  module.register_parameter("spare", integers({2}, 4).requires_grad_(), false);
   module.define("def forward(self, x):\n  return torch.mm(x, self.weight)\n");
-  module.to(context().device());
   DistributedDataParallel model(module, group(), find_unused(25));
   for (int step = 0; step < 3; ++step) {
     model.zero_grad();
@@ -252,13 +253,15 @@ TEST_CASE("a torch::jit::Module is wrapped like any other") {
 TEST_CASE("a bare list of parameters is reduced after prepare_for_backward") {
   auto weight = integers({4, 2}, 3).requires_grad_();
   auto spare = integers({2}, 4).requires_grad_();
-  DataParallelModel model({.parameters = {{"weight", weight}, {"spare", spare}}}, group(), find_unused(25));
+  DataParallelModel model({.parameters = {{"weight", weight}, {"spare", spare}}}, group(),
+                          find_unused(25));
   for (int step = 0; step < 3; ++step) {
     model.zero_grad();
     auto y = torch::mm(batch_of(rank(), step, 4), weight);
     model.prepare_for_backward({y});
     y.sum().backward();
-    REQUIRE(torch::equal(weight.grad(), concatenated(step, 4).sum(0).unsqueeze(1).expand({4, 2}) / world()));
+    REQUIRE(torch::equal(weight.grad(),
+                         concatenated(step, 4).sum(0).unsqueeze(1).expand({4, 2}) / world()));
     REQUIRE_FALSE(spare.grad().defined());
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SyncBatchNorm against BatchNorm on the concatenation of all ranks' inputs.
-#include "ddp/reduce/join.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
+#include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
 
 using namespace ddp;
@@ -17,7 +17,9 @@ struct Case {
 };
 
 // Rank r has r + 1 images; with `empty`, rank 0 of several has none.
-int64_t images_of(int r, bool empty) { return empty && r == 0 && world() > 1 ? 0 : r + 1; }
+int64_t images_of(int r, bool empty) {
+  return empty && r == 0 && world() > 1 ? 0 : r + 1;
+}
 
 torch::Tensor images(int r, const Case& c, bool empty, int64_t seed) {
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed * 10 + r));
@@ -28,7 +30,8 @@ torch::Tensor images(int r, const Case& c, bool empty, int64_t seed) {
 void require_close(const torch::Tensor& actual, const torch::Tensor& expected, double tolerance) {
   REQUIRE(actual.sizes() == expected.sizes());
   if (actual.numel() > 0) {
-    const double difference = (actual.to(torch::kFloat) - expected.to(torch::kFloat)).abs().max().item<double>();
+    const double difference =
+        (actual.to(torch::kFloat) - expected.to(torch::kFloat)).abs().max().item<double>();
     const double scale = std::max(1.0, expected.to(torch::kFloat).abs().max().item<double>());
     REQUIRE(difference <= tolerance * scale);
   }
@@ -62,8 +65,10 @@ void compare(const Case& c, bool empty) {
     auto expected = plain->forward(all);
     REQUIRE(y.scalar_type() == c.dtype);
     require_close(y, expected.narrow(0, begin, x.size(0)), c.tolerance);
-    y.to(torch::kFloat).pow(2).sum().backward();
-    expected.pow(2).sum().backward();
+    // Fixed coefficients: a loss of y alone would have a gradient that cancels to nothing.
+    const auto coefficients = torch::arange(all.numel(), on_device()).to(torch::kFloat).cos().view(all.sizes());
+    (y.to(torch::kFloat) * coefficients.narrow(0, begin, x.size(0))).sum().backward();
+    (expected * coefficients).sum().backward();
     require_close(x.grad(), all.grad().narrow(0, begin, x.size(0)), c.tolerance * 10);
     require_close(norm->running_mean, plain->running_mean, 1e-4);
     require_close(norm->running_var, plain->running_var, 1e-4);
@@ -78,8 +83,8 @@ void compare(const Case& c, bool empty) {
 }  // namespace
 
 TEST_CASE("SyncBatchNorm equals BatchNorm on the concatenation, with unequal and empty shares") {
-  // float32: rounding of differently ordered sums. bf16 and fp16: one rounding of the output, 2^-8 and
-  // 2^-11, next to statistics from rounded inputs that both sides share.
+  // float32: rounding of differently ordered sums. bf16 and fp16: one rounding of the output, 2^-8
+  // and 2^-11, next to statistics from rounded inputs that both sides share.
   const std::vector<Case> cases = {
       {at::MemoryFormat::Contiguous, torch::kFloat, 0.1, 1e-5},
       {at::MemoryFormat::ChannelsLast, torch::kFloat, 0.1, 1e-5},
@@ -110,7 +115,8 @@ TEST_CASE("SyncBatchNorm in eval mode uses the running estimates and is not coll
 }
 
 TEST_CASE("convert_sync_batchnorm replaces norms in a Sequential and names the ones it cannot") {
-  torch::nn::Sequential net(torch::nn::Conv2d(3, 6, 1), torch::nn::BatchNorm2d(6), torch::nn::ReLU());
+  torch::nn::Sequential net(torch::nn::Conv2d(3, 6, 1), torch::nn::BatchNorm2d(6),
+                            torch::nn::ReLU());
   net->to(context().device());
   const auto weight = net->named_parameters()["1.weight"];
   convert_sync_batchnorm(*net, group());
@@ -130,7 +136,8 @@ TEST_CASE("convert_sync_batchnorm replaces norms in a Sequential and names the o
 }
 
 TEST_CASE("join refuses a SyncBatchNorm model and runs it with empty shares instead") {
-  torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 1));
+  torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::BatchNorm1d(6),
+                            torch::nn::Linear(6, 1));
   net->to(context().device());
   convert_sync_batchnorm(*net, group());
   DistributedDataParallel model(net.ptr(), group());

@@ -25,19 +25,26 @@ class SettingLines final : public FieldVisitor {
   void field(const Field& field, std::vector<double>& value) override { list(field, value); }
   void field(const Field& field, std::vector<std::string>& value) override { list(field, value); }
 
+ protected:
+  void enter_section(const std::string& name) override { prefix_ += name + "."; }
+  void leave_section() override {
+    prefix_ = prefix_.substr(0, prefix_.rfind('.', prefix_.size() - 2) + 1);
+  }
+
  private:
   template <typename T>
   void line(const Field& field, const T& value) {
-    out_ << "setting ddp." << field.name << " = " << value << '\n';
+    out_ << "setting " << prefix_ << field.name << " = " << value << '\n';
   }
   template <typename T>
   void list(const Field& field, const std::vector<T>& values) {
-    out_ << "setting ddp." << field.name << " = [";
+    out_ << "setting " << prefix_ << field.name << " = [";
     for (const auto& value : values) {
       out_ << value << ' ';
     }
     out_ << "]\n";
   }
+  std::string prefix_ = "ddp.";
   std::ostringstream& out_;
 };
 

@@ -2,6 +2,7 @@
 #include "ddp/reduce/reducer.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -23,6 +24,8 @@ at::ScalarType grad_dtype(const at::Tensor& parameter, const DdpOptions& options
 // The parameter's own strides where they are dense (channels_last stays channels_last), so that
 // copies between gradient and slot are linear.
 at::Tensor slot_view(const at::Tensor& arena, const at::Tensor& parameter, int64_t offset) {
+  // Autograd must not know it for a view: torch::optim's zero_grad(false) calls detach_ on .grad.
+  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   if (parameter.is_non_overlapping_and_dense()) {
     return arena.as_strided(parameter.sizes(), parameter.strides(), offset);
   }

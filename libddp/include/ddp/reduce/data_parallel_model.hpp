@@ -23,10 +23,10 @@ class JoinScope;
 
 /// What a model gives to be made data-parallel.
 struct ModelTensors {
-  NamedParameters parameters;  ///< in registration order, frozen ones too
-  NamedParameters buffers;
+  NamedParameters parameters = {};  ///< in registration order, frozen ones too
+  NamedParameters buffers = {};
   /// Reads the buffers anew (a module may replace them); empty: `buffers` stay the same tensors.
-  std::function<NamedParameters()> read_buffers;
+  std::function<NamedParameters()> read_buffers = {};
   std::function<bool()> is_training;    ///< empty: always in training mode
   bool has_collective_forward = false;  ///< it holds a SyncBatchNorm
 };
