@@ -66,7 +66,8 @@ void compare(const Case& c, bool empty) {
     REQUIRE(y.scalar_type() == c.dtype);
     require_close(y, expected.narrow(0, begin, x.size(0)), c.tolerance);
     // Fixed coefficients: a loss of y alone would have a gradient that cancels to nothing.
-    const auto coefficients = torch::arange(all.numel(), on_device()).to(torch::kFloat).cos().view(all.sizes());
+    const auto coefficients =
+        torch::arange(all.numel(), on_device()).to(torch::kFloat).cos().view(all.sizes());
     (y.to(torch::kFloat) * coefficients.narrow(0, begin, x.size(0))).sum().backward();
     (expected * coefficients).sum().backward();
     require_close(x.grad(), all.grad().narrow(0, begin, x.size(0)), c.tolerance * 10);
