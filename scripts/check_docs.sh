@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Documentation in step with the code: docs/configuration.md is what the code prints, links between
-# files lead somewhere, every source file carries its licence line.
+# Documentation in step with the files: links lead somewhere and every source file carries its licence
+# line. (docs/configuration.md against the code is a ctest: docs_configuration.)
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
