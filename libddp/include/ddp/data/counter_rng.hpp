@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random numbers as a pure function of (seed, epoch, sample index, draw): any thread, rank or GPU
+// that asks for sample 17 of epoch 3 gets the same bits, in any order.
+//
+// Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11). The key is
+// the seed; the counter holds index (64 bits), epoch (32 bits) and the number of the block of four
+// draws (32 bits). Free of Torch and of the standard library's distributions (their results differ
+// between libraries); compiles as device code too.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define DDP_HOST_DEVICE __host__ __device__
+#else
+#define DDP_HOST_DEVICE
+#endif
+
+namespace ddp {
+
+struct Philox4x32 {
+  uint32_t word[4];
+};
+
+DDP_HOST_DEVICE inline Philox4x32 philox4x32(Philox4x32 counter, uint64_t key) {
+  uint32_t key0 = static_cast<uint32_t>(key);
+  uint32_t key1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53u} * counter.word[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter.word[2];
+    counter = {{static_cast<uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0,
+                static_cast<uint32_t>(product1),
+                static_cast<uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1,
+                static_cast<uint32_t>(product0)}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+/// The draws of one sample in one epoch.
+class SampleRng {
+ public:
+  DDP_HOST_DEVICE SampleRng(uint64_t seed, uint64_t epoch, uint64_t index)
+      : key_(seed),
+        counter_{{0, static_cast<uint32_t>(epoch), static_cast<uint32_t>(index),
+                  static_cast<uint32_t>(index >> 32)}},
+        block_{{0, 0, 0, 0}} {}
+
+  /// 32 random bits.
+  DDP_HOST_DEVICE uint32_t next() {
+    if (draw_ % 4 == 0) {
+      counter_.word[0] = draw_ / 4;
+      block_ = philox4x32(counter_, key_);
+    }
+    return block_.word[draw_++ % 4];
+  }
+
+  /// In [0, 1), of 24 bits, so that every value is exact in float.
+  DDP_HOST_DEVICE float uniform() { return static_cast<float>(next() >> 8) * 0x1p-24f; }
+
+  /// In 0 .. n - 1, n > 0. By multiplication (Lemire); off from uniform by at most n / 2^32.
+  DDP_HOST_DEVICE uint32_t below(uint32_t n) {
+    return static_cast<uint32_t>((uint64_t{next()} * n) >> 32);
+  }
+
+  /// True with probability 1/2.
+  DDP_HOST_DEVICE bool coin() { return (next() >> 31) != 0; }
+
+ private:
+  uint64_t key_;
+  Philox4x32 counter_;
+  Philox4x32 block_;
+  uint32_t draw_ = 0;
+};
+
+}  // namespace ddp

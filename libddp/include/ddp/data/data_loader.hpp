@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batches for the training loop, made ahead by threads, in an order that depends on nothing but the
+// sampler.
+//
+//   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader);
+//   auto batch = loader.next();            // crosses epochs by itself
+//   for (auto& batch : eval_loader) { … }  // the rest of one epoch: all of it, after a whole one
+//
+// The user's own data set is any class with `size()` and a thread-safe `get(index)`, or
+// `get_for_epoch(index, epoch)` where it augments; a collate function turns a std::vector of what
+// get returns into the batch type, which is any movable type. Where batches have to go to a GPU,
+// the type tells its tensors by a function for_each_tensor(batch, f) beside it, which calls
+// f(at::Tensor&).
+#pragma once
+
+#include <ATen/ops/stack.h>
+
+#include <cstdint>
+#include <deque>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/state_dict.hpp"
+#include "ddp/data/dataset.hpp"
+#include "ddp/data/loader_engine.hpp"
+
+namespace ddp {
+
+struct Batch {
+  at::Tensor data;    ///< [N, …]
+  at::Tensor target;  ///< [N]
+  int64_t size() const { return data.size(0); }
+};
+template <typename F>
+void for_each_tensor(Batch& batch, F&& f) {
+  f(batch.data);
+  f(batch.target);
+}
+
+/// Stacks examples along a new first dimension.
+struct DefaultCollate {
+  Batch operator()(std::vector<Example> examples) const;
+};
+
+namespace detail {
+
+template <typename T>
+concept HasForEachTensor = requires(T& value) {
+  for_each_tensor(value, [](at::Tensor&) {});
+};
+
+template <typename T>
+struct IsVector : std::false_type {};
+template <typename T>
+struct IsVector<std::vector<T>> : std::true_type {};
+
+/// The tensors of a batch, in a fixed order. False where its type does not tell them.
+template <typename T>
+bool collect_tensors(T& value, std::vector<at::Tensor*>& tensors) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    tensors.push_back(&value);
+    return true;
+  } else if constexpr (HasForEachTensor<T>) {
+    for_each_tensor(value, [&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+    return true;
+  } else if constexpr (IsVector<T>::value) {
+    bool known = true;
+    for (auto& element : value) {
+      known = collect_tensors(element, tensors) && known;
+    }
+    return known;
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    return std::apply(
+        [&](auto&... elements) { return (collect_tensors(elements, tensors) && ...); }, value);
+  } else {
+    return std::is_arithmetic_v<T> || std::is_same_v<T, std::string>;
+  }
+}
+
+template <typename DatasetT>
+auto get_example(DatasetT& dataset, int64_t index, int64_t epoch) {
+  if constexpr (requires { dataset.get_for_epoch(index, epoch); }) {
+    return dataset.get_for_epoch(index, epoch);
+  } else {
+    return dataset.get(index);
+  }
+}
+
+/// get() and collate, for data sets and batches of any type.
+template <typename DatasetT, typename Collate>
+class CollatingBuilder : public BatchBuilder {
+ public:
+  using ExampleType = decltype(get_example(std::declval<DatasetT&>(), int64_t{}, int64_t{}));
+  using BatchType = std::invoke_result_t<Collate&, std::vector<ExampleType>>;
+
+  CollatingBuilder(std::shared_ptr<DatasetT> dataset, Collate collate, int num_slots)
+      : dataset_(std::move(dataset)),
+        collate_(std::move(collate)),
+        slots_(static_cast<size_t>(num_slots)) {}
+  void resize(int slot, int64_t num_samples) override {
+    at(slot).examples.clear();
+    at(slot).examples.resize(static_cast<size_t>(num_samples));
+  }
+  void fill(int slot, int64_t place, int64_t index, int64_t epoch) override {
+    at(slot).examples[static_cast<size_t>(place)].emplace(get_example(*dataset_, index, epoch));
+  }
+  void finish(int slot) override {
+    std::vector<ExampleType> examples;
+    examples.reserve(at(slot).examples.size());
+    for (auto& example : at(slot).examples) {
+      examples.push_back(std::move(*example));
+    }
+    at(slot).examples.clear();
+    at(slot).batch.emplace(collate_(std::move(examples)));
+  }
+  BatchType take(int slot) {
+    BatchType batch = std::move(*at(slot).batch);
+    at(slot).batch.reset();
+    return batch;
+  }
+
+ private:
+  struct Slot {
+    std::vector<std::optional<ExampleType>> examples;
+    std::optional<BatchType> batch;
+  };
+  Slot& at(int slot) { return slots_[static_cast<size_t>(slot)]; }
+
+  std::shared_ptr<DatasetT> dataset_;
+  Collate collate_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace detail
+
+/// One consumer thread. Its own copy of the sampler keeps the epochs: set_epoch is called here, not
+/// by the user. As ddp::Stateful it keeps what the training loop consumed (epoch and position), not
+/// what was prefetched; a run resumes at the next batch, also at another world size or batch size.
+template <typename DatasetT = Dataset, typename Collate = DefaultCollate>
+class DataLoader : public Stateful {
+  using Builder = detail::CollatingBuilder<DatasetT, Collate>;
+
+ public:
+  using BatchType = typename Builder::BatchType;
+
+  /// Throws SettingsError for a sampler of another data set and for batch sizes that cannot be.
+  DataLoader(std::shared_ptr<DatasetT> dataset, const DistributedSampler& sampler,
+             at::Device device, const LoaderOptions& options = {}, Collate collate = {});
+
+  /// The next batch on the device; after an epoch's last one comes the next epoch's first. On CUDA
+  /// the current stream waits for the copy, the host does not. Throws what loading threw, with
+  /// sample index and epoch (data errors name file and offset too), and again on every call until
+  /// begin_epoch() or load_state_dict().
+  BatchType next();
+
+  /// Jumps to the start of an epoch. Free of cost where the loader stands there.
+  void begin_epoch(int64_t epoch);
+
+  /// The batches left in the current epoch; begin_epoch() or the end of the last one makes that
+  /// all.
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = BatchType;
+    using difference_type = std::ptrdiff_t;
+    using pointer = BatchType*;
+    using reference = BatchType&;
+    Iterator(DataLoader* loader, int64_t left) : loader_(loader), left_(left) { load(); }
+    BatchType& operator*() { return *batch_; }
+    BatchType* operator->() { return &*batch_; }
+    Iterator& operator++() {
+      batch_.reset();
+      --left_;
+      load();
+      return *this;
+    }
+    bool operator!=(const Iterator& other) const { return left_ != other.left_; }
+    bool operator==(const Iterator& other) const { return left_ == other.left_; }
+
+   private:
+    void load() {
+      if (left_ > 0) {
+        batch_.emplace(loader_->next());
+      }
+    }
+    DataLoader* loader_;
+    int64_t left_;
+    std::optional<BatchType> batch_;
+  };
+  Iterator begin() { return Iterator(this, engine_->batches_left()); }
+  Iterator end() { return Iterator(nullptr, 0); }
+
+  int64_t epoch() const { return engine_->epoch(); }        ///< of the batch that next() returns
+  int64_t position() const { return engine_->position(); }  ///< places consumed by all ranks in it
+  int64_t num_batches() const { return engine_->num_batches(); }  ///< of this rank in a whole epoch
+  /// Milliseconds that next() waited for workers since construction.
+  double wait_ms() const { return engine_->wait_ms(); }
+  const DatasetT& dataset() const { return *dataset_; }
+
+  std::string state_name() const override { return "loader"; }
+  StateDict state_dict() const override { return engine_->state_dict(); }
+  void load_state_dict(const StateDict& state) override {
+    engine_->load_state_dict(state);
+    staged_.clear();
+  }
+
+ private:
+  static constexpr bool kMayWriteDirectly =
+      std::is_base_of_v<Dataset, DatasetT> && std::is_same_v<Collate, DefaultCollate>;
+
+  BatchType take(int slot);
+  void stage();
+
+  std::shared_ptr<DatasetT> dataset_;
+  std::unique_ptr<detail::DirectBuilder> direct_;
+  std::unique_ptr<Builder> collating_;
+  std::unique_ptr<detail::LoaderEngine> engine_;  // destroyed first: its threads use the builders
+  std::deque<BatchType> staged_;                  ///< on their way to the device
+};
+
+template <typename DatasetT, typename Collate>
+DataLoader<DatasetT, Collate>::DataLoader(std::shared_ptr<DatasetT> dataset,
+                                          const DistributedSampler& sampler, at::Device device,
+                                          const LoaderOptions& options, Collate collate)
+    : dataset_(std::move(dataset)) {
+  if (!dataset_ || static_cast<int64_t>(dataset_->size()) != sampler.size()) {
+    throw SettingsError(detail::concat("DataLoader: the sampler was made for ", sampler.size(),
+                                       " samples, the data set has ",
+                                       dataset_ ? static_cast<int64_t>(dataset_->size()) : 0,
+                                       ": construct it with dataset->size()"));
+  }
+  const int num_slots = detail::LoaderEngine::num_slots(options);
+  detail::BatchBuilder* builder = nullptr;
+  if constexpr (kMayWriteDirectly) {
+    if (dataset_->layout()) {
+      direct_ = std::make_unique<detail::DirectBuilder>(
+          dataset_, num_slots, detail::LoaderEngine::max_batch(sampler, options),
+          detail::uses_pinned_memory(device, options));
+      builder = direct_.get();
+    }
+  }
+  if (!builder) {
+    collating_ = std::make_unique<Builder>(dataset_, std::move(collate), num_slots);
+    builder = collating_.get();
+  }
+  engine_ = std::make_unique<detail::LoaderEngine>(sampler, device, options, *builder);
+}
+
+template <typename DatasetT, typename Collate>
+auto DataLoader<DatasetT, Collate>::take(int slot) -> BatchType {
+  if constexpr (kMayWriteDirectly) {
+    if (direct_) {
+      return {direct_->take_data(slot), direct_->take_target(slot)};
+    }
+  }
+  return collating_->take(slot);
+}
+
+template <typename DatasetT, typename Collate>
+void DataLoader<DatasetT, Collate>::stage() {
+  const detail::LoadedBatch loaded = engine_->acquire();
+  BatchType batch = take(loaded.slot);
+  if (!engine_->copies_to_device()) {
+    engine_->release();
+    staged_.push_back(std::move(batch));
+    return;
+  }
+  std::vector<at::Tensor*> tensors;
+  if (!detail::collect_tensors(batch, tensors)) {
+    throw SettingsError(
+        "DataLoader: to copy batches of this type to a GPU it needs a function "
+        "for_each_tensor(batch, f) beside the type, which calls f(tensor) for each of its tensors");
+  }
+  engine_->copy_to_device(tensors);
+  staged_.push_back(std::move(batch));
+}
+
+template <typename DatasetT, typename Collate>
+auto DataLoader<DatasetT, Collate>::next() -> BatchType {
+  if (staged_.empty()) {
+    stage();
+  }
+  BatchType batch = std::move(staged_.front());
+  staged_.pop_front();
+  if (engine_->copies_to_device()) {
+    std::vector<at::Tensor*> tensors;
+    detail::collect_tensors(batch, tensors);
+    engine_->join_copy(tensors);
+  }
+  engine_->consume();
+  // The next batch's copy runs beside this step, where it is ready; an error waits for its turn.
+  if (engine_->copies_to_device() && staged_.empty() && engine_->ready()) {
+    try {
+      stage();
+    } catch (const std::exception&) {
+    }
+  }
+  return batch;
+}
+
+template <typename DatasetT, typename Collate>
+void DataLoader<DatasetT, Collate>::begin_epoch(int64_t epoch) {
+  if (engine_->epoch() == epoch && engine_->position() == 0) {
+    return;
+  }
+  engine_->restart(epoch, 0);
+  staged_.clear();
+}
+
+}  // namespace ddp

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of DataLoader that does not depend on its types: threads, order, position, device
+// copies. Users need data_loader.hpp only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ddp/core/state_dict.hpp"
+#include "ddp/data/dataset.hpp"
+#include "ddp/data/distributed_sampler.hpp"
+#include "ddp/data/options.hpp"
+
+namespace ddp::detail {
+
+/// Makes batches in numbered slots. resize() comes first, from one thread; then fill() for each
+/// place, from several threads at once; then finish(), once.
+class BatchBuilder {
+ public:
+  virtual ~BatchBuilder() = default;
+  virtual void resize(int slot, int64_t num_samples) = 0;
+  virtual void fill(int slot, int64_t place, int64_t index, int64_t epoch) = 0;
+  virtual void finish(int slot) = 0;
+};
+
+/// A batch that is ready.
+struct LoadedBatch {
+  int slot = -1;
+  int64_t num_samples = 0;
+};
+
+class LoaderEngine {
+ public:
+  /// `builder` outlives the engine and has num_slots(options) slots.
+  LoaderEngine(const DistributedSampler& sampler, at::Device device, const LoaderOptions& options,
+               BatchBuilder& builder);
+  ~LoaderEngine();
+
+  static int num_slots(const LoaderOptions& options);
+  /// Largest number of samples this rank has in a batch. Throws SettingsError for a global batch
+  /// smaller than the ranks.
+  static int64_t max_batch(const DistributedSampler& sampler, const LoaderOptions& options);
+
+  /// Waits for the oldest batch not yet acquired. Throws what loading it threw, with sample index
+  /// and epoch; SettingsError where an epoch holds no batch.
+  LoadedBatch acquire();
+  bool ready() const;  ///< acquire() would not wait
+  void release();      ///< the oldest acquired slot may be used again
+  void consume();      ///< the oldest batch not yet consumed goes to the training loop
+  void restart(int64_t epoch, int64_t position);
+
+  /// Copies host tensors to the device on the copy stream; the slot is released when they have left
+  /// it. Only where copies_to_device().
+  bool copies_to_device() const;
+  void copy_to_device(const std::vector<at::Tensor*>& tensors);
+  /// The current stream waits for the oldest copy not yet joined.
+  void join_copy(const std::vector<at::Tensor*>& tensors);
+
+  int64_t epoch() const;     ///< of the next batch that the training loop consumes
+  int64_t position() const;  ///< places of that epoch consumed by all ranks together
+  int64_t num_batches() const;
+  int64_t batches_left() const;
+  double wait_ms() const;
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Writes examples of a Dataset with a layout straight into one tensor a slot, page-locked where
+/// asked.
+class DirectBuilder : public BatchBuilder {
+ public:
+  DirectBuilder(std::shared_ptr<const Dataset> dataset, int num_slots, int64_t max_batch,
+                bool pinned);
+  void resize(int slot, int64_t num_samples) override;
+  void fill(int slot, int64_t place, int64_t index, int64_t epoch) override;
+  void finish(int) override {}
+  /// The slot's batch: [N, shape…] and [N]. Page-locked memory stays the slot's, other memory is
+  /// given away.
+  at::Tensor take_data(int slot);
+  at::Tensor take_target(int slot);
+
+ private:
+  struct Slot {
+    at::Tensor data;    // [max_batch, shape…] in memory order
+    at::Tensor target;  // [max_batch]
+    int64_t num_samples = 0;
+    float* data_pointer = nullptr;
+    int64_t* target_pointer = nullptr;
+  };
+  void allocate(Slot& slot, int64_t num_samples) const;
+
+  std::shared_ptr<const Dataset> dataset_;
+  ExampleLayout layout_;
+  std::vector<int64_t> memory_shape_;
+  int64_t num_values_ = 1;
+  bool pinned_;
+  std::vector<Slot> slots_;
+};
+
+/// Whether loaders use pinned buffers for `device`.
+bool uses_pinned_memory(at::Device device, const LoaderOptions& options);
+
+}  // namespace ddp::detail

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/data_file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+DataFile::DataFile(const std::string& path) : path_(path) {
+  // O_NONBLOCK: opening a named pipe must not hang; regular files ignore it.
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) {
+    throw DataError(concat("cannot open data file ", path, ": ", std::strerror(errno)));
+  }
+  struct stat info {};
+  if (::fstat(descriptor_, &info) != 0 || !S_ISREG(info.st_mode)) {
+    ::close(descriptor_);
+    throw DataError(concat("data file ", path, " is not a regular file"));
+  }
+  size_ = info.st_size;
+}
+
+DataFile::~DataFile() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+DataFile::DataFile(DataFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_(other.size_) {}
+
+void DataFile::read_at(int64_t offset, void* out, int64_t num_bytes) const {
+  auto* target = static_cast<char*>(out);
+  while (num_bytes > 0) {
+    const ssize_t n = ::pread(descriptor_, target, static_cast<size_t>(num_bytes), offset);
+    if (n < 0 && errno == EINTR) {
+      continue;
+    }
+    if (n < 0) {
+      throw DataError(
+          concat("cannot read ", path_, " at offset ", offset, ": ", std::strerror(errno)));
+    }
+    if (n == 0) {
+      throw DataError(concat("data file ", path_, " is truncated: it ends at offset ", offset, ", ",
+                             num_bytes, " bytes more are needed"));
+    }
+    target += n;
+    offset += n;
+    num_bytes -= n;
+  }
+}
+
+}  // namespace ddp::detail

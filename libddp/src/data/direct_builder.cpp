@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "ddp/data/data_loader.hpp"
+
+namespace ddp {
+
+Batch DefaultCollate::operator()(std::vector<Example> examples) const {
+  std::vector<at::Tensor> data, target;
+  for (Example& example : examples) {
+    data.push_back(std::move(example.data));
+    target.push_back(std::move(example.target));
+  }
+  return {at::stack(data), at::stack(target)};
+}
+
+namespace detail {
+
+bool uses_pinned_memory(at::Device device, const LoaderOptions& options) {
+  return device.is_cuda() && options.pin_memory;
+}
+
+DirectBuilder::DirectBuilder(std::shared_ptr<const Dataset> dataset, int num_slots,
+                             int64_t max_batch, bool pinned)
+    : dataset_(std::move(dataset)),
+      layout_(*dataset_->layout()),
+      memory_shape_(layout_.shape),
+      pinned_(pinned),
+      slots_(static_cast<size_t>(num_slots)) {
+  if (layout_.channels_last) {
+    DDP_CHECK(layout_.shape.size() == 3, "channels_last needs [C, H, W]");
+    memory_shape_ = {layout_.shape[1], layout_.shape[2], layout_.shape[0]};
+  }
+  num_values_ = std::accumulate(layout_.shape.begin(), layout_.shape.end(), int64_t{1},
+                                std::multiplies<int64_t>());
+  if (pinned_) {
+    // Once, here: page-locking is slow, and no worker may call CUDA while a graph is captured.
+    for (Slot& slot : slots_) {
+      allocate(slot, max_batch);
+    }
+  }
+}
+
+void DirectBuilder::allocate(Slot& slot, int64_t num_samples) const {
+  std::vector<int64_t> shape{num_samples};
+  shape.insert(shape.end(), memory_shape_.begin(), memory_shape_.end());
+  slot.data = at::empty(shape, at::TensorOptions().dtype(at::kFloat).pinned_memory(pinned_));
+  slot.target =
+      at::empty({num_samples}, at::TensorOptions().dtype(at::kLong).pinned_memory(pinned_));
+}
+
+void DirectBuilder::resize(int slot, int64_t num_samples) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  if (!pinned_) {
+    allocate(s, num_samples);  // the last one went to the training loop
+  }
+  s.num_samples = num_samples;
+  s.data_pointer = s.data.mutable_data_ptr<float>();
+  s.target_pointer = s.target.mutable_data_ptr<int64_t>();
+}
+
+void DirectBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) {
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  dataset_->write(index, epoch, s.data_pointer + place * num_values_, s.target_pointer + place);
+}
+
+at::Tensor DirectBuilder::take_data(int slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  at::Tensor data = pinned_ ? s.data.narrow(0, 0, s.num_samples) : std::move(s.data);
+  return layout_.channels_last ? data.permute({0, 3, 1, 2}) : data;
+}
+
+at::Tensor DirectBuilder::take_target(int slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  return pinned_ ? s.target.narrow(0, 0, s.num_samples) : std::move(s.target);
+}
+
+}  // namespace detail
+}  // namespace ddp

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/image_dataset.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp::detail {
+
+namespace {
+
+// The smallest decoding (1/8, 1/4, 1/2 of the size, done inside the inverse DCT) that still has
+// `size` pixels across `box`.
+int choose_denominator(const CropBox& box, int size) {
+  const int shorter = std::min(box.width, box.height);
+  for (int denominator : {8, 4, 2}) {
+    if (shorter / denominator >= size) {
+      return denominator;
+    }
+  }
+  return 1;
+}
+
+}  // namespace
+
+ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOptions& resolved,
+                           bool train, bool keep_decoded)
+    : source_(std::move(source)), options_(resolved), transform_(resolved, train) {
+  size_ =
+      options_.num_samples > 0 ? std::min(options_.num_samples, source_->size()) : source_->size();
+  num_classes_ = options_.num_classes > 0 ? options_.num_classes : source_->num_classes();
+  check_labels();
+  if (keep_decoded) {
+    decode_all();
+  } else if (transform_.needs_square()) {
+    throw SettingsError(concat("data.augment=pad_crop needs decoded images of one size in memory (",
+                               size_, " images of ", options_.image_size,
+                               " px): set data.cache=ram, or data.augment=random_resized_crop"));
+  }
+}
+
+ImageDataset::ImageDataset(DecodedImages images, int64_t num_classes, const DataOptions& resolved,
+                           bool train)
+    : options_(resolved), transform_(resolved, train), decoded_(std::move(images)) {
+  size_ = static_cast<int64_t>(decoded_.labels.size());
+  if (options_.num_samples > 0) {
+    size_ = std::min(options_.num_samples, size_);
+  }
+  num_classes_ = options_.num_classes > 0 ? options_.num_classes : num_classes;
+}
+
+void ImageDataset::check_labels() const {
+  for (int64_t i = 0; i < size_; ++i) {
+    if (source_->label(i) >= num_classes_) {
+      throw DataError(concat(source_->locate(i).to_string(), ": label ", source_->label(i),
+                             " does not fit data.num_classes=", num_classes_));
+    }
+  }
+}
+
+std::optional<ExampleLayout> ImageDataset::layout() const {
+  return ExampleLayout{{3, options_.image_size, options_.image_size}, options_.channels_last};
+}
+
+Example ImageDataset::get_for_epoch(int64_t index, int64_t epoch) const {
+  const int64_t side = options_.image_size;
+  at::Tensor memory = options_.channels_last ? at::empty({side, side, 3}, at::kFloat)
+                                             : at::empty({3, side, side}, at::kFloat);
+  at::Tensor target = at::empty({}, at::kLong);
+  write(index, epoch, memory.mutable_data_ptr<float>(), target.mutable_data_ptr<int64_t>());
+  return {options_.channels_last ? memory.permute({2, 0, 1}) : memory, target};
+}
+
+void ImageDataset::write(int64_t index, int64_t epoch, float* data, int64_t* target) const {
+  if (index < 0 || index >= size_) {
+    throw SettingsError(concat("sample ", index, " of a data set of ", size_));
+  }
+  if (!decoded_.labels.empty()) {
+    const auto at = static_cast<size_t>(index);
+    const int side = transform_.image_size();
+    const size_t num_bytes = static_cast<size_t>(side) * static_cast<size_t>(side) * 3;
+    transform_.apply({decoded_.pixels.data() + at * num_bytes, side, side}, side, side,
+                     static_cast<uint64_t>(epoch), static_cast<uint64_t>(index), data);
+    *target = decoded_.labels[at];
+    return;
+  }
+  const int64_t used = first_good(
+      index, [&](int64_t candidate) { decode_and_apply(candidate, index, epoch, data); });
+  *target = source_->label(used);
+}
+
+void ImageDataset::decode_and_apply(int64_t source_index, int64_t index, int64_t epoch,
+                                    float* data) const {
+  thread_local std::vector<uint8_t> bytes;
+  thread_local RgbImage image;
+  source_->read(source_index, bytes);
+  const DataSource where = source_->locate(source_index);
+  const JpegHeader header = read_jpeg_header(bytes, where, options_.max_pixels);
+  const auto e = static_cast<uint64_t>(epoch), i = static_cast<uint64_t>(index);
+  const CropBox box = transform_.source_box(header.width, header.height, e, i);
+  decode_jpeg(bytes, where, choose_denominator(box, transform_.image_size()), image);
+  transform_.apply({image.pixels.data(), image.width, image.height}, header.width, header.height, e,
+                   i, data);
+}
+
+// One image as [size, size, 3] bytes: as it is where it has that size, else resized and cut.
+void ImageDataset::decode_square(int64_t index, RgbImage& image, uint8_t* out) const {
+  thread_local std::vector<uint8_t> bytes;
+  source_->read(index, bytes);
+  const DataSource where = source_->locate(index);
+  (void)read_jpeg_header(bytes, where, options_.max_pixels);
+  decode_jpeg(bytes, where, 1, image);
+  const int side = transform_.image_size();
+  if (image.width == side && image.height == side) {
+    std::memcpy(out, image.pixels.data(), image.pixels.size());
+    return;
+  }
+  std::vector<float> resized;
+  const int shorter = std::min(image.width, image.height);
+  resample({image.pixels.data(), image.width, image.height},
+           {(image.width - shorter) / 2.0, (image.height - shorter) / 2.0, double(shorter),
+            double(shorter)},
+           side, resized);
+  std::transform(resized.begin(), resized.end(), out, [](float v) {
+    return static_cast<uint8_t>(std::clamp(std::lround(v), 0L, 255L));
+  });
+}
+
+void ImageDataset::decode_all() {
+  const auto side = static_cast<size_t>(transform_.image_size());
+  const size_t num_bytes = side * side * 3;
+  decoded_.pixels.resize(static_cast<size_t>(size_) * num_bytes);
+  std::vector<int64_t> labels(static_cast<size_t>(size_));
+  std::atomic<int64_t> next{0};
+  std::mutex error_mutex;
+  std::exception_ptr error;
+  int64_t error_index = size_;
+  auto work = [&] {
+    RgbImage image;
+    for (int64_t i = next++; i < size_; i = next++) {
+      try {
+        uint8_t* out = decoded_.pixels.data() + static_cast<size_t>(i) * num_bytes;
+        const int64_t used =
+            first_good(i, [&](int64_t candidate) { decode_square(candidate, image, out); });
+        labels[static_cast<size_t>(i)] = source_->label(used);
+      } catch (...) {
+        std::lock_guard lock(error_mutex);
+        if (i < error_index) {  // the first file's error, whichever thread was faster
+          error = std::current_exception();
+          error_index = i;
+        }
+        next = size_;
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  const unsigned num_threads = std::clamp(std::thread::hardware_concurrency(), 1u, 8u);
+  for (unsigned i = 1; i < num_threads; ++i) {
+    threads.emplace_back(work);
+  }
+  work();
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  decoded_.labels = std::move(labels);
+}
+
+template <typename F>
+int64_t ImageDataset::first_good(int64_t index, F&& use) const {
+  if (options_.corrupt == CorruptPolicy::Error) {
+    use(index);
+    return index;
+  }
+  for (int64_t i = 0; i < size_; ++i) {
+    const int64_t candidate = (index + i) % size_;
+    try {
+      use(candidate);
+      return candidate;
+    } catch (const DataError& e) {
+      note_corrupt(candidate, e.what());
+    }
+  }
+  throw DataError("no image of the data set can be decoded");
+}
+
+void ImageDataset::note_corrupt(int64_t index, const std::string& message) const {
+  std::lock_guard lock(mutex_);
+  if (!corrupt_.insert(index).second) {
+    return;
+  }
+  const auto allowed =
+      static_cast<int64_t>(options_.max_corrupt_fraction * static_cast<double>(size_));
+  const auto count = static_cast<int64_t>(corrupt_.size());
+  if (count > allowed) {
+    throw DataError(
+        concat("data.corrupt=skip: ", count,
+               " corrupt images, data.max_corrupt_fraction=", options_.max_corrupt_fraction, " of ",
+               size_, " allows ", allowed, "; the last: ", message));
+  }
+  log_warning(concat("corrupt image skipped (", count, " of ", allowed, " allowed): ", message));
+}
+
+int64_t ImageDataset::num_skipped() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(corrupt_.size());
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where images and labels come from: one class a file format.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/jpeg.hpp"
+#include "ddp/data/dataset.hpp"
+
+namespace ddp::detail {
+
+class ImageSource {
+ public:
+  virtual ~ImageSource() = default;
+  virtual int64_t size() const = 0;
+  virtual int64_t num_classes() const = 0;
+  virtual int64_t label(int64_t index) const = 0;
+  /// Path and offset of sample `index`.
+  virtual DataSource locate(int64_t index) const = 0;
+  /// The bytes of its JPEG file. Any thread.
+  virtual void read(int64_t index, std::vector<uint8_t>& bytes) const = 0;
+};
+
+/// The CIFAR-10 binary files of a split: all in memory. Not JPEG.
+struct Cifar10Images {
+  std::vector<uint8_t> pixels;  ///< [n, 32, 32, 3]
+  std::vector<int64_t> labels;
+};
+/// `folder` holds data_batch_1..5.bin and test_batch.bin, or the folder cifar-10-batches-bin does.
+/// A record is 1 byte of label and 3072 bytes of pixels, [3, 32, 32]
+/// (https://www.cs.toronto.edu/~kriz/cifar.html).
+Cifar10Images read_cifar10(const std::string& folder, Split split);
+/// The folder that holds the files; empty where neither does.
+std::string find_cifar10(const std::string& folder);
+
+/// JPEG tar shards in WebDataset layout: KEY.jpg (or .jpeg), and KEY.cls with a decimal label or
+/// CLASS/KEY.jpg with the names of classes in classes.txt beside the shards.
+std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split);
+std::vector<std::string> find_tar_shards(const std::string& folder, Split split);
+
+/// Class folders: their sorted names are the classes.
+std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split);
+/// folder/train; folder/test or folder/val. Empty where there is none.
+std::string find_split_folder(const std::string& folder, Split split);
+
+std::shared_ptr<Dataset> make_synthetic_dataset(const DataOptions& options, Split split);
+
+}  // namespace ddp::detail

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/jpeg.hpp"
+
+#include <turbojpeg.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+namespace {
+
+struct HandleDeleter {
+  void operator()(void* handle) const { tjDestroy(handle); }
+};
+
+using Handle = std::unique_ptr<void, HandleDeleter>;
+
+Handle& handle_of_thread() {
+  thread_local Handle handle;
+  return handle;
+}
+
+// A handle is not thread safe and costs some 20 us to make, so each thread keeps one.
+tjhandle decoder() {
+  Handle& handle = handle_of_thread();
+  if (!handle) {
+    handle.reset(tjInitDecompress());
+    DDP_CHECK(handle != nullptr, "libjpeg-turbo gave no decoder");
+  }
+  return handle.get();
+}
+
+// After an error a handle stands in the middle of the bad file's markers and misreads the next one
+// (seen with 2.1.5): it is thrown away.
+[[noreturn]] void fail(const std::string& message) {
+  handle_of_thread().reset();
+  throw DataError(message);
+}
+
+std::string first_bytes(const std::vector<uint8_t>& bytes) {
+  std::string text;
+  for (size_t i = 0; i < bytes.size() && i < 4; ++i) {
+    char hex[4];
+    std::snprintf(hex, sizeof(hex), "%02x ", bytes[i]);
+    text += hex;
+  }
+  return text.empty() ? "is empty" : "starts with " + text.substr(0, text.size() - 1);
+}
+
+// Adobe's CMYK files hold inverted ink: RGB is then C * K / 255.
+void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
+  for (size_t i = 0; i < cmyk.size() / 4; ++i) {
+    for (size_t c = 0; c < 3; ++c) {
+      rgb[3 * i + c] = static_cast<uint8_t>((cmyk[4 * i + c] * cmyk[4 * i + 3] + 127) / 255);
+    }
+  }
+}
+
+}  // namespace
+
+std::string DataSource::to_string() const {
+  return concat(path, " at offset ", offset);
+}
+
+JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
+                            int64_t max_pixels) {
+  if (bytes.size() < 4 || bytes[0] != 0xff || bytes[1] != 0xd8) {
+    fail(concat(source.to_string(), ": not a JPEG image (", first_bytes(bytes),
+                "; a JPEG starts with ff d8)"));
+  }
+  int width = 0, height = 0, subsampling = 0, colorspace = 0;
+  if (tjDecompressHeader3(decoder(), bytes.data(), bytes.size(), &width, &height, &subsampling,
+                          &colorspace) != 0) {
+    fail(concat(source.to_string(), ": corrupt JPEG header: ", tjGetErrorStr2(decoder())));
+  }
+  if (width < 1 || height < 1) {
+    fail(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
+                " bytes: it does not tell its size"));
+  }
+  if (int64_t{width} * height > max_pixels) {
+    fail(concat(source.to_string(), ": JPEG of ", width, " x ", height,
+                " pixels; data.max_pixels allows ", max_pixels));
+  }
+  return {width, height};
+}
+
+void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
+                 RgbImage& out) {
+  const tjhandle handle = decoder();
+  int width = 0, height = 0, subsampling = 0, colorspace = 0;
+  int status = tjDecompressHeader3(handle, bytes.data(), bytes.size(), &width, &height,
+                                   &subsampling, &colorspace);
+  if (status == 0) {
+    const tjscalingfactor factor{1, denominator};
+    out.width = TJSCALED(width, factor);
+    out.height = TJSCALED(height, factor);
+    const size_t num_pixels = static_cast<size_t>(out.width) * static_cast<size_t>(out.height);
+    out.pixels.resize(num_pixels * 3);
+    const bool cmyk = colorspace == TJCS_CMYK || colorspace == TJCS_YCCK;
+    std::vector<uint8_t> ink(cmyk ? num_pixels * 4 : 0);
+    status =
+        tjDecompress2(handle, bytes.data(), bytes.size(), cmyk ? ink.data() : out.pixels.data(),
+                      out.width, 0, out.height, cmyk ? TJPF_CMYK : TJPF_RGB, TJFLAG_STOPONWARNING);
+    if (status == 0 && cmyk) {
+      cmyk_to_rgb(ink, out.pixels);
+    }
+  }
+  if (status != 0) {
+    fail(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
+                " bytes: ", tjGetErrorStr2(handle)));
+  }
+}
+
+}  // namespace ddp::detail

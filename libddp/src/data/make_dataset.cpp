@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "data/image_dataset.hpp"
+#include "data/image_source.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+
+using detail::concat;
+
+namespace {
+
+constexpr int64_t kSmallImage = 64;  // up to here: CIFAR's habits, above: ImageNet's
+constexpr std::array<double, 3> kCifarMean{0.4914, 0.4822, 0.4465};
+constexpr std::array<double, 3> kCifarStd{0.2470, 0.2435, 0.2616};
+constexpr std::array<double, 3> kImageNetMean{0.485, 0.456, 0.406};
+constexpr std::array<double, 3> kImageNetStd{0.229, 0.224, 0.225};
+
+DataFormat find_format(const std::string& path) {
+  if (path.empty()) {
+    return DataFormat::Synthetic;
+  }
+  if (!std::filesystem::exists(path)) {
+    throw DataError(
+        concat("data.path=", path, " does not exist (data.format=synthetic needs no files)"));
+  }
+  if (!detail::find_cifar10(path).empty()) {
+    return DataFormat::Cifar10;
+  }
+  for (Split split : {Split::Train, Split::Test}) {
+    if (!detail::find_tar_shards(path, split).empty()) {
+      return DataFormat::Tar;
+    }
+  }
+  for (Split split : {Split::Train, Split::Test}) {
+    if (!detail::find_split_folder(path, split).empty()) {
+      return DataFormat::Folder;
+    }
+  }
+  throw DataError(
+      concat("data.path=", path,
+             " holds none of the known layouts: data_batch_*.bin and test_batch.bin, "
+             "train*.tar and test*.tar, or train/<class>/*.jpg and test/<class>/*.jpg"));
+}
+
+std::unique_ptr<detail::ImageSource> open_source(const DataOptions& options, Split split) {
+  return options.format == DataFormat::Tar ? detail::open_tar_source(options.path, split)
+                                           : detail::open_folder_source(options.path, split);
+}
+
+// Small images of one size, as the first one shows: that size; else 224.
+int64_t probe_image_size(const DataOptions& options) {
+  if (options.format == DataFormat::Cifar10) {
+    return 32;
+  }
+  if (options.format == DataFormat::Synthetic) {
+    return 224;
+  }
+  const bool has_train = options.format == DataFormat::Tar
+                             ? !detail::find_tar_shards(options.path, Split::Train).empty()
+                             : !detail::find_split_folder(options.path, Split::Train).empty();
+  const auto source = open_source(options, has_train ? Split::Train : Split::Test);
+  if (source->size() == 0) {
+    return 224;
+  }
+  std::vector<uint8_t> bytes;
+  source->read(0, bytes);
+  try {
+    const auto header = detail::read_jpeg_header(bytes, source->locate(0), options.max_pixels);
+    return std::max(header.width, header.height) <= kSmallImage
+               ? std::min(header.width, header.height)
+               : 224;
+  } catch (const DataError&) {
+    if (options.corrupt == CorruptPolicy::Error) {
+      throw;
+    }
+    throw SettingsError("the first image is corrupt and cannot tell the size: set data.image_size");
+  }
+}
+
+void check_channels(const char* name, const std::vector<double>& values, double least) {
+  const bool fits = values.size() == 3 && std::all_of(values.begin(), values.end(), [&](double v) {
+                      return v >= least && v <= 1;
+                    });
+  if (!fits) {
+    throw SettingsError(concat("data.", name, " has ", values.size(),
+                               " values; it needs 3 (red, green, blue), each from ", least,
+                               " to 1"));
+  }
+}
+
+void check_options(const DataOptions& o) {
+  if (o.num_classes < 0 || o.num_samples < 0 || o.image_size < 1 || o.pad < 0 || o.cutout < 0 ||
+      o.max_pixels < 1 || o.seed < 0) {
+    throw SettingsError(
+        "data: num_classes, num_samples, image_size, pad, cutout, max_pixels and seed "
+        "must not be negative");
+  }
+  if (o.min_scale > o.max_scale || o.min_scale <= 0) {
+    throw SettingsError(concat("data.min_scale=", o.min_scale,
+                               " must be positive and at most data.max_scale=", o.max_scale));
+  }
+  if (o.min_ratio > o.max_ratio || o.min_ratio <= 0) {
+    throw SettingsError(concat("data.min_ratio=", o.min_ratio,
+                               " must be positive and at most data.max_ratio=", o.max_ratio));
+  }
+  if (o.eval_resize < o.image_size) {
+    throw SettingsError(concat("data.eval_resize=", o.eval_resize,
+                               " is smaller than data.image_size=", o.image_size,
+                               ", which is cut from it"));
+  }
+  if (o.format == DataFormat::Cifar10 && o.image_size != 32) {
+    throw SettingsError(
+        concat("data.image_size=", o.image_size, ": data.format=cifar10 has 32 px"));
+  }
+  check_channels("mean", o.mean, 0);
+  check_channels("std", o.std, 1e-3);
+}
+
+bool keeps_decoded(const DataOptions& o, int64_t num_samples) {
+  if (o.cache == CachePolicy::Off) {
+    return false;
+  }
+  if (o.cache == CachePolicy::Ram) {
+    if (o.image_size > kSmallImage && o.augment == Augment::RandomResizedCrop) {
+      throw SettingsError(
+          "data.cache=ram keeps images cut to image_size, but "
+          "data.augment=random_resized_crop needs them whole: set data.cache=auto");
+    }
+    return true;
+  }
+  const int64_t num_bytes = num_samples * o.image_size * o.image_size * 3;
+  return o.image_size <= kSmallImage && num_bytes <= o.cache_limit_mb * 1024 * 1024;
+}
+
+}  // namespace
+
+void Dataset::write(int64_t, int64_t, float*, int64_t*) const {
+  throw InternalError(
+      "Dataset::write() is not there: a class that returns a layout() overrides it");
+}
+
+DataOptions resolve_data_options(const DataOptions& options) {
+  DataOptions o = options;
+  if (o.format == DataFormat::Auto) {
+    o.format = find_format(o.path);
+  }
+  if (o.image_size == 0) {
+    o.image_size = probe_image_size(o);
+  }
+  const bool small = o.image_size <= kSmallImage;
+  if (o.num_classes == 0 &&
+      (o.format == DataFormat::Synthetic || o.format == DataFormat::Cifar10)) {
+    o.num_classes = 10;
+  }
+  if (o.augment == Augment::Auto) {
+    o.augment = small ? Augment::PadCrop : Augment::RandomResizedCrop;
+  }
+  if (o.eval_resize == 0) {
+    o.eval_resize = small ? o.image_size : o.image_size * 256 / 224;
+  }
+  if (o.mean.empty()) {
+    const auto& mean = small ? kCifarMean : kImageNetMean;
+    o.mean.assign(mean.begin(), mean.end());
+  }
+  if (o.std.empty()) {
+    const auto& std = small ? kCifarStd : kImageNetStd;
+    o.std.assign(std.begin(), std.end());
+  }
+  check_options(o);
+  return o;
+}
+
+std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
+  const DataOptions resolved = resolve_data_options(options);
+  const bool train = split == Split::Train;
+  if (resolved.format == DataFormat::Synthetic) {
+    return detail::make_synthetic_dataset(resolved, split);
+  }
+  if (resolved.format == DataFormat::Cifar10) {
+    auto images = detail::read_cifar10(resolved.path, split);
+    return std::make_shared<detail::ImageDataset>(
+        detail::DecodedImages{std::move(images.pixels), std::move(images.labels)}, 10, resolved,
+        train);
+  }
+  auto source = open_source(resolved, split);
+  if (source->size() == 0) {
+    throw DataError(concat("data.path=", resolved.path, " holds no samples in its ",
+                           train ? "training" : "test", " split"));
+  }
+  const bool keep = keeps_decoded(resolved, source->size());
+  return std::make_shared<detail::ImageDataset>(std::move(source), resolved, train, keep);
+}
+
+}  // namespace ddp

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+
+#include "data/data_file.hpp"
+#include "data/image_source.hpp"
+#include "data/tar_index.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Sample {
+  uint32_t shard;
+  uint32_t num_bytes;
+  int64_t offset;
+  int64_t label;
+};
+
+// WebDataset: the key is the name up to the first dot of its last part.
+void split_name(const std::string& name, std::string& key, std::string& extension) {
+  const size_t slash = name.rfind('/');
+  const size_t dot = name.find('.', slash == std::string::npos ? 0 : slash + 1);
+  key = name.substr(0, dot);
+  extension = dot == std::string::npos ? "" : name.substr(dot + 1);
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+}
+
+std::vector<std::string> read_class_names(const fs::path& path) {
+  std::vector<std::string> names;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line) && names.size() < 1'000'000;) {
+    if (!line.empty()) {
+      names.push_back(line);
+    }
+  }
+  return names;
+}
+
+int64_t read_label(const DataFile& file, const TarEntry& entry) {
+  std::string text(static_cast<size_t>(std::min<int64_t>(entry.size, 16)), '\0');
+  file.read_at(entry.offset, text.data(), static_cast<int64_t>(text.size()));
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) {
+    text.pop_back();
+  }
+  const bool digits =
+      !text.empty() && text.size() <= 9 &&
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits) {
+    throw DataError(concat("tar archive ", file.path(), " at offset ", entry.offset, ": ",
+                           entry.name, " must hold a decimal label"));
+  }
+  return std::stoll(text);
+}
+
+// The folder that holds KEY.jpg inside the archive; empty at the top.
+std::string parent_of(const std::string& key) {
+  const size_t slash = key.rfind('/');
+  if (slash == std::string::npos) {
+    return {};
+  }
+  const size_t before = slash == 0 ? std::string::npos : key.rfind('/', slash - 1);
+  const size_t begin = before == std::string::npos ? 0 : before + 1;
+  return key.substr(begin, slash - begin);
+}
+
+class TarSource : public ImageSource {
+ public:
+  TarSource(const std::vector<std::string>& shards, std::vector<std::string> class_names)
+      : class_names_(std::move(class_names)) {
+    for (const std::string& path : shards) {
+      files_.emplace_back(path);
+      add_shard(static_cast<uint32_t>(files_.size() - 1));
+    }
+    label_by_folder();
+  }
+
+  int64_t size() const override { return static_cast<int64_t>(samples_.size()); }
+  int64_t num_classes() const override { return num_classes_; }
+  int64_t label(int64_t index) const override { return samples_[static_cast<size_t>(index)].label; }
+  DataSource locate(int64_t index) const override {
+    const Sample& sample = samples_[static_cast<size_t>(index)];
+    return {files_[sample.shard].path(), sample.offset};
+  }
+  void read(int64_t index, std::vector<uint8_t>& bytes) const override {
+    const Sample& sample = samples_[static_cast<size_t>(index)];
+    bytes.resize(sample.num_bytes);
+    files_[sample.shard].read_at(sample.offset, bytes.data(), sample.num_bytes);
+  }
+
+ private:
+  // The files of a sample follow each other; those of other extensions are passed over.
+  struct Group {
+    std::string key;
+    std::optional<TarEntry> image;
+    std::optional<int64_t> label;
+  };
+
+  void add_shard(uint32_t shard) {
+    const DataFile& file = files_[shard];
+    Group group;
+    std::string key, extension;
+    for (TarEntry& entry : read_tar_index(file)) {
+      split_name(entry.name, key, extension);
+      if (key != group.key) {
+        add_sample(shard, group);
+        group = {.key = key, .image = std::nullopt, .label = std::nullopt};
+      }
+      if (extension == "cls") {
+        group.label = read_label(file, entry);
+      } else if (extension == "jpg" || extension == "jpeg") {
+        group.image = std::move(entry);
+      }
+    }
+    add_sample(shard, group);
+  }
+
+  void add_sample(uint32_t shard, const Group& group) {
+    if (!group.image) {
+      return;
+    }
+    const TarEntry& image = *group.image;
+    int64_t label = group.label.value_or(-1);
+    if (!group.label) {
+      const std::string folder = parent_of(group.key);
+      if (folder.empty()) {
+        throw DataError(concat("tar archive ", files_[shard].path(), " at offset ", image.offset,
+                               ": no ", group.key, ".cls beside ", image.name,
+                               " and no class folder around it"));
+      }
+      const auto [place, added] =
+          folders_.try_emplace(folder, static_cast<int64_t>(folders_.size()));
+      label = -1 - place->second;  // known when all folders are
+    }
+    if (image.size > INT32_MAX) {
+      throw DataError(concat("tar archive ", files_[shard].path(), " at offset ", image.offset,
+                             ": ", image.name, " has ", image.size,
+                             " bytes; an image may have 2 GiB"));
+    }
+    samples_.push_back({shard, static_cast<uint32_t>(image.size), image.offset, label});
+    num_classes_ = std::max(num_classes_, label + 1);
+  }
+
+  // Classes are numbered as classes.txt lists them, else in the order of their sorted names.
+  void label_by_folder() {
+    if (folders_.empty()) {
+      return;
+    }
+    if (class_names_.empty()) {
+      for (const auto& [name, order] : folders_) {
+        class_names_.push_back(name);
+      }
+    }
+    std::vector<int64_t> label_of(folders_.size());
+    for (const auto& [name, order] : folders_) {
+      const auto found = std::find(class_names_.begin(), class_names_.end(), name);
+      if (found == class_names_.end()) {
+        throw DataError(concat("tar archive ", files_.front().path(), ": class ", name,
+                               " is not in classes.txt beside it"));
+      }
+      label_of[static_cast<size_t>(order)] = found - class_names_.begin();
+    }
+    for (Sample& sample : samples_) {
+      if (sample.label < 0) {
+        sample.label = label_of[static_cast<size_t>(-1 - sample.label)];
+      }
+    }
+    num_classes_ = std::max(num_classes_, static_cast<int64_t>(class_names_.size()));
+  }
+
+  std::vector<std::string> class_names_;
+  std::map<std::string, int64_t> folders_;  // in the order they were met
+  std::vector<DataFile> files_;
+  std::vector<Sample> samples_;
+  int64_t num_classes_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> find_tar_shards(const std::string& folder, Split split) {
+  std::vector<std::string> shards;
+  std::error_code ignored;
+  auto collect = [&](const fs::path& place, const std::vector<std::string>& prefixes) {
+    for (const auto& entry : fs::directory_iterator(place, ignored)) {
+      const std::string name = entry.path().filename().string();
+      const bool wanted = std::any_of(prefixes.begin(), prefixes.end(),
+                                      [&](const std::string& p) { return name.starts_with(p); });
+      if (wanted && entry.path().extension() == ".tar") {
+        shards.push_back(entry.path().string());
+      }
+    }
+  };
+  if (split == Split::Train) {
+    collect(folder, {"train"});
+    collect(fs::path(folder) / "train", {""});
+  } else {
+    collect(folder, {"test", "val"});
+    for (const char* name : {"test", "val"}) {
+      if (shards.empty()) {
+        collect(fs::path(folder) / name, {""});
+      }
+    }
+  }
+  std::sort(shards.begin(), shards.end());
+  return shards;
+}
+
+std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split) {
+  const auto shards = find_tar_shards(folder, split);
+  if (shards.empty()) {
+    throw DataError(concat("data.path=", folder, " holds no ",
+                           split == Split::Train ? "train*.tar" : "test*.tar or val*.tar",
+                           " (data/README.md describes the layout)"));
+  }
+  return std::make_unique<TarSource>(shards, read_class_names(fs::path(folder) / "classes.txt"));
+}
+
+}  // namespace ddp::detail

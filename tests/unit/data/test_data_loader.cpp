@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/torch.h>
+
+#include <atomic>
+#include <chrono>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "data/batch_plan.hpp"
+#include "ddp/data/data_loader.hpp"
+#include "support/catch.hpp"
+#include "unit/data/data_test_support.hpp"
+
+using data_test::contains;
+using data_test::message_of;
+using ddp::DataLoader;
+using ddp::DistributedSampler;
+using ddp::LoaderOptions;
+using ddp::SamplerOptions;
+
+namespace {
+
+const at::Device kCpu(at::kCPU);
+
+// The user's own: not a ddp::Dataset, a plain struct as example, later samples faster than earlier
+// ones.
+struct Numbers {
+  struct Item {
+    int64_t index;
+    int64_t epoch;
+  };
+  int64_t num_samples;
+  int64_t bad = -1;
+  mutable std::atomic<int64_t> num_read{0};
+
+  explicit Numbers(int64_t n, int64_t bad_index = -1) : num_samples(n), bad(bad_index) {}
+  int64_t size() const { return num_samples; }
+  Item get_for_epoch(int64_t index, int64_t epoch) const {
+    ++num_read;
+    if (index == bad) {
+      throw std::out_of_range("broken sample");
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(index % 7 * 20));
+    return {index, epoch};
+  }
+};
+
+struct NumberBatch {
+  std::vector<int64_t> indices;
+  int64_t epoch = -1;
+};
+
+struct CollateNumbers {
+  NumberBatch operator()(std::vector<Numbers::Item> items) const {
+    NumberBatch batch;
+    for (const auto& item : items) {
+      batch.indices.push_back(item.index);
+      batch.epoch = item.epoch;
+    }
+    return batch;
+  }
+};
+
+using NumberLoader = DataLoader<Numbers, CollateNumbers>;
+
+std::vector<int64_t> indices_of(NumberLoader& loader) {
+  std::vector<int64_t> result;
+  for (auto& batch : loader) {
+    result.insert(result.end(), batch.indices.begin(), batch.indices.end());
+  }
+  return result;
+}
+
+std::vector<int64_t> epoch_of(DistributedSampler sampler, int64_t epoch) {
+  sampler.set_epoch(epoch);
+  return sampler.indices();
+}
+
+}  // namespace
+
+TEST_CASE("batches follow the sampler through the epochs at any number of workers", "[loader]") {
+  const int64_t num_workers = GENERATE(0, 1, 3);
+  auto dataset = std::make_shared<Numbers>(53);
+  DistributedSampler sampler(53, 1, 2, {.seed = 9});
+  NumberLoader loader(dataset, sampler, kCpu, {.batch_size = 8, .num_workers = num_workers});
+  REQUIRE(loader.num_batches() == 4);
+  for (int64_t epoch = 0; epoch < 4; ++epoch) {
+    const auto expected = epoch_of(sampler, epoch);
+    std::vector<int64_t> seen;
+    for (int64_t b = 0; b < 4; ++b) {
+      REQUIRE(loader.epoch() == epoch);
+      REQUIRE(loader.position() == b * 16);
+      const auto batch = loader.next();
+      REQUIRE(batch.epoch == epoch);
+      REQUIRE(batch.indices.size() == (b < 3 ? 8 : 3));
+      seen.insert(seen.end(), batch.indices.begin(), batch.indices.end());
+    }
+    REQUIRE(seen == expected);
+  }
+  REQUIRE(loader.epoch() == 4);
+  REQUIRE(loader.position() == 0);
+}
+
+TEST_CASE("range-for gives the rest of one epoch", "[loader]") {
+  auto dataset = std::make_shared<Numbers>(30);
+  DistributedSampler sampler(30, 0, 1);
+  NumberLoader loader(dataset, sampler, kCpu, {.batch_size = 7});
+  REQUIRE(indices_of(loader) == epoch_of(sampler, 0));
+  REQUIRE(indices_of(loader) == epoch_of(sampler, 1));
+  loader.begin_epoch(5);
+  REQUIRE(indices_of(loader) == epoch_of(sampler, 5));
+  (void)loader.next();
+  auto rest = epoch_of(sampler, 6);
+  rest.erase(rest.begin(), rest.begin() + 7);
+  REQUIRE(indices_of(loader) == rest);
+  loader.begin_epoch(0);
+  REQUIRE(indices_of(loader) == epoch_of(sampler, 0));
+}
+
+TEST_CASE("drop_last leaves out the batch that is not full", "[loader]") {
+  auto dataset = std::make_shared<Numbers>(30);
+  NumberLoader loader(dataset, DistributedSampler(30, 0, 1), kCpu,
+                      {.batch_size = 7, .drop_last = true});
+  REQUIRE(loader.num_batches() == 4);
+  REQUIRE(indices_of(loader).size() == 28);
+  REQUIRE(loader.epoch() == 1);
+  REQUIRE(contains(message_of<ddp::SettingsError>([&] {
+                     NumberLoader(dataset, DistributedSampler(30, 0, 1), kCpu,
+                                  {.batch_size = 31, .drop_last = true})
+                         .next();
+                   }),
+                   "holds no batch of 31"));
+}
+
+TEST_CASE("evaluation sees each sample once over all ranks", "[loader]") {
+  for (int64_t size : {1, 10, 13, 32}) {
+    for (int world_size : {1, 2, 3, 4}) {
+      std::multiset<int64_t> seen;
+      for (int rank = 0; rank < world_size; ++rank) {
+        auto dataset = std::make_shared<Numbers>(size);
+        DistributedSampler sampler(size, rank, world_size, ddp::eval_sampler_options({}));
+        NumberLoader loader(dataset, sampler, kCpu, {.batch_size = 3});
+        for (int round = 0; round < 2; ++round) {
+          const auto indices = indices_of(loader);
+          REQUIRE(indices == sampler.indices());
+          seen.insert(indices.begin(), indices.end());
+        }
+      }
+      REQUIRE(static_cast<int64_t>(seen.size()) == 2 * size);
+      REQUIRE(static_cast<int64_t>(std::set<int64_t>(seen.begin(), seen.end()).size()) == size);
+    }
+  }
+}
+
+TEST_CASE("a global batch holds the same samples at any world size", "[loader]") {
+  const int64_t size = 50, global = 7;
+  DistributedSampler whole(size, 0, 1);
+  for (int world_size : {1, 2, 3, 4, 7}) {
+    std::vector<std::multiset<int64_t>> batches;
+    size_t most = 0, least = 99;
+    for (int rank = 0; rank < world_size; ++rank) {
+      NumberLoader loader(std::make_shared<Numbers>(size),
+                          DistributedSampler(size, rank, world_size), kCpu,
+                          {.global_batch_size = global});
+      for (size_t b = 0; b < 7; ++b) {
+        batches.resize(std::max(batches.size(), b + 1));
+        const NumberBatch batch = loader.next();
+        const size_t count = batch.indices.size();
+        most = std::max(most, count);
+        least = std::min(least, count);
+        batches[b].insert(batch.indices.begin(), batch.indices.end());
+      }
+    }
+    REQUIRE(most - least <= 1);
+    for (size_t b = 0; b < batches.size(); ++b) {
+      std::multiset<int64_t> expected;
+      for (int64_t place = 0; place < global; ++place) {
+        expected.insert(whole.index_at(static_cast<int64_t>(b) * global + place));
+      }
+      REQUIRE(batches[b] == expected);
+    }
+  }
+  REQUIRE(contains(message_of<ddp::SettingsError>([&] {
+                     NumberLoader(std::make_shared<Numbers>(size), DistributedSampler(size, 0, 8),
+                                  kCpu, {.global_batch_size = 7});
+                   }),
+                   "loader.global_batch_size=7 is smaller than the 8 ranks"));
+}
+
+TEST_CASE("a loader resumes at the consumed batch, not at the prefetched one", "[loader]") {
+  const int64_t num_workers = GENERATE(0, 2);
+  auto make = [&](int rank, int world_size, int64_t batch_size) {
+    return std::make_unique<NumberLoader>(
+        std::make_shared<Numbers>(40), DistributedSampler(40, rank, world_size, {.seed = 2}), kCpu,
+        LoaderOptions{.batch_size = batch_size, .num_workers = num_workers, .prefetch_batches = 3});
+  };
+  for (int consumed : {0, 1, 3, 5, 7, 10, 12}) {
+    auto loader = make(1, 2, 4);
+    for (int i = 0; i < consumed; ++i) {
+      (void)loader->next();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));  // let the workers run ahead
+    auto resumed = make(1, 2, 4);
+    resumed->load_state_dict(loader->state_dict());
+    REQUIRE(resumed->state_name() == "loader");
+    for (int i = 0; i < 8; ++i) {
+      const auto a = loader->next(), b = resumed->next();
+      REQUIRE(a.indices == b.indices);
+      REQUIRE(a.epoch == b.epoch);
+    }
+  }
+  // 4 -> 2 ranks in the middle of epoch 1: its rest is seen once.
+  std::set<int64_t> seen;
+  ddp::StateDict state;
+  for (int rank = 0; rank < 4; ++rank) {
+    auto loader = make(rank, 4, 2);
+    loader->begin_epoch(1);
+    for (int i = 0; i < 2; ++i) {
+      for (int64_t index : loader->next().indices) {
+        REQUIRE(seen.insert(index).second);
+      }
+    }
+    state = loader->state_dict();
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    auto loader = make(rank, 2, 6);
+    loader->load_state_dict(state);
+    for (int64_t index : indices_of(*loader)) {
+      REQUIRE(seen.insert(index).second);
+    }
+    REQUIRE(loader->epoch() == 2);
+  }
+  REQUIRE(seen.size() == 40);
+}
+
+TEST_CASE("the state of another data set or order is refused and changes nothing", "[loader]") {
+  NumberLoader loader(std::make_shared<Numbers>(40), DistributedSampler(40, 0, 1), kCpu,
+                      {.batch_size = 4});
+  (void)loader.next();
+  const auto good = loader.state_dict();
+  auto error = [&](const ddp::StateDict& state) {
+    return message_of<ddp::MismatchError>([&] { loader.load_state_dict(state); });
+  };
+  auto changed = good;
+  changed.values["size"] = int64_t{41};
+  REQUIRE(contains(error(changed), "size was 41 and is 40"));
+  changed = good;
+  changed.values["seed"] = int64_t{1};
+  REQUIRE(contains(error(changed), "seed was 1 and is 0"));
+  changed = good;
+  changed.values.erase("position");
+  REQUIRE(contains(error(changed), "key position is missing"));
+  changed = good;
+  changed.values["colour"] = true;
+  REQUIRE(contains(error(changed), "key colour is unexpected"));
+  changed = good;
+  changed.values["epoch"] = 1.0;
+  REQUIRE(contains(error(changed), "key epoch has another type"));
+  REQUIRE((loader.state_dict().values == good.values));
+}
+
+TEST_CASE("an exception of a sample reaches the caller with its index", "[loader]") {
+  const int64_t num_workers = GENERATE(0, 2);
+  auto dataset = std::make_shared<Numbers>(64, 37);
+  NumberLoader loader(dataset, DistributedSampler(64, 0, 1, {.shuffle = false}), kCpu,
+                      {.batch_size = 8, .num_workers = num_workers});
+  for (int64_t b = 0; b < 4; ++b) {
+    REQUIRE(loader.next().indices.front() == b * 8);
+  }
+  for (int i = 0; i < 2; ++i) {
+    try {
+      (void)loader.next();
+      FAIL("no error");
+    } catch (const ddp::Error& e) {
+      REQUIRE(std::string(e.what()) == "broken sample (loading sample 37 of epoch 0)");
+      REQUIRE(e.exit_code() == ddp::ExitCode::UserException);
+      REQUIRE(message_of<std::out_of_range>([&] { std::rethrow_if_nested(e); }) == "broken sample");
+    }
+  }
+  REQUIRE(loader.position() == 32);  // the failed batch was not consumed
+  loader.begin_epoch(0);
+  REQUIRE(loader.next().indices.front() == 0);
+}
+
+TEST_CASE("a loader prefetches no more than it was told", "[loader]") {
+  auto dataset = std::make_shared<Numbers>(1000);
+  NumberLoader loader(dataset, DistributedSampler(1000, 0, 1), kCpu,
+                      {.batch_size = 10, .num_workers = 2, .prefetch_batches = 2});
+  for (int64_t b = 1; b <= 10; ++b) {
+    (void)loader.next();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    REQUIRE(dataset->num_read <= (b + 4) * 10);
+    REQUIRE(dataset->num_read >= (b + 1) * 10);  // and it does work ahead
+  }
+  REQUIRE(loader.wait_ms() >= 0);
+}
+
+TEST_CASE("the waiting time is measured", "[loader]") {
+  struct Slow {
+    int64_t size() const { return 8; }
+    int get(int64_t) const {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return 0;
+    }
+  };
+  auto collate = [](std::vector<int> items) { return items; };
+  DataLoader loader(std::make_shared<Slow>(), DistributedSampler(8, 0, 1), kCpu,
+                    {.batch_size = 4, .num_workers = 1}, collate);
+  REQUIRE(loader.wait_ms() == 0);
+  REQUIRE(loader.next().size() == 4);
+  REQUIRE(loader.wait_ms() >= 10);
+  REQUIRE(loader.wait_ms() < 1000);
+}
+
+TEST_CASE("image batches have the same bits at any number of workers and ranks", "[loader]") {
+  const bool channels_last = GENERATE(false, true);
+  const auto augment = GENERATE(ddp::Augment::PadCrop, ddp::Augment::RandomResizedCrop);
+  auto dataset = ddp::make_dataset({.path = DDP_SOURCE_DIR "/data/cifar10-sample",
+                                    .num_samples = 96,
+                                    .augment = augment,
+                                    .cutout = 6,
+                                    .channels_last = channels_last});
+  auto batches = [&](int64_t num_workers, int world_size) {
+    std::vector<torch::Tensor> data(2), target(2);
+    std::vector<std::vector<ddp::Batch>> parts(2);
+    for (int rank = 0; rank < world_size; ++rank) {
+      DistributedSampler sampler(96, rank, world_size);
+      DataLoader loader(dataset, sampler, kCpu,
+                        {.batch_size = 48 / world_size, .num_workers = num_workers});
+      loader.begin_epoch(3);
+      for (auto& part : parts) {
+        part.push_back(loader.next());
+      }
+    }
+    for (size_t b = 0; b < 2; ++b) {
+      std::vector<torch::Tensor> d, t;
+      for (auto& part : parts[b]) {
+        d.push_back(part.data);
+        t.push_back(part.target);
+      }
+      data[b] = torch::stack(d, 1).flatten(0, 1);  // rank r holds places r, r + N, …
+      target[b] = torch::stack(t, 1).flatten(0, 1);
+    }
+    return std::pair{torch::cat(data), torch::cat(target)};
+  };
+  const auto [data, target] = batches(0, 1);
+  REQUIRE(data.sizes() == at::IntArrayRef({96, 3, 32, 32}));
+  REQUIRE(target.dtype() == torch::kInt64);
+  for (auto [num_workers, world_size] :
+       {std::pair{1, 1}, std::pair{4, 1}, std::pair{2, 2}, std::pair{0, 4}}) {
+    const auto [other_data, other_target] = batches(num_workers, world_size);
+    REQUIRE(torch::equal(data, other_data));
+    REQUIRE(torch::equal(target, other_target));
+  }
+  // And what get() gives, example by example.
+  DistributedSampler sampler(96, 0, 1);
+  sampler.set_epoch(3);
+  for (int64_t i = 0; i < 96; ++i) {
+    const auto example = dataset->get_for_epoch(sampler.index_at(i), 3);
+    REQUIRE(torch::equal(data[i], example.data));
+    REQUIRE(target[i].item<int64_t>() == example.target.item<int64_t>());
+  }
+  DataLoader loader(dataset, sampler, kCpu, {.batch_size = 8});
+  const auto format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  REQUIRE(loader.next().data.is_contiguous(format));
+}
+
+TEST_CASE("a batch is the training loop's own: later batches do not touch it", "[loader]") {
+  auto dataset =
+      ddp::make_dataset({.path = DDP_SOURCE_DIR "/data/cifar10-sample", .num_samples = 64});
+  DataLoader loader(dataset, DistributedSampler(64, 0, 1), kCpu,
+                    {.batch_size = 8, .prefetch_batches = 1});
+  std::vector<ddp::Batch> kept;
+  std::vector<torch::Tensor> copies;
+  for (int i = 0; i < 20; ++i) {
+    kept.push_back(loader.next());
+    copies.push_back(kept.back().data.clone());
+  }
+  for (size_t i = 0; i < kept.size(); ++i) {
+    REQUIRE(torch::equal(kept[i].data, copies[i]));
+  }
+}
+
+TEST_CASE("a ddp::Dataset without a layout is collated by stacking", "[loader]") {
+  struct Plain : ddp::Dataset {
+    int64_t size() const override { return 10; }
+    ddp::Example get(int64_t index) const override {
+      return {torch::full({2, 3}, double(index)), torch::tensor(index)};
+    }
+  };
+  std::shared_ptr<ddp::Dataset> dataset = std::make_shared<Plain>();
+  DataLoader loader(dataset, DistributedSampler(10, 0, 1, {.shuffle = false}), kCpu,
+                    {.batch_size = 4});
+  const auto batch = loader.next();
+  REQUIRE(batch.size() == 4);
+  REQUIRE(torch::equal(batch.target, torch::arange(4)));
+  REQUIRE(torch::equal(batch.data.select(1, 0).select(1, 0), torch::arange(4).to(torch::kFloat)));
+}
+
+TEST_CASE("loaders of a wrong sampler and impossible settings are refused", "[loader]") {
+  auto dataset = std::make_shared<Numbers>(10);
+  auto error = [&](const DistributedSampler& sampler, const LoaderOptions& options) {
+    return message_of<ddp::SettingsError>([&] { NumberLoader(dataset, sampler, kCpu, options); });
+  };
+  const DistributedSampler sampler(10, 0, 1);
+  REQUIRE(contains(error(DistributedSampler(11, 0, 1), {}), "11 samples, the data set has 10"));
+  REQUIRE(contains(error(sampler, {.batch_size = 0}), "loader.batch_size=0"));
+  REQUIRE(contains(error(sampler, {.batch_size = -3}), "loader.batch_size=-3"));
+  REQUIRE(contains(error(sampler, {.num_workers = -1}), "loader.num_workers=-1"));
+  REQUIRE(contains(error(sampler, {.prefetch_batches = 0}), "loader.prefetch_batches=0"));
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <set>
+#include <sstream>
+
+#include "data/image_transform.hpp"
+#include "data/jpeg.hpp"
+#include "data/tar_index.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/data/dataset.hpp"
+#include "support/catch.hpp"
+#include "unit/data/data_test_support.hpp"
+#include "unit/data/tar_writer.hpp"
+
+namespace fs = std::filesystem;
+using data_test::contains;
+using data_test::message_of;
+using data_test::TempFolder;
+using ddp::DataOptions;
+using ddp::make_dataset;
+using ddp::Split;
+
+namespace {
+
+const std::string kSample = DDP_SOURCE_DIR "/data/cifar10-sample";
+
+// The JPEG files of the sample's test shard.
+std::string sample_jpeg(size_t number) {
+  const ddp::detail::DataFile file(kSample + "/test-000.tar");
+  const auto entry = ddp::detail::read_tar_index(file).at(number);
+  std::string bytes(static_cast<size_t>(entry.size), '\0');
+  file.read_at(entry.offset, bytes.data(), entry.size);
+  return bytes;
+}
+
+std::string cifar_file(int first_label, int num_records) {
+  std::string bytes;
+  for (int i = 0; i < num_records; ++i) {
+    bytes += static_cast<char>((first_label + i) % 10);
+    for (int v = 0; v < 3072; ++v) {
+      bytes += static_cast<char>((v / 1024 * 80 + v % 1024 % 32 + i) % 256);
+    }
+  }
+  return bytes;
+}
+
+void write_cifar(const fs::path& folder, int num_records) {
+  for (int i = 1; i <= 5; ++i) {
+    data_test::write_file(folder / ("data_batch_" + std::to_string(i) + ".bin"),
+                          cifar_file(i, num_records));
+  }
+  data_test::write_file(folder / "test_batch.bin", cifar_file(0, num_records));
+}
+
+// What a data set of three JPEG files does whose second has the contents `second`.
+fs::path three_images(const TempFolder& folder, const std::string& second) {
+  const std::string bytes =
+      data_test::tar_entry("0.jpg", sample_jpeg(0)) + data_test::tar_entry("0.cls", "0") +
+      data_test::tar_entry("1.jpg", second) + data_test::tar_entry("1.cls", "1\n") +
+      data_test::tar_entry("2.jpg", sample_jpeg(2)) + data_test::tar_entry("2.cls", "2");
+  data_test::write_file(folder.path() / "train.tar", bytes + data_test::tar_end());
+  return folder.path();
+}
+
+}  // namespace
+
+TEST_CASE("the embedded sample is balanced and complete", "[dataset]") {
+  for (auto [split, size] : {std::pair{Split::Train, 3000}, std::pair{Split::Test, 800}}) {
+    const auto dataset = make_dataset({.path = kSample}, split);
+    REQUIRE(dataset->size() == size);
+    REQUIRE(dataset->num_classes() == 10);
+    std::vector<int> count(10, 0);
+    for (int64_t i = 0; i < size; ++i) {
+      const auto example = dataset->get(i);
+      ++count.at(static_cast<size_t>(example.target.item<int64_t>()));
+      if (i == 0) {
+        REQUIRE(example.data.sizes() == at::IntArrayRef({3, 32, 32}));
+      }
+    }
+    REQUIRE(count == std::vector<int>(10, size / 10));
+  }
+}
+
+TEST_CASE("JPEG files decode and resize as Pillow does", "[jpeg]") {
+  std::ifstream golden(DDP_SOURCE_DIR "/tests/golden/image_golden.csv");
+  REQUIRE(golden);
+  const std::string bytes = sample_jpeg(0);
+  ddp::detail::RgbImage image;
+  ddp::detail::decode_jpeg({bytes.begin(), bytes.end()}, {"sample", 0}, 1, image);
+  REQUIRE(image.width == 32);
+  for (std::string line; std::getline(golden, line);) {
+    std::replace(line.begin(), line.end(), ',', ' ');
+    std::istringstream in(line);
+    std::string name;
+    int left, top, width, height, size;
+    in >> name >> left >> top >> width >> height >> size;
+    std::vector<float> resized;
+    if (size == 0) {
+      resized.assign(image.pixels.begin(), image.pixels.end());
+    } else {
+      ddp::detail::resample({image.pixels.data(), 32, 32},
+                            {double(left), double(top), double(width), double(height)}, size,
+                            resized);
+    }
+    for (float value : resized) {
+      int expected = 0;
+      REQUIRE(in >> expected);
+      // Pillow rounds to 8 bits after each of its two passes; decoding is exact.
+      REQUIRE(std::abs(value - static_cast<float>(expected)) <= (size == 0 ? 0.0f : 1.01f));
+    }
+  }
+}
+
+TEST_CASE("the official binary layout is read", "[dataset]") {
+  TempFolder folder;
+  write_cifar(folder.path() / "cifar-10-batches-bin", 3);
+  const DataOptions options{
+      .path = folder.path(), .augment = ddp::Augment::None, .mean = {0, 0, 0}, .std = {1, 1, 1}};
+  const auto train = make_dataset(options);
+  REQUIRE(train->size() == 15);
+  REQUIRE(make_dataset(options, Split::Test)->size() == 3);
+  const auto example = train->get(4);  // record 1 of data_batch_2
+  REQUIRE(example.target.item<int64_t>() == 3);
+  for (int c = 0; c < 3; ++c) {
+    for (int x : {0, 5, 31}) {
+      REQUIRE(example.data[c][7][x].item<float>() == static_cast<float>(c * 80 + x + 1) / 255.0f);
+    }
+  }
+  REQUIRE(make_dataset({.path = folder.path(), .num_samples = 7})->size() == 7);
+}
+
+TEST_CASE("damaged binary files are named with their offset", "[dataset]") {
+  TempFolder folder;
+  write_cifar(folder.path(), 2);
+  auto error = [&] {
+    return message_of<ddp::DataError>([&] { make_dataset({.path = folder.path()}); });
+  };
+  const auto path = folder.path() / "data_batch_3.bin";
+  const std::string good = data_test::read_file(path);
+  for (size_t length : {size_t{1}, size_t{3072}, size_t{3074}, good.size() - 1}) {
+    data_test::write_file(path, good.substr(0, length));
+    REQUIRE(contains(error(), "data_batch_3.bin is truncated"));
+    REQUIRE(contains(error(), "offset " + std::to_string(length / 3073 * 3073)));
+  }
+  std::string damaged = good;
+  damaged[3073] = static_cast<char>(damaged[3073] ^ 0x40);
+  data_test::write_file(path, damaged);
+  REQUIRE(contains(error(), "data_batch_3.bin at offset 3073: label 68"));
+  fs::remove(path);
+  REQUIRE(contains(error(), "cannot open data file " + path.string()));
+  fs::create_directory(path);
+  REQUIRE(contains(error(), "not a regular file"));
+}
+
+TEST_CASE("an image folder takes its classes from sorted folder names", "[dataset]") {
+  TempFolder folder;
+  for (auto [name, number] :
+       {std::pair{"train/zebra/b.jpg", 0}, std::pair{"train/ant/x.JPEG", 1},
+        std::pair{"train/zebra/sub/a.jpg", 2}, std::pair{"val/ant/v.jpg", 3}}) {
+    data_test::write_file(folder.path() / name, sample_jpeg(static_cast<size_t>(number)));
+  }
+  data_test::write_file(folder.path() / "train/ant/notes.txt", "no image");
+  const auto train = make_dataset({.path = folder.path()});
+  REQUIRE(train->size() == 3);
+  REQUIRE(train->num_classes() == 2);
+  REQUIRE(train->get(0).target.item<int64_t>() == 0);
+  REQUIRE(train->get(1).target.item<int64_t>() == 1);
+  REQUIRE(make_dataset({.path = folder.path()}, Split::Test)->size() == 1);
+  fs::create_directory(folder.path() / "train/empty");
+  REQUIRE(contains(message_of<ddp::DataError>([&] { make_dataset({.path = folder.path()}); }),
+                   "empty holds no .jpg"));
+}
+
+TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
+  const auto cache = GENERATE(ddp::CachePolicy::Ram, ddp::CachePolicy::Off);
+  const std::string good = sample_jpeg(1);
+  auto error = [&](const std::string& second, int64_t max_pixels = 1'000'000) {
+    TempFolder folder;
+    const DataOptions options{.path = three_images(folder, second),
+                              .image_size = 32,
+                              .augment = ddp::Augment::None,
+                              .cache = cache,
+                              .max_pixels = max_pixels};
+    return message_of<ddp::DataError>([&] { make_dataset(options)->get(1); });
+  };
+  REQUIRE(error(good).empty());
+  const std::string at = "train.tar at offset 3072: ";  // 0.jpg and 0.cls take 512 + 1024 + 1024
+  const std::string png = error("\x89PNG\r\n and more");
+  REQUIRE(contains(png, at + "not a JPEG image (starts with 89 50 4e 47"));
+  REQUIRE(contains(error(""), "not a JPEG image (is empty"));
+  for (size_t length : {size_t{4}, size_t{300}, good.size() / 2 + 200, good.size() - 20}) {
+    const std::string message = error(good.substr(0, length));
+    INFO(length << " of " << good.size() << ": " << message);
+    REQUIRE(contains(message, at + "corrupt"));
+  }
+  REQUIRE(contains(error(good, 1023), "JPEG of 32 x 32 pixels; data.max_pixels allows 1023"));
+  // A flipped bit may still be a picture; it must end in a picture or in a DataError.
+  for (size_t byte = 2; byte < good.size(); byte += 7) {
+    std::string damaged = good;
+    damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte % 8)));
+    (void)error(damaged);
+  }
+}
+
+TEST_CASE("skipping takes the next good image everywhere alike and keeps the limit", "[dataset]") {
+  const auto cache = GENERATE(ddp::CachePolicy::Ram, ddp::CachePolicy::Off);
+  TempFolder folder;
+  DataOptions options{.path = three_images(folder, "no image"),
+                      .image_size = 32,
+                      .augment = ddp::Augment::None,
+                      .corrupt = ddp::CorruptPolicy::Skip,
+                      .max_corrupt_fraction = 0.34,
+                      .cache = cache};
+  const auto dataset = make_dataset(options);
+  const auto replaced = dataset->get(1);
+  REQUIRE(replaced.target.item<int64_t>() == 2);
+  REQUIRE(torch::equal(replaced.data, dataset->get(2).data));
+  REQUIRE(dataset->num_skipped() == 1);
+  (void)dataset->get(1);
+  REQUIRE(dataset->num_skipped() == 1);
+  options.max_corrupt_fraction = 0.33;
+  const auto message = message_of<ddp::DataError>([&] { make_dataset(options)->get(1); });
+  REQUIRE(contains(message, "max_corrupt_fraction=0.33 of 3 allows 0"));
+  REQUIRE(contains(message, "train.tar at offset 3072"));
+}
+
+TEST_CASE("a tar data set needs its labels", "[dataset]") {
+  TempFolder folder;
+  auto error = [&](const std::string& entries) {
+    data_test::write_file(folder.path() / "train-000.tar", entries + data_test::tar_end());
+    return message_of<ddp::DataError>([&] { make_dataset({.path = folder.path()}); });
+  };
+  const std::string jpeg = sample_jpeg(0);
+  REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg)), "no 0.cls beside 0.jpg"));
+  REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg) + data_test::tar_entry("0.cls", "x")),
+                   "decimal label"));
+  REQUIRE(contains(error(""), "no samples"));
+  data_test::write_file(folder.path() / "classes.txt", "cat\ndog\n");
+  REQUIRE(error(data_test::tar_entry("dog/0.jpg", jpeg)).empty());
+  REQUIRE(make_dataset({.path = folder.path()})->get(0).target.item<int64_t>() == 1);
+  REQUIRE(
+      contains(error(data_test::tar_entry("cow/0.jpg", jpeg)), "class cow is not in classes.txt"));
+  const auto few = message_of<ddp::DataError>([&] {
+    error(data_test::tar_entry("dog/0.jpg", jpeg));
+    make_dataset({.path = folder.path(), .num_classes = 1});
+  });
+  REQUIRE(contains(few, "label 1 does not fit data.num_classes=1"));
+}
+
+TEST_CASE("a shard cut while training is an error, not a crash", "[dataset]") {
+  TempFolder folder;
+  DataOptions options{.path = three_images(folder, sample_jpeg(1)),
+                      .image_size = 32,
+                      .augment = ddp::Augment::None,
+                      .cache = ddp::CachePolicy::Off};
+  const auto dataset = make_dataset(options);
+  REQUIRE_NOTHROW(dataset->get(2));
+  fs::resize_file(folder.path() / "train.tar", 1000);
+  REQUIRE(contains(message_of<ddp::DataError>([&] { dataset->get(2); }), "it ends at offset"));
+}
+
+TEST_CASE("settings of data that cannot be are refused by name", "[dataset]") {
+  auto settings = [](const DataOptions& options) {
+    return message_of<ddp::SettingsError>([&] { make_dataset(options); });
+  };
+  REQUIRE(contains(settings({.path = kSample, .min_scale = 0.9, .max_scale = 0.5}),
+                   "data.min_scale=0.9"));
+  REQUIRE(contains(settings({.path = kSample, .mean = {0.5}}), "data.mean has 1 values"));
+  REQUIRE(contains(settings({.path = kSample, .std = {1, 1, 0}}), "data.std"));
+  REQUIRE(contains(settings({.path = kSample, .eval_resize = 16}), "data.eval_resize=16"));
+  REQUIRE(contains(
+      settings({.path = kSample, .augment = ddp::Augment::PadCrop, .cache = ddp::CachePolicy::Off}),
+      "data.cache=ram"));
+  REQUIRE(contains(message_of<ddp::DataError>([] { make_dataset({.path = "/no/such"}); }),
+                   "data.path=/no/such does not exist"));
+  TempFolder empty;
+  REQUIRE(contains(message_of<ddp::DataError>([&] { make_dataset({.path = empty.path()}); }),
+                   "none of the known layouts"));
+}
