@@ -28,8 +28,12 @@ class Rendezvous {
   virtual std::string bind_address() = 0;
   /// A fixed port, or 0 to let the system choose.
   virtual int bind_port() { return 0; }
-  /// Rank 0: makes `contact` known to all ranks. Others: returns rank 0's contact. Throws
-  /// PeerLostError after `timeout`.
+  /// The job's secret where all ranks know it already (DDP_SECRET). Empty: rank 0 makes a random
+  /// one, which then travels as a part of the contact, over a way that strangers cannot read.
+  virtual std::string secret() { return {}; }
+  /// Rank 0: makes `contact` known to all ranks. Others: returns rank 0's contact, an empty text
+  /// where it is not known yet; called again (with the time left) while rank 0 cannot be reached
+  /// there. Throws PeerLostError after `timeout`.
   virtual std::string exchange(int rank, const std::string& contact,
                                std::chrono::milliseconds timeout) = 0;
 };
@@ -39,6 +43,10 @@ struct ControlPlaneOptions {
   std::chrono::milliseconds heartbeat_interval{5'000};
   int heartbeat_misses = 3;  ///< a peer silent for interval * misses counts as lost
   std::chrono::milliseconds collective_timeout{600'000};
+  std::string
+      bind_address;  ///< of rank 0; empty chooses what peers can reach, loopback on one node
+  std::string
+      rendezvous_folder;  ///< shared by all nodes, for Slurm without MPI; empty: see rendezvous.hpp
 };
 
 /// Why the job fails, as the first rank that knew told it.

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// One authenticated connection of the control plane.
+//
+// Handshake, H = HMAC-SHA256 with the job's secret:
+//   rank 0 -> peer   "DDPCTL1\n" nonce_s[32]
+//   peer -> rank 0   "DDPCTL1\n" length[4] hello H("hello" nonce_s hello)
+//   hello            nonce_c[32] generation[8] rank[4] world_size[4] pid[4] host
+// Both then hold the session key H("session" nonce_s nonce_c). A frame is
+//   length[4] type[1] generation[8] counter[8] payload mac[32]
+// with the mac by the session key over the direction and all before it. The counter makes a frame
+// that is replayed, dropped or swapped show; nothing of a frame is looked at before its mac is
+// right.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tcp_socket.hpp"
+
+namespace ddp::detail {
+
+inline constexpr std::string_view kMagic = "DDPCTL1\n";
+inline constexpr std::size_t kNonceBytes = 32;
+inline constexpr std::size_t kMaxHelloBytes = 1024;
+inline constexpr std::size_t kMaxValueBytes = 1 << 20;  ///< of a collective's value
+inline constexpr std::size_t kMaxPayloadBytes = kMaxValueBytes + 4096;
+
+enum class FrameType : uint8_t { Welcome, Heartbeat, Progress, Contribution, Result, Failure };
+
+struct Frame {
+  FrameType type = FrameType::Heartbeat;
+  std::string payload;
+};
+
+/// Who a peer says it is; believed once its mac is right.
+struct Hello {
+  std::string nonce;
+  uint64_t generation = 0;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  uint32_t pid = 0;
+  std::string host;
+};
+
+std::string encode_hello(const Hello& hello);
+/// False where the bytes are no hello.
+bool decode_hello(std::string_view bytes, Hello& hello);
+
+enum class Side { Hub, Leaf };
+
+class ControlChannel {
+ public:
+  ControlChannel(UniqueFd fd, Side side, std::string session_key, uint64_t generation);
+
+  int fd() const { return fd_.get(); }
+  void queue(FrameType type, std::string_view payload);
+  bool wants_to_write() const { return !outgoing_.empty(); }
+  /// Closed where the peer is gone; never blocks.
+  IoStatus flush();
+  /// Appends complete frames to `frames`. Closed where the peer is gone or sent a false frame
+  /// (`problem()` tells which); never blocks.
+  IoStatus receive(std::vector<Frame>& frames);
+  const std::string& problem() const { return problem_; }
+
+ private:
+  std::string mac_of(char direction, std::string_view bytes) const;
+  bool take_frame(std::vector<Frame>& frames);
+
+  UniqueFd fd_;
+  Side side_;
+  std::string session_key_;
+  uint64_t generation_;
+  uint64_t num_sent_ = 0, num_received_ = 0;
+  std::string incoming_, outgoing_;
+  std::string problem_;
+};
+
+/// Rank 0's side of a handshake: at most kMaxHelloBytes and a few are kept of a peer that has not
+/// proved anything yet.
+class PendingPeer {
+ public:
+  PendingPeer(UniqueFd fd, SteadyTime deadline);
+
+  int fd() const { return fd_.get(); }
+  SteadyTime deadline() const { return deadline_; }
+  enum class State { Waiting, Accepted, Refused };
+  /// Reads what arrived. Accepted: hello() is authentic and take_channel() may be called.
+  State advance(const std::string& secret);
+  const Hello& hello() const { return hello_; }
+  ControlChannel take_channel(const std::string& secret, uint64_t generation);
+
+ private:
+  UniqueFd fd_;
+  SteadyTime deadline_;
+  std::string nonce_;
+  std::string incoming_, outgoing_;
+  Hello hello_;
+};
+
+/// A peer's side: connects and sends its hello; rank 0's first frame proves that it was accepted.
+/// Throws std::runtime_error with the reason where that fails before `deadline`.
+ControlChannel connect_to_hub(const std::string& host, int port, const std::string& secret,
+                              Hello hello, SteadyTime deadline);
+
+}  // namespace ddp::detail

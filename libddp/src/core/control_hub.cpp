@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/control_hub.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "core/byte_codec.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A stranger may hold a connection this long, and this many of them may.
+constexpr std::chrono::seconds kHandshakeTimeout{5};
+constexpr std::size_t kMaxNewcomers = 512;
+// How long a rendezvous that failed stays to tell the ranks that come late.
+constexpr std::chrono::seconds kFarewell{1};
+
+std::string join(const std::vector<int>& ranks) {
+  constexpr std::size_t kShown = 64;
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i) {
+    text += concat(i == 0 ? "" : ", ", ranks[i]);
+  }
+  return ranks.size() > kShown ? concat(text, ", … (", ranks.size(), " in all)") : text;
+}
+
+}  // namespace
+
+ControlHub::ControlHub(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
+                       Listener listener, std::string secret, uint64_t generation)
+    : ControlPlaneBase(launch, options),
+      listener_(std::move(listener)),
+      secret_(std::move(secret)),
+      generation_(generation),
+      rendezvous_deadline_(Clock::now() + options.rendezvous_timeout),
+      peers_(static_cast<std::size_t>(launch.world_size)) {
+  peers_[0].host = host_;
+  peers_[0].pid = static_cast<uint32_t>(getpid());
+  start_thread();
+}
+
+ControlHub::~ControlHub() {
+  leave_without_closing();
+  stop_thread();
+}
+
+void ControlHub::wait_for_all() {
+  std::unique_lock lock(mutex_);
+  // The background thread ends the wait: with everybody here or with the reason why not.
+  changed_.wait(lock, [this] { return complete_ || failure_.failed(); });
+  if (complete_ && !failure_.failed()) {
+    return;
+  }
+  if (failure_.get().exit_code == ExitCode::Settings) {  // who is still on the way is told too
+    changed_.wait_until(lock, Clock::now() + kFarewell,
+                        [this] { return num_joined() == world_size_ && failure_was_delivered(); });
+  }
+  throw_failure(failure_.get());
+}
+
+void ControlHub::add_sockets(std::vector<pollfd>& watched) {
+  watched.push_back({listener_.fd.get(), POLLIN, 0});
+  for (const auto& newcomer : newcomers_) {
+    watched.push_back({newcomer.fd(), POLLIN, 0});
+  }
+  for (const auto& peer : peers_) {
+    if (peer.channel) {
+      const int events = POLLIN | (peer.channel->wants_to_write() ? POLLOUT : 0);
+      watched.push_back({peer.channel->fd(), static_cast<short>(events), 0});
+    }
+  }
+}
+
+void ControlHub::serve(SteadyTime now) {
+  accept_newcomers(now);
+  greet_newcomers(now);
+  for (int rank = 1; rank < world_size_; ++rank) {
+    if (peers_[static_cast<std::size_t>(rank)].channel) {
+      serve_peer(rank, now);
+    }
+  }
+  refused_.remove_if([now](Refused& refused) {
+    return refused.channel.flush() != IoStatus::WouldBlock || now >= refused.deadline;
+  });
+  if (now >= next_heartbeat_) {
+    next_heartbeat_ = now + options_.heartbeat_interval;
+    broadcast_frame(FrameType::Heartbeat, {});
+  }
+  check_limits(now);
+  if (failure_.failed() || closing_) {
+    changed_.notify_all();
+  }
+}
+
+void ControlHub::accept_newcomers(SteadyTime now) {
+  for (int i = 0; i < 64; ++i) {
+    UniqueFd fd = accept_tcp(listener_.fd.get());
+    if (!fd.valid()) {
+      return;
+    }
+    // Under a flood the oldest stranger makes room; a rank that is thrown out tries again.
+    if (newcomers_.size() >= kMaxNewcomers) {
+      newcomers_.pop_front();
+    }
+    newcomers_.emplace_back(std::move(fd), now + kHandshakeTimeout);
+  }
+}
+
+void ControlHub::greet_newcomers(SteadyTime now) {
+  for (auto newcomer = newcomers_.begin(); newcomer != newcomers_.end();) {
+    const auto state = newcomer->advance(secret_);
+    if (state == PendingPeer::State::Accepted) {
+      admit(*newcomer, now);
+    }
+    const bool done = state != PendingPeer::State::Waiting || now >= newcomer->deadline();
+    newcomer = done ? newcomers_.erase(newcomer) : std::next(newcomer);
+  }
+}
+
+// Why a process that knows the secret cannot be the rank it says; empty where it can.
+std::string ControlHub::objection_to(const Hello& hello) const {
+  const std::string who = concat(hello.host, ":", hello.pid);
+  if (hello.world_size != static_cast<uint32_t>(world_size_)) {
+    return concat("ranks disagree about the size of the job: rank ", hello.rank, " (", who,
+                  ") has WORLD_SIZE ", hello.world_size, ", rank 0 (", host_, ":", getpid(),
+                  ") has ", world_size_, "; start all ranks with the same number");
+  }
+  if (hello.rank >= hello.world_size) {
+    return concat("rank ", hello.rank, " (", who, ") is not below WORLD_SIZE ", world_size_,
+                  "; ranks run from 0 to ", world_size_ - 1);
+  }
+  const auto& peer = peers_[hello.rank];
+  if (hello.rank == 0 || peer.pid != 0) {
+    return concat("two processes claim rank ", hello.rank, ": ", peer.host, ":", peer.pid, " and ",
+                  who, "; give every process its own RANK, and every job its own port");
+  }
+  return {};
+}
+
+void ControlHub::admit(PendingPeer& newcomer, SteadyTime now) {
+  const Hello hello = newcomer.hello();
+  ControlChannel channel = newcomer.take_channel(secret_, hello.generation);
+  if (hello.generation != generation_) {
+    refuse(std::move(channel), "this process belongs to another start of the job", now);
+    return;
+  }
+  if (const auto objection = objection_to(hello); !objection.empty()) {
+    refuse(std::move(channel), objection, now);
+    if (!complete_ && !failure_.failed()) {  // a running job does not mind who comes too late
+      fail_job(ExitCode::Settings, objection);
+    }
+    return;
+  }
+  auto& peer = peers_[hello.rank];
+  peer.channel.emplace(std::move(channel));
+  peer.host = hello.host;
+  peer.pid = hello.pid;
+  peer.last_heard = now;
+  peer.channel->queue(FrameType::Heartbeat, {});  // the proof that it was accepted
+  if (failure_.failed()) {
+    peer.channel->queue(FrameType::Failure, encode_cause(failure_.get()));
+  } else if (num_joined() == world_size_) {
+    complete_ = true;
+    broadcast_frame(FrameType::Welcome, host_);
+    changed_.notify_all();
+  }
+  peer.channel->flush();
+}
+
+void ControlHub::refuse(ControlChannel channel, const std::string& message, SteadyTime now) {
+  FailureCause cause;
+  cause.message = message;
+  cause.exit_code = ExitCode::Settings;
+  channel.queue(FrameType::Failure, encode_cause(cause));
+  if (channel.flush() == IoStatus::WouldBlock) {
+    refused_.push_back({std::move(channel), now + kHandshakeTimeout});
+  }
+}
+
+int ControlHub::num_joined() const {
+  return static_cast<int>(
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.pid != 0; }));
+}
+
+void ControlHub::serve_peer(int rank, SteadyTime now) {
+  auto& peer = peers_[static_cast<std::size_t>(rank)];
+  std::vector<Frame> frames;
+  const IoStatus status = peer.channel->receive(frames);
+  if (!frames.empty()) {
+    peer.last_heard = now;
+  }
+  for (const auto& frame : frames) {
+    handle(rank, frame);
+  }
+  if (status == IoStatus::Closed) {
+    lose(rank, peer.channel->problem().empty()
+                   ? "its connection closed without a word (killed, crashed, or its host failed)"
+                   : peer.channel->problem());
+    return;
+  }
+  peer.channel->flush();  // a broken connection shows when it is read
+}
+
+void ControlHub::handle(int rank, const Frame& frame) {
+  auto& peer = peers_[static_cast<std::size_t>(rank)];
+  if (frame.type == FrameType::Progress) {
+    ByteReader reader(frame.payload);
+    peer.step = reader.signed_number();
+    peer.where = reader.text();
+  } else if (frame.type == FrameType::Contribution) {
+    Contribution contribution;
+    if (decode_contribution(frame.payload, contribution)) {
+      note_contribution(rank, std::move(contribution));
+    }
+  } else if (frame.type == FrameType::Failure) {
+    FailureCause cause;
+    if (decode_cause(frame.payload, cause) && !failure_.failed()) {
+      send_failure(cause);
+    }
+  }
+}
+
+void ControlHub::contribute(Contribution contribution) {
+  note_contribution(0, std::move(contribution));
+}
+
+void ControlHub::note_contribution(int rank, Contribution contribution) {
+  auto [found, is_new] = rounds_.try_emplace(contribution.sequence);
+  Round& round = found->second;
+  if (is_new) {
+    round.kind = contribution.kind;
+    round.root = contribution.root;
+    round.first_rank = rank;
+    round.deadline = Clock::now() + options_.collective_timeout;
+    round.values.resize(static_cast<std::size_t>(world_size_));
+  }
+  if (round.kind != contribution.kind || round.root != contribution.root) {
+    fail_job(
+        ExitCode::Mismatch,
+        concat("ranks took different ways: rank ", rank, " called ", to_string(contribution.kind),
+               " (root ", contribution.root, ") where rank ", round.first_rank, " called ",
+               to_string(round.kind), " (root ", round.root, ") on the control plane"));
+    return;
+  }
+  auto& value = round.values[static_cast<std::size_t>(rank)];
+  if (value) {
+    return;  // cannot happen: every rank counts its own calls
+  }
+  value = std::move(contribution.value);
+  if (++round.num_arrived == world_size_) {
+    finish_round(contribution.sequence, round);
+    rounds_.erase(found);
+  }
+}
+
+void ControlHub::finish_round(uint64_t sequence, Round& round) {
+  closing_ = closing_ || round.kind == CollectiveKind::Close;
+  // An all_gather of many ranks exceeds a frame: every value travels in its own.
+  const bool all = round.kind == CollectiveKind::AllGather;
+  const uint32_t num_parts = all ? static_cast<uint32_t>(world_size_) : 1;
+  for (uint32_t part = 0; part < num_parts; ++part) {
+    const auto& value = *round.values[all ? part : round.root];
+    ByteWriter writer;
+    writer.number(sequence).number(part).number(num_parts).text(value);
+    broadcast_frame(FrameType::Result, writer.take());
+    note_result_part(sequence, part, num_parts, value);
+  }
+}
+
+void ControlHub::broadcast_frame(FrameType type, const std::string& payload) {
+  for (auto& peer : peers_) {
+    if (peer.channel) {
+      peer.channel->queue(type, payload);
+      if (peer.channel->flush() == IoStatus::WouldBlock) {
+        wake_.notify();
+      }
+    }
+  }
+}
+
+void ControlHub::send_failure(const FailureCause& cause) {
+  if (failure_.set(cause)) {
+    first_cause_is_ours_ = true;
+    broadcast_frame(FrameType::Failure, encode_cause(cause));
+    changed_.notify_all();
+  }
+}
+
+bool ControlHub::failure_was_delivered() const {
+  return std::none_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return peer.channel && peer.channel->wants_to_write();
+  });
+}
+
+void ControlHub::lose(int rank, const std::string& why) {
+  auto& peer = peers_[static_cast<std::size_t>(rank)];
+  peer.channel.reset();
+  if (closing_ || failure_.failed()) {
+    return;
+  }
+  FailureCause cause;
+  cause.rank = rank;
+  cause.host = peer.host;
+  cause.step = peer.step;
+  cause.where = peer.where;
+  cause.message = why;
+  send_failure(cause);
+}
+
+void ControlHub::fail_job(ExitCode code, const std::string& message) {
+  FailureCause cause;  // of no single rank
+  cause.message = message;
+  cause.exit_code = code;
+  send_failure(cause);
+}
+
+void ControlHub::check_limits(SteadyTime now) {
+  if (failure_.failed() || closing_) {
+    return;
+  }
+  for (int rank = 1; rank < world_size_; ++rank) {
+    const auto& peer = peers_[static_cast<std::size_t>(rank)];
+    if (peer.channel && now - peer.last_heard > dead_after()) {
+      lose(rank, concat("no sign of life for ", dead_after().count(),
+                        " ms (frozen, or its host or network is down)"));
+      return;
+    }
+  }
+  if (!complete_ && now >= rendezvous_deadline_) {
+    std::vector<int> missing;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (peers_[static_cast<std::size_t>(rank)].pid == 0) {
+        missing.push_back(rank);
+      }
+    }
+    fail_job(ExitCode::PeerLost,
+             concat("rendezvous: ", num_joined(), " of ", world_size_, " ranks came within ",
+                    options_.rendezvous_timeout.count(), " ms; missing: ", join(missing),
+                    "; see what those ranks printed, or raise control_plane.rendezvous_timeout"));
+    return;
+  }
+  for (const auto& [sequence, round] : rounds_) {
+    if (now >= round.deadline) {
+      std::vector<int> missing;
+      for (int rank = 0; rank < world_size_; ++rank) {
+        if (!round.values[static_cast<std::size_t>(rank)]) {
+          missing.push_back(rank);
+        }
+      }
+      fail_job(ExitCode::PeerLost,
+               concat("control plane: ", to_string(round.kind), " waited ",
+                      options_.collective_timeout.count(), " ms for rank ", join(missing)));
+      return;
+    }
+  }
+}
+
+void ControlHub::wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) {
+  // Closing first could cut off what a peer has not read yet.
+  changed_.wait_until(lock, Clock::now() + std::chrono::seconds(2), [this] {
+    return std::none_of(peers_.begin(), peers_.end(),
+                        [](const Peer& peer) { return peer.channel.has_value(); });
+  });
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rank 0's control plane: the middle of the star.
+#pragma once
+
+#include <list>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/control_plane_base.hpp"
+
+namespace ddp::detail {
+
+class ControlHub final : public ControlPlaneBase {
+ public:
+  /// `listener` is bound already. wait_for_all() ends the rendezvous.
+  ControlHub(const LaunchEnvironment& launch, const ControlPlaneOptions& options, Listener listener,
+             std::string secret, uint64_t generation);
+  ~ControlHub() override;
+
+  /// Returns when every rank has joined; throws PeerLostError naming those that did not.
+  void wait_for_all();
+
+ private:
+  struct Peer {
+    std::optional<ControlChannel> channel;
+    std::string host;
+    uint32_t pid = 0;
+    SteadyTime last_heard{};
+    int64_t step = -1;
+    std::string where;
+  };
+  struct Round {
+    CollectiveKind kind = CollectiveKind::Barrier;
+    uint32_t root = 0;
+    int first_rank = 0;
+    SteadyTime deadline{};
+    std::vector<std::optional<std::string>> values;
+    int num_arrived = 0;
+  };
+  struct Refused {
+    ControlChannel channel;
+    SteadyTime deadline;
+  };
+
+  void contribute(Contribution contribution) override;
+  void send_progress() override {}
+  void send_failure(const FailureCause& cause) override;
+  bool failure_was_delivered() const override;
+  void add_sockets(std::vector<pollfd>& watched) override;
+  void serve(SteadyTime now) override;
+  void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) override;
+
+  void accept_newcomers(SteadyTime now);
+  void greet_newcomers(SteadyTime now);
+  void admit(PendingPeer& newcomer, SteadyTime now);
+  void refuse(ControlChannel channel, const std::string& message, SteadyTime now);
+  std::string objection_to(const Hello& hello) const;
+  void serve_peer(int rank, SteadyTime now);
+  void handle(int rank, const Frame& frame);
+  void note_contribution(int rank, Contribution contribution);
+  void finish_round(uint64_t sequence, Round& round);
+  void lose(int rank, const std::string& why);
+  void check_limits(SteadyTime now);
+  void fail_job(ExitCode code, const std::string& message);
+  void broadcast_frame(FrameType type, const std::string& payload);
+  int num_joined() const;
+
+  Listener listener_;
+  const std::string secret_;
+  const uint64_t generation_;
+  const SteadyTime rendezvous_deadline_;
+  bool complete_ = false;
+  std::vector<Peer> peers_;  // by rank; 0 is this process and has no channel
+  std::list<PendingPeer> newcomers_;
+  std::list<Refused> refused_;
+  std::map<uint64_t, Round> rounds_;
+  SteadyTime next_heartbeat_{};
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/control_leaf.hpp"
+
+#include <stdexcept>
+
+#include "core/byte_codec.hpp"
+
+namespace ddp::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+JoinedHub join_hub(const std::string& host, int port, const std::string& secret, const Hello& hello,
+                   SteadyTime deadline) {
+  JoinedHub hub{connect_to_hub(host, port, secret, hello, deadline), {}};
+  while (hub.frames.empty()) {
+    if (!wait_for(hub.channel.fd(), false, deadline)) {
+      throw std::runtime_error("rank 0 does not answer");
+    }
+    if (hub.channel.receive(hub.frames) == IoStatus::Closed && hub.frames.empty()) {
+      throw std::runtime_error(
+          "rank 0 refused the connection; is the job's secret (DDP_SECRET) the same on all ranks?");
+    }
+  }
+  return hub;
+}
+
+ControlLeaf::ControlLeaf(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
+                         JoinedHub hub)
+    : ControlPlaneBase(launch, options),
+      channel_(std::move(hub.channel)),
+      last_heard_(Clock::now()) {
+  for (const auto& frame : hub.frames) {
+    handle(frame);
+  }
+  start_thread();
+}
+
+ControlLeaf::~ControlLeaf() {
+  leave_without_closing();
+  stop_thread();
+}
+
+void ControlLeaf::wait_for_all() {
+  std::unique_lock lock(mutex_);
+  // Rank 0 watches the time and tells who is missing; its silence ends the wait too.
+  changed_.wait(lock, [this] { return complete_ || failure_.failed(); });
+  if (!complete_) {
+    throw_failure(failure_.get());
+  }
+}
+
+void ControlLeaf::send(FrameType type, const std::string& payload) {
+  if (!channel_) {
+    return;
+  }
+  channel_->queue(type, payload);
+  if (channel_->flush() == IoStatus::WouldBlock) {
+    wake_.notify();
+  }
+}
+
+void ControlLeaf::contribute(Contribution contribution) {
+  if (contribution.kind == CollectiveKind::Close) {
+    close_sequence_ = contribution.sequence;
+  }
+  send(FrameType::Contribution, encode_contribution(contribution));
+}
+
+void ControlLeaf::send_progress() {
+  ByteWriter writer;
+  send(FrameType::Progress, writer.signed_number(step_).text(where_.substr(0, 1024)).take());
+}
+
+void ControlLeaf::send_failure(const FailureCause& cause) {
+  // Not set here: rank 0 answers with the first cause of the whole job.
+  send(FrameType::Failure, encode_cause(cause));
+}
+
+void ControlLeaf::add_sockets(std::vector<pollfd>& watched) {
+  if (channel_) {
+    const int events = POLLIN | (channel_->wants_to_write() ? POLLOUT : 0);
+    watched.push_back({channel_->fd(), static_cast<short>(events), 0});
+  }
+}
+
+void ControlLeaf::serve(SteadyTime now) {
+  if (leaving_) {
+    channel_.reset();
+  }
+  if (!channel_) {
+    return;
+  }
+  std::vector<Frame> frames;
+  const IoStatus status = channel_->receive(frames);
+  if (!frames.empty()) {
+    last_heard_ = now;
+  }
+  for (const auto& frame : frames) {
+    handle(frame);
+  }
+  if (status == IoStatus::Closed) {
+    lose_hub(channel_->problem().empty()
+                 ? "its connection closed without a word (killed, crashed, or its host failed)"
+                 : channel_->problem());
+    return;
+  }
+  if (now >= next_heartbeat_) {
+    next_heartbeat_ = now + options_.heartbeat_interval;
+    channel_->queue(FrameType::Heartbeat, {});
+  }
+  channel_->flush();
+  if (now - last_heard_ > dead_after() && !failure_.failed() && !closing_) {
+    lose_hub(concat("no sign of life for ", dead_after().count(),
+                    " ms (frozen, or its host or network is down)"));
+  }
+}
+
+void ControlLeaf::handle(const Frame& frame) {
+  if (frame.type == FrameType::Welcome) {
+    complete_ = true;
+    hub_host_ = frame.payload;
+    changed_.notify_all();
+  } else if (frame.type == FrameType::Result) {
+    ByteReader reader(frame.payload);
+    const auto sequence = reader.number<uint64_t>();
+    const auto part = reader.number<uint32_t>();
+    const auto num_parts = reader.number<uint32_t>();
+    std::string value = reader.text();
+    if (reader.finished() && part < num_parts && num_parts <= static_cast<uint32_t>(world_size_)) {
+      closing_ = closing_ || sequence == close_sequence_;
+      note_result_part(sequence, part, num_parts, std::move(value));
+    }
+  } else if (frame.type == FrameType::Failure) {
+    FailureCause cause;
+    if (decode_cause(frame.payload, cause) && failure_.set(cause)) {
+      changed_.notify_all();
+    }
+  }
+}
+
+void ControlLeaf::lose_hub(const std::string& why) {
+  channel_.reset();
+  changed_.notify_all();
+  if (closing_ || failure_.failed()) {
+    return;
+  }
+  FailureCause cause;
+  cause.rank = 0;
+  cause.host = hub_host_;
+  cause.step = step_;
+  cause.where = where_;
+  cause.message = why;
+  if (failure_.set(cause)) {
+    first_cause_is_ours_ = true;
+    changed_.notify_all();
+  }
+}
+
+void ControlLeaf::wait_for_peers_to_leave(std::unique_lock<std::mutex>&) {
+  leaving_ = true;  // the background thread closes what it may be polling; rank 0 waits for this
+  wake_.notify();
+}
+
+}  // namespace ddp::detail

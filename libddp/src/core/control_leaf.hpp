@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The control plane of every rank but 0: one connection, to rank 0.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/control_plane_base.hpp"
+
+namespace ddp::detail {
+
+/// An authenticated connection and what rank 0 said first (at least one frame).
+struct JoinedHub {
+  ControlChannel channel;
+  std::vector<Frame> frames;
+};
+
+/// One attempt. Throws std::runtime_error with the reason where it fails before `deadline`.
+JoinedHub join_hub(const std::string& host, int port, const std::string& secret, const Hello& hello,
+                   SteadyTime deadline);
+
+class ControlLeaf final : public ControlPlaneBase {
+ public:
+  ControlLeaf(const LaunchEnvironment& launch, const ControlPlaneOptions& options, JoinedHub hub);
+  ~ControlLeaf() override;
+
+  /// Returns when every rank has joined; throws what rank 0 says, or PeerLostError.
+  void wait_for_all();
+
+ private:
+  void contribute(Contribution contribution) override;
+  void send_progress() override;
+  void send_failure(const FailureCause& cause) override;
+  bool failure_was_delivered() const override { return failure_.failed(); }
+  void add_sockets(std::vector<pollfd>& watched) override;
+  void serve(SteadyTime now) override;
+  void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) override;
+
+  void handle(const Frame& frame);
+  void send(FrameType type, const std::string& payload);
+  void lose_hub(const std::string& why);
+
+  std::optional<ControlChannel> channel_;
+  SteadyTime last_heard_;
+  SteadyTime next_heartbeat_{};
+  bool complete_ = false;
+  bool leaving_ = false;
+  std::string hub_host_;
+  std::optional<uint64_t> close_sequence_;
+};
+
+}  // namespace ddp::detail

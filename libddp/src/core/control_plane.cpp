@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/control_plane.hpp"
+
+#include <unistd.h>
+
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include "core/authentication.hpp"
+#include "core/byte_codec.hpp"
+#include "core/control_hub.hpp"
+#include "core/control_leaf.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using detail::concat;
+
+// One attempt to reach rank 0; also how long a stranger at its port can hold us up.
+constexpr std::chrono::seconds kAttemptTimeout{3};
+
+struct Contact {
+  std::string address;
+  int port = 0;
+  std::string secret;
+};
+
+bool parse_contact(const std::string& text, Contact& contact) {
+  std::istringstream words(text);
+  words >> contact.address >> contact.port;
+  std::string secret;
+  if (words >> secret) {
+    contact.secret = secret;
+  }
+  return !contact.address.empty() && contact.port > 0 && contact.port < 65536 &&
+         !contact.secret.empty();
+}
+
+// Of this start of the job: a process left over from an earlier one, with the same secret, has
+// another.
+uint64_t make_generation(const LaunchEnvironment& launch, const std::string& secret) {
+  const auto mac = detail::hmac_sha256(
+      secret, concat("generation ", launch.job_id, ' ', launch.step_id, ' ', launch.restart_count));
+  return detail::ByteReader(mac).number<uint64_t>();
+}
+
+detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& secret) {
+  detail::Hello hello;
+  hello.generation = make_generation(launch, secret);
+  hello.rank = static_cast<uint32_t>(launch.rank);
+  hello.world_size = static_cast<uint32_t>(launch.world_size);
+  hello.pid = static_cast<uint32_t>(getpid());
+  hello.host = detail::host_name();
+  return hello;
+}
+
+// Our port is taken. If it is by a rank 0 of this very job, that one hears of us and everybody is
+// told; whoever else it is, the user has to choose another port.
+[[noreturn]] void report_taken_port(const LaunchEnvironment& launch, const std::string& address,
+                                    int port, const std::string& secret) {
+  std::optional<FailureCause> answer;
+  try {
+    const auto hub = detail::join_hub(address, port, secret, make_hello(launch, secret),
+                                      Clock::now() + kAttemptTimeout);
+    FailureCause cause;
+    if (hub.frames.front().type == detail::FrameType::Failure &&
+        detail::decode_cause(hub.frames.front().payload, cause)) {
+      answer = cause;
+    }
+  } catch (const std::runtime_error&) {
+    // A stranger.
+  }
+  if (answer) {
+    detail::throw_failure(*answer);
+  }
+  throw SettingsError(concat("port ", port, " of ", address,
+                             ", where rank 0 is to listen, is already in use by another program; "
+                             "choose a free one (MASTER_PORT, or the rendezvous argument)"));
+}
+
+std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendezvous& rendezvous,
+                                         const ControlPlaneOptions& options) {
+  const std::string address = rendezvous.bind_address();
+  const std::string known_secret = rendezvous.secret();
+  const std::string secret =
+      known_secret.empty() ? detail::to_hex(detail::random_bytes(32)) : known_secret;
+  const int port = rendezvous.bind_port();
+  auto listener = detail::listen_tcp(address, port);
+  if (!listener) {
+    report_taken_port(launch, address, port, secret);
+  }
+  const std::string contact = concat(address, ' ', listener->port);
+  auto hub = std::make_unique<detail::ControlHub>(launch, options, std::move(*listener), secret,
+                                                  make_generation(launch, secret));
+  rendezvous.exchange(0, known_secret.empty() ? contact + " " + secret : contact,
+                      options.rendezvous_timeout);
+  hub->wait_for_all();
+  return hub;
+}
+
+std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rendezvous& rendezvous,
+                                          const ControlPlaneOptions& options) {
+  const auto deadline = Clock::now() + options.rendezvous_timeout;
+  std::string why = "nobody told where rank 0 is";
+  while (Clock::now() < deadline) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    Contact contact;
+    contact.secret = rendezvous.secret();
+    if (parse_contact(rendezvous.exchange(launch.rank, {}, left), contact)) {
+      try {
+        auto hub = detail::join_hub(contact.address, contact.port, contact.secret,
+                                    make_hello(launch, contact.secret),
+                                    std::min(deadline, Clock::now() + kAttemptTimeout));
+        auto leaf = std::make_unique<detail::ControlLeaf>(launch, options, std::move(hub));
+        leaf->wait_for_all();
+        return leaf;
+      } catch (const Error&) {
+        throw;  // rank 0 was reached and says what is wrong
+      } catch (const std::runtime_error& error) {
+        why = concat(contact.address, " port ", contact.port, ": ", error.what());
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  throw PeerLostError(concat("rendezvous: missing: 0; rank ", launch.rank,
+                             " did not reach rank 0 within ", options.rendezvous_timeout.count(),
+                             " ms (", why, ")"));
+}
+
+// The control plane of one.
+class SinglePlane final : public ControlPlane {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  std::string broadcast(const std::string& value, int) override { return value; }
+  std::vector<std::string> all_gather(const std::string& value) override { return {value}; }
+  void barrier() override {}
+  void set_progress(int64_t step, const std::string& where) override {
+    const std::lock_guard lock(mutex_);
+    step_ = step;
+    where_ = where;
+  }
+  void publish_failure(const FailureCause& cause) override {
+    FailureCause full = cause;
+    {
+      const std::lock_guard lock(mutex_);
+      full.rank = 0;
+      full.host = cause.host.empty() ? detail::host_name() : cause.host;
+      full.step = cause.step < 0 ? step_ : cause.step;
+      full.where = cause.where.empty() ? where_ : cause.where;
+    }
+    if (failure_.set(full)) {
+      log_error("first cause: " + full.to_line());
+      failure_.run_callbacks();
+    }
+  }
+  bool failed() const override { return failure_.failed(); }
+  FailureCause failure() const override { return failure_.get(); }
+  int add_failure_callback(std::function<void(const FailureCause&)> callback) override {
+    return failure_.add_callback(std::move(callback));
+  }
+  void remove_failure_callback(int token) override { failure_.remove_callback(token); }
+  void close() override {}
+
+ private:
+  std::mutex mutex_;
+  int64_t step_ = -1;
+  std::string where_;
+  detail::FailureBox failure_;
+};
+
+std::string shortened(const std::string& value) {
+  return value.size() <= 200 ? value : value.substr(0, 200) + "…";
+}
+
+}  // namespace
+
+std::unique_ptr<ControlPlane> ControlPlane::create(const LaunchEnvironment& launch,
+                                                   std::shared_ptr<Rendezvous> rendezvous,
+                                                   const ControlPlaneOptions& options) {
+  if (launch.world_size == 1) {
+    return std::make_unique<SinglePlane>();
+  }
+  DDP_CHECK(rendezvous != nullptr, "several ranks need a rendezvous");
+  return launch.rank == 0 ? create_hub(launch, *rendezvous, options)
+                          : create_leaf(launch, *rendezvous, options);
+}
+
+bool ControlPlane::agree_any(bool value) {
+  for (const auto& said : all_gather(value ? "1" : "0")) {
+    if (said == "1") {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string ControlPlane::require_equal(const std::string& what, const std::string& value) {
+  const auto values = all_gather(value);
+  for (std::size_t rank = 1; rank < values.size(); ++rank) {
+    if (values[rank] != values[0]) {
+      throw MismatchError(concat(what, " differs between ranks: '", shortened(values[0]),
+                                 "' on rank 0, '", shortened(values[rank]), "' on rank ", rank));
+    }
+  }
+  return values[0];
+}
+
+}  // namespace ddp

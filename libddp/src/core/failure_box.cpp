@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/failure_box.hpp"
+
+#include <vector>
+
+#include "core/byte_codec.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp {
+
+std::string FailureCause::to_line() const {
+  if (rank < 0) {
+    return message;
+  }
+  std::string line = detail::concat("rank ", rank);
+  if (!host.empty()) {
+    line += " (" + host + ")";
+  }
+  line += " failed";
+  line += step >= 0 ? detail::concat(" at step ", step) : " before the first step";
+  if (!where.empty()) {
+    line += " in " + where;
+  }
+  return line + ": " + message;
+}
+
+namespace detail {
+
+bool FailureBox::set(const FailureCause& cause) {
+  const std::lock_guard lock(mutex_);
+  if (cause_) {
+    return false;
+  }
+  cause_ = cause;
+  return true;
+}
+
+bool FailureBox::failed() const {
+  const std::lock_guard lock(mutex_);
+  return cause_.has_value();
+}
+
+FailureCause FailureBox::get() const {
+  const std::lock_guard lock(mutex_);
+  return cause_.value_or(FailureCause{});
+}
+
+bool FailureBox::callbacks_ran() const {
+  const std::lock_guard lock(mutex_);
+  return ran_;
+}
+
+void FailureBox::call(const std::function<void(const FailureCause&)>& callback) const {
+  try {
+    callback(get());
+  } catch (const std::exception& error) {
+    log_error(concat("while reacting to a failure: ", error.what()));
+  }
+}
+
+int FailureBox::add_callback(std::function<void(const FailureCause&)> callback) {
+  const std::lock_guard lock(callbacks_mutex_);
+  const int token = next_token_++;
+  if (callbacks_ran()) {
+    call(callback);
+  } else {
+    callbacks_.emplace(token, std::move(callback));
+  }
+  return token;
+}
+
+void FailureBox::remove_callback(int token) {
+  const std::lock_guard lock(callbacks_mutex_);
+  callbacks_.erase(token);
+}
+
+void FailureBox::run_callbacks() {
+  const std::lock_guard lock(callbacks_mutex_);
+  {
+    const std::lock_guard state_lock(mutex_);
+    ran_ = true;
+  }
+  // One at a time from the front: a callback may remove itself or others.
+  while (!callbacks_.empty()) {
+    const auto callback = std::move(callbacks_.begin()->second);
+    callbacks_.erase(callbacks_.begin());
+    call(callback);
+  }
+}
+
+void throw_failure(const FailureCause& cause) {
+  const std::string line = cause.to_line();
+  switch (cause.exit_code) {
+    case ExitCode::Settings:
+      throw SettingsError(line);
+    case ExitCode::Data:
+      throw DataError(line);
+    case ExitCode::Mismatch:
+      throw MismatchError(line);
+    case ExitCode::CannotWrite:
+      throw WriteError(line);
+    case ExitCode::CannotRead:
+      throw ReadError(line);
+    case ExitCode::PeerLost:
+      throw PeerLostError(line);
+    case ExitCode::SavedRequeue:
+      throw Stop(line);
+    case ExitCode::Ok:
+    case ExitCode::UserException:
+      break;
+  }
+  throw Error(cause.exit_code, line);
+}
+
+std::string encode_cause(const FailureCause& cause) {
+  ByteWriter writer;
+  writer.signed_number(cause.rank).signed_number(cause.step);
+  writer.number(static_cast<uint32_t>(cause.exit_code));
+  writer.text(cause.host.substr(0, 255)).text(cause.where.substr(0, 4096));
+  return writer.text(cause.message.substr(0, 65536)).take();
+}
+
+bool decode_cause(std::string_view bytes, FailureCause& cause) {
+  ByteReader reader(bytes);
+  cause.rank = static_cast<int>(reader.signed_number());
+  cause.step = reader.signed_number();
+  cause.exit_code = static_cast<ExitCode>(reader.number<uint32_t>());
+  cause.host = reader.text();
+  cause.where = reader.text();
+  cause.message = reader.text();
+  return reader.finished();
+}
+
+}  // namespace detail
+}  // namespace ddp

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/tcp_socket.hpp"
+
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+struct AddressListDeleter {
+  void operator()(addrinfo* list) const { freeaddrinfo(list); }
+};
+using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
+
+AddressList resolve(const std::string& host, int port, int flags, std::string& why) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* list = nullptr;
+  const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (code != 0) {
+    why = concat("host '", host, "': ", gai_strerror(code));
+  }
+  return AddressList(code == 0 ? list : nullptr);
+}
+
+UniqueFd make_socket(const addrinfo& address) {
+  return UniqueFd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+void send_at_once(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+std::string numeric(const sockaddr* address) {
+  char text[NI_MAXHOST] = {};
+  const socklen_t size = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  getnameinfo(address, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  return text;
+}
+
+struct LocalAddress {
+  std::string interface, address;
+  bool is_ipv4 = false;
+};
+
+// The addresses of interfaces that are up, loopback and link-local left out.
+std::vector<LocalAddress> local_addresses() {
+  std::vector<LocalAddress> found;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) {
+    return found;
+  }
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    const bool usable = entry->ifa_addr != nullptr && (entry->ifa_flags & IFF_UP) != 0 &&
+                        (entry->ifa_flags & IFF_LOOPBACK) == 0;
+    if (!usable ||
+        (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6)) {
+      continue;
+    }
+    const std::string address = numeric(entry->ifa_addr);
+    if (address.rfind("fe80", 0) != 0) {
+      found.push_back({entry->ifa_name, address, entry->ifa_addr->sa_family == AF_INET});
+    }
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+// Which address the system would send from to a far host; a datagram socket sends nothing here.
+std::string default_route_address() {
+  const UniqueFd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_in far{};
+  far.sin_family = AF_INET;
+  far.sin_port = htons(9);
+  far.sin_addr.s_addr = htonl(0xC0000201);  // 192.0.2.1, reserved for documentation
+  sockaddr_in own{};
+  socklen_t size = sizeof(own);
+  if (!fd.valid() || connect(fd.get(), reinterpret_cast<sockaddr*>(&far), sizeof(far)) != 0 ||
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0) {
+    return {};
+  }
+  return numeric(reinterpret_cast<const sockaddr*>(&own));
+}
+
+}  // namespace
+
+void UniqueFd::reset() {
+  if (fd_ >= 0) {
+    ::close(fd_);
+    fd_ = -1;
+  }
+}
+
+std::optional<Listener> listen_tcp(const std::string& address, int port) {
+  std::string why;
+  const auto list = resolve(address, port, AI_PASSIVE, why);
+  if (!list) {
+    throw SettingsError("control plane: cannot listen on " + why);
+  }
+  Listener listener{make_socket(*list), 0};
+  // A restarted job takes its port over from connections that are still being closed.
+  const int on = 1;
+  setsockopt(listener.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(listener.fd.get(), list->ai_addr, list->ai_addrlen) != 0 ||
+      listen(listener.fd.get(), 1024) != 0) {
+    if (errno == EADDRINUSE) {
+      return std::nullopt;
+    }
+    throw SettingsError(concat("control plane: cannot listen on address '", address, "' port ",
+                               port, ": ", std::strerror(errno),
+                               "; rank 0 must run on the host that owns this address"));
+  }
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  DDP_CHECK(getsockname(listener.fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) == 0);
+  listener.port =
+      ntohs(bound.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in&>(bound).sin_port
+                                       : reinterpret_cast<const sockaddr_in6&>(bound).sin6_port);
+  return listener;
+}
+
+UniqueFd connect_tcp(const std::string& host, int port, SteadyTime deadline, std::string& why) {
+  const auto list = resolve(host, port, 0, why);
+  for (const addrinfo* address = list.get(); address != nullptr; address = address->ai_next) {
+    UniqueFd fd = make_socket(*address);
+    if (connect(fd.get(), address->ai_addr, address->ai_addrlen) != 0) {
+      if (errno != EINPROGRESS) {
+        why = concat(host, " port ", port, ": ", std::strerror(errno));
+        continue;
+      }
+      if (!wait_for(fd.get(), true, deadline)) {
+        why = concat(host, " port ", port, ": no answer");
+        continue;
+      }
+    }
+    int error = 0;
+    socklen_t size = sizeof(error);
+    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error == 0) {
+      send_at_once(fd.get());
+      return fd;
+    }
+    why = concat(host, " port ", port, ": ", std::strerror(error));
+  }
+  return {};
+}
+
+UniqueFd accept_tcp(int listener) {
+  UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (fd.valid()) {
+    send_at_once(fd.get());
+  }
+  return fd;
+}
+
+IoStatus read_some(int fd, std::string& bytes, std::size_t limit) {
+  char buffer[16384];
+  const auto count = recv(fd, buffer, std::min(limit, sizeof(buffer)), 0);
+  if (count > 0) {
+    bytes.append(buffer, static_cast<std::size_t>(count));
+    return IoStatus::Done;
+  }
+  const bool later = count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  return later ? IoStatus::WouldBlock : IoStatus::Closed;
+}
+
+IoStatus write_some(int fd, std::string& bytes) {
+  std::size_t sent = 0;
+  IoStatus status = IoStatus::Done;
+  while (sent < bytes.size() && status == IoStatus::Done) {
+    const auto count = send(fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (count > 0) {
+      sent += static_cast<std::size_t>(count);
+    } else if (errno != EINTR) {
+      status = errno == EAGAIN || errno == EWOULDBLOCK ? IoStatus::WouldBlock : IoStatus::Closed;
+    }
+  }
+  bytes.erase(0, sent);
+  return status;
+}
+
+bool wait_for(int fd, bool to_write, SteadyTime deadline) {
+  for (;;) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) {
+      return false;
+    }
+    pollfd watched{fd, static_cast<short>(to_write ? POLLOUT : POLLIN), 0};
+    if (poll(&watched, 1, static_cast<int>(std::min<int64_t>(left.count(), 60'000))) > 0) {
+      return true;
+    }
+  }
+}
+
+WakeEvent::WakeEvent() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  DDP_CHECK(fd_.valid(), "eventfd: ", std::strerror(errno));
+}
+
+void WakeEvent::notify() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(fd_.get(), &one, sizeof(one));
+}
+
+void WakeEvent::drain() {
+  uint64_t count = 0;
+  [[maybe_unused]] const auto got = read(fd_.get(), &count, sizeof(count));
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
+}
+
+std::string reachable_address() {
+  const auto own = local_addresses();
+  const auto is_own = [&own](const std::string& address) {
+    return std::any_of(own.begin(), own.end(),
+                       [&](const LocalAddress& candidate) { return candidate.address == address; });
+  };
+  std::string ignored;
+  const auto named = resolve(host_name(), 0, 0, ignored);
+  for (const addrinfo* entry = named.get(); entry != nullptr; entry = entry->ai_next) {
+    if (const auto address = numeric(entry->ai_addr); is_own(address)) {
+      return address;
+    }
+  }
+  if (const auto address = default_route_address(); is_own(address)) {
+    return address;
+  }
+  // Containers' bridges come late in the system's list; an IPv4 address is what most peers can use.
+  const auto chosen = std::find_if(own.begin(), own.end(),
+                                   [](const LocalAddress& address) { return address.is_ipv4; });
+  return chosen != own.end() ? chosen->address : "127.0.0.1";
+}
+
+}  // namespace ddp::detail
