@@ -22,10 +22,13 @@ constexpr std::size_t kMaxContactBytes = 4096;
 
 class FixedRendezvous final : public Rendezvous {
  public:
-  FixedRendezvous(std::string host, int port, std::string secret)
-      : host_(std::move(host)), port_(port), secret_(std::move(secret)) {}
+  FixedRendezvous(std::string host, int port, std::string secret, const std::string& bind_address)
+      : host_(std::move(host)),
+        port_(port),
+        secret_(std::move(secret)),
+        bind_address_(bind_address.empty() ? host_ : bind_address) {}
 
-  std::string bind_address() override { return host_; }
+  std::string bind_address() override { return bind_address_; }
   int bind_port() override { return port_; }
   std::string secret() override { return secret_; }
   std::string exchange(int, const std::string&, std::chrono::milliseconds) override {
@@ -36,6 +39,7 @@ class FixedRendezvous final : public Rendezvous {
   const std::string host_;
   const int port_;
   const std::string secret_;
+  const std::string bind_address_;
 };
 
 class FileRendezvous final : public Rendezvous {
@@ -122,7 +126,8 @@ class FileRendezvous final : public Rendezvous {
 }  // namespace
 
 std::shared_ptr<Rendezvous> make_fixed_rendezvous(const std::string& host, int port,
-                                                  const std::string& secret) {
+                                                  const std::string& secret,
+                                                  const std::string& bind_address) {
   if (secret.empty()) {
     throw SettingsError(concat(
         "ranks that meet at a known address (", host, ":", port,
@@ -130,7 +135,7 @@ std::shared_ptr<Rendezvous> make_fixed_rendezvous(const std::string& host, int p
         "example DDP_SECRET=$(openssl rand -hex 32), or start them with torchrun, srun or "
         "mpirun"));
   }
-  return std::make_shared<FixedRendezvous>(host, port, secret);
+  return std::make_shared<FixedRendezvous>(host, port, secret, bind_address);
 }
 
 std::shared_ptr<Rendezvous> make_file_rendezvous(const std::string& folder, const std::string& key,

@@ -10,9 +10,11 @@
 namespace ddp::detail {
 
 /// Rank 0 listens at a host and port all ranks know (MASTER_ADDR and MASTER_PORT, or an argument);
-/// the secret is known beforehand too. Throws SettingsError where it is empty.
+/// the secret is known beforehand too. Throws SettingsError where it is empty. Rank 0 binds
+/// `bind_address`, or, where that is empty, what `host` resolves to.
 std::shared_ptr<Rendezvous> make_fixed_rendezvous(const std::string& host, int port,
-                                                  const std::string& secret);
+                                                  const std::string& secret,
+                                                  const std::string& bind_address = {});
 
 /// Rank 0 writes its contact, with a new secret, into `folder`/.ddp_rendezvous.`key`, readable by
 /// this user alone; it is removed when the rendezvous object goes. `folder` is seen by all nodes,

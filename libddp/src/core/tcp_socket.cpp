@@ -231,6 +231,16 @@ std::string host_name() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
+bool is_loopback(const std::string& host) {
+  std::string ignored;
+  const auto list = resolve(host, 0, 0, ignored);
+  if (!list) {
+    return false;
+  }
+  const std::string address = numeric(list->ai_addr);
+  return address.rfind("127.", 0) == 0 || address == "::1";
+}
+
 std::string reachable_address() {
   const auto own = local_addresses();
   const auto is_own = [&own](const std::string& address) {

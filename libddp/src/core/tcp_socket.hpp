@@ -69,6 +69,9 @@ class WakeEvent {
 
 std::string host_name();
 
+/// Whether `host` resolves to a loopback address here, as many systems map their own name.
+bool is_loopback(const std::string& host);
+
 /// The address of this host that other hosts reach: what its name resolves to where that is one of
 /// its interfaces, else the interface of the default route, else loopback.
 std::string reachable_address();

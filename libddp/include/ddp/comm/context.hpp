@@ -24,6 +24,8 @@ struct ContextOptions {
   int64_t seed = 0;             ///< same initial weights on all ranks; see seed_ranks()
 };
 void describe_fields(ContextOptions& options, FieldVisitor& visitor);
+void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor);
+void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor);
 
 class Context {
  public:

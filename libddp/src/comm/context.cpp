@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/comm/context.hpp"
+
+#include <ATen/Context.h>
+#include <torch/utils.h>
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "comm/create_communicator.hpp"
+#include "comm/cuda_device.hpp"
+#include "comm/device_choice.hpp"
+#include "comm/job_rendezvous.hpp"
+#include "comm/mpi_runtime.hpp"
+#include "core/tcp_socket.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace ddp {
+
+// In the order of construction; close() takes it down from the end.
+struct Context::State {
+  LaunchEnvironment launch;
+  std::shared_ptr<detail::MpiRuntime> mpi;
+  std::unique_ptr<ControlPlane> control_plane;
+  at::Device device = at::kCPU;
+  CommunicatorPtr communicator;
+  std::vector<std::function<void()>> teardowns;
+  int exceptions_at_start = std::uncaught_exceptions();
+  bool closed = false;
+
+  void run_teardowns();
+  void abandon(const std::string& reason);
+};
+
+namespace {
+
+using detail::concat;
+
+void complete_from_mpi(const detail::MpiRuntime& mpi, LaunchEnvironment& launch) {
+  if (launch.world_size == 0) {  // PMIx tells the rank alone
+    launch.rank = mpi.rank();
+    launch.world_size = mpi.world_size();
+  }
+}
+
+void require_mpi_for_cpu(const LaunchEnvironment& launch, bool cuda) {
+  if (launch.world_size <= 1 || cuda || launch.use_mpi) {
+    return;
+  }
+  // Known before anybody waits for anybody.
+  throw SettingsError(
+      concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
+             " did not start this program with it; use `mpirun -n ", launch.world_size,
+             " …` or `srun --mpi=pmix …` (ranks on GPUs need no "
+             "MPI)"));
+}
+
+// Where the launcher did not say who shares a host, the ranks count themselves.
+void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
+                   LaunchEnvironment& launch) {
+  const bool told = launch.source == LaunchSource::OpenMpi ||
+                    launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
+                    options.launch.local_rank.has_value();
+  const auto hosts = control_plane.all_gather(detail::host_name());
+  if (told || launch.world_size == 1) {
+    return;
+  }
+  const auto place = detail::count_local_place(hosts, launch.rank);
+  launch.local_rank = place.local_rank;
+  launch.local_world_size = place.local_world_size;
+  launch.node_rank = place.node_rank;
+  launch.num_nodes = place.num_nodes;
+}
+
+at::Device choose_device(bool cuda, int visible_gpus, ControlPlane& control_plane,
+                         const LaunchEnvironment& launch) {
+  detail::DeviceReport report{detail::host_name(), {}, {}};
+  at::Device device = at::kCPU;
+  std::exception_ptr problem;
+  if (cuda) {
+    try {
+      const int index =
+          detail::choose_gpu(launch.local_rank, launch.local_world_size, visible_gpus, report.host);
+      device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+      detail::identify_gpu(index, report);
+    } catch (const Error&) {
+      problem = std::current_exception();
+      report.gpu = "none";
+    }
+  }
+  // Compared before NCCL starts: it says only "invalid usage" where two ranks share a GPU.
+  std::vector<detail::DeviceReport> reports;
+  for (const auto& bytes : control_plane.all_gather(detail::encode_report(report))) {
+    reports.push_back(detail::decode_report(bytes));
+  }
+  if (problem) {
+    std::rethrow_exception(problem);
+  }
+  detail::check_devices(reports);
+  return device;
+}
+
+void set_up_log(const LaunchEnvironment& launch) {
+  set_log_rank(launch.world_size > 1 ? launch.rank : -1);
+  set_log_level(launch.rank == 0 ? LogLevel::Info : LogLevel::Warning);
+}
+
+}  // namespace
+
+Context Context::create(const ContextOptions& options) {
+  auto state = std::make_unique<State>();
+  auto& launch = state->launch;
+  const auto environment = process_environment();
+  launch = detect_launch_environment(options.launch, environment);
+  const int visible_gpus = options.device == "cpu" ? 0 : detail::count_gpus();
+  const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
+  require_mpi_for_cpu(launch, cuda);
+  if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
+    state->mpi = detail::MpiRuntime::create();
+    complete_from_mpi(*state->mpi, launch);
+  }
+  set_up_log(launch);
+  std::shared_ptr<Rendezvous> rendezvous;
+  if (launch.world_size > 1) {
+    rendezvous =
+        detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi);
+  }
+  state->control_plane = ControlPlane::create(launch, rendezvous, options.control_plane);
+  // From here on a failure is told to the peers, by ~State at the latest.
+  try {
+    place_on_host(options, *state->control_plane, launch);
+    state->device = choose_device(cuda, visible_gpus, *state->control_plane, launch);
+    if (cuda) {
+      detail::use_gpu(state->device);
+    }
+    torch::manual_seed(static_cast<uint64_t>(options.seed));
+    state->communicator = detail::create_communicator(launch, *state->control_plane, state->device,
+                                                      options.communicator, state->mpi);
+  } catch (const std::exception& error) {
+    FailureCause cause;
+    cause.where = "start";
+    cause.message = error.what();
+    const auto* known = dynamic_cast<const Error*>(&error);
+    cause.exit_code = known != nullptr ? known->exit_code() : ExitCode::UserException;
+    state->control_plane->publish_failure(cause);
+    state->abandon(error.what());
+    throw;
+  }
+  return Context(std::move(state));
+}
+
+void Context::State::run_teardowns() {
+  while (!teardowns.empty()) {
+    const auto teardown = std::move(teardowns.back());
+    teardowns.pop_back();
+    teardown();
+  }
+}
+
+// Peers may be gone: nothing that waits for them is called.
+void Context::State::abandon(const std::string& reason) {
+  closed = true;
+  if (communicator != nullptr) {
+    communicator->abort(reason);
+  }
+  run_teardowns();
+  communicator.reset();
+  if (mpi != nullptr) {
+    mpi->abandon(reason);
+  }
+  control_plane.reset();
+}
+
+Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Context::Context(Context&&) noexcept = default;
+
+Context& Context::operator=(Context&& other) noexcept {
+  std::swap(state_, other.state_);
+  return *this;
+}
+
+Context::~Context() {
+  if (state_ == nullptr || state_->closed) {
+    return;
+  }
+  try {
+    const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
+    if (unwinding || state_->control_plane->failed()) {
+      state_->abandon(state_->control_plane->failed() ? state_->control_plane->failure().to_line()
+                                                      : "this rank ends by an exception");
+    } else {
+      close();
+    }
+  } catch (const std::exception& error) {
+    log_error(concat("while closing: ", error.what()));
+  }
+}
+
+void Context::close() {
+  if (state_->closed) {
+    return;
+  }
+  auto& state = *state_;
+  try {
+    state.run_teardowns();
+    // Everybody's collectives are done, so that a backend may end in any way it likes.
+    state.control_plane->barrier();
+    if (state.communicator.use_count() > 1) {
+      state.communicator->abort("the context was closed");
+    }
+    state.communicator.reset();
+    state.control_plane->close();
+    if (state.mpi != nullptr) {
+      state.mpi->finalize();
+    }
+    state.closed = true;
+    state.control_plane.reset();
+  } catch (const std::exception& error) {
+    state.abandon(error.what());
+    throw;
+  }
+}
+
+int Context::rank() const {
+  return state_->launch.rank;
+}
+int Context::world_size() const {
+  return state_->launch.world_size;
+}
+int Context::local_rank() const {
+  return state_->launch.local_rank;
+}
+int Context::local_world_size() const {
+  return state_->launch.local_world_size;
+}
+int Context::node_rank() const {
+  return state_->launch.node_rank;
+}
+int Context::num_nodes() const {
+  return state_->launch.num_nodes;
+}
+at::Device Context::device() const {
+  return state_->device;
+}
+const LaunchEnvironment& Context::launch() const {
+  return state_->launch;
+}
+CommunicatorPtr Context::communicator() const {
+  return state_->communicator;
+}
+
+ControlPlane& Context::control_plane() const {
+  DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
+  return *state_->control_plane;
+}
+
+void Context::seed_ranks(int64_t seed) const {
+  torch::manual_seed(static_cast<uint64_t>(seed * world_size() + rank()));
+}
+
+void Context::set_progress(int64_t step, const std::string& where) const {
+  control_plane().set_progress(step, where);
+  if (step >= 0) {
+    communicator()->set_step(step);
+  }
+}
+
+void Context::add_teardown(std::function<void()> teardown) {
+  state_->teardowns.push_back(std::move(teardown));
+}
+
+}  // namespace ddp

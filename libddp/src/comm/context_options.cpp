@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/comm/context.hpp"
+
+namespace ddp {
+
+void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
+  visitor.field({.name = "backend",
+                 .doc = "what reduces: nccl on GPUs, mpi on CPU, single alone",
+                 .choices = {"auto", "nccl", "mpi", "single"}},
+                options.backend);
+  visitor.field({.name = "timeout_ms", .doc = "limit of a collective", .min = 1}, options.timeout);
+  visitor.field({.name = "first_step_timeout_ms",
+                 .doc = "limit of a collective until the first step ended",
+                 .min = 1},
+                options.first_step_timeout);
+  visitor.field({.name = "nccl_min_ctas",
+                 .doc = "fewest thread blocks of a NCCL kernel; 0 leaves NCCL's choice",
+                 .min = 0,
+                 .max = 64},
+                options.nccl_min_ctas);
+  visitor.field({.name = "nccl_max_ctas",
+                 .doc = "most thread blocks of a NCCL kernel; 0 leaves NCCL's choice",
+                 .min = 0,
+                 .max = 64},
+                options.nccl_max_ctas);
+}
+
+void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {
+  visitor.field({.name = "rendezvous_timeout_ms",
+                 .doc = "how long ranks wait for each other at the start",
+                 .min = 1},
+                options.rendezvous_timeout);
+  visitor.field({.name = "heartbeat_interval_ms", .doc = "time between signs of life", .min = 10},
+                options.heartbeat_interval);
+  visitor.field({.name = "heartbeat_misses",
+                 .doc = "missing signs of life after which a rank counts as lost",
+                 .min = 1,
+                 .max = 1000},
+                options.heartbeat_misses);
+  visitor.field(
+      {.name = "collective_timeout_ms", .doc = "limit of an agreement among all ranks", .min = 1},
+      options.collective_timeout);
+  visitor.field({.name = "bind_address",
+                 .doc = "address rank 0 listens on; empty: what its peers can reach",
+                 .may_differ = true},
+                options.bind_address);
+  visitor.field({.name = "rendezvous_folder",
+                 .doc = "folder all nodes share, for ranks started by srun without MPI; empty: "
+                        "$SLURM_SUBMIT_DIR, else $HOME",
+                 .may_differ = true},
+                options.rendezvous_folder);
+}
+
+void describe_fields(ContextOptions& options, FieldVisitor& visitor) {
+  visitor.field({.name = "device",
+                 .doc = "where to train; auto takes a GPU where one is seen",
+                 .choices = {"auto", "cpu", "cuda"}},
+                options.device);
+  visitor.field({.name = "seed", .doc = "of the initial weights, equal on all ranks", .min = 0},
+                options.seed);
+  visitor.section("communicator", options.communicator);
+  visitor.section("control_plane", options.control_plane);
+}
+
+}  // namespace ddp

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/cuda_device.hpp"
+
+#ifdef DDP_HAS_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+#include "core/authentication.hpp"
+#endif
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+#ifdef DDP_HAS_CUDA
+
+bool built_with_cuda() {
+  return true;
+}
+
+int count_gpus() {
+  return c10::cuda::device_count();
+}
+
+void identify_gpu(int index, DeviceReport& report) {
+  cudaDeviceProp properties{};
+  char address[32] = {};
+  for (const auto code : {cudaGetDeviceProperties(&properties, index),
+                          cudaDeviceGetPCIBusId(address, sizeof(address), index)}) {
+    if (code != cudaSuccess) {
+      throw SettingsError(concat("GPU ", index, " of ", report.host, " cannot be used: ",
+                                 cudaGetErrorString(code), "; see nvidia-smi"));
+    }
+  }
+  // The parts of a partitioned GPU share its PCI address, not the identity.
+  report.gpu = to_hex(std::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
+  report.gpu_name = concat(properties.name, " ", address);
+}
+
+void use_gpu(c10::Device device) {
+  c10::cuda::set_device(device.index());
+  // Before any module is wrapped: an AccumulateGrad made on the default stream cannot be captured.
+  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(false, device.index()));
+}
+
+#else
+
+bool built_with_cuda() {
+  return false;
+}
+int count_gpus() {
+  return 0;
+}
+void identify_gpu(int, DeviceReport&) {
+  throw InternalError("built without CUDA");
+}
+void use_gpu(c10::Device) {
+  throw InternalError("built without CUDA");
+}
+
+#endif
+
+}  // namespace ddp::detail

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The context of several ranks: places, device, seeds, collectives on both planes.
+#include "ddp/comm/context.hpp"
+
+#include <torch/torch.h>
+
+#include <set>
+
+#include "support/catch.hpp"
+#include "support/multi_rank_main.hpp"
+
+namespace ddp::test {
+namespace {
+
+TEST_CASE("context: every rank has its place", "[context]") {
+  auto& ctx = context();
+  std::set<std::string> ranks;
+  for (const auto& rank : ctx.control_plane().all_gather(std::to_string(ctx.rank()))) {
+    ranks.insert(rank);
+  }
+  REQUIRE(static_cast<int>(ranks.size()) == ctx.world_size());
+  REQUIRE(ctx.local_rank() == ctx.rank());  // tests run on one host
+  REQUIRE(ctx.local_world_size() == ctx.world_size());
+  REQUIRE(ctx.num_nodes() == 1);
+  REQUIRE(ctx.node_rank() == 0);
+  REQUIRE(ctx.communicator()->rank() == ctx.rank());
+  REQUIRE(ctx.communicator()->world_size() == ctx.world_size());
+  REQUIRE(ctx.communicator()->device() == ctx.device());
+}
+
+TEST_CASE("context: the communicator sums over ranks", "[context]") {
+  auto& ctx = context();
+  auto ones = torch::full({1000}, ctx.rank() + 1, ctx.device());
+  ctx.communicator()->all_reduce(ones)->wait();
+  const int64_t sum = ctx.world_size() * (ctx.world_size() + 1) / 2;
+  REQUIRE(ones.eq(sum).all().item<bool>());
+}
+
+TEST_CASE("context: weights start equal, seed_ranks draws differently", "[context]") {
+  auto& ctx = context();
+  torch::manual_seed(3);
+  const auto same = std::to_string(torch::rand({1}).item<float>());
+  ctx.control_plane().require_equal("first draw", same);
+  ctx.seed_ranks(3);
+  const auto own = std::to_string(torch::rand({1}).item<float>());
+  std::set<std::string> draws;
+  for (const auto& draw : ctx.control_plane().all_gather(own)) {
+    draws.insert(draw);
+  }
+  REQUIRE(static_cast<int>(draws.size()) == ctx.world_size());
+  ctx.seed_ranks(3);
+  REQUIRE(std::to_string(torch::rand({1}).item<float>()) == own);
+}
+
+TEST_CASE("context: a large value travels over the control plane", "[context]") {
+  auto& ctx = context();
+  const std::string value(300'000, static_cast<char>('a' + ctx.rank()));
+  const auto values = ctx.control_plane().all_gather(value);
+  REQUIRE(values.back() == std::string(300'000, static_cast<char>('a' + ctx.world_size() - 1)));
+}
+
+}  // namespace
+}  // namespace ddp::test

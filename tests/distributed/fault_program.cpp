@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training loop without a model, for ranks that fail on purpose:
+//
+//   fault_program throw|data_error|exit|kill|freeze RANK   at step 5
+//
+// Ends as ddp::run does: with the exit code of the first cause on every rank. A rank that hears of
+// a failure says how long after the deed it did ("heard after 12 ms").
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "ddp/comm/context.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string deed_file() {
+  return std::string(std::getenv("DDP_TEST_FOLDER")) + "/deed";
+}
+
+int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// The steady clock is the same for all processes of a host.
+void note_the_deed() {
+  std::ofstream(deed_file()) << now_ms();
+}
+
+void say_how_late() {
+  int64_t deed = 0;
+  if (std::ifstream(deed_file()) >> deed) {
+    const int64_t late = now_ms() - deed;
+    std::fprintf(stderr, "heard %s\n", late <= 500 ? "within 500 ms" : "too late");
+    std::fprintf(stderr, "heard after %ld ms\n", static_cast<long>(late));
+  }
+}
+
+void do_the_deed(const std::string& fault) {
+  note_the_deed();
+  if (fault == "throw") {
+    throw std::runtime_error("forward of layer3 went wrong");
+  }
+  if (fault == "data_error") {
+    throw ddp::DataError("shard 7 is truncated");
+  }
+  if (fault == "exit") {
+    std::_Exit(0);
+  }
+  if (fault == "kill") {
+    raise(SIGKILL);
+  }
+  if (fork() == 0) {  // wakes the frozen rank, which must find that the job went on without it
+    std::this_thread::sleep_for(2500ms);
+    kill(getppid(), SIGCONT);
+    std::_Exit(0);
+  }
+  raise(SIGSTOP);
+}
+
+void train(ddp::Context& ctx, const std::string& fault, int culprit) {
+  ctx.control_plane().add_failure_callback([](const ddp::FailureCause&) { say_how_late(); });
+  auto grad = torch::ones({1000});
+  for (int64_t step = 0; step < 200; ++step) {
+    ctx.set_progress(step, "forward");
+    std::this_thread::sleep_for(30ms);
+    if (step == 5 && ctx.rank() == culprit) {
+      do_the_deed(fault);
+    }
+    ctx.set_progress(step, "backward");
+    ctx.communicator()->all_reduce(grad)->wait();
+  }
+}
+
+ddp::ContextOptions options_of(const std::string& fault) {
+  ddp::ContextOptions options;
+  options.device = std::getenv("DDP_TEST_DEVICE");
+  options.control_plane.heartbeat_interval = fault == "freeze" ? 200ms : 5000ms;
+  return options;
+}
+
+int exit_code_of(const ddp::Context& ctx, const std::exception& error) {
+  const auto* known = dynamic_cast<const ddp::Error*>(&error);
+  ddp::FailureCause cause;
+  cause.message = error.what();
+  cause.exit_code = known != nullptr ? known->exit_code() : ddp::ExitCode::UserException;
+  ctx.control_plane().publish_failure(cause);
+  return static_cast<int>(ctx.control_plane().failure().exit_code);
+}
+
+int run(const std::string& fault, int culprit) {
+  auto ctx = ddp::Context::create(options_of(fault));
+  try {
+    train(ctx, fault, culprit);
+    ctx.close();
+    return 0;
+  } catch (const std::exception& error) {
+    return exit_code_of(ctx, error);
+  }
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const std::string fault = argv[1];
+  const int culprit = std::atoi(argv[2]);
+  try {
+    return run(fault, culprit);
+  } catch (const ddp::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return static_cast<int>(error.exit_code());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Ranks that fail on purpose: exit codes of all ranks, and what rank 0 prints.
+add_executable(fault_program fault_program.cpp)
+target_link_libraries(fault_program PRIVATE ddp ddp_warnings)
+ddp_use_pch(fault_program)
+add_executable(rendezvous_program rendezvous_program.cpp)
+target_link_libraries(rendezvous_program PRIVATE ddp_core ddp_warnings)
+target_include_directories(rendezvous_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
+
+# ddp_add_fault(name rank-that-fails exit-codes expected-output…)
+function(ddp_add_fault fault culprit codes)
+  set(_options --expect-exit ${codes})
+  foreach(_text ${ARGN})
+    list(APPEND _options --expect-output ${_text})
+  endforeach()
+  ddp_add_launch(NAME fault_${fault}_r${culprit} PROGRAM fault_program ARGUMENTS ${fault} ${culprit}
+                 RANKS 3 TIMEOUT 15 OPTIONS ${_options})
+endfunction()
+if(DDP_HAS_MPI)
+  ddp_add_fault(throw 1 "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: forward of layer3 went wrong"
+                "0:heard within 500 ms" "2:heard within 500 ms")
+  ddp_add_fault(throw 0 "*:1" "0:first cause: rank 0 (" "1:heard within 500 ms")
+  ddp_add_fault(data_error 2 "*:65" "0:at step 5 in forward: shard 7 is truncated")
+  ddp_add_fault(exit 1 "1:0,*:76" "0:first cause: rank 1 (" "0:heard within 500 ms")
+  ddp_add_fault(kill 1 "1:137,*:76" "0:first cause: rank 1 (" "0:at step 5 in forward: its connection closed"
+                "0:heard within 500 ms" "2:heard within 500 ms")
+  ddp_add_fault(kill 0 "0:137,*:76" "1:first cause: rank 0 (" "1:heard within 500 ms" "2:heard within 500 ms")
+  ddp_add_fault(freeze 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms")
+endif()
+
+function(ddp_add_rendezvous_fault name arguments codes)
+  set(_options --launch env --expect-exit ${codes})
+  foreach(_text ${ARGN})
+    list(APPEND _options --expect-output ${_text})
+  endforeach()
+  ddp_add_launch(NAME rendezvous_${name} PROGRAM rendezvous_program ARGUMENTS ${arguments} RANKS 4
+                 TIMEOUT 15 OPTIONS ${_options})
+endfunction()
+ddp_add_rendezvous_fault(meet "meet" "*:0")
+ddp_add_rendezvous_fault(absent "absent;2" "2:0,*:76" "0:3 of 4 ranks came within 1500 ms\; missing: 2"
+                         "3:missing: 2")
+ddp_add_rendezvous_fault(twice "twice;3;1" "*:64" "0:two processes claim rank 1: " "3:two processes claim rank 1: ")
+ddp_add_rendezvous_fault(taken "taken" "0:64,*:76" "0:is already in use" "1:missing: 0")
+ddp_add_rendezvous_fault(size "size;2" "*:64" "0:has WORLD_SIZE 5, rank 0 (" "2:has WORLD_SIZE 5")
