@@ -94,13 +94,24 @@ else()
 endif()
 
 # One precompiled LibTorch header, shared by all targets that ask for it.
-add_library(ddp_pch STATIC ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
-target_link_libraries(ddp_pch PUBLIC ddp_torch)
+# Two precompiled headers, each shared by all targets that ask for it. The library takes the small one:
+# every unit that sees torch/torch.h pays 5 s more for instantiating what it never uses.
+foreach(_pch ddp_pch ddp_pch_torch)
+  add_library(${_pch} STATIC ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
+  target_link_libraries(${_pch} PUBLIC ddp_torch)
+endforeach()
 if(DDP_PCH)
-  target_precompile_headers(ddp_pch PRIVATE <torch/torch.h>)
+  target_precompile_headers(ddp_pch PRIVATE <ATen/ATen.h> <ATen/core/grad_mode.h>)
+  target_precompile_headers(ddp_pch_torch PRIVATE <torch/torch.h>)
 endif()
+# ddp_use_pch(target [TORCH]): ATen's header, or all of torch/torch.h.
 function(ddp_use_pch target)
-  if(DDP_PCH)
+  if(NOT DDP_PCH)
+    return()
+  endif()
+  if("TORCH" IN_LIST ARGN)
+    target_precompile_headers(${target} REUSE_FROM ddp_pch_torch)
+  else()
     target_precompile_headers(${target} REUSE_FROM ddp_pch)
   endif()
 endfunction()
