@@ -204,9 +204,11 @@ std::optional<std::string> find_damage(const std::string& folder, const FileReco
   }
   XXH3_state_t hash;
   XXH3_64bits_reset(&hash);
-  const auto buffer = std::make_unique<char[]>(4u << 20);
+  // A small file needs no large buffer (each is cleared first).
+  const auto capacity = static_cast<std::size_t>(std::min<uint64_t>(file.size + 1, 4u << 20));
+  const auto buffer = std::make_unique<char[]>(capacity);
   ssize_t count = 0;
-  while ((count = ::read(fd, buffer.get(), 4u << 20)) > 0 || (count < 0 && errno == EINTR)) {
+  while ((count = ::read(fd, buffer.get(), capacity)) > 0 || (count < 0 && errno == EINTR)) {
     XXH3_64bits_update(&hash, buffer.get(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   }
   const int error = count < 0 ? errno : 0;

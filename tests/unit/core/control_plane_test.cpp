@@ -175,8 +175,8 @@ TEST_CASE("control plane: a callback that came too late runs at once, a removed 
     }
     std::unique_lock lock(mutex);
     heard.wait(lock, [&] { return known; });
-    plane.add_failure_callback([&](const FailureCause&) { ++late; });
     lock.unlock();
+    plane.add_failure_callback([&](const FailureCause&) { ++late; });
   });
   REQUIRE(removed == 0);
   REQUIRE(late == 2);
