@@ -12,7 +12,7 @@ function(ddp_add_test)
   if(NOT arg_LIBRARIES)
     set(arg_LIBRARIES ddp)
   endif()
-  if(DDP_CORE_ONLY AND (arg_RANKS OR NOT "ddp_core" IN_LIST arg_LIBRARIES))
+  if(DDP_CORE_ONLY AND (arg_RANKS OR arg_LIBRARIES MATCHES "(^|;)ddp(_ops|_models)?(;|$)"))
     add_executable(${arg_NAME} EXCLUDE_FROM_ALL ${arg_SOURCES})  # a name for the lines that follow
     return()
   endif()
