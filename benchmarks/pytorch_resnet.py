@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch side of every figure: torchvision's ResNet with torch.nn.parallel.DistributedDataParallel.
+
+  torchrun --nproc-per-node=2 benchmarks/pytorch_resnet.py model=resnet50 image_size=224 batch_size=256
+  python3 benchmarks/pytorch_resnet.py model=resnet18 image_size=32 batch_size=512 compile=true
+  python3 benchmarks/pytorch_resnet.py cifar10=PATH stem=cifar epochs=24     # accuracy, same recipe
+
+Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. The speed mode measures steps on
+one resident random batch; ms is the median of `rounds` means over `steps` steps. Peak memory is
+device-wide (cudaMemGetInfo), read after the steps: caching allocators do not give memory back.
+"""
+import json
+import os
+import statistics
+import sys
+import time
+import types
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torchvision
+
+DEFAULTS = dict(
+    model="resnet50", stem="imagenet", image_size=224, num_classes=1000, batch_size=256, dtype="bf16",
+    channels_last=True, compile=False, wrap=True, steps=20, warmup=15, rounds=5, bucket_cap_mb=25.0,
+    find_unused_parameters=False, gradient_as_bucket_view=True, fused=False,
+    cifar10="", epochs=24, lr=0.4, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_norm_and_bias=True,
+    label_smoothing=0.0, pct_start=0.25, div_factor=10.0, final_div_factor=1000.0, cutout=0, seed=0,
+)
+MEAN = torch.tensor([0.4914, 0.4822, 0.4465])
+STD = torch.tensor([0.2470, 0.2435, 0.2616])
+
+
+def parse(arguments):
+    options = dict(DEFAULTS)
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        if key not in options:
+            sys.exit(f"unknown setting {key}; there are {', '.join(options)}")
+        kind = type(options[key])
+        options[key] = text.lower() in ("1", "true", "on") if kind is bool else kind(text)
+    return types.SimpleNamespace(**options)
+
+
+def setup():
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    return device, world
+
+
+def build(o, device):
+    model = getattr(torchvision.models, o.model)(num_classes=o.num_classes)
+    if o.stem == "cifar":
+        model.conv1 = torch.nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
+        torch.nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        model.maxpool = torch.nn.Identity()
+    model = model.to(device)
+    if o.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if o.wrap and dist.is_initialized():
+        ids = [device.index] if device.type == "cuda" else None
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb,
+            find_unused_parameters=o.find_unused_parameters,
+            gradient_as_bucket_view=o.gradient_as_bucket_view)
+    return torch.compile(model) if o.compile else model
+
+
+def make_optimizer(o, model, lr):
+    groups = [dict(params=[p for p in model.parameters()])]
+    if not o.decay_norm_and_bias:
+        groups = [dict(params=[p for p in model.parameters() if p.dim() > 1]),
+                  dict(params=[p for p in model.parameters() if p.dim() <= 1], weight_decay=0.0)]
+    extra = dict(fused=True) if o.fused else {}
+    return torch.optim.SGD(groups, lr=lr, momentum=o.momentum, nesterov=o.nesterov,
+                           weight_decay=o.weight_decay, **extra)
+
+
+def autocast(o, device):
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(o.dtype, torch.bfloat16)
+    return torch.autocast(device.type, dtype=dtype, enabled=o.dtype != "fp32")
+
+
+def train_step(o, model, optimizer, device, images, target):
+    optimizer.zero_grad(set_to_none=True)
+    with autocast(o, device):
+        loss = F.cross_entropy(model(images), target, label_smoothing=o.label_smoothing)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def used_mib(device):
+    if device.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**20
+
+
+def speed(o, device, world):
+    torch.manual_seed(o.seed)
+    model = build(o, device)
+    optimizer = make_optimizer(o, model, 0.1)
+    images = torch.randn(o.batch_size, 3, o.image_size, o.image_size, device=device)
+    if o.channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    target = torch.randint(0, o.num_classes, (o.batch_size,), device=device)
+    for _ in range(o.warmup):
+        train_step(o, model, optimizer, device, images, target)
+    times = []
+    for _ in range(o.rounds):
+        synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(o.steps):
+            train_step(o, model, optimizer, device, images, target)
+        synchronize(device)
+        times.append((time.perf_counter() - begin) * 1000 / o.steps)
+    ms = statistics.median(times)
+    return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(used_mib(device)))
+
+
+def load_cifar10(path, device):
+    def read(names):
+        rows = [torch.frombuffer(bytearray(open(os.path.join(path, n), "rb").read()), dtype=torch.uint8) for n in names]
+        rows = torch.cat(rows).view(-1, 3073)
+        return rows[:, 1:].reshape(-1, 3, 32, 32).to(device), rows[:, 0].long().to(device)
+    return read([f"data_batch_{i}.bin" for i in range(1, 6)]), read(["test_batch.bin"])
+
+
+def normalize(images, device):
+    images = (images.float() / 255 - MEAN.to(device).view(1, 3, 1, 1)) / STD.to(device).view(1, 3, 1, 1)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def augment(o, images, generator):
+    n, device = images.size(0), images.device
+    padded = F.pad(images, (4, 4, 4, 4))
+    dy, dx = (torch.randint(0, 9, (n,), device=device, generator=generator) for _ in range(2))
+    flip = torch.rand(n, device=device, generator=generator) < 0.5
+    rows = dy[:, None] + torch.arange(32, device=device)
+    columns = torch.arange(32, device=device).expand(n, 32)
+    columns = torch.where(flip[:, None], 31 - columns, columns) + dx[:, None]
+    index = torch.arange(n, device=device)
+    out = padded.permute(0, 2, 3, 1)[index[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return out.permute(0, 3, 1, 2)
+
+
+def cutout(o, images, generator):
+    n, device = images.size(0), images.device
+    cy, cx = (torch.randint(0, 32, (n, 1), device=device, generator=generator) for _ in range(2))
+    r = torch.arange(32, device=device)
+    half = o.cutout // 2
+    inside = lambda c: (r >= c - half) & (r < c + half)
+    return images.masked_fill((inside(cy)[:, None, :, None] & inside(cx)[:, None, None, :]), 0)
+
+
+def accuracy(o, device, world):
+    o.num_classes, o.image_size = 10, 32
+    torch.manual_seed(o.seed)
+    (train_x, train_y), (test_x, test_y) = load_cifar10(o.cifar10, device)
+    model = build(o, device)
+    per_epoch = train_x.size(0) // (o.batch_size * world)
+    optimizer = make_optimizer(o, model, o.lr)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, o.lr, total_steps=o.epochs * per_epoch, pct_start=o.pct_start, div_factor=o.div_factor,
+        final_div_factor=o.final_div_factor, cycle_momentum=False)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    generator = torch.Generator(device).manual_seed(o.seed + 1000 * rank)
+    seconds = 0.0
+    for epoch in range(o.epochs):
+        model.train()
+        order = torch.randperm(train_x.size(0), generator=torch.Generator().manual_seed(o.seed + epoch)).to(device)
+        synchronize(device)
+        begin = time.perf_counter()
+        for step in range(per_epoch):
+            first = (step * world + rank) * o.batch_size
+            take = order[first:first + o.batch_size]
+            images = normalize(augment(o, train_x[take], generator), device)
+            if o.cutout:
+                images = cutout(o, images, generator)
+            train_step(o, model, optimizer, device, images, train_y[take])
+            schedule.step()
+        synchronize(device)
+        seconds += time.perf_counter() - begin
+    model.eval()
+    hits = 0
+    with torch.no_grad():
+        for first in range(0, test_x.size(0), 1000):
+            with autocast(o, device):
+                logits = model(normalize(test_x[first:first + 1000], device))
+            hits += (logits.argmax(1) == test_y[first:first + 1000]).sum().item()
+    return dict(accuracy=hits / test_x.size(0), train_seconds=round(seconds, 2))
+
+
+def main():
+    o = parse(sys.argv[1:])
+    device, world = setup()
+    torch.backends.cudnn.benchmark = True
+    result = accuracy(o, device, world) if o.cifar10 else speed(o, device, world)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(json.dumps(dict(impl="pytorch-compile" if o.compile else "pytorch", model=o.model, stem=o.stem,
+                              world=world, batch_size=o.batch_size, dtype=o.dtype, **result)), flush=True)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
