@@ -8,7 +8,8 @@
 
 Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. The speed mode measures steps on
 one resident random batch; ms is the median of `rounds` means over `steps` steps. Peak memory is
-device-wide (cudaMemGetInfo), read after the steps: caching allocators do not give memory back.
+device-wide (cudaMemGetInfo), read after the steps: caching allocators do not give memory back. With
+`gate` (a folder) each round waits for a file there: see compare_resnet.py.
 """
 import json
 import os
@@ -25,7 +26,7 @@ import torchvision
 DEFAULTS = dict(
     model="resnet50", stem="imagenet", image_size=224, num_classes=1000, batch_size=256, dtype="bf16",
     channels_last=True, compile=False, wrap=True, steps=20, warmup=15, rounds=5, bucket_cap_mb=25.0,
-    find_unused_parameters=False, gradient_as_bucket_view=True, fused=False,
+    find_unused_parameters=False, gradient_as_bucket_view=True, fused=False, gate="", name="pytorch",
     cifar10="", epochs=24, lr=0.4, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_norm_and_bias=True,
     label_smoothing=0.0, pct_start=0.25, div_factor=10.0, final_div_factor=1000.0, cutout=0, seed=0,
 )
@@ -110,6 +111,23 @@ def used_mib(device):
     return (total - free) / 2**20
 
 
+def wait_for_turn(o, index):
+    while o.gate and not os.path.exists(os.path.join(o.gate, f"{o.name}.go{index}")):
+        time.sleep(0.001)
+    if o.gate and dist.is_initialized():
+        dist.barrier()
+
+
+def answer(o, what, value):
+    """Rank 0 tells compare_resnet.py a number; written aside and renamed, so that it is read whole."""
+    if not o.gate or int(os.environ.get("RANK", "0")) != 0:
+        return
+    path = os.path.join(o.gate, f"{o.name}.{what}")
+    with open(path + ".part", "w") as f:
+        f.write(repr(value))
+    os.rename(path + ".part", path)
+
+
 def speed(o, device, world):
     torch.manual_seed(o.seed)
     model = build(o, device)
@@ -120,14 +138,18 @@ def speed(o, device, world):
     target = torch.randint(0, o.num_classes, (o.batch_size,), device=device)
     for _ in range(o.warmup):
         train_step(o, model, optimizer, device, images, target)
+    synchronize(device)
+    answer(o, "ready", used_mib(device))
     times = []
-    for _ in range(o.rounds):
+    for index in range(o.rounds):
+        wait_for_turn(o, index)
         synchronize(device)
         begin = time.perf_counter()
         for _ in range(o.steps):
             train_step(o, model, optimizer, device, images, target)
         synchronize(device)
         times.append((time.perf_counter() - begin) * 1000 / o.steps)
+        answer(o, f"done{index}", times[-1])
     ms = statistics.median(times)
     return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(used_mib(device)))
 

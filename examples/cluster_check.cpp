@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Is the cluster fit for training? Each rank prints its place and device, then all ranks reduce one
+// tensor whose sum they know. Exit code 0: yes.
+//
+//   srun --mpi=pmix ./examples/cluster_check        mpirun -n 4 ./examples/cluster_check
+//   torchrun --no-python --nproc-per-node=8 ./examples/cluster_check device=cuda
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+#include <sstream>
+#include <string>
+
+#include "ddp/comm/context.hpp"
+#include "ddp/core/error.hpp"
+
+namespace {
+
+std::string describe(const ddp::Context& context) {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  std::ostringstream line;
+  line << "rank " << context.rank() << " of " << context.world_size() << ": node "
+       << context.node_rank() << " (" << host << "), local rank " << context.local_rank() << " of "
+       << context.local_world_size() << ", device " << context.device() << ", communicator "
+       << context.communicator()->backend() << ", started by "
+       << ddp::to_string(context.launch().source);
+  return line.str();
+}
+
+/// The sum over ranks of (rank + 1) in every element of a tensor of `num_elements`; its
+/// milliseconds.
+double check_all_reduce(const ddp::Context& context, int64_t num_elements) {
+  const auto communicator = context.communicator();
+  auto tensor = torch::full({num_elements}, static_cast<float>(context.rank() + 1),
+                            torch::TensorOptions().device(context.device()));
+  communicator->barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  communicator->all_reduce(tensor)->wait_host();
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - begin;
+  const auto n = static_cast<double>(context.world_size());
+  const double expected = n * (n + 1) / 2;
+  if (!tensor.eq(expected).all().item<bool>()) {
+    throw ddp::MismatchError(ddp::detail::concat("all_reduce gave ", tensor[0].item<float>(),
+                                                 " on rank ", context.rank(), ", expected ",
+                                                 expected));
+  }
+  return elapsed.count();
+}
+
+int check(const ddp::ContextOptions& options) {
+  auto context = ddp::Context::create(options);
+  const auto lines = context.control_plane().all_gather(describe(context));
+  check_all_reduce(context, 1024);  // opens connections
+  const double ms = check_all_reduce(context, 8 << 20);
+  if (context.is_main()) {
+    for (const auto& line : lines) {
+      std::cout << line << '\n';
+    }
+    std::cout << "all_reduce of 32 MiB: " << ms << " ms, the sum is right on every rank\n"
+              << "all is well" << std::endl;
+  }
+  context.close();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    ddp::ContextOptions options;
+    for (int i = 1; i < argc; ++i) {
+      const std::string argument = argv[i];
+      if (argument.compare(0, 7, "device=") != 0) {
+        throw ddp::SettingsError("cluster_check: unknown argument " + argument +
+                                 "; there is device=auto|cpu|cuda");
+      }
+      options.device = argument.substr(7);
+    }
+    return check(options);
+  } catch (const ddp::Error& error) {
+    std::cerr << error.what() << '\n';
+    return static_cast<int>(error.exit_code());
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}

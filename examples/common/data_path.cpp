@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/data_path.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <system_error>
+
+namespace examples {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+/// The sources a build folder belongs to, as CMake noted it there.
+std::optional<fs::path> source_folder_of(const fs::path& build_folder) {
+  static const std::string kKey = "CMAKE_HOME_DIRECTORY:INTERNAL=";
+  std::ifstream cache(build_folder / "CMakeCache.txt");
+  for (std::string line; std::getline(cache, line);) {
+    if (line.compare(0, kKey.size(), kKey) == 0) {
+      return fs::path(line.substr(kKey.size()));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string find_data_path(const std::string& path) {
+  if (path.empty() || fs::path(path).is_absolute() || exists(path)) {
+    return path;
+  }
+  std::error_code failed;
+  const auto executable = fs::read_symlink("/proc/self/exe", failed);
+  if (failed) {
+    return path;
+  }
+  for (auto folder = executable.parent_path(); folder != folder.root_path();
+       folder = folder.parent_path()) {
+    for (const auto& candidate : {folder / path, folder / "share" / "ddp" / path}) {
+      if (exists(candidate)) {
+        return candidate.string();
+      }
+    }
+    if (const auto source = source_folder_of(folder); source && exists(*source / path)) {
+      return (*source / path).string();
+    }
+  }
+  return path;
+}
+
+}  // namespace examples

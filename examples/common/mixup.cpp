@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/mixup.hpp"
+
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "ddp/data/counter_rng.hpp"
+
+namespace examples {
+
+double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank) {
+  // Joehnk's method: (x, y) = (u^(1/alpha), v^(1/alpha)) kept where x + y <= 1. At alpha = 4 it
+  // keeps one pair in seventy, which bounds alpha.
+  ddp::SampleRng rng(seed ^ 0x6D69787570ULL, static_cast<uint64_t>(rank),
+                     static_cast<uint64_t>(draw));
+  for (;;) {
+    const double x = std::pow(rng.uniform(), 1.0 / alpha);
+    const double y = std::pow(rng.uniform(), 1.0 / alpha);
+    if (x + y <= 1.0 && x + y > 0.0) {
+      return x / (x + y);
+    }
+  }
+}
+
+at::Tensor mix_images(const at::Tensor& images, double weight) {
+  return torch::lerp(images.flip(0), images, weight);
+}
+
+at::Tensor classification_loss(const at::Tensor& logits, const at::Tensor& target,
+                               double label_smoothing, double mixup_weight) {
+  const auto loss = [&](const at::Tensor& labels) {
+    return torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Mean, -100,
+                                     label_smoothing);
+  };
+  if (mixup_weight >= 1.0) {
+    return loss(target);
+  }
+  return mixup_weight * loss(target) + (1.0 - mixup_weight) * loss(target.flip(0));
+}
+
+}  // namespace examples

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace examples {
+
+/// A weight from Beta(alpha, alpha), 0 < alpha <= 4, a pure function of its arguments: ranks and
+/// micro-batches draw independently, a resumed run draws the same.
+double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank);
+
+/// weight * images + (1 - weight) * images in reverse order; [batch, …].
+at::Tensor mix_images(const at::Tensor& images, double weight);
+
+/// Cross entropy, mean over the batch. With `mixup_weight` < 1 the target of the images mixed by
+/// mix_images: weight * loss(target) + (1 - weight) * loss(target reversed).
+at::Tensor classification_loss(const at::Tensor& logits, const at::Tensor& target,
+                               double label_smoothing, double mixup_weight = 1.0);
+
+}  // namespace examples

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "ddp/core/control_plane.hpp"
+#include "ddp/reduce/named_parameter.hpp"
+
+namespace examples {
+
+/// 16 hexadecimal digits over names, dtypes, shapes and every bit of the values: equal hashes mean
+/// equal tensors. The host waits for the device.
+std::string parameter_hash(const ddp::NamedParameters& parameters);
+
+/// This rank's hash if all ranks have the same; throws MismatchError naming the first that differs.
+/// Collective.
+std::string common_parameter_hash(const ddp::NamedParameters& parameters,
+                                  ddp::ControlPlane& control_plane);
+
+}  // namespace examples
