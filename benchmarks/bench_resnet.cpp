@@ -23,7 +23,10 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/ddp.hpp"
+#include "ddp/amp/autocast.hpp"
+#include "ddp/comm/context.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "ddp/reduce/distributed_data_parallel.hpp"
 #include "models/memory_format.hpp"
 #include "models/resnet.hpp"
 
@@ -126,7 +129,11 @@ struct Loop {
 };
 
 ddp::OptimizerOptions sgd() {
-  return {.weight_decay = 5e-4, .momentum = 0.9, .nesterov = true};
+  ddp::OptimizerOptions options;
+  options.weight_decay = 5e-4;
+  options.momentum = 0.9;
+  options.nesterov = true;
+  return options;
 }
 
 /// The same step with and without the wrapper around the module.
@@ -147,9 +154,10 @@ class Trainers {
 
   Loop wrapped() {
     auto module = make_model(settings_, context_.device());
+    ddp::DdpOptions options;
+    options.bucket_cap_mb = settings_.real("bucket_cap_mb");
     auto model = std::make_shared<ddp::DistributedDataParallel<models::ResNet>>(
-        module, context_.communicator(),
-        ddp::DdpOptions{.bucket_cap_mb = settings_.real("bucket_cap_mb")});
+        module, context_.communicator(), options);
     auto optimizer = std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(*model, sgd()));
     return {"ddp",
             [this, model, optimizer] {
@@ -244,7 +252,9 @@ class Gate {
 };
 
 int measure(const Settings& settings) {
-  auto context = ddp::Context::create({.device = settings.text("device")});
+  ddp::ContextOptions options;
+  options.device = settings.text("device");
+  auto context = ddp::Context::create(options);
   at::globalContext().setBenchmarkCuDNN(true);
   Trainers trainers(settings, context);
   std::vector<Loop> loops;

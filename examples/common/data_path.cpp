@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool exists(const fs::path& path) {
+bool is_there(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
 }
@@ -31,7 +31,7 @@ std::optional<fs::path> source_folder_of(const fs::path& build_folder) {
 }  // namespace
 
 std::string find_data_path(const std::string& path) {
-  if (path.empty() || fs::path(path).is_absolute() || exists(path)) {
+  if (path.empty() || fs::path(path).is_absolute() || is_there(path)) {
     return path;
   }
   std::error_code failed;
@@ -42,11 +42,11 @@ std::string find_data_path(const std::string& path) {
   for (auto folder = executable.parent_path(); folder != folder.root_path();
        folder = folder.parent_path()) {
     for (const auto& candidate : {folder / path, folder / "share" / "ddp" / path}) {
-      if (exists(candidate)) {
+      if (is_there(candidate)) {
         return candidate.string();
       }
     }
-    if (const auto source = source_folder_of(folder); source && exists(*source / path)) {
+    if (const auto source = source_folder_of(folder); source && is_there(*source / path)) {
       return (*source / path).string();
     }
   }

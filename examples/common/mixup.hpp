@@ -7,8 +7,10 @@
 
 namespace examples {
 
-/// A weight from Beta(alpha, alpha), 0 < alpha <= 4, a pure function of its arguments: ranks and
-/// micro-batches draw independently, a resumed run draws the same.
+inline constexpr double kMaxMixupAlpha = 4;
+
+/// A weight from Beta(alpha, alpha), 0 < alpha <= kMaxMixupAlpha, a pure function of its arguments:
+/// ranks and micro-batches draw independently, a resumed run draws the same.
 double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank);
 
 /// weight * images + (1 - weight) * images in reverse order; [batch, …].

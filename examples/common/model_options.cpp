@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/model_options.hpp"
+
+#include <torch/torch.h>
+
+#include "ddp/reduce/sync_batch_norm.hpp"
+#include "ddp/train/weights.hpp"
+#include "models/memory_format.hpp"
+
+namespace examples {
+
+void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
+  v.field({.name = "name",
+           .doc = "architecture",
+           .choices = {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"}},
+          o.name);
+  v.field({.name = "stem",
+           .doc = "imagenet: 7x7 convolution and max pool; cifar: 3x3 convolution",
+           .choices = {"imagenet", "cifar"}},
+          o.stem);
+  v.field({.name = "zero_init_residual", .doc = "start each residual block as the identity"},
+          o.zero_init_residual);
+  v.field({.name = "sync_batch_norm", .doc = "batch statistics over all ranks"}, o.sync_batch_norm);
+  v.field({.name = "channels_last", .doc = "weights and images in NHWC strides"}, o.channels_last);
+  v.field({.name = "weights",
+           .doc = "safetensors file to start from, names as in torchvision; empty: random"},
+          o.weights);
+  v.field({.name = "ema_decay",
+           .doc = "evaluate an exponential moving average of the weights; 0: off",
+           .min = 0,
+           .max = 0.999999},
+          o.ema_decay);
+}
+
+models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
+                          const ddp::CommunicatorPtr& communicator) {
+  models::ResNetOptions resnet{.num_classes = num_classes};
+  resnet.stem = options.stem == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
+  resnet.zero_init_residual = options.zero_init_residual;
+  if (options.sync_batch_norm) {
+    resnet.norm = [communicator](int64_t channels) {
+      return torch::nn::AnyModule(ddp::SyncBatchNorm(channels, communicator));
+    };
+  }
+  auto module = models::make_resnet(options.name, resnet);
+  if (!options.weights.empty() && communicator->rank() == 0) {
+    ddp::load_weights(*module, options.weights);
+  }
+  module->to(communicator->device());
+  if (options.channels_last) {
+    models::to_channels_last(*module);
+  }
+  return module;
+}
+
+}  // namespace examples

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Section `model` of the image examples.
+#pragma once
+
+#include <string>
+
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/fields.hpp"
+#include "models/resnet.hpp"
+
+namespace examples {
+
+struct ModelOptions {
+  std::string name = "resnet18";
+  std::string stem = "imagenet";
+  bool zero_init_residual = false;
+  bool sync_batch_norm = false;
+  bool channels_last = false;
+  std::string weights = "";
+  double ema_decay = 0.0;
+};
+void describe_fields(ModelOptions& options, ddp::FieldVisitor& visitor);
+
+/// The model they name, on the communicator's device, ready to be wrapped: memory format set,
+/// weights loaded (by rank 0; wrapping sends them).
+models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
+                          const ddp::CommunicatorPtr& communicator);
+
+}  // namespace examples

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains a ResNet on images, data-parallel: CIFAR-10 (official files or JPEG tar shards), folders
+// of JPEGs, or synthetic images. `--help` lists every setting.
+//
+//   mpirun -n 2 ./examples/resnet_ddp --config examples/configs/quickstart.yaml
+//   srun ./examples/resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml
+//   torchrun --no-python --nproc-per-node=8 ./examples/resnet_ddp model.name=resnet50 …
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "common/data_path.hpp"
+#include "common/model_options.hpp"
+#include "common/parameter_hash.hpp"
+#include "common/training_loop.hpp"
+#include "ddp/ddp.hpp"
+
+namespace {
+
+using examples::ModelOptions;
+using examples::TrainingLoop;
+using examples::TrainingSummary;
+
+struct Data {
+  std::shared_ptr<ddp::Dataset> train;
+  std::shared_ptr<ddp::Dataset> test;
+};
+
+Data make_data(ddp::DataOptions options, const ModelOptions& model) {
+  options.path = examples::find_data_path(options.path);
+  options.channels_last = model.channels_last;
+  return {ddp::make_dataset(options, ddp::Split::Train),
+          ddp::make_dataset(options, ddp::Split::Test)};
+}
+
+ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
+  auto options = cfg.loader;
+  options.drop_last = false;
+  options.global_batch_size = 0;
+  if (cfg.train.eval_batch_size > 0) {
+    options.batch_size = cfg.train.eval_batch_size;
+  }
+  return options;
+}
+
+std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay) {
+  if (decay <= 0) {
+    return nullptr;
+  }
+  auto tensors = model.named_parameters();
+  const auto buffers = model.named_buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  return std::make_unique<ddp::Ema>(tensors, ddp::EmaOptions{.decay = decay});
+}
+
+std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
+  const std::string program = "resnet_ddp";
+  if (cfg.data.path.find("sample") == std::string::npos) {
+    return program + " --help     (every setting, its default and meaning)";
+  }
+  std::ostringstream line;
+  line << (ctx.device().is_cuda() ? "torchrun --no-python --nproc-per-node=" : "mpirun -n ")
+       << ctx.world_size() << " build/examples/" << program
+       << " --config examples/configs/cifar10_resnet18_cifar_stem.yaml data.path=FOLDER"
+          "     (all of CIFAR-10; data/README.md says how to get it)";
+  return line.str();
+}
+
+void print_summary(const TrainingSummary& summary, const std::string& hash, const ddp::Context& ctx,
+                   const ddp::Config& cfg, const ddp::Metrics& metrics) {
+  if (!ctx.is_main()) {
+    return;
+  }
+  char text[256];
+  std::ostringstream out;
+  out << '\n';
+  if (summary.first_step > 0) {
+    out << "resumed         at step " << summary.first_step << " of " << summary.num_steps << '\n';
+  }
+  std::snprintf(text, sizeof(text),
+                "train loss      %.4f in this run's first epoch, %.4f in its last\n",
+                summary.first_epoch.train_loss, summary.last_epoch.train_loss);
+  out << text;
+  if (summary.test.num_samples > 0) {
+    std::snprintf(text, sizeof(text), "test accuracy   %.2f %% of %lld images (loss %.4f)\n",
+                  100 * summary.test.accuracy, static_cast<long long>(summary.test.num_samples),
+                  summary.test.loss);
+    out << text;
+  }
+  std::snprintf(text, sizeof(text), "images/s        %.1f on %d rank(s)\n",
+                summary.images_per_second, ctx.world_size());
+  out << text << "parameters      " << hash << ", equal on all " << ctx.world_size()
+      << " rank(s)\n";
+  if (!cfg.checkpoint.dir.empty()) {
+    out << "checkpoint      " << cfg.checkpoint.dir << '\n';
+  }
+  if (!metrics.folder().empty()) {
+    out << "CSV and JSONL   " << metrics.folder() << " (steps.csv, steps.jsonl, epochs.csv)\n";
+  }
+  out << "next            " << next_command(cfg, ctx) << '\n';
+  std::cout << out.str() << std::flush;
+}
+
+void train(ddp::Context& ctx, ddp::Config cfg) {
+  const auto model_options = cfg.section<ModelOptions>("model");
+  at::globalContext().setBenchmarkCuDNN(cfg.train.cudnn_benchmark && !cfg.train.deterministic);
+  const auto data = make_data(cfg.data, model_options);
+  auto module = examples::make_model(model_options, data.train->num_classes(), ctx.communicator());
+  ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);
+  auto optimizer = ddp::make_optimizer(model, cfg.optimizer);
+  ddp::GradScaler scaler(cfg.amp);
+  const auto ema = make_ema(model, model_options.ema_decay);
+
+  ddp::DistributedSampler sampler(data.train->size(), ctx.communicator(), cfg.sampler);
+  ddp::DataLoader train_loader(data.train, sampler, ctx.device(), cfg.loader);
+  ddp::DistributedSampler eval_sampler(data.test->size(), ctx.communicator(),
+                                       ddp::eval_sampler_options(cfg.sampler));
+  ddp::DataLoader eval_loader(data.test, eval_sampler, ctx.device(), eval_loader_options(cfg));
+
+  const int64_t steps_per_epoch =
+      examples::steps_per_epoch(train_loader.num_batches(), cfg.train.grad_accum_steps);
+  const int64_t num_steps = cfg.train.num_steps(steps_per_epoch);
+  cfg.metrics.run.max_steps = num_steps;
+  cfg.metrics.run.steps_per_epoch = steps_per_epoch;
+  if (cfg.lr_schedule.total_steps == 0) {
+    cfg.lr_schedule.total_steps = num_steps;
+  }
+  const ddp::LrSchedule lr_schedule(cfg.lr_schedule);
+  ddp::Metrics metrics(ctx, cfg.metrics);
+  metrics.observe(model);
+  metrics.observe(train_loader);
+
+  const bool weighted = cfg.loader.global_batch_size % ctx.world_size() != 0;
+  TrainingLoop loop({.context = ctx,
+                     .model = model,
+                     .module = *module,
+                     .forward = [&](const torch::Tensor& x) { return model.forward(x); },
+                     .optimizer = optimizer,
+                     .lr_schedule = lr_schedule,
+                     .scaler = scaler,
+                     .train_loader = train_loader,
+                     .eval_loader = eval_loader,
+                     .metrics = metrics,
+                     .ema = ema.get()},
+                    {.train = cfg.train,
+                     .amp = cfg.amp,
+                     .num_steps = num_steps,
+                     .log_every = cfg.metrics.log_every,
+                     .seed = cfg.sampler.seed,
+                     .weighted = weighted});
+  auto checkpointer =
+      ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader, ema})
+          : ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader});
+  const auto summary = loop.run(checkpointer, checkpointer.restore());
+  if (!cfg.checkpoint.dir.empty()) {
+    checkpointer.save(num_steps - 1, summary.test.accuracy);
+    checkpointer.wait();
+  }
+  const auto hash = examples::common_parameter_hash(model.named_parameters(), ctx.control_plane());
+  print_summary(summary, hash, ctx, cfg, metrics);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::run(argc, argv, [](ddp::Context& ctx, const ddp::Config& cfg) { train(ctx, cfg); },
+                  {ddp::declare_section<ModelOptions>("model")});
+}

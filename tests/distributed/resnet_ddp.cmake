@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# The trainer as a user runs it.
+if(TARGET resnet_ddp)
+  foreach(_case learns:1 learns:2 learns:4 accumulates:2 resumes:1 resumes:2 stops:2)
+    string(REPLACE ":" ";" _case ${_case})
+    list(GET _case 0 _scenario)
+    list(GET _case 1 _ranks)
+    if(_ranks EQUAL 1 OR DDP_HAS_MPI)
+      set(_test resnet_ddp_${_scenario}_r${_ranks})
+      add_test(NAME ${_test} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/resnet_ddp_test.sh ${_scenario}
+               $<TARGET_FILE:resnet_ddp> ${_ranks} ${PROJECT_SOURCE_DIR}/data/cifar10-sample)
+      set_tests_properties(${_test} PROPERTIES TIMEOUT 180 PROCESSORS ${_ranks})
+    endif()
+  endforeach()
+endif()

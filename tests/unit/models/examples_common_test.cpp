@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the examples that need no ranks.
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "common/data_path.hpp"
+#include "common/mixup.hpp"
+#include "common/parameter_hash.hpp"
+#include "common/training_loop.hpp"
+#include "support/catch.hpp"
+
+TEST_CASE("an epoch's steps hold all its batches") {
+  CHECK(examples::steps_per_epoch(10, 1) == 10);
+  CHECK(examples::steps_per_epoch(10, 3) == 4);
+  CHECK(examples::steps_per_epoch(9, 3) == 3);
+  CHECK(examples::steps_per_epoch(0, 2) == 1);
+}
+
+TEST_CASE("mixup weights follow Beta(alpha, alpha) and repeat for the same draw") {
+  for (const double alpha : {0.2, 1.0, 2.0}) {
+    INFO("alpha " << alpha);
+    double sum = 0, squares = 0;
+    const int count = 4000;
+    for (int draw = 0; draw < count; ++draw) {
+      const double w = examples::mixup_weight(alpha, 7, draw, 0);
+      REQUIRE(w >= 0.0);
+      REQUIRE(w <= 1.0);
+      sum += w;
+      squares += w * w;
+    }
+    const double mean = sum / count;
+    const double variance = squares / count - mean * mean;
+    // Four standard errors of the mean; the variance is 1 / (4 (2 alpha + 1)).
+    const double expected = 1.0 / (4 * (2 * alpha + 1));
+    CHECK(std::abs(mean - 0.5) < 4 * std::sqrt(expected / count));
+    CHECK(variance == Approx(expected).epsilon(0.1));
+  }
+  CHECK(examples::mixup_weight(0.4, 1, 5, 2) == examples::mixup_weight(0.4, 1, 5, 2));
+  CHECK(examples::mixup_weight(0.4, 1, 5, 2) != examples::mixup_weight(0.4, 1, 5, 3));
+  CHECK(examples::mixup_weight(0.4, 1, 5, 2) != examples::mixup_weight(0.4, 1, 6, 2));
+}
+
+TEST_CASE("mixing images and targets is linear in the weight") {
+  const auto images = torch::arange(12, torch::kFloat32).view({3, 4});
+  CHECK(torch::equal(examples::mix_images(images, 1.0), images));
+  CHECK(torch::allclose(examples::mix_images(images, 0.25), 0.25 * images + 0.75 * images.flip(0)));
+
+  const auto logits = torch::randn({3, 5});
+  const auto target = torch::tensor({0, 2, 4}, torch::kInt64);
+  // The same loss from the mixed distribution as a soft target.
+  const double smoothing = 0.1, weight = 0.3;
+  const auto one_hot = [&](const torch::Tensor& labels) {
+    return torch::one_hot(labels, 5) * (1 - smoothing) + smoothing / 5;
+  };
+  const auto soft = weight * one_hot(target) + (1 - weight) * one_hot(target.flip(0));
+  const auto expected = -(soft * torch::log_softmax(logits, 1)).sum(1).mean();
+  const auto loss = examples::classification_loss(logits, target, smoothing, weight);
+  CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-5));
+}
+
+TEST_CASE("a parameter hash sees every bit, the names and the shapes") {
+  const auto values = torch::randn({5, 3});
+  const auto hash = examples::parameter_hash({{"a", values}});
+  CHECK(hash.size() == 16);
+  CHECK(examples::parameter_hash({{"a", values.clone()}}) == hash);
+  auto strided = torch::empty_strided({5, 3}, {1, 5}).copy_(values);
+  CHECK(examples::parameter_hash({{"a", strided}}) == hash);
+  CHECK(examples::parameter_hash({{"b", values}}) != hash);
+  CHECK(examples::parameter_hash({{"a", values.view({3, 5})}}) != hash);
+  auto changed = values.clone();
+  reinterpret_cast<uint32_t*>(changed.data_ptr())[14] ^= 1U;  // one bit of the last value
+  CHECK(examples::parameter_hash({{"a", changed}}) != hash);
+}
+
+TEST_CASE("shipped files are found from any working folder") {
+  namespace fs = std::filesystem;
+  const auto before = fs::current_path();
+  fs::current_path(fs::temp_directory_path());
+  const auto found = examples::find_data_path("examples/configs/quickstart.yaml");
+  const auto missing = examples::find_data_path("no/such/file");
+  fs::current_path(before);
+  CHECK(fs::path(found).is_absolute());
+  CHECK(fs::exists(found));
+  CHECK(missing == "no/such/file");
+  CHECK(examples::find_data_path("/no/such/file") == "/no/such/file");
+}
