@@ -83,6 +83,13 @@ void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex);
   check_previous_pass();
   check_parameters();
+  if (reads_used_map() && detail::is_capturing(device())) {
+    throw SettingsError(
+        "ddp.find_unused_parameters=true reads a map on the host in every step and cannot be "
+        "captured "
+        "in a CUDA graph: set it to false, or ddp.static_graph=true and capture after the first "
+        "step");
+  }
   ++pending_forwards;
   if (options.find_unused_parameters && !options.static_graph) {
     find_used_parameters(outputs);

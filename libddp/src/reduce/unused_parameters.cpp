@@ -49,12 +49,6 @@ void Reducer::Impl::launch_used_map() {
   if (!reads_used_map()) {
     return;
   }
-  if (detail::is_capturing(device())) {
-    throw SettingsError(
-        "ddp.find_unused_parameters=true reads a map on the host in every step and cannot be "
-        "captured "
-        "in a CUDA graph: set it to false, or ddp.static_graph=true");
-  }
   std::vector<int> used;
   for (const auto& parameter : parameters) {
     used.push_back(parameter.used ? 1 : 0);
