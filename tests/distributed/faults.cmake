@@ -37,8 +37,18 @@ function(ddp_add_rendezvous_fault name arguments codes)
                  TIMEOUT 15 OPTIONS ${_options})
 endfunction()
 ddp_add_rendezvous_fault(meet "meet" "*:0")
-ddp_add_rendezvous_fault(absent "absent;2" "2:0,*:76" "0:3 of 4 ranks came within 1500 ms\; missing: 2"
-                         "3:missing: 2")
+ddp_add_rendezvous_fault(absent "absent;2" "2:0,*:76" "0:3 of 4 ranks came within 1500 ms"
+                         "0:missing: 2" "3:missing: 2")
 ddp_add_rendezvous_fault(twice "twice;3;1" "*:64" "0:two processes claim rank 1: " "3:two processes claim rank 1: ")
 ddp_add_rendezvous_fault(taken "taken" "0:64,*:76" "0:is already in use" "1:missing: 0")
 ddp_add_rendezvous_fault(size "size;2" "*:64" "0:has WORLD_SIZE 5, rank 0 (" "2:has WORLD_SIZE 5")
+
+# The multi-rank main: a test that fails on one rank ends the run of all.
+if(DDP_HAS_MPI)
+  add_executable(failing_test failing_test.cpp)
+  target_link_libraries(failing_test PRIVATE ddp ddp_warnings ddp_test_multi_rank_main)
+  ddp_use_pch(failing_test)
+  ddp_add_launch(NAME multi_rank_failure PROGRAM failing_test RANKS 3 TIMEOUT 15
+                 OPTIONS --expect-exit "*:1" --expect-output "0:first cause: rank 1 ("
+                 --expect-output "0:in test case \"fails on rank 1 alone\"")
+endif()

@@ -4,7 +4,13 @@
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
+#include <string>
 using Catch::Approx;
+namespace Catch {
+inline Matchers::StringContainsMatcher Contains(const std::string& text) {
+  return Matchers::ContainsSubstring(text);
+}
+}  // namespace Catch
 #else
 #include <catch2/catch.hpp>
 #endif

@@ -342,6 +342,8 @@ TEST_CASE("rendezvous: ranks meet through a file only their user can read", "[co
   // What others could have put there is not believed.
   std::ofstream(file) << "127.0.0.1 1 planted";
   std::filesystem::permissions(file, std::filesystem::perms(0644));
+  const auto reader = detail::make_file_rendezvous(folder.path(), "12.0.0", "127.0.0.1");
+  REQUIRE(end_of([&] { reader->exchange(1, {}, 100ms); }).exit_code == kPeerLost);
   for (const auto& end : run_threads({rank(1), [&] {
                                         std::this_thread::sleep_for(200ms);
                                         rank(0)();
