@@ -260,8 +260,9 @@ double Reducer::exposed_communication_ms() {
 
 void Reducer::record_forward_start() {
   const std::lock_guard lock(impl_->mutex);
-  if (impl_->measures_this_pass()) {
-    impl_->collect_statistics();
+  impl_->measurement_decided = false;  // a forward without backward before it does not count
+  impl_->decide_measurement();
+  if (impl_->is_measured) {
     impl_->forward_start.record(impl_->device());
   }
 }

@@ -82,7 +82,7 @@ struct Reducer::Impl {
   std::vector<bool> globally_used();
 
   // Statistics (reducer_statistics.cpp)
-  bool measures_this_pass() const;
+  void decide_measurement();
   void collect_statistics();
   DdpLoggingData logging_data();
 
@@ -129,7 +129,9 @@ struct Reducer::Impl {
     int64_t count = 0;
     double forward = 0, backward = 0, comm = 0, overlap = 0;
   } sums;
-  bool statistics_pending = false;
+  bool is_measured = false;          // the running pass
+  bool measurement_decided = false;  // for the running pass
+  bool statistics_pending = false;   // the marks of a pass wait to be read
   std::vector<bool> previous_unused;
   bool unused_set_changed = false;
   std::vector<int64_t> initial_bucket_bytes;

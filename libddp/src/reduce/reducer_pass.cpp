@@ -107,7 +107,8 @@ void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
     }
   }
   begin_pass();
-  if (measures_this_pass()) {
+  decide_measurement();
+  if (is_measured) {
     backward_start.record(device());
   }
 }
@@ -241,7 +242,7 @@ void Reducer::Impl::mark_ready(int index) {
   }
   gather(bucket);
   if (mark == Mark::AllReady) {
-    if (measures_this_pass()) {
+    if (is_measured) {
       compute_end.record(device());
     }
     // Not earlier: a callback queued inside a nested backward runs at *its* end, and by now every
@@ -314,7 +315,7 @@ void Reducer::Impl::launch(int index) {
   const ops::AutocastOff autocast_off(device().type());
   auto& state = buckets[static_cast<size_t>(index)];
   auto& bucket = state.bucket;
-  if (index == 0 && measures_this_pass()) {
+  if (index == 0 && is_measured) {
     comm_start.record(device());
   }
   if (!device().is_cpu()) {
@@ -396,7 +397,9 @@ void Reducer::Impl::finish_pass() {
   }
   unused_set_changed = unused_set_changed || (num_passes > 0 && unused != previous_unused);
   previous_unused = std::move(unused);
-  statistics_pending = measures_this_pass();
+  statistics_pending = statistics_pending || is_measured;
+  is_measured = false;
+  measurement_decided = false;
   previous_ready_order = ready_order;
   ++num_passes;
   expects_sync = false;

@@ -26,12 +26,22 @@ constexpr int64_t kMeasuredFirst = 10;
 constexpr int64_t kMeasuredEvery = 100;
 }  // namespace
 
-bool Reducer::Impl::measures_this_pass() const {
-  return num_passes < kMeasuredFirst || num_passes % kMeasuredEvery == 0;
+// The marks of the last measured pass are read when the device is past them, so that no forward
+// ever waits; while they are still ahead, no new pass is measured.
+void Reducer::Impl::decide_measurement() {
+  if (measurement_decided) {
+    return;
+  }
+  measurement_decided = true;
+  is_measured = false;
+  if (detail::is_capturing(device()) || (statistics_pending && !wait_end.is_over())) {
+    return;
+  }
+  collect_statistics();
+  is_measured = sums.count < kMeasuredFirst || num_passes % kMeasuredEvery == 0;
 }
 
-// Reads the marks of the last measured pass; called when they are certainly over, one forward
-// later.
+// Waits for the marks where the device has not passed them yet.
 void Reducer::Impl::collect_statistics() {
   if (!statistics_pending) {
     return;

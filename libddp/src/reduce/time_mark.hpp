@@ -36,6 +36,8 @@ class TimeMark {
   }
 
   bool recorded() const { return recorded_; }
+  /// Whether the device has passed the mark; never waits.
+  bool is_over() const { return !recorded_ || !event_ || event_->query(); }
 
   /// Milliseconds from `begin` to `end`; the host waits for `end`. 0 where one was not recorded.
   static double milliseconds(const TimeMark& begin, const TimeMark& end) {
