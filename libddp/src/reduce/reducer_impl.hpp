@@ -70,9 +70,11 @@ struct Reducer::Impl {
   void gather(int bucket);
   void gather_parameter_lists(const std::vector<int>& parameters);
   void launch(int bucket);
+  void attach_gradients();
+
+  // Its end (reducer_finish.cpp)
   void finish_pass();
   void finish_bucket(BucketState& state);
-  void attach_gradients();
   void shadow();
 
   // Unused parameters (unused_parameters.cpp)
