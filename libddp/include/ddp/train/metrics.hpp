@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers of a run: one line a logging step, the same in steps.csv and steps.jsonl, and one row
+// an epoch in epochs.csv, in the run folder metrics.dir/<run name, job id or time>. Rank 0 writes.
+//
+// Definitions (an interval is the steps since the last logging step):
+//   loss, accuracy    mean over all samples of all ranks in the interval
+//   grad_norm, lr     of the logging step
+//   step_ms           wall time of the interval / its steps, on the slowest rank
+//   images_per_second samples of all ranks / that wall time; per rank: divided by the ranks
+//   exposed_comm_ms   last backward's wait for reductions that nothing hid, mean of ranks
+//   loader_wait_ms    wait for the loader a step, mean of ranks
+//   peak_memory_gib   of the whole device (of the process where it runs on the CPU), largest rank
+// The first step of a run, with its warm-up, counts for loss but not for time.
+//
+// Nothing leaves the GPU but on logging steps: between them a step costs two one-element kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "ddp/comm/context.hpp"
+#include "ddp/core/control_plane.hpp"
+#include "ddp/train/metrics_options.hpp"
+
+namespace ddp {
+
+namespace detail {
+class MetricsImpl;
+}
+
+struct StepMetrics {
+  at::Tensor loss = {};     ///< one element: mean of this rank's samples; may require grad
+  int64_t num_samples = 0;  ///< of this rank in this step
+  double lr = NAN;
+  at::Tensor grad_norm = {};    ///< one element
+  at::Tensor num_correct = {};  ///< one element: this rank's right answers, for the accuracy
+};
+
+struct EpochMetrics {
+  double test_loss = NAN;
+  double test_accuracy = NAN;  ///< 0..1
+};
+
+/// What an epoch's row says, for programs that print it at their end.
+struct EpochResult {
+  double train_loss = NAN;
+  double train_accuracy = NAN;
+  double seconds = 0;  ///< of training, without what ClockPause covered
+  double images_per_second = NAN;
+};
+
+/// Collective methods are called by all ranks, in the same order, from the thread that trains.
+class Metrics {
+ public:
+  Metrics(const Context& context, const MetricsOptions& options)
+      : Metrics(context.control_plane(), context.device(), context.launch(), options) {}
+  /// Throws WriteError where the run folder cannot be made.
+  Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
+          const MetricsOptions& options);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  /// Reads exposed_communication_ms() of a model and wait_ms() (since its start) of a loader, on
+  /// logging steps. The object must outlive the Metrics.
+  template <typename T>
+  void observe(T& object) {
+    if constexpr (requires { double(object.exposed_communication_ms()); }) {
+      set_exposed_comm([&object] { return double(object.exposed_communication_ms()); });
+    }
+    if constexpr (requires { double(object.wait_ms()); }) {
+      set_loader_wait([&object] { return double(object.wait_ms()); });
+    }
+  }
+  void set_exposed_comm(std::function<double()> last_backward_ms);
+  void set_loader_wait(std::function<double()> total_ms);
+
+  /// After each step. Collective on logging steps and at both ends of a trace.
+  void end_step(int64_t step, const StepMetrics& metrics);
+
+  /// After an epoch and its evaluation. Collective. Starts the next epoch.
+  EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics = {});
+
+  /// Stops the clock: evaluation and the like do not count as training time.
+  class ClockPause {
+   public:
+    explicit ClockPause(Metrics& metrics);
+    ~ClockPause();
+    ClockPause(const ClockPause&) = delete;
+    ClockPause& operator=(const ClockPause&) = delete;
+
+   private:
+    Metrics& metrics_;
+  };
+
+  /// The run folder on rank 0; empty elsewhere and where there is none.
+  const std::string& folder() const;
+
+ private:
+  std::unique_ptr<detail::MetricsImpl> impl_;
+};
+
+}  // namespace ddp

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Chrome/Perfetto trace of a range of steps: forward, backward, each bucket's reduction,
+// optimizer and loader of all ranks on one clock. Open the file in https://ui.perfetto.dev or
+// chrome://tracing.
+//
+// Spans come from ddp::TraceScope and TraceRecorder (core/trace_recorder.hpp); a program adds its
+// own the same way. Metrics drives a Tracer where metrics.trace_steps is set; it also works alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "ddp/core/control_plane.hpp"
+#include "ddp/core/trace_recorder.hpp"
+
+namespace ddp {
+
+class Tracer {
+ public:
+  /// Traces the steps first_step .. first_step + num_steps - 1 into `path` (used on rank 0 alone).
+  /// Collective where first_step is the next step to run (`next_step`), because recording starts.
+  Tracer(ControlPlane& control_plane, at::Device device, std::string path, int64_t first_step,
+         int64_t num_steps, int64_t next_step = 0);
+  ~Tracer();
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
+
+  /// After each step. Collective where recording starts or ends: measures the clocks, gathers all
+  /// ranks' spans, and rank 0 writes the file. A file that cannot be written costs a warning.
+  void end_step(int64_t step);
+
+  bool done() const { return done_; }
+
+ private:
+  void begin();
+  void finish();
+
+  ControlPlane& control_plane_;
+  at::Device device_;
+  std::string path_;
+  int64_t first_step_;
+  int64_t num_steps_;
+  bool recording_ = false;
+  bool done_ = false;
+  TraceRecorder recorder_;
+};
+
+/// Ranges of TraceScope also go to NVTX from now on, for Nsight; nothing where built without CUDA.
+void enable_nvtx();
+
+}  // namespace ddp

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/metrics.hpp"
+
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <ctime>
+
+#include "ddp/core/logging.hpp"
+#include "train/metrics_impl.hpp"
+#include "train/trace_device.hpp"
+
+namespace ddp {
+namespace detail {
+namespace {
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+RunFolder make_folder(const ControlPlane& control_plane, const LaunchEnvironment& launch,
+                      const MetricsOptions& options) {
+  if (control_plane.rank() != 0 || options.dir.empty()) {
+    return {};
+  }
+  const auto& name = !options.run_name.empty() ? options.run_name
+                     : !launch.job_id.empty()  ? launch.job_id
+                                               : time_name();
+  return {options.dir, name};
+}
+
+}  // namespace
+
+MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
+                         const LaunchEnvironment& launch, const MetricsOptions& options)
+    : control_plane_(control_plane),
+      device_(device),
+      launch_(launch),
+      options_(options),
+      folder_(make_folder(control_plane, launch, options)),
+      sums_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(device))),
+      loss_sum_(sums_[0]),
+      correct_sum_(sums_[1]) {
+  if (const auto bus_id = pci_bus_id(device); !bus_id.empty()) {
+    gpu_ = GpuMonitor::open(bus_id);
+    epoch_energy_ = gpu_ ? gpu_->energy_joules() : NAN;
+  }
+  if (options_.nvtx) {
+    enable_nvtx();
+  }
+  if (options_.trace_steps > 0) {
+    const auto path = folder_.path().empty() ? std::string("trace.json") : folder() + "/trace.json";
+    tracer_ = std::make_unique<Tracer>(control_plane, device, path, options_.trace_first_step,
+                                       options_.trace_steps);
+  }
+  if (!is_main()) {
+    return;
+  }
+  commit_ = read_git_commit(".");
+  bar_ =
+      options_.progress == "bar" || (options_.progress == "auto" && ::isatty(STDERR_FILENO) == 1);
+  if (!options_.run.settings_text.empty()) {
+    log_info("resolved settings\n" + options_.run.settings_text);
+    folder_.write("settings.txt", options_.run.settings_text);
+  }
+}
+
+MetricsImpl::~MetricsImpl() {
+  clear_bar();
+}
+
+double MetricsImpl::seconds_now() const {
+  const auto until = pauses_ > 0 ? paused_at_ : Clock::now();
+  return std::chrono::duration<double>(until - started_).count() - paused_seconds_;
+}
+
+void MetricsImpl::pause() {
+  if (pauses_++ == 0) {
+    paused_at_ = Clock::now();
+  }
+}
+
+void MetricsImpl::resume() {
+  if (--pauses_ == 0) {
+    paused_seconds_ += std::chrono::duration<double>(Clock::now() - paused_at_).count();
+  }
+}
+
+// Two kernels of one element; a loss that lives in a graph's memory is read before the next replay.
+void MetricsImpl::add_on_device(const StepMetrics& metrics) {
+  at::NoGradGuard no_grad;
+  const auto n = static_cast<double>(metrics.num_samples);
+  if (metrics.loss.defined()) {
+    loss_sum_.add_(metrics.loss.detach().reshape({}), n);
+    now_.loss_samples += n;
+  }
+  if (metrics.num_correct.defined()) {
+    correct_sum_.add_(metrics.num_correct.detach().reshape({}));
+    now_.correct_samples += n;
+  }
+}
+
+void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
+  add_on_device(metrics);
+  const auto n = static_cast<double>(metrics.num_samples);
+  now_.samples += n;
+  now_.steps += 1;
+  if (first_step_) {
+    // Warm-up, lazy initialisation and whatever came before are no speed.
+    first_step_ = false;
+    started_ = Clock::now();
+    paused_seconds_ = 0;
+    now_.loader_wait_ms = loader_wait ? loader_wait() : 0;
+    at_log_.loader_wait_ms = now_.loader_wait_ms;
+  } else {
+    now_.timed_samples += n;
+    now_.timed_steps += 1;
+  }
+  control_plane_.set_progress(step + 1, "");
+  const bool last = options_.run.max_steps > 0 && step + 1 == options_.run.max_steps;
+  if (options_.log_every > 0 && ((step + 1) % options_.log_every == 0 || last)) {
+    log_step(step, metrics);
+  }
+  draw_bar(step, last);
+  if (tracer_) {
+    tracer_->end_step(step);
+  }
+}
+
+// The only place where the host waits for the device. Returns the gradient norm.
+double MetricsImpl::fetch(const at::Tensor& grad_norm) {
+  at::NoGradGuard no_grad;
+  auto values = sums_;
+  if (grad_norm.defined()) {
+    values = at::cat({sums_, grad_norm.detach().reshape({1}).to(sums_.options())});
+  }
+  const auto host = values.cpu();
+  const double* data = host.const_data_ptr<double>();
+  now_.loss_sum = data[0];
+  now_.correct = data[1];
+  now_.seconds = first_step_ ? 0 : seconds_now();
+  if (loader_wait) {
+    now_.loader_wait_ms = loader_wait();
+  }
+  sample_gpu();
+  return grad_norm.defined() ? data[2] : NAN;
+}
+
+void MetricsImpl::sample_gpu() {
+  const double utilisation = gpu_ ? gpu_->utilisation_percent() : NAN;
+  if (!std::isnan(utilisation)) {
+    utilisation_sum_ += utilisation;
+    ++utilisation_samples_;
+  }
+}
+
+RankNumbers MetricsImpl::numbers_since(const Counts& start) {
+  const double steps = now_.timed_steps - start.timed_steps;
+  return {.loss_sum = now_.loss_sum - start.loss_sum,
+          .loss_samples = now_.loss_samples - start.loss_samples,
+          .correct = now_.correct - start.correct,
+          .correct_samples = now_.correct_samples - start.correct_samples,
+          .samples = now_.timed_samples - start.timed_samples,
+          .seconds = now_.seconds - start.seconds,
+          .steps = steps,
+          .loader_wait_ms =
+              loader_wait && steps > 0 ? (now_.loader_wait_ms - start.loader_wait_ms) / steps : NAN,
+          .memory_gib = used_memory_gib(device_)};
+}
+
+JobNumbers MetricsImpl::gather(const RankNumbers& own) {
+  std::vector<RankNumbers> ranks;
+  for (const auto& text : control_plane_.all_gather(own.to_text())) {
+    ranks.push_back(RankNumbers::parse(text));
+  }
+  return JobNumbers(ranks);
+}
+
+void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
+  const double grad_norm = fetch(metrics.grad_norm);
+  auto own = numbers_since(at_log_);
+  own.exposed_comm_ms = exposed_comm ? exposed_comm() : NAN;
+  at_log_ = now_;
+  const auto job = gather(own);
+  last_step_ms_ = job.step_ms();
+  last_loss_ = job.loss();
+  if (!is_main()) {
+    return;
+  }
+  const StepNumbers numbers{.step = step + 1,
+                            .epoch = options_.run.steps_per_epoch > 0
+                                         ? static_cast<double>(step + 1) /
+                                               static_cast<double>(options_.run.steps_per_epoch)
+                                         : NAN,
+                            .loss = job.loss(),
+                            .accuracy = job.accuracy(),
+                            .lr = metrics.lr,
+                            .grad_norm = grad_norm,
+                            .step_ms = job.step_ms(),
+                            .images_per_second = job.images_per_second(),
+                            .images_per_second_per_rank = job.images_per_second() / job.world_size,
+                            .exposed_comm_ms = job.total.exposed_comm_ms,
+                            .loader_wait_ms = job.total.loader_wait_ms,
+                            .peak_memory_gib = job.total.memory_gib};
+  if (options_.progress != "off") {
+    clear_bar();
+    log_info(log_line(numbers, options_.run.max_steps, eta_seconds(step)));
+  }
+  const auto row = step_row(numbers, unix_time());
+  if (options_.csv) {
+    folder_.append("steps.csv", csv_line(row), csv_header(row));
+  }
+  if (options_.jsonl) {
+    folder_.append("steps.jsonl", json_line(row));
+  }
+}
+
+double MetricsImpl::eta_seconds(int64_t step) const {
+  return static_cast<double>(options_.run.max_steps - step - 1) * last_step_ms_ / 1000;
+}
+
+EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
+  fetch({});
+  auto own = numbers_since(at_epoch_);
+  own.utilisation = utilisation_samples_ > 0 ? utilisation_sum_ / utilisation_samples_ : NAN;
+  const double wall = std::chrono::duration<double>(Clock::now() - epoch_wall_).count();
+  const double energy = gpu_ ? gpu_->energy_joules() : NAN;
+  own.power_w = std::isnan(energy) && gpu_ ? gpu_->power_watts() : (energy - epoch_energy_) / wall;
+  const auto job = gather(own);
+  at_epoch_ = at_log_ = now_;
+  utilisation_sum_ = 0;
+  utilisation_samples_ = 0;
+  epoch_energy_ = energy;
+  epoch_wall_ = Clock::now();
+  if (is_main() && options_.csv) {
+    const auto row = epoch_row(epoch, metrics, job);
+    folder_.append("epochs.csv", csv_line(row), csv_header(row));
+  }
+  return {.train_loss = job.loss(),
+          .train_accuracy = job.accuracy(),
+          .seconds = job.total.seconds,
+          .images_per_second = job.images_per_second()};
+}
+
+Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
+                           const JobNumbers& job) const {
+  const auto& run = options_.run;
+  const auto per_rank = [&run]() -> std::optional<int64_t> {
+    return run.batch_size_per_rank > 0 ? std::optional(run.batch_size_per_rank) : std::nullopt;
+  }();
+  return {{.name = "job_id", .text = launch_.job_id},
+          {.name = "commit", .text = commit_},
+          {.name = "gpu_type",
+           .text = gpu_                ? gpu_->name()
+                   : device_.is_cuda() ? ""
+                                       : "cpu"},
+          {.name = "nodes", .integer = launch_.num_nodes},
+          {.name = "gpus", .integer = device_.is_cuda() ? job.world_size : 0},
+          {.name = "ranks", .integer = job.world_size},
+          {.name = "precision", .text = run.precision},
+          {.name = "global_batch_size",
+           .integer = per_rank ? std::optional(*per_rank * job.world_size) : std::nullopt},
+          {.name = "batch_size_per_gpu", .integer = per_rank},
+          {.name = "bucket_cap_mb", .number = run.bucket_cap_mb > 0 ? run.bucket_cap_mb : NAN},
+          {.name = "epoch", .integer = epoch},
+          {.name = "train_loss", .number = job.loss()},
+          {.name = "train_accuracy", .number = job.accuracy()},
+          {.name = "test_loss", .number = metrics.test_loss},
+          {.name = "test_accuracy", .number = metrics.test_accuracy},
+          {.name = "epoch_seconds", .number = job.total.seconds},
+          {.name = "images_per_second", .number = job.images_per_second()},
+          {.name = "gpu_utilisation_percent", .number = job.total.utilisation},
+          {.name = "power_w", .number = job.total.power_w},
+          {.name = "memory_gib", .number = job.total.memory_gib},
+          {.name = "time", .number = unix_time()}};
+}
+
+}  // namespace detail
+
+Metrics::Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
+                 const MetricsOptions& options)
+    : impl_(std::make_unique<detail::MetricsImpl>(control_plane, device, launch, options)) {}
+Metrics::~Metrics() = default;
+
+void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {
+  impl_->exposed_comm = std::move(last_backward_ms);
+}
+void Metrics::set_loader_wait(std::function<double()> total_ms) {
+  impl_->loader_wait = std::move(total_ms);
+}
+void Metrics::end_step(int64_t step, const StepMetrics& metrics) {
+  impl_->end_step(step, metrics);
+}
+EpochResult Metrics::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
+  return impl_->end_epoch(epoch, metrics);
+}
+const std::string& Metrics::folder() const {
+  return impl_->folder();
+}
+
+Metrics::ClockPause::ClockPause(Metrics& metrics) : metrics_(metrics) {
+  metrics_.impl_->pause();
+}
+Metrics::ClockPause::~ClockPause() {
+  metrics_.impl_->resume();
+}
+
+}  // namespace ddp

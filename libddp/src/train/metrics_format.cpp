@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/metrics_format.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace ddp::detail {
+namespace {
+
+template <typename... Args>
+std::string format(const char* pattern, Args... args) {
+  char text[128];
+  std::snprintf(text, sizeof text, pattern, args...);
+  return text;
+}
+
+// The shortest text that reads back as the same double.
+std::string shortest(double number) {
+  char text[40];
+  const auto end = std::to_chars(text, text + sizeof text, number).ptr;
+  return {text, end};
+}
+
+void add(std::string& line, const char* pattern, double number) {
+  if (!std::isnan(number)) {
+    line += " | " + format(pattern, number);
+  }
+}
+
+std::string first_line(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+bool is_commit(const std::string& text) {
+  return (text.size() == 40 || text.size() == 64) &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+std::string find_packed_ref(const std::filesystem::path& git, const std::string& ref) {
+  std::ifstream packed(git / "packed-refs");
+  for (std::string line; std::getline(packed, line);) {
+    if (line.size() > ref.size() + 1 && line.ends_with(" " + ref)) {
+      return line.substr(0, line.find(' '));
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string Cell::to_csv() const {
+  if (integer) {
+    return std::to_string(*integer);
+  }
+  if (text.empty()) {
+    return std::isnan(number) ? "" : shortest(number);
+  }
+  if (text.find_first_of(",\"\n\r") == std::string::npos) {
+    return text;
+  }
+  std::string quoted = "\"";
+  for (const char c : text) {
+    quoted += c == '"' ? "\"\"" : std::string(1, c);
+  }
+  return quoted + "\"";
+}
+
+std::string csv_header(const Row& row) {
+  std::string line;
+  for (const auto& cell : row) {
+    line += (line.empty() ? "" : ",") + cell.name;
+  }
+  return line;
+}
+
+std::string csv_line(const Row& row) {
+  std::string line;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    line += (i == 0 ? "" : ",") + row[i].to_csv();
+  }
+  return line;
+}
+
+std::string json_line(const Row& row) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& cell : row) {
+    if (cell.integer) {
+      json[cell.name] = *cell.integer;
+    } else if (!cell.text.empty()) {
+      json[cell.name] = cell.text;
+    } else if (std::isinf(cell.number)) {
+      json[cell.name] = cell.number > 0 ? "inf" : "-inf";  // JSON has no word for it
+    } else if (!std::isnan(cell.number)) {
+      json[cell.name] = cell.number;
+    }
+  }
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Row step_row(const StepNumbers& n, double unix_time) {
+  return {{.name = "step", .integer = n.step},
+          {.name = "epoch", .number = n.epoch},
+          {.name = "loss", .number = n.loss},
+          {.name = "accuracy", .number = n.accuracy},
+          {.name = "lr", .number = n.lr},
+          {.name = "grad_norm", .number = n.grad_norm},
+          {.name = "step_ms", .number = n.step_ms},
+          {.name = "images_per_second", .number = n.images_per_second},
+          {.name = "images_per_second_per_rank", .number = n.images_per_second_per_rank},
+          {.name = "exposed_comm_ms", .number = n.exposed_comm_ms},
+          {.name = "loader_wait_ms", .number = n.loader_wait_ms},
+          {.name = "peak_memory_gib", .number = n.peak_memory_gib},
+          {.name = "time", .number = unix_time}};
+}
+
+std::string log_line(const StepNumbers& n, int64_t max_steps, double eta_seconds) {
+  std::string line = "step " + std::to_string(n.step);
+  if (max_steps > 0) {
+    line += "/" + std::to_string(max_steps);
+  }
+  add(line, "epoch %.2f", n.epoch);
+  add(line, "loss %.4f", n.loss);
+  add(line, "accuracy %.2f %%", 100 * n.accuracy);
+  add(line, "lr %.3g", n.lr);
+  add(line, "grad_norm %.3g", n.grad_norm);
+  add(line, "%.1f ms/step", n.step_ms);
+  if (!std::isnan(n.images_per_second)) {
+    line +=
+        format(" | %.1f images/s (%.1f a rank)", n.images_per_second, n.images_per_second_per_rank);
+  }
+  add(line, "exposed comm %.2f ms", n.exposed_comm_ms);
+  add(line, "loader wait %.2f ms", n.loader_wait_ms);
+  add(line, "peak %.2f GiB", n.peak_memory_gib);
+  if (max_steps > 0 && !std::isnan(eta_seconds)) {
+    line += " | ETA " + format_duration(eta_seconds);
+  }
+  return line;
+}
+
+std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds, double loss,
+                         int columns) {
+  std::string text;
+  if (max_steps > 0) {
+    const double share =
+        std::clamp(static_cast<double>(done) / static_cast<double>(max_steps), 0.0, 1.0);
+    constexpr int kWidth = 24;
+    const int full = static_cast<int>(share * kWidth);
+    text = "[" + std::string(full, '=') + (full < kWidth ? ">" : "") +
+           std::string(std::max(0, kWidth - full - 1), ' ') + "] " +
+           format("%3.0f %%", 100 * share) + " | step " + std::to_string(done) + "/" +
+           std::to_string(max_steps) + " | ETA " + format_duration(eta_seconds);
+  } else {
+    text = "step " + std::to_string(done);
+  }
+  add(text, "loss %.4f", loss);
+  if (columns > 1 && text.size() >= static_cast<std::size_t>(columns)) {
+    text.resize(static_cast<std::size_t>(columns) - 1);
+  }
+  return text;
+}
+
+std::string format_duration(double seconds) {
+  if (!(seconds >= 0) || seconds > 1e9) {
+    return "?";
+  }
+  const auto total = static_cast<int64_t>(std::llround(seconds));
+  const auto days = total / 86400;
+  const auto clock = format("%02d:%02d:%02d", static_cast<int>(total / 3600 % 24),
+                            static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
+  return days > 0 ? std::to_string(days) + "d " + clock : clock;
+}
+
+std::string read_git_commit(const std::string& folder) {
+  std::error_code ignored;
+  auto here = std::filesystem::absolute(folder, ignored);
+  while (!std::filesystem::exists(here / ".git", ignored)) {
+    if (here == here.parent_path()) {
+      return "";
+    }
+    here = here.parent_path();
+  }
+  std::filesystem::path git = here / ".git";
+  if (std::filesystem::is_regular_file(git, ignored)) {  // a linked working tree: "gitdir: PATH"
+    const auto line = first_line(git);
+    git = here / (line.starts_with("gitdir: ") ? line.substr(8) : "");
+  }
+  auto head = first_line(git / "HEAD");
+  if (head.starts_with("ref: ")) {
+    const auto ref = head.substr(5);
+    const auto common = first_line(git / "commondir");
+    const auto refs = common.empty() ? git : git / common;
+    head = first_line(refs / ref);
+    if (head.empty()) {
+      head = find_packed_ref(refs, ref);
+    }
+  }
+  return is_commit(head) ? head : "";
+}
+
+}  // namespace ddp::detail

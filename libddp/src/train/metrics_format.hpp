@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers of a run as text: log line, CSV, JSONL, progress bar. Torch-free. What each number
+// means is defined once, in ddp/train/metrics.hpp.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ddp::detail {
+
+/// A column's value: text, an integer, or a number; NaN and empty text mean "unknown".
+struct Cell {
+  std::string name;
+  std::string text = "";
+  double number = NAN;
+  std::optional<int64_t> integer = {};
+
+  /// As in a CSV file, quoted where RFC 4180 asks for it; empty where unknown.
+  std::string to_csv() const;
+};
+using Row = std::vector<Cell>;
+
+std::string csv_header(const Row& row);
+std::string csv_line(const Row& row);
+/// One JSON object; unknown values are left out.
+std::string json_line(const Row& row);
+
+struct StepNumbers {
+  int64_t step = 0;
+  double epoch = NAN;
+  double loss = NAN;
+  double accuracy = NAN;
+  double lr = NAN;
+  double grad_norm = NAN;
+  double step_ms = NAN;
+  double images_per_second = NAN;
+  double images_per_second_per_rank = NAN;
+  double exposed_comm_ms = NAN;
+  double loader_wait_ms = NAN;
+  double peak_memory_gib = NAN;
+};
+Row step_row(const StepNumbers& numbers, double unix_time);
+
+/// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are left out. max_steps 0:
+/// unknown.
+std::string log_line(const StepNumbers& numbers, int64_t max_steps, double eta_seconds);
+/// "[=====>      ]  12 % | step 120/1000 | ETA 00:03:12 | loss 1.2345", at most `columns` wide.
+std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds, double loss,
+                         int columns);
+/// "00:03:12", "2d 03:00:00"; "?" where unknown.
+std::string format_duration(double seconds);
+
+/// The commit checked out in the Git working tree that holds `folder`, from its files alone; empty
+/// where there is none.
+std::string read_git_commit(const std::string& folder);
+
+}  // namespace ddp::detail

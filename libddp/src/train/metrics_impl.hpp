@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/train/metrics.hpp"
+#include "ddp/train/trace.hpp"
+#include "train/gpu_monitor.hpp"
+#include "train/metrics_format.hpp"
+#include "train/run_folder.hpp"
+
+namespace ddp::detail {
+
+/// What a rank adds to a line or row; ranks exchange it as text.
+struct RankNumbers {
+  double loss_sum = 0;
+  double loss_samples = 0;
+  double correct = 0;
+  double correct_samples = 0;
+  double samples = 0;  ///< in `seconds`
+  double seconds = 0;
+  double steps = 0;  ///< in `seconds`
+  double exposed_comm_ms = NAN;
+  double loader_wait_ms = NAN;
+  double memory_gib = NAN;
+  double utilisation = NAN;
+  double power_w = NAN;
+
+  std::string to_text() const;
+  static RankNumbers parse(const std::string& text);
+};
+
+/// Sums, maxima and means over ranks; means leave out the ranks that do not know.
+struct JobNumbers {
+  explicit JobNumbers(const std::vector<RankNumbers>& ranks);
+  RankNumbers total;  ///< sums; seconds, steps and memory: the largest
+  int world_size;
+
+  double loss() const { return total.loss_samples > 0 ? total.loss_sum / total.loss_samples : NAN; }
+  double accuracy() const {
+    return total.correct_samples > 0 ? total.correct / total.correct_samples : NAN;
+  }
+  double images_per_second() const {
+    return total.seconds > 0 && total.samples > 0 ? total.samples / total.seconds : NAN;
+  }
+  double step_ms() const { return total.steps > 0 ? 1000 * total.seconds / total.steps : NAN; }
+};
+
+class MetricsImpl {
+ public:
+  MetricsImpl(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
+              const MetricsOptions& options);
+  ~MetricsImpl();
+
+  void end_step(int64_t step, const StepMetrics& metrics);
+  EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics);
+  void pause();
+  void resume();
+  const std::string& folder() const { return folder_.path(); }
+
+  std::function<double()> exposed_comm;
+  std::function<double()> loader_wait;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  /// Counts since the start; an interval or epoch is the difference of two.
+  struct Counts {
+    double loss_sum = 0;
+    double correct = 0;
+    double loss_samples = 0;
+    double correct_samples = 0;
+    double samples = 0;
+    double steps = 0;
+    double timed_samples = 0;  ///< without the first step
+    double timed_steps = 0;
+    double seconds = 0;  ///< of training after the first step
+    double loader_wait_ms = 0;
+  };
+
+  bool is_main() const { return control_plane_.rank() == 0; }
+  double seconds_now() const;
+  void add_on_device(const StepMetrics& metrics);
+  double fetch(const at::Tensor& grad_norm);
+  RankNumbers numbers_since(const Counts& start);
+  JobNumbers gather(const RankNumbers& own);
+  void log_step(int64_t step, const StepMetrics& metrics);
+  void draw_bar(int64_t step, bool force);
+  void clear_bar();
+  double eta_seconds(int64_t step) const;
+  Row epoch_row(int64_t epoch, const EpochMetrics& metrics, const JobNumbers& job) const;
+  void sample_gpu();
+
+  ControlPlane& control_plane_;
+  const at::Device device_;
+  const LaunchEnvironment launch_;
+  const MetricsOptions options_;
+  RunFolder folder_;
+  std::unique_ptr<GpuMonitor> gpu_;
+  std::unique_ptr<Tracer> tracer_;
+  std::string commit_;
+  bool bar_ = false;
+  bool bar_shown_ = false;
+  Clock::time_point bar_time_{};
+
+  at::Tensor sums_;  ///< float64 [2] on the device: loss times samples, right answers
+  at::Tensor loss_sum_, correct_sum_;
+  Counts now_, at_log_, at_epoch_;
+  bool first_step_ = true;
+  Clock::time_point started_ = Clock::now();
+  Clock::time_point paused_at_{};
+  double paused_seconds_ = 0;
+  int pauses_ = 0;
+  double last_step_ms_ = NAN;
+  double last_loss_ = NAN;
+
+  double utilisation_sum_ = 0;  ///< over the epoch's samples
+  int utilisation_samples_ = 0;
+  double epoch_energy_ = NAN;
+  Clock::time_point epoch_wall_ = Clock::now();
+};
+
+}  // namespace ddp::detail

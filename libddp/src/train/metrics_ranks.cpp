@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers of several ranks, and the progress bar.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "ddp/core/error.hpp"
+#include "train/metrics_impl.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr std::chrono::milliseconds kBarInterval{100};
+
+// Adds what is known; NaN means unknown.
+struct Mean {
+  double sum = 0;
+  int count = 0;
+  void add(double value) {
+    if (!std::isnan(value)) {
+      sum += value;
+      ++count;
+    }
+  }
+  double value() const { return count > 0 ? sum / count : NAN; }
+};
+
+// Every member in one order, for text and back.
+template <typename Numbers, typename F>
+void for_each_number(Numbers& n, F&& f) {
+  for (auto* value : {&n.loss_sum, &n.loss_samples, &n.correct, &n.correct_samples, &n.samples,
+                      &n.seconds, &n.steps, &n.exposed_comm_ms, &n.loader_wait_ms, &n.memory_gib,
+                      &n.utilisation, &n.power_w}) {
+    f(*value);
+  }
+}
+
+}  // namespace
+
+std::string RankNumbers::to_text() const {
+  std::string text;
+  for_each_number(*this, [&text](const double value) {
+    char part[40];
+    std::snprintf(part, sizeof part, "%a ", value);
+    text += part;
+  });
+  return text;
+}
+
+RankNumbers RankNumbers::parse(const std::string& text) {
+  RankNumbers numbers;
+  const char* rest = text.c_str();
+  for_each_number(numbers, [&rest](double& value) {
+    char* end = nullptr;
+    value = std::strtod(rest, &end);
+    DDP_CHECK(end != rest, "a peer's metrics cannot be read");
+    rest = end;
+  });
+  return numbers;
+}
+
+JobNumbers::JobNumbers(const std::vector<RankNumbers>& ranks)
+    : world_size(static_cast<int>(ranks.size())) {
+  Mean exposed, wait, utilisation, power;
+  for (const auto& rank : ranks) {
+    total.loss_sum += rank.loss_sum;
+    total.loss_samples += rank.loss_samples;
+    total.correct += rank.correct;
+    total.correct_samples += rank.correct_samples;
+    total.samples += rank.samples;
+    total.seconds = std::max(total.seconds, rank.seconds);
+    total.steps = std::max(total.steps, rank.steps);
+    total.memory_gib = std::fmax(total.memory_gib, rank.memory_gib);
+    exposed.add(rank.exposed_comm_ms);
+    wait.add(rank.loader_wait_ms);
+    utilisation.add(rank.utilisation);
+    power.add(rank.power_w);
+  }
+  total.exposed_comm_ms = exposed.value();
+  total.loader_wait_ms = wait.value();
+  total.utilisation = utilisation.value();
+  total.power_w = power.value();
+}
+
+void MetricsImpl::draw_bar(int64_t step, bool force) {
+  if (!bar_ || (!force && Clock::now() - bar_time_ < kBarInterval)) {
+    return;
+  }
+  bar_time_ = Clock::now();
+  struct winsize size {};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const auto text = progress_bar(step + 1, options_.run.max_steps, eta_seconds(step), last_loss_,
+                                 known ? size.ws_col : 100);
+  // The log goes to standard error too: one stream, so that lines and bar keep their order.
+  std::fprintf(stderr, "\r%s\033[K", text.c_str());
+  std::fflush(stderr);
+  bar_shown_ = true;
+}
+
+void MetricsImpl::clear_bar() {
+  if (bar_shown_) {
+    std::fputs("\r\033[K", stderr);
+    std::fflush(stderr);
+    bar_shown_ = false;
+  }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/trace.hpp"
+
+#include <fstream>
+
+#include "ddp/core/logging.hpp"
+#include "train/trace_device.hpp"
+#include "train/trace_merge.hpp"
+
+namespace ddp {
+
+Tracer::Tracer(ControlPlane& control_plane, at::Device device, std::string path, int64_t first_step,
+               int64_t num_steps, int64_t next_step)
+    : control_plane_(control_plane),
+      device_(device),
+      path_(std::move(path)),
+      first_step_(first_step),
+      num_steps_(num_steps) {
+  if (first_step_ == next_step) {
+    begin();
+  }
+}
+
+Tracer::~Tracer() {
+  recorder_.stop();
+}
+
+void Tracer::begin() {
+  control_plane_.barrier();
+  recorder_.set_device(detail::make_trace_device(device_));
+  recorder_.set_step(first_step_);
+  recording_ = true;
+  recorder_.start();
+}
+
+void Tracer::end_step(int64_t step) {
+  if (done_) {
+    return;
+  }
+  if (recording_) {
+    recorder_.set_step(step + 1);
+    if (step + 1 >= first_step_ + num_steps_) {
+      finish();
+    }
+  } else if (step + 1 == first_step_) {
+    begin();
+  }
+}
+
+void Tracer::finish() {
+  recorder_.stop();
+  recording_ = false;
+  done_ = true;
+  const auto events = recorder_.take();
+  const auto offset = detail::measure_clock_offset(control_plane_);
+  const auto by_rank = detail::gather_events(control_plane_, events);
+  std::vector<detail::ClockOffset> offsets;
+  for (const auto& text : control_plane_.all_gather(std::to_string(offset.offset_ns) + " " +
+                                                    std::to_string(offset.error_ns))) {
+    const auto space = text.find(' ');
+    offsets.push_back({std::stoll(text.substr(0, space)), std::stoll(text.substr(space))});
+  }
+  if (recorder_.num_dropped() > 0) {
+    log_warning(std::to_string(recorder_.num_dropped()) + " spans did not fit into the trace");
+  }
+  if (control_plane_.rank() != 0) {
+    return;
+  }
+  std::ofstream out(path_, std::ios::binary | std::ios::trunc);
+  out << detail::trace_to_json(by_rank, offsets) << std::flush;
+  if (out) {
+    log_info("trace of " + std::to_string(num_steps_) + " steps in " + path_ +
+             " (open in https://ui.perfetto.dev)");
+  } else {
+    log_warning("cannot write the trace " + path_);
+  }
+}
+
+}  // namespace ddp

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/torch.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "ddp/core/trace_recorder.hpp"
+#include "ddp/train/metrics.hpp"
+#include "support/catch.hpp"
+#include "unit/train/temporary_folder.hpp"
+#include "unit/train/thread_control_plane.hpp"
+
+namespace {
+
+using ddp::MetricsOptions;
+using testing::run_ranks;
+using testing::TemporaryFolder;
+
+// A CSV file without quoted cells as rows of name -> text.
+std::vector<std::map<std::string, std::string>> read_csv(const std::string& path) {
+  std::istringstream in(testing::read_file(path));
+  const auto split = [](const std::string& line) {
+    std::vector<std::string> cells;
+    std::istringstream parts(line + ",");
+    for (std::string cell; std::getline(parts, cell, ',');) {
+      cells.push_back(cell);
+    }
+    return cells;
+  };
+  std::string line;
+  std::getline(in, line);
+  const auto names = split(line);
+  std::vector<std::map<std::string, std::string>> rows;
+  while (std::getline(in, line)) {
+    const auto cells = split(line);
+    REQUIRE(cells.size() == names.size());
+    auto& row = rows.emplace_back();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      row[names[i]] = cells[i];
+    }
+  }
+  return rows;
+}
+
+MetricsOptions options_in(const TemporaryFolder& folder) {
+  MetricsOptions options;
+  options.dir = folder.path();
+  options.run_name = "run";
+  options.log_every = 2;
+  options.progress = "off";
+  return options;
+}
+
+// What a model and a loader offer to Metrics::observe.
+struct Model {
+  double exposed_communication_ms() { return 1.5; }
+};
+struct Loader {
+  double total = 0;
+  double wait_ms() const { return total; }
+};
+
+void rethrow(const std::vector<std::exception_ptr>& errors) {
+  for (const auto& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("losses and rates of all ranks are weighted by samples and never doubled") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.run = {.precision = "fp32",
+                 .batch_size_per_rank = 8,
+                 .bucket_cap_mb = 25,
+                 .max_steps = 6,
+                 .steps_per_epoch = 4,
+                 .settings_text = "a: 1\n"};
+  ddp::EpochResult result;
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    const int rank = plane.rank();
+    ddp::LaunchEnvironment launch;
+    launch.job_id = "77";
+    ddp::Metrics metrics(plane, at::kCPU, launch, options);
+    Model model;
+    Loader loader;
+    metrics.observe(model);
+    metrics.observe(loader);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int step = 0; step < 6; ++step) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      loader.total += 2;
+      // Rank 0: 8 samples, loss = step; rank 1: 4 samples, loss = step + 3.
+      const auto loss = torch::full({}, step + 3.0 * rank, at::kFloat).requires_grad_();
+      metrics.end_step(step, {.loss = loss * 1,
+                              .num_samples = rank == 0 ? 8 : 4,
+                              .lr = 0.1,
+                              .grad_norm = torch::tensor(2.0),
+                              .num_correct = torch::tensor(rank == 0 ? 6 : 3)});
+    }
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+    {
+      ddp::Metrics::ClockPause pause(metrics);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
+    const auto epoch = metrics.end_epoch(1, {.test_loss = 0.25, .test_accuracy = 0.5});
+    // Five steps of 20 ms, the first is warm-up; the pause of 300 ms does not count.
+    REQUIRE(epoch.seconds >= 0.1);
+    REQUIRE(epoch.seconds < elapsed.count() + 0.2);
+    if (rank == 0) {
+      result = epoch;
+    }
+    REQUIRE(metrics.folder() == (rank == 0 ? folder.file("run") : ""));
+  }));
+
+  const auto rows = read_csv(folder.file("run/steps.csv"));
+  REQUIRE(rows.size() == 3);
+  REQUIRE(rows[0].at("step") == "2");
+  REQUIRE(rows[0].at("epoch") == "0.5");
+  // Steps 2 and 3: (8 (2 + 3) + 4 (5 + 6)) / 24.
+  REQUIRE(std::stod(rows[1].at("loss")) == (8.0 * 5 + 4.0 * 11) / 24);
+  REQUIRE(std::stod(rows[1].at("accuracy")) == 0.75);
+  REQUIRE(std::stod(rows[1].at("grad_norm")) == 2);
+  REQUIRE(std::stod(rows[1].at("exposed_comm_ms")) == 1.5);
+  REQUIRE(std::stod(rows[1].at("loader_wait_ms")) == 2);
+  const double step_ms = std::stod(rows[1].at("step_ms"));
+  REQUIRE(step_ms >= 20);
+  const double rate = std::stod(rows[1].at("images_per_second"));
+  REQUIRE(rate == Approx(12 * 1000 / step_ms));
+  REQUIRE(std::stod(rows[1].at("images_per_second_per_rank")) == rate / 2);
+
+  std::istringstream jsonl(testing::read_file(folder.file("run/steps.jsonl")));
+  for (const auto& row : rows) {
+    std::string line;
+    std::getline(jsonl, line);
+    const auto json = nlohmann::json::parse(line);
+    for (const auto& [name, text] : row) {
+      REQUIRE(text == (json.contains(name) ? text : ""));
+      if (json.contains(name)) {
+        REQUIRE(json.at(name).get<double>() == std::stod(text));
+      }
+    }
+  }
+
+  const auto epochs = read_csv(folder.file("run/epochs.csv"));
+  REQUIRE(epochs.size() == 1);
+  const auto& epoch = epochs[0];
+  for (const char* column :
+       {"job_id", "commit", "gpu_type", "nodes", "gpus", "precision", "global_batch_size",
+        "batch_size_per_gpu", "bucket_cap_mb", "epoch", "train_loss", "train_accuracy", "test_loss",
+        "test_accuracy", "epoch_seconds", "images_per_second", "gpu_utilisation_percent", "power_w",
+        "memory_gib"}) {
+    INFO(column);
+    REQUIRE(epoch.count(column) == 1);
+  }
+  REQUIRE(epoch.at("job_id") == "77");
+  REQUIRE(epoch.at("global_batch_size") == "16");
+  REQUIRE(std::stod(epoch.at("train_loss")) == (8.0 * 15 + 4.0 * (15 + 18)) / 72);
+  REQUIRE(epoch.at("test_accuracy") == "0.5");
+  REQUIRE(epoch.at("power_w") == "");
+  REQUIRE(result.train_loss == std::stod(epoch.at("train_loss")));
+  REQUIRE(testing::read_file(folder.file("run/settings.txt")) == "a: 1\n");
+}
+
+TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph does") {
+  TemporaryFolder folder;
+  const auto options = options_in(folder);
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto loss = torch::zeros({1}, at::kBFloat16);
+    for (int step = 0; step < 4; ++step) {
+      loss.fill_(step);
+      metrics.end_step(step, {.loss = loss, .num_samples = 1});
+    }
+  }));
+  const auto rows = read_csv(folder.file("run/steps.csv"));
+  REQUIRE(std::stod(rows.at(0).at("loss")) == 0.5);
+  REQUIRE(std::stod(rows.at(1).at("loss")) == 2.5);
+  REQUIRE(rows.at(1).at("lr") == "");
+}
+
+TEST_CASE("traced steps of all ranks end in one file") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.trace_first_step = 2;
+  options.trace_steps = 3;
+  // One process, one active recorder: the ranks of this test are threads, so only a world of one.
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    for (int step = 0; step < 8; ++step) {
+      { ddp::TraceScope scope("forward", "compute"); }
+      metrics.end_step(step, {.num_samples = 1});
+    }
+  }));
+  const auto json = nlohmann::json::parse(testing::read_file(folder.file("run/trace.json")));
+  std::vector<int> steps;
+  for (const auto& event : json.at("traceEvents")) {
+    if (event.at("ph") == "X") {
+      steps.push_back(event["args"]["step"].get<int>());
+    }
+  }
+  REQUIRE(steps == std::vector<int>{2, 3, 4});
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "ddp/core/error.hpp"
+#include "support/catch.hpp"
+#include "train/background_task.hpp"
+#include "train/gpu_monitor.hpp"
+#include "train/metrics_format.hpp"
+#include "train/run_folder.hpp"
+#include "unit/train/temporary_folder.hpp"
+
+using namespace ddp::detail;
+using testing::TemporaryFolder;
+
+TEST_CASE("csv and jsonl hold the same numbers; the unknown is left out") {
+  const Row row = {{.name = "step", .integer = 3},
+                   {.name = "loss", .number = 0.1},
+                   {.name = "accuracy"},
+                   {.name = "note", .text = "a \"quoted\", one"},
+                   {.name = "norm", .number = INFINITY}};
+  REQUIRE(csv_header(row) == "step,loss,accuracy,note,norm");
+  REQUIRE(csv_line(row) == "3,0.1,,\"a \"\"quoted\"\", one\",inf");
+  REQUIRE(json_line(row) == R"({"step":3,"loss":0.1,"note":"a \"quoted\", one","norm":"inf"})");
+}
+
+TEST_CASE("the log line says what is known") {
+  StepNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .images_per_second = 2000};
+  numbers.images_per_second_per_rank = 500;
+  REQUIRE(log_line(numbers, 0, NAN) ==
+          "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 a rank)");
+  numbers.accuracy = 0.5;
+  REQUIRE_THAT(log_line(numbers, 1000, 3725),
+               Catch::StartsWith("step 120/1000 | loss 1.2500 | accuracy 50.00 % |") &&
+                   Catch::EndsWith(" | ETA 01:02:05"));
+  REQUIRE(step_row(numbers, 1).size() == 13);
+}
+
+TEST_CASE("the progress bar fits its terminal") {
+  REQUIRE(progress_bar(500, 1000, 61, 0.5, 200) ==
+          "[============>           ]  50 % | step 500/1000 | ETA 00:01:01 | loss 0.5000");
+  REQUIRE(progress_bar(500, 1000, 61, 0.5, 20).size() == 19);
+  REQUIRE_THAT(progress_bar(1000, 1000, 0, NAN, 200),
+               Catch::StartsWith("[========================] 100 %"));
+  REQUIRE(progress_bar(7, 0, NAN, NAN, 80) == "step 7");
+  REQUIRE(format_duration(2 * 86400 + 3 * 3600) == "2d 03:00:00");
+  REQUIRE(format_duration(NAN) == "?");
+  REQUIRE(format_duration(-1) == "?");
+}
+
+TEST_CASE("the commit is read from Git's files") {
+  TemporaryFolder folder;
+  const std::string commit(40, 'a'), packed(40, 'b');
+  std::filesystem::create_directories(folder.file("work/.git/refs/heads"));
+  std::filesystem::create_directories(folder.file("work/deep/er"));
+  testing::write_file(folder.file("work/.git/HEAD"), "ref: refs/heads/main\n");
+  testing::write_file(folder.file("work/.git/refs/heads/main"), commit + "\n");
+  testing::write_file(folder.file("work/.git/packed-refs"), "# x\n" + packed + " refs/heads/old\n");
+  REQUIRE(read_git_commit(folder.file("work/deep/er")) == commit);
+  testing::write_file(folder.file("work/.git/HEAD"), "ref: refs/heads/old\n");
+  REQUIRE(read_git_commit(folder.file("work")) == packed);
+  testing::write_file(folder.file("work/.git/HEAD"), packed + "\n");
+  REQUIRE(read_git_commit(folder.file("work")) == packed);
+  testing::write_file(folder.file("work/.git/HEAD"), "ref: refs/heads/none\n");
+  REQUIRE(read_git_commit(folder.file("work")) == "");
+  // A linked working tree.
+  std::filesystem::create_directories(folder.file("work/.git/worktrees/x"));
+  std::filesystem::create_directories(folder.file("linked"));
+  testing::write_file(folder.file("linked/.git"),
+                      "gitdir: " + folder.file("work/.git/worktrees/x") + "\n");
+  testing::write_file(folder.file("work/.git/worktrees/x/HEAD"), "ref: refs/heads/main\n");
+  testing::write_file(folder.file("work/.git/worktrees/x/commondir"), "../..\n");
+  REQUIRE(read_git_commit(folder.file("linked")) == commit);
+}
+
+TEST_CASE("a run folder is appended to by the next start of the same job") {
+  TemporaryFolder folder;
+  for (int start = 0; start < 2; ++start) {
+    RunFolder run(folder.path(), "42");
+    run.append("steps.csv", std::to_string(start), "header");
+    run.write("settings.txt", "start " + std::to_string(start));
+  }
+  REQUIRE(testing::read_file(folder.file("42/steps.csv")) == "header\n0\n1\n");
+  REQUIRE(testing::read_file(folder.file("42/settings.txt")) == "start 1");
+  REQUIRE_THROWS_AS(RunFolder(folder.path(), "../x"), ddp::SettingsError);
+  testing::write_file(folder.file("file"), "");
+  REQUIRE_THROWS_AS(RunFolder(folder.file("file"), "x"), ddp::WriteError);
+  RunFolder().append("steps.csv", "dropped");
+  RunFolder lost(folder.path(), "43");
+  std::filesystem::remove_all(lost.path());
+  REQUIRE_NOTHROW(lost.append("steps.csv", "x"));
+}
+
+TEST_CASE("background tasks run one after another and hand over their errors") {
+  int count = 0;
+  {
+    BackgroundTask task;
+    REQUIRE(!task.running());
+    for (int i = 0; i < 100; ++i) {
+      task.start([&count] { ++count; });
+      task.wait();
+      REQUIRE(task.error() == "");
+    }
+    task.start([] { throw std::runtime_error("disk"); });
+    task.wait();
+    REQUIRE(task.error() == "disk");
+    task.start([&count] { ++count; });
+  }  // lets the last one end
+  REQUIRE(count == 101);
+}
+
+TEST_CASE("without a driver there is no GPU monitor, and no error") {
+  REQUIRE(GpuMonitor::open("ffff:ff:1f.7") == nullptr);
+}

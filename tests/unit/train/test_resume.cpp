@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/checkpoint.hpp"
+#include "support/catch.hpp"
+#include "unit/train/resume_run.hpp"
+#include "unit/train/temporary_folder.hpp"
+#include "unit/train/thread_control_plane.hpp"
+
+using testing::Precision;
+using testing::ResumeCase;
+using testing::ResumeRun;
+
+TEST_CASE("resuming is bit-exact for every precision, optimizer, save mode and accumulation") {
+  // 3 x 3 x 2 x 2 = 36 cases.
+  const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves, Precision::Fp16Scaled);
+  const auto type =
+      GENERATE(ddp::OptimizerType::Sgd, ddp::OptimizerType::Adam, ddp::OptimizerType::AdamW);
+  const bool async = GENERATE(false, true);
+  const int accumulate = GENERATE(1, 4);
+  INFO("precision " << static_cast<int>(precision) << ", optimizer " << static_cast<int>(type)
+                    << ", async " << async << ", accumulate " << accumulate);
+  const ResumeCase setup{precision, type, accumulate};
+  constexpr int kHalf = 5;
+  const auto communicator = ddp::make_single_communicator(at::kCPU);
+  testing::TemporaryFolder folder;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  ddp::CheckpointOptions options;
+  options.dir = folder.file("ckpt");
+  options.async = async;
+
+  ResumeRun undisturbed(setup, communicator);
+  torch::manual_seed(11);
+  for (int step = 0; step < 2 * kHalf; ++step) {
+    undisturbed.step();
+  }
+
+  std::vector<double> losses;
+  {
+    ResumeRun first(setup, communicator);
+    torch::manual_seed(11);
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options,
+                                   {first.model, first.optimizer, first.scaler});
+    REQUIRE(checkpointer.restore() == 0);
+    for (int step = 0; step < kHalf; ++step) {
+      first.step();
+    }
+    losses = first.losses;
+    checkpointer.save(kHalf - 1);
+    first.step();  // lost
+  }
+  ResumeRun second(setup, communicator);
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options,
+                                 {second.model, second.optimizer, second.scaler});
+  auto step = checkpointer.restore();
+  REQUIRE(step == kHalf);
+  for (; step < 2 * kHalf; ++step) {
+    second.step();
+  }
+  losses.insert(losses.end(), second.losses.begin(), second.losses.end());
+  REQUIRE(testing::first_difference(undisturbed.tensors(), second.tensors()) == "");
+  const bool same_values = undisturbed.values() == second.values();
+  REQUIRE(same_values);
+  REQUIRE(losses == undisturbed.losses);
+}
+
+TEST_CASE("a checkpoint of another model is refused with the first key, nothing changed") {
+  const auto communicator = ddp::make_single_communicator(at::kCPU);
+  testing::TemporaryFolder folder;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  ddp::CheckpointOptions options;
+  options.dir = folder.file("ckpt");
+  ResumeRun run({}, communicator);
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {run.model, run.optimizer});
+    checkpointer.save(0);
+  }
+  torch::nn::Sequential other(torch::nn::Linear(6, 17), torch::nn::Linear(17, 4));
+  ddp::DistributedDataParallel model(other, communicator);
+  auto optimizer = ddp::make_optimizer(model, testing::optimizer_options(ddp::OptimizerType::Sgd));
+  const auto before = other->parameters()[0].clone();
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model, optimizer});
+  std::string message;
+  try {
+    checkpointer.restore();
+  } catch (const ddp::MismatchError& error) {
+    message = error.what();
+  }
+  REQUIRE_THAT(message, Catch::Contains("0.bias") || Catch::Contains("0.weight"));
+  REQUIRE(other->parameters()[0].equal(before));
+}
