@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints of several real ranks: agreed fallback, agreed stop, bit-exact resume.
+#include "ddp/train/checkpoint.hpp"
+
+#include "ddp/core/stop_signal.hpp"
+#include "support/catch.hpp"
+#include "support/multi_rank_main.hpp"
+#include "train/checkpoint_files.hpp"
+#include "train/trace_merge.hpp"
+#include "unit/train/resume_run.hpp"
+#include "unit/train/temporary_folder.hpp"
+
+using ddp::test::context;
+using testing::ResumeRun;
+
+namespace {
+
+// One folder for all ranks; rank 0 removes it when all are done with it.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    if (context().is_main()) {
+      folder_.emplace();
+    }
+    path_ = context().control_plane().broadcast(folder_ ? folder_->path() : "");
+  }
+  ~SharedFolder() { context().control_plane().barrier(); }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::optional<testing::TemporaryFolder> folder_;
+  std::string path_;
+};
+
+ddp::CheckpointOptions options_in(const SharedFolder& folder) {
+  ddp::CheckpointOptions options;
+  options.dir = folder.file("ckpt");
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("ranks resume bit for bit, each with its own random numbers") {
+  const bool async = GENERATE(false, true);
+  const auto precision = GENERATE(testing::Precision::Fp32, testing::Precision::Bf16Leaves);
+  SharedFolder folder;
+  auto options = options_in(folder);
+  options.async = async;
+  const testing::ResumeCase setup{precision, ddp::OptimizerType::AdamW, 2};
+  const auto seed = [] { torch::manual_seed(100 + context().rank()); };
+
+  ResumeRun undisturbed(setup, context().communicator());
+  seed();
+  for (int step = 0; step < 8; ++step) {
+    undisturbed.step();
+  }
+  {
+    ResumeRun first(setup, context().communicator());
+    seed();
+    ddp::Checkpointer checkpointer(context(), options,
+                                   {first.model, first.optimizer, first.scaler});
+    REQUIRE(checkpointer.restore() == 0);
+    for (int step = 0; step < 4; ++step) {
+      first.step();
+      if (step == 3) {
+        checkpointer.save(step);
+      }
+    }
+  }
+  ResumeRun second(setup, context().communicator());
+  ddp::Checkpointer checkpointer(context(), options,
+                                 {second.model, second.optimizer, second.scaler});
+  REQUIRE(checkpointer.restore() == 4);
+  for (int step = 4; step < 8; ++step) {
+    second.step();
+  }
+  REQUIRE(testing::first_difference(undisturbed.tensors(), second.tensors()) == "");
+  REQUIRE(std::equal(second.losses.begin(), second.losses.end(), undisturbed.losses.begin() + 4));
+  // Data and dropout differed between the ranks, the reduced weights did not.
+  if (context().world_size() > 1) {
+    const auto losses = context().control_plane().all_gather(std::to_string(second.losses.back()));
+    REQUIRE(losses[0] != losses[1]);
+  }
+}
+
+TEST_CASE("a checkpoint damaged for the last rank alone is skipped by all") {
+  SharedFolder folder;
+  const auto options = options_in(folder);
+  ResumeRun run({}, context().communicator());
+  {
+    ddp::Checkpointer checkpointer(context(), options, {run.model, run.optimizer});
+    for (int step = 0; step < 2; ++step) {
+      run.step();
+      checkpointer.save(step);
+    }
+  }
+  context().control_plane().barrier();
+  if (context().rank() == context().world_size() - 1) {
+    char name[40];
+    std::snprintf(name, sizeof name, "/step_0000000002/rank_%05d.safetensors", context().rank());
+    auto bytes = testing::read_file(options.dir + name);
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    testing::write_file(options.dir + name, bytes);
+  }
+  context().control_plane().barrier();
+  ddp::Checkpointer checkpointer(context(), options, {run.model, run.optimizer});
+  REQUIRE(checkpointer.restore() == 1);
+}
+
+TEST_CASE("a stop asked of one rank stops all after the same step, saved") {
+  SharedFolder folder;
+  auto options = options_in(folder);
+  options.stop_check_seconds = 0.05;
+  ResumeRun run({}, context().communicator());
+  ddp::Checkpointer checkpointer(context(), options, {run.model, run.optimizer});
+  ddp::clear_stop_request();
+  int64_t step = checkpointer.restore();
+  bool stopped = false;
+  try {
+    for (; step < 100'000; ++step) {
+      run.step();
+      if (step == 7 && context().rank() == context().world_size() - 1) {
+        ddp::request_stop();
+      }
+      checkpointer.save_if_due(step);
+    }
+  } catch (const ddp::Stop&) {
+    stopped = true;
+  }
+  ddp::clear_stop_request();
+  REQUIRE(stopped);
+  REQUIRE(context().control_plane().require_equal("the step", std::to_string(step)) ==
+          std::to_string(step));
+  REQUIRE(ddp::detail::list_checkpoints(options.dir).front().step == step + 1);
+}
+
+TEST_CASE("clocks of one host are found equal over the real control plane") {
+  const auto offset = ddp::detail::measure_clock_offset(context().control_plane());
+  REQUIRE(std::abs(offset.offset_ns) <= offset.error_ns);
+  REQUIRE(offset.error_ns < 50'000'000);
+}
