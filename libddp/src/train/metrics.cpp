@@ -2,6 +2,7 @@
 #include "ddp/train/metrics.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <unistd.h>
 
 #include <ctime>
