@@ -220,7 +220,11 @@ MpiCommunicator::~MpiCommunicator() {
   try {
     auto operation = std::make_shared<MpiOperation>();
     operation->describe = [] { return std::string("MPI_Comm_free"); };
-    operation->launch = [group = group_](Requests&) {
+    operation->launch = [](Requests&) {};
+    // Open MPI 4.1 crashes where a communicator is freed below its non-blocking collectives, which
+    // the standard allows: the last owner of the group frees it.
+    operation->may_finish = [group = std::weak_ptr(group_)] { return group.use_count() <= 1; };
+    operation->finish = [group = group_] {
       auto comm = group->comm;
       check_mpi(MPI_Comm_free(&comm), "MPI_Comm_free");
     };

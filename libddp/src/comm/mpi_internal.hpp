@@ -26,6 +26,7 @@ struct MpiOperation {
   std::function<std::string()> describe;  ///< "all_reduce #7 (…)", for messages
   std::chrono::milliseconds limit{0};     ///< 0: none
   std::function<void(std::vector<MPI_Request>&)> launch;
+  std::function<bool()> may_finish;  ///< asked when the requests ended; empty: yes
   std::function<void()> finish;
   std::function<void(const std::string&, const std::exception_ptr&)> on_failure;
   std::vector<MPI_Request> requests;

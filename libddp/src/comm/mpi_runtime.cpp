@@ -29,13 +29,24 @@ void check_mpi(int code, const char* call) {
 bool MpiOperation::poll() {
   if (!requests.empty()) {
     int done = 0;
-    check_mpi(
-        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
-        "MPI_Testall");
+    std::vector<MPI_Status> statuses(requests.size());
+    const int code =
+        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses.data());
+    if (code == MPI_ERR_IN_STATUS) {
+      for (const auto& status : statuses) {
+        if (status.MPI_ERROR != MPI_ERR_PENDING) {
+          check_mpi(status.MPI_ERROR, "a message");
+        }
+      }
+    }
+    check_mpi(code, "MPI_Testall");
     if (done == 0) {
       return false;
     }
     requests.clear();
+  }
+  if (may_finish && !may_finish()) {
+    return false;
   }
   if (finish) {
     finish();
