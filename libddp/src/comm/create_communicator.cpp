@@ -116,7 +116,7 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch, ControlPlan
   control_plane.add_failure_callback(
       [weak = std::weak_ptr<Communicator>(communicator)](const FailureCause& cause) {
         if (const auto alive = weak.lock()) {
-          alive->abort(concat("rank ", cause.rank, " (", cause.host, ") failed: ", cause.message));
+          alive->abort(cause.to_line());
         }
       });
   return communicator;

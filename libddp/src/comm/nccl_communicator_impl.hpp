@@ -36,6 +36,7 @@ class NcclCommunicator final : public Communicator,
                    CollectiveFailureHandler on_failure, std::shared_ptr<std::atomic<int64_t>> step);
   ~NcclCommunicator() override;
   void start_watchdog();
+  const CollectiveCounters& counters() const { return counters_; }
 
   const char* backend() const override { return "nccl"; }
   int rank() const override { return rank_; }

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// What only the NCCL communicator has: graph captures, counters, watchdog, abort. Communicators
+// that are broken on purpose are made here and tell their failure to the test, not to the job.
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <future>
+#include <thread>
+
+#include "comm/nccl_communicator.hpp"
+#include "comm/nccl_communicator_impl.hpp"
+#include "ddp/core/error.hpp"
+#include "support/catch.hpp"
+#include "support/multi_rank_main.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using ddp::ReduceOp;
+using ddp::detail::CollectiveFailure;
+using ddp::detail::NcclCommunicator;
+
+ddp::CommunicatorPtr make(const ddp::CommunicatorOptions& options = {},
+                          ddp::detail::CollectiveFailureHandler on_failure = nullptr) {
+  auto& context = ddp::test::context();
+  return ddp::detail::make_nccl_communicator(context.control_plane(), context.device(), options,
+                                             std::move(on_failure));
+}
+
+NcclCommunicator& nccl(const ddp::CommunicatorPtr& comm) {
+  return dynamic_cast<NcclCommunicator&>(*comm);
+}
+
+void synchronize() {
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+// The test's host barrier, which no broken communicator can break.
+void meet() {
+  ddp::test::context().control_plane().barrier();
+}
+
+int world_size() {
+  return ddp::test::context().world_size();
+}
+int rank() {
+  return ddp::test::context().rank();
+}
+float sum_of_ranks() {
+  return static_cast<float>(world_size() * (world_size() + 1)) / 2;
+}
+
+at::TensorOptions on_device() {
+  return at::device(ddp::test::context().device()).dtype(at::kFloat);
+}
+
+// Captures `body` on a stream of its own, as a training step is.
+template <typename Body>
+void capture(at::cuda::CUDAGraph& graph, const Body& body) {
+  const auto device = ddp::test::context().device().index();
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device));
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  body();
+  graph.capture_end();
+}
+
+}  // namespace
+
+TEST_CASE("a captured all_reduce gives the same result in every replay") {
+  auto comm = make();
+  auto x = at::zeros({1000}, on_device());
+  auto y = at::zeros_like(x);
+  auto warm = at::ones({1000}, on_device());
+  comm->all_reduce(warm)->wait();
+  synchronize();
+  at::cuda::CUDAGraph graph;
+  capture(graph, [&] {
+    x.fill_(static_cast<float>(rank() + 1));
+    auto work = comm->all_reduce(x);
+    work->wait();
+    y.add_(x);
+  });
+  for (int replay = 1; replay <= 5; ++replay) {
+    graph.replay();
+    synchronize();
+    REQUIRE(y.eq(sum_of_ranks() * static_cast<float>(replay)).all().item<bool>());
+  }
+  auto eager = at::full({10}, static_cast<float>(rank() + 1), on_device());
+  comm->all_reduce(eager)->wait();  // eager work after replays, on the same communicator
+  CHECK(eager.eq(sum_of_ranks()).all().item<bool>());
+}
+
+TEST_CASE("several captured collectives, in a group and of several kinds") {
+  auto comm = make();
+  const int n = world_size();
+  auto a = at::zeros({64}, on_device());
+  auto b = at::zeros({64 * n}, on_device());
+  auto part = at::zeros({64}, on_device());
+  auto shorts = at::zeros({32}, on_device().dtype(at::kShort));
+  const auto step = [&] {
+    a.fill_(static_cast<float>(rank() + 1));
+    b.fill_(static_cast<float>(rank() + 1));
+    shorts.fill_(rank() + 1);
+    std::vector<ddp::WorkPtr> works;
+    {
+      const ddp::GroupScope group(*comm);
+      works.push_back(comm->all_reduce(a, ReduceOp::Max));
+      works.push_back(comm->reduce_scatter(part, b));
+    }
+    works.push_back(comm->all_reduce(shorts));
+    for (auto work = works.rbegin(); work != works.rend(); ++work) {
+      (*work)->wait();  // in another order
+    }
+  };
+  step();
+  synchronize();
+  at::cuda::CUDAGraph graph;
+  capture(graph, step);
+  for (int replay = 0; replay < 3; ++replay) {
+    a.zero_();
+    part.zero_();
+    shorts.zero_();
+    synchronize();
+    graph.replay();
+    synchronize();
+    REQUIRE(a.eq(static_cast<float>(n)).all().item<bool>());
+    REQUIRE(part.eq(sum_of_ranks()).all().item<bool>());
+    REQUIRE(shorts.eq(static_cast<int>(sum_of_ranks())).all().item<bool>());
+  }
+}
+
+TEST_CASE("the host cannot wait for a captured work, and is told so") {
+  auto comm = make();
+  auto x = at::ones({8}, on_device());
+  comm->all_reduce(x)->wait();
+  synchronize();
+  at::cuda::CUDAGraph graph;
+  capture(graph, [&] {
+    auto work = comm->all_reduce(x);
+    CHECK_FALSE(work->is_completed());
+    CHECK_THROWS_AS(work->wait_host(10ms), ddp::SettingsError);
+    work->wait();
+  });
+}
+
+TEST_CASE("counters advance eagerly and in replays") {
+  auto comm = make();
+  auto x = at::ones({1000}, on_device());
+  for (int i = 0; i < 7; ++i) {
+    comm->all_reduce(x)->wait();
+  }
+  {
+    const ddp::GroupScope group(*comm);
+    comm->all_reduce(x);
+    comm->broadcast(x);
+  }
+  synchronize();
+  auto lanes = nccl(comm).counters().lanes();
+  REQUIRE(lanes.size() == 1);
+  CHECK(lanes[0].enqueued == 9);
+  CHECK(lanes[0].completed == 9);
+
+  at::cuda::CUDAGraph graph;
+  capture(graph, [&] {
+    comm->all_reduce(x)->wait();
+    comm->all_reduce(x)->wait();
+    comm->broadcast(x)->wait();
+  });
+  lanes = nccl(comm).counters().lanes();
+  REQUIRE(lanes.size() == 2);
+  CHECK(lanes[1].enqueued == 0);  // captured, not run
+  for (uint64_t replay = 1; replay <= 4; ++replay) {
+    graph.replay();
+    synchronize();
+    lanes = nccl(comm).counters().lanes();
+    REQUIRE(lanes[1].enqueued == 3 * replay);
+    REQUIRE(lanes[1].completed == 3 * replay);
+  }
+  CHECK(lanes[0].completed == 9);
+}
+
+TEST_CASE("a symmetric window is reduced, and its memory outlives the communicator") {
+  ddp::CommunicatorOptions options;
+  options.nccl_symmetric_memory = true;
+  at::Tensor memory;
+  {
+    auto comm = make(options);
+    memory = comm->allocate(1 << 20);
+    auto floats = memory.view(at::kFloat);
+    floats.fill_(static_cast<float>(rank() + 1));
+    comm->all_reduce(floats)->wait();
+    synchronize();
+  }
+  CHECK(memory.view(at::kFloat).eq(sum_of_ranks()).all().item<bool>());
+}
+
+TEST_CASE("works that nobody waits for keep their memory safe") {
+  auto comm = make();
+  std::vector<at::Tensor> results;
+  for (int i = 0; i < 20; ++i) {
+    auto output = at::zeros({1 << 16}, on_device());
+    auto input = at::full({(1 << 16) / world_size()}, static_cast<float>(rank() + 1), on_device());
+    if (input.numel() * world_size() != output.numel()) {
+      return;
+    }
+    comm->all_gather(output, input);  // dropped at once; `input` is freed at the end of the round
+    results.push_back(output);
+  }
+  synchronize();
+  for (const auto& result : results) {
+    CHECK(result.view({world_size(), -1}).select(1, 0).sum().item<float>() == sum_of_ranks());
+  }
+}
+
+TEST_CASE("abort unblocks the host and the device") {
+  if (world_size() == 1) {
+    return;
+  }
+  auto comm = make();
+  auto warm = at::ones({4}, on_device());
+  comm->all_reduce(warm)->wait();
+  synchronize();
+  if (rank() == 0) {
+    auto x = at::ones({1000}, on_device());
+    auto work = comm->all_reduce(x);  // nobody else comes
+    auto aborting = std::async(std::launch::async, [&] {
+      std::this_thread::sleep_for(300ms);
+      comm->abort("rank 1 (node7) failed: out of memory");
+    });
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      work->wait_host();
+      FAIL("a collective without its peers ended");
+    } catch (const ddp::PeerLostError& error) {
+      CHECK(std::string(error.what()).find("rank 1 (node7) failed") != std::string::npos);
+    }
+    aborting.get();
+    synchronize();  // the kernel left the device
+    CHECK(std::chrono::steady_clock::now() - begin < 15s);
+    CHECK_THROWS_AS(comm->barrier(), ddp::PeerLostError);
+  } else {
+    std::this_thread::sleep_for(1s);
+    comm->abort("rank 0 was abandoned on purpose");
+  }
+  meet();
+}
+
+TEST_CASE("the watchdog names the collective that stands, and ends it") {
+  if (world_size() == 1) {
+    return;
+  }
+  std::promise<CollectiveFailure> told;
+  ddp::CommunicatorOptions options;
+  options.timeout = 500ms;
+  options.first_step_timeout = 60s;
+  auto comm = make(options, [&](const CollectiveFailure& failure) { told.set_value(failure); });
+  auto x = at::ones({1000}, on_device());
+  comm->all_reduce(x)->wait();
+  synchronize();
+  comm->set_step(5);
+  std::this_thread::sleep_for(1s);  // idle time is no stall
+  if (rank() == 0) {
+    auto work = comm->all_reduce(x);
+    auto future = told.get_future();
+    REQUIRE(future.wait_for(20s) == std::future_status::ready);
+    const auto failure = future.get();
+    CHECK(failure.collective.find("all_reduce #2 (1000 Float, 4000 bytes)") != std::string::npos);
+    CHECK(failure.collective.find("completed 1 of 2") != std::string::npos);
+    CHECK(failure.step == 5);
+    CHECK_THROWS_AS(work->wait_host(10s), ddp::PeerLostError);
+    CHECK_THROWS_AS(work->wait(), ddp::PeerLostError);
+    synchronize();
+  }
+  meet();
+  comm->abort("the test is over");
+}
+
+TEST_CASE("the watchdog sees a replay that stands") {  // last: it breaks a graph's communicator
+  if (world_size() == 1) {
+    return;
+  }
+  std::promise<CollectiveFailure> told;
+  ddp::CommunicatorOptions options;
+  options.timeout = 500ms;
+  options.first_step_timeout = 500ms;
+  auto comm = make(options, [&](const CollectiveFailure& failure) { told.set_value(failure); });
+  auto x = at::ones({1000}, on_device());
+  comm->all_reduce(x)->wait();
+  synchronize();
+  at::cuda::CUDAGraph graph;
+  capture(graph, [&] {
+    comm->broadcast(x)->wait();
+    comm->all_reduce(x)->wait();
+  });
+  graph.replay();
+  synchronize();
+  meet();
+  if (rank() == 0) {
+    graph.replay();  // nobody else does
+    auto future = told.get_future();
+    REQUIRE(future.wait_for(20s) == std::future_status::ready);
+    const auto failure = future.get();
+    CHECK(failure.collective.find("captured in a CUDA graph") != std::string::npos);
+    CHECK(failure.collective.find("of 2 captured") != std::string::npos);
+    synchronize();
+  }
+  meet();
+  graph.reset();
+  comm->abort("the test is over");
+}
