@@ -17,10 +17,7 @@ namespace {
 
 using ddp::ReduceOp;
 
-ddp::Communicator& comm() {
-  static auto communicator = ddp::test::context().communicator();
-  return *communicator;
-}
+ddp::Communicator& comm() { return *ddp::test::context().communicator(); }
 
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
                                              at::kChar,  at::kShort,  at::kInt,  at::kLong,

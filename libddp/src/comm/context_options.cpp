@@ -23,6 +23,9 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                  .min = 0,
                  .max = 64},
                 options.nccl_max_ctas);
+  visitor.field({.name = "nccl_symmetric_memory",
+                 .doc = "gradient memory registered as a NCCL symmetric window (sums only)"},
+                options.nccl_symmetric_memory);
 }
 
 void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {
