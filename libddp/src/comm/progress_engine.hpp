@@ -290,8 +290,10 @@ class ProgressEngine {
 
     bool poll() {
       bool any = false;
+      // One time for all: of several that are late, the first submitted is the one that is named.
+      const auto now = std::chrono::steady_clock::now();
       for (auto entry = active.begin(); entry != active.end();) {
-        if (poll(*entry)) {
+        if (poll(*entry, now)) {
           entry = active.erase(entry);
           any = true;
         } else {
@@ -302,10 +304,10 @@ class ProgressEngine {
     }
 
     // True where the operation left the active ones.
-    bool poll(Entry& entry) {
+    bool poll(Entry& entry, std::chrono::steady_clock::time_point now) {
       try {
         if (!entry.operation->poll()) {
-          if (std::chrono::steady_clock::now() < entry.deadline) {
+          if (now < entry.deadline) {
             return false;
           }
           std::rethrow_exception(entry.operation->timed_out());
