@@ -188,7 +188,9 @@ void measure(ddp::Context& context, PlainNccl& nccl, int64_t num_bytes, bool cap
 }
 
 void run(int64_t max_bytes, int rounds) {
-  auto context = ddp::Context::create({.device = "cuda"});
+  ddp::ContextOptions options;
+  options.device = "cuda";
+  auto context = ddp::Context::create(options);
   if (std::string(context.communicator()->backend()) != "nccl") {
     throw ddp::SettingsError("bench_all_reduce needs at least two ranks with a GPU each");
   }

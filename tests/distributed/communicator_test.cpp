@@ -17,7 +17,9 @@ namespace {
 
 using ddp::ReduceOp;
 
-ddp::Communicator& comm() { return *ddp::test::context().communicator(); }
+ddp::Communicator& comm() {
+  return *ddp::test::context().communicator();
+}
 
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
                                              at::kChar,  at::kShort,  at::kInt,  at::kLong,
