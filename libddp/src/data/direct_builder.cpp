@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 
+#include <atomic>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -55,10 +56,24 @@ void DirectBuilder::allocate(Slot& slot, int64_t num_samples) const {
       at::empty({num_samples}, at::TensorOptions().dtype(at::kLong).pinned_memory(pinned_));
 }
 
+// Whether the training loop has let go of the slot's last batch and of all views of it: nobody else
+// can then get hold of it again. Fresh memory costs page faults, 0.5 ms an image at 224 px.
+bool DirectBuilder::may_reuse(const Slot& slot, int64_t num_samples) {
+  auto ours_alone = [](const at::Tensor& tensor) {
+    return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+  };
+  if (!slot.data.defined() || slot.data.size(0) != num_samples || !ours_alone(slot.data) ||
+      !ours_alone(slot.target)) {
+    return false;
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);  // their reads come before our writes
+  return true;
+}
+
 void DirectBuilder::resize(int slot, int64_t num_samples) {
   Slot& s = slots_[static_cast<size_t>(slot)];
-  if (!pinned_) {
-    allocate(s, num_samples);  // the last one went to the training loop
+  if (!pinned_ && !may_reuse(s, num_samples)) {
+    allocate(s, num_samples);
   }
   s.num_samples = num_samples;
   s.data_pointer = s.data.mutable_data_ptr<float>();
@@ -72,13 +87,13 @@ void DirectBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) 
 
 at::Tensor DirectBuilder::take_data(int slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
-  at::Tensor data = pinned_ ? s.data.narrow(0, 0, s.num_samples) : std::move(s.data);
+  at::Tensor data = pinned_ ? s.data.narrow(0, 0, s.num_samples) : s.data;
   return layout_.channels_last ? data.permute({0, 3, 1, 2}) : data;
 }
 
 at::Tensor DirectBuilder::take_target(int slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
-  return pinned_ ? s.target.narrow(0, 0, s.num_samples) : std::move(s.target);
+  return pinned_ ? s.target.narrow(0, 0, s.num_samples) : s.target;
 }
 
 }  // namespace detail

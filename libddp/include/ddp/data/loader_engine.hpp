@@ -81,8 +81,8 @@ class DirectBuilder : public BatchBuilder {
   void resize(int slot, int64_t num_samples) override;
   void fill(int slot, int64_t place, int64_t index, int64_t epoch) override;
   void finish(int) override {}
-  /// The slot's batch: [N, shape…] and [N]. Page-locked memory stays the slot's, other memory is
-  /// given away.
+  /// The slot's batch: [N, shape…] and [N]. Page-locked memory is read until the slot's next
+  /// resize(); other memory is the caller's as long as he holds it or a view of it.
   at::Tensor take_data(int slot);
   at::Tensor take_target(int slot);
 
@@ -95,6 +95,7 @@ class DirectBuilder : public BatchBuilder {
     int64_t* target_pointer = nullptr;
   };
   void allocate(Slot& slot, int64_t num_samples) const;
+  static bool may_reuse(const Slot& slot, int64_t num_samples);
 
   std::shared_ptr<const Dataset> dataset_;
   ExampleLayout layout_;

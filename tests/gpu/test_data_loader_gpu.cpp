@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loader's copies to a GPU: same bits as on the CPU, while the step and the copies overlap.
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/torch.h>
+
+#include "ddp/data/data_loader.hpp"
+#include "support/catch.hpp"
+
+using ddp::DataLoader;
+using ddp::DistributedSampler;
+
+namespace {
+
+struct NamedBatch {
+  torch::Tensor images;
+  std::vector<int64_t> indices;
+};
+template <typename F>
+void for_each_tensor(NamedBatch& batch, F&& f) {
+  f(batch.images);
+}
+
+struct Ramp {
+  int64_t size() const { return 100; }
+  std::pair<int64_t, torch::Tensor> get(int64_t index) const {
+    return {index, torch::full({257}, static_cast<float>(index))};
+  }
+};
+
+NamedBatch collate(std::vector<std::pair<int64_t, torch::Tensor>> items) {
+  NamedBatch batch;
+  std::vector<torch::Tensor> images;
+  for (auto& [index, image] : items) {
+    batch.indices.push_back(index);
+    images.push_back(image);
+  }
+  batch.images = torch::stack(images);
+  return batch;
+}
+
+// Keeps the current stream busy for some milliseconds, as a step does.
+void spin() {
+  auto a = torch::ones({2048, 2048}, torch::kCUDA);
+  for (int i = 0; i < 10; ++i) {
+    a = torch::mm(a, a).mul_(1e-4);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("batches on the GPU have the bits of those on the CPU", "[loader]") {
+  if (!torch::cuda::is_available()) {
+    SUCCEED("no GPU");
+    return;
+  }
+  const bool pin = GENERATE(true, false);
+  const bool channels_last = GENERATE(false, true);
+  const auto stream = c10::cuda::getStreamFromPool();
+  c10::cuda::CUDAStreamGuard guard(stream);
+  auto dataset = ddp::make_dataset({.path = DDP_SOURCE_DIR "/data/cifar10-sample",
+                                    .num_samples = 500,
+                                    .channels_last = channels_last});
+  DistributedSampler sampler(500, 0, 1);
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 64});
+  DataLoader gpu(dataset, sampler, at::Device(at::kCUDA, 0), {.batch_size = 64, .pin_memory = pin});
+  std::vector<ddp::Batch> kept;
+  torch::Tensor wrong = torch::zeros({}, torch::kCUDA);
+  for (int i = 0; i < 60; ++i) {
+    const auto expected = cpu.next();
+    auto batch = gpu.next();
+    REQUIRE(batch.data.is_cuda());
+    REQUIRE(batch.data.strides() == expected.data.strides());
+    spin();  // the copy of the next batch runs beside it
+    wrong +=
+        (batch.data != expected.data.cuda()).sum() + (batch.target != expected.target.cuda()).sum();
+    REQUIRE(gpu.epoch() == cpu.epoch());
+    REQUIRE(gpu.position() == cpu.position());
+  }
+  REQUIRE(wrong.item<float>() == 0);
+  // A resumed loader forgets what was staged.
+  DataLoader resumed(dataset, sampler, at::Device(at::kCUDA, 0),
+                     {.batch_size = 64, .pin_memory = pin});
+  (void)resumed.next();
+  resumed.load_state_dict(gpu.state_dict());
+  REQUIRE(torch::equal(resumed.next().data, gpu.next().data));
+}
+
+TEST_CASE("a user's batch type goes to the GPU through for_each_tensor", "[loader]") {
+  if (!torch::cuda::is_available()) {
+    SUCCEED("no GPU");
+    return;
+  }
+  DataLoader loader(std::make_shared<Ramp>(), DistributedSampler(100, 0, 1),
+                    at::Device(at::kCUDA, 0), {.batch_size = 10}, collate);
+  for (int i = 0; i < 30; ++i) {
+    auto batch = loader.next();
+    REQUIRE(batch.images.is_cuda());
+    const auto values = batch.images.select(1, 0).cpu();
+    for (size_t k = 0; k < batch.indices.size(); ++k) {
+      REQUIRE(values[static_cast<int64_t>(k)].item<float>() ==
+              static_cast<float>(batch.indices[k]));
+    }
+  }
+}
