@@ -109,6 +109,7 @@ install_packages
 install_python_parts
 root=$DDP_ROOT DDP_ROOT=$source_copy
 configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON >>"$log" 2>&1 || die "configuration failed: see $log"
+cmake "$DDP_BUILD" >>"$log" 2>&1  # tests that are new since the last run
 DDP_ROOT=$root
 mpi_settings
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
