@@ -26,7 +26,7 @@ run() { # run LOG SETTING…
   local launch=()
   [ "$ranks" -gt 1 ] && launch=(mpirun -n "$ranks")
   exec "${launch[@]}" "$program" data.path="$data" data.num_samples=320 train.batch_size=$((32 / ranks)) \
-    loader.drop_last=true loader.num_workers=1 optimizer.momentum=0.9 lr_schedule.lr=0.02 metrics.dir="$work/runs" \
+    loader.drop_last=true loader.num_workers=1 optimizer.momentum=0.9 lr_schedule.lr=0.005 metrics.dir="$work/runs" \
     metrics.progress=plain "$@" > "$log" 2>&1
 }
 

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// All of libddp. Programs may include the parts they use instead.
+#pragma once
+
+#include "ddp/amp/autocast.hpp"
+#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/comm/context.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+#include "ddp/data/data_loader.hpp"
+#include "ddp/data/dataset.hpp"
+#include "ddp/data/distributed_sampler.hpp"
+#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/ema.hpp"
+#include "ddp/optim/lr_schedule.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "ddp/optim/torch_optimizer.hpp"
+#include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/reduce/join.hpp"
+#include "ddp/reduce/sync_batch_norm.hpp"
+#include "ddp/train/checkpoint.hpp"
+#include "ddp/train/config.hpp"
+#include "ddp/train/metrics.hpp"
+#include "ddp/train/run.hpp"
+#include "ddp/train/safetensors.hpp"
+#include "ddp/train/weights.hpp"
