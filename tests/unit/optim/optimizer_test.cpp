@@ -300,3 +300,20 @@ TEST_CASE("Wrong parameters and steps are refused by name", "[optim]") {
   weight.mutable_grad() = at::ones({2, 2}).to_sparse();
   CHECK(contains(message_of([&] { optimizer.step(0.1); }), "gradient of w is sparse"));
 }
+
+TEST_CASE("make_optimizer takes a model and gives a value that is Stateful", "[optim]") {
+  struct Model {
+    const NamedParameters& named_parameters() const { return parameters; }
+    NamedParameters parameters;
+  };
+  Model model{three_parameters()};
+  auto optimizer = ddp::make_optimizer(model, sgd());
+  const std::vector<std::reference_wrapper<ddp::Stateful>> objects{optimizer};
+  CHECK(objects[0].get().state_name() == "optimizer");
+  set_gradients(model.parameters, 0);
+  const std::vector<at::Tensor> before = copies(model.parameters);
+  ddp::AnyOptimizer moved = std::move(optimizer);
+  moved.step(0.125);
+  CHECK_FALSE(all_equal(model.parameters, before));
+  CHECK(moved.capturable());
+}
