@@ -27,6 +27,19 @@ TEST_CASE("EMA follows its formula on exact numbers", "[optim]") {
   CHECK(at::equal(ema.averages()[2].tensor, at::tensor({3}, at::kLong)));
 }
 
+TEST_CASE("Averages of half weights keep what half numbers would lose", "[optim]") {
+  const at::ScalarType dtype = GENERATE(at::kBFloat16, at::kHalf);
+  NamedParameters tensors{{"w", at::ones({2}, dtype).requires_grad_()}};
+  Ema ema(tensors, {.decay = 0.9999});
+  tensors[0].tensor.detach().fill_(2.0);
+  for (int i = 0; i < 10; ++i) {
+    ema.update();  // each moves by 1e-4, which 1.0 in bfloat16 or float16 would round away
+  }
+  CHECK(ema.averages()[0].tensor.scalar_type() == at::kFloat);
+  CHECK(ema.averages()[0].tensor[0].item<double>() ==
+        Approx(2.0 - std::pow(0.9999, 10)).epsilon(1e-6));
+}
+
 TEST_CASE("swap_in shows the averages and puts the very weights back", "[optim]") {
   NamedParameters tensors{{"w", weights({3, 5}, 0)},
                           {"half", weights({4}, 1).detach().to(at::kHalf).requires_grad_()}};
