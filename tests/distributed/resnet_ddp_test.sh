@@ -25,7 +25,7 @@ run() { # run LOG SETTING…
   shift
   local launch=()
   [ "$ranks" -gt 1 ] && launch=(mpirun -n "$ranks")
-  exec "${launch[@]}" "$program" data.path="$data" data.num_samples=320 train.batch_size=$((32 / ranks)) \
+  exec "${launch[@]}" "$program" data.path="$data" data.num_samples=160 train.batch_size=$((32 / ranks)) \
     loader.drop_last=true loader.num_workers=1 optimizer.momentum=0.9 lr_schedule.lr=0.005 metrics.dir="$work/runs" \
     metrics.progress=plain "$@" > "$log" 2>&1
 }
@@ -60,7 +60,7 @@ case $scenario in
     (run "$work/1.log" train.max_steps=20) || fail "exit code $?"
     check_learning "$work/1.log"
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
-    grep -q "^test accuracy .* of 320 images" "$work/1.log" || fail "not every test image was counted once"
+    grep -q "^test accuracy .* of 160 images" "$work/1.log" || fail "not every test image was counted once"
     grep -E "^(test|images|parameters)" "$work/1.log"
     ;;
   accumulates)
