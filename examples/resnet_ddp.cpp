@@ -49,14 +49,13 @@ ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
   return options;
 }
 
+/// Averages parameters alone: they are equal on all ranks, running statistics are each rank's own
+/// until an evaluation sends rank 0's.
 std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay) {
   if (decay <= 0) {
     return nullptr;
   }
-  auto tensors = model.named_parameters();
-  const auto buffers = model.named_buffers();
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  return std::make_unique<ddp::Ema>(tensors, ddp::EmaOptions{.decay = decay});
+  return std::make_unique<ddp::Ema>(model.named_parameters(), ddp::EmaOptions{.decay = decay});
 }
 
 std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {

@@ -6,7 +6,7 @@
 #   learns    20 steps lower the loss, all ranks end with the same parameters
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
-#   accumulates  four micro-batches of 8, mixup, label smoothing, clipping and EMA together
+#   accumulates  two micro-batches of 16, mixup, label smoothing, clipping and EMA together
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
 work=$(mktemp -d)
@@ -64,7 +64,7 @@ case $scenario in
     grep -E "^(test|images|parameters)" "$work/1.log"
     ;;
   accumulates)
-    (run "$work/1.log" train.max_steps=20 train.batch_size=$((8 / ranks)) train.grad_accum_steps=4 train.max_grad_norm=5 \
+    (run "$work/1.log" train.max_steps=20 train.batch_size=$((16 / ranks)) train.grad_accum_steps=2 train.max_grad_norm=20 \
       train.label_smoothing=0.05 train.mixup=0.1 model.ema_decay=0.5 model.channels_last=true) || fail "exit code $?"
     check_learning "$work/1.log"
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
