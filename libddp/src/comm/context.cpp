@@ -26,6 +26,7 @@ struct Context::State {
   at::Device device = at::kCPU;
   CommunicatorPtr communicator;
   std::vector<std::function<void()>> teardowns;
+  std::function<void()> at_first_step;
   int exceptions_at_start = std::uncaught_exceptions();
   bool closed = false;
 
@@ -110,6 +111,7 @@ void set_up_log(const LaunchEnvironment& launch) {
 
 Context Context::create(const ContextOptions& options) {
   auto state = std::make_unique<State>();
+  state->at_first_step = options.at_first_step;
   auto& launch = state->launch;
   const auto environment = process_environment();
   launch = detect_launch_environment(options.launch, environment);
@@ -260,6 +262,9 @@ void Context::seed_ranks(int64_t seed) const {
 }
 
 void Context::set_progress(int64_t step, const std::string& where) const {
+  if (step >= 0 && state_->at_first_step) {
+    std::exchange(state_->at_first_step, nullptr)();
+  }
   control_plane().set_progress(step, where);
   if (step >= 0) {
     communicator()->set_step(step);

@@ -74,16 +74,24 @@ std::string number_text(double value) {
   return std::string(buffer, end);
 }
 
+// 10000000, not 1e+07: limits of whole numbers are read by people.
+std::string limit_text(double value) {
+  constexpr double kPlain = 1e15;
+  return value == std::floor(value) && std::abs(value) < kPlain
+             ? std::to_string(static_cast<int64_t>(value))
+             : number_text(value);
+}
+
 std::string allowed_range(const Field& field, const std::string& what) {
   const bool low = !std::isinf(field.min);
   const bool high = !std::isinf(field.max);
   if (low && high) {
-    return concat(what, " from ", number_text(field.min), " to ", number_text(field.max));
+    return concat(what, " from ", limit_text(field.min), " to ", limit_text(field.max));
   }
   if (low) {
-    return concat(what, " of at least ", number_text(field.min));
+    return concat(what, " of at least ", limit_text(field.min));
   }
-  return high ? concat(what, " of at most ", number_text(field.max)) : what;
+  return high ? concat(what, " of at most ", limit_text(field.max)) : what;
 }
 
 std::string join(const std::vector<std::string>& items, const char* separator) {

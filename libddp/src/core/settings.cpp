@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "core/parse_number.hpp"
 #include "core/setting_text.hpp"
 #include "core/settings_reader.hpp"
 #include "core/yaml_reader.hpp"
@@ -104,6 +105,27 @@ void Settings::refuse_misspelled() const {
       fail_unknown(key);
     }
   }
+}
+
+SettingRows Settings::unread_rows() const {
+  SettingRows rows;
+  for (const auto& [key, given] : given_) {
+    if (given.was_read || given.is_null) {
+      continue;
+    }
+    using Type = SettingRow::Type;
+    const bool is_word = given.is_quoted || given.is_list;
+    const bool is_bool =
+        !is_word && (given.items.front() == "true" || given.items.front() == "false");
+    const bool is_number =
+        !is_word && detail::parse_number<double>(given.items.front()).has_value();
+    const Type type = given.is_list ? Type::TextList
+                      : is_bool     ? Type::Bool
+                      : is_number   ? Type::Number
+                                    : Type::Text;
+    rows.push_back({key, type, given.items, {.name = key, .doc = "read by the program"}});
+  }
+  return rows;
 }
 
 void Settings::require_all_read() const {

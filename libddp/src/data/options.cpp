@@ -69,7 +69,7 @@ void describe_fields(DataOptions& o, FieldVisitor& v) {
            {"tar", DataFormat::Tar},
            {"folder", DataFormat::Folder},
            {"synthetic", DataFormat::Synthetic}});
-  v.field({.name = "path", .doc = "folder of the data set"}, o.path);
+  v.field({.name = "path", .doc = "folder of the data set", .may_differ = true}, o.path);
   v.field({.name = "image_size",
            .doc = "side of the images a model sees; 0: told by the data",
            .unit = "px",

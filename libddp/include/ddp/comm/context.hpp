@@ -22,6 +22,8 @@ struct ContextOptions {
   ControlPlaneOptions control_plane;
   LaunchArguments launch;
   int64_t seed = 0;             ///< same initial weights on all ranks; see seed_ranks()
+  /// Not a setting: set_progress calls it once, before the first step (>= 0) counts as begun.
+  std::function<void()> at_first_step = {};
 };
 void describe_fields(ContextOptions& options, FieldVisitor& visitor);
 void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor);

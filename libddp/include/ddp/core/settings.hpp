@@ -26,16 +26,15 @@ namespace ddp {
 /// unknown keys are refused before anything starts.
 struct Section {
   std::string name;
-  std::function<void(FieldVisitor&)> describe;  ///< visits default options
+  std::function<void(FieldVisitor&)>
+      describe;  ///< visits options of its own, at first the defaults
 };
 
 /// `T` has describe_fields(T&, FieldVisitor&).
 template <typename T>
 Section declare_section(std::string name) {
-  return {std::move(name), [](FieldVisitor& visitor) {
-            T options{};
-            describe_fields(options, visitor);
-          }};
+  return {std::move(name),
+          [options = T{}](FieldVisitor& visitor) mutable { describe_fields(options, visitor); }};
 }
 
 class Settings {
@@ -60,6 +59,15 @@ class Settings {
   void refuse_misspelled() const;
   /// Refuses every key that nobody read.
   void require_all_read() const;
+
+  /// Whether the user set `key`, where ("run.yaml:12", "argument"), and whether by an override.
+  bool has(const std::string& key) const { return given_.count(key) != 0; }
+  std::string origin(const std::string& key) const { return given_.at(key).origin; }
+  bool is_override(const std::string& key) const {
+    return has(key) && given_.at(key).from_override;
+  }
+  /// What nobody read yet, typed as it looks.
+  SettingRows unread_rows() const;
 
   /// One value as the user wrote it.
   struct Given {

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program's main in one call: settings, context, signals, exit codes.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "ddp/comm/context.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/train/config.hpp"
+
+namespace ddp {
+
+using RunFunction = std::function<void(Context& context, const Config& config)>;
+
+/// Reads the settings, joins the job, calls `function` and returns the exit code for main.
+///
+/// - `--help` prints every key and returns 0. Wrong settings return 64 before a GPU is touched.
+/// - All ranks must have the same settings, but for those that may differ (folders); else all
+/// return
+///   70 and say which differs.
+/// - SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop that StopSignal (and with it
+/// Checkpointer)
+///   agrees on; a second Ctrl-C leaves at once. `ddp::Stop` is no failure: the job ends in order,
+///   with code 75.
+/// - An exception that leaves `function` is told to all ranks before it destroys anything. Every
+/// rank
+///   returns the code of the first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows
+///   its message and rank. A rank that cannot end within 10 s of that leaves without unwinding.
+///
+/// `own_sections` announces sections of the program (declare_section), so that --help shows them
+/// and unknown keys are refused at the start; without it they are refused when the first step
+/// begins. Returns on all ranks.
+int run(int argc, const char* const* argv, const RunFunction& function,
+        const std::vector<Section>& own_sections = {});
+
+/// The code a process should end with for `exception`, and the message to show.
+ExitCode exit_code_of(const std::exception& exception);
+std::string message_of(const std::exception& exception);
+
+}  // namespace ddp

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/run.hpp"
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <optional>
+#include <thread>
+
+#include "core/before_unwind.hpp"
+#include "core/exit_deadline.hpp"
+#include "ddp/core/logging.hpp"
+#include "ddp/core/stop_signal.hpp"
+
+namespace ddp {
+namespace {
+
+using detail::concat;
+
+constexpr std::chrono::seconds kUnwindGrace{10};
+// A broken collective may surface before the control plane has heard why: its word is better.
+constexpr std::chrono::milliseconds kCauseWait{300};
+
+void show_help(const char* program, const std::vector<Section>& own_sections) {
+  int rank = 0;
+  try {
+    rank = detect_launch_environment({}, process_environment()).rank;
+  } catch (const Error&) {
+    // Help does not depend on the environment.
+  }
+  if (rank == 0) {
+    std::printf("usage: %s [--config FILE.yaml] [key=value ...]\n%s", program,
+                settings_help(Config::default_rows(own_sections)).c_str());
+  }
+}
+
+void apply(const TrainOptions& options) {
+  auto& torch_settings = at::globalContext();
+  torch_settings.setDeterministicAlgorithms(options.deterministic, /*warn_only=*/false);
+  torch_settings.setDeterministicCuDNN(options.deterministic);
+  torch_settings.setBenchmarkCuDNN(options.cudnn_benchmark && !options.deterministic);
+  torch_settings.setAllowTF32CuBLAS(options.allow_tf32);
+  torch_settings.setAllowTF32CuDNN(options.allow_tf32);
+}
+
+// Every rank compares with rank 0's settings and all hear of every difference: all fail alike.
+void require_equal_settings(const Context& context, const Config& config) {
+  if (context.world_size() == 1) {
+    return;
+  }
+  auto& plane = context.control_plane();
+  const std::string own = config.to_canonical();
+  const auto differences =
+      plane.all_gather(first_difference(own, plane.broadcast(own)).substr(0, 1000));
+  for (std::size_t rank = 0; rank < differences.size(); ++rank) {
+    if (!differences[rank].empty()) {
+      throw MismatchError(concat("rank ", rank, " has other settings than rank 0: ",
+                                 differences[rank], " (rank 0); fix: give all ranks the same"));
+    }
+  }
+}
+
+bool wait_for_cause(const ControlPlane& plane) {
+  const auto deadline = std::chrono::steady_clock::now() + kCauseWait;
+  while (!plane.failed() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return plane.failed();
+}
+
+void publish(ControlPlane& plane, const std::exception* exception) {
+  if (dynamic_cast<const Stop*>(exception) != nullptr) {
+    return;
+  }
+  FailureCause cause;
+  cause.message = exception == nullptr ? "an exception of unknown type" : message_of(*exception);
+  cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
+  if (cause.exit_code == ExitCode::PeerLost && wait_for_cause(plane)) {
+    return;
+  }
+  plane.publish_failure(cause);
+}
+
+// Arms the deadline as soon as any rank fails, also while this one is busy elsewhere.
+class FailureWatch {
+ public:
+  explicit FailureWatch(ControlPlane& plane) : plane_(plane), deadline_(kUnwindGrace) {
+    token_ = plane_.add_failure_callback(
+        [this](const FailureCause& cause) { deadline_.arm(static_cast<int>(cause.exit_code)); });
+  }
+  ~FailureWatch() { detach(); }
+  FailureWatch(const FailureWatch&) = delete;
+  FailureWatch& operator=(const FailureWatch&) = delete;
+
+  /// Before the control plane goes; an armed deadline stays.
+  void detach() {
+    if (token_) {
+      plane_.remove_failure_callback(*token_);
+      token_.reset();
+    }
+  }
+
+ private:
+  ControlPlane& plane_;
+  detail::ExitDeadline deadline_;
+  std::optional<int> token_;
+};
+
+void log_start(const Context& context) {
+  if (context.is_main()) {
+    log_info(concat(context.world_size(), context.world_size() == 1 ? " rank" : " ranks", " on ",
+                    context.num_nodes(), context.num_nodes() == 1 ? " node (" : " nodes (",
+                    to_string(context.launch().source), "), ", context.device().str(), ", ",
+                    context.communicator()->backend()));
+  }
+}
+
+void train(Context& context, const Config& config, const RunFunction& function) {
+  detail::observe_before_unwind(
+      [&] {
+        log_start(context);
+        require_equal_settings(context, config);
+        function(context, config);
+        config.require_all_read();  // where no step was begun
+      },
+      [&](const std::exception* exception) { publish(context.control_plane(), exception); });
+}
+
+// The first cause's code, where one is known, is the code of all ranks.
+ExitCode code_after(const Context& context, ExitCode own) {
+  const auto& plane = context.control_plane();
+  return plane.failed() ? plane.failure().exit_code : own;
+}
+
+ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function) {
+  try {
+    train(context, config, function);
+    return ExitCode::Ok;
+  } catch (const Stop& stop) {
+    if (context.is_main()) {
+      log_info(stop.what());
+    }
+    return code_after(context, ExitCode::SavedRequeue);
+  } catch (const std::exception& exception) {
+    return code_after(context, exit_code_of(exception));
+  } catch (...) {
+    return code_after(context, ExitCode::UserException);
+  }
+}
+
+ExitCode run_job(const Config& config, const RunFunction& function) {
+  ContextOptions options = config.context;
+  options.at_first_step = [&config] { config.require_all_read(); };
+  std::optional<Context> context(Context::create(options));
+  FailureWatch watch(context->control_plane());
+  ExitCode code = run_in_context(*context, config, function);
+  const bool failed = context->control_plane().failed();
+  watch.detach();
+  if (failed || (code != ExitCode::Ok && code != ExitCode::SavedRequeue)) {
+    context.reset();  // peers were told; nothing here waits for them
+  } else {
+    context->close();
+  }
+  return code;
+}
+
+}  // namespace
+
+ExitCode exit_code_of(const std::exception& exception) {
+  const auto* error = dynamic_cast<const Error*>(&exception);
+  return error == nullptr ? ExitCode::UserException : error->exit_code();
+}
+
+std::string message_of(const std::exception& exception) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&exception);
+  return torch_error == nullptr ? exception.what() : torch_error->what_without_backtrace();
+}
+
+int run(int argc, const char* const* argv, const RunFunction& function,
+        const std::vector<Section>& own_sections) {
+  ExitCode code = ExitCode::UserException;
+  try {
+    const StopSignalHandlers handlers;
+    if (parse_command_line(argc, argv).help) {
+      show_help(argc > 0 ? argv[0] : "program", own_sections);
+      return 0;
+    }
+    const Config config = Config::from_command_line(argc, argv, own_sections);
+    apply(config.train);
+    code = run_job(config, function);
+  } catch (const std::exception& exception) {
+    log_error(message_of(exception));
+    code = exit_code_of(exception);
+  }
+  return static_cast<int>(code);
+}
+
+}  // namespace ddp

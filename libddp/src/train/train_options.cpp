@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/train_options.hpp"
+
+#include <algorithm>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+
+int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
+  if (epochs <= 0 && max_steps <= 0) {
+    throw SettingsError(
+        "train.epochs=0 and train.max_steps=0: the run would have no end; fix: set one of them");
+  }
+  const int64_t by_epochs = epochs * steps_per_epoch;
+  return epochs <= 0 ? max_steps : max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
+}
+
+void describe_fields(TrainOptions& o, FieldVisitor& v) {
+  v.field({.name = "max_steps",
+           .doc = "optimizer steps until the run ends; 0: epochs decides (the default where only "
+                  "train.epochs is set)",
+           .unit = "steps",
+           .min = 0},
+          o.max_steps);
+  v.field({.name = "epochs",
+           .doc = "the run ends after so many epochs; 0: max_steps decides",
+           .unit = "epochs",
+           .min = 0,
+           .max = 1e6},
+          o.epochs);
+  v.field({.name = "batch_size",
+           .doc = "samples a rank and micro-batch; the same as loader.batch_size",
+           .unit = "samples",
+           .min = 1,
+           .max = 1e7},
+          o.batch_size);
+  v.field({.name = "grad_accum_steps",
+           .doc = "micro-batches whose gradients are summed into one optimizer step",
+           .min = 1,
+           .max = 1e6},
+          o.grad_accum_steps);
+  v.field({.name = "max_grad_norm",
+           .doc = "gradients are scaled down to this norm; 0: they are not",
+           .min = 0},
+          o.max_grad_norm);
+  v.field({.name = "label_smoothing",
+           .doc = "share of the target that is spread over all classes",
+           .min = 0,
+           .max = 1},
+          o.label_smoothing);
+  v.field({.name = "mixup",
+           .doc = "alpha of the Beta distribution that mixes pairs of samples; 0: off",
+           .min = 0,
+           .max = 100},
+          o.mixup);
+  v.field({.name = "eval_every",
+           .doc = "epochs between evaluations; 0: never",
+           .unit = "epochs",
+           .min = 0},
+          o.eval_every);
+  v.field({.name = "eval_batch_size",
+           .doc = "samples a rank and evaluation batch; 0: train.batch_size",
+           .unit = "samples",
+           .min = 0,
+           .max = 1e7},
+          o.eval_batch_size);
+  v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
+          o.deterministic);
+  v.field({.name = "cudnn_benchmark",
+           .doc = "cuDNN tries its algorithms once a shape (not with train.deterministic)"},
+          o.cudnn_benchmark);
+  v.field({.name = "allow_tf32", .doc = "float32 matrix products and convolutions in TF32 on CUDA"},
+          o.allow_tf32);
+}
+
+}  // namespace ddp

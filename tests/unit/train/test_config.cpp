@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "ddp/train/config.hpp"
+#include "support/catch.hpp"
+
+namespace mine {
+
+struct Options {
+  double alpha = 0.5;
+  std::string teacher = "none";
+};
+void describe_fields(Options& options, ddp::FieldVisitor& visitor) {
+  visitor.field({.name = "alpha", .doc = "weight of the teacher", .min = 0, .max = 1},
+                options.alpha);
+  visitor.field({.name = "teacher", .doc = "which model"}, options.teacher);
+}
+
+}  // namespace mine
+
+namespace ddp {
+namespace {
+
+Config parse(std::vector<const char*> arguments, const std::vector<Section>& sections = {}) {
+  arguments.insert(arguments.begin(), "program");
+  return Config::from_command_line(static_cast<int>(arguments.size()), arguments.data(), sections);
+}
+
+std::string refusal(std::vector<const char*> arguments, const std::vector<Section>& sections = {}) {
+  try {
+    parse(std::move(arguments), sections);
+  } catch (const SettingsError& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  INFO(part << " in: " << text);
+  CHECK(text.find(part) != std::string::npos);
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("overrides reach every section") {
+  const Config config = parse({"train.batch_size=128", "amp.dtype=bf16", "data.format=synthetic",
+                               "sampler.seed=7", "loader.num_workers=3", "optimizer.type=adamw",
+                               "lr_schedule.lr=0.01", "metrics.log_every=5", "checkpoint.dir=/c", "ddp.bucket_cap_mb=50"});
+  CHECK(config.ddp.bucket_cap_mb == 50);
+  CHECK(config.metrics.run.bucket_cap_mb == 50);
+  CHECK(config.train.batch_size == 128);
+  CHECK(config.amp.dtype == AmpDtype::Bf16);
+  CHECK(config.data.format == DataFormat::Synthetic);
+  CHECK(config.sampler.seed == 7);
+  CHECK(config.loader.num_workers == 3);
+  CHECK(config.optimizer.type == OptimizerType::AdamW);
+  CHECK(config.lr_schedule.lr == 0.01);
+  CHECK(config.metrics.log_every == 5);
+  CHECK(config.checkpoint.dir == "/c");
+}
+
+TEST_CASE("settings that follow from others") {
+  CHECK(parse({"train.batch_size=64"}).loader.batch_size == 64);
+  CHECK(parse({"loader.batch_size=64"}).train.batch_size == 64);
+  CHECK(parse({"loader.batch_size=64", "train.batch_size=64"}).train.batch_size == 64);
+  has(refusal({"loader.batch_size=64", "train.batch_size=32"}),
+      "train.batch_size=32 (argument) contradicts loader.batch_size=64 (argument)");
+  Settings mixed;
+  mixed.add_yaml("loader: {batch_size: 32}\ntrain: {batch_size: 32}", "saved.yaml");
+  mixed.add_override("train.batch_size=8");
+  CHECK(Config::from_settings(mixed).loader.batch_size == 8);
+
+  CHECK(Config().train.max_steps == 1000);
+  CHECK(parse({"train.epochs=3"}).train.max_steps == 0);
+  CHECK(parse({"train.epochs=3", "train.max_steps=7"}).train.max_steps == 7);
+  CHECK(parse({"train.max_steps=70"}).lr_schedule.total_steps == 70);
+  CHECK(parse({"train.max_steps=70", "lr_schedule.total_steps=9"}).lr_schedule.total_steps == 9);
+
+  const Config config =
+      parse({"train.batch_size=64", "train.grad_accum_steps=4", "amp.dtype=fp16"});
+  CHECK(config.metrics.run.batch_size_per_rank == 256);
+  CHECK(config.metrics.run.precision == "fp16");
+  has(config.metrics.run.settings_text, "* train.batch_size");
+  has(config.checkpoint.settings_text, "batch_size: 64");
+}
+
+TEST_CASE("the number of steps of a run") {
+  CHECK(TrainOptions{.max_steps = 7}.num_steps(5) == 7);
+  CHECK(TrainOptions{.max_steps = 0, .epochs = 2}.num_steps(5) == 10);
+  CHECK(TrainOptions{.max_steps = 7, .epochs = 2}.num_steps(5) == 7);
+  CHECK(TrainOptions{.max_steps = 70, .epochs = 2}.num_steps(5) == 10);
+  CHECK_THROWS_AS((TrainOptions{.max_steps = 0}.num_steps(5)), SettingsError);
+}
+
+TEST_CASE("wrong settings are refused before anything starts") {
+  has(refusal({"train.batch_size=0"}), "argument: train.batch_size=0 is not a whole number from 1");
+  has(refusal({"train.batchsize=8"}), "did you mean train.batch_size?");
+  has(refusal({"trian.batch_size=8"}), "did you mean train.batch_size?");
+  has(refusal({"batch_size=8"}), "batch_size?");
+  has(refusal({"amp.dtype=float16"}), "amp.dtype=float16 is not one of");
+  has(refusal({"--config", "/no/such.yaml"}), "--config /no/such.yaml cannot be read");
+  has(refusal({"--train.lr=3"}), "without dashes");
+  has(refusal({"optimizer.nesterov=true"}), "momentum");
+}
+
+TEST_CASE("a program's own section, asked for later") {
+  const Config config = parse({"mine.alpha=0.25"});
+  CHECK_THROWS_AS(config.require_all_read(), SettingsError);
+  has(config.to_yaml(), "mine:\n  alpha: 0.25\n");
+  const Config copy = config;
+  CHECK(copy.section<mine::Options>("mine").alpha == 0.25);
+  config.require_all_read();
+  CHECK(config.section<mine::Options>("mine").alpha == 0.25);
+  CHECK(config.section<mine::Options>("other").alpha == 0.5);
+  has(config.to_table(), "* mine.alpha");
+  has(config.to_table(), "  mine.teacher");
+  CHECK_THROWS_AS(config.section<mine::Options>("train"), SettingsError);
+
+  const Config wrong = parse({"mine.alhpa=0.25"});
+  try {
+    wrong.section<mine::Options>("mine");
+    FAIL("accepted");
+  } catch (const SettingsError& error) {
+    has(error.what(), "did you mean mine.alpha?");
+  }
+  CHECK(Config().section<mine::Options>("mine").alpha == 0.5);
+}
+
+TEST_CASE("an announced section is checked at once and shown") {
+  const std::vector<Section> sections = {declare_section<mine::Options>("mine")};
+  const Config config = parse({"mine.alpha=0.25"}, sections);
+  has(config.to_table(), "* mine.alpha");
+  CHECK(config.section<mine::Options>("mine").alpha == 0.25);
+  has(refusal({"mine.alpha=2"}, sections), "mine.alpha=2 is not a number from 0 to 1");
+  has(refusal({"mine.alhpa=1"}, sections), "did you mean mine.alpha?");
+  has(refusal({"other.alpha=1"}, sections), "unknown setting 'other.alpha'");
+  CHECK(parse({}, sections).section<mine::Options>("mine").alpha == 0.5);
+  has(settings_help(Config::default_rows(sections)), "mine.alpha=0.5");
+}
+
+TEST_CASE("saved settings give the same run") {
+  const Config config = parse({"train.batch_size=48", "train.epochs=2", "lr_schedule.lr=0.3",
+                               "data.mean=0.1,0.2,0.3", "mine.teacher=a b"});
+  config.section<mine::Options>("mine");
+  Settings settings;
+  settings.add_yaml(config.to_yaml(), "saved.yaml");
+  const Config back = Config::from_settings(settings);
+  back.section<mine::Options>("mine");
+  back.require_all_read();
+  CHECK(back.to_yaml() == config.to_yaml());
+  CHECK(back.to_canonical() == config.to_canonical());
+  CHECK(first_difference(parse({"amp.dtype=bf16"}).to_canonical(), Config().to_canonical()) ==
+        "amp.dtype=bf16 here, amp.dtype=\"off\" there");
+}
+
+}  // namespace ddp

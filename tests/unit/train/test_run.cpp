@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// ddp::run in processes of its own, for it decides how a process ends.
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddp/core/stop_signal.hpp"
+#include "ddp/train/run.hpp"
+#include "support/catch.hpp"
+
+namespace ddp {
+namespace {
+
+struct Ended {
+  int status = 0;
+  std::string output;  // standard output and error
+  int code() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status); }
+  bool says(const std::string& text) const { return output.find(text) != std::string::npos; }
+};
+
+Ended run_in_child(const std::function<int()>& body) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    for (const int number : {SIGTERM, SIGUSR1, SIGINT}) {
+      signal(number, SIG_DFL);  // Catch2 has its own handlers
+    }
+    const int code = body();
+    std::fflush(nullptr);
+    _exit(code);
+  }
+  close(ends[1]);
+  Ended ended;
+  char buffer[4096];
+  for (ssize_t size = 0; (size = read(ends[0], buffer, sizeof(buffer))) > 0;) {
+    ended.output.append(buffer, static_cast<std::size_t>(size));
+  }
+  close(ends[0]);
+  waitpid(pid, &ended.status, 0);
+  return ended;
+}
+
+Ended run_program(const RunFunction& function, std::vector<const char*> arguments = {},
+                  const std::vector<Section>& sections = {}) {
+  arguments.insert(arguments.begin(), {"program", "context.device=cpu"});
+  return run_in_child([&] {
+    return run(static_cast<int>(arguments.size()), arguments.data(), function, sections);
+  });
+}
+
+struct Mine {
+  int64_t depth = 3;
+};
+void describe_fields(Mine& options, FieldVisitor& visitor) {
+  visitor.field({.name = "depth", .doc = "of the tree", .min = 1}, options.depth);
+}
+
+}  // namespace
+
+TEST_CASE("a run that ends well returns 0") {
+  const Ended ended = run_program(
+      [](Context& context, const Config& config) {
+        std::printf("rank %d of %d, batch %d\n", context.rank(), context.world_size(),
+                    static_cast<int>(config.train.batch_size));
+      },
+      {"train.batch_size=8"});
+  CHECK(ended.code() == 0);
+  CHECK(ended.says("rank 0 of 1, batch 8"));
+}
+
+TEST_CASE("each error has its exit code, and its message is shown with the rank") {
+  const auto check = [](int code, const std::string& words, const RunFunction& function) {
+    const Ended ended = run_program(function);
+    INFO(ended.output);
+    CHECK(ended.code() == code);
+    CHECK(ended.says(words));
+  };
+  check(64, "bad setting", [](Context&, const Config&) { throw SettingsError("bad setting"); });
+  check(65, "shard 7", [](Context&, const Config&) { throw DataError("shard 7"); });
+  check(70, "other model", [](Context&, const Config&) { throw MismatchError("other model"); });
+  check(73, "disk full", [](Context&, const Config&) { throw WriteError("disk full"); });
+  check(74, "no checkpoint", [](Context&, const Config&) { throw ReadError("no checkpoint"); });
+  check(75, "saved", [](Context&, const Config&) { throw Stop("saved"); });
+  check(76, "rank 3 is gone",
+        [](Context&, const Config&) { throw PeerLostError("rank 3 is gone"); });
+  check(1, "my bug", [](Context&, const Config&) { throw std::runtime_error("my bug"); });
+  check(1, "unknown type", [](Context&, const Config&) { throw 7; });
+  check(1, "libddp bug", [](Context&, const Config&) { DDP_CHECK(false, "why"); });
+  check(1, "rank 0", [](Context&, const Config&) { throw std::runtime_error("my bug"); });
+}
+
+TEST_CASE("a LibTorch error is shown without its C++ stack") {
+  const Ended ended = run_program([](Context&, const Config&) {
+    torch::ones({2, 3}).matmul(torch::ones({2, 3}));
+  });
+  CHECK(ended.code() == 1);
+  CHECK(ended.says("mat1 and mat2 shapes cannot be multiplied"));
+  CHECK_FALSE(ended.says("frame #0"));
+}
+
+TEST_CASE("wrong settings end the program before the function is called") {
+  const RunFunction never = [](Context&, const Config&) { std::puts("called"); };
+  for (const char* wrong : {"train.batch_size=0", "train.batchsize=8", "trian.epochs=2",
+                            "--verbose", "word", "amp.dtype=x", "--config=/no/such.yaml"}) {
+    const Ended ended = run_program(never, {wrong});
+    INFO(wrong << "\n" << ended.output);
+    CHECK(ended.code() == 64);
+    CHECK_FALSE(ended.says("called"));
+    CHECK(ended.says("fix") + ended.says("did you mean") > 0);
+  }
+}
+
+TEST_CASE("keys that nobody reads are refused when the first step begins") {
+  const RunFunction program = [](Context& context, const Config& config) {
+    std::printf("depth %d\n", static_cast<int>(config.section<Mine>("mine").depth));
+    context.set_progress(0, "forward");
+    std::puts("stepped");
+  };
+  const Ended good = run_program(program, {"mine.depth=5"});
+  CHECK(good.code() == 0);
+  CHECK(good.says("depth 5"));
+  const Ended bad = run_program(program, {"mien.depth=5"});
+  CHECK(bad.code() == 64);
+  CHECK(bad.says("argument: unknown setting 'mien.depth'; did you mean mine.depth?"));
+  CHECK_FALSE(bad.says("stepped"));
+  CHECK(run_program([](Context&, const Config&) {}, {"far.off=5"}).code() == 64);
+}
+
+TEST_CASE("--help shows every key and returns 0") {
+  const RunFunction never = [](Context&, const Config&) { std::puts("called"); };
+  const Ended ended = run_program(never, {"--help"}, {declare_section<Mine>("mine")});
+  CHECK(ended.code() == 0);
+  CHECK(ended.says("usage: program [--config FILE.yaml] [key=value ...]"));
+  CHECK(ended.says("mine.depth=3"));
+  for (const SettingRow& row : Config::default_rows()) {
+    CHECK(ended.says("  " + row.key + "="));
+  }
+  CHECK_FALSE(ended.says("called"));
+}
+
+TEST_CASE("a signal is a flag until the program asks; a second Ctrl-C is not") {
+  const auto stops = [](int number) {
+    return [number](Context& context, const Config&) {
+      StopSignal stop(context.control_plane());
+      for (int step = 0; step < 5; ++step) {
+        if (step == 2) {
+          raise(number);
+        }
+        if (stop.should_stop()) {
+          throw Stop("stopped after step " + std::to_string(step) + ": " + stop.reason());
+        }
+      }
+    };
+  };
+  for (const int number : {SIGTERM, SIGUSR1, SIGINT}) {
+    const Ended ended = run_program(stops(number));
+    INFO(ended.output);
+    CHECK(ended.code() == 75);
+    CHECK(ended.says("stopped after step 2: rank 0 received SIG"));
+  }
+  const Ended twice = run_program([](Context&, const Config&) {
+    raise(SIGINT);
+    raise(SIGINT);
+  });
+  CHECK(twice.code() == -SIGINT);
+}
+
+TEST_CASE("the failure is published before destructors run") {
+  const Ended ended = run_program([](Context& context, const Config&) {
+    struct Late {
+      Context& context;
+      ~Late() {
+        std::fprintf(stderr, "known in destructor: %d\n", context.control_plane().failed());
+      }
+    };
+    const Late late{context};
+    throw DataError("shard 7");
+  });
+  CHECK(ended.code() == 65);
+  CHECK(ended.says("known in destructor: 1"));
+}
+
+TEST_CASE("a rank that cannot unwind leaves with the cause's code") {
+  const Ended ended = run_program([](Context&, const Config&) {
+    struct Stuck {
+      ~Stuck() { pause(); }
+    };
+    const Stuck stuck;
+    throw DataError("shard 7");
+  });
+  CHECK(ended.code() == 65);
+  CHECK(ended.says("could not end within 10000 ms"));
+}
+
+TEST_CASE("settings reach LibTorch") {
+  const Ended ended = run_program(
+      [](Context&, const Config&) {
+        std::printf("deterministic %d\n", at::globalContext().deterministicAlgorithms());
+      },
+      {"train.deterministic=true"});
+  CHECK(ended.says("deterministic 1"));
+}
+
+}  // namespace ddp

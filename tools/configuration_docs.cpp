@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes docs/configuration.md from the code, or checks that the file is what the code says:
+//   configuration_docs docs/configuration.md
+//   configuration_docs --check docs/configuration.md
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "ddp/train/config.hpp"
+
+namespace {
+
+constexpr const char* kIntroduction = R"(# Configuration
+
+Generated from the code by `tools/configuration_docs`; change the options structs, not this page.
+
+A program that uses `ddp::run` or `ddp::Config` takes one YAML file and then `key=value` overrides:
+
+```
+resnet_ddp --config examples/configs/cifar10_resnet18.yaml train.batch_size=128 amp.dtype=bf16
+```
+
+- In the file, keys are nested: `train:` and below it `batch_size: 128`. The file may have 1 MiB and
+  32 levels; aliases, anchors and tags are refused.
+- A later override wins over an earlier one, and every override over the file.
+- Lists are `[30, 60]`, in overrides also `30,60`. Truth values are `true` and `false` (also `yes`,
+  `no`, `on`, `off`). `inf` is a number, `nan` is not.
+- An unknown key, a wrong type and a value out of limits end the program with exit code 64 before
+  anything starts; the message names the file and line (or the argument), what is allowed and the
+  nearest key. `--help` prints this list.
+- A program may have sections of its own: `cfg.section<T>("mine")`.
+- The resolved settings are printed at the start and saved with every checkpoint, and all ranks must
+  have the same.
+)";
+
+std::string read_all(const char* path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool check = argc == 3 && std::string(argv[1]) == "--check";
+  if (argc != 2 && !check) {
+    std::fprintf(stderr, "usage: configuration_docs [--check] FILE\n");
+    return 64;
+  }
+  const char* path = argv[argc - 1];
+  const std::string page = kIntroduction + ddp::settings_markdown(ddp::Config::default_rows());
+  if (check) {
+    if (read_all(path) == page) {
+      return 0;
+    }
+    std::fprintf(stderr, "%s is out of step with the code; fix: configuration_docs %s\n%s\n", path,
+                 path, ddp::first_difference(read_all(path), page).c_str());
+    return 1;
+  }
+  std::ofstream file(path);
+  file << page;
+  file.flush();
+  return file ? 0 : 73;
+}
