@@ -52,3 +52,16 @@ if(DDP_HAS_MPI)
                  OPTIONS --expect-exit "*:1" --expect-output "0:first cause: rank 1 ("
                  --expect-output "0:in test case \"fails on rank 1 alone\"")
 endif()
+
+# torchrun is LibTorch's own launcher, where pip installed it.
+get_filename_component(_torch_bin "${LIBTORCH_FOUND_ROOT}/../../../../bin" ABSOLUTE)
+find_program(DDP_TORCHRUN torchrun HINTS "${_torch_bin}")
+if(DDP_TORCHRUN)
+  add_executable(torchrun_program torchrun_program.cpp)
+  target_link_libraries(torchrun_program PRIVATE ddp ddp_warnings)
+  target_include_directories(torchrun_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
+  add_test(NAME torchrun_store COMMAND ${DDP_TORCHRUN} --no-python --standalone --nproc-per-node 3
+           $<TARGET_FILE:torchrun_program>)
+  set_tests_properties(torchrun_store PROPERTIES TIMEOUT 90 PROCESSORS 2
+                       PASS_REGULAR_EXPRESSION "through the store: ranks 012")
+endif()

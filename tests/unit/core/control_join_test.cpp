@@ -40,12 +40,16 @@ Address address_of(LocalRendezvous& rendezvous) {
 
 // A process that joins by the book and is then driven by hand.
 detail::JoinedHub join_by_hand(const Address& address, const LaunchEnvironment& launch,
-                               const std::string& host = "node9", uint32_t pid = 4711) {
+                               const std::string& host = "node9", uint32_t pid = 4711,
+                               const std::string& generation_secret = {}) {
   const auto mac_input = "generation " + launch.job_id + " " + launch.step_id + " " +
                          std::to_string(launch.restart_count);
   detail::Hello hello;
   hello.generation =
-      detail::ByteReader(detail::hmac_sha256(address.secret, mac_input)).number<uint64_t>();
+      detail::ByteReader(
+          detail::hmac_sha256(generation_secret.empty() ? address.secret : generation_secret,
+                              mac_input))
+          .number<uint64_t>();
   hello.rank = static_cast<uint32_t>(launch.rank);
   hello.world_size = static_cast<uint32_t>(launch.world_size);
   hello.pid = pid;
@@ -240,7 +244,8 @@ TEST_CASE("control plane: strangers change nothing", "[control_plane]") {
     }
     Address wrong = address;
     wrong.secret[0] = wrong.secret[0] == '0' ? '1' : '0';
-    const auto refused = end_of([&] { join_by_hand(wrong, launch_of(1, 3)); });
+    const auto refused =
+        end_of([&] { join_by_hand(wrong, launch_of(1, 3), "node9", 4711, address.secret); });
     auto other_start = launch_of(1, 3);
     other_start.restart_count = 1;
     auto stale = join_by_hand(address, other_start);
