@@ -6,8 +6,8 @@
 namespace ddp::ops {
 namespace {
 
-// The tensor itself carries the pointer, so neither a registry nor a lookup is needed and two models
-// never meet.
+// The tensor itself carries the pointer, so neither a registry nor a lookup is needed and two
+// models never meet.
 struct GradSlotMeta final : c10::BackendMeta {
   explicit GradSlotMeta(GradSlot* slot_in) : slot(slot_in) {}
   GradSlot* slot;
@@ -17,8 +17,9 @@ struct GradSlotMeta final : c10::BackendMeta {
 
 void set_grad_slot(const at::Tensor& parameter, GradSlot* slot) {
   parameter.unsafeGetTensorImpl()->set_backend_meta(
-      slot == nullptr ? c10::intrusive_ptr<c10::BackendMeta>()
-                      : c10::intrusive_ptr<c10::BackendMeta>(c10::make_intrusive<GradSlotMeta>(slot)));
+      slot == nullptr
+          ? c10::intrusive_ptr<c10::BackendMeta>()
+          : c10::intrusive_ptr<c10::BackendMeta>(c10::make_intrusive<GradSlotMeta>(slot)));
 }
 
 GradSlot* find_grad_slot(const at::Tensor& parameter) {

@@ -3,8 +3,8 @@
 
 #include <iostream>
 
-#include "ddp/core/error.hpp"
 #include "ddp/comm/communicator.hpp"
+#include "ddp/core/error.hpp"
 
 int main() {
   auto communicator = ddp::make_single_communicator(at::Device("cpu"));

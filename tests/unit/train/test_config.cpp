@@ -44,9 +44,10 @@ bool has(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("overrides reach every section") {
-  const Config config = parse({"train.batch_size=128", "amp.dtype=bf16", "data.format=synthetic",
-                               "sampler.seed=7", "loader.num_workers=3", "optimizer.type=adamw",
-                               "lr_schedule.lr=0.01", "metrics.log_every=5", "checkpoint.dir=/c", "ddp.bucket_cap_mb=50"});
+  const Config config =
+      parse({"train.batch_size=128", "amp.dtype=bf16", "data.format=synthetic", "sampler.seed=7",
+             "loader.num_workers=3", "optimizer.type=adamw", "lr_schedule.lr=0.01",
+             "metrics.log_every=5", "checkpoint.dir=/c", "ddp.bucket_cap_mb=50"});
   CHECK(config.ddp.bucket_cap_mb == 50);
   CHECK(config.metrics.run.bucket_cap_mb == 50);
   CHECK(config.train.batch_size == 128);

@@ -56,7 +56,8 @@ class Communicator {
   virtual void group_start() {}
   virtual void group_end() {}
 
-  /// Groups of equal `color`, ordered by (`key`, rank). A negative color returns nullptr. Collective.
+  /// Groups of equal `color`, ordered by (`key`, rank). A negative color returns nullptr.
+  /// Collective.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
   /// Memory the backend reduces fastest, uint8 [num_bytes], 256-byte aligned, uninitialised. It
@@ -96,12 +97,13 @@ class GroupScope {
 };
 
 struct CommunicatorOptions {
-  std::string backend = "auto";  ///< auto, nccl, mpi, single
-  std::chrono::milliseconds timeout{600'000};             ///< of a collective
+  std::string backend = "auto";                             ///< auto, nccl, mpi, single
+  std::chrono::milliseconds timeout{600'000};               ///< of a collective
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step ended
-  int64_t nccl_min_ctas = 0;  ///< 0 leaves NCCL's own choice
+  int64_t nccl_min_ctas = 0;                                ///< 0 leaves NCCL's own choice
   int64_t nccl_max_ctas = 0;
-  /// allocate() gives memory registered as an NCCL symmetric window (then allocate() is collective).
+  /// allocate() gives memory registered as an NCCL symmetric window (then allocate() is
+  /// collective).
   bool nccl_symmetric_memory = false;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a rank of a job owns: its place in the job, its device, the control plane and the world
-// communicator. No singletons: everything is reached through the Context, which tears down in order.
+// communicator. No singletons: everything is reached through the Context, which tears down in
+// order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +22,7 @@ struct ContextOptions {
   CommunicatorOptions communicator;
   ControlPlaneOptions control_plane;
   LaunchArguments launch;
-  int64_t seed = 0;             ///< same initial weights on all ranks; see seed_ranks()
+  int64_t seed = 0;  ///< same initial weights on all ranks; see seed_ranks()
   /// Not a setting: set_progress calls it once, before the first step (>= 0) counts as begun.
   std::function<void()> at_first_step = {};
 };
