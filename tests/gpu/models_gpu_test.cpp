@@ -17,8 +17,7 @@ double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
 }  // namespace
 
 TEST_CASE("ResNet-18 and 50 give the CPU's logits and gradients on a GPU, in NHWC too") {
-  at::globalContext().setAllowTF32CuDNN(false);
-  at::globalContext().setAllowTF32CuBLAS(false);
+  // In float64: a float32 rounding that flips one ReLU moves some gradients of ResNet-50 by 18 %.
   for (const std::string name : {"resnet18", "resnet50"}) {
     INFO(name);
     torch::manual_seed(3);
@@ -30,21 +29,22 @@ TEST_CASE("ResNet-18 and 50 give the CPU's logits and gradients on a GPU, in NHW
         on_gpu->named_parameters()[item.key()].copy_(item.value());
       }
     }
+    on_cpu->to(torch::kFloat64);
+    on_gpu->to(torch::kFloat64);
     on_gpu->to(torch::kCUDA);
     models::to_channels_last(*on_gpu);
-    const auto images = torch::randn({8, 3, 64, 64});
+    const auto images = torch::randn({8, 3, 64, 64}, torch::kFloat64);
     const auto target = torch::randint(10, {8});
     const auto expected = on_cpu->forward(images);
     const auto logits =
         on_gpu->forward(images.to(torch::kCUDA).contiguous(at::MemoryFormat::ChannelsLast));
-    CHECK(relative_difference(logits, expected) < 1e-4);
+    CHECK(relative_difference(logits, expected) < 1e-9);
     torch::cross_entropy_loss(expected, target).backward();
     torch::cross_entropy_loss(logits, target.to(torch::kCUDA)).backward();
-    // Batch statistics over few values amplify rounding.
     for (const auto& item : on_cpu->named_parameters()) {
       INFO(item.key());
       const auto& grad = on_gpu->named_parameters()[item.key()].grad();
-      CHECK(relative_difference(grad, item.value().grad()) < 2e-2);
+      CHECK(relative_difference(grad, item.value().grad()) < 1e-6);
     }
     CHECK(on_gpu->named_buffers()["bn1.num_batches_tracked"].item<int64_t>() == 1);
   }
