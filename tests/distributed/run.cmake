@@ -17,5 +17,5 @@ if(DDP_HAS_MPI)
   ddp_add_run(blocked "*:65" "0:at step 5 in forward: shard 7 is truncated" "1:the barrier was aborted")
   ddp_add_run(stop "*:75" "0:rank 1 received SIGUSR1: all ranks stop here")
   ddp_add_run(settings "*:70"
-    "0:rank 1 has other settings than rank 0: train.batch_size=64 here, train.batch_size=32 there")
+    "0:rank 1 has other settings than rank 0: train.max_grad_norm=5 here, train.max_grad_norm=0 there")
 endif()

@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
   arguments.push_back("context.device=cpu");
   const auto rank = ddp::detect_launch_environment({}, ddp::process_environment()).rank;
   if (std::string(argv[1]) == "program.fault=settings" && rank == 1) {
-    arguments.push_back("train.batch_size=64");
+    arguments.push_back("train.max_grad_norm=5");
   }
   return ddp::run(static_cast<int>(arguments.size()), arguments.data(), train,
                   {ddp::declare_section<Program>("program")});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SyncBatchNorm against BatchNorm on the concatenation of all ranks' inputs.
 #include "ddp/reduce/sync_batch_norm.hpp"
+#include "ddp/ops/norm_owner.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
 
@@ -134,6 +135,40 @@ TEST_CASE("convert_sync_batchnorm replaces norms in a Sequential and names the o
   };
   auto typed = std::make_shared<TypedImpl>();
   REQUIRE_THROWS_WITH(convert_sync_batchnorm(*typed, group()), Catch::Contains("norm"));
+}
+
+TEST_CASE("convert_sync_batchnorm reaches a named Sequential and the norms of a NormOwner") {
+  struct OwnerImpl : torch::nn::Module, ops::NormOwner {
+    OwnerImpl() {
+      const torch::nn::BatchNorm2d made(6);
+      norm_ = torch::nn::AnyModule(made);
+      register_module("norm", made);
+    }
+    std::vector<std::string> norm_names() const override { return {"norm"}; }
+    std::shared_ptr<torch::nn::Module> norm(const std::string& /*name*/) const override {
+      return norm_.ptr();
+    }
+    void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override {
+      replace_module(name, replacement.ptr());
+      norm_ = std::move(replacement);
+    }
+    torch::Tensor forward(const torch::Tensor& x) { return norm_.forward(x); }
+    torch::nn::AnyModule norm_;
+  };
+  torch::nn::Sequential net({{"conv", torch::nn::AnyModule(torch::nn::Conv2d(3, 6, 1))},
+                             {"bn", torch::nn::AnyModule(torch::nn::BatchNorm2d(6))}});
+  net->push_back("owner", OwnerImpl());
+  net->to(context().device());
+  convert_sync_batchnorm(*net, group());
+  REQUIRE(net->named_children()["bn"]->as<SyncBatchNormImpl>() != nullptr);
+  REQUIRE(net[2]->as<OwnerImpl>()->norm("norm")->as<SyncBatchNormImpl>() != nullptr);
+  // Output of the layer in use, not only of the registered one: unequal shares of one batch.
+  net->train();
+  const auto x = torch::full({rank() + 1, 3, 2, 2}, static_cast<double>(rank()), on_device());
+  const auto y = net->forward(x);
+  auto sum = y.detach().sum(torch::IntArrayRef{0, 2, 3}).contiguous();
+  group()->all_reduce(sum)->wait();
+  REQUIRE(torch::allclose(sum, torch::zeros_like(sum), 0, 1e-4));
 }
 
 TEST_CASE("join refuses a SyncBatchNorm model and runs it with empty shares instead") {

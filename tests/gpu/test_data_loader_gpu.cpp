@@ -49,10 +49,6 @@ void spin() {
 }  // namespace
 
 TEST_CASE("batches on the GPU have the bits of those on the CPU", "[loader]") {
-  if (!torch::cuda::is_available()) {
-    SUCCEED("no GPU");
-    return;
-  }
   const bool pin = GENERATE(true, false);
   const bool channels_last = GENERATE(false, true);
   const auto stream = c10::cuda::getStreamFromPool();
@@ -86,10 +82,6 @@ TEST_CASE("batches on the GPU have the bits of those on the CPU", "[loader]") {
 }
 
 TEST_CASE("a user's batch type goes to the GPU through for_each_tensor", "[loader]") {
-  if (!torch::cuda::is_available()) {
-    SUCCEED("no GPU");
-    return;
-  }
   DataLoader loader(std::make_shared<Ramp>(), DistributedSampler(100, 0, 1),
                     at::Device(at::kCUDA, 0), {.batch_size = 10}, collate);
   for (int i = 0; i < 30; ++i) {

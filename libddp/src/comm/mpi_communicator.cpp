@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "comm/argument_checks.hpp"
+#include "comm/mpi_collectives.hpp"
 #include "comm/mpi_internal.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 namespace {
-
-using Requests = std::vector<MPI_Request>;
 
 class MpiWork final : public Work {
  public:
@@ -35,132 +35,9 @@ class MpiWork final : public Work {
   const std::string name_;
 };
 
-// The part of a communicator that lives as long as an operation of it. Not the runtime: the last
-// operation lets go on the MPI thread, which cannot end itself.
-struct Group {
-  std::shared_ptr<const MpiState> state;
-  MPI_Comm comm = MPI_COMM_NULL;
-  int rank = 0;
-  int world_size = 1;
-  int64_t max_count = 0;
-
-  const MpiReduceOps& reduce_ops() const { return *state->reduce_ops; }
-};
-using GroupPtr = std::shared_ptr<const Group>;
-
-// Calls `visit(offset, count)` for pieces of at most `max_count`.
-template <typename Visit>
-void for_each_piece(int64_t num_elements, int64_t max_count, const Visit& visit) {
-  int64_t offset = 0;
-  do {
-    const auto count = std::min(max_count, num_elements - offset);
-    visit(offset, static_cast<int>(count));
-    offset += count;
-  } while (offset < num_elements);
-}
-
-// A datatype of `num_elements` of `base`, for blocks whose count would not fit an int.
-class BlockType {
- public:
-  BlockType(int64_t num_elements, int64_t max_count, MPI_Datatype base, int64_t element_size) {
-    const auto pieces = num_elements / max_count;
-    const auto rest = num_elements % max_count;
-    MPI_Datatype piece = MPI_DATATYPE_NULL;
-    check_mpi(MPI_Type_contiguous(static_cast<int>(max_count), base, &piece),
-              "MPI_Type_contiguous");
-    const int lengths[] = {static_cast<int>(pieces), static_cast<int>(rest)};
-    const MPI_Aint offsets[] = {0, static_cast<MPI_Aint>(pieces * max_count * element_size)};
-    const MPI_Datatype types[] = {piece, base};
-    check_mpi(MPI_Type_create_struct(2, lengths, offsets, types, &type_), "MPI_Type_create_struct");
-    check_mpi(MPI_Type_free(&piece), "MPI_Type_free");
-    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
-  }
-  BlockType(const BlockType&) = delete;
-  BlockType& operator=(const BlockType&) = delete;
-  ~BlockType() { MPI_Type_free(&type_); }  // MPI keeps it while operations use it
-  MPI_Datatype get() const { return type_; }
-
- private:
-  MPI_Datatype type_ = MPI_DATATYPE_NULL;
-};
-
-// One tensor's memory as MPI sees it. Read on the caller's thread, used on MPI's.
-struct Span {
-  explicit Span(const at::Tensor& t)
-      : tensor(t),
-        data(static_cast<char*>(t.data_ptr())),
-        num_elements(t.numel()),
-        element_size(static_cast<int64_t>(t.element_size())),
-        dtype(t.scalar_type()),
-        datatype(MpiReduceOps::datatype(dtype)) {}
-  char* at(int64_t element) const { return data + element * element_size; }
-
-  at::Tensor tensor;  // keeps the memory
-  char* data;
-  int64_t num_elements;
-  int64_t element_size;
-  c10::ScalarType dtype;
-  MPI_Datatype datatype;
-};
-
-void launch_all_reduce(const Group& group, const Span& span, ReduceOp op, Requests& requests) {
-  const auto mpi_op = group.reduce_ops().op(span.dtype, op);
-  for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
-    check_mpi(MPI_Iallreduce(MPI_IN_PLACE, span.at(offset), count, span.datatype, mpi_op,
-                             group.comm, &requests.emplace_back()),
-              "MPI_Iallreduce");
-  });
-}
-
-void launch_broadcast(const Group& group, const Span& span, int root, Requests& requests) {
-  for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
-    check_mpi(MPI_Ibcast(span.at(offset), count, span.datatype, root, group.comm,
-                         &requests.emplace_back()),
-              "MPI_Ibcast");
-  });
-}
-
-void launch_reduce_scatter(const Group& group, const Span& output, const Span& input, ReduceOp op,
-                           Requests& requests) {
-  const auto mpi_op = group.reduce_ops().op(input.dtype, op);
-  const auto part = output.num_elements;
-  if (input.num_elements <= group.max_count) {
-    check_mpi(
-        MPI_Ireduce_scatter_block(input.data, output.data, static_cast<int>(part), input.datatype,
-                                  mpi_op, group.comm, &requests.emplace_back()),
-        "MPI_Ireduce_scatter_block");
-    return;
-  }
-  // Longer ones as one reduction to each root, since a derived datatype cannot be reduced.
-  for (int root = 0; root < group.world_size; ++root) {
-    for_each_piece(part, group.max_count, [&](int64_t offset, int count) {
-      check_mpi(MPI_Ireduce(input.at(root * part + offset), output.at(offset), count,
-                            input.datatype, mpi_op, root, group.comm, &requests.emplace_back()),
-                "MPI_Ireduce");
-    });
-  }
-}
-
-void launch_all_gather(const Group& group, const Span& output, const Span& input, bool in_place,
-                       Requests& requests) {
-  const void* send = in_place ? MPI_IN_PLACE : static_cast<const void*>(input.data);
-  const auto part = input.num_elements;
-  const auto gather = [&](int count, MPI_Datatype type) {
-    check_mpi(MPI_Iallgather(send, count, type, output.data, count, type, group.comm,
-                             &requests.emplace_back()),
-              "MPI_Iallgather");
-  };
-  if (output.num_elements <= group.max_count) {
-    gather(static_cast<int>(part), input.datatype);
-  } else {
-    const BlockType block(part, group.max_count, input.datatype, input.element_size);
-    gather(1, block.get());
-  }
-}
-
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(std::shared_ptr<MpiThread> runtime, GroupPtr group,
+  MpiCommunicator(std::shared_ptr<MpiThread> runtime, MpiGroupPtr group,
                   MpiCommunicatorOptions options, std::shared_ptr<std::atomic<int64_t>> step)
       : runtime_(std::move(runtime)),
         group_(std::move(group)),
@@ -199,7 +76,7 @@ class MpiCommunicator final : public Communicator {
   std::string describe(const char* name, int64_t sequence, const std::string& detail) const;
 
   const std::shared_ptr<MpiThread> runtime_;
-  const GroupPtr group_;
+  const MpiGroupPtr group_;
   const MpiCommunicatorOptions options_;
   const std::shared_ptr<std::atomic<int64_t>> step_;
   const MpiThread::Engine::LanePtr lane_;
@@ -246,6 +123,9 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   operation->limit = current_timeout();
   operation->launch = std::move(launch);
   operation->finish = std::move(finish);
+  if (TraceRecorder::active() != nullptr) {
+    operation->trace_name = TraceLabel::name_of(name);
+  }
   const std::lock_guard lock(mutex_);
   const auto text = describe(name, next_sequence_++, detail);
   operation->describe = [text] { return text; };
@@ -265,7 +145,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
 
 WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
   check_all_reduce(info(), tensor, op);
-  const Span span(tensor);
+  const MpiSpan span(tensor);
   std::function<void()> finish;
   if (op == ReduceOp::Avg) {
     finish = [span, n = world_size()] { divide_by(span.data, span.num_elements, span.dtype, n); };
@@ -281,18 +161,18 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
 WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
   check_broadcast(info(), tensor, root);
   return submit("broadcast", concat("of ", describe_tensor(tensor), ", root ", root),
-                [group = group_, span = Span(tensor), root](Requests& requests) {
+                [group = group_, span = MpiSpan(tensor), root](Requests& requests) {
                   launch_broadcast(*group, span, root, requests);
                 });
 }
 
 WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   check_reduce_scatter(info(), output, input, op);
-  const Span in(input);
-  const Span out(output);
+  const MpiSpan in(input);
+  const MpiSpan out(output);
   // MPI forbids that the two alias; a small copy of one part keeps the rest of `input` as it was.
   const bool in_place = is_own_part(input, output, rank());
-  const Span target = in_place ? Span(output.clone()) : out;
+  const MpiSpan target = in_place ? MpiSpan(output.clone()) : out;
   return submit(
       "reduce_scatter", concat(to_string(op), " of ", describe_tensor(input)),
       [group = group_, in, target, op](Requests& requests) {
@@ -314,7 +194,7 @@ WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   const bool in_place = is_own_part(output, input, rank());
   return submit(
       "all_gather", concat("into ", describe_tensor(output)),
-      [group = group_, out = Span(output), in = Span(input), in_place](Requests& requests) {
+      [group = group_, out = MpiSpan(output), in = MpiSpan(input), in_place](Requests& requests) {
         launch_all_gather(*group, out, in, in_place, requests);
       });
 }
@@ -322,7 +202,7 @@ WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
 WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
   check_peer(info(), "send", tensor, destination);
   return submit("send", concat("of ", describe_tensor(tensor), " to rank ", destination),
-                [group = group_, span = Span(tensor), destination](Requests& requests) {
+                [group = group_, span = MpiSpan(tensor), destination](Requests& requests) {
                   for_each_piece(
                       span.num_elements, group->max_count, [&](int64_t offset, int count) {
                         check_mpi(MPI_Isend(span.at(offset), count, span.datatype, destination, 0,
@@ -335,7 +215,7 @@ WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
 WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
   check_peer(info(), "recv", tensor, source);
   return submit("recv", concat("of ", describe_tensor(tensor), " from rank ", source),
-                [group = group_, span = Span(tensor), source](Requests& requests) {
+                [group = group_, span = MpiSpan(tensor), source](Requests& requests) {
                   for_each_piece(
                       span.num_elements, group->max_count, [&](int64_t offset, int count) {
                         check_mpi(MPI_Irecv(span.at(offset), count, span.datatype, source, 0,
@@ -352,7 +232,7 @@ void MpiCommunicator::barrier() {
 }
 
 CommunicatorPtr MpiCommunicator::split(int color, int key) {
-  auto child = std::make_shared<Group>(*group_);
+  auto child = std::make_shared<MpiGroup>(*group_);
   submit("split", concat("color ", color, ", key ", key),
          [group = group_, child, color, key](Requests&) {
            // The one call that blocks: MPI has no non-blocking split. An abort still frees the
@@ -397,7 +277,7 @@ CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
                                       const MpiCommunicatorOptions& options) {
   auto thread = std::dynamic_pointer_cast<MpiThread>(std::move(runtime));
   DDP_CHECK(thread != nullptr, "make_mpi_communicator needs the runtime of MpiRuntime::create");
-  auto group = std::make_shared<Group>();
+  auto group = std::make_shared<MpiGroup>();
   group->state = thread->state();
   group->comm = group->state->world;
   group->rank = thread->rank();

@@ -30,8 +30,10 @@ struct MpiOperation {
   std::function<void()> finish;
   std::function<void(const std::string&, const std::exception_ptr&)> on_failure;
   std::vector<MPI_Request> requests;
+  std::string trace_name;  ///< empty: not traced
+  int64_t begin_ns = 0;
 
-  void start() { launch(requests); }
+  void start();
   bool poll();
   std::chrono::milliseconds timeout() const { return limit; }
   std::exception_ptr timed_out() const;

@@ -6,6 +6,7 @@
 
 #include "comm/mpi_internal.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 
@@ -24,6 +25,13 @@ void check_mpi(int code, const char* call) {
     throw MismatchError(message + "; the ranks gave tensors of different sizes");
   }
   throw PeerLostError(message);
+}
+
+void MpiOperation::start() {
+  if (!trace_name.empty()) {
+    begin_ns = TraceRecorder::now_ns();
+  }
+  launch(requests);
 }
 
 bool MpiOperation::poll() {
@@ -50,6 +58,10 @@ bool MpiOperation::poll() {
   }
   if (finish) {
     finish();
+  }
+  auto* recorder = TraceRecorder::active();
+  if (recorder != nullptr && !trace_name.empty()) {
+    recorder->add(trace_name, "communication", begin_ns, TraceRecorder::now_ns());
   }
   return true;
 }

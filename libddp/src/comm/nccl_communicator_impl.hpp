@@ -26,6 +26,7 @@
 #include "comm/nccl_memory.hpp"
 #include "comm/nccl_work.hpp"
 #include "ddp/comm/communicator.hpp"
+#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 
@@ -75,6 +76,7 @@ class NcclCommunicator final : public Communicator,
   /// Events and counters behind `works`, which were just enqueued.
   void finish_launch(const WorkList& works, bool captured);
   bool begin_launch();
+  void trace(const WorkList& works);
   bool look();
   void fail(const std::string& collective, const std::string& message);
   void end_nccl();
@@ -118,6 +120,10 @@ WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
       std::make_shared<NcclWork>(device_, stream_.stream(), record, std::move(tensors), state_);
   work->after = std::move(after);
   const bool captured = begin_launch();
+  if (auto* recorder = TraceRecorder::active()) {
+    work->trace_name = TraceLabel::name_of(name);
+    work->trace_begin = recorder->mark(stream_.stream());
+  }
   if (group_depth_ > 0) {
     check_nccl(call(comm_, stream_.stream()), comm_, name);
     group_.push_back(work);

@@ -28,6 +28,17 @@ bool NcclCommunicator::begin_launch() {
   return true;
 }
 
+void NcclCommunicator::trace(const WorkList& works) {
+  auto* recorder = TraceRecorder::active();
+  if (recorder == nullptr) {
+    return;
+  }
+  const auto end = recorder->mark(stream_.stream());
+  for (const auto& work : works) {
+    recorder->add_marked(work->trace_name, "communication", work->trace_begin, end);
+  }
+}
+
 void NcclCommunicator::finish_launch(const WorkList& works, bool captured) {
   for (const auto& work : works) {
     if (work->after) {
@@ -35,6 +46,7 @@ void NcclCommunicator::finish_launch(const WorkList& works, bool captured) {
       work->after = nullptr;
     }
   }
+  trace(works);
   // The result first: nobody waits for the counter.
   for (const auto& work : works) {
     auto ended = events_->take();

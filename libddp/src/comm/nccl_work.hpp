@@ -54,6 +54,8 @@ class NcclWork final : public Work {
   /// Runs on the communicator's stream behind the collective.
   std::function<void()> after;
   const CollectiveRecord record;
+  std::string trace_name;    ///< empty: not traced
+  uint64_t trace_begin = 0;  ///< TraceRecorder::mark on the communicator's stream
 
  private:
   void check() const;

@@ -6,8 +6,11 @@
 namespace ddp {
 namespace {
 
-std::atomic<void (*)(const char*)> range_push{nullptr};
-std::atomic<void (*)()> range_pop{nullptr};
+std::atomic<uint64_t (*)(const char*)> range_start{nullptr};
+std::atomic<void (*)(uint64_t)> range_end{nullptr};
+
+thread_local const char* label_what = nullptr;
+thread_local int64_t label_number = 0;
 
 }  // namespace
 
@@ -95,28 +98,39 @@ std::vector<TraceEvent> TraceRecorder::take() {
 }
 
 void set_range_hooks(const RangeHooks& hooks) {
-  range_pop.store(hooks.pop, std::memory_order_release);
-  range_push.store(hooks.push, std::memory_order_release);
+  range_end.store(hooks.end, std::memory_order_release);
+  range_start.store(hooks.start, std::memory_order_release);
 }
 
-void TraceScope::begin() noexcept {
-  if (auto* push = range_push.load(std::memory_order_relaxed)) {
-    push(name_);
-    ranged_ = true;
+// A trace never ends a training run: whatever is thrown here costs the span.
+void TraceSpan::begin(const char* name, const char* track, Clock clock) noexcept {
+  if (name_ != nullptr) {
+    return;
   }
+  const auto start = range_start.load(std::memory_order_relaxed);
   recorder_ = TraceRecorder::active();
+  if (start == nullptr && recorder_ == nullptr) {
+    return;
+  }
+  name_ = name;
+  track_ = track;
+  range_ = start != nullptr ? start(name) : 0;
   if (recorder_ != nullptr) {
     try {
-      begin_mark_ = recorder_->mark();
+      begin_mark_ = clock == Clock::Host ? 0 : recorder_->mark();
     } catch (...) {
-      begin_mark_ = 0;  // a trace never ends a training run
+      begin_mark_ = 0;
     }
     begin_ns_ = TraceRecorder::now_ns();
   }
 }
 
-void TraceScope::end() noexcept {
-  if (recorder_ != nullptr) {
+void TraceSpan::end() noexcept {
+  if (name_ == nullptr) {
+    return;
+  }
+  // A recorder that stopped meanwhile has handed its spans over, and may be gone.
+  if (recorder_ != nullptr && recorder_ == TraceRecorder::active()) {
     try {
       recorder_->add(name_, track_, begin_ns_, TraceRecorder::now_ns());
       if (begin_mark_ != 0) {
@@ -127,11 +141,37 @@ void TraceScope::end() noexcept {
       recorder_ = nullptr;
     }
   }
-  if (ranged_) {
-    if (auto* pop = range_pop.load(std::memory_order_relaxed)) {
-      pop();
-    }
+  const auto end = range_end.load(std::memory_order_relaxed);
+  if (range_ != 0 && end != nullptr) {
+    end(range_);
   }
+  *this = {};
+}
+
+TraceScope::TraceScope(const char* name, const char* track, TraceSpan::Clock clock) {
+  span_.begin(name, track, clock);
+}
+
+TraceScope::~TraceScope() {
+  span_.end();
+}
+
+TraceLabel::TraceLabel(const char* what, int64_t number)
+    : outer_what_(label_what), outer_number_(label_number) {
+  label_what = what;
+  label_number = number;
+}
+
+TraceLabel::~TraceLabel() {
+  label_what = outer_what_;
+  label_number = outer_number_;
+}
+
+std::string TraceLabel::name_of(const char* collective) {
+  if (label_what == nullptr) {
+    return collective;
+  }
+  return std::string(label_what) + " " + std::to_string(label_number) + ": " + collective;
 }
 
 }  // namespace ddp

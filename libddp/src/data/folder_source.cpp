@@ -33,13 +33,32 @@ std::vector<fs::path> sorted_entries(const fs::path& folder) {
   return paths;
 }
 
+std::vector<fs::path> class_folders(const fs::path& root) {
+  std::vector<fs::path> folders;
+  for (const fs::path& path : sorted_entries(root)) {
+    if (fs::is_directory(path)) {
+      folders.push_back(path);
+    }
+  }
+  return folders;
+}
+
 class FolderSource : public ImageSource {
  public:
-  explicit FolderSource(const fs::path& root) {
-    for (const fs::path& folder : sorted_entries(root)) {
-      if (fs::is_directory(folder)) {
-        add_class(folder);
+  /// `known` numbers the classes; where it is empty their sorted names do.
+  FolderSource(const fs::path& root, std::vector<std::string> known) : names_(std::move(known)) {
+    const bool is_open = names_.empty();
+    for (const fs::path& folder : class_folders(root)) {
+      const std::string name = folder.filename().string();
+      if (is_open) {
+        names_.push_back(name);
       }
+      const auto found = std::find(names_.begin(), names_.end(), name);
+      if (found == names_.end()) {
+        throw DataError(concat("class folder ", folder.string(),
+                               ": the training split has no class of this name"));
+      }
+      add_class(folder, found - names_.begin());
     }
     if (paths_.empty()) {
       throw DataError(concat("folder ", root.string(),
@@ -49,7 +68,8 @@ class FolderSource : public ImageSource {
   }
 
   int64_t size() const override { return static_cast<int64_t>(paths_.size()); }
-  int64_t num_classes() const override { return num_classes_; }
+  int64_t num_classes() const override { return static_cast<int64_t>(names_.size()); }
+  std::vector<std::string> class_names() const override { return names_; }
   int64_t label(int64_t index) const override { return labels_[static_cast<size_t>(index)]; }
   DataSource locate(int64_t index) const override {
     return {paths_[static_cast<size_t>(index)], 0};
@@ -61,14 +81,13 @@ class FolderSource : public ImageSource {
   }
 
  private:
-  void add_class(const fs::path& folder) {
+  void add_class(const fs::path& folder, int64_t label) {
     const size_t before = paths_.size();
     add_files(folder, 0);
     if (paths_.size() == before) {
       throw DataError(concat("class folder ", folder.string(), " holds no .jpg or .jpeg file"));
     }
-    labels_.resize(paths_.size(), num_classes_);
-    ++num_classes_;
+    labels_.resize(paths_.size(), label);
   }
 
   void add_files(const fs::path& folder, int depth) {
@@ -83,7 +102,7 @@ class FolderSource : public ImageSource {
 
   std::vector<std::string> paths_;
   std::vector<int64_t> labels_;
-  int64_t num_classes_ = 0;
+  std::vector<std::string> names_;
 };
 
 }  // namespace
@@ -107,7 +126,15 @@ std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split
                            split == Split::Train ? "train" : "test or val",
                            " (layout: train/<class>/*.jpg, test/<class>/*.jpg)"));
   }
-  return std::make_unique<FolderSource>(root);
+  // A class that the test split lacks must not renumber the others.
+  std::vector<std::string> known;
+  const std::string train = find_split_folder(folder, Split::Train);
+  if (split == Split::Test && !train.empty()) {
+    for (const fs::path& path : class_folders(train)) {
+      known.push_back(path.filename().string());
+    }
+  }
+  return std::make_unique<FolderSource>(root, std::move(known));
 }
 
 }  // namespace ddp::detail

@@ -56,6 +56,14 @@ ImageDataset::ImageDataset(DecodedImages images, int64_t num_classes, const Data
     size_ = std::min(options_.num_samples, size_);
   }
   num_classes_ = options_.num_classes > 0 ? options_.num_classes : num_classes;
+  for (int64_t i = 0; i < size_; ++i) {
+    const int64_t label = decoded_.labels[static_cast<size_t>(i)];
+    if (label >= num_classes_) {
+      throw DataError(concat("data.path=", options_.path, ": image ", i, " has label ", label,
+                             ", which does not fit data.num_classes=", num_classes_,
+                             "; fix: leave data.num_classes out"));
+    }
+  }
 }
 
 void ImageDataset::check_labels() const {

@@ -35,6 +35,9 @@ class ImageDataset : public Dataset {
   std::optional<ExampleLayout> layout() const override;
   void write(int64_t index, int64_t epoch, float* data, int64_t* target) const override;
   int64_t num_classes() const override { return num_classes_; }
+  std::vector<std::string> class_names() const override {
+    return source_ ? source_->class_names() : std::vector<std::string>{};
+  }
   int64_t num_skipped() const override;
 
  private:

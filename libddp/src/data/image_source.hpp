@@ -17,6 +17,7 @@ class ImageSource {
   virtual ~ImageSource() = default;
   virtual int64_t size() const = 0;
   virtual int64_t num_classes() const = 0;
+  virtual std::vector<std::string> class_names() const { return {}; }  ///< by number, if it knows
   virtual int64_t label(int64_t index) const = 0;
   /// Path and offset of sample `index`.
   virtual DataSource locate(int64_t index) const = 0;
@@ -41,7 +42,7 @@ std::string find_cifar10(const std::string& folder);
 std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split);
 std::vector<std::string> find_tar_shards(const std::string& folder, Split split);
 
-/// Class folders: their sorted names are the classes.
+/// Class folders: the sorted names of the training split's are the classes, of both splits.
 std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split);
 /// folder/train; folder/test or folder/val. Empty where there is none.
 std::string find_split_folder(const std::string& folder, Split split);

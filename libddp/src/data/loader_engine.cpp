@@ -12,6 +12,7 @@
 #include "data/device_copy.hpp"
 #include "data/prefetch_ring.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 
@@ -119,6 +120,7 @@ struct LoaderEngine::State {
   }
 
   void fill(RingPayload& payload, int64_t begin, int64_t end) {
+    const TraceScope trace("load samples", "loader threads", TraceSpan::Clock::Host);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t index = payload.indices[static_cast<size_t>(i)];
       try {
@@ -204,6 +206,7 @@ LoadedBatch LoaderEngine::acquire() {
     s.copier->finish_oldest();
     s.ring->release();
   }
+  const TraceScope trace("wait for a batch", "loader", TraceSpan::Clock::Host);
   const auto begin = std::chrono::steady_clock::now();
   RingPayload* payload = s.ring->acquire();
   s.waited += std::chrono::steady_clock::now() - begin;

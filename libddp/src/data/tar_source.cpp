@@ -85,6 +85,7 @@ class TarSource : public ImageSource {
 
   int64_t size() const override { return static_cast<int64_t>(samples_.size()); }
   int64_t num_classes() const override { return num_classes_; }
+  std::vector<std::string> class_names() const override { return class_names_; }
   int64_t label(int64_t index) const override { return samples_[static_cast<size_t>(index)].label; }
   DataSource locate(int64_t index) const override {
     const Sample& sample = samples_[static_cast<size_t>(index)];

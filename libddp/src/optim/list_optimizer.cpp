@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
@@ -188,6 +189,7 @@ void ListOptimizer::make_state(Member& member) const {
 }
 
 void ListOptimizer::step(const StepScalars& scalars) {
+  const TraceScope trace("optimizer", "compute");
   if (!scalars.lr.defined()) {
     throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
   }

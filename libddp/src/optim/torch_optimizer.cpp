@@ -7,6 +7,7 @@
 #include <map>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
 #include "optim/state_check.hpp"
 #include "optim/torch_optimizer_state.hpp"
 
@@ -52,6 +53,7 @@ TorchOptimizer::TorchOptimizer(std::shared_ptr<torch::optim::Optimizer> optimize
 }
 
 void TorchOptimizer::step(const StepScalars& scalars) {
+  const TraceScope trace("optimizer", "compute");
   const at::NoGradGuard no_grad;
   if (scalars.found_inf.defined() && host_value(scalars.found_inf) != 0.0) {
     return;

@@ -34,6 +34,8 @@ void Reducer::Impl::finish_pass() {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(device().type());
   const std::lock_guard lock(mutex);
+  backward_trace.end();
+  const TraceScope trace("wait for reductions", "compute");
   wait_begin.record(device());
   if (is_weighted) {
     weight_work->wait();

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "ddp/comm/launch_sequencer.hpp"
+#include "ddp/core/trace_recorder.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/reduce/reducer.hpp"
 #include "reduce/bucket_scheduler.hpp"
@@ -127,6 +128,7 @@ struct Reducer::Impl {
   WorkPtr used_work;
 
   detail::TimeMark forward_start, backward_start, compute_end, comm_start, wait_begin, wait_end;
+  TraceSpan backward_trace;  // from the first gradient on
   struct Sums {
     int64_t count = 0;
     double forward = 0, backward = 0, comm = 0, overlap = 0;

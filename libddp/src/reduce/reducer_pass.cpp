@@ -127,6 +127,7 @@ void Reducer::Impl::on_gradient(int index) {
   auto& parameter = parameters[static_cast<size_t>(index)];
   check_gradient(parameter);
   parameter.used = true;
+  backward_trace.begin("backward", "compute");
   if (!expects_sync) {
     // no_sync, or a backward no wrapped forward announced: only bring the gradient into its slot
     // when this backward ends. Queued at the first hook: running at the end of a nested backward is
@@ -137,6 +138,7 @@ void Reducer::Impl::on_gradient(int index) {
       torch::autograd::Engine::get_default_engine().queue_callback([this] {
         const std::lock_guard callback_lock(mutex);
         local_end_task = -1;
+        backward_trace.end();
         attach_gradients();
       });
     }
@@ -309,6 +311,7 @@ void Reducer::Impl::attach_gradients() {
 void Reducer::Impl::launch(int index) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(device().type());
+  const TraceLabel label("bucket", index);
   auto& state = buckets[static_cast<size_t>(index)];
   auto& bucket = state.bucket;
   if (index == 0 && is_measured) {

@@ -6,9 +6,11 @@
 #include <torch/custom_class.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <algorithm>
 
 #include "ddp/core/error.hpp"
 #include "ddp/ops/autocast_off.hpp"
+#include "ddp/ops/norm_owner.hpp"
 
 namespace ddp {
 namespace {
@@ -245,26 +247,34 @@ std::shared_ptr<torch::nn::Module> sync_twin(const std::shared_ptr<torch::nn::Mo
   return converted<torch::nn::BatchNorm3dImpl>(child, communicator);
 }
 
+bool is_norm_of(const ops::NormOwner& owner, const std::string& name) {
+  const auto names = owner.norm_names();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 void convert_children(torch::nn::Module& module, const CommunicatorPtr& communicator,
                       const std::string& path) {
   auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module);
+  auto* owner = dynamic_cast<ops::NormOwner*>(&module);
+  int64_t position = -1;
   for (const auto& entry : module.named_children()) {
+    ++position;  // in a Sequential children stand in the order of its calls
     const std::string name = path.empty() ? entry.key() : path + "." + entry.key();
-    auto twin = sync_twin(entry.value(), communicator);
+    const auto twin =
+        std::static_pointer_cast<SyncBatchNormImpl>(sync_twin(entry.value(), communicator));
     if (!twin) {
       convert_children(*entry.value(), communicator, name);
-      continue;
-    }
-    if (sequential == nullptr) {
+    } else if (sequential != nullptr) {
+      *(sequential->begin() + position) = torch::nn::AnyModule(twin);
+      module.replace_module(entry.key(), twin);
+    } else if (owner != nullptr && is_norm_of(*owner, entry.key())) {
+      owner->replace_norm(entry.key(), torch::nn::AnyModule(twin));
+    } else {
       throw SettingsError(
           "convert_sync_batchnorm cannot replace the BatchNorm " + name +
-          ", a typed member of its module: build the model with SyncBatchNorm through "
-          "a norm factory, or hold it in a Sequential");
+          ", a typed member of its module: build the model with SyncBatchNorm through a norm "
+          "factory, hold it in a Sequential, or let the module implement ddp::ops::NormOwner");
     }
-    const auto index = static_cast<size_t>(std::stoll(entry.key()));
-    *(sequential->begin() + static_cast<int64_t>(index)) =
-        torch::nn::AnyModule(std::static_pointer_cast<SyncBatchNormImpl>(twin));
-    module.replace_module(entry.key(), twin);
   }
 }
 

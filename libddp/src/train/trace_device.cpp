@@ -133,8 +133,10 @@ double used_memory_gib(at::Device device) {
 
 void enable_nvtx() {
 #ifdef DDP_HAS_CUDA
-  set_range_hooks(
-      {.push = [](const char* name) { nvtxRangePushA(name); }, .pop = [] { nvtxRangePop(); }});
+  // Ranges that need not nest on a thread: a backward begins and ends in different ones. NVTX's
+  // own numbers may be 0.
+  set_range_hooks({.start = [](const char* name) { return nvtxRangeStartA(name) + 1; },
+                   .end = [](uint64_t range) { nvtxRangeEnd(range - 1); }});
 #endif
 }
 

@@ -9,6 +9,8 @@
 #include "common/mixup.hpp"
 #include "common/parameter_hash.hpp"
 #include "common/training_loop.hpp"
+#include "ddp/ddp.hpp"
+#include "models/resnet.hpp"
 #include "support/catch.hpp"
 
 TEST_CASE("an epoch's steps hold all its batches") {
@@ -85,4 +87,21 @@ TEST_CASE("shipped files are found from any working folder") {
   CHECK(fs::exists(found));
   CHECK(missing == "no/such/file");
   CHECK(examples::find_data_path("/no/such/file") == "/no/such/file");
+}
+
+TEST_CASE("convert_sync_batchnorm reaches every norm of a ResNet, and changes nothing alone") {
+  torch::manual_seed(3);
+  auto plain = models::resnet50({.num_classes = 5, .stem = models::Stem::Cifar});
+  auto model = std::dynamic_pointer_cast<models::ResNetImpl>(plain->clone());
+  ddp::convert_sync_batchnorm(*model, ddp::make_single_communicator(torch::kCPU));
+  int converted = 0;
+  for (const auto& module : model->modules()) {
+    REQUIRE(module->as<torch::nn::BatchNorm2dImpl>() == nullptr);
+    converted += module->as<ddp::SyncBatchNormImpl>() != nullptr ? 1 : 0;
+  }
+  CHECK(converted == 53);
+  const auto names = plain->named_parameters().keys();
+  CHECK(model->named_parameters().keys() == names);
+  const auto images = torch::randn({4, 3, 16, 16});
+  CHECK(torch::allclose(model->forward(images), plain->forward(images), 1e-4, 1e-4));
 }

@@ -19,8 +19,8 @@ namespace ddp {
 
 struct ContextOptions {
   std::string device = "auto";  ///< auto (a GPU where one is seen), cpu, cuda
-  CommunicatorOptions communicator;
-  ControlPlaneOptions control_plane;
+  CommunicatorOptions communicator{};
+  ControlPlaneOptions control_plane{};
   LaunchArguments launch;
   int64_t seed = 0;  ///< same initial weights on all ranks; see seed_ranks()
   /// Not a setting: set_progress calls it once, before the first step (>= 0) counts as begun.

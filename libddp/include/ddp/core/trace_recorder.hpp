@@ -47,10 +47,11 @@ class TraceDevice {
   virtual int64_t resolve_ns(uint64_t mark) = 0;
 };
 
-/// NVTX or whatever else wants nested ranges of a thread. Functions must not throw.
+/// NVTX or whatever else wants to know of spans while they run. `start` returns a number that is
+/// not 0, `end` may be called by another thread; functions must not throw.
 struct RangeHooks {
-  void (*push)(const char* name) = nullptr;
-  void (*pop)() = nullptr;
+  uint64_t (*start)(const char* name) = nullptr;
+  void (*end)(uint64_t range) = nullptr;
 };
 
 class TraceRecorder {
@@ -116,24 +117,56 @@ class TraceRecorder {
 /// Ranges go to `hooks` from now on (nullptr members: nowhere). Set once at start, before threads.
 void set_range_hooks(const RangeHooks& hooks);
 
-/// The span of a C++ scope. `name` and `track` must outlive it (string literals do).
+/// A span that may begin in one function and end in another, also on another thread. `name` and
+/// `track` must outlive it (string literals do).
+class TraceSpan {
+ public:
+  enum class Clock {
+    HostAndDevice,  ///< also the kernels launched meanwhile, as track "… (device)"
+    Host,
+  };
+
+  /// Nothing where nothing is recorded. A span that is open already goes on.
+  void begin(const char* name, const char* track, Clock clock = Clock::HostAndDevice) noexcept;
+  /// Nothing where it is not open.
+  void end() noexcept;
+
+ private:
+  const char* name_ = nullptr;
+  const char* track_ = nullptr;
+  TraceRecorder* recorder_ = nullptr;
+  int64_t begin_ns_ = 0;
+  uint64_t begin_mark_ = 0;
+  uint64_t range_ = 0;
+};
+
+/// The span of a C++ scope.
 class TraceScope {
  public:
-  TraceScope(const char* name, const char* track) : name_(name), track_(track) { begin(); }
-  ~TraceScope() { end(); }
+  TraceScope(const char* name, const char* track,
+             TraceSpan::Clock clock = TraceSpan::Clock::HostAndDevice);
+  ~TraceScope();
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
-  void begin() noexcept;
-  void end() noexcept;
+  TraceSpan span_;
+};
 
-  const char* name_;
-  const char* track_;
-  TraceRecorder* recorder_ = nullptr;
-  int64_t begin_ns_ = 0;
-  uint64_t begin_mark_ = 0;
-  bool ranged_ = false;
+/// Says what the collectives are for that this thread starts in the scope: "bucket 3: all_reduce".
+class TraceLabel {
+ public:
+  TraceLabel(const char* what, int64_t number);
+  ~TraceLabel();
+  TraceLabel(const TraceLabel&) = delete;
+  TraceLabel& operator=(const TraceLabel&) = delete;
+
+  /// The name of a collective's span, with the innermost label of this thread before it.
+  static std::string name_of(const char* collective);
+
+ private:
+  const char* outer_what_;
+  int64_t outer_number_;
 };
 
 }  // namespace ddp

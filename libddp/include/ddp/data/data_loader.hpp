@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -209,6 +210,7 @@ class DataLoader : public Stateful {
   void load_state_dict(const StateDict& state) override {
     engine_->load_state_dict(state);
     staged_.clear();
+    read_ahead_error_ = nullptr;
   }
 
  private:
@@ -223,6 +225,7 @@ class DataLoader : public Stateful {
   std::unique_ptr<Builder> collating_;
   std::unique_ptr<detail::LoaderEngine> engine_;  // destroyed first: its threads use the builders
   std::deque<BatchType> staged_;                  ///< on their way to the device
+  std::exception_ptr read_ahead_error_;           ///< thrown by the next next()
 };
 
 template <typename DatasetT, typename Collate>
@@ -278,12 +281,18 @@ void DataLoader<DatasetT, Collate>::stage() {
         "DataLoader: to copy batches of this type to a GPU it needs a function "
         "for_each_tensor(batch, f) beside the type, which calls f(tensor) for each of its tensors");
   }
-  engine_->copy_to_device(tensors);
+  // Kept first: a copy that fails must not lose the batch, whose place is taken already.
   staged_.push_back(std::move(batch));
+  tensors.clear();
+  detail::collect_tensors(staged_.back(), tensors);
+  engine_->copy_to_device(tensors);
 }
 
 template <typename DatasetT, typename Collate>
 auto DataLoader<DatasetT, Collate>::next() -> BatchType {
+  if (const auto error = std::exchange(read_ahead_error_, nullptr)) {
+    std::rethrow_exception(error);
+  }
   if (staged_.empty()) {
     stage();
   }
@@ -299,7 +308,8 @@ auto DataLoader<DatasetT, Collate>::next() -> BatchType {
   if (engine_->copies_to_device() && staged_.empty() && engine_->ready()) {
     try {
       stage();
-    } catch (const std::exception&) {
+    } catch (...) {
+      read_ahead_error_ = std::current_exception();
     }
   }
   return batch;
@@ -312,6 +322,7 @@ void DataLoader<DatasetT, Collate>::begin_epoch(int64_t epoch) {
   }
   engine_->restart(epoch, 0);
   staged_.clear();
+  read_ahead_error_ = nullptr;
 }
 
 }  // namespace ddp

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ddp/data/options.hpp"
@@ -49,6 +50,8 @@ class Dataset {
   virtual void write(int64_t index, int64_t epoch, float* data, int64_t* target) const;
 
   virtual int64_t num_classes() const { return 0; }  ///< 0 where that means nothing
+  /// Names by number, where the data has them; of two splits they must be equal.
+  virtual std::vector<std::string> class_names() const { return {}; }
   /// Corrupt samples met so far and replaced (data.corrupt = skip).
   virtual int64_t num_skipped() const { return 0; }
 };

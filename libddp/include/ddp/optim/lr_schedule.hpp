@@ -33,7 +33,7 @@ struct LrScheduleOptions {
   double min_lr = 0.0;                ///< Cosine, Linear: value at total_steps and after
   double gamma = 0.1;                 ///< Step, MultiStep
   int64_t step_size = 0;              ///< Step
-  std::vector<int64_t> milestones;    ///< MultiStep; ascending
+  std::vector<int64_t> milestones{};  ///< MultiStep; ascending
   double pct_start = 0.3;             ///< OneCycle: rising share of the cycle
   double div_factor = 25.0;           ///< OneCycle: starts at lr / div_factor
   double final_div_factor = 1e4;      ///< OneCycle: ends at lr / div_factor / final_div_factor

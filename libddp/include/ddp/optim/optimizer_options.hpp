@@ -18,9 +18,9 @@ enum class OptimizerType { Sgd, Adam, AdamW };
 /// parameter.
 struct ParameterGroup {
   /// Shell patterns (`*`, `?`, `[…]`) for whole parameter names: "fc.*", "*.bias".
-  std::vector<std::string> patterns;
-  double lr_scale = 1.0;               ///< times the step's learning rate
-  std::optional<double> weight_decay;  ///< instead of OptimizerOptions::weight_decay
+  std::vector<std::string> patterns{};
+  double lr_scale = 1.0;                 ///< times the step's learning rate
+  std::optional<double> weight_decay{};  ///< instead of OptimizerOptions::weight_decay
 };
 
 /// Formulas are those of torch.optim.SGD, Adam and AdamW of the same settings.
@@ -36,7 +36,7 @@ struct OptimizerOptions {
   double eps = 1e-8;                ///< Adam, AdamW
   bool amsgrad = false;             ///< Adam, AdamW
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
-  std::vector<ParameterGroup> groups;
+  std::vector<ParameterGroup> groups{};
 };
 void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
 

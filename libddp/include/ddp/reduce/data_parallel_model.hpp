@@ -27,7 +27,7 @@ struct ModelTensors {
   NamedParameters buffers = {};
   /// Reads the buffers anew (a module may replace them); empty: `buffers` stay the same tensors.
   std::function<NamedParameters()> read_buffers = {};
-  std::function<bool()> is_training;    ///< empty: always in training mode
+  std::function<bool()> is_training{};  ///< empty: always in training mode
   bool has_collective_forward = false;  ///< it holds a SyncBatchNorm
 };
 

@@ -23,7 +23,7 @@ struct DdpOptions {
   bool static_graph = false;
   BroadcastBuffers broadcast_buffers = BroadcastBuffers::EachForward;
   bool init_sync = true;
-  std::vector<std::string> parameters_to_ignore;
+  std::vector<std::string> parameters_to_ignore{};
   std::string comm_hook = "none";
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;

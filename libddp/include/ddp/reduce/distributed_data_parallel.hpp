@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/core/trace_recorder.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "ddp/reduce/for_each_tensor.hpp"
 
@@ -59,6 +60,7 @@ class DistributedDataParallel : public DataParallelModel {
   /// the backward; under no_sync() and without gradient recording it only calls the module.
   template <typename... Args>
   auto forward(Args&&... args) {
+    const TraceScope trace("forward", "compute");
     before_forward();
     auto output = call_forward(std::forward<Args>(args)...);
     std::vector<at::Tensor> outputs;

@@ -39,10 +39,10 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Replaces every torch::nn::BatchNorm1d/2d/3d that sits in a Sequential by a SyncBatchNorm with
-/// the same parameters and buffers (the tensors themselves). A BatchNorm held as a typed member
-/// cannot be replaced: throws SettingsError naming it; give the model a norm factory instead (our
-/// ResNets take one).
+/// Replaces every torch::nn::BatchNorm1d/2d/3d that sits in a Sequential or in a module that is an
+/// ops::NormOwner (our models are) by a SyncBatchNorm with the same parameters and buffers (the
+/// tensors themselves). A BatchNorm held as any other typed member cannot be replaced in C++:
+/// throws SettingsError naming it.
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator);
 
 }  // namespace ddp

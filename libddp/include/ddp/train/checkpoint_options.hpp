@@ -20,8 +20,8 @@ struct CheckpointOptions {
   double stop_check_seconds = 1.0;  ///< how often ranks ask each other whether to stop
 
   // Not settings: texts kept with every checkpoint, filled in by ddp::Config or by the program.
-  std::string settings_text;  ///< the resolved settings
-  std::string plan_text;      ///< the measured choices, pinned on resume
+  std::string settings_text{};  ///< the resolved settings
+  std::string plan_text{};      ///< the measured choices, pinned on resume
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 

@@ -10,12 +10,12 @@ namespace ddp {
 
 /// What never changes during a run and stands in every epoch row. Empty or 0 where unknown.
 struct RunInfo {
-  std::string precision;            ///< "fp32", "bf16", "fp16"
+  std::string precision{};          ///< "fp32", "bf16", "fp16"
   int64_t batch_size_per_rank = 0;  ///< samples an optimizer step and rank
   double bucket_cap_mb = 0;
   int64_t max_steps = 0;        ///< for the progress bar and its ETA
   int64_t steps_per_epoch = 0;  ///< for the epoch shown with each step
-  std::string settings_text;    ///< the resolved settings, printed once and kept in the run folder
+  std::string settings_text{};  ///< the resolved settings, printed once and kept in the run folder
 };
 
 struct MetricsOptions {
