@@ -44,7 +44,8 @@ endfunction()
 #
 # One ctest test: PROGRAM as n ranks through ddp_test_launch with its OPTIONS (--expect-exit, --launch …).
 # The label gpu starts them without MPI, one GPU a rank, and skips where fewer are seen; such tests
-# have the GPUs for themselves.
+# have the GPUs for themselves. Several CPU ranks are skipped in a build without MPI, unless OPTIONS
+# start them without it.
 function(ddp_add_launch)
   cmake_parse_arguments(arg "" "NAME;PROGRAM;RANKS;TIMEOUT" "ARGUMENTS;OPTIONS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
@@ -53,8 +54,12 @@ function(ddp_add_launch)
   if("gpu" IN_LIST arg_LABELS)
     list(APPEND arg_OPTIONS --gpus)
   endif()
-  if(NOT DDP_HAS_MPI AND arg_RANKS EQUAL 1 AND NOT "gpu" IN_LIST arg_LABELS)
-    list(APPEND arg_OPTIONS --launch env)
+  if(NOT DDP_HAS_MPI AND NOT "gpu" IN_LIST arg_LABELS AND NOT "--launch" IN_LIST arg_OPTIONS)
+    if(arg_RANKS EQUAL 1)
+      list(APPEND arg_OPTIONS --launch env)
+    else()
+      list(APPEND arg_OPTIONS --skip "several CPU ranks need MPI, which this build lacks")
+    endif()
   endif()
   add_dependencies(${arg_PROGRAM} ddp_test_launch)
   add_test(NAME ${arg_NAME} COMMAND ddp_test_launch --ranks ${arg_RANKS} --timeout ${arg_TIMEOUT}

@@ -10,11 +10,12 @@ endif()
 
 # CUDA: needs a toolkit, a LibTorch with CUDA and NCCL.
 set(DDP_HAS_CUDA FALSE)
+set(_why "DDP_WITH_CUDA is OFF")
 if(NOT DDP_WITH_CUDA STREQUAL "OFF")
   set(_why "")
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
-    set(_why "no CUDA compiler (nvcc) was found")
+    set(_why "no CUDA compiler was found: nvcc is not on PATH")
   elseif(NOT LIBTORCH_HAS_CUDA)
     set(_why "this LibTorch was built without CUDA")
   elseif(LIBTORCH_VERSION VERSION_LESS 2.11)
@@ -43,6 +44,8 @@ if(NOT DDP_WITH_CUDA STREQUAL "OFF")
     message(STATUS "ddp: building without CUDA: ${_why}")
   endif()
 endif()
+
+set(DDP_NO_CUDA_REASON "${_why}")
 
 set(DDP_HAS_MPI FALSE)
 if(NOT DDP_WITH_MPI STREQUAL "OFF")
@@ -93,7 +96,6 @@ else()
   target_link_libraries(ddp_torch INTERFACE ddp::torch_cpu)
 endif()
 
-# One precompiled LibTorch header, shared by all targets that ask for it.
 # Two precompiled headers, each shared by all targets that ask for it. The library takes the small one:
 # every unit that sees torch/torch.h pays 5 s more for instantiating what it never uses.
 foreach(_pch ddp_pch ddp_pch_torch)
@@ -117,4 +119,4 @@ function(ddp_use_pch target)
 endfunction()
 
 message(STATUS "ddp: LibTorch ${LIBTORCH_VERSION} in ${LIBTORCH_FOUND_ROOT}; CUDA ${DDP_HAS_CUDA}; MPI ${DDP_HAS_MPI}")
-file(WRITE ${CMAKE_BINARY_DIR}/ddp_parts.txt "CUDA=${DDP_HAS_CUDA}\nMPI=${DDP_HAS_MPI}\n")
+file(WRITE ${CMAKE_BINARY_DIR}/ddp_parts.txt "CUDA=${DDP_HAS_CUDA}\nMPI=${DDP_HAS_MPI}\nNO_CUDA=${DDP_NO_CUDA_REASON}\n")

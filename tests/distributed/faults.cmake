@@ -16,17 +16,15 @@ function(ddp_add_fault fault culprit codes)
   ddp_add_launch(NAME fault_${fault}_r${culprit} PROGRAM fault_program ARGUMENTS ${fault} ${culprit}
                  RANKS 3 TIMEOUT 15 OPTIONS ${_options})
 endfunction()
-if(DDP_HAS_MPI)
-  ddp_add_fault(throw 1 "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: forward of layer3 went wrong"
-                "0:heard within 500 ms" "2:heard within 500 ms")
-  ddp_add_fault(throw 0 "*:1" "0:first cause: rank 0 (" "1:heard within 500 ms")
-  ddp_add_fault(data_error 2 "*:65" "0:at step 5 in forward: shard 7 is truncated")
-  ddp_add_fault(exit 1 "1:0,*:76" "0:first cause: rank 1 (" "0:heard within 500 ms")
-  ddp_add_fault(kill 1 "1:137,*:76" "0:first cause: rank 1 (" "0:at step 5 in forward: its connection closed"
-                "0:heard within 500 ms" "2:heard within 500 ms")
-  ddp_add_fault(kill 0 "0:137,*:76" "1:first cause: rank 0 (" "1:heard within 500 ms" "2:heard within 500 ms")
-  ddp_add_fault(freeze 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms")
-endif()
+ddp_add_fault(throw 1 "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: forward of layer3 went wrong"
+              "0:heard within 500 ms" "2:heard within 500 ms")
+ddp_add_fault(throw 0 "*:1" "0:first cause: rank 0 (" "1:heard within 500 ms")
+ddp_add_fault(data_error 2 "*:65" "0:at step 5 in forward: shard 7 is truncated")
+ddp_add_fault(exit 1 "1:0,*:76" "0:first cause: rank 1 (" "0:heard within 500 ms")
+ddp_add_fault(kill 1 "1:137,*:76" "0:first cause: rank 1 (" "0:at step 5 in forward: its connection closed"
+              "0:heard within 500 ms" "2:heard within 500 ms")
+ddp_add_fault(kill 0 "0:137,*:76" "1:first cause: rank 0 (" "1:heard within 500 ms" "2:heard within 500 ms")
+ddp_add_fault(freeze 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms")
 
 function(ddp_add_rendezvous_fault name arguments codes)
   set(_options --launch env --expect-exit ${codes})
@@ -44,14 +42,12 @@ ddp_add_rendezvous_fault(taken "taken" "0:64,*:76" "0:is already in use" "1:miss
 ddp_add_rendezvous_fault(size "size;2" "*:64" "0:has WORLD_SIZE 5, rank 0 (" "2:has WORLD_SIZE 5")
 
 # The multi-rank main: a test that fails on one rank ends the run of all.
-if(DDP_HAS_MPI)
-  add_executable(failing_test failing_test.cpp)
-  target_link_libraries(failing_test PRIVATE ddp ddp_warnings ddp_test_multi_rank_main)
-  ddp_use_pch(failing_test)
-  ddp_add_launch(NAME multi_rank_failure PROGRAM failing_test RANKS 3 TIMEOUT 15
-                 OPTIONS --expect-exit "*:1" --expect-output "0:first cause: rank 1 ("
-                 --expect-output "0:in test case \"fails on rank 1 alone\"")
-endif()
+add_executable(failing_test failing_test.cpp)
+target_link_libraries(failing_test PRIVATE ddp ddp_warnings ddp_test_multi_rank_main)
+ddp_use_pch(failing_test)
+ddp_add_launch(NAME multi_rank_failure PROGRAM failing_test RANKS 3 TIMEOUT 15
+               OPTIONS --expect-exit "*:1" --expect-output "0:first cause: rank 1 ("
+               --expect-output "0:in test case \"fails on rank 1 alone\"")
 
 # torchrun is LibTorch's own launcher, where pip installed it.
 get_filename_component(_torch_bin "${LIBTORCH_FOUND_ROOT}/../../../../bin" ABSOLUTE)

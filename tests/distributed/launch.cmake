@@ -30,6 +30,11 @@ ddp_add_launcher_test(misses_an_output "rank 0 did not print .hello."
   --launch env --ranks 1 --expect-output "0:hello" -- ${DDP_SHELL} -c "echo goodbye")
 ddp_add_launcher_test(skips "skipped: a rank ended with 77"
   --launch env --ranks 2 -- ${DDP_SHELL} -c "exit 77")
+ddp_add_launcher_test(skips_on_request "skipped: not today"
+  --ranks 2 --skip "not today" -- ${DDP_SHELL} -c "echo started\; exit 1")
+ddp_add_launcher_test(refuses_to_skip_on_request "DDP_REQUIRE_GPUS=1, but not today"
+  --gpus --ranks 1 --skip "not today" -- true)
+set_tests_properties(launch_refuses_to_skip_on_request PROPERTIES ENVIRONMENT DDP_REQUIRE_GPUS=1)
 ddp_add_launcher_test(refuses_to_skip "DDP_REQUIRE_GPUS=64, but 64 GPUs are needed"
   --gpus --ranks 64 -- true)
 set_tests_properties(launch_refuses_to_skip PROPERTIES ENVIRONMENT DDP_REQUIRE_GPUS=64)

@@ -11,11 +11,9 @@ function(ddp_add_run name codes)
   ddp_add_launch(NAME run_${name} PROGRAM run_program ARGUMENTS program.fault=${name} RANKS 3
                  TIMEOUT 20 OPTIONS ${_options})
 endfunction()
-if(DDP_HAS_MPI)
-  ddp_add_run(none "*:0" "0:3 ranks on 1 node (mpirun), cpu, mpi")
-  ddp_add_run(throw "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: my bug")
-  ddp_add_run(blocked "*:65" "0:at step 5 in forward: shard 7 is truncated" "1:the barrier was aborted")
-  ddp_add_run(stop "*:75" "0:rank 1 received SIGUSR1: all ranks stop here")
-  ddp_add_run(settings "*:70"
-    "0:rank 1 has other settings than rank 0: train.max_grad_norm=5 here, train.max_grad_norm=0 there")
-endif()
+ddp_add_run(none "*:0" "0:3 ranks on 1 node (mpirun), cpu, mpi")
+ddp_add_run(throw "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: my bug")
+ddp_add_run(blocked "*:65" "0:at step 5 in forward: shard 7 is truncated" "1:the barrier was aborted")
+ddp_add_run(stop "*:75" "0:rank 1 received SIGUSR1: all ranks stop here")
+ddp_add_run(settings "*:70"
+  "0:rank 1 has other settings than rank 0: train.max_grad_norm=5 here, train.max_grad_norm=0 there")

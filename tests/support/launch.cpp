@@ -11,6 +11,7 @@
 //   --expect-output R:TEXT  rank R's output must hold TEXT (repeatable)
 //   --launch mpi|env      mpirun (default), or torchrun's variables without any launcher
 //   --gpus                as --launch env; exit 77 (skipped) where fewer GPUs than ranks are seen
+//   --skip WHY            start nothing and exit 77: what this build lacks
 //   --verbose             print the output of all ranks also on success
 //
 // Without --expect-exit every rank must end with 0. Ranks that end with 77 were skipped, and so was
@@ -101,6 +102,9 @@ int skip(const LaunchOptions& options, const std::string& why) {
 }
 
 int launch(const LaunchOptions& options) {
+  if (!options.skip_reason.empty()) {
+    return skip(options, options.skip_reason);
+  }
   if (const int seen = visible_gpus(); options.need_gpus && seen < options.ranks) {
     return skip(options, std::to_string(options.ranks) + " GPUs are needed and " +
                              std::to_string(seen) + " seen");

@@ -57,6 +57,8 @@ bool set_value(const std::string& option, const std::string& value, LaunchOption
   } else if (option == "--expect-output") {
     const auto [rank, text] = split_at_colon(option, value);
     options.expected_output.emplace_back(static_cast<int>(to_number(option, rank)), text);
+  } else if (option == "--skip") {
+    options.skip_reason = value;
   } else if (option == "--launch") {
     if (value != "mpi" && value != "env") {
       throw std::runtime_error("--launch: \"" + value + "\" is neither mpi nor env");

@@ -16,6 +16,7 @@ struct LaunchOptions {
   bool use_mpi = true;          ///< start through mpirun; else torchrun-like variables
   bool need_gpus = false;       ///< skip (77) where fewer GPUs than ranks are seen
   bool verbose = false;         ///< print every rank's output, also on success
+  std::string skip_reason;      ///< not empty: skip (77) with this sentence, start nothing
   std::map<int, int> expected;  ///< exit code by rank; default_expected elsewhere
   int default_expected = 0;
   std::vector<std::pair<int, std::string>> expected_output;  ///< rank, text its output must hold
