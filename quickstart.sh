@@ -17,10 +17,16 @@ cd "$DDP_ROOT"
 mpi_settings
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 run=quickstart-$(date +%Y%m%d-%H%M%S)
+# mpirun gives the ranks a pipe as stderr: whether a terminal is at its end is known only here.
+progress=plain
+[ -t 2 ] && progress=bar
 command=("$DDP_BUILD/examples/resnet_ddp" --config examples/configs/quickstart.yaml
-  "checkpoint.dir=runs/$run/checkpoint" metrics.dir=runs "metrics.run_name=$run" "$@")
+  "checkpoint.dir=runs/$run/checkpoint" metrics.dir=runs "metrics.run_name=$run" "metrics.progress=$progress" "$@")
 gpus=$(num_gpus)
-built_with CUDA || gpus=0
+if [ "$gpus" -gt 0 ] && ! built_with CUDA; then
+  warn "$gpus GPU(s) are seen, but this build has no CUDA parts ($(no_cuda_reason)): training on the CPU"
+  gpus=0
+fi
 
 if [ "$gpus" -gt 1 ]; then
   torchrun=$(command -v torchrun || echo "$DDP_VENV/bin/torchrun")
@@ -31,8 +37,9 @@ if [ "$gpus" -gt 1 ]; then
   else
     warn "neither mpirun nor torchrun is here to start $gpus ranks: using one GPU"
     launcher=()
+    gpus=1
   fi
-  say "training on $gpus GPUs"
+  say "training on $gpus GPU(s)"
 elif [ "$gpus" = 1 ]; then
   launcher=()
   say "training on one GPU"

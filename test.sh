@@ -6,13 +6,13 @@ set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
 
-werror=()
+werror=OFF
 if [ "${1:-}" = --werror ]; then
-  werror=(-DDDP_WARNINGS_AS_ERRORS=ON)
+  werror=ON
   shift
 fi
 started=$SECONDS
-setup -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON "${werror[@]}"
+setup -DDDP_WARNINGS_AS_ERRORS=$werror
 # shellcheck disable=SC2119 # all targets
 build
 say "built after $((SECONDS - started)) s"

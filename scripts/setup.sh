@@ -22,8 +22,8 @@ die() {
 
 # --- system packages ---------------------------------------------------------------------------
 # The same names on Debian 12 and Ubuntu 24.04. Without the optional ones a part is not built.
-DDP_PACKAGES_NEEDED=(g++ make pkg-config python3-venv libspdlog-dev libfmt-dev libyaml-cpp-dev
-  libcli11-dev nlohmann-json3-dev libssl-dev libxxhash-dev libturbojpeg0-dev catch2)
+DDP_PACKAGES_NEEDED=(g++ make pkg-config procps python3-venv libspdlog-dev libfmt-dev libyaml-cpp-dev
+  nlohmann-json3-dev libssl-dev libxxhash-dev libturbojpeg0-dev catch2)
 DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev ccache)
 
 what_lacks() {
@@ -38,12 +38,24 @@ way_around() {
     g++ | make) echo "any C++20 compiler (GCC 12, Clang 15 or newer): export CXX=..." ;;
     python3-venv) echo "have torch==$DDP_TORCH_VERSION, cmake>=3.28 and ninja ready yourself (conda, or an activated virtual environment)" ;;
     pkg-config) echo "go without: only ddp.pc needs it" ;;
+    procps) echo "go without: only the tests use pgrep" ;;
     *) echo "install it with conda (conda-forge has it) or from its sources, and add its folder to CMAKE_PREFIX_PATH" ;;
   esac
 }
 
+has() { command -v "$1" >/dev/null; }
+
+# What a package is for may also come from elsewhere: conda, modules, an own compiler.
 package_is_installed() {
-  [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+  [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ] && return
+  case $1 in
+    g++) [ -n "${CXX:-}" ] && has "${CXX%% *}" ;;
+    openmpi-bin | libopenmpi-dev) has mpicc && has mpirun ;;
+    python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+    procps) has pgrep ;;
+    ccache | make | pkg-config) has "$1" ;;
+    *) false ;;
+  esac
 }
 
 missing_packages() {
@@ -56,7 +68,7 @@ missing_packages() {
 apt_get() {
   local sudo=()
   if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null || return 1
+    has sudo || return 1
     sudo=(sudo)
     [ -t 0 ] || sudo=(sudo -n)  # nobody is there to type a password
   fi
@@ -68,10 +80,11 @@ install_packages() {
     warn "this is not Debian or Ubuntu: the build needs what these packages hold: ${DDP_PACKAGES_NEEDED[*]}"
     return
   fi
-  local missing still package
+  local missing still package refused=$DDP_BUILD/.packages_refused
   mapfile -t missing < <(missing_packages "${DDP_PACKAGES_NEEDED[@]}" "${DDP_PACKAGES_OPTIONAL[@]}")
   [ ${#missing[@]} = 0 ] && return
-  if [ "${DDP_SKIP_PACKAGES:-0}" != 1 ]; then
+  # Optional ones that could not be had are not tried again at every start (remove the file to do so).
+  if [ "${DDP_SKIP_PACKAGES:-0}" != 1 ] && [ "${missing[*]}" != "$(cat "$refused" 2>/dev/null)" ]; then
     say "installing system packages: ${missing[*]}"
     apt_get update || true
     if ! apt_get install -y --no-install-recommends "${missing[@]}"; then
@@ -79,6 +92,10 @@ install_packages() {
       for package in "${missing[@]}"; do
         apt_get install -y --no-install-recommends "$package" || true
       done
+    fi
+    if [ -z "$(missing_packages "${DDP_PACKAGES_NEEDED[@]}")" ]; then
+      mapfile -t still < <(missing_packages "${DDP_PACKAGES_OPTIONAL[@]}")
+      mkdir -p "$DDP_BUILD" && echo "${still[*]}" >"$refused"
     fi
   fi
   mapfile -t still < <(missing_packages "${DDP_PACKAGES_OPTIONAL[@]}")
@@ -94,8 +111,9 @@ install_packages() {
 # --- LibTorch, CMake, Ninja --------------------------------------------------------------------
 # Prints "folder version" of the LibTorch CMake would take, in FindLibTorch.cmake's order.
 find_libtorch() {
-  local base root header version
-  for base in "${LIBTORCH_ROOT:-}" "${VIRTUAL_ENV:-}" "$DDP_VENV" "${CONDA_PREFIX:-}" python3; do
+  local base root header version places=("${VIRTUAL_ENV:-}" "$DDP_VENV" "${CONDA_PREFIX:-}" python3)
+  [ -z "${LIBTORCH_ROOT:-}" ] || places=("$LIBTORCH_ROOT")
+  for base in "${places[@]}"; do
     [ -n "$base" ] || continue
     if [ "$base" = python3 ]; then
       base=$(python3 -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' 2>/dev/null) || continue
@@ -125,15 +143,26 @@ pip_install() {
     die "pip could not install $*; without network, unpack LibTorch and set LIBTORCH_ROOT to its folder"
 }
 
-install_python_parts() {
-  local found="" wanted=() cmake_version
-  [ -d "$DDP_VENV/bin" ] && PATH=$DDP_VENV/bin:$PATH
+# Exports LIBTORCH_ROOT; where no LibTorch serves, adds pip's packages to `wanted`.
+choose_libtorch() {
+  local found=""
   if found=$(find_libtorch) && version_at_least "${found##* }" 2.7; then
     say "LibTorch ${found##* } in ${found% *}"
-  else
-    [ -n "$found" ] && warn "LibTorch ${found##* } in ${found% *} is older than 2.7 and is not used"
-    wanted+=("torch==$DDP_TORCH_VERSION" numpy)
+    # For CMake and the programs: what only python3 knew is out of sight once .venv comes first.
+    export LIBTORCH_ROOT=${found% *}
+    return
   fi
+  [ -n "$found" ] && warn "LibTorch ${found##* } in ${found% *} is older than 2.7 and is not used"
+  [ -z "${LIBTORCH_ROOT:-}" ] ||
+    die "LIBTORCH_ROOT=$LIBTORCH_ROOT holds no LibTorch >= 2.7 (lib/libtorch_cpu.so, include/): correct it, or unset it to have pip's installed"
+  # safetensors: the tests compare our files with Python's.
+  wanted+=("torch==$DDP_TORCH_VERSION" numpy safetensors)
+}
+
+install_python_parts() {
+  local wanted=() cmake_version
+  choose_libtorch  # before .venv hides another python3
+  [ -d "$DDP_VENV/bin" ] && PATH=$DDP_VENV/bin:$PATH
   # CMake 3.28 is the first that knows nvcc 13's C++20.
   cmake_version=$(cmake --version 2>/dev/null | awk 'NR == 1 {print $3}') || true
   { [ -n "$cmake_version" ] && version_at_least "$cmake_version" 3.28; } || wanted+=("cmake>=3.28")
@@ -188,23 +217,43 @@ build() {
     die "the build failed: see above"
 }
 
+# setup [cmake arguments]: the same ones from everywhere, so that quickstart.sh and test.sh take turns
+# in one build folder without configuring it anew.
 setup() {
   install_packages
   install_python_parts
-  configure "$@"
+  configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON -DDDP_WARNINGS_AS_ERRORS=OFF "$@"
 }
 
 # --- this machine ------------------------------------------------------------------------------
+# How many GPUs a program sees: CUDA stops at the first entry of CUDA_VISIBLE_DEVICES that is none.
 num_gpus() {
-  command -v nvidia-smi >/dev/null || { echo 0; return; }
-  nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true
+  local all=0 seen=0 entry entries
+  has nvidia-smi && all=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+  if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+    IFS=, read -ra entries <<<"$CUDA_VISIBLE_DEVICES"
+    for entry in ${entries[@]+"${entries[@]}"}; do
+      case $entry in
+        GPU-* | MIG-*) ;;
+        '' | *[!0-9]*) break ;;
+        *) [ "$entry" -lt "$all" ] || break ;;
+      esac
+      seen=$((seen + 1))
+    done
+    [ "$all" = 0 ] || all=$seen
+  fi
+  echo "$all"
 }
 
-# What Open MPI needs to start as root, or more ranks than cores.
+# What Open MPI needs to start as root, or more ranks than cores. Without the last, `mpirun -n 2` pins
+# each rank to one core, and its loader and communication threads with it.
 mpi_settings() {
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+  export OMPI_MCA_hwloc_base_binding_policy=none
 }
+
+no_cuda_reason() { sed -n 's/^NO_CUDA=//p' "$DDP_BUILD/ddp_parts.txt" 2>/dev/null; }
 
 # built_with CUDA|MPI
 built_with() { grep -qix "$1=TRUE" "$DDP_BUILD/ddp_parts.txt" 2>/dev/null; }
