@@ -45,12 +45,27 @@ if(DDP_BUILD_EXAMPLES)
 endif()
 
 # yaml-cpp changes its name with every release of a distribution and libjpeg-turbo's turbojpeg is often
-# absent: the files that were linked travel along under the name the loader asks for.
+# absent: the files that were linked travel along under the name the loader asks for, each with its
+# licence, which Debian and Ubuntu keep in /usr/share/doc/<package>/copyright.
+function(_ddp_install_licence library)
+  get_filename_component(_name "${library}" NAME)
+  # Packages list the name under /usr also where /lib is a link to it.
+  execute_process(COMMAND dpkg-query -S "*/${_name}" OUTPUT_VARIABLE _owner ERROR_QUIET)
+  string(REGEX MATCH "^[^:, ]+" _package "${_owner}")
+  if(_package AND EXISTS "/usr/share/doc/${_package}/copyright")
+    install(FILES "/usr/share/doc/${_package}/copyright" DESTINATION ${CMAKE_INSTALL_DOCDIR}/licences
+            RENAME "${_package}.txt")
+  else()
+    message(STATUS "ddp: ${_name} is installed along, but its licence text was not found: add it before "
+                   "you pass the install tree on")
+  endif()
+endfunction()
 function(_ddp_install_bundled library)
   get_filename_component(_real "${library}" REALPATH)
   execute_process(COMMAND ${CMAKE_OBJDUMP} -p "${_real}" OUTPUT_VARIABLE _dump ERROR_QUIET)
   if(_real MATCHES "\\.so" AND _dump MATCHES "SONAME +([^\n ]+)")
     install(FILES "${_real}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${CMAKE_MATCH_1}")
+    _ddp_install_licence("${_real}")
   endif()
 endfunction()
 if(DDP_INSTALL_BUNDLED)

@@ -7,8 +7,9 @@
 # toolkit and probes the GPU even when nothing of CUDA is compiled here.
 #
 # Searched in this order; the first that has headers and libraries is taken:
-#   LIBTORCH_ROOT (CMake or environment), CMAKE_PREFIX_PATH, $VIRTUAL_ENV, .venv beside the project,
-#   $CONDA_PREFIX, then whatever `python3` imports as torch.
+#   LIBTORCH_ROOT (CMake, else environment); where it is set, nothing else is searched,
+#   CMAKE_PREFIX_PATH, $VIRTUAL_ENV, .venv beside the project, $CONDA_PREFIX, then whatever `python3`
+#   imports as torch.
 
 set(_roots)
 macro(_ddp_add_torch_roots base)
@@ -19,12 +20,18 @@ macro(_ddp_add_torch_roots base)
   endforeach()
 endmacro()
 
-_ddp_add_torch_roots("${LIBTORCH_ROOT}")
-_ddp_add_torch_roots("$ENV{LIBTORCH_ROOT}")
-_ddp_add_torch_roots("${CMAKE_PREFIX_PATH}")
-_ddp_add_torch_roots("$ENV{VIRTUAL_ENV}")
-_ddp_add_torch_roots("${PROJECT_SOURCE_DIR}/.venv")
-_ddp_add_torch_roots("$ENV{CONDA_PREFIX}")
+set(_explicit "${LIBTORCH_ROOT}")
+if(NOT _explicit)
+  set(_explicit "$ENV{LIBTORCH_ROOT}")
+endif()
+if(_explicit)
+  _ddp_add_torch_roots("${_explicit}")
+else()
+  _ddp_add_torch_roots("${CMAKE_PREFIX_PATH}")
+  _ddp_add_torch_roots("$ENV{VIRTUAL_ENV}")
+  _ddp_add_torch_roots("${PROJECT_SOURCE_DIR}/.venv")
+  _ddp_add_torch_roots("$ENV{CONDA_PREFIX}")
+endif()
 
 function(_ddp_check_torch_root root)
   # pip and zip: ROOT/include and ROOT/lib. conda: ROOT/include beside ROOT/lib of the environment.
@@ -40,7 +47,7 @@ foreach(_root ${_roots})
   endif()
 endforeach()
 
-if(NOT LIBTORCH_FOUND_ROOT)
+if(NOT LIBTORCH_FOUND_ROOT AND NOT _explicit)
   find_program(_ddp_python NAMES python3 python)
   if(_ddp_python)
     execute_process(
@@ -71,11 +78,15 @@ if(LIBTORCH_FOUND_ROOT)
   get_filename_component(LIBTORCH_NVIDIA_DIR "${LIBTORCH_FOUND_ROOT}/../nvidia" ABSOLUTE)
 endif()
 
+set(_advice "set LIBTORCH_ROOT to the folder that holds include/ and lib/libtorch_cpu.so (pip: .../site-packages/torch, zip: libtorch, conda: the environment), or run ./quickstart.sh, which installs pip's package into .venv")
+if(_explicit)
+  set(_advice "LIBTORCH_ROOT is ${_explicit}, which holds no LibTorch: ${_advice}")
+endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LIBTORCH_FOUND_ROOT LIBTORCH_INCLUDE_DIRS
   VERSION_VAR LIBTORCH_VERSION
-  REASON_FAILURE_MESSAGE "set LIBTORCH_ROOT to the folder that holds include/ and lib/libtorch_cpu.so (pip: .../site-packages/torch, zip: libtorch, conda: the environment), or run ./quickstart.sh, which installs pip's package into .venv")
+  REASON_FAILURE_MESSAGE "${_advice}")
 
 if(LibTorch_FOUND AND NOT TARGET ddp::torch_cpu)
   add_library(ddp::torch_cpu INTERFACE IMPORTED)

@@ -10,10 +10,10 @@ function(link_tree to)
   endforeach()
 endfunction()
 
-# find(name expected [VAR=value …] -- [cmake arguments]): configures the small project in an environment
-# that holds nothing else, and compares what was found.
+# find(name folder|ERROR [MESSAGE text] [ENV VAR=value …] [ARGS cmake arguments …]): configures the small
+# project in an environment that holds nothing else, and compares what was found.
 function(find name expected)
-  cmake_parse_arguments(arg "" "" "ENV;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "" "MESSAGE" "ENV;ARGS" ${ARGN})
   set(_environment --unset=LIBTORCH_ROOT --unset=VIRTUAL_ENV --unset=CONDA_PREFIX --unset=CMAKE_PREFIX_PATH)
   execute_process(
     COMMAND ${CMAKE_COMMAND} -E env ${_environment} ${arg_ENV}
@@ -21,8 +21,9 @@ function(find name expected)
             -DMODULE_DIR=${MODULE_DIR} ${arg_ARGS}
     RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
   if(expected STREQUAL "ERROR")
-    if(_result EQUAL 0 OR NOT _output MATCHES "set LIBTORCH_ROOT to the folder")
-      message(FATAL_ERROR "${name}: expected the error that names LIBTORCH_ROOT, got (${_result})\n${_output}")
+    string(REGEX REPLACE "[ \n]+" " " _line "${_output}")  # CMake wraps messages
+    if(_result EQUAL 0 OR NOT _line MATCHES "${arg_MESSAGE}")
+      message(FATAL_ERROR "${name}: expected the error \"${arg_MESSAGE}\", got (${_result})\n${_output}")
     endif()
     return()
   endif()
@@ -62,4 +63,10 @@ find(conda_forge ${_forge} ENV CONDA_PREFIX=${_forge})
 # An explicit choice beats the environment's.
 find(root_before_conda ${WORK_DIR}/zip/libtorch
      ENV CONDA_PREFIX=${_forge} ARGS -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtorch)
-find(nowhere ERROR ENV PATH=/nonexistent ARGS -DCMAKE_MAKE_PROGRAM=/bin/true)
+find(nowhere ERROR MESSAGE "set LIBTORCH_ROOT to the folder"
+     ENV PATH=/nonexistent ARGS -DCMAKE_MAKE_PROGRAM=/bin/true)
+# A mistyped choice is an error, also where another LibTorch would be found.
+find(mistyped_root ERROR MESSAGE "LIBTORCH_ROOT is ${WORK_DIR}/zip/libtroch, which holds no LibTorch"
+     ENV CONDA_PREFIX=${_forge} LIBTORCH_ROOT=${WORK_DIR}/zip/libtroch)
+find(mistyped_root_by_cmake ERROR MESSAGE "LIBTORCH_ROOT is ${WORK_DIR}/zip/libtroch, which holds no LibTorch"
+     ENV LIBTORCH_ROOT=${WORK_DIR}/zip/libtorch ARGS -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtroch)

@@ -24,6 +24,15 @@ foreach(_file ${_texts})
   endforeach()
 endforeach()
 
+# Libraries of others that travel along bring their licence.
+file(GLOB _bundled ${WORK_DIR}/moved/${LIBDIR}/libyaml-cpp* ${WORK_DIR}/moved/${LIBDIR}/libturbojpeg*)
+file(GLOB _licences ${WORK_DIR}/moved/share/doc/*/licences/*.txt)
+list(LENGTH _bundled _num_bundled)
+list(LENGTH _licences _num_licences)
+if(EXISTS /etc/debian_version AND NOT _num_bundled EQUAL _num_licences)
+  message(FATAL_ERROR "${_num_bundled} bundled libraries, but ${_num_licences} licences: ${_licences}")
+endif()
+
 set(_launcher "")
 if(LAUNCHER)
   set(_launcher "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}")
