@@ -9,7 +9,7 @@
 #   OUT      where full logs go (default: runs/gpu_suite)
 #   CIFAR10  folder with data_batch_1.bin …; without it cifar10 is left out
 #   MAX_GPUS use at most so many
-set -u
+set -u -o pipefail  # a failure in front of `| tee` counts
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root" || exit 1
 build=$(cd "${BUILD:-build}" && pwd) || exit 1
@@ -17,7 +17,7 @@ out=${OUT:-$root/runs/gpu_suite}
 mkdir -p "$out"
 sections=${*:-tests wrapper speed all_reduce cifar10}
 gpus=$(nvidia-smi -L | wc -l)
-[ "$gpus" -gt "${MAX_GPUS:-8}" ] && gpus=$MAX_GPUS
+[ "$gpus" -gt "${MAX_GPUS:-8}" ] && gpus=${MAX_GPUS:-8}
 site=$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))') || exit 1
 export LD_LIBRARY_PATH=$site/torch/lib:$site/nvidia/cu13/lib:$site/nvidia/nccl/lib:$site/nvidia/cudnn/lib:$build/lib:${LD_LIBRARY_PATH:-}
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 OMP_NUM_THREADS=1
@@ -34,6 +34,9 @@ bounded() {  # bounded SECONDS COMMAND…: never beyond the nine minutes
   rest=$(left)
   [ "$limit" -gt "$rest" ] && limit=$rest
   [ "$limit" -lt 10 ] && { echo "no time left for: $*"; return 124; }
+  if [ "$(type -t "$1")" = function ]; then  # timeout starts programs only
+    set -- bash -c "$(declare -f "$1")"'; "$@"' bash "$@"
+  fi
   timeout -k 5 "$limit" "$@"
 }
 worlds() { for n in 1 2 4 8; do [ "$n" -le "$gpus" ] && echo "$n"; done; }
@@ -81,8 +84,9 @@ if wants cifar10 && [ -n "${CIFAR10:-}" ]; then
     for n in $(worlds | head -2); do
       [ "$n" = 2 ] && [ "$stem" = imagenet ] && continue
       log=$out/cifar10_${stem}_$n.log
-      launch_line=(bounded 150 bash -c "$(declare -f launch); launch $n '$build/examples/resnet_ddp' --config examples/configs/cifar10_resnet18_${stem}_stem.yaml data.path='$CIFAR10' loader.batch_size=$((512 / n)) metrics.dir='$out/runs' metrics.run_name=cifar10_${stem}_$n checkpoint.dir=''")
-      "${launch_line[@]}" > "$log" 2>&1 || { failed=1; tail -5 "$log"; }
+      bounded 150 launch "$n" "$build/examples/resnet_ddp" --config "examples/configs/cifar10_resnet18_${stem}_stem.yaml" \
+        data.path="$CIFAR10" train.batch_size=$((512 / n)) metrics.dir="$out/runs" \
+        metrics.run_name="cifar10_${stem}_$n" checkpoint.dir= > "$log" 2>&1 || { failed=1; tail -5 "$log"; }
       echo "stem $stem, $n GPU(s): $(grep -E 'test accuracy|images/s' "$log" | tail -3 | tr '\n' ' ')"
     done
   done

@@ -2,8 +2,8 @@
 // Is the cluster fit for training? Each rank prints its place and device, then all ranks reduce one
 // tensor whose sum they know. Exit code 0: yes.
 //
-//   srun --mpi=pmix ./examples/cluster_check        mpirun -n 4 ./examples/cluster_check
-//   torchrun --no-python --nproc-per-node=8 ./examples/cluster_check device=cuda
+//   srun --mpi=pmix build/examples/cluster_check    mpirun -n 4 build/examples/cluster_check
+//   torchrun --no-python --nproc-per-node=8 build/examples/cluster_check device=cuda
 #include <torch/torch.h>
 #include <unistd.h>
 

@@ -2,9 +2,9 @@
 // A data-parallel training program in thirty lines. Run it alone, or on many ranks without a
 // change:
 //
-//   ./examples/quickstart train.max_steps=100
-//   mpirun -n 2 ./examples/quickstart train.max_steps=100 data.path=data/cifar10-sample
-//   torchrun --no-python --nproc-per-node=8 ./examples/quickstart amp.dtype=bf16
+//   build/examples/quickstart train.max_steps=100
+//   mpirun -n 2 build/examples/quickstart train.max_steps=100 data.path=data/cifar10-sample
+//   torchrun --no-python --nproc-per-node=8 build/examples/quickstart amp.dtype=bf16
 #include <torch/torch.h>
 
 #include "ddp/ddp.hpp"

@@ -2,9 +2,9 @@
 // Trains a ResNet on images, data-parallel: CIFAR-10 (official files or JPEG tar shards), folders
 // of JPEGs, or synthetic images. `--help` lists every setting.
 //
-//   mpirun -n 2 ./examples/resnet_ddp --config examples/configs/quickstart.yaml
-//   srun ./examples/resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml
-//   torchrun --no-python --nproc-per-node=8 ./examples/resnet_ddp model.name=resnet50 …
+//   mpirun -n 2 build/examples/resnet_ddp --config examples/configs/quickstart.yaml
+//   srun build/examples/resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml
+//   torchrun --no-python --nproc-per-node=8 build/examples/resnet_ddp model.name=resnet50 …
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -63,11 +63,18 @@ std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
   if (cfg.data.path.find("sample") == std::string::npos) {
     return program + " --help     (every setting, its default and meaning)";
   }
+  if (!ctx.device().is_cuda()) {
+    return "./quickstart.sh train.epochs=30     (the sample for longer; all of CIFAR-10 wants a "
+           "GPU)";
+  }
   std::ostringstream line;
-  line << (ctx.device().is_cuda() ? "torchrun --no-python --nproc-per-node=" : "mpirun -n ")
-       << ctx.world_size() << " build/examples/" << program
-       << " --config examples/configs/cifar10_resnet18_cifar_stem.yaml data.path=FOLDER"
-          "     (all of CIFAR-10; data/README.md says how to get it)";
+  if (ctx.world_size() > 1) {
+    line << "torchrun --no-python --nproc-per-node=" << ctx.world_size() << ' ';
+  }
+  line << "build/examples/" << program
+       << " --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batch_size="
+       << 512 / ctx.world_size()
+       << " data.path=FOLDER     (all of CIFAR-10; data/README.md says how to get it)";
   return line.str();
 }
 

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <string>
 
+#include "common/model_options.hpp"
 #include "ddp/train/config.hpp"
 
 namespace {
@@ -18,7 +19,7 @@ Generated from the code by `tools/configuration_docs`; change the options struct
 A program that uses `ddp::run` or `ddp::Config` takes one YAML file and then `key=value` overrides:
 
 ```
-resnet_ddp --config examples/configs/cifar10_resnet18.yaml train.batch_size=128 amp.dtype=bf16
+resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batch_size=128 amp.dtype=bf16
 ```
 
 - In the file, keys are nested: `train:` and below it `batch_size: 128`. The file may have 1 MiB and
@@ -29,7 +30,8 @@ resnet_ddp --config examples/configs/cifar10_resnet18.yaml train.batch_size=128 
 - An unknown key, a wrong type and a value out of limits end the program with exit code 64 before
   anything starts; the message names the file and line (or the argument), what is allowed and the
   nearest key. `--help` prints this list.
-- A program may have sections of its own: `cfg.section<T>("mine")`.
+- A program may have sections of its own: `cfg.section<T>("mine")`. `model` below is the trainer's,
+  examples/resnet_ddp.
 - The resolved settings are printed at the start and saved with every checkpoint, and all ranks must
   have the same.
 )";
@@ -48,7 +50,9 @@ int main(int argc, char** argv) {
     return 64;
   }
   const char* path = argv[argc - 1];
-  const std::string page = kIntroduction + ddp::settings_markdown(ddp::Config::default_rows());
+  const std::string page =
+      kIntroduction + ddp::settings_markdown(ddp::Config::default_rows(
+                          {ddp::declare_section<examples::ModelOptions>("model")}));
   if (check) {
     if (read_all(path) == page) {
       return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All of libddp. Programs may include the parts they use instead.
+// What a trainer needs. Programs may include the parts they use instead.
 #pragma once
 
 #include "ddp/amp/autocast.hpp"

@@ -38,7 +38,8 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
        {"before_eval", BroadcastBuffers::BeforeEval},
        {"off", BroadcastBuffers::Off}});
   visitor.field({.name = "init_sync",
-                 .doc = "check and broadcast parameters and buffers from rank 0 at construction"},
+                 .doc = "send rank 0's parameters and buffers at construction (they are compared "
+                        "either way)"},
                 options.init_sync);
   visitor.field({.name = "parameters_to_ignore",
                  .doc = "names of parameters and buffers that are left alone"},

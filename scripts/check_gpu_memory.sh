@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# compute-sanitizer over the small GPU tests, one rank: check_gpu_memory.sh [tool …]
+#   tools     memcheck and racecheck (default), also synccheck, initcheck
+#   BUILD     build folder (default: build)
+#   TESTS     programs below BUILD/tests (default: the small ones)
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$DDP_ROOT"
+build=${BUILD:-$DDP_BUILD}
+tools=("$@")
+[ $# -gt 0 ] || tools=(memcheck racecheck)
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+[ -x "$sanitizer" ] || die "compute-sanitizer is not here: it comes with the CUDA toolkit (put its bin/ on PATH)"
+[ "$(num_gpus)" -gt 0 ] || die "no GPU is seen"
+grep -qix 'CUDA=TRUE' "$build/ddp_parts.txt" 2>/dev/null ||
+  die "$build was built without CUDA parts: $(sed -n 's/^NO_CUDA=//p' "$build/ddp_parts.txt" 2>/dev/null)"
+
+export OMP_NUM_THREADS=1 NCCL_NVLS_ENABLE=0 DDP_TEST_DEVICE=cuda
+# Errors that CUDA reports on purpose (NCCL and cuBLAS ask for what may be missing) are not bugs.
+options=(--error-exitcode 99 --report-api-errors no --target-processes all)
+failed=0
+for name in ${TESTS:-optim_gpu_test gpu_nccl_communicator gpu_reducer_graph test_data_loader_gpu}; do
+  program=$(find "$build/tests" -type f -name "$name" -perm -u+x | head -n 1)
+  [ -n "$program" ] || die "$name is not built: ./test.sh -N builds all tests"
+  for tool in "${tools[@]}"; do
+    started=$SECONDS code=0
+    log=$build/sanitizer_${name}_$tool.log
+    "$build/tests/support/ddp_test_launch" --gpus --ranks 1 --timeout 580 --verbose -- \
+      "$sanitizer" --tool "$tool" "${options[@]}" "$program" >"$log" 2>&1 || code=$?
+    if [ $code = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
+      say "$name, $tool: clean ($((SECONDS - started)) s)"
+    else
+      failed=1
+      warn "$name, $tool: exit code $code, see $log"
+      grep -m 8 -E '=========|FAILED|ddp_test_launch' "$log" >&2 || true
+    fi
+  done
+done
+exit $failed

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds and runs the sanitizer presets: check_sanitizers.sh [asan] [tsan] (default: both).
+#   asan   address and undefined behaviour: unit tests and those of up to 2 ranks (folder build-asan/)
+#   tsan   threads: the parts without LibTorch, no suppressions (folder build-tsan/)
+# DDP_SANITIZE_RANKS=4 adds the tests of 4 ranks.
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$DDP_ROOT"
+[ $# -gt 0 ] || set -- asan tsan
+for preset in "$@"; do
+  case $preset in asan | tsan) ;; *) die "unknown preset $preset: asan or tsan" ;; esac
+done
+
+install_packages
+install_python_parts
+mpi_settings
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+launcher=()
+if has ccache && [ -z "${CMAKE_CXX_COMPILER_LAUNCHER:-}" ]; then
+  launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+fi
+failed=0
+for preset in "$@"; do
+  started=$SECONDS
+  cmake --preset "$preset" "${launcher[@]}" || die "configuration of $preset failed: see above"
+  cmake --build --preset "$preset" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" || die "the build of $preset failed: see above"
+  arguments=()
+  # What is slow alone needs a multiple of its time here.
+  [ "$preset" = tsan ] || arguments=(--timeout 900)
+  [ "$preset" = tsan ] || [ "${DDP_SANITIZE_RANKS:-2}" -ge 4 ] || arguments+=(-E '_r(3|4)$')
+  if ctest --preset "$preset" "${arguments[@]}"; then
+    say "$preset: clean after $((SECONDS - started)) s"
+  else
+    warn "$preset: see the failed tests above"
+    failed=1
+  fi
+done
+exit $failed
