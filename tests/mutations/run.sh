@@ -65,7 +65,8 @@ mutate() {
     row "$name" "no expects" - "NOT RUN" 0
     return 1
   fi
-  if ! patch -p1 --fuzz=2 --no-backup-if-mismatch --forward -d "$source_copy" <"$patch" >>"$log" 2>&1; then
+  mutated=$patch
+  if ! apply_patch "$patch" >>"$log" 2>&1; then
     applied=NO result="NOT RUN"
   elif ! build_tests "$tests"; then
     built=NO result="NOT RUN"
@@ -75,15 +76,21 @@ mutate() {
     built=yes result="caught"
   fi
   copy_back "$patch"
+  mutated=
   row "$name" "$applied" "$built" "$result" $((SECONDS - started))
   [ "$result" = caught ]
+}
+
+# git's own: `patch` is not on every system. The copy lies inside the checkout, whose repository git
+# must not find: it would leave out the files that this repository ignores.
+apply_patch() {
+  (cd "$source_copy" && GIT_CEILING_DIRECTORIES=$work git apply -C1 -p1 "$1")
 }
 
 # Restores the files of a patch, with a new time stamp: the build must see that they changed back.
 copy_back() {
   local file
   sed -n 's#^[-+][-+][-+] [ab]/##p' "$1" | sort -u | while read -r file; do
-    rm -f "$source_copy/$file.rej"
     if [ -e "$DDP_ROOT/$file" ]; then
       cp "$DDP_ROOT/$file" "$source_copy/$file"
     else
@@ -101,6 +108,12 @@ else
   done
 fi
 [ -e "${patches[0]:-}" ] || die "no patches named ${*:-*} in $here"
+
+# Stopped in the middle of a mutation: the copy must not stay broken, with objects that look current.
+mutated=
+trap '[ -z "$mutated" ] || copy_back "$mutated"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 : >"$log"
 say "copying and configuring (log: build-mutations/log.txt)"
