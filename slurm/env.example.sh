@@ -6,12 +6,13 @@
 # source ~/libddp/.venv/bin/activate
 
 # LibTorch, where the program was built elsewhere:
-# export LD_LIBRARY_PATH=$SITE_PACKAGES/torch/lib:$LD_LIBRARY_PATH
+# export LD_LIBRARY_PATH=$SITE_PACKAGES/torch/lib:${LD_LIBRARY_PATH:-}
 
 # How srun starts the tasks: pmix, or none for GPU ranks (they need no MPI).
 # export DDP_SRUN_MPI=none
 
-# The network that NCCL and the ranks' control connections use, where the first one is the wrong one:
+# The network NCCL uses, where the first one is the wrong one (the control connections':
+# context.control_plane.bind_address):
 # export NCCL_SOCKET_IFNAME=ib0
 # export NCCL_IB_HCA=mlx5
 

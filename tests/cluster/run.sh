@@ -80,6 +80,18 @@ case_signal() {
   check "  the same parameters as reference" "$job" test "$(parameter_hash "$job")" = "$reference"
 }
 
+# scancel ends the job for good, though its ranks save and end with 75 as they do before a requeue.
+case_scancel() {
+  local job
+  job=$(submit --nodes="$nodes" -- train.max_steps=400 train.epochs=0)
+  wait_until "$job" 120 'step +1[0-9]/' && scancel "$job"
+  wait_until "$job" 60 'exit code [0-9]+ .*(not requeued|back into the queue)'
+  sleep 3  # a requeue that was asked for shows by now
+  check "scancel: saved, not requeued" "$job" grep -q 'exit code 75 .*scancel.: not requeued' "runs/$job/slurm.log"
+  check "  stays cancelled" "$job" test "$(state "$job" JobState)" = CANCELLED
+  scancel "$job" 2>/dev/null
+}
+
 # One rank is killed: the first-cause line is in the log, the job is requeued and comes to the end.
 case_killed_rank() {
   local job victim
@@ -111,6 +123,7 @@ case_success 1
 case_success "$nodes"
 case_reference
 case_signal
+case_scancel
 case_killed_rank
 case_settings
 exit $failed
