@@ -10,6 +10,8 @@ SOURCE   one of
              (https://www.cs.toronto.edu/~kriz/cifar.html), or a folder of one unpacked
            - an archive with train|test/<class>/<name>.jpg (or .png) inside (.tar, .tar.gz, .tar.xz)
            - a folder with train|test/<class>/<name>.jpg (or .png); val is taken for test
+           - either of the two with <class>/<name>.jpg alone: --test N takes N images out as test
+             set, the classes in turn; the rest, or all, are for training
          Without SOURCE (or with the word `download`) the official binary archive is downloaded.
 OUT_DIR  receives cifar-10-batches-bin/*.bin (--format bin, the default: what data.format=cifar10
          reads) or train-NNN.tar and test-NNN.tar of JPEG files in WebDataset layout (--format tar).
@@ -129,6 +131,8 @@ def classify(name):
         return "python", "test", None
     if len(parts) >= 3 and parts[-3] in SPLITS and base.lower().endswith(EXTENSIONS):
         return "image", SPLITS[parts[-3]], parts[-2]
+    if len(parts) >= 2 and base.lower().endswith(EXTENSIONS):
+        return "image", "unsplit", parts[-2]
     return None
 
 
@@ -145,7 +149,8 @@ def walk_folder(path):
         for file in sorted(files):
             full = os.path.join(folder, file)
             name = os.path.relpath(full, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
-            if classify(name):
+            # An image that lies in the given folder itself has no class.
+            if classify(name) and (folder != path or classify(name)[0] != "image"):
                 with open(full, "rb") as f:
                     yield name, f.read()
 
@@ -169,7 +174,7 @@ def download(folder):
 def read_source(path):
     files = walk_folder(path) if os.path.isdir(path) else walk_archive(path)
     splits = {"train": {}, "test": {}}  # file name -> its samples
-    images = {"train": [], "test": []}
+    images = {"train": [], "test": [], "unsplit": []}
     for name, data in files:
         kind, split, class_name = classify(name)
         if kind == "image":
@@ -177,6 +182,10 @@ def read_source(path):
         else:
             read = binary_samples if kind == "bin" else python_samples
             splits[split][os.path.basename(name)] = list(read(data, name))
+    if images["train"] or images["test"]:
+        images["unsplit"] = []  # something else beside the two folders
+    else:
+        splits = {"train": splits["train"], "test": splits["test"], "unsplit": {}}
     classes = sorted({c for rows in images.values() for c, _, _ in rows}) or CLASSES
     result = {}
     for split in splits:
@@ -187,7 +196,7 @@ def read_source(path):
             random.Random(10).shuffle(named)
             rows += [Sample(classes.index(c), encoded=data, name=name) for c, name, data in named]
         result[split] = rows
-    if not result["train"] and not result["test"]:
+    if not any(result.values()):
         fail(f"{path} holds nothing of CIFAR-10 (see --help for the layouts)")
     return result, classes
 
@@ -205,6 +214,15 @@ def balanced(samples, limit):
             if place < len(queues[label]) and len(result) < limit:
                 result.append(queues[label][place])
     return result
+
+
+def split_off_test(samples, limit):
+    """Class folders alone: `limit` samples for testing, the classes in turn, the rest for training."""
+    if limit >= len(samples):
+        fail(f"--test {limit} of {len(samples)} images leaves none for training")
+    test = balanced(samples, limit) if limit else []
+    chosen = {id(sample) for sample in test}
+    return {"train": [s for s in samples if id(s) not in chosen], "test": test}
 
 
 def write_bin(splits, classes, out):
@@ -270,6 +288,11 @@ def main():
     if not os.path.exists(source):
         fail(f"{source} does not exist")
     splits, classes = read_source(source)
+    unsplit = splits.pop("unsplit", [])
+    if unsplit:
+        if splits["train"] or splits["test"]:
+            fail(f"{source} holds batches of CIFAR-10 and class folders: give one of them")
+        splits = split_off_test(unsplit, args.test)
     splits = {split: balanced(rows, getattr(args, split)) for split, rows in splits.items()}
     if args.format == "bin":
         done = write_bin(splits, classes, out)
