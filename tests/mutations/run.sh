@@ -16,11 +16,17 @@ DDP_BUILD=$source_copy/build  # as in the checkout: ccache then sees the same re
 log=$work/log.txt
 mkdir -p "$source_copy"
 
-# Keeps the time stamps: a second run compiles only what changed.
+# Copies what differs, with a new time stamp: a second run compiles only what changed, and also what an
+# earlier run left mutated, in the file or in its object.
 copy_sources() {
-  rm -f "$work/files.txt"
-  (cd "$DDP_ROOT" && git ls-files -z --cached --others --exclude-standard >"$work/files.txt" &&
-    tar --null --files-from="$work/files.txt" --ignore-failed-read -cf - | tar -xf - -C "$source_copy")
+  local file
+  (cd "$DDP_ROOT" && git ls-files -z --cached --others --exclude-standard) | while IFS= read -r -d '' file; do
+    [ -f "$DDP_ROOT/$file" ] || continue
+    cmp -s "$DDP_ROOT/$file" "$source_copy/$file" && continue
+    mkdir -p "$(dirname "$source_copy/$file")"
+    rm -f "$source_copy/$file"
+    cp --preserve=mode "$DDP_ROOT/$file" "$source_copy/$file"
+  done
 }
 
 expected_tests() { sed -n 's/^# expects: *//p' "$1" | paste -sd'|'; }
