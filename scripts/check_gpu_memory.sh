@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # compute-sanitizer over the small GPU tests, one rank: check_gpu_memory.sh [tool …]
-#   tools     memcheck and racecheck (default), also synccheck, initcheck
+#   tools     memcheck (default), racecheck, synccheck, initcheck
 #   BUILD     build folder (default: build)
 #   TESTS     programs below BUILD/tests (default: the small ones)
 set -euo pipefail
@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$DDP_ROOT"
 build=${BUILD:-$DDP_BUILD}
 tools=("$@")
-[ $# -gt 0 ] || tools=(memcheck racecheck)
+[ $# -gt 0 ] || tools=(memcheck)
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 [ -x "$sanitizer" ] || die "compute-sanitizer is not here: it comes with the CUDA toolkit (put its bin/ on PATH)"
 [ "$(num_gpus)" -gt 0 ] || die "no GPU is seen"
