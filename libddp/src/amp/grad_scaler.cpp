@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "amp/unscale.hpp"
 #include "ddp/core/error.hpp"
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
@@ -116,8 +117,8 @@ std::vector<at::Tensor> GradScaler::check_and_unscale(Optimizer& optimizer,
       const auto options = at::TensorOptions().dtype(at::kFloat).device(group.device);
       found_inf = &found_infs.emplace_back(at::zeros({}, options));
     }
-    at::_amp_foreach_non_finite_check_and_unscale_(
-        group.tensors, *found_inf, inverse_scale.to(group.device, /*non_blocking=*/true));
+    detail::check_and_unscale_(group.tensors, *found_inf,
+                               inverse_scale.to(group.device, /*non_blocking=*/true));
   }
   if (reduce_found_inf_) {
     for (at::Tensor& found_inf : found_infs) {

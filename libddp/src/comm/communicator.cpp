@@ -24,6 +24,10 @@ const char* to_string(ReduceOp op) {
 
 Communicator::Communicator() : launch_sequencer_(std::make_shared<LaunchSequencer>()) {}
 
+void Communicator::share_launch_sequencer_of(const Communicator& parent) {
+  launch_sequencer_ = parent.launch_sequencer_;
+}
+
 LaunchSequencer& Communicator::launch_sequencer() {
   return *launch_sequencer_;
 }

@@ -122,6 +122,11 @@ Context Context::create(const ContextOptions& options) {
     state->mpi = detail::MpiRuntime::create();
     complete_from_mpi(*state->mpi, launch);
   }
+  if (launch.world_size == 0) {
+    throw SettingsError(
+        "PMIX_RANK is set without the number of ranks, which only MPI can tell, and this build has "
+        "no MPI: start with torchrun or a Slurm srun, or build with MPI");
+  }
   set_up_log(launch);
   std::shared_ptr<Rendezvous> rendezvous;
   if (launch.world_size > 1) {
@@ -213,6 +218,10 @@ void Context::close() {
     }
     state.communicator.reset();
     state.control_plane->close();
+    if (state.control_plane->failed()) {
+      // MPI would wait for the rank that is gone.
+      throw PeerLostError(state.control_plane->failure().to_line());
+    }
     if (state.mpi != nullptr) {
       state.mpi->finalize();
     }

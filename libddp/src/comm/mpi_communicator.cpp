@@ -250,6 +250,7 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
     return nullptr;
   }
   auto made = std::make_shared<MpiCommunicator>(runtime_, child, options_, step_);
+  made->share_launch_sequencer_of(*this);
   const std::lock_guard lock(mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });
   children_.push_back(made);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,8 +71,10 @@ class MpiThread final : public MpiRuntime {
   Engine& engine() { return engine_; }
   const std::shared_ptr<MpiState>& state() const { return state_; }
 
-  /// Runs `action` on the MPI thread and waits for it; for calls that block.
-  void call(const Engine::LanePtr& lane, const std::string& what, std::function<void()> action);
+  /// Runs `action` on the MPI thread and waits for it; for calls that block. Throws PeerLostError
+  /// where it does not end within `limit`.
+  void call(const Engine::LanePtr& lane, const std::string& what, std::function<void()> action,
+            std::optional<std::chrono::seconds> limit = std::nullopt);
 
  private:
   /// True for the first who ends the runtime.

@@ -10,6 +10,12 @@
 
 namespace ddp::detail {
 
+namespace {
+
+constexpr std::chrono::seconds kFinalizeLimit{30};
+
+}  // namespace
+
 void check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) {
     return;
@@ -120,11 +126,16 @@ MpiThread::~MpiThread() {
 }
 
 void MpiThread::call(const Engine::LanePtr& lane, const std::string& what,
-                     std::function<void()> action) {
+                     std::function<void()> action, std::optional<std::chrono::seconds> limit) {
   auto operation = std::make_shared<MpiOperation>();
   operation->describe = [what] { return what; };
   operation->launch = [action = std::move(action)](std::vector<MPI_Request>&) { action(); };
-  engine_.submit(lane, std::move(operation))->wait();
+  const auto ticket = engine_.submit(lane, std::move(operation));
+  if (!limit) {
+    ticket->wait();
+  } else if (!ticket->wait_for(*limit)) {
+    throw PeerLostError(concat(what, " did not end within ", limit->count(), " s: a rank is gone"));
+  }
 }
 
 std::string MpiThread::broadcast(const std::string& value, int root,
@@ -158,7 +169,8 @@ bool MpiThread::begin_end() {
 
 void MpiThread::finalize() {
   if (begin_end()) {
-    call(lane_, "MPI_Finalize", [state = state_] { state->finalize(); });
+    call(
+        lane_, "MPI_Finalize", [state = state_] { state->finalize(); }, kFinalizeLimit);
     engine_.stop(std::chrono::seconds(10));
   }
 }

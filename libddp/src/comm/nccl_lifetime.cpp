@@ -168,6 +168,7 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
     return nullptr;
   }
   auto made = std::make_shared<NcclCommunicator>(child, device_, options_, on_failure_, step_);
+  made->share_launch_sequencer_of(*this);
   made->start_watchdog();
   const std::lock_guard handle_lock(handle_mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });

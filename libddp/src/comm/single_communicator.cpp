@@ -95,7 +95,12 @@ class SingleCommunicator final : public Communicator {
 
   CommunicatorPtr split(int color, int) override {
     check_usable("split");
-    return color < 0 ? nullptr : make_single_communicator(device_);
+    if (color < 0) {
+      return nullptr;
+    }
+    auto made = std::make_shared<SingleCommunicator>(device_);
+    made->share_launch_sequencer_of(*this);
+    return made;
   }
   at::Tensor allocate(int64_t num_bytes) override {
     check_usable("allocate");

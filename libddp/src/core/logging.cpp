@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -27,17 +28,23 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-bool environment_level(spdlog::level::level_enum& level) {
+void apply_environment_level(spdlog::level::level_enum& level) {
   const char* text = std::getenv("DDP_LOG_LEVEL");
   if (text == nullptr) {
-    return false;
+    return;
   }
   const std::string_view name(text);
-  level = name == "debug"     ? spdlog::level::debug
-          : name == "warning" ? spdlog::level::warn
-          : name == "error"   ? spdlog::level::err
-                              : spdlog::level::info;
-  return true;
+  if (name == "debug") {
+    level = spdlog::level::debug;
+  } else if (name == "info") {
+    level = spdlog::level::info;
+  } else if (name == "warning") {
+    level = spdlog::level::warn;
+  } else if (name == "error") {
+    level = spdlog::level::err;
+  } else {
+    std::fprintf(stderr, "DDP_LOG_LEVEL=%s is unknown: use debug, info, warning or error\n", text);
+  }
 }
 
 // Leaked on purpose: threads may log while the process's statics are being destroyed.
@@ -47,7 +54,7 @@ spdlog::logger& logger() {
     made->set_pattern("[%H:%M:%S.%e] [%l] %v");
     made->flush_on(spdlog::level::debug);
     spdlog::level::level_enum level = spdlog::level::info;
-    environment_level(level);
+    apply_environment_level(level);
     made->set_level(level);
     return made;
   }();
@@ -58,7 +65,7 @@ spdlog::logger& logger() {
 
 void set_log_level(LogLevel level) {
   auto chosen = to_spdlog(level);
-  environment_level(chosen);
+  apply_environment_level(chosen);
   logger().set_level(chosen);
 }
 

@@ -88,6 +88,7 @@ class FunctionHook final : public CommHook {
       work->wait();
       work = nullptr;
     }
+    scale_divided_sum(bucket);
   }
 
  private:

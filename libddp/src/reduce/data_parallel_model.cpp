@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -15,6 +16,8 @@
 
 namespace ddp {
 namespace {
+
+constexpr const char* kRankLocal = "rank_local.";  // what Checkpointer keeps for each rank
 
 NamedParameters without_ignored(NamedParameters tensors, const std::vector<std::string>& ignored) {
   std::erase_if(tensors, [&](const NamedParameter& entry) {
@@ -57,7 +60,10 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
 
 DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                                      const DdpOptions& options)
-    : tensors_(std::move(tensors)), communicator_(std::move(communicator)), options_(options) {
+    : all_tensors_(std::move(tensors)),
+      tensors_(all_tensors_),
+      communicator_(std::move(communicator)),
+      options_(options) {
   check_ignored_names(tensors_, options_);
   tensors_.parameters =
       without_ignored(std::move(tensors_.parameters), options_.parameters_to_ignore);
@@ -115,8 +121,7 @@ void DataParallelModel::sync_buffers() {
 }
 
 bool DataParallelModel::needs_outputs() const {
-  return at::GradMode::is_enabled() && sync_ &&
-         (options_.find_unused_parameters || options_.static_graph);
+  return at::GradMode::is_enabled() && sync_;
 }
 
 void DataParallelModel::before_forward() {
@@ -146,9 +151,16 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
         output_type,
         ": define for_each_tensor(const T&, const ddp::TensorVisitor&) beside the type"));
   }
-  require_buffer_sync_ = at::GradMode::is_enabled() && sync_;
-  if (require_buffer_sync_) {
+  const bool synchronised = at::GradMode::is_enabled() && sync_;
+  // Training forwards alone, which all ranks run alike, decide whether the next one sends buffers:
+  // a rank that evaluates by itself must still meet the others.
+  if (!tensors_.is_training || tensors_.is_training()) {
+    require_buffer_sync_ = synchronised;
+  }
+  if (synchronised) {
     reducer_->prepare_for_backward(outputs);
+  } else if (at::GradMode::is_enabled()) {
+    reducer_->note_local_forward();
   }
 }
 
@@ -168,26 +180,45 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
         detail::concat("weighted_backward: count=", count,
                        " must be 0 or more: it is the number of items in loss_sum"));
   }
+  if (join_ != nullptr && !join_->is_weighted()) {
+    throw SettingsError(
+        "weighted_backward inside a join needs JoinOptions::weighted=true: ranks that ran out must "
+        "add a weight of 0");
+  }
   reducer_->add_weight(count);
   loss_sum.backward();
 }
 
+// Ignored tensors belong to the model as much as the others: a file without them would be of
+// another model. Ranks may hold different ones, so each rank keeps its own beside rank 0's.
+NamedParameters DataParallelModel::state_tensors() const {
+  auto tensors = all_tensors_.parameters;
+  const auto buffers =
+      all_tensors_.read_buffers ? all_tensors_.read_buffers() : all_tensors_.buffers;
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  return tensors;
+}
+
+bool DataParallelModel::is_ignored(const std::string& name) const {
+  const auto& ignored = options_.parameters_to_ignore;
+  return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+}
+
 StateDict DataParallelModel::state_dict() const {
   StateDict state;
-  for (const auto& [name, tensor] : tensors_.parameters) {
+  for (const auto& [name, tensor] : state_tensors()) {
     state.tensors.emplace(name, tensor.detach());
-  }
-  for (const auto& [name, tensor] : named_buffers()) {
-    state.tensors.emplace(name, tensor.detach());
+    if (is_ignored(name) && communicator_->world_size() > 1) {
+      state.tensors.emplace(std::string(kRankLocal) + name, tensor.detach());
+    }
   }
   return state;
 }
 
 void DataParallelModel::load_state_dict(const StateDict& state) {
-  auto targets = tensors_.parameters;
-  const auto buffers = named_buffers();
-  targets.insert(targets.end(), buffers.begin(), buffers.end());
-  for (const auto& [name, tensor] : targets) {
+  auto targets = state_tensors();
+  std::set<std::string> expected;
+  for (auto& [name, tensor] : targets) {
     const auto found = state.tensors.find(name);
     if (found == state.tensors.end()) {
       throw MismatchError("the saved model has no " + name + ": it is another model");
@@ -197,19 +228,19 @@ void DataParallelModel::load_state_dict(const StateDict& state) {
                                          " but has shape ", tensor.sizes(),
                                          " here: it is another model"));
     }
+    expected.insert({name, std::string(kRankLocal) + name});
   }
   for (const auto& [name, tensor] : state.tensors) {
-    const bool wanted =
-        std::any_of(targets.begin(), targets.end(),
-                    [&name = name](const auto& entry) { return entry.name == name; });
-    if (!wanted) {
+    if (!expected.contains(name)) {
       throw MismatchError("the saved model has " + name +
                           ", which this model does not have: it is another model");
     }
   }
   const at::NoGradGuard no_grad;
   for (auto& [name, tensor] : targets) {
-    tensor.copy_(state.tensors.at(name));
+    const auto own =
+        is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
+    tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
   }
 }
 

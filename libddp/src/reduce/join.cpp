@@ -20,10 +20,12 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
     throw SettingsError("join: this model is inside a join already");
   }
   model_.join_ = this;
+  model_.reducer_->require_weight(options_.weighted);
 }
 
 JoinScope::~JoinScope() {
   model_.join_ = nullptr;
+  model_.reducer_->require_weight(false);
   model_.reducer_->set_divisor(0);
 }
 

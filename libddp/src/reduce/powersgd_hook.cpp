@@ -96,8 +96,15 @@ class PowerSgdHook final : public CommHook {
     WorkPtr work, rest_work;
   };
 
+  /// Dense memory whose first dimension is the outermost: contiguous or channels_last.
+  static bool is_row_by_row(const at::Tensor& gradient, int64_t row_numel) {
+    return gradient.is_non_overlapping_and_dense() &&
+           (gradient.size(0) == 1 || gradient.stride(0) == row_numel);
+  }
+
   static at::Tensor view_of(const GradBucket& bucket, const Matrix& matrix) {
-    return bucket.gradients[matrix.index].reshape({matrix.n, matrix.m});
+    // In memory order, whatever the strides: which columns stand where is the same on all ranks.
+    return bucket.gradients[matrix.index].as_strided({matrix.n, matrix.m}, {matrix.m, 1});
   }
 
   // Once per bucket and layout: which gradients shrink, and memory for their factors.
@@ -112,7 +119,7 @@ class PowerSgdHook final : public CommHook {
       const int64_t n = gradient.dim() > 0 ? gradient.size(0) : 1;
       const int64_t m = gradient.numel() / std::max<int64_t>(1, n);
       const int64_t rank = std::min({n, m, options_.rank});
-      const bool shrinks = gradient.dim() >= 2 && gradient.is_contiguous() &&
+      const bool shrinks = gradient.dim() >= 2 && is_row_by_row(gradient, m) &&
                            static_cast<double>((n + m) * rank) * options_.min_compression_rate <
                                static_cast<double>(n * m);
       if (!shrinks) {

@@ -223,13 +223,27 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 
 void Reducer::add_weight(double count) {
   const std::lock_guard lock(impl_->mutex);
+  impl_->set_reduced_aside();
   impl_->weight += count;
   impl_->is_weighted = true;
 }
 
 void Reducer::set_divisor(double divisor) {
   const std::lock_guard lock(impl_->mutex);
+  if (divisor != 0 && divisor != impl_->communicator->world_size()) {
+    impl_->set_reduced_aside();
+  }
   impl_->divisor = divisor;
+}
+
+void Reducer::require_weight(bool on) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->requires_weight = on;
+}
+
+void Reducer::note_local_forward() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->note_local_forward();
 }
 
 void Reducer::shadow_backward() {

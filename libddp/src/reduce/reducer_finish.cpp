@@ -47,12 +47,14 @@ void Reducer::Impl::finish_pass() {
   for (auto& state : buckets) {
     finish_bucket(state);
   }
+  add_set_aside();
   wait_end.record(device());
   const auto used = globally_used();
   for (size_t i = 0; i < parameters.size(); ++i) {
     auto& parameter = parameters[i];
     if (used.empty() || used[i]) {
       parameter.tensor.mutable_grad() = parameter.slot.memory;
+      parameter.reduced = true;
     }
     parameter.slot.written = false;
   }
@@ -71,13 +73,30 @@ void Reducer::Impl::finish_pass() {
   expects_sync = false;
   is_weighted = false;
   weight = 0;
-  // Forward, forward, backward, backward: the second backward is synchronised too. What it adds to
-  // .grad is this rank's own gradient, and the mean of (mean + own) is the sum of the two means.
-  pending_forwards = options.find_unused_parameters || options.static_graph
-                         ? 0
-                         : std::max(0, pending_forwards - 1);
-  if (pending_forwards > 0) {
-    begin_pass();
+  end_forwards_of_pass();
+}
+
+// The mean of (mean + own) over the ranks is the sum of both means, but only where the sum is
+// divided by the number of ranks. Where it will not be, what earlier passes left in the slots stays
+// out of the reduction.
+void Reducer::Impl::set_reduced_aside() {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : parameters) {
+    const at::Tensor& grad = parameter.tensor.grad();
+    if (parameter.reduced && grad.defined() && grad.is_alias_of(parameter.slot.memory) &&
+        !parameter.set_aside.defined()) {
+      parameter.set_aside = parameter.slot.memory.clone();
+      parameter.slot.memory.zero_();
+    }
+  }
+}
+
+void Reducer::Impl::add_set_aside() {
+  for (auto& parameter : parameters) {
+    if (parameter.set_aside.defined()) {
+      parameter.slot.memory.add_(parameter.set_aside);
+      parameter.set_aside = at::Tensor();
+    }
   }
 }
 
@@ -85,7 +104,6 @@ void Reducer::Impl::shadow() {
   {
     const std::lock_guard lock(mutex);
     begin_pass();
-    pending_forwards = 1;
     if (weight != 0) {
       is_weighted = true;
     }

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 
@@ -34,8 +35,10 @@ struct Reducer::Impl {
     uintptr_t hook_key = 0;
     int key = 0;
     ops::GradSlot slot;
-    bool used = false;  // got a gradient since the last synchronised backward, no_sync included
-    int fires = 0;      // of its hook in the running pass
+    bool used = false;     // got a gradient since the last synchronised backward, no_sync included
+    bool reduced = false;  // what the slot holds came from a reduction (and may have been added to)
+    at::Tensor set_aside;  // such a gradient, while a pass divides by something else than the world
+    int fires = 0;         // of its hook in the running pass
     int expected_fires = 1;  // static_graph: what the first pass counted
   };
   struct BucketState {
@@ -78,8 +81,19 @@ struct Reducer::Impl {
   void finish_bucket(BucketState& state);
   void shadow();
 
+  // Forwards whose backward is still to come (open_forwards.cpp)
+  void open_forward(const std::vector<at::Tensor>& outputs);
+  void forget_ended_forwards();
+  void end_forwards_of_pass();
+  void note_local_forward();
+  void refuse_second_backward() const;
+
+  // Gradients of an earlier pass in a weighted one (reducer_finish.cpp)
+  void set_reduced_aside();
+  void add_set_aside();
+
   // Unused parameters (unused_parameters.cpp)
-  void find_used_parameters(const std::vector<at::Tensor>& outputs);
+  std::vector<bool> find_reachable(const std::vector<at::Tensor>& outputs) const;
   bool reads_used_map() const;
   void launch_used_map();
   std::vector<bool> globally_used();
@@ -111,8 +125,16 @@ struct Reducer::Impl {
   bool unused_marked = false;  // in this pass
   bool end_queued = false;     // the static graph's counting pass: its end is on the engine
   int local_end_task = -1;     // the engine's task whose end attaches unsynchronised gradients
-  int pending_forwards = 0;    // synchronised forwards whose backward has not ended
-  int64_t num_passes = 0;      // synchronised backwards that ended
+  struct OpenForward {
+    std::weak_ptr<std::atomic<bool>> reached;  // by a backward; gone with the forward's graph
+    std::vector<bool> reachable;               // find_unused_parameters
+  };
+  std::vector<OpenForward> open_forwards;
+  int untracked_forwards = 0;  // synchronised ones whose outputs are not known
+  bool forward_since_pass = false;
+  bool refuses_second = false;  // an open forward is left, and its backward cannot be reduced
+  bool requires_weight = false;
+  int64_t num_passes = 0;  // synchronised backwards that ended
   bool has_rebuilt = false;
   std::vector<bool> static_used;  // static_graph: used on any rank, known from the first pass
   std::vector<bool> reachable;    // from the outputs of the pending forwards

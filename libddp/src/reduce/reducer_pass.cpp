@@ -86,10 +86,7 @@ void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
         "in a CUDA graph: set it to false, or ddp.static_graph=true and capture after the first "
         "step");
   }
-  ++pending_forwards;
-  if (options.find_unused_parameters && !options.static_graph) {
-    find_used_parameters(outputs);
-  }
+  open_forward(outputs);
   if (options.static_graph && num_passes == 0) {
     // The end of the counting pass must belong to the outermost backward, which is the one that
     // reaches an output; a parameter's hook may fire inside a nested one (checkpointing).
@@ -129,6 +126,7 @@ void Reducer::Impl::on_gradient(int index) {
   parameter.used = true;
   backward_trace.begin("backward", "compute");
   if (!expects_sync) {
+    refuse_second_backward();
     // no_sync, or a backward no wrapped forward announced: only bring the gradient into its slot
     // when this backward ends. Queued at the first hook: running at the end of a nested backward is
     // harmless, a later hook queues it again.
@@ -282,6 +280,7 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     at::Tensor& grad = parameter.tensor.mutable_grad();
     at::Tensor& slot = parameter.slot.memory;
     if (grad.defined() && !aliases(grad, slot)) {
+      parameter.reduced = false;
       (parameter.slot.written ? add_to : copy_to).push_back(slot);
       (parameter.slot.written ? add_from : copy_from).push_back(grad);
     } else if (!grad.defined() && !parameter.slot.written) {
@@ -326,6 +325,11 @@ void Reducer::Impl::launch(int index) {
         event.block(current);
       }
     }
+  }
+  if (requires_weight && !is_weighted) {
+    throw SettingsError(
+        "join: JoinOptions::weighted=true, but the loop called loss.backward(): call "
+        "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
   }
   bucket.divisor = divisor != 0 ? divisor : communicator->world_size();
   bucket.inverse_divisor = is_weighted ? weight_sum : at::Tensor();

@@ -252,24 +252,16 @@ bool is_norm_of(const ops::NormOwner& owner, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-void convert_children(torch::nn::Module& module, const CommunicatorPtr& communicator,
-                      const std::string& path) {
-  auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module);
-  auto* owner = dynamic_cast<ops::NormOwner*>(&module);
-  int64_t position = -1;
+// Before anything is changed: a model must not be left half converted.
+void check_children(torch::nn::Module& module, const CommunicatorPtr& communicator,
+                    const std::string& path) {
+  const bool is_sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module) != nullptr;
+  const auto* owner = dynamic_cast<ops::NormOwner*>(&module);
   for (const auto& entry : module.named_children()) {
-    ++position;  // in a Sequential children stand in the order of its calls
     const std::string name = path.empty() ? entry.key() : path + "." + entry.key();
-    const auto twin =
-        std::static_pointer_cast<SyncBatchNormImpl>(sync_twin(entry.value(), communicator));
-    if (!twin) {
-      convert_children(*entry.value(), communicator, name);
-    } else if (sequential != nullptr) {
-      *(sequential->begin() + position) = torch::nn::AnyModule(twin);
-      module.replace_module(entry.key(), twin);
-    } else if (owner != nullptr && is_norm_of(*owner, entry.key())) {
-      owner->replace_norm(entry.key(), torch::nn::AnyModule(twin));
-    } else {
+    if (!sync_twin(entry.value(), communicator)) {
+      check_children(*entry.value(), communicator, name);
+    } else if (!is_sequential && (owner == nullptr || !is_norm_of(*owner, entry.key()))) {
       throw SettingsError(
           "convert_sync_batchnorm cannot replace the BatchNorm " + name +
           ", a typed member of its module: build the model with SyncBatchNorm through a norm "
@@ -278,10 +270,30 @@ void convert_children(torch::nn::Module& module, const CommunicatorPtr& communic
   }
 }
 
+void convert_children(torch::nn::Module& module, const CommunicatorPtr& communicator) {
+  auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module);
+  auto* owner = dynamic_cast<ops::NormOwner*>(&module);
+  int64_t position = -1;
+  for (const auto& entry : module.named_children()) {
+    ++position;  // in a Sequential children stand in the order of its calls
+    const auto twin =
+        std::static_pointer_cast<SyncBatchNormImpl>(sync_twin(entry.value(), communicator));
+    if (!twin) {
+      convert_children(*entry.value(), communicator);
+    } else if (sequential != nullptr) {
+      *(sequential->begin() + position) = torch::nn::AnyModule(twin);
+      module.replace_module(entry.key(), twin);
+    } else {
+      owner->replace_norm(entry.key(), torch::nn::AnyModule(twin));
+    }
+  }
+}
+
 }  // namespace
 
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator) {
-  convert_children(module, communicator, "");
+  check_children(module, communicator, "");
+  convert_children(module, communicator);
 }
 
 }  // namespace ddp

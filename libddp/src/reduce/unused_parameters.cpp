@@ -9,11 +9,9 @@
 
 namespace ddp {
 
-// Walks the graph back from the outputs. Several forwards before one backward add up.
-void Reducer::Impl::find_used_parameters(const std::vector<at::Tensor>& outputs) {
-  if (pending_forwards == 1) {
-    reachable.assign(parameters.size(), false);
-  }
+// Walks the graph back from the outputs.
+std::vector<bool> Reducer::Impl::find_reachable(const std::vector<at::Tensor>& outputs) const {
+  std::vector<bool> found_here(parameters.size(), false);
   std::vector<torch::autograd::Node*> stack;
   std::unordered_set<torch::autograd::Node*> seen;
   const auto visit = [&](torch::autograd::Node* node) {
@@ -31,12 +29,13 @@ void Reducer::Impl::find_used_parameters(const std::vector<at::Tensor>& outputs)
     stack.pop_back();
     const auto found = accumulator_index.find(node);
     if (found != accumulator_index.end()) {
-      reachable[static_cast<size_t>(found->second)] = true;
+      found_here[static_cast<size_t>(found->second)] = true;
     }
     for (const auto& edge : node->next_edges()) {
       visit(edge.function.get());
     }
   }
+  return found_here;
 }
 
 // A static graph needs the map once.

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "amp/unscale.hpp"
 #include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
@@ -131,6 +132,31 @@ TEST_CASE("bf16 gradients are unscaled in place", "[amp]") {
   f.backward(scaler);
   scaler.unscale_(f.optimizer);
   CHECK(at::equal(f.weight.grad(), at::ones({3}, at::kBFloat16)));
+}
+
+TEST_CASE("unscaling from elementary operations equals ATen's kernel", "[amp]") {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const double bad : {0.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+      INFO(c10::toString(dtype) << " with " << bad);
+      torch::manual_seed(5);
+      std::vector<at::Tensor> mine{at::randn({7, 3}).to(dtype), at::randn({1}).to(dtype)};
+      mine[1].add_(bad);
+      std::vector<at::Tensor> kernels{mine[0].clone(), mine[1].clone()};
+      const auto inverse_scale = at::full({}, 1.0 / 3.0, at::kFloat);  // not a power of two
+      auto found = at::zeros({}, at::kFloat);
+      auto found_by_kernel = at::zeros({}, at::kFloat);
+      ddp::detail::check_and_unscale_composed_(mine, found, inverse_scale);
+      at::_amp_foreach_non_finite_check_and_unscale_(kernels, found_by_kernel, inverse_scale);
+      CHECK(found.item<float>() == (std::isfinite(bad) ? 0.0F : 1.0F));
+      CHECK(at::equal(found, found_by_kernel));
+      CHECK(at::equal(mine[0], kernels[0]));
+      CHECK(at::allclose(mine[1], kernels[1], 0, 0, /*equal_nan=*/true));
+      // What was found stays found.
+      std::vector<at::Tensor> good{at::ones({2}, dtype)};
+      ddp::detail::check_and_unscale_composed_(good, found, inverse_scale);
+      CHECK(at::equal(found, found_by_kernel));
+    }
+  }
 }
 
 TEST_CASE("found_inf is agreed through the reduction that the user sets", "[amp]") {

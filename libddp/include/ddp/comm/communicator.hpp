@@ -72,11 +72,17 @@ class Communicator {
   /// `first_step_timeout` holds. Cheap; any thread; groups made by split() follow.
   virtual void set_step(int64_t /*step*/) {}
 
-  /// The agreed order in which several models launch their buckets here (see launch_sequencer.hpp).
+  /// The agreed order in which several models launch their buckets, here and on the groups made by
+  /// split(): two groups that share ranks must not be launched on in different orders (see
+  /// launch_sequencer.hpp).
   LaunchSequencer& launch_sequencer();
 
  protected:
   Communicator();
+  /// For split(); before the new group is used.
+  void share_launch_sequencer_of(const Communicator& parent);
+
+ private:
   std::shared_ptr<LaunchSequencer> launch_sequencer_;
 };
 

@@ -69,7 +69,9 @@ class DataParallelModel : public Stateful {
   /// the same on all ranks.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
-  /// For forwards that do not go through the wrapper: announces a synchronised backward.
+  /// For forwards that do not go through the wrapper: announces a synchronised backward. With
+  /// `outputs` two forwards before two backwards, and forwards without a backward, are told apart;
+  /// find_unused_parameters needs them (throws SettingsError).
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
 
   /// Sends rank 0's buffers now. Collective.
@@ -101,13 +103,16 @@ class DataParallelModel : public Stateful {
   friend class JoinScope;
 
   void broadcast_buffers_now(int root);
+  NamedParameters state_tensors() const;
+  bool is_ignored(const std::string& name) const;
 
-  ModelTensors tensors_;
+  ModelTensors all_tensors_;
+  ModelTensors tensors_;  // without ddp.parameters_to_ignore
   CommunicatorPtr communicator_;
   DdpOptions options_;
   std::unique_ptr<Reducer> reducer_;
   bool sync_ = true;                 // false inside no_sync
-  bool require_buffer_sync_ = true;  // the last forward was a synchronised one
+  bool require_buffer_sync_ = true;  // the last training forward was a synchronised one
   JoinScope* join_ = nullptr;
 };
 

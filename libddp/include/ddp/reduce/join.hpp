@@ -2,10 +2,10 @@
 // Uneven inputs: ranks that run out of batches take part in the others' reductions with zeros.
 //
 //   ddp::join(model, [&] {
-//     while (auto batch = loader.try_next()) { … forward, backward, step … }
+//     for (auto& batch : my_batches) { … forward, backward, step … }
 //   });
 //
-// Every synchronised forward inside costs one small all-gather that the host waits for.
+// Every forward inside costs one small all-gather that the host waits for.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct JoinOptions {
   /// True: as soon as one rank runs out, all ranks throw MismatchError.
   bool throw_on_early_termination = false;
   /// The loop calls weighted_backward: joined ranks add weight 0 and the divisor is the sum of
-  /// weights.
+  /// weights. Has to agree with what the loop does: throws SettingsError otherwise.
   bool weighted = false;
 };
 
@@ -40,6 +40,7 @@ class JoinScope {
   void announce_forward(bool synchronised, bool sends_buffers);
   /// The rank whose buffers count: the highest that still has input.
   int buffer_root() const { return highest_active_; }
+  bool is_weighted() const { return options_.weighted; }
   /// This rank ran out: takes part with zeros until all have; then the rank that was active last
   /// (the highest of them) sends its model to all. Collective.
   void finish();

@@ -53,8 +53,9 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// Expects a synchronised backward. With find_unused_parameters (and in the first passes of
-  /// static_graph) the graph is walked from `outputs`. Throws naming the parameters that the
-  /// previous pass left without a gradient.
+  /// static_graph) the graph is walked from `outputs`; given at all, they also tell which forward a
+  /// backward belongs to where two forwards are followed by two backwards. Throws naming the
+  /// parameters that the previous pass left without a gradient.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   /// Once, when the ready order is known: lays the buckets out in rank 0's order. Collective. To be
   /// called before a forward that will be synchronised; returns whether it did so.
@@ -67,6 +68,10 @@ class Reducer {
   /// This rank's share of the weighted mean; counts add up until a synchronised backward uses them.
   void add_weight(double count);
 
+  /// A forward ran whose backward is not to be reduced.
+  void note_local_forward();
+  /// Backwards without add_weight() throw from now on; a weighted join uses it.
+  void require_weight(bool on);
   /// What the next synchronised backward divides by instead of the world size; join uses it.
   void set_divisor(double divisor);
   /// Takes part in a synchronised backward of the other ranks with zeros. Collective.
@@ -80,7 +85,8 @@ class Reducer {
   at::Tensor bucket_buffer(int index) const;
 
   /// Time in which the compute stream (CPU: the thread) waited for reductions in the last finished
-  /// backward, in milliseconds. CUDA: synchronises with that backward's end. 0 at world size 1.
+  /// backward, in milliseconds. CUDA: synchronises with that backward's end. Near 0 at world
+  /// size 1.
   double exposed_communication_ms();
   void record_forward_start();
   DdpLoggingData logging_data();

@@ -40,9 +40,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 TORCH_MODULE(SyncBatchNorm);
 
 /// Replaces every torch::nn::BatchNorm1d/2d/3d that sits in a Sequential or in a module that is an
-/// ops::NormOwner (our models are) by a SyncBatchNorm with the same parameters and buffers (the
-/// tensors themselves). A BatchNorm held as any other typed member cannot be replaced in C++:
-/// throws SettingsError naming it.
+/// ops::NormOwner (our models are) by a SyncBatchNorm whose parameters and buffers share the old
+/// ones' memory: make optimizers afterwards. A BatchNorm held as any other typed member cannot be
+/// replaced in C++: throws SettingsError naming it, and nothing is replaced.
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator);
 
 }  // namespace ddp
