@@ -158,6 +158,7 @@ int64_t CheckpointerImpl::restore() {
     if (const auto manifest = check_everywhere(folder)) {
       load(folder, *manifest);
       last_saved_step_ = manifest->step;
+      last_saved_has_metric_ = manifest->metric.has_value();
       if (is_main()) {
         log_info(concat("resumed from ", path_of(folder), " after ", manifest->step, " steps"));
         if (manifest->world_size != control_plane_.world_size()) {
@@ -182,6 +183,12 @@ int64_t CheckpointerImpl::restore() {
 
 }  // namespace detail
 
+Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& options,
+                           std::initializer_list<StatefulRef> objects)
+    : Checkpointer(context.control_plane(), context.device(), options, objects) {
+  impl_->set_announce([&context](int64_t step) { context.set_progress(step, ""); });
+}
+
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
                            const CheckpointOptions& options,
                            std::initializer_list<StatefulRef> objects)
@@ -191,7 +198,9 @@ Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
 Checkpointer::~Checkpointer() = default;
 
 int64_t Checkpointer::restore() {
-  return impl_->restore();
+  const int64_t next_step = impl_->restore();
+  impl_->announce(next_step);
+  return next_step;
 }
 void Checkpointer::save_if_due(int64_t step) {
   impl_->save_if_due(step);

@@ -130,6 +130,7 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<Status>& statuses) {
                 concat(who, ": stopped after step ", step,
                        ", nothing was saved because checkpoint.dir is empty"));
   }
+  finish_pending();  // where it fails, the next line tries again
   save(step, std::nullopt);
   finish_pending();
   if (last_saved_step_ != step + 1) {

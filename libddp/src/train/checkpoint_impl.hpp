@@ -38,6 +38,13 @@ class CheckpointerImpl {
   void save(int64_t step, std::optional<double> metric);
   void wait();
 
+  /// Tells that the next step begins; see Checkpointer::restore.
+  void announce(int64_t step) const {
+    if (announce_) {
+      announce_(step);
+    }
+  }
+  void set_announce(std::function<void(int64_t step)> announce) { announce_ = std::move(announce); }
   int64_t last_saved_step() const { return last_saved_step_; }
   std::map<std::string, std::string>& texts() { return texts_; }
   void set_stop_check(std::function<bool()> check) { stop_check_ = std::move(check); }
@@ -47,8 +54,9 @@ class CheckpointerImpl {
   enum class Phase { Writing, Committing };
   struct Pending {
     int64_t step;
-    std::string folder;  ///< within dir
-    std::optional<double> metric;
+    std::string folder;            ///< within dir
+    bool has_metric = false;       ///< on every rank
+    std::optional<double> metric;  ///< on rank 0
     Phase phase = Phase::Writing;
     Clock::time_point started = Clock::now();
   };
@@ -67,8 +75,9 @@ class CheckpointerImpl {
   bool reads_file(const std::string& name) const;
 
   // save
+  bool adds_nothing(int64_t saved_step, bool saved_has_metric, int64_t done, bool has_metric) const;
   void begin(int64_t done, std::optional<double> metric);
-  std::string agree_on_folder(int64_t done, std::optional<double>& metric);
+  std::string agree_on_folder(int64_t done);
   void write_files();
   void start_commit(const std::vector<Status>& statuses);
   void note_saved();
@@ -89,6 +98,7 @@ class CheckpointerImpl {
   const std::vector<StatefulRef> objects_;
   FileOps& ops_;
   std::function<bool()> stop_check_;
+  std::function<void(int64_t)> announce_;
   std::map<std::string, std::string> texts_;
 
   std::optional<Pending> pending_;
@@ -97,6 +107,7 @@ class CheckpointerImpl {
   std::vector<FileRecord> records_;  ///< written by the writing thread, read when it rests
   std::string committed_;            ///< name of the folder that the last commit made; rank 0
   int64_t last_saved_step_ = -1;
+  bool last_saved_has_metric_ = false;
   int64_t failures_in_a_row_ = 0;
   Clock::time_point last_save_time_ = Clock::now();
 

@@ -25,10 +25,13 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
   if (!enabled()) {
     return;
   }
-  finish_pending();
   const int64_t done = step + 1;
-  if (done == last_saved_step_ && !metric) {
-    return;  // the same state would be written again
+  if (pending_ && adds_nothing(pending_->step, pending_->has_metric, done, metric.has_value())) {
+    return;
+  }
+  finish_pending();
+  if (adds_nothing(last_saved_step_, last_saved_has_metric_, done, metric.has_value())) {
+    return;
   }
   begin(done, metric);
   if (pending_ && !options_.async) {
@@ -36,12 +39,18 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
   }
 }
 
+// The same state would be written again; only a metric that keep_best looks at makes a difference.
+bool CheckpointerImpl::adds_nothing(int64_t saved_step, bool saved_has_metric, int64_t done,
+                                    bool has_metric) const {
+  return done == saved_step && (!has_metric || saved_has_metric || options_.keep_best == "off");
+}
+
 void CheckpointerImpl::wait() {
   finish_pending();
 }
 
 // Rank 0 makes the folder; all ranks learn its name, or why there is none.
-std::string CheckpointerImpl::agree_on_folder(int64_t done, std::optional<double>& metric) {
+std::string CheckpointerImpl::agree_on_folder(int64_t done) {
   std::string answer;
   if (is_main()) {
     try {
@@ -55,21 +64,30 @@ std::string CheckpointerImpl::agree_on_folder(int64_t done, std::optional<double
     note_failure(done, "rank 0: " + answer);
     return "";
   }
-  if (!is_main()) {
-    metric.reset();
-  }
   return answer.substr(kOk.size());
 }
 
 void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {
-  const auto folder = agree_on_folder(done, metric);
+  last_save_time_ = Clock::now();  // also of a save that fails: the next one is due as usual
+  const auto folder = agree_on_folder(done);
   if (folder.empty()) {
     return;
   }
-  snapshot_ = take_snapshot(objects_, rank_, device_, buffers_);
-  last_save_time_ = Clock::now();
-  pending_ = Pending{.step = done, .folder = folder, .metric = metric};
+  pending_ = Pending{.step = done,
+                     .folder = folder,
+                     .has_metric = metric.has_value(),
+                     .metric = is_main() ? metric : std::nullopt};
   records_.clear();
+  try {
+    snapshot_ = take_snapshot(objects_, rank_, device_, buffers_);
+  } catch (const PeerLostError&) {
+    throw;  // the job ends
+  } catch (const std::exception& error) {
+    // Told like a failed write: the other ranks hear of it in the next exchange.
+    writer_.start(
+        [reason = concat("copying the state: ", error.what())] { throw WriteError(reason); });
+    return;
+  }
   writer_.start([this] { write_files(); });
 }
 
@@ -105,6 +123,7 @@ void CheckpointerImpl::start_commit(const std::vector<Status>& statuses) {
 
 void CheckpointerImpl::note_saved() {
   last_saved_step_ = pending_->step;
+  last_saved_has_metric_ = pending_->has_metric;
   failures_in_a_row_ = 0;
   if (is_main()) {
     log_info(concat("saved ", options_.dir, "/", committed_, " in ",

@@ -1,128 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
+// What a checkpoint holds, and what comes back from it.
 #include <torch/torch.h>
 
-#include <cerrno>
-#include <cstring>
-#include <random>
+#include <memory>
 
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/safetensors.hpp"
 #include "support/catch.hpp"
-#include "train/checkpoint_impl.hpp"
-#include "unit/train/temporary_folder.hpp"
+#include "unit/train/checkpoint_objects.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
-namespace {
-
-using ddp::CheckpointOptions;
 using ddp::StateDict;
-using ddp::detail::CheckpointerImpl;
+using testing::Box;
+using testing::Loader;
+using testing::message_of;
+using testing::names_in;
+using testing::options_in;
+using testing::Run;
 using testing::run_ranks;
+using testing::same_bits;
 using testing::TemporaryFolder;
 using testing::ThreadControlPlane;
 using testing::ThreadJob;
-
-// An object that keeps exactly what it is given.
-struct Box : ddp::Stateful {
-  Box(std::string name_in, StateDict state_in)
-      : name(std::move(name_in)), state(std::move(state_in)) {}
-  std::string state_name() const override { return name; }
-  StateDict state_dict() const override { return state; }
-  void load_state_dict(const StateDict& loaded) override {
-    for (const auto& [key, tensor] : state.tensors) {
-      const auto found = loaded.tensors.find(key);
-      if (found == loaded.tensors.end()) {
-        throw ddp::MismatchError("missing key " + key);
-      }
-      if (found->second.sizes() != tensor.sizes() ||
-          found->second.scalar_type() != tensor.scalar_type()) {
-        throw ddp::MismatchError("other shape or dtype of " + key);
-      }
-    }
-    for (const auto& [key, tensor] : loaded.tensors) {
-      if (state.tensors.count(key) == 0) {
-        throw ddp::MismatchError("unexpected key " + key);
-      }
-    }
-    for (auto& [key, tensor] : state.tensors) {
-      tensor.copy_(loaded.tensors.at(key));
-    }
-    state.values = loaded.values;
-  }
-  std::string name;
-  StateDict state;
-};
-
-// A small training run with dropout, momentum and a loader position: every kind of state there is.
-struct Run {
-  Run() : Run(at::TensorOptions()) {}
-  explicit Run(at::TensorOptions options) {
-    torch::manual_seed(7);
-    weight = torch::randn({4, 6}).to(options);
-    momentum = torch::zeros({4, 6}, at::kFloat);
-  }
-  void step() {
-    const auto input = torch::randn({8, 6});
-    const auto output = torch::dropout(input.matmul(weight.to(at::kFloat).t()), 0.3, true);
-    momentum.mul_(0.9).add_(output.t().matmul(input), 0.01);
-    weight.sub_((0.1 * momentum).to(weight.scalar_type()));
-    position += 8;
-    losses.push_back(output.sum().item<double>());
-  }
-  Box model() { return {"model", {.tensors = {{"fc.weight", weight}}, .values = {}}}; }
-  Box optimizer() {
-    return {"optimizer",
-            {.tensors = {{"state.fc.weight.momentum_buffer", momentum}}, .values = {}}};
-  }
-  at::Tensor weight, momentum;
-  int64_t position = 0;
-  std::vector<double> losses;
-};
-
-struct Loader : ddp::Stateful {
-  explicit Loader(int64_t& position_in) : position(position_in) {}
-  std::string state_name() const override { return "loader"; }
-  StateDict state_dict() const override {
-    return {.tensors = {}, .values = {{"position", position}}};
-  }
-  void load_state_dict(const StateDict& state) override {
-    position = std::get<int64_t>(state.values.at("position"));
-  }
-  int64_t& position;
-};
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
-CheckpointOptions options_in(const TemporaryFolder& folder) {
-  CheckpointOptions options;
-  options.dir = folder.file("ckpt");
-  return options;
-}
-
-std::vector<std::string> names_in(const std::string& dir) {
-  std::vector<std::string> names;
-  for (const auto& folder : ddp::detail::list_checkpoints(dir)) {
-    names.push_back(folder.name);
-  }
-  return names;
-}
-
-template <typename E>
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    if (error) {
-      std::rethrow_exception(error);
-    }
-  } catch (const E& expected) {
-    return expected.what();
-  }
-  return "";
-}
-
-}  // namespace
 
 TEST_CASE("a resumed run gives the undisturbed run's bits") {
   const bool async = GENERATE(false, true);
@@ -302,138 +201,6 @@ TEST_CASE("where no checkpoint is whole, restore says so and never starts at ste
   std::filesystem::remove_all(options.dir);
   REQUIRE(restore("auto", model) == 0);
   REQUIRE_THROWS_AS(restore("require", model), ddp::ReadError);
-}
-
-namespace {
-
-// A disk that is full while `full`.
-struct FullDisk : ddp::detail::FileOps {
-  std::atomic<bool> full = false;
-  ssize_t write(int fd, const void* data, std::size_t size) override {
-    if (full) {
-      errno = ENOSPC;
-      return -1;
-    }
-    return FileOps::write(fd, data, size);
-  }
-};
-
-}  // namespace
-
-TEST_CASE("a full disk on one rank fails the save on all, training goes on, then 73") {
-  TemporaryFolder folder;
-  auto options = options_in(folder);
-  options.max_failures = 2;
-  FullDisk disks[2];
-  const int victim = GENERATE(0, 1);
-  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Box model("model", {.tensors = {{"w", torch::arange(1000)}}, .values = {}});
-    CheckpointerImpl checkpointer(plane, at::kCPU, options, {model}, disks[plane.rank()]);
-    checkpointer.save(0, {});
-    checkpointer.wait();
-    plane.barrier();
-    disks[victim].full = true;
-    plane.barrier();
-    checkpointer.save(1, {});
-    checkpointer.wait();  // failure 1
-    REQUIRE(checkpointer.last_saved_step() == 1);
-    plane.barrier();
-    disks[victim].full = false;
-    plane.barrier();
-    checkpointer.save(2, {});
-    checkpointer.wait();  // works again: the count starts anew
-    REQUIRE(checkpointer.last_saved_step() == 3);
-    plane.barrier();
-    disks[victim].full = true;
-    plane.barrier();
-    checkpointer.save(3, {});
-    checkpointer.wait();  // failure 1
-    checkpointer.save(4, {});
-    checkpointer.wait();  // failure 2: throws on all ranks
-  });
-  for (const auto& error : errors) {
-    REQUIRE_THAT(message_of<ddp::WriteError>(error),
-                 Catch::Contains("No space left") && Catch::Contains("failure 2 of at most 2"));
-  }
-  REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000003", "step_0000000001"});
-  REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 2);
-}
-
-TEST_CASE("one rank asked to stop: all save after the same step and leave with 75") {
-  TemporaryFolder folder;
-  auto options = options_in(folder);
-  options.stop_check_seconds = 0.05;
-  std::array<int64_t, 3> last_step{-1, -1, -1};
-  const auto errors = run_ranks(3, [&](ddp::ControlPlane& plane) {
-    Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
-    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
-    int64_t step = 0;
-    checkpointer.set_stop_check([&] { return plane.rank() == 2 && step >= 40; });
-    for (step = checkpointer.restore(); step < 5000; ++step) {
-      last_step[plane.rank()] = step;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      checkpointer.save_if_due(step);
-    }
-  });
-  for (const auto& error : errors) {
-    REQUIRE_THAT(message_of<ddp::Stop>(error), Catch::Contains("rank 2 was asked to stop"));
-  }
-  REQUIRE(last_step[0] >= 40);
-  REQUIRE(last_step[0] < 1000);
-  REQUIRE(last_step == std::array{last_step[0], last_step[0], last_step[0]});
-  REQUIRE(ddp::detail::list_checkpoints(options.dir).front().step == last_step[0] + 1);
-}
-
-TEST_CASE("a stop without a folder for checkpoints does not claim to have saved") {
-  ThreadJob job(1);
-  ThreadControlPlane plane(job, 0);
-  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
-  ddp::Checkpointer checkpointer(plane, at::kCPU, {}, {model});
-  checkpointer.set_stop_check([] { return true; });
-  REQUIRE(checkpointer.restore() == 0);
-  try {
-    checkpointer.save_if_due(0);
-    FAIL("no exception");
-  } catch (const ddp::Error& error) {
-    REQUIRE(error.exit_code() == ddp::ExitCode::UserException);
-  }
-}
-
-TEST_CASE("saves are due by steps, and the ranks talk seldom") {
-  TemporaryFolder folder;
-  auto options = options_in(folder);
-  options.every_steps = 40;
-  options.keep_last = 2;
-  ThreadJob job(1);
-  ThreadControlPlane plane(job, 0);
-  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
-  {
-    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
-    for (auto step = checkpointer.restore(); step < 200; ++step) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-      checkpointer.save_if_due(step);
-    }
-  }
-  REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000200", "step_0000000160"});
-  REQUIRE(job.num_gathers < 40);
-}
-
-TEST_CASE("an exception in training leaves no unfinished checkpoint that counts") {
-  TemporaryFolder folder;
-  const auto options = options_in(folder);
-  ThreadJob job(1);
-  ThreadControlPlane plane(job, 0);
-  Box model("model", {.tensors = {{"w", torch::zeros(1 << 20)}}, .values = {}});
-  try {
-    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
-    checkpointer.save(0);
-    throw std::runtime_error("user's");
-  } catch (const std::runtime_error&) {
-  }
-  REQUIRE(names_in(options.dir).empty());
-  ddp::Checkpointer again(plane, at::kCPU, options, {model});
-  REQUIRE(again.restore() == 0);
-  REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 0);
 }
 
 TEST_CASE("objects need names of their own") {

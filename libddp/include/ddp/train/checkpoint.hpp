@@ -56,8 +56,7 @@ class Checkpointer {
  public:
   /// Throws SettingsError where two objects have the same state_name().
   Checkpointer(const Context& context, const CheckpointOptions& options,
-               std::initializer_list<StatefulRef> objects)
-      : Checkpointer(context.control_plane(), context.device(), options, objects) {}
+               std::initializer_list<StatefulRef> objects);
   /// The same without a Context; `device` is the one whose random generator this rank uses.
   Checkpointer(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
                std::initializer_list<StatefulRef> objects);
@@ -68,7 +67,8 @@ class Checkpointer {
 
   /// Loads the newest checkpoint that is whole on every rank, into the objects and the random
   /// generators, and returns the number of steps done: the index of the next step. Damaged ones are
-  /// skipped with a warning that names the file. 0 where there is none at all.
+  /// skipped with a warning that names the file. 0 where there is none at all. A Context is told
+  /// that this step begins (set_progress).
   ///
   /// Throws ReadError (exit code 74) where checkpoints exist but none is whole, or the newest has a
   /// newer format; MismatchError (70) naming the first key where it is of another model;
@@ -78,7 +78,8 @@ class Checkpointer {
   /// Call after each step. Saves where every_steps or every_minutes say so. About every
   /// stop_check_seconds the ranks ask each other (one small message through the control plane) how
   /// their writing went and whether one was asked to stop. If so, all save after the same step and
-  /// throw Stop (exit code 75).
+  /// throw Stop (exit code 75); with an empty dir nothing can be saved, and they throw Error (exit
+  /// code 1) so that no scheduler starts the job again at step 0.
   ///
   /// A save that fails on any rank is given up on all, its files removed, an error logged, and
   /// training goes on; the max_failures-th in a row throws WriteError (73). Earlier checkpoints
@@ -86,7 +87,8 @@ class Checkpointer {
   void save_if_due(int64_t step);
 
   /// Saves after step `step` now; with `async` it returns once everything is copied to the host.
-  /// `metric` decides which checkpoint keep_best keeps; rank 0's counts.
+  /// `metric` decides which checkpoint keep_best keeps; rank 0's counts. A step that is saved
+  /// already is not saved again, unless keep_best is on and `metric` is new to it.
   void save(int64_t step, std::optional<double> metric = std::nullopt);
 
   /// Waits until a save under way is committed (or failed).

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// When a save happens, and what happens when it fails.
+#include <torch/torch.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <stdexcept>
+#include <thread>
+
+#include "ddp/train/checkpoint.hpp"
+#include "support/catch.hpp"
+#include "train/checkpoint_impl.hpp"
+#include "unit/train/checkpoint_objects.hpp"
+#include "unit/train/thread_control_plane.hpp"
+
+using ddp::StateDict;
+using ddp::detail::CheckpointerImpl;
+using testing::Box;
+using testing::message_of;
+using testing::names_in;
+using testing::options_in;
+using testing::run_ranks;
+using testing::TemporaryFolder;
+using testing::ThreadControlPlane;
+using testing::ThreadJob;
+
+namespace {
+
+// A disk that is full while `full`.
+struct FullDisk : ddp::detail::FileOps {
+  std::atomic<bool> full = false;
+  ssize_t write(int fd, const void* data, std::size_t size) override {
+    if (full) {
+      errno = ENOSPC;
+      return -1;
+    }
+    return FileOps::write(fd, data, size);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a full disk on one rank fails the save on all, training goes on, then 73") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.max_failures = 2;
+  FullDisk disks[2];
+  const int victim = GENERATE(0, 1);
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Box model("model", {.tensors = {{"w", torch::arange(1000)}}, .values = {}});
+    CheckpointerImpl checkpointer(plane, at::kCPU, options, {model}, disks[plane.rank()]);
+    checkpointer.save(0, {});
+    checkpointer.wait();
+    plane.barrier();
+    disks[victim].full = true;
+    plane.barrier();
+    checkpointer.save(1, {});
+    checkpointer.wait();  // failure 1
+    REQUIRE(checkpointer.last_saved_step() == 1);
+    plane.barrier();
+    disks[victim].full = false;
+    plane.barrier();
+    checkpointer.save(2, {});
+    checkpointer.wait();  // works again: the count starts anew
+    REQUIRE(checkpointer.last_saved_step() == 3);
+    plane.barrier();
+    disks[victim].full = true;
+    plane.barrier();
+    checkpointer.save(3, {});
+    checkpointer.wait();  // failure 1
+    checkpointer.save(4, {});
+    checkpointer.wait();  // failure 2: throws on all ranks
+  });
+  for (const auto& error : errors) {
+    REQUIRE_THAT(message_of<ddp::WriteError>(error),
+                 Catch::Contains("No space left") && Catch::Contains("failure 2 of at most 2"));
+  }
+  REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000003", "step_0000000001"});
+  REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 2);
+}
+
+TEST_CASE("one rank asked to stop: all save after the same step and leave with 75") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.stop_check_seconds = 0.05;
+  std::array<int64_t, 3> last_step{-1, -1, -1};
+  const auto errors = run_ranks(3, [&](ddp::ControlPlane& plane) {
+    Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    int64_t step = 0;
+    checkpointer.set_stop_check([&] { return plane.rank() == 2 && step >= 40; });
+    for (step = checkpointer.restore(); step < 5000; ++step) {
+      last_step[plane.rank()] = step;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      checkpointer.save_if_due(step);
+    }
+  });
+  for (const auto& error : errors) {
+    REQUIRE_THAT(message_of<ddp::Stop>(error), Catch::Contains("rank 2 was asked to stop"));
+  }
+  REQUIRE(last_step[0] >= 40);
+  REQUIRE(last_step[0] < 1000);
+  REQUIRE(last_step == std::array{last_step[0], last_step[0], last_step[0]});
+  REQUIRE(ddp::detail::list_checkpoints(options.dir).front().step == last_step[0] + 1);
+}
+
+TEST_CASE("a stop without a folder for checkpoints does not claim to have saved") {
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  ddp::Checkpointer checkpointer(plane, at::kCPU, {}, {model});
+  checkpointer.set_stop_check([] { return true; });
+  REQUIRE(checkpointer.restore() == 0);
+  try {
+    checkpointer.save_if_due(0);
+    FAIL("no exception");
+  } catch (const ddp::Error& error) {
+    REQUIRE(error.exit_code() == ddp::ExitCode::UserException);
+  }
+}
+
+TEST_CASE("saves are due by steps, and the ranks talk seldom") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.every_steps = 40;
+  options.keep_last = 2;
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    for (auto step = checkpointer.restore(); step < 200; ++step) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      checkpointer.save_if_due(step);
+    }
+  }
+  REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000200", "step_0000000160"});
+  REQUIRE(job.num_gathers < 40);
+}
+
+TEST_CASE("an exception in training leaves no unfinished checkpoint that counts") {
+  TemporaryFolder folder;
+  const auto options = options_in(folder);
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  Box model("model", {.tensors = {{"w", torch::zeros(1 << 20)}}, .values = {}});
+  try {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    checkpointer.save(0);
+    throw std::runtime_error("user's");
+  } catch (const std::runtime_error&) {
+  }
+  REQUIRE(names_in(options.dir).empty());
+  ddp::Checkpointer again(plane, at::kCPU, options, {model});
+  REQUIRE(again.restore() == 0);
+  REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 0);
+}
+
+namespace {
+
+// A disk on which no folder can be made.
+struct NoFolders : ddp::detail::FileOps {
+  int mkdir(const char* path, mode_t mode) override {
+    if (std::string(path).find(".saving") == std::string::npos) {
+      return FileOps::mkdir(path, mode);
+    }
+    ++refused;
+    errno = EDQUOT;
+    return -1;
+  }
+  std::atomic<int> refused = 0;
+};
+
+// Its state cannot be copied while `broken`.
+struct Fragile : Box {
+  using Box::Box;
+  StateDict state_dict() const override {
+    if (broken) {
+      throw std::runtime_error("out of pinned memory");
+    }
+    return Box::state_dict();
+  }
+  bool broken = false;
+};
+
+Box small_model() {
+  return {"model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}}};
+}
+
+}  // namespace
+
+TEST_CASE("a save by time that fails is tried again when the next one is due, not at once") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.every_minutes = 0.12 / 60;
+  options.stop_check_seconds = 0.01;
+  options.max_failures = 4;
+  NoFolders disk;
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  auto model = small_model();
+  CheckpointerImpl checkpointer(plane, at::kCPU, options, {model}, disk);
+  const auto start = std::chrono::steady_clock::now();
+  // The fourth failure, which would throw, cannot come before 4 * 0.12 s.
+  for (int64_t step = 0; std::chrono::steady_clock::now() - start < std::chrono::milliseconds(300);
+       ++step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    checkpointer.save_if_due(step);
+  }
+  REQUIRE(disk.refused >= 1);
+}
+
+TEST_CASE("a state that cannot be copied on one rank fails the save on all, and training goes on") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.max_failures = 2;
+  const int victim = GENERATE(0, 1);
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Fragile model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    model.broken = plane.rank() == victim;
+    checkpointer.save(0);
+    checkpointer.wait();
+    REQUIRE(checkpointer.last_saved_step() == -1);
+    model.broken = false;
+    checkpointer.save(1);
+    checkpointer.wait();
+    REQUIRE(checkpointer.last_saved_step() == 2);
+    model.broken = plane.rank() == victim;
+    for (int64_t step = 2; step < 4; ++step) {
+      checkpointer.save(step);
+      checkpointer.wait();
+    }
+  });
+  for (const auto& error : errors) {
+    REQUIRE_THAT(message_of<ddp::WriteError>(error), Catch::Contains("out of pinned memory") &&
+                                                         Catch::Contains("failure 2 of at most 2"));
+  }
+  REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000002"});
+  REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 1);
+}
+
+TEST_CASE("a step is saved once, and again only for a metric that keep_best looks at") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.every_steps = 1;
+  options.keep_best = GENERATE("off", "max");
+  options.async = GENERATE(false, true);
+  const bool looks = options.keep_best == "max";
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  auto model = small_model();
+  const std::vector<std::string> once{"step_0000000001"};
+  const std::vector<std::string> again{"step_0000000001.1", "step_0000000001"};
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    const bool metric_first = GENERATE(false, true);
+    if (metric_first) {
+      checkpointer.save(0, 0.5);
+    }
+    checkpointer.save_if_due(0);
+    checkpointer.wait();
+    REQUIRE(names_in(options.dir) == once);
+    checkpointer.save(0, 0.5);
+    checkpointer.wait();
+    REQUIRE(names_in(options.dir) == (looks && !metric_first ? again : once));
+  }
+  const auto before = names_in(options.dir);
+  // The next start of a finished run.
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+  REQUIRE(checkpointer.restore() == 1);
+  checkpointer.save(0);
+  checkpointer.wait();
+  if (looks) {
+    checkpointer.save(0, 0.5);
+    checkpointer.wait();
+  }
+  REQUIRE(names_in(options.dir) == before);
+}
+
+TEST_CASE("the best checkpoint outlives keep_last") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.keep_best = "max";
+  options.keep_last = 1;
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  auto model = small_model();
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    const double accuracies[] = {0.2, 0.6, 0.4, 0.5};
+    for (int64_t step = 0; step < 4; ++step) {
+      checkpointer.save(step, accuracies[step]);
+    }
+  }
+  REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000004", "step_0000000002"});
+}
