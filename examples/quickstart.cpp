@@ -24,7 +24,8 @@ int main(int argc, char** argv) {
     ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader);
     ddp::Metrics metrics(ctx, cfg.metrics);
     ddp::Checkpointer checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, loader});
-    for (auto step = checkpointer.restore(); step < cfg.train.max_steps; ++step) {
+    const auto num_steps = cfg.train.num_steps(loader.num_batches());
+    for (auto step = checkpointer.restore(); step < num_steps; ++step) {
       auto batch = loader.next();
       auto lr = lr_schedule.at(step);
       model.zero_grad();

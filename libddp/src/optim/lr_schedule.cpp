@@ -82,6 +82,10 @@ void validate(const LrScheduleOptions& o) {
   if (!(o.warmup_start_factor >= 0.0 && o.warmup_start_factor <= 1.0)) {
     fail("warmup_start_factor", o.warmup_start_factor, "must be between 0 and 1");
   }
+  if (needs_total && o.total_steps == 0) {
+    fail("total_steps", 0,
+         "this schedule has a length; fix: set lr_schedule.total_steps or train.max_steps");
+  }
   if (needs_total && o.total_steps <= std::max<int64_t>(o.warmup_steps, 0)) {
     fail("total_steps", o.total_steps,
          detail::concat("must be more than warmup_steps (", o.warmup_steps, ")"));
@@ -109,7 +113,7 @@ void describe_fields(LrScheduleOptions& o, FieldVisitor& v) {
            {"one_cycle", LrScheduleType::OneCycle}});
   v.field({.name = "lr", .doc = "base learning rate; one_cycle: the highest", .min = 0.0}, o.lr);
   v.field({.name = "total_steps",
-           .doc = "cosine, linear, one_cycle: length with warm-up; 0: train.max_steps",
+           .doc = "cosine, linear, one_cycle: length with warm-up; 0: that of the run",
            .unit = "steps",
            .min = 0},
           o.total_steps);

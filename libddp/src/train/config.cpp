@@ -118,12 +118,14 @@ void Config::fill_in(const Settings& settings) {
   if (settings.has("train.epochs") && train.epochs > 0 && !settings.has("train.max_steps")) {
     train.max_steps = 0;
   }
-  if (lr_schedule.total_steps == 0) {
-    lr_schedule.total_steps = train.max_steps;
+  if (lr_schedule.total_steps == 0 && train.epochs == 0) {
+    lr_schedule.total_steps =
+        train.max_steps;  // with epochs only the program knows the run's length
   }
   validate(optimizer);
   metrics.run.precision = precision_name(amp.dtype);
   metrics.run.batch_size_per_rank = train.batch_size * train.grad_accum_steps;
+  metrics.run.global_batch_size = loader.global_batch_size * train.grad_accum_steps;
   metrics.run.bucket_cap_mb = ddp.bucket_cap_mb;
   metrics.run.max_steps = train.max_steps;
   metrics.run.settings_text = to_table();

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <thread>
 
@@ -37,11 +38,14 @@ void show_help(const char* program, const std::vector<Section>& own_sections) {
 
 void apply(const TrainOptions& options) {
   auto& torch_settings = at::globalContext();
+  if (options.deterministic) {
+    // cuBLAS reads it when a handle is made; without it LibTorch refuses products on CUDA.
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  }
   torch_settings.setDeterministicAlgorithms(options.deterministic, /*warn_only=*/false);
   torch_settings.setDeterministicCuDNN(options.deterministic);
   torch_settings.setBenchmarkCuDNN(options.cudnn_benchmark && !options.deterministic);
-  torch_settings.setAllowTF32CuBLAS(options.allow_tf32);
-  torch_settings.setAllowTF32CuDNN(options.allow_tf32);
+  torch_settings.setAllowTF32CuBLAS(options.allow_tf32);  // cuDNN's stays at PyTorch's default: on
 }
 
 // Every rank compares with rank 0's settings and all hear of every difference: all fail alike.

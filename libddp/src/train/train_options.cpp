@@ -70,7 +70,9 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "cudnn_benchmark",
            .doc = "cuDNN tries its algorithms once a shape (not with train.deterministic)"},
           o.cudnn_benchmark);
-  v.field({.name = "allow_tf32", .doc = "float32 matrix products and convolutions in TF32 on CUDA"},
+  v.field({.name = "allow_tf32",
+           .doc = "float32 matrix products in TF32 on CUDA (convolutions may use it either way, as "
+                  "in PyTorch)"},
           o.allow_tf32);
 }
 

@@ -97,6 +97,7 @@ TEST_CASE("Wrong schedule settings are refused by name", "[optim]") {
   options = {};
   options.type = LrScheduleType::Cosine;
   CHECK(contains(refusal(options), "lr_schedule.total_steps is 0"));
+  CHECK(contains(refusal(options), "fix: set lr_schedule.total_steps or train.max_steps"));
   options.total_steps = 5;
   options.warmup_steps = 5;
   CHECK(contains(refusal(options), "must be more than warmup_steps (5)"));

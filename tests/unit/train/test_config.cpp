@@ -77,13 +77,25 @@ TEST_CASE("settings that follow from others") {
   CHECK(parse({"train.epochs=3", "train.max_steps=7"}).train.max_steps == 7);
   CHECK(parse({"train.max_steps=70"}).lr_schedule.total_steps == 70);
   CHECK(parse({"train.max_steps=70", "lr_schedule.total_steps=9"}).lr_schedule.total_steps == 9);
+  // With epochs the program knows the length: the smaller of both.
+  CHECK(parse({"train.epochs=3", "train.max_steps=70"}).lr_schedule.total_steps == 0);
+  CHECK(parse({"train.epochs=3"}).lr_schedule.total_steps == 0);
 
   const Config config =
       parse({"train.batch_size=64", "train.grad_accum_steps=4", "amp.dtype=fp16"});
   CHECK(config.metrics.run.batch_size_per_rank == 256);
+  CHECK(config.metrics.run.global_batch_size == 0);
+  CHECK(parse({"loader.global_batch_size=100", "train.grad_accum_steps=2"})
+            .metrics.run.global_batch_size == 200);
   CHECK(config.metrics.run.precision == "fp16");
   has(config.metrics.run.settings_text, "* train.batch_size");
   has(config.checkpoint.settings_text, "batch_size: 64");
+}
+
+TEST_CASE("defaults that users count on") {
+  const Config config;
+  CHECK(config.checkpoint.every_minutes == 10);  // checkpoint.dir alone is enough to be safe
+  CHECK_FALSE(config.train.allow_tf32);          // float32 means float32
 }
 
 TEST_CASE("the number of steps of a run") {

@@ -20,9 +20,9 @@ namespace ddp {
 /// by it, skips the step where one of them is inf or NaN, and lowers or raises the scale.
 ///
 ///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);           // only to look at or clip gradients; step does it
-///     otherwise scaler.step(optimizer, lr); scaler.update();                      // once, after
-///     all optimizers
+///     scaler.unscale_(optimizer);   // only to look at gradients or clip them, else step does it
+///     scaler.step(optimizer, lr);
+///     scaler.update();              // once, after all optimizers
 ///
 /// Not enabled (AmpOptions::grad_scaling) it passes everything through. The decision is made on
 /// reduced gradients, so every rank that all-reduces them decides alike. The host waits only in

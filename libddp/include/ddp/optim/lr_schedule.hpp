@@ -27,7 +27,8 @@ enum class LrScheduleType {
 struct LrScheduleOptions {
   LrScheduleType type = LrScheduleType::Constant;
   double lr = 0.1;           ///< base learning rate
-  int64_t total_steps = 0;   ///< Cosine, Linear, OneCycle: length with warm-up; 0: train.max_steps
+  int64_t total_steps = 0;   ///< Cosine, Linear, OneCycle: length with warm-up; 0: ddp::Config
+                             ///< takes train.max_steps where train.epochs is not set
   int64_t warmup_steps = 0;  ///< 0: none
   double warmup_start_factor = 0.01;  ///< first step's share of lr
   double min_lr = 0.0;                ///< Cosine, Linear: value at total_steps and after

@@ -12,7 +12,7 @@ struct CheckpointOptions {
   std::string dir = "";         ///< folder all ranks see; empty: nothing is saved or restored
   std::string resume = "auto";  ///< auto, never, require
   int64_t every_steps = 0;      ///< 0: not by steps
-  double every_minutes = 0.0;   ///< 0: not by time
+  double every_minutes = 10.0;  ///< 0: not by time
   int64_t keep_last = 3;
   std::string keep_best = "off";    ///< off, min, max: of the metric given to Checkpointer::save
   bool async = true;                ///< write from a background thread

@@ -47,7 +47,8 @@ class Config {
   /// that the program may ask for later stay unread (see section()), unless they look misspelled.
   ///
   /// Settings that follow from others are filled in where they were left open: loader.batch_size
-  /// from train.batch_size (and back), lr_schedule.total_steps from train.max_steps,
+  /// from train.batch_size (and back), lr_schedule.total_steps from train.max_steps
+  /// (not where train.epochs is set: then the program sets it, from TrainOptions::num_steps),
   /// train.max_steps=0 where only train.epochs is set, and what checkpoints and metrics show of the
   /// settings. Throws SettingsError.
   static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});

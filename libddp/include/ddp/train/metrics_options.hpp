@@ -12,6 +12,7 @@ namespace ddp {
 struct RunInfo {
   std::string precision{};          ///< "fp32", "bf16", "fp16"
   int64_t batch_size_per_rank = 0;  ///< samples an optimizer step and rank
+  int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
   double bucket_cap_mb = 0;
   int64_t max_steps = 0;        ///< for the progress bar and its ETA
   int64_t steps_per_epoch = 0;  ///< for the epoch shown with each step

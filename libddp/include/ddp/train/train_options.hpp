@@ -20,7 +20,7 @@ struct TrainOptions {
   int64_t eval_batch_size = 0;   ///< samples a rank; 0: batch_size
   bool deterministic = false;    ///< only kernels that give the same bits every time
   bool cudnn_benchmark = true;   ///< cuDNN tries its algorithms once a shape
-  bool allow_tf32 = true;        ///< float32 products in TF32 on CUDA
+  bool allow_tf32 = false;       ///< float32 matrix products in TF32 on CUDA
 
   /// Optimizer steps of the whole run: `epochs` times `steps_per_epoch`, cut at `max_steps`; 0
   /// leaves either out. Throws SettingsError where both are 0.
