@@ -18,6 +18,7 @@
 #include "common/data_path.hpp"
 #include "common/model_options.hpp"
 #include "common/parameter_hash.hpp"
+#include "common/run_checks.hpp"
 #include "common/training_loop.hpp"
 #include "ddp/ddp.hpp"
 
@@ -35,8 +36,10 @@ struct Data {
 Data make_data(ddp::DataOptions options, const ModelOptions& model) {
   options.path = examples::find_data_path(options.path);
   options.channels_last = model.channels_last;
-  return {ddp::make_dataset(options, ddp::Split::Train),
-          ddp::make_dataset(options, ddp::Split::Test)};
+  Data data{ddp::make_dataset(options, ddp::Split::Train),
+            ddp::make_dataset(options, ddp::Split::Test)};
+  examples::require_same_classes(*data.train, *data.test);
+  return data;
 }
 
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
@@ -56,6 +59,13 @@ std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double d
     return nullptr;
   }
   return std::make_unique<ddp::Ema>(model.named_parameters(), ddp::EmaOptions{.decay = decay});
+}
+
+examples::EpochLength epoch_length(const ddp::Config& cfg, const ddp::Context& ctx,
+                                   int64_t steps_per_epoch) {
+  const int64_t batch = cfg.loader.global_batch_size > 0 ? cfg.loader.global_batch_size
+                                                         : cfg.loader.batch_size * ctx.world_size();
+  return {.steps = steps_per_epoch, .samples_per_step = batch * cfg.train.grad_accum_steps};
 }
 
 std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
@@ -89,20 +99,24 @@ void print_summary(const TrainingSummary& summary, const std::string& hash, cons
   if (summary.first_step > 0) {
     out << "resumed         at step " << summary.first_step << " of " << summary.num_steps << '\n';
   }
-  std::snprintf(text, sizeof(text),
-                "train loss      %.4f in this run's first epoch, %.4f in its last\n",
-                summary.first_epoch.train_loss, summary.last_epoch.train_loss);
-  out << text;
+  if (summary.first_epoch.train_loss && summary.last_epoch.train_loss) {
+    std::snprintf(text, sizeof(text),
+                  "train loss      %.4f in this run's first epoch, %.4f in its last\n",
+                  *summary.first_epoch.train_loss, *summary.last_epoch.train_loss);
+    out << text;
+  }
   if (summary.test.num_samples > 0) {
     std::snprintf(text, sizeof(text), "test accuracy   %.2f %% of %lld images (loss %.4f)\n",
                   100 * summary.test.accuracy, static_cast<long long>(summary.test.num_samples),
                   summary.test.loss);
     out << text;
   }
-  std::snprintf(text, sizeof(text), "images/s        %.1f on %d rank(s)\n",
-                summary.images_per_second, ctx.world_size());
-  out << text << "parameters      " << hash << ", equal on all " << ctx.world_size()
-      << " rank(s)\n";
+  if (summary.images_per_second > 0) {
+    std::snprintf(text, sizeof(text), "images/s        %.1f on %d rank(s)\n",
+                  summary.images_per_second, ctx.world_size());
+    out << text;
+  }
+  out << "parameters      " << hash << ", equal on all " << ctx.world_size() << " rank(s)\n";
   if (!cfg.checkpoint.dir.empty()) {
     out << "checkpoint      " << cfg.checkpoint.dir << '\n';
   }
@@ -129,6 +143,7 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
                                        ddp::eval_sampler_options(cfg.sampler));
   ddp::DataLoader eval_loader(data.test, eval_sampler, ctx.device(), eval_loader_options(cfg));
 
+  examples::require_equal_batches(train_loader.num_batches(), ctx.control_plane());
   const int64_t steps_per_epoch =
       examples::steps_per_epoch(train_loader.num_batches(), cfg.train.grad_accum_steps);
   const int64_t num_steps = cfg.train.num_steps(steps_per_epoch);
@@ -142,7 +157,7 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   metrics.observe(model);
   metrics.observe(train_loader);
 
-  const bool weighted = cfg.loader.global_batch_size % ctx.world_size() != 0;
+  const bool weighted = !cfg.sampler.pad || cfg.loader.global_batch_size % ctx.world_size() != 0;
   TrainingLoop loop({.context = ctx,
                      .model = model,
                      .module = *module,
@@ -159,15 +174,14 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
                      .num_steps = num_steps,
                      .log_every = cfg.metrics.log_every,
                      .seed = cfg.sampler.seed,
-                     .weighted = weighted});
+                     .weighted = weighted,
+                     .keep_best = cfg.checkpoint.keep_best});
   auto checkpointer =
       ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader, ema})
           : ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader});
-  const auto summary = loop.run(checkpointer, checkpointer.restore());
-  if (!cfg.checkpoint.dir.empty()) {
-    checkpointer.save(num_steps - 1, summary.test.accuracy);
-    checkpointer.wait();
-  }
+  const int64_t first_step = checkpointer.restore();
+  examples::require_same_epochs(checkpointer, epoch_length(cfg, ctx, steps_per_epoch));
+  const auto summary = loop.run(checkpointer, first_step);
   const auto hash = examples::common_parameter_hash(model.named_parameters(), ctx.control_plane());
   print_summary(summary, hash, ctx, cfg, metrics);
 }

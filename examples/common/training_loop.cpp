@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "common/mixup.hpp"
 
@@ -37,18 +38,30 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
   TrainingSummary summary;
   summary.first_step = first_step;
   summary.num_steps = settings_.num_steps;
+  if (first_step >= settings_.num_steps) {
+    summary.test = evaluate();  // nothing left to train or to save: say how good the model is
+    return summary;
+  }
   parts_.module.train();
+  parts_.metrics.begin(first_step);
   for (int64_t step = first_step; step < settings_.num_steps; ++step) {
     parts_.metrics.end_step(step, train_step(step));
-    if ((step + 1) % steps_per_epoch_ == 0 || step + 1 == settings_.num_steps) {
-      end_epoch(step, summary);
+    const bool last = step + 1 == settings_.num_steps;
+    bool evaluated = false;
+    if ((step + 1) % steps_per_epoch_ == 0 || last) {
+      evaluated = end_epoch(step, summary);
+    }
+    if (last || (evaluated && settings_.keep_best != "off")) {
+      checkpointer.save(step, evaluated ? std::optional(metric_of(summary.test)) : std::nullopt);
     }
     checkpointer.save_if_due(step);
   }
-  if (first_step >= settings_.num_steps) {
-    summary.test = evaluate();  // nothing left to train: say how good the model is
-  }
+  checkpointer.wait();
   return summary;
+}
+
+double TrainingLoop::metric_of(const EvalResult& test) const {
+  return settings_.keep_best == "min" ? test.loss : test.accuracy;
 }
 
 ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
@@ -72,7 +85,7 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
   if (settings_.train.max_grad_norm > 0 || logged) {
     metrics.grad_norm = ddp::clip_grad_norm_(parts_.model, settings_.train.max_grad_norm);
   }
-  parts_.scaler.step(parts_.optimizer, metrics.lr);
+  parts_.scaler.step(parts_.optimizer, *metrics.lr);
   parts_.scaler.update();
   if (parts_.ema != nullptr) {
     parts_.ema->update();
@@ -112,19 +125,19 @@ void TrainingLoop::micro_step(const ddp::Batch& batch, int64_t draw, int64_t num
   metrics.num_samples += batch.size();
 }
 
-void TrainingLoop::end_epoch(int64_t step, TrainingSummary& summary) {
+bool TrainingLoop::end_epoch(int64_t step, TrainingSummary& summary) {
   const int64_t epoch = step / steps_per_epoch_;
   const int64_t every = settings_.train.eval_every;
   const bool last = step + 1 == settings_.num_steps;
   ddp::EpochMetrics metrics;
-  if (every > 0 && (last || (epoch + 1) % every == 0)) {
+  const bool evaluates = every > 0 && (last || (epoch + 1) % every == 0);
+  if (evaluates) {
     ddp::Metrics::ClockPause pause(parts_.metrics);
     summary.test = evaluate();
     metrics = {.test_loss = summary.test.loss, .test_accuracy = summary.test.accuracy};
   }
-  const bool first = train_seconds_ == 0;
   summary.last_epoch = parts_.metrics.end_epoch(epoch, metrics);
-  if (first) {
+  if (std::exchange(first_epoch_, false)) {
     summary.first_epoch = summary.last_epoch;
   }
   if (std::isfinite(summary.last_epoch.images_per_second)) {
@@ -132,6 +145,7 @@ void TrainingLoop::end_epoch(int64_t step, TrainingSummary& summary) {
     timed_images_ += summary.last_epoch.images_per_second * summary.last_epoch.seconds;
     summary.images_per_second = timed_images_ / train_seconds_;
   }
+  return evaluates;
 }
 
 EvalResult TrainingLoop::evaluate() {

@@ -36,6 +36,8 @@ struct TrainingSettings {
   int64_t log_every = 10;  ///< steps whose gradient norm is wanted even without clipping
   int64_t seed = 0;        ///< of mixup
   bool weighted = false;   ///< ranks' batches differ in size: take the mean over samples, not ranks
+  std::string keep_best = "off";  ///< CheckpointOptions::keep_best; min: of the test loss, max: of
+                                  ///< the test accuracy
 };
 
 /// Optimizer steps an epoch of `batches_per_epoch` batches takes; the last one may have fewer
@@ -64,7 +66,7 @@ class TrainingLoop {
   TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings);
 
   /// Trains from `first_step` (what Checkpointer::restore gave) to num_steps, evaluating and saving
-  /// on the way. Collective. ddp::Stop passes through after an agreed stop.
+  /// on the way and at the end. Collective. ddp::Stop passes through after an agreed stop.
   TrainingSummary run(ddp::Checkpointer& checkpointer, int64_t first_step);
 
   /// Loss and accuracy over the whole evaluation set, equal on all ranks. Collective; the host
@@ -76,12 +78,15 @@ class TrainingLoop {
   /// Forward and backward of one batch; adds its share to the step's loss and right answers.
   void micro_step(const ddp::Batch& batch, int64_t draw, int64_t num_micro_steps,
                   ddp::StepMetrics& metrics);
-  void end_epoch(int64_t step, TrainingSummary& summary);
+  /// True where it evaluated.
+  bool end_epoch(int64_t step, TrainingSummary& summary);
+  double metric_of(const EvalResult& test) const;
 
   TrainingParts parts_;
   TrainingSettings settings_;
   int64_t batches_per_epoch_;
   int64_t steps_per_epoch_;
+  bool first_epoch_ = true;
   double train_seconds_ = 0;
   double timed_images_ = 0;
 };

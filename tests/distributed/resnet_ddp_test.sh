@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainer as a user does and looks at what it prints.
 #
-# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates PROGRAM RANKS DATA
+# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses PROGRAM RANKS DATA
 #   learns    20 steps lower the loss, all ranks end with the same parameters
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
-#   accumulates  two micro-batches of 16, mixup, label smoothing, clipping and EMA together
+#   accumulates  three micro-batches (an epoch's last step has fewer), mixup, label smoothing, clipping
+#                and EMA together
+#   finishes  the best checkpoint is kept, and a finished run that is started again says so and saves nothing
+#   refuses   resuming with another global batch; ranks with different numbers of batches
+# The data are 163 images: no number of ranks divides them, so padding and doubled images would be seen.
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
 work=$(mktemp -d)
@@ -25,7 +29,7 @@ run() { # run LOG SETTING…
   shift
   local launch=()
   [ "$ranks" -gt 1 ] && launch=(mpirun -n "$ranks")
-  exec "${launch[@]}" "$program" data.path="$data" data.num_samples=160 train.batch_size=$((32 / ranks)) \
+  exec "${launch[@]}" "$program" data.path="$data" data.num_samples=163 train.batch_size=$((32 / ranks)) \
     loader.drop_last=true loader.num_workers=1 optimizer.momentum=0.9 lr_schedule.lr=0.005 metrics.dir="$work/runs" \
     metrics.progress=plain "$@" > "$log" 2>&1
 }
@@ -60,14 +64,48 @@ case $scenario in
     (run "$work/1.log" train.max_steps=20) || fail "exit code $?"
     check_learning "$work/1.log"
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
-    grep -q "^test accuracy .* of 160 images" "$work/1.log" || fail "not every test image was counted once"
+    grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
     grep -E "^(test|images|parameters)" "$work/1.log"
     ;;
   accumulates)
-    (run "$work/1.log" train.max_steps=20 train.batch_size=$((16 / ranks)) train.grad_accum_steps=2 train.max_grad_norm=20 \
-      train.label_smoothing=0.05 train.mixup=0.1 model.ema_decay=0.5 model.channels_last=true) || fail "exit code $?"
+    # 11 batches: three steps of 3 and one of 2 an epoch.
+    (run "$work/1.log" train.epochs=5 train.batch_size=$((16 / ranks)) train.grad_accum_steps=3 train.max_grad_norm=20 \
+      loader.drop_last=false train.label_smoothing=0.05 train.mixup=0.1 model.ema_decay=0.5 model.channels_last=true \
+      metrics.run_name=1) || fail "exit code $?"
+    grep -q "step 20/20 | epoch 5.00" "$work/1.log" || fail "five epochs are not 20 steps"
+    [ "$(wc -l < "$work/runs/1/epochs.csv")" = 6 ] || fail "not five rows of epochs"
+    grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
     check_learning "$work/1.log"
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
+    ;;
+  finishes)
+    saving=(train.epochs=3 checkpoint.dir="$work/checkpoints" checkpoint.keep_best=max checkpoint.keep_last=1)
+    (run "$work/1.log" "${saving[@]}") || fail "exit code $?"
+    ls "$work/checkpoints" > "$work/before.log"
+    grep -q '\.' "$work/before.log" && fail "a step was saved twice"
+    grep -h '"metric"' "$work"/checkpoints/*/manifest.json > /dev/null || fail "no metric was saved"
+    (run "$work/2.log" "${saving[@]}") || fail "exit code $? of the second start"
+    ls "$work/checkpoints" > "$work/after.log"
+    cmp "$work/before.log" "$work/after.log" || fail "the second start saved again"
+    grep -qi "nan" "$work/2.log" && fail "the second start prints nan"
+    grep -q "^images/s" "$work/2.log" && fail "the second start prints a rate"
+    [ "$(hash_of "$work/1.log")" = "$(hash_of "$work/2.log")" ] || fail "the parameters differ"
+    [ "$(grep '^test accuracy' "$work/1.log")" = "$(grep '^test accuracy' "$work/2.log")" ] || fail "the test results differ"
+    ;;
+  refuses)
+    saving=(train.max_steps=2 checkpoint.dir="$work/checkpoints")
+    (run "$work/1.log" "${saving[@]}") || fail "exit code $?"
+    (run "$work/2.log" "${saving[@]}" train.batch_size=$((16 / ranks)))
+    code=$?
+    [ $code = 64 ] || fail "exit code $code with another batch, expected 64"
+    grep -q "saved by a run with 5 steps an epoch of 32 samples, this one has 10 steps an epoch of 16" "$work/2.log" ||
+      fail "the message does not name both lengths"
+    [ "$ranks" -gt 1 ] || exit 0
+    # One image for each of the first 163 - 160 ranks of an extra batch.
+    (run "$work/3.log" train.max_steps=2 sampler.pad=false train.batch_size=1 loader.drop_last=false)
+    code=$?
+    [ $code = 64 ] || fail "exit code $code with sampler.pad=false, expected 64"
+    grep -q "sampler.pad=false gives rank 0 82 training batches an epoch and rank 1 81" "$work/3.log" || fail "no message"
     ;;
   resumes | stops)
     (run "$work/whole.log" train.max_steps=30 model.ema_decay=0.9) || fail "exit code $?"

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <ctime>
@@ -33,11 +34,13 @@ RunFolder make_folder(const ControlPlane& control_plane, const LaunchEnvironment
 }  // namespace
 
 MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
-                         const LaunchEnvironment& launch, const MetricsOptions& options)
+                         const LaunchEnvironment& launch, const MetricsOptions& options,
+                         std::function<void(int64_t step)> set_progress)
     : control_plane_(control_plane),
       device_(device),
       launch_(launch),
       options_(options),
+      set_progress_(std::move(set_progress)),
       folder_(make_folder(control_plane, launch, options)),
       sums_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(device))),
       loss_sum_(sums_[0]),
@@ -49,11 +52,7 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
   if (options_.nvtx) {
     enable_nvtx();
   }
-  if (options_.trace_steps > 0) {
-    const auto path = folder_.path().empty() ? std::string("trace.json") : folder() + "/trace.json";
-    tracer_ = std::make_unique<Tracer>(control_plane, device, path, options_.trace_first_step,
-                                       options_.trace_steps);
-  }
+  make_tracer(0);
   if (!is_main()) {
     return;
   }
@@ -75,8 +74,28 @@ double MetricsImpl::seconds_now() const {
   return std::chrono::duration<double>(until - started_).count() - paused_seconds_;
 }
 
+void MetricsImpl::make_tracer(int64_t next_step) {
+  tracer_.reset();  // before the next one records
+  if (options_.trace_steps > 0) {
+    const auto path = folder_.path().empty() ? std::string("trace.json") : folder() + "/trace.json";
+    tracer_ = std::make_unique<Tracer>(control_plane_, device_, path, options_.trace_first_step,
+                                       options_.trace_steps, next_step);
+  }
+}
+
+void MetricsImpl::begin(int64_t first_step) {
+  if (first_step > 0) {
+    make_tracer(first_step);
+  }
+  set_progress_(first_step);
+}
+
 void MetricsImpl::pause() {
   if (pauses_++ == 0) {
+    if (!device_.is_cpu()) {
+      const c10::impl::VirtualGuardImpl guard(device_.type());
+      guard.synchronizeStream(guard.getStream(device_));  // what is enqueued is training
+    }
     paused_at_ = Clock::now();
   }
 }
@@ -117,7 +136,7 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
     now_.timed_samples += n;
     now_.timed_steps += 1;
   }
-  control_plane_.set_progress(step + 1, "");
+  set_progress_(step + 1);
   const bool last = options_.run.max_steps > 0 && step + 1 == options_.run.max_steps;
   if (options_.log_every > 0 && ((step + 1) % options_.log_every == 0 || last)) {
     log_step(step, metrics);
@@ -129,7 +148,7 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
 }
 
 // The only place where the host waits for the device. Returns the gradient norm.
-double MetricsImpl::fetch(const at::Tensor& grad_norm) {
+std::optional<double> MetricsImpl::fetch(const at::Tensor& grad_norm) {
   at::NoGradGuard no_grad;
   auto values = sums_;
   if (grad_norm.defined()) {
@@ -144,7 +163,7 @@ double MetricsImpl::fetch(const at::Tensor& grad_norm) {
     now_.loader_wait_ms = loader_wait();
   }
   sample_gpu();
-  return grad_norm.defined() ? data[2] : NAN;
+  return grad_norm.defined() ? std::optional(data[2]) : std::nullopt;
 }
 
 void MetricsImpl::sample_gpu() {
@@ -178,7 +197,7 @@ JobNumbers MetricsImpl::gather(const RankNumbers& own) {
 }
 
 void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
-  const double grad_norm = fetch(metrics.grad_norm);
+  const auto grad_norm = fetch(metrics.grad_norm);
   auto own = numbers_since(at_log_);
   own.exposed_comm_ms = exposed_comm ? exposed_comm() : NAN;
   at_log_ = now_;
@@ -188,21 +207,22 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   if (!is_main()) {
     return;
   }
-  const StepNumbers numbers{.step = step + 1,
-                            .epoch = options_.run.steps_per_epoch > 0
-                                         ? static_cast<double>(step + 1) /
-                                               static_cast<double>(options_.run.steps_per_epoch)
-                                         : NAN,
-                            .loss = job.loss(),
-                            .accuracy = job.accuracy(),
-                            .lr = metrics.lr,
-                            .grad_norm = grad_norm,
-                            .step_ms = job.step_ms(),
-                            .images_per_second = job.images_per_second(),
-                            .images_per_second_per_rank = job.images_per_second() / job.world_size,
-                            .exposed_comm_ms = job.total.exposed_comm_ms,
-                            .loader_wait_ms = job.total.loader_wait_ms,
-                            .peak_memory_gib = job.total.memory_gib};
+  const StepNumbers numbers{
+      .step = step + 1,
+      .epoch = options_.run.steps_per_epoch > 0
+                   ? std::optional(static_cast<double>(step + 1) /
+                                   static_cast<double>(options_.run.steps_per_epoch))
+                   : std::nullopt,
+      .loss = job.loss(),
+      .accuracy = job.accuracy(),
+      .lr = metrics.lr,
+      .grad_norm = grad_norm,
+      .step_ms = if_measured(job.step_ms()),
+      .images_per_second = if_measured(job.images_per_second()),
+      .images_per_second_per_rank = if_measured(job.images_per_second() / job.world_size),
+      .exposed_comm_ms = if_measured(job.total.exposed_comm_ms),
+      .loader_wait_ms = if_measured(job.total.loader_wait_ms),
+      .peak_memory_gib = if_measured(job.total.memory_gib)};
   if (options_.progress != "off") {
     clear_bar();
     log_info(log_line(numbers, options_.run.max_steps, eta_seconds(step)));
@@ -246,9 +266,11 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
 Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
                            const JobNumbers& job) const {
   const auto& run = options_.run;
-  const auto per_rank = [&run]() -> std::optional<int64_t> {
-    return run.batch_size_per_rank > 0 ? std::optional(run.batch_size_per_rank) : std::nullopt;
-  }();
+  const int64_t batch =
+      run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * job.world_size;
+  const auto if_known = [](int64_t known, double number) {
+    return known > 0 ? std::optional(number) : std::nullopt;
+  };
   return {{.name = "job_id", .text = launch_.job_id},
           {.name = "commit", .text = commit_},
           {.name = "gpu_type",
@@ -259,20 +281,20 @@ Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
           {.name = "gpus", .integer = device_.is_cuda() ? job.world_size : 0},
           {.name = "ranks", .integer = job.world_size},
           {.name = "precision", .text = run.precision},
-          {.name = "global_batch_size",
-           .integer = per_rank ? std::optional(*per_rank * job.world_size) : std::nullopt},
-          {.name = "batch_size_per_gpu", .integer = per_rank},
-          {.name = "bucket_cap_mb", .number = run.bucket_cap_mb > 0 ? run.bucket_cap_mb : NAN},
+          {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
+          {.name = "batch_size_per_gpu",  // not whole where ranks share it unevenly
+           .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
+          {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
           {.name = "epoch", .integer = epoch},
           {.name = "train_loss", .number = job.loss()},
           {.name = "train_accuracy", .number = job.accuracy()},
           {.name = "test_loss", .number = metrics.test_loss},
           {.name = "test_accuracy", .number = metrics.test_accuracy},
           {.name = "epoch_seconds", .number = job.total.seconds},
-          {.name = "images_per_second", .number = job.images_per_second()},
-          {.name = "gpu_utilisation_percent", .number = job.total.utilisation},
-          {.name = "power_w", .number = job.total.power_w},
-          {.name = "memory_gib", .number = job.total.memory_gib},
+          {.name = "images_per_second", .number = if_measured(job.images_per_second())},
+          {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
+          {.name = "power_w", .number = if_measured(job.total.power_w)},
+          {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
           {.name = "time", .number = unix_time()}};
 }
 
@@ -280,7 +302,13 @@ Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
 
 Metrics::Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
                  const MetricsOptions& options)
-    : impl_(std::make_unique<detail::MetricsImpl>(control_plane, device, launch, options)) {}
+    : impl_(std::make_unique<detail::MetricsImpl>(
+          control_plane, device, launch, options,
+          [&control_plane](int64_t step) { control_plane.set_progress(step, ""); })) {}
+Metrics::Metrics(const Context& context, const MetricsOptions& options)
+    : impl_(std::make_unique<detail::MetricsImpl>(
+          context.control_plane(), context.device(), context.launch(), options,
+          [&context](int64_t step) { context.set_progress(step, ""); })) {}
 Metrics::~Metrics() = default;
 
 void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {
@@ -288,6 +316,9 @@ void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {
 }
 void Metrics::set_loader_wait(std::function<double()> total_ms) {
   impl_->loader_wait = std::move(total_ms);
+}
+void Metrics::begin(int64_t first_step) {
+  impl_->begin(first_step);
 }
 void Metrics::end_step(int64_t step, const StepMetrics& metrics) {
   impl_->end_step(step, metrics);

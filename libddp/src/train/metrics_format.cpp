@@ -20,14 +20,17 @@ std::string format(const char* pattern, Args... args) {
 
 // The shortest text that reads back as the same double.
 std::string shortest(double number) {
+  if (std::isnan(number)) {
+    return "nan";  // whatever its sign
+  }
   char text[40];
   const auto end = std::to_chars(text, text + sizeof text, number).ptr;
   return {text, end};
 }
 
-void add(std::string& line, const char* pattern, double number) {
-  if (!std::isnan(number)) {
-    line += " | " + format(pattern, number);
+void add(std::string& line, const char* pattern, std::optional<double> number) {
+  if (number) {
+    line += " | " + format(pattern, std::isnan(*number) ? NAN : *number);  // printf shows a sign
   }
 }
 
@@ -60,7 +63,7 @@ std::string Cell::to_csv() const {
     return std::to_string(*integer);
   }
   if (text.empty()) {
-    return std::isnan(number) ? "" : shortest(number);
+    return number ? shortest(*number) : "";
   }
   if (text.find_first_of(",\"\n\r") == std::string::npos) {
     return text;
@@ -95,10 +98,10 @@ std::string json_line(const Row& row) {
       json[cell.name] = *cell.integer;
     } else if (!cell.text.empty()) {
       json[cell.name] = cell.text;
-    } else if (std::isinf(cell.number)) {
-      json[cell.name] = cell.number > 0 ? "inf" : "-inf";  // JSON has no word for it
-    } else if (!std::isnan(cell.number)) {
-      json[cell.name] = cell.number;
+    } else if (cell.number && !std::isfinite(*cell.number)) {
+      json[cell.name] = shortest(*cell.number);
+    } else if (cell.number) {
+      json[cell.name] = *cell.number;
     }
   }
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -127,13 +130,13 @@ std::string log_line(const StepNumbers& n, int64_t max_steps, double eta_seconds
   }
   add(line, "epoch %.2f", n.epoch);
   add(line, "loss %.4f", n.loss);
-  add(line, "accuracy %.2f %%", 100 * n.accuracy);
+  add(line, "accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
   add(line, "lr %.3g", n.lr);
   add(line, "grad_norm %.3g", n.grad_norm);
   add(line, "%.1f ms/step", n.step_ms);
-  if (!std::isnan(n.images_per_second)) {
-    line +=
-        format(" | %.1f images/s (%.1f a rank)", n.images_per_second, n.images_per_second_per_rank);
+  if (n.images_per_second) {
+    line += format(" | %.1f images/s (%.1f a rank)", *n.images_per_second,
+                   n.images_per_second_per_rank.value_or(NAN));
   }
   add(line, "exposed comm %.2f ms", n.exposed_comm_ms);
   add(line, "loader wait %.2f ms", n.loader_wait_ms);
@@ -144,8 +147,8 @@ std::string log_line(const StepNumbers& n, int64_t max_steps, double eta_seconds
   return line;
 }
 
-std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds, double loss,
-                         int columns) {
+std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
+                         std::optional<double> loss, int columns) {
   std::string text;
   if (max_steps > 0) {
     const double share =

@@ -12,11 +12,12 @@
 
 namespace ddp::detail {
 
-/// A column's value: text, an integer, or a number; NaN and empty text mean "unknown".
+/// A column's value: text, an integer, or a number; nothing and empty text mean "unknown". A NaN is
+/// a number: losses become NaN, and then everybody should see it.
 struct Cell {
   std::string name;
   std::string text = "";
-  double number = NAN;
+  std::optional<double> number = {};
   std::optional<int64_t> integer = {};
 
   /// As in a CSV file, quoted where RFC 4180 asks for it; empty where unknown.
@@ -26,31 +27,35 @@ using Row = std::vector<Cell>;
 
 std::string csv_header(const Row& row);
 std::string csv_line(const Row& row);
-/// One JSON object; unknown values are left out.
+/// One JSON object; unknown values are left out, and what JSON has no word for is text: "nan".
 std::string json_line(const Row& row);
 
 struct StepNumbers {
   int64_t step = 0;
-  double epoch = NAN;
-  double loss = NAN;
-  double accuracy = NAN;
-  double lr = NAN;
-  double grad_norm = NAN;
-  double step_ms = NAN;
-  double images_per_second = NAN;
-  double images_per_second_per_rank = NAN;
-  double exposed_comm_ms = NAN;
-  double loader_wait_ms = NAN;
-  double peak_memory_gib = NAN;
+  std::optional<double> epoch = {};
+  std::optional<double> loss = {};
+  std::optional<double> accuracy = {};
+  std::optional<double> lr = {};
+  std::optional<double> grad_norm = {};
+  std::optional<double> step_ms = {};
+  std::optional<double> images_per_second = {};
+  std::optional<double> images_per_second_per_rank = {};
+  std::optional<double> exposed_comm_ms = {};
+  std::optional<double> loader_wait_ms = {};
+  std::optional<double> peak_memory_gib = {};
 };
+/// For numbers that are measured: NaN says that they were not.
+inline std::optional<double> if_measured(double number) {
+  return std::isnan(number) ? std::nullopt : std::optional(number);
+}
 Row step_row(const StepNumbers& numbers, double unix_time);
 
 /// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are left out. max_steps 0:
 /// unknown.
 std::string log_line(const StepNumbers& numbers, int64_t max_steps, double eta_seconds);
 /// "[=====>      ]  12 % | step 120/1000 | ETA 00:03:12 | loss 1.2345", at most `columns` wide.
-std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds, double loss,
-                         int columns);
+std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
+                         std::optional<double> loss, int columns);
 /// "00:03:12", "2d 03:00:00"; "?" where unknown.
 std::string format_duration(double seconds);
 

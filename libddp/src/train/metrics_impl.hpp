@@ -41,22 +41,27 @@ struct JobNumbers {
   RankNumbers total;  ///< sums; seconds, steps and memory: the largest
   int world_size;
 
-  double loss() const { return total.loss_samples > 0 ? total.loss_sum / total.loss_samples : NAN; }
-  double accuracy() const {
-    return total.correct_samples > 0 ? total.correct / total.correct_samples : NAN;
-  }
+  std::optional<double> loss() const { return ratio(total.loss_sum, total.loss_samples); }
+  std::optional<double> accuracy() const { return ratio(total.correct, total.correct_samples); }
   double images_per_second() const {
     return total.seconds > 0 && total.samples > 0 ? total.samples / total.seconds : NAN;
   }
   double step_ms() const { return total.steps > 0 ? 1000 * total.seconds / total.steps : NAN; }
+
+ private:
+  static std::optional<double> ratio(double sum, double count) {
+    return count > 0 ? std::optional(sum / count) : std::nullopt;
+  }
 };
 
 class MetricsImpl {
  public:
+  /// `set_progress` is told which step begins.
   MetricsImpl(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
-              const MetricsOptions& options);
+              const MetricsOptions& options, std::function<void(int64_t step)> set_progress);
   ~MetricsImpl();
 
+  void begin(int64_t first_step);
   void end_step(int64_t step, const StepMetrics& metrics);
   EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics);
   void pause();
@@ -85,7 +90,8 @@ class MetricsImpl {
   bool is_main() const { return control_plane_.rank() == 0; }
   double seconds_now() const;
   void add_on_device(const StepMetrics& metrics);
-  double fetch(const at::Tensor& grad_norm);
+  void make_tracer(int64_t next_step);
+  std::optional<double> fetch(const at::Tensor& grad_norm);
   RankNumbers numbers_since(const Counts& start);
   JobNumbers gather(const RankNumbers& own);
   void log_step(int64_t step, const StepMetrics& metrics);
@@ -99,6 +105,7 @@ class MetricsImpl {
   const at::Device device_;
   const LaunchEnvironment launch_;
   const MetricsOptions options_;
+  const std::function<void(int64_t)> set_progress_;
   RunFolder folder_;
   std::unique_ptr<GpuMonitor> gpu_;
   std::unique_ptr<Tracer> tracer_;
@@ -116,7 +123,7 @@ class MetricsImpl {
   double paused_seconds_ = 0;
   int pauses_ = 0;
   double last_step_ms_ = NAN;
-  double last_loss_ = NAN;
+  std::optional<double> last_loss_;
 
   double utilisation_sum_ = 0;  ///< over the epoch's samples
   int utilisation_samples_ = 0;

@@ -2,7 +2,9 @@
 #include "ddp/train/trace.hpp"
 
 #include <fstream>
+#include <utility>
 
+#include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/trace_device.hpp"
 #include "train/trace_merge.hpp"
@@ -18,6 +20,8 @@ Tracer::Tracer(ControlPlane& control_plane, at::Device device, std::string path,
       num_steps_(num_steps) {
   if (first_step_ == next_step) {
     begin();
+  } else if (first_step_ < next_step) {
+    give_up(next_step);
   }
 }
 
@@ -33,8 +37,23 @@ void Tracer::begin() {
   recorder_.start();
 }
 
+void Tracer::give_up(int64_t next_step) {
+  recorder_.stop();
+  recording_ = false;
+  done_ = true;
+  if (control_plane_.rank() == 0) {
+    log_warning(detail::concat("nothing is traced: metrics.trace_first_step=", first_step_,
+                               " is past, this run goes on with step ", next_step));
+  }
+}
+
 void Tracer::end_step(int64_t step) {
   if (done_) {
+    return;
+  }
+  const bool begun = recording_ ? step > first_step_ : step >= first_step_;
+  if (!std::exchange(seen_step_, true) && begun) {
+    give_up(step);  // nobody told the constructor where the run goes on
     return;
   }
   if (recording_) {

@@ -184,25 +184,91 @@ TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph 
   REQUIRE(rows.at(1).at("lr") == "");
 }
 
-TEST_CASE("traced steps of all ranks end in one file") {
+TEST_CASE("a loss that became NaN is seen in every file") {
+  TemporaryFolder folder;
+  const auto options = options_in(folder);
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    for (int step = 0; step < 2; ++step) {
+      metrics.end_step(step, {.loss = torch::tensor(NAN), .num_samples = 1});
+    }
+    const auto epoch = metrics.end_epoch(0, {.test_loss = NAN});
+    REQUIRE(std::isnan(epoch.train_loss.value()));
+    REQUIRE_FALSE(epoch.train_accuracy.has_value());
+  }));
+  REQUIRE(read_csv(folder.file("run/steps.csv")).at(0).at("loss") == "nan");
+  const auto json = nlohmann::json::parse(testing::read_file(folder.file("run/steps.jsonl")));
+  REQUIRE(json.at("loss") == "nan");
+  REQUIRE_FALSE(json.contains("accuracy"));
+  const auto epoch = read_csv(folder.file("run/epochs.csv")).at(0);
+  REQUIRE(epoch.at("train_loss") == "nan");
+  REQUIRE(epoch.at("test_loss") == "nan");
+  REQUIRE(epoch.at("test_accuracy") == "");
+}
+
+TEST_CASE("a global batch that the ranks share is told as such") {
   TemporaryFolder folder;
   auto options = options_in(folder);
-  options.trace_first_step = 2;
-  options.trace_steps = 3;
+  options.run = {.batch_size_per_rank = 32, .global_batch_size = 101};
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    metrics.end_epoch(0);
+  }));
+  const auto epoch = read_csv(folder.file("run/epochs.csv")).at(0);
+  REQUIRE(epoch.at("global_batch_size") == "101");
+  REQUIRE(epoch.at("batch_size_per_gpu") == "50.5");
+}
+
+namespace {
+
+// The steps in the trace of a run from `first_step` to step 8, empty where there is none.
+std::vector<int> traced_steps(MetricsOptions options, int64_t first_step, bool told) {
   // One process, one active recorder: the ranks of this test are threads, so only a world of one.
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
     ddp::Metrics metrics(plane, at::kCPU, {}, options);
-    for (int step = 0; step < 8; ++step) {
+    if (told) {
+      metrics.begin(first_step);
+    }
+    for (int64_t step = first_step; step < 8; ++step) {
       { ddp::TraceScope scope("forward", "compute"); }
       metrics.end_step(step, {.num_samples = 1});
     }
   }));
-  const auto json = nlohmann::json::parse(testing::read_file(folder.file("run/trace.json")));
   std::vector<int> steps;
+  const auto text = testing::read_file(options.dir + "/run/trace.json");
+  if (text.empty()) {
+    return steps;
+  }
+  const auto json = nlohmann::json::parse(text);
   for (const auto& event : json.at("traceEvents")) {
     if (event.at("ph") == "X") {
       steps.push_back(event["args"]["step"].get<int>());
     }
   }
-  REQUIRE(steps == std::vector<int>{2, 3, 4});
+  return steps;
+}
+
+}  // namespace
+
+TEST_CASE("traced steps of all ranks end in one file") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.trace_first_step = 2;
+  options.trace_steps = 3;
+  REQUIRE(traced_steps(options, 0, false) == std::vector<int>{2, 3, 4});
+}
+
+TEST_CASE("a resumed run traces its first step, and never names a step that was not run") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.trace_steps = 2;
+  const bool told = GENERATE(true, false);
+  options.trace_first_step = 0;
+  REQUIRE(traced_steps(options, 5, told) == std::vector<int>{});
+  options.trace_first_step = 4;
+  REQUIRE(traced_steps(options, 5, told) == std::vector<int>{});
+  options.trace_first_step = 5;
+  REQUIRE(traced_steps(options, 5, told) == (told ? std::vector<int>{5, 6} : std::vector<int>{}));
+  options.trace_first_step = 6;
+  REQUIRE(traced_steps(options, 5, told) == std::vector<int>{6, 7});
 }

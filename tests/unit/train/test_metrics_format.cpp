@@ -23,6 +23,17 @@ TEST_CASE("csv and jsonl hold the same numbers; the unknown is left out") {
   REQUIRE(json_line(row) == R"({"step":3,"loss":0.1,"note":"a \"quoted\", one","norm":"inf"})");
 }
 
+TEST_CASE("a NaN is shown, it is not unknown") {
+  const double nan = GENERATE(NAN, -NAN);
+  const Row row = {{.name = "loss", .number = nan}, {.name = "low", .number = -INFINITY}};
+  REQUIRE(csv_line(row) == "nan,-inf");
+  REQUIRE(json_line(row) == R"({"loss":"nan","low":"-inf"})");
+  REQUIRE(log_line({.step = 7, .loss = nan, .grad_norm = nan}, 0, NAN) ==
+          "step 7 | loss nan | grad_norm nan");
+  REQUIRE(progress_bar(7, 0, NAN, nan, 80) == "step 7 | loss nan");
+  REQUIRE(if_measured(nan) == std::nullopt);
+}
+
 TEST_CASE("the log line says what is known") {
   StepNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .images_per_second = 2000};
   numbers.images_per_second_per_rank = 500;
@@ -39,9 +50,9 @@ TEST_CASE("the progress bar fits its terminal") {
   REQUIRE(progress_bar(500, 1000, 61, 0.5, 200) ==
           "[============>           ]  50 % | step 500/1000 | ETA 00:01:01 | loss 0.5000");
   REQUIRE(progress_bar(500, 1000, 61, 0.5, 20).size() == 19);
-  REQUIRE_THAT(progress_bar(1000, 1000, 0, NAN, 200),
+  REQUIRE_THAT(progress_bar(1000, 1000, 0, {}, 200),
                Catch::StartsWith("[========================] 100 %"));
-  REQUIRE(progress_bar(7, 0, NAN, NAN, 80) == "step 7");
+  REQUIRE(progress_bar(7, 0, NAN, {}, 80) == "step 7");
   REQUIRE(format_duration(2 * 86400 + 3 * 3600) == "2d 03:00:00");
   REQUIRE(format_duration(NAN) == "?");
   REQUIRE(format_duration(-1) == "?");

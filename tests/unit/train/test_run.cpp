@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "ddp/core/stop_signal.hpp"
+#include "ddp/train/checkpoint.hpp"
+#include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
 #include "support/catch.hpp"
 
@@ -135,6 +138,30 @@ TEST_CASE("keys that nobody reads are refused when the first step begins") {
   CHECK(run_program([](Context&, const Config&) {}, {"far.off=5"}).code() == 64);
 }
 
+TEST_CASE("a training loop announces its steps by itself") {
+  const auto loop = [](bool restores) {
+    return [restores](Context& context, const Config& config) {
+      Metrics metrics(context, config.metrics);
+      Checkpointer checkpointer(context, config.checkpoint, {});
+      for (int64_t step = restores ? checkpointer.restore() : 0; step < 3; ++step) {
+        std::printf("step %d\n", static_cast<int>(step));
+        metrics.end_step(step, {.num_samples = 1});
+      }
+    };
+  };
+  const auto run_loop = [&](bool restores, const char* argument) {
+    return run_program(loop(restores), {"metrics.dir=", argument});
+  };
+  CHECK(run_loop(true, "metrics.log_every=0").code() == 0);
+  const Ended at_end_of_step = run_loop(false, "mien.depth=5");
+  CHECK(at_end_of_step.code() == 64);
+  CHECK(at_end_of_step.says("step 0"));
+  CHECK_FALSE(at_end_of_step.says("step 1"));
+  const Ended before_first = run_loop(true, "mien.depth=5");
+  CHECK(before_first.code() == 64);
+  CHECK_FALSE(before_first.says("step 0"));
+}
+
 TEST_CASE("--help shows every key and returns 0") {
   const RunFunction never = [](Context&, const Config&) { std::puts("called"); };
   const Ended ended = run_program(never, {"--help"}, {declare_section<Mine>("mine")});
@@ -204,10 +231,18 @@ TEST_CASE("a rank that cannot unwind leaves with the cause's code") {
 TEST_CASE("settings reach LibTorch") {
   const Ended ended = run_program(
       [](Context&, const Config&) {
-        std::printf("deterministic %d\n", at::globalContext().deterministicAlgorithms());
+        const char* workspace = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+        std::printf("deterministic %d, workspace %s\n",
+                    at::globalContext().deterministicAlgorithms(), workspace ? workspace : "none");
       },
       {"train.deterministic=true"});
-  CHECK(ended.says("deterministic 1"));
+  CHECK(ended.says("deterministic 1, workspace :4096:8"));
+  const RunFunction precision = [](Context&, const Config&) {
+    std::printf("cuBLAS %d, cuDNN %d\n", at::globalContext().allowTF32CuBLAS(),
+                at::globalContext().allowTF32CuDNN());
+  };
+  CHECK(run_program(precision).says("cuBLAS 0, cuDNN 1"));
+  CHECK(run_program(precision, {"train.allow_tf32=true"}).says("cuBLAS 1, cuDNN 1"));
 }
 
 }  // namespace ddp

@@ -10,7 +10,8 @@
 //   exposed_comm_ms   last backward's wait for reductions that nothing hid, mean of ranks
 //   loader_wait_ms    wait for the loader a step, mean of ranks
 //   peak_memory_gib   of the whole device (of the process where it runs on the CPU), largest rank
-// The first step of a run, with its warm-up, counts for loss but not for time.
+// The first step of a run, with its warm-up, counts for loss but not for time. What is not known is
+// left out; a loss or norm that is NaN is known, and shown as nan.
 //
 // Nothing leaves the GPU but on logging steps: between them a step costs two one-element kernels.
 #pragma once
@@ -20,6 +21,7 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ddp/comm/context.hpp"
@@ -35,30 +37,31 @@ class MetricsImpl;
 struct StepMetrics {
   at::Tensor loss = {};     ///< one element: mean of this rank's samples; may require grad
   int64_t num_samples = 0;  ///< of this rank in this step
-  double lr = NAN;
+  std::optional<double> lr = {};
   at::Tensor grad_norm = {};    ///< one element
   at::Tensor num_correct = {};  ///< one element: this rank's right answers, for the accuracy
 };
 
 struct EpochMetrics {
-  double test_loss = NAN;
-  double test_accuracy = NAN;  ///< 0..1
+  std::optional<double> test_loss = {};
+  std::optional<double> test_accuracy = {};  ///< 0..1
 };
 
 /// What an epoch's row says, for programs that print it at their end.
 struct EpochResult {
-  double train_loss = NAN;
-  double train_accuracy = NAN;
-  double seconds = 0;  ///< of training, without what ClockPause covered
-  double images_per_second = NAN;
+  std::optional<double> train_loss = {};
+  std::optional<double> train_accuracy = {};
+  double seconds = 0;              ///< of training, without what ClockPause covered
+  double images_per_second = NAN;  ///< NaN where nothing was timed
 };
 
 /// Collective methods are called by all ranks, in the same order, from the thread that trains.
 class Metrics {
  public:
-  Metrics(const Context& context, const MetricsOptions& options)
-      : Metrics(context.control_plane(), context.device(), context.launch(), options) {}
-  /// Throws WriteError where the run folder cannot be made.
+  /// Tells `context`, which outlives it and stays in its place, of each step (set_progress). Throws
+  /// WriteError where the run folder cannot be made.
+  Metrics(const Context& context, const MetricsOptions& options);
+  /// The same without a Context: the control plane alone hears of the steps.
   Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
           const MetricsOptions& options);
   ~Metrics();
@@ -79,13 +82,18 @@ class Metrics {
   void set_exposed_comm(std::function<double()> last_backward_ms);
   void set_loader_wait(std::function<double()> total_ms);
 
+  /// Before the first step, where that is not step 0 (Checkpointer::restore): a trace may begin
+  /// with it. Collective.
+  void begin(int64_t first_step);
+
   /// After each step. Collective on logging steps and at both ends of a trace.
   void end_step(int64_t step, const StepMetrics& metrics);
 
   /// After an epoch and its evaluation. Collective. Starts the next epoch.
   EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics = {});
 
-  /// Stops the clock: evaluation and the like do not count as training time.
+  /// Stops the clock: evaluation and the like do not count as training time. Waits for the current
+  /// stream first, because the steps enqueued there do.
   class ClockPause {
    public:
     explicit ClockPause(Metrics& metrics);

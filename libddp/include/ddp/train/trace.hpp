@@ -21,6 +21,7 @@ class Tracer {
  public:
   /// Traces the steps first_step .. first_step + num_steps - 1 into `path` (used on rank 0 alone).
   /// Collective where first_step is the next step to run (`next_step`), because recording starts.
+  /// Where it is past, as on a resumed run, a warning says so and nothing is traced.
   Tracer(ControlPlane& control_plane, at::Device device, std::string path, int64_t first_step,
          int64_t num_steps, int64_t next_step = 0);
   ~Tracer();
@@ -36,6 +37,7 @@ class Tracer {
  private:
   void begin();
   void finish();
+  void give_up(int64_t next_step);
 
   ControlPlane& control_plane_;
   at::Device device_;
@@ -43,6 +45,7 @@ class Tracer {
   int64_t first_step_;
   int64_t num_steps_;
   bool recording_ = false;
+  bool seen_step_ = false;
   bool done_ = false;
   TraceRecorder recorder_;
 };
