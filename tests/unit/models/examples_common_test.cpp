@@ -4,20 +4,117 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "common/data_path.hpp"
 #include "common/mixup.hpp"
+#include "common/model_options.hpp"
 #include "common/parameter_hash.hpp"
+#include "common/run_checks.hpp"
 #include "common/training_loop.hpp"
 #include "ddp/ddp.hpp"
 #include "models/resnet.hpp"
 #include "support/catch.hpp"
+#include "unit/train/temporary_folder.hpp"
+#include "unit/train/thread_control_plane.hpp"
 
 TEST_CASE("an epoch's steps hold all its batches") {
   CHECK(examples::steps_per_epoch(10, 1) == 10);
   CHECK(examples::steps_per_epoch(10, 3) == 4);
   CHECK(examples::steps_per_epoch(9, 3) == 3);
   CHECK(examples::steps_per_epoch(0, 2) == 1);
+}
+
+namespace {
+
+struct NamedClasses : ddp::Dataset {
+  explicit NamedClasses(std::vector<std::string> names_in) : names(std::move(names_in)) {}
+  int64_t size() const override { return 0; }
+  ddp::Example get(int64_t) const override { return {}; }
+  std::vector<std::string> class_names() const override { return names; }
+  std::vector<std::string> names;
+};
+
+template <typename E>
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+}  // namespace
+
+TEST_CASE("splits whose classes have other numbers are refused") {
+  const auto compare = [](std::vector<std::string> train, std::vector<std::string> test) {
+    return refusal<ddp::DataError>([&] {
+      examples::require_same_classes(NamedClasses(std::move(train)), NamedClasses(std::move(test)));
+    });
+  };
+  CHECK(compare({"ant", "bee"}, {"ant", "bee"}) == "(accepted)");
+  CHECK(compare({"ant", "bee"}, {}) == "(accepted)");
+  CHECK_THAT(compare({"ant", "bee", "cat"}, {"ant", "cat"}),
+             Catch::Contains("class 1 is 'bee' in the training data and 'cat' in the test data"));
+  CHECK_THAT(compare({"ant", "bee"}, {"ant"}),
+             Catch::Contains("class 1 is 'bee' in the training data and missing in the test data"));
+}
+
+TEST_CASE("ranks with different numbers of batches are refused on all") {
+  const auto errors = testing::run_ranks(3, [](ddp::ControlPlane& plane) {
+    examples::require_equal_batches(5, plane);
+    examples::require_equal_batches(plane.rank() == 2 ? 5 : 6, plane);
+  });
+  for (const auto& error : errors) {
+    REQUIRE(error);
+    CHECK_THAT(refusal<ddp::SettingsError>([&] { std::rethrow_exception(error); }),
+               Catch::Contains("gives rank 0 6 training batches an epoch and rank 2 5") &&
+                   Catch::Contains("fix: sampler.pad=true"));
+  }
+}
+
+TEST_CASE("a run is not resumed with epochs of another length") {
+  testing::TemporaryFolder folder;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  ddp::CheckpointOptions options;
+  options.dir = folder.file("checkpoints");
+  const auto start = [&](const examples::EpochLength& length) {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {});
+    const auto step = checkpointer.restore();
+    examples::require_same_epochs(checkpointer, length);
+    checkpointer.save(step);
+  };
+  start({.steps = 6, .samples_per_step = 32});
+  start({.steps = 6, .samples_per_step = 32});
+  for (const examples::EpochLength other : {examples::EpochLength{3, 64}, {5, 32}}) {
+    CHECK_THAT(refusal<ddp::SettingsError>([&] { start(other); }),
+               Catch::Contains("6 steps an epoch of 32 samples") &&
+                   Catch::Contains(other.to_string()) && Catch::Contains("train.batch_size"));
+  }
+}
+
+TEST_CASE("the configs that ship are accepted by the trainer") {
+  int count = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(examples::find_data_path("examples/configs"))) {
+    INFO(entry.path());
+    const auto path = entry.path().string();
+    const char* const arguments[] = {"resnet_ddp", "--config", path.c_str()};
+    const auto config = ddp::Config::from_command_line(
+        3, arguments, {ddp::declare_section<examples::ModelOptions>("model")});
+    config.require_all_read();
+    auto schedule = config.lr_schedule;
+    if (schedule.total_steps == 0) {
+      schedule.total_steps = config.train.num_steps(1000);
+    }
+    CHECK_NOTHROW(ddp::LrSchedule(schedule));
+    ++count;
+  }
+  CHECK(count >= 5);
 }
 
 TEST_CASE("mixup weights follow Beta(alpha, alpha) and repeat for the same draw") {

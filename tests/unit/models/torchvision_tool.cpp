@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C++ side of torchvision_interchange.py.
+//
+// usage: torchvision_tool WEIGHTS INPUT OUTPUT CHECKPOINTS
+// ResNet-18 with the weights of a file, as resnet_ddp takes them: writes its outputs in eval mode
+// for the tensor "input", and a checkpoint of it.
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "common/model_options.hpp"
+#include "ddp/ddp.hpp"
+#include "ddp/train/safetensors.hpp"
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::cerr << "usage: torchvision_tool WEIGHTS INPUT OUTPUT CHECKPOINTS\n";
+    return 64;
+  }
+  try {
+    auto context = ddp::Context::create({.device = "cpu"});
+    auto module =
+        examples::make_model({.weights = argv[1]}, /*num_classes=*/1000, context.communicator());
+    {
+      const torch::NoGradGuard no_grad;
+      module->eval();
+      const auto input = ddp::load_safetensors(argv[2]).tensors.at("input");
+      ddp::save_safetensors(argv[3], {{"output", module->forward(input)}});
+    }
+    ddp::DistributedDataParallel model(module, context.communicator());
+    ddp::CheckpointOptions options;
+    options.dir = argv[4];
+    {
+      ddp::Checkpointer checkpointer(context, options, {model});
+      checkpointer.save(0);
+    }
+    context.close();
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}
