@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The small examples as a user runs them.
 function(ddp_add_example name program ranks)
-  if(TARGET ${program} AND (ranks EQUAL 1 OR DDP_HAS_MPI))
+  if(TARGET ${program})
     cmake_parse_arguments(arg "" "" "ARGUMENTS;OUTPUT" ${ARGN})
     set(_options)
     foreach(_text ${arg_OUTPUT})
