@@ -18,9 +18,12 @@ int main(int argc, char** argv) {
     return 64;
   }
   try {
-    auto context = ddp::Context::create({.device = "cpu"});
-    auto module =
-        examples::make_model({.weights = argv[1]}, /*num_classes=*/1000, context.communicator());
+    ddp::ContextOptions on_cpu;
+    on_cpu.device = "cpu";
+    auto context = ddp::Context::create(on_cpu);
+    examples::ModelOptions from_file;
+    from_file.weights = argv[1];
+    auto module = examples::make_model(from_file, /*num_classes=*/1000, context.communicator());
     {
       const torch::NoGradGuard no_grad;
       module->eval();
