@@ -38,11 +38,9 @@ class Program:
 
     def __init__(self, name, command, world, gate, log):
         self.name, self.gate = name, gate
-        if world > 1:
-            command = ["torchrun", "--standalone", f"--nproc-per-node={world}"] + (
-                command if command[0].endswith(".py") else ["--no-python"] + command)
-        elif command[0].endswith(".py"):
-            command = [sys.executable] + command
+        # Also at world 1: without a launch there would be no process group, and no DDP, in PyTorch.
+        command = ["torchrun", "--standalone", f"--nproc-per-node={world}"] + (
+            command if command[0].endswith(".py") else ["--no-python"] + command)
         command += [f"gate={gate}", f"name={name}", f"rounds={ROUNDS}"]
         self.log = open(log, "w")
         environment = dict(os.environ, NCCL_NVLS_ENABLE="0", OMP_NUM_THREADS="1")

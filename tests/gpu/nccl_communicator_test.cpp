@@ -183,6 +183,67 @@ TEST_CASE("counters advance eagerly and in replays") {
   CHECK(lanes[0].completed == 9);
 }
 
+TEST_CASE("collectives in a row share a mark, and none of them is lost") {
+  auto comm = make();
+  auto x = at::ones({16}, on_device());
+  comm->all_reduce(x)->wait();
+  synchronize();
+  std::vector<ddp::WorkPtr> works;
+  for (int i = 0; i < 50; ++i) {
+    works.push_back(comm->all_reduce(x));
+  }
+  synchronize();
+  auto lanes = nccl(comm).counters().lanes();
+  CHECK(lanes[0].enqueued <= 51);  // some of the 50 may wait for their mark, and are not missed
+  CHECK(lanes[0].completed == lanes[0].enqueued);
+  works[10]->wait();  // marks all that were launched
+  synchronize();
+  lanes = nccl(comm).counters().lanes();
+  CHECK(lanes[0].enqueued == 51);
+  CHECK(lanes[0].completed == 51);
+
+  at::cuda::CUDAGraph graph;
+  capture(graph, [&] {
+    works.clear();
+    for (int i = 0; i < 5; ++i) {
+      works.push_back(comm->all_reduce(x));
+    }
+    for (const auto& work : works) {
+      work->wait();
+    }
+  });
+  for (uint64_t replay = 1; replay <= 3; ++replay) {
+    graph.replay();
+    synchronize();
+    lanes = nccl(comm).counters().lanes();
+    REQUIRE(lanes[1].enqueued == 5 * replay);
+    REQUIRE(lanes[1].completed == 5 * replay);
+  }
+  comm->all_reduce(x);
+  synchronize();
+  lanes = nccl(comm).counters().lanes();
+  CHECK(lanes[0].enqueued == 52);
+  CHECK(lanes[0].completed == 52);
+}
+
+TEST_CASE("a collective waits for what its stream was given before") {
+  auto comm = make();
+  auto x = at::empty({1 << 24}, on_device());
+  auto y = at::empty_like(x);
+  for (int round = 0; round < 20; ++round) {
+    y.fill_(static_cast<float>(rank() + round));
+    for (int i = 0; i < 10; ++i) {
+      x.copy_(y);  // keeps the stream busy past the launch below
+    }
+    if (round % 4 == 3) {
+      synchronize();
+    }
+    comm->all_reduce(x)->wait();
+    const float expected = sum_of_ranks() + static_cast<float>(world_size() * (round - 1));
+    REQUIRE(x.eq(expected).all().item<bool>());
+  }
+}
+
 TEST_CASE("a symmetric window is reduced, and its memory outlives the communicator") {
   ddp::CommunicatorOptions options;
   options.nccl_symmetric_memory = true;
@@ -293,8 +354,10 @@ TEST_CASE("the watchdog sees a replay that stands") {  // last: it breaks a grap
   synchronize();
   at::cuda::CUDAGraph graph;
   capture(graph, [&] {
-    comm->broadcast(x)->wait();
-    comm->all_reduce(x)->wait();
+    auto first = comm->broadcast(x);
+    auto second = comm->all_reduce(x);
+    first->wait();
+    second->wait();
   });
   graph.replay();
   synchronize();
@@ -305,7 +368,9 @@ TEST_CASE("the watchdog sees a replay that stands") {  // last: it breaks a grap
     REQUIRE(future.wait_for(20s) == std::future_status::ready);
     const auto failure = future.get();
     CHECK(failure.collective.find("captured in a CUDA graph") != std::string::npos);
-    CHECK(failure.collective.find("of 2 captured") != std::string::npos);
+    CHECK(failure.collective.starts_with("one of broadcast #2 "));
+    CHECK(failure.collective.find(" to all_reduce #3 ") != std::string::npos);
+    CHECK(failure.collective.find("collective 1 to 2 of 2 captured") != std::string::npos);
     synchronize();
   }
   meet();

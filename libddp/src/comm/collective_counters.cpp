@@ -32,7 +32,8 @@ std::string CollectiveRecord::to_string() const {
                 num_bytes, " bytes)");
 }
 
-CollectiveCounters::CollectiveCounters(cudaStream_t stream) : write_value_(find_write_value()) {
+CollectiveCounters::CollectiveCounters(cudaStream_t stream, cudaStream_t counter_stream)
+    : stream_(stream), counter_stream_(counter_stream), write_value_(find_write_value()) {
   constexpr size_t kBytes = kNumCounters * sizeof(uint32_t);
   check_cuda(cudaMalloc(reinterpret_cast<void**>(&totals_), kBytes), "cudaMalloc of the counters");
   check_cuda(cudaMemsetAsync(totals_, 0, kBytes, stream), "cudaMemsetAsync of the counters");
@@ -59,28 +60,55 @@ uint32_t CollectiveCounters::read(size_t counter) const {
   return std::atomic_ref<uint32_t>(shown_[counter]).load(std::memory_order_acquire);
 }
 
-void CollectiveCounters::enqueue_eager(const std::vector<CollectiveRecord>& launched) {
+void CollectiveCounters::begin_eager(std::span<const CollectiveRecord> collectives) {
   const std::lock_guard lock(mutex_);
-  for (const auto& record : launched) {
-    eager_records_[eager_enqueued_++ % kRecords] = record;
+  for (const auto& record : collectives) {
+    mark_follows_[eager_begun_ % kRecords] = false;
+    eager_records_[eager_begun_++ % kRecords] = record;
   }
 }
 
-void CollectiveCounters::mark_eager_end(cudaStream_t stream) {
+int64_t CollectiveCounters::end_eager() {
+  int64_t launch = 0;
+  bool due = false;
+  {
+    const std::lock_guard lock(mutex_);
+    launch = ++launches_;
+    eager_ended_ = eager_begun_;
+    due = std::chrono::steady_clock::now() - last_mark_ >= kMarkInterval;
+  }
+  if (due) {
+    mark_eager();
+  }
+  return launch;
+}
+
+void CollectiveCounters::mark_eager() {
+  const std::lock_guard order(mark_mutex_);
   uint32_t value = 0;
   {
     const std::lock_guard lock(mutex_);
-    value = static_cast<uint32_t>(eager_enqueued_);
+    if (eager_marked_ == eager_ended_ || abandoned_) {
+      return;
+    }
+    eager_marked_ = eager_ended_;
+    mark_follows_[(eager_marked_ - 1) % kRecords] = true;
+    last_mark_ = std::chrono::steady_clock::now();
+    value = static_cast<uint32_t>(eager_marked_);
   }
+  write_mark(value);
+}
+
+void CollectiveCounters::write_mark(uint32_t value) {
   if (write_value_ == nullptr) {
-    check_cuda(launch_counter_set(shown_, value, stream), "the counter kernel");
+    check_cuda(launch_counter_set(shown_, value, stream_), "the counter kernel");
     return;
   }
   const auto write =
       reinterpret_cast<CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned)>(write_value_);
   // Mapped memory has one address for host and device (unified addressing, all 64-bit systems).
   const auto code =
-      write(stream, reinterpret_cast<CUdeviceptr>(shown_), value, CU_STREAM_WRITE_VALUE_DEFAULT);
+      write(stream_, reinterpret_cast<CUdeviceptr>(shown_), value, CU_STREAM_WRITE_VALUE_DEFAULT);
   if (code != CUDA_SUCCESS) [[unlikely]] {
     throw Error(
         ExitCode::UserException,
@@ -88,12 +116,12 @@ void CollectiveCounters::mark_eager_end(cudaStream_t stream) {
   }
 }
 
-bool CollectiveCounters::begin_captured(unsigned long long id, cudaStream_t stream) {
+void CollectiveCounters::begin_captured(unsigned long long id, cudaEvent_t ready) {
   size_t graph = 0;
   {
     const std::lock_guard lock(mutex_);
     if (!graphs_.empty() && graphs_.back().capture_id == id) {
-      return false;
+      return;
     }
     if (graphs_.size() == kMaxGraphs) {
       throw SettingsError(
@@ -101,26 +129,44 @@ bool CollectiveCounters::begin_captured(unsigned long long id, cudaStream_t stre
                  " CUDA graphs; more are not counted by the watchdog: capture a step "
                  "once and replay it"));
     }
-    graphs_.push_back({id, {}});
+    graphs_.push_back({id, {}, {}});
     graph = graphs_.size() - 1;
   }
-  check_cuda(launch_counter_add(totals_ + started_of(graph), shown_ + started_of(graph), 1, stream),
+  check_cuda(cudaStreamWaitEvent(counter_stream_, ready, 0), "cudaStreamWaitEvent");
+  check_cuda(launch_counter_add(totals_ + started_of(graph), shown_ + started_of(graph), 1,
+                                counter_stream_),
              "the counter kernel");
-  return true;
 }
 
-void CollectiveCounters::mark_captured_end(const std::vector<CollectiveRecord>& launched,
-                                           cudaStream_t stream) {
+int64_t CollectiveCounters::end_captured(std::span<const CollectiveRecord> collectives) {
+  const std::lock_guard lock(mutex_);
+  auto& records = graphs_.back().records;
+  records.insert(records.end(), collectives.begin(), collectives.end());
+  return ++launches_;
+}
+
+bool CollectiveCounters::count_captured(int64_t launch, cudaEvent_t ended) {
   size_t graph = 0;
+  size_t number = 0;
   {
     const std::lock_guard lock(mutex_);
+    if (launch != launches_) {
+      return false;  // a later one has to be waited for as well
+    }
     graph = graphs_.size() - 1;
-    auto& records = graphs_.back().records;
-    records.insert(records.end(), launched.begin(), launched.end());
+    auto& [id, records, counted] = graphs_.back();
+    number = records.size() - (counted.empty() ? 0 : counted.back());
+    if (number > 0) {
+      counted.push_back(records.size());
+    }
   }
-  check_cuda(launch_counter_add(totals_ + ended_of(graph), shown_ + ended_of(graph),
-                                static_cast<uint32_t>(launched.size()), stream),
-             "the counter kernel");
+  if (number > 0) {
+    check_cuda(cudaStreamWaitEvent(counter_stream_, ended, 0), "cudaStreamWaitEvent");
+    check_cuda(launch_counter_add(totals_ + ended_of(graph), shown_ + ended_of(graph),
+                                  static_cast<uint32_t>(number), counter_stream_),
+               "the counter kernel");
+  }
+  return true;
 }
 
 std::vector<LaneProgress> CollectiveCounters::lanes() const {
@@ -128,8 +174,10 @@ std::vector<LaneProgress> CollectiveCounters::lanes() const {
   std::vector<LaneProgress> lanes;
   lanes.reserve(1 + graphs_.size());
   // The GPU's numbers are 32 bits wide and wrap; their distance to what was enqueued does not.
-  const auto pending = static_cast<uint32_t>(eager_enqueued_) - read(0);
-  lanes.push_back({eager_enqueued_, eager_enqueued_ - pending});
+  // While NCCL launches, that launch counts too: it may wait for a peer.
+  const auto enqueued = eager_begun_ == eager_ended_ ? eager_marked_ : eager_begun_;
+  const auto pending = static_cast<uint32_t>(enqueued) - read(0);
+  lanes.push_back({enqueued, enqueued - pending});
   for (size_t graph = 0; graph < graphs_.size(); ++graph) {
     const uint32_t ended =
         read(ended_of(graph));  // before `started`: never more ended than started
@@ -145,13 +193,26 @@ std::string CollectiveCounters::describe(const Stall& stall) const {
   const auto& progress = stall.progress;
   const auto counters =
       concat("completed ", progress.completed, " of ", progress.enqueued, " enqueued collectives");
+  // One mark may stand for several: any of them may be the one.
+  const auto one_of = [](const CollectiveRecord& first, const CollectiveRecord& last) {
+    return first.sequence == last.sequence
+               ? first.to_string()
+               : concat("one of ", first.to_string(), " to ", last.to_string());
+  };
   if (stall.lane == 0) {
-    const auto& record = eager_records_[progress.completed % kRecords];
-    return concat(record.to_string(), "; ", counters);
+    const auto first = progress.completed;
+    auto last = first;
+    while (!mark_follows_[last % kRecords] && last + 1 < progress.enqueued) {
+      ++last;
+    }
+    return concat(one_of(eager_records_[first % kRecords], eager_records_[last % kRecords]), "; ",
+                  counters);
   }
-  const auto& records = graphs_[stall.lane - 1].records;
-  const auto index = progress.completed % records.size();
-  return concat(records[index].to_string(), ", collective ", index + 1, " of ", records.size(),
+  const auto& [id, records, counted] = graphs_[stall.lane - 1];
+  const auto first = progress.completed % records.size();
+  const auto last = *std::upper_bound(counted.begin(), counted.end(), first) - 1;
+  return concat(one_of(records[first], records[last]), ", collective ", first + 1,
+                last == first ? "" : concat(" to ", last + 1), " of ", records.size(),
                 " captured in a CUDA graph; in its replays ", counters);
 }
 

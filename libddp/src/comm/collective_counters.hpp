@@ -2,10 +2,15 @@
 // How far the collectives of one communicator came, written by the GPU into mapped host memory, so
 // that the watchdog reads them without a CUDA call.
 //
-// Eager collectives: the host counts what it enqueued; after each the stream writes that number.
+// Eager collectives: the host counts what it launched; a mark on the stream writes that number. A
+// mark costs about 1 us on the stream, so that many small collectives in a row share one: there is
+// a mark behind a launch when the last one is a millisecond old, and behind the newest launch when
+// somebody waits for a work, asks for it or drops it. What no mark follows is not watched.
+//
 // Captured collectives: each graph has counters of its own, which count again in every replay. The
 // first collective of a capture is preceded by "a replay started", since the host does not see
-// replays; the others only count their end.
+// replays. Their end is counted when somebody waits for the newest of them, which a capture must
+// do before it ends, on a branch of its own: the chain of collectives is not made longer by it.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,7 +18,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,21 +42,28 @@ struct CollectiveRecord {
 
 class CollectiveCounters {
  public:
-  /// On the current device; `stream` is used to load the kernels now, not inside a capture.
-  explicit CollectiveCounters(cudaStream_t stream);
+  /// On the current device. `stream` is where the collectives run; `counter_stream` joins captures.
+  CollectiveCounters(cudaStream_t stream, cudaStream_t counter_stream);
   ~CollectiveCounters();
   CollectiveCounters(const CollectiveCounters&) = delete;
   CollectiveCounters& operator=(const CollectiveCounters&) = delete;
 
-  /// Before the launch: from now on these count as enqueued.
-  void enqueue_eager(const std::vector<CollectiveRecord>& launched);
-  /// After the launch: `stream` writes that all enqueued ones ended.
-  void mark_eager_end(cudaStream_t stream);
+  /// Before the launch: from now on these count as enqueued. One launch at a time.
+  void begin_eager(std::span<const CollectiveRecord> collectives);
+  /// After it. Returns the number of this launch.
+  int64_t end_eager();
+  /// A mark behind the newest eager launch, unless there is one. Any thread, not in a capture.
+  void mark_eager();
 
-  /// Before the first captured launch of capture `id`: true, and `stream` counts a replay's start.
-  bool begin_captured(unsigned long long id, cudaStream_t stream);
-  /// After a captured launch: `stream` counts the end of these.
-  void mark_captured_end(const std::vector<CollectiveRecord>& launched, cudaStream_t stream);
+  /// Before a captured launch, `id` being the capture's: for its first one the counter stream joins
+  /// the capture through `ready`, an event recorded in it, and counts a replay's start.
+  void begin_captured(unsigned long long id, cudaEvent_t ready);
+  /// After it. Returns the number of this launch.
+  int64_t end_captured(std::span<const CollectiveRecord> collectives);
+  /// `launch` being the newest: counts the ends of all that are not counted yet behind `ended`, on
+  /// the counter stream, which then has to be joined. False, and nothing done, if it is not.
+  bool count_captured(int64_t launch, cudaEvent_t ended);
+  cudaStream_t counter_stream() const { return counter_stream_; }
 
   /// The device may hang from now on: its memory is never freed.
   void abandon() { abandoned_ = true; }
@@ -63,9 +77,12 @@ class CollectiveCounters {
   static constexpr size_t kMaxGraphs = 1024;
   static constexpr size_t kRecords = 1024;  // of eager collectives
 
+  static constexpr std::chrono::milliseconds kMarkInterval{1};
+
   struct Graph {
     unsigned long long capture_id = 0;
     std::vector<CollectiveRecord> records;
+    std::vector<size_t> counted;  // how many of them each count stands behind, ascending
   };
   // Device totals and what the host sees of them, in the same places: 0 the eager end, then two a
   // graph: replays started, collectives ended.
@@ -73,14 +90,23 @@ class CollectiveCounters {
   static size_t started_of(size_t graph) { return 1 + 2 * graph; }
   static size_t ended_of(size_t graph) { return 2 + 2 * graph; }
   uint32_t read(size_t counter) const;
+  void write_mark(uint32_t value);
 
+  const cudaStream_t stream_;
+  const cudaStream_t counter_stream_;
   uint32_t* totals_ = nullptr;   // device
   uint32_t* shown_ = nullptr;    // mapped host memory
   void* write_value_ = nullptr;  // cuStreamWriteValue32, null where the driver has none
   std::atomic<bool> abandoned_{false};
-  mutable std::mutex mutex_;
-  uint64_t eager_enqueued_ = 0;
+  std::mutex mark_mutex_;      // the order of marks; held in a CUDA call, so never the watchdog's
+  mutable std::mutex mutex_;   // all below
+  int64_t launches_ = 0;       // eager and captured
+  uint64_t eager_begun_ = 0;   // collectives
+  uint64_t eager_ended_ = 0;   // launched; fewer than begun while NCCL launches
+  uint64_t eager_marked_ = 0;  // a mark follows, or is just being written
+  std::chrono::steady_clock::time_point last_mark_{};
   std::array<CollectiveRecord, kRecords> eager_records_{};
+  std::array<bool, kRecords> mark_follows_{};
   std::vector<Graph> graphs_;
 };
 

@@ -6,8 +6,7 @@
 //   comm stream (high priority)  └─ NCCL ─┬─ event ───────────────┘
 //                                         └─ "n collectives ended" into mapped host memory
 //
-// The host never waits here. In a capture the count stands on a branch of its own, so that a chain
-// of collectives is not made longer by it.
+// The host never waits here. Which collectives are counted, and where: collective_counters.hpp.
 #pragma once
 
 #include <c10/cuda/CUDAGuard.h>
@@ -17,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "comm/argument_checks.hpp"
@@ -37,7 +37,7 @@ class NcclCommunicator final : public Communicator,
                    CollectiveFailureHandler on_failure, std::shared_ptr<std::atomic<int64_t>> step);
   ~NcclCommunicator() override;
   void start_watchdog();
-  const CollectiveCounters& counters() const { return counters_; }
+  const CollectiveCounters& counters() const { return *origin_->counters; }
 
   const char* backend() const override { return "nccl"; }
   int rank() const override { return rank_; }
@@ -59,7 +59,7 @@ class NcclCommunicator final : public Communicator,
   void set_step(int64_t step) override { step_->store(step, std::memory_order_relaxed); }
 
  private:
-  using WorkList = std::vector<std::shared_ptr<NcclWork>>;
+  using Works = std::span<const std::shared_ptr<NcclWork>>;
 
   GroupInfo info() const { return {backend(), rank_, world_size_, device()}; }
   std::chrono::milliseconds limit() const {
@@ -74,9 +74,9 @@ class NcclCommunicator final : public Communicator,
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
                        ReduceOp op);
   /// Events and counters behind `works`, which were just enqueued.
-  void finish_launch(const WorkList& works, bool captured);
+  void finish_launch(Works works, bool captured);
   bool begin_launch();
-  void trace(const WorkList& works);
+  void trace(Works works);
   bool look();
   void fail(const std::string& collective, const std::string& message);
   void end_nccl();
@@ -90,10 +90,8 @@ class NcclCommunicator final : public Communicator,
   const std::shared_ptr<std::atomic<int64_t>> step_;
   const std::shared_ptr<AbortState> state_ = std::make_shared<AbortState>();
   const c10::cuda::CUDAStream stream_;
-  const c10::cuda::CUDAStream counter_stream_;  // captures only
-  const std::shared_ptr<CudaEventPool> events_ = std::make_shared<CudaEventPool>();
+  const std::shared_ptr<const WorkOrigin> origin_;
   CudaEventPool::Event ready_;  // the caller's stream came this far
-  CollectiveCounters counters_;
   std::shared_ptr<NcclMemory> memory_;
   at::Tensor barrier_buffer_;
 
@@ -101,7 +99,7 @@ class NcclCommunicator final : public Communicator,
   std::mutex handle_mutex_;           // comm_ itself, children_
   int64_t next_sequence_ = 1;
   int group_depth_ = 0;
-  WorkList group_;
+  std::vector<std::shared_ptr<NcclWork>> group_;
   std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
   StallDetector stalls_;                               // the watchdog's own
   std::unique_ptr<Watchdog<std::function<bool()>>> watchdog_;
@@ -116,8 +114,7 @@ WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
   const c10::cuda::CUDAGuard guard(device_);
   const CollectiveRecord record{name, next_sequence_++, described.numel(),
                                 static_cast<int64_t>(described.nbytes()), described.scalar_type()};
-  auto work =
-      std::make_shared<NcclWork>(device_, stream_.stream(), record, std::move(tensors), state_);
+  auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
   work->after = std::move(after);
   const bool captured = begin_launch();
   if (auto* recorder = TraceRecorder::active()) {
@@ -130,10 +127,10 @@ WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
     return work;
   }
   if (!captured) {
-    counters_.enqueue_eager({record});
+    origin_->counters->begin_eager({&record, 1});
   }
   check_nccl(call(comm_, stream_.stream()), comm_, name);
-  finish_launch({work}, captured);
+  finish_launch({&work, 1}, captured);
   return work;
 }
 

@@ -8,6 +8,19 @@
 
 namespace ddp::detail {
 
+namespace {
+
+std::vector<CollectiveRecord> records_of(std::span<const std::shared_ptr<NcclWork>> works) {
+  std::vector<CollectiveRecord> records;
+  records.reserve(works.size());
+  for (const auto& work : works) {
+    records.push_back(work->record);
+  }
+  return records;
+}
+
+}  // namespace
+
 // The communicator's stream waits for what the caller enqueued so far. True inside a capture.
 bool NcclCommunicator::begin_launch() {
   const auto current = c10::cuda::getCurrentCUDAStream(device_);
@@ -15,20 +28,22 @@ bool NcclCommunicator::begin_launch() {
   unsigned long long capture_id = 0;
   check_cuda(cudaStreamGetCaptureInfo(current.stream(), &status, &capture_id),
              "cudaStreamGetCaptureInfo");
-  if (current != stream_) {
+  const bool captured = status == cudaStreamCaptureStatusActive;
+  auto& counters = *origin_->counters;
+  if (captured) {
+    counters.mark_eager();  // not possible any more once the stream belongs to the capture
+  }
+  if (captured || current != stream_) {
     ready_.record(current.stream());
     ready_.block(stream_.stream());
   }
-  if (status != cudaStreamCaptureStatusActive) {
-    return false;
+  if (captured) {
+    counters.begin_captured(capture_id, ready_.get());
   }
-  ready_.record(stream_.stream());
-  ready_.block(counter_stream_.stream());
-  counters_.begin_captured(capture_id, counter_stream_.stream());
-  return true;
+  return captured;
 }
 
-void NcclCommunicator::trace(const WorkList& works) {
+void NcclCommunicator::trace(Works works) {
   auto* recorder = TraceRecorder::active();
   if (recorder == nullptr) {
     return;
@@ -39,7 +54,7 @@ void NcclCommunicator::trace(const WorkList& works) {
   }
 }
 
-void NcclCommunicator::finish_launch(const WorkList& works, bool captured) {
+void NcclCommunicator::finish_launch(Works works, bool captured) {
   for (const auto& work : works) {
     if (work->after) {
       work->after();
@@ -47,27 +62,16 @@ void NcclCommunicator::finish_launch(const WorkList& works, bool captured) {
     }
   }
   trace(works);
-  // The result first: nobody waits for the counter.
+  // The result first: nobody waits for a mark.
   for (const auto& work : works) {
-    auto ended = events_->take();
+    auto ended = origin_->events->take();
     ended.record(stream_.stream());
     work->set_ended(std::move(ended));
   }
-  if (!captured) {
-    counters_.mark_eager_end(stream_.stream());
-    return;
-  }
-  std::vector<CollectiveRecord> records;
+  auto& counters = *origin_->counters;
+  const auto launch = captured ? counters.end_captured(records_of(works)) : counters.end_eager();
   for (const auto& work : works) {
-    records.push_back(work->record);
-  }
-  ready_.record(stream_.stream());
-  ready_.block(counter_stream_.stream());
-  counters_.mark_captured_end(records, counter_stream_.stream());
-  for (const auto& work : works) {
-    auto counted = events_->take();
-    counted.record(counter_stream_.stream());
-    work->set_counted(std::move(counted));
+    work->set_launch(launch, captured);
   }
 }
 
@@ -94,12 +98,8 @@ void NcclCommunicator::group_end() {
       cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
       check_cuda(cudaStreamIsCapturing(stream_.stream(), &status), "cudaStreamIsCapturing");
       const bool captured = status == cudaStreamCaptureStatusActive;
-      std::vector<CollectiveRecord> records;
-      for (const auto& work : works) {
-        records.push_back(work->record);
-      }
       if (!captured) {
-        counters_.enqueue_eager(records);
+        origin_->counters->begin_eager(records_of(works));
       }
       check_nccl(ncclGroupEnd(), comm_, "ncclGroupEnd");
       if (!works.empty()) {

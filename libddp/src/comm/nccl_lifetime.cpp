@@ -11,6 +11,23 @@ namespace ddp::detail {
 
 using namespace std::chrono_literals;
 
+namespace {
+
+std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& stream,
+                                              std::shared_ptr<const AbortState> state) {
+  const auto device = stream.device_index();
+  const auto counter_stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device);
+  return std::make_shared<const WorkOrigin>(WorkOrigin{
+      .device = device,
+      .stream = stream.stream(),
+      .state = std::move(state),
+      .counters = std::make_shared<CollectiveCounters>(stream.stream(), counter_stream.stream()),
+      .events = std::make_shared<CudaEventPool>(),
+  });
+}
+
+}  // namespace
+
 NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
                                    const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
@@ -21,9 +38,8 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
       on_failure_(std::move(on_failure)),
       step_(std::move(step)),
       stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
-      counter_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)),
-      ready_(events_->take()),
-      counters_(stream_.stream()) {
+      origin_(make_origin(stream_, state_)),
+      ready_(origin_->events->take()) {
   check_nccl(ncclCommUserRank(comm_, &rank_), comm_, "ncclCommUserRank");
   check_nccl(ncclCommCount(comm_, &world_size_), comm_, "ncclCommCount");
   if (options_.nccl_symmetric_memory) {
@@ -81,9 +97,9 @@ void NcclCommunicator::end_nccl() {
 // again.
 bool NcclCommunicator::look() {
   if (const auto stall =
-          stalls_.look(counters_.lanes(), std::chrono::steady_clock::now(), limit())) {
-    const auto what = concat(counters_.describe(*stall), " of the nccl communicator, rank ", rank_,
-                             " of ", world_size_);
+          stalls_.look(origin_->counters->lanes(), std::chrono::steady_clock::now(), limit())) {
+    const auto what = concat(origin_->counters->describe(*stall),
+                             " of the nccl communicator, rank ", rank_, " of ", world_size_);
     fail(what, concat(what, ": no collective ended for ", stall->stood.count(),
                       " ms: a peer is lost, stuck, or makes other calls than this rank"));
     return false;
@@ -134,7 +150,7 @@ void NcclCommunicator::abort(const std::string& reason) {
     comm = std::exchange(comm_, nullptr);
     children = children_;
   }
-  counters_.abandon();
+  origin_->counters->abandon();
   if (memory_) {
     memory_->abandon();
   }

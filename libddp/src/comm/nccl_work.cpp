@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl_work.hpp"
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -28,17 +29,19 @@ void AbortState::check(const char* operation) const {
 }
 
 NcclWork::~NcclWork() {
-  if (tensors_.empty() || !ended_ || counted_) {
+  if (tensors_.empty() || !ended_ || captured_) {
     return;  // waited for, never launched, or captured (a graph's memory is the graph's)
   }
   // Nobody waited: the memory may be given away while the communicator's stream still uses it, so
   // the allocator is told. Not done where somebody waits: it delays every reuse, and cannot be
   // captured.
   try {
-    const auto stream = c10::cuda::getStreamFromExternal(comm_stream_, device_);
+    const c10::cuda::CUDAGuard guard(origin_->device);
+    const auto stream = c10::cuda::getStreamFromExternal(origin_->stream, origin_->device);
     for (auto& tensor : tensors_) {
       tensor.record_stream(stream.unwrap());
     }
+    origin_->counters->mark_eager();
   } catch (const std::exception&) {
     // Destructors do not throw; the process is in the middle of a CUDA error then.
   }
@@ -48,7 +51,7 @@ void NcclWork::check() const {
   if (error_) {
     std::rethrow_exception(error_);
   }
-  state_->check(record.name);
+  origin_->state->check(record.name);
   if (!ended_) {
     throw SettingsError(concat(record.name, " #", record.sequence,
                                " was not launched yet: wait after the GroupScope ended"));
@@ -57,11 +60,15 @@ void NcclWork::check() const {
 
 void NcclWork::wait() {
   check();
-  const c10::cuda::CUDAGuard guard(device_);
-  const auto stream = c10::cuda::getCurrentCUDAStream(device_).stream();
+  const c10::cuda::CUDAGuard guard(origin_->device);
+  const auto stream = c10::cuda::getCurrentCUDAStream(origin_->device).stream();
   ended_.block(stream);
-  if (counted_) {
-    counted_.block(stream);
+  if (!captured_) {
+    origin_->counters->mark_eager();
+  } else if (origin_->counters->count_captured(launch_, ended_.get())) {
+    const auto counted = origin_->events->take();
+    counted.record(origin_->counters->counter_stream());
+    counted.block(stream);
   }
   // From here on the stream's order protects the memory.
   tensors_.clear();
@@ -72,7 +79,7 @@ void NcclWork::wait_host(std::optional<std::chrono::milliseconds> timeout) {
                                 : std::chrono::steady_clock::time_point::max();
   while (!is_completed()) {
     check();
-    if (counted_) {
+    if (captured_) {
       throw SettingsError(concat(record.name, " #", record.sequence,
                                  ": the host cannot wait inside a CUDA graph capture; use wait()"));
     }
@@ -87,12 +94,14 @@ void NcclWork::wait_host(std::optional<std::chrono::milliseconds> timeout) {
 }
 
 bool NcclWork::is_completed() {
-  if (error_ || state_->aborted()) {
+  if (error_ || origin_->state->aborted()) {
     return true;
   }
-  if (!ended_ || counted_) {
+  if (!ended_ || captured_) {
     return false;  // a captured event cannot be asked
   }
+  origin_->counters->mark_eager();
+  const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
   const auto code = cudaEventQuery(ended_.get());
   if (code == cudaErrorNotReady) {
     cudaGetLastError();  // "not ready" is not an error to be found by the next check

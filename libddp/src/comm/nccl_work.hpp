@@ -30,15 +30,20 @@ class AbortState {
   std::string reason_;
 };
 
+/// What the works of a communicator need of it; it may end before them.
+struct WorkOrigin {
+  c10::DeviceIndex device = 0;
+  cudaStream_t stream = nullptr;  ///< the collectives'
+  std::shared_ptr<const AbortState> state;
+  std::shared_ptr<CollectiveCounters> counters;
+  std::shared_ptr<CudaEventPool> events;
+};
+
 class NcclWork final : public Work {
  public:
-  NcclWork(c10::DeviceIndex device, cudaStream_t comm_stream, const CollectiveRecord& collective,
-           std::vector<at::Tensor> tensors, std::shared_ptr<const AbortState> state)
-      : record(collective),
-        device_(device),
-        comm_stream_(comm_stream),
-        tensors_(std::move(tensors)),
-        state_(std::move(state)) {}
+  NcclWork(std::shared_ptr<const WorkOrigin> origin, const CollectiveRecord& collective,
+           std::vector<at::Tensor> tensors)
+      : record(collective), origin_(std::move(origin)), tensors_(std::move(tensors)) {}
   ~NcclWork() override;
 
   void wait() override;
@@ -47,8 +52,11 @@ class NcclWork final : public Work {
 
   /// It was enqueued: `ended` stands behind it.
   void set_ended(CudaEventPool::Event ended) { ended_ = std::move(ended); }
-  /// In a capture only: stands behind its counter, a branch that has to be joined as well.
-  void set_counted(CudaEventPool::Event counted) { counted_ = std::move(counted); }
+  /// The number of its launch, as the counters gave it.
+  void set_launch(int64_t launch, bool captured) {
+    launch_ = launch;
+    captured_ = captured;
+  }
   /// A group's end failed: wait() throws it.
   void failed(std::exception_ptr error) { error_ = std::move(error); }
   /// Runs on the communicator's stream behind the collective.
@@ -60,13 +68,12 @@ class NcclWork final : public Work {
  private:
   void check() const;
 
-  const c10::DeviceIndex device_;
-  const cudaStream_t comm_stream_;
+  const std::shared_ptr<const WorkOrigin> origin_;
   CudaEventPool::Event ended_;
-  CudaEventPool::Event counted_;
+  int64_t launch_ = 0;
+  bool captured_ = false;
   std::vector<at::Tensor> tensors_;
   std::exception_ptr error_;
-  const std::shared_ptr<const AbortState> state_;
 };
 
 }  // namespace ddp::detail
