@@ -86,6 +86,35 @@ TEST_CASE("a user's hook sees undivided gradients, in order, and its result is k
   REQUIRE_THROWS_AS(model.register_comm_hook(make_all_reduce_hook()), SettingsError);
 }
 
+TEST_CASE("different hooks on the ranks are an error before any gradient moves") {
+  Mlp module;
+  DistributedDataParallel model(module, group(), with_cap(25));
+  if (rank() == 0) {
+    model.register_comm_hook(make_powersgd_hook({.rank = 2}));
+  } else {
+    model.register_comm_hook(make_powersgd_hook({.rank = 3}));
+  }
+  if (world() == 1) {
+    model.forward(batch_of(rank(), 0, 4));
+    return;
+  }
+  try {
+    model.forward(batch_of(rank(), 0, 4));
+    FAIL("different hooks went unnoticed");
+  } catch (const MismatchError& error) {
+    const std::string message = error.what();
+    REQUIRE(message.find("rank 1 has \"powersgd rank=3 ") != std::string::npos);
+    REQUIRE(message.find("rank 0 has \"powersgd rank=2 ") != std::string::npos);
+  }
+}
+
+TEST_CASE("a hook comes before the first forward") {
+  Mlp module;
+  DistributedDataParallel model(module, group(), with_cap(25));
+  model.forward(batch_of(rank(), 0, 4)).sum().backward();
+  REQUIRE_THROWS_AS(model.register_comm_hook(make_all_reduce_hook()), SettingsError);
+}
+
 TEST_CASE("powersgd: full rank is exact up to rounding, low rank sends the rest later") {
   const auto run = [](int64_t powersgd_rank, int steps) {
     DdpOptions options;

@@ -133,7 +133,7 @@ void DataParallelModel::before_forward() {
     join_->announce_forward(synchronised, sends_buffers);
   }
   if (synchronised) {
-    reducer_->rebuild_buckets_if_due();
+    reducer_->begin_forward();
     reducer_->record_forward_start();
   }
   if (sends_buffers) {
@@ -169,7 +169,7 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
     if (join_ != nullptr) {
       join_->announce_forward(true, false);
     }
-    reducer_->rebuild_buckets_if_due();
+    reducer_->begin_forward();
     reducer_->prepare_for_backward(outputs);
   }
 }

@@ -77,7 +77,7 @@ void JoinScope::finish() {
     apply(flags);
     const int64_t step = flags[static_cast<size_t>(highest_active_)];
     if ((step & kSynchronised) != 0) {
-      model_.reducer_->rebuild_buckets_if_due();
+      model_.reducer_->begin_forward();
     }
     if ((step & kSendsBuffers) != 0) {
       model_.broadcast_buffers_now(highest_active_);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 
+#include "ddp/core/error.hpp"
 #include "ddp/reduce/comm_hook.hpp"
 
 namespace ddp {
@@ -32,7 +33,11 @@ class PowerSgdHook final : public CommHook {
  public:
   explicit PowerSgdHook(const PowerSgdOptions& options) : options_(options) {}
 
-  std::string name() const override { return "powersgd"; }
+  std::string name() const override {
+    return detail::concat("powersgd rank=", options_.rank, " start_step=", options_.start_step,
+                          " min_compression_rate=", options_.min_compression_rate,
+                          " seed=", options_.seed);
+  }
 
   void reset() override { states_.clear(); }
 

@@ -10,7 +10,9 @@
 #include <tuple>
 #include <utility>
 
+#include "ddp/core/error.hpp"
 #include "reduce/reducer_impl.hpp"
+#include "reduce/replica_sync.hpp"
 
 namespace ddp {
 namespace {
@@ -139,6 +141,22 @@ void Reducer::Impl::install_hooks() {
   }
 }
 
+// Hooks may be registered until the first forward, long after the settings were compared; ranks
+// with different ones would meet in different collectives.
+void Reducer::Impl::compare_hooks() {
+  if (std::exchange(hooks_compared, true) || communicator->world_size() == 1) {
+    return;
+  }
+  const auto names = detail::all_gather_text(*communicator, hook ? hook->name() : "none");
+  for (size_t rank = 1; rank < names.size(); ++rank) {
+    if (names[rank] != names[0]) {
+      throw MismatchError(detail::concat("the ranks reduce with different comm hooks: rank ", rank,
+                                         " has \"", names[rank], "\", rank 0 has \"", names[0],
+                                         "\". Register the same hook on every rank"));
+    }
+  }
+}
+
 bool Reducer::Impl::rebuild_is_due() const {
   const bool order_is_known = options.static_graph ? num_passes >= 2 : num_passes >= 1;
   return !has_rebuilt && order_is_known && communicator->world_size() > 1 &&
@@ -194,19 +212,13 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   impl_->prepare(outputs);
 }
 
-bool Reducer::rebuild_is_due() const {
-  const std::lock_guard lock(impl_->mutex);
-  return impl_->rebuild_is_due();
-}
-
-bool Reducer::rebuild_buckets_if_due() {
+void Reducer::begin_forward() {
   const std::lock_guard lock(impl_->mutex);
   impl_->check_previous_pass();
-  if (!impl_->rebuild_is_due()) {
-    return false;
+  impl_->compare_hooks();
+  if (impl_->rebuild_is_due()) {
+    impl_->rebuild();
   }
-  impl_->rebuild();
-  return true;
 }
 
 void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
@@ -215,8 +227,8 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
     throw SettingsError("a comm hook is set already (" + impl_->hook->name() +
                         "): only one is allowed");
   }
-  if (impl_->num_passes > 0) {
-    throw SettingsError("register_comm_hook must be called before the first backward");
+  if (impl_->hooks_compared || impl_->num_passes > 0) {
+    throw SettingsError("register_comm_hook must be called before the first forward, on all ranks");
   }
   impl_->hook = std::move(hook);
 }

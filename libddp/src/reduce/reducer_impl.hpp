@@ -54,6 +54,7 @@ struct Reducer::Impl {
   void allocate_arena();
   void install_layout(BucketLayout layout);
   void install_hooks();
+  void compare_hooks();
   bool rebuild_is_due() const;
   void rebuild();
 
@@ -109,6 +110,7 @@ struct Reducer::Impl {
   CommunicatorPtr communicator;
   DdpOptions options;
   std::shared_ptr<CommHook> hook;
+  bool hooks_compared = false;
   std::vector<Parameter> parameters;
   NamedParameters named_parameters;
   std::unordered_map<torch::autograd::Node*, int> accumulator_index;

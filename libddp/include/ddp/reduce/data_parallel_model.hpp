@@ -65,8 +65,8 @@ class DataParallelModel : public Stateful {
   /// batches. Under no_sync() counts add up. `count` may be 0.
   void weighted_backward(const at::Tensor& loss_sum, double count);
 
-  /// Replaces the all-reduce of buckets; once, before the first backward. What it computes must be
-  /// the same on all ranks.
+  /// Replaces the all-reduce of buckets; once, before the first forward, on every rank: the first
+  /// synchronised forward compares the hooks' names and throws MismatchError where they differ.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
   /// For forwards that do not go through the wrapper: announces a synchronised backward. With

@@ -57,12 +57,13 @@ class Reducer {
   /// backward belongs to where two forwards are followed by two backwards. Throws naming the
   /// parameters that the previous pass left without a gradient.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
-  /// Once, when the ready order is known: lays the buckets out in rank 0's order. Collective. To be
-  /// called before a forward that will be synchronised; returns whether it did so.
-  bool rebuild_buckets_if_due();
-  bool rebuild_is_due() const;
+  /// To be called before a forward that will be synchronised, on every rank. The first call
+  /// compares the names of the comm hooks (MismatchError, on all ranks); the one after which the
+  /// ready order is known lays the buckets out in rank 0's order, once. Both are collective.
+  void begin_forward();
 
-  /// Replaces the reduction; before the first backward. Throws where a hook is set already.
+  /// Replaces the reduction; before the first synchronised forward. Throws where a hook is set
+  /// already.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
   /// This rank's share of the weighted mean; counts add up until a synchronised backward uses them.
