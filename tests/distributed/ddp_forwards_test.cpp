@@ -50,7 +50,10 @@ TEST_CASE("two forwards with one backward leave nothing for no_sync to trip over
     DistributedDataParallel model(module, group(), options);
     for (int round = 0; round < 2; ++round) {
       model.zero_grad();
-      (loss_of(model, 2 * round) + loss_of(model, 2 * round + 1)).backward();
+      // Both live on, and with them their graphs: that a backward reached them is what counts.
+      const auto first = loss_of(model, 2 * round);
+      const auto second = loss_of(model, 2 * round + 1);
+      (first + second).backward();
       require_equal(grads_of(*module), mean_of_steps(reference, {2 * round, 2 * round + 1}));
       require_accumulation_works(model, module, reference);
     }
@@ -178,6 +181,18 @@ TEST_CASE("a hook of the user's takes part in a weighted mean") {
       REQUIRE(torch::allclose(actual[i], expected[i] / 3, 1e-5, 1e-6));
     }
   }
+}
+
+TEST_CASE("inside a join one backward follows each forward") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  REQUIRE_THROWS_AS(join(model,
+                         [&] {
+                           const auto first = loss_of(model, 0);
+                           const auto second = loss_of(model, 1);
+                           (first + second).backward();
+                         }),
+                    SettingsError);
 }
 
 TEST_CASE("a join and its loop have to agree about weights") {

@@ -28,6 +28,28 @@ struct BranchesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branches);
 
+// Returns one of its parameters beside its output, as CLIP does with its logit scale.
+struct ScaledImpl : torch::nn::Module {
+  ScaledImpl() {
+    layer = register_module("layer", torch::nn::Linear(4, 3));
+    scale = register_parameter("scale", torch::full({1}, 2.0));
+    const torch::NoGradGuard no_grad;
+    layer->weight.copy_(integers({3, 4}, 7).cpu());
+    layer->bias.copy_(integers({3}, 8).cpu());
+    to(context().device());
+  }
+  std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) {
+    return {layer(x), scale};
+  }
+  torch::nn::Linear layer{nullptr};
+  torch::Tensor scale;
+};
+TORCH_MODULE(Scaled);
+
+torch::Tensor loss_of_scaled(const std::tuple<torch::Tensor, torch::Tensor>& outputs) {
+  return (std::get<0>(outputs).sum() * std::get<1>(outputs)).sum();
+}
+
 DdpOptions find_unused(double cap) {
   auto options = with_cap(cap);
   options.find_unused_parameters = true;
@@ -55,6 +77,28 @@ TEST_CASE(
         return sum;
       });
       REQUIRE_FALSE(module->never->weight.grad().defined());
+      require_equal(grads_of(*module), expected);
+    }
+  }
+}
+
+TEST_CASE("static_graph: a forward may return a parameter, and its graph may outlive the wrapper") {
+  Scaled module;
+  Scaled reference;
+  for (int wrapped = 0; wrapped < 2; ++wrapped) {
+    DdpOptions options;
+    options.static_graph = true;
+    DistributedDataParallel model(module, group(), options);
+    for (int step = 0; step < 3; ++step) {
+      model.zero_grad();
+      loss_of_scaled(model.forward(batch_of(rank(), step, 4))).backward();
+      const auto expected = mean_reference(reference, [&](Scaled& plain) {
+        torch::Tensor sum = torch::zeros({}, on_device());
+        for (int r = 0; r < world(); ++r) {
+          sum = sum + loss_of_scaled(plain->forward(batch_of(r, step, 4)));
+        }
+        return sum;
+      });
       require_equal(grads_of(*module), expected);
     }
   }

@@ -226,6 +226,26 @@ TEST_CASE("collectives in a row share a mark, and none of them is lost") {
   CHECK(lanes[0].completed == 52);
 }
 
+TEST_CASE("a thread that made no CUDA call yet may wait, and a capture may follow unmarked works") {
+  auto comm = make();
+  auto x = at::ones({16}, on_device());
+  std::vector<ddp::WorkPtr> works;
+  for (int i = 0; i < 3; ++i) {
+    works.push_back(comm->all_reduce(x));  // the later ones have no mark yet
+  }
+  std::thread([work = works[1]] { work->wait_host(); }).join();
+  std::thread([work = std::move(works[0])]() mutable { work.reset(); }).join();
+  works.push_back(comm->all_reduce(x));
+  at::cuda::CUDAGraph graph;
+  capture(graph, [&] { comm->all_reduce(x)->wait(); });
+  graph.replay();
+  works.clear();
+  synchronize();
+  const auto lanes = nccl(comm).counters().lanes();
+  CHECK(lanes[0].enqueued == 4);
+  CHECK(lanes[0].completed + lanes[1].completed == 5);
+}
+
 TEST_CASE("a collective waits for what its stream was given before") {
   auto comm = make();
   auto x = at::empty({1 << 24}, on_device());

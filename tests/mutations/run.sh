@@ -55,8 +55,8 @@ build_tests() {
   cmake --build "$DDP_BUILD" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" --target "${programs[@]}" >>"$log" 2>&1
 }
 
-run_tests() {  # a test that hangs is a failing test
-  (cd "$DDP_BUILD" && ctest -R "$1" --no-tests=error --timeout 120 --stop-on-failure >>"$log" 2>&1)
+run_tests() {  # expression [seconds]: a test that hangs is a failing test
+  (cd "$DDP_BUILD" && timeout -k 5 "${2:-1200}" ctest -R "$1" --no-tests=error --stop-on-failure >>"$log" 2>&1)
 }
 
 row() { printf '%-52s %-9s %-7s %-9s %5s s\n' "$@"; }
@@ -76,7 +76,7 @@ mutate() {
     applied=NO result="NOT RUN"
   elif ! build_tests "$tests"; then
     built=NO result="NOT RUN"
-  elif run_tests "$tests"; then
+  elif run_tests "$tests" 120; then
     built=yes result="SURVIVED"
   else
     built=yes result="caught"

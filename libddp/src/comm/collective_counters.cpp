@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/collective_counters.hpp"
 
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/counter_kernels.hpp"
 #include "comm/cuda_check.hpp"
@@ -34,6 +36,7 @@ std::string CollectiveRecord::to_string() const {
 
 CollectiveCounters::CollectiveCounters(cudaStream_t stream, cudaStream_t counter_stream)
     : stream_(stream), counter_stream_(counter_stream), write_value_(find_write_value()) {
+  check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
   constexpr size_t kBytes = kNumCounters * sizeof(uint32_t);
   check_cuda(cudaMalloc(reinterpret_cast<void**>(&totals_), kBytes), "cudaMalloc of the counters");
   check_cuda(cudaMemsetAsync(totals_, 0, kBytes, stream), "cudaMemsetAsync of the counters");
@@ -85,21 +88,34 @@ int64_t CollectiveCounters::end_eager() {
 
 void CollectiveCounters::mark_eager() {
   const std::lock_guard order(mark_mutex_);
-  uint32_t value = 0;
+  uint64_t before = 0;
+  uint64_t value = 0;
   {
     const std::lock_guard lock(mutex_);
     if (eager_marked_ == eager_ended_ || abandoned_) {
       return;
     }
-    eager_marked_ = eager_ended_;
-    mark_follows_[(eager_marked_ - 1) % kRecords] = true;
+    before = std::exchange(eager_marked_, eager_ended_);
+    value = eager_marked_;
+    mark_follows_[(value - 1) % kRecords] = true;
     last_mark_ = std::chrono::steady_clock::now();
-    value = static_cast<uint32_t>(eager_marked_);
   }
-  write_mark(value);
+  try {
+    write_mark(static_cast<uint32_t>(value));
+  } catch (...) {
+    // Nothing will write that number: what it stood for must not look pending for ever.
+    const std::lock_guard lock(mutex_);
+    eager_marked_ = before;
+    mark_follows_[(value - 1) % kRecords] = false;
+    throw;
+  }
 }
 
 void CollectiveCounters::write_mark(uint32_t value) {
+  // Any thread: the kernel needs the device to be current, the driver's call that this thread has
+  // a context at all, which only a runtime call gives it.
+  const c10::cuda::CUDAGuard guard(device_);
+  check_cuda(cudaSetDevice(device_), "cudaSetDevice");
   if (write_value_ == nullptr) {
     check_cuda(launch_counter_set(shown_, value, stream_), "the counter kernel");
     return;

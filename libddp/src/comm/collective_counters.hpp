@@ -92,6 +92,7 @@ class CollectiveCounters {
   uint32_t read(size_t counter) const;
   void write_mark(uint32_t value);
 
+  int device_ = 0;
   const cudaStream_t stream_;
   const cudaStream_t counter_stream_;
   uint32_t* totals_ = nullptr;   // device

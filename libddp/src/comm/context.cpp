@@ -22,7 +22,7 @@ namespace ddp {
 struct Context::State {
   LaunchEnvironment launch;
   std::shared_ptr<detail::MpiRuntime> mpi;
-  std::unique_ptr<ControlPlane> control_plane;
+  std::shared_ptr<ControlPlane> control_plane;
   at::Device device = at::kCPU;
   CommunicatorPtr communicator;
   std::vector<std::function<void()>> teardowns;
@@ -57,19 +57,22 @@ void require_mpi_for_cpu(const LaunchEnvironment& launch, bool cuda) {
              "MPI)"));
 }
 
-// Where the launcher did not say who shares a host, the ranks count themselves.
+// Where the launcher did not say who shares a host, the ranks count themselves. mpirun tells the
+// local numbers and nothing of nodes.
 void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
                    LaunchEnvironment& launch) {
   const bool told = launch.source == LaunchSource::OpenMpi ||
                     launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
                     options.launch.local_rank.has_value();
   const auto hosts = control_plane.all_gather(detail::host_name());
-  if (told || launch.world_size == 1) {
+  if (launch.world_size == 1 || (told && launch.source != LaunchSource::OpenMpi)) {
     return;
   }
   const auto place = detail::count_local_place(hosts, launch.rank);
-  launch.local_rank = place.local_rank;
-  launch.local_world_size = place.local_world_size;
+  if (!told) {
+    launch.local_rank = place.local_rank;
+    launch.local_world_size = place.local_world_size;
+  }
   launch.node_rank = place.node_rank;
   launch.num_nodes = place.num_nodes;
 }
@@ -142,7 +145,7 @@ Context Context::create(const ContextOptions& options) {
       detail::use_gpu(state->device);
     }
     torch::manual_seed(static_cast<uint64_t>(options.seed));
-    state->communicator = detail::create_communicator(launch, *state->control_plane, state->device,
+    state->communicator = detail::create_communicator(launch, state->control_plane, state->device,
                                                       options.communicator, state->mpi);
   } catch (const std::exception& error) {
     FailureCause cause;

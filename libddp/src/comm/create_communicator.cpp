@@ -18,8 +18,12 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
 }
 
-CollectiveFailureHandler report_to(ControlPlane& control_plane, int rank) {
-  return [&control_plane, rank](const CollectiveFailure& failure) {
+CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_plane, int rank) {
+  return [weak = std::weak_ptr(control_plane), rank](const CollectiveFailure& failure) {
+    const auto alive = weak.lock();
+    if (alive == nullptr) {
+      return;
+    }
     FailureCause cause;
     cause.rank = rank;
     cause.host = host_name();
@@ -33,7 +37,7 @@ CollectiveFailureHandler report_to(ControlPlane& control_plane, int rank) {
     } catch (const std::exception&) {
       cause.exit_code = ExitCode::PeerLost;
     }
-    control_plane.publish_failure(cause);
+    alive->publish_failure(cause);
   };
 }
 
@@ -99,7 +103,8 @@ std::string message_of(const std::exception_ptr& error) {
   }
 }
 
-CommunicatorPtr create_communicator(const LaunchEnvironment& launch, ControlPlane& control_plane,
+CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
+                                    const std::shared_ptr<ControlPlane>& control_plane,
                                     at::Device device, const CommunicatorOptions& options,
                                     std::shared_ptr<MpiRuntime> mpi) {
   const auto backend = choose_backend(launch, device, options.backend);
@@ -110,10 +115,10 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch, ControlPlan
     communicator =
         create_mpi(launch, options, std::move(mpi), report_to(control_plane, launch.rank));
   } else {
-    communicator = make_nccl_communicator(control_plane, device, options,
+    communicator = make_nccl_communicator(*control_plane, device, options,
                                           report_to(control_plane, launch.rank));
   }
-  control_plane.add_failure_callback(
+  control_plane->add_failure_callback(
       [weak = std::weak_ptr<Communicator>(communicator)](const FailureCause& cause) {
         if (const auto alive = weak.lock()) {
           alive->abort(cause.to_line());

@@ -14,12 +14,14 @@ namespace ddp::detail {
 /// options.backend "auto": single at world size 1, else nccl on CUDA and mpi on CPU. Collective.
 ///
 /// `mpi` is the runtime that the caller owns; null where MPI was not started. A failed collective
-/// is told to `control_plane`, and a failure that `control_plane` hears of aborts the communicator:
-/// the plane must outlive its last collective. At the end the owner drops the communicator (or
-/// calls abort where others may still hold it), then closes the plane, then finalizes `mpi`.
+/// is told to `control_plane` while that lives (groups made by split() may outlive it), and a
+/// failure that `control_plane` hears of aborts the communicator. At the end the owner drops the
+/// communicator (or calls abort where others may still hold it), then closes the plane, then
+/// finalizes `mpi`.
 ///
 /// Throws SettingsError where the backend does not fit the device, the world or this build.
-CommunicatorPtr create_communicator(const LaunchEnvironment& launch, ControlPlane& control_plane,
+CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
+                                    const std::shared_ptr<ControlPlane>& control_plane,
                                     at::Device device, const CommunicatorOptions& options,
                                     std::shared_ptr<MpiRuntime> mpi = nullptr);
 

@@ -71,6 +71,8 @@ class NcclCommunicator final : public Communicator,
   template <typename Call>
   WorkPtr launch(const char* name, const at::Tensor& described, std::vector<at::Tensor> tensors,
                  const Call& call, std::function<void()> after = nullptr);
+  template <typename Call>
+  void enqueue(const char* name, const Call& call);
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
                        ReduceOp op);
   /// Events and counters behind `works`, which were just enqueued.
@@ -105,6 +107,22 @@ class NcclCommunicator final : public Communicator,
   std::unique_ptr<Watchdog<std::function<bool()>>> watchdog_;
 };
 
+// An abort does not wait for ever for who launches, and frees the handle.
+template <typename Call>
+void NcclCommunicator::enqueue(const char* name, const Call& call) {
+  ncclComm_t comm = nullptr;
+  {
+    const std::lock_guard lock(handle_mutex_);
+    state_->check(name);
+    comm = comm_;
+  }
+  const auto code = call(comm, stream_.stream());
+  if (code != ncclSuccess && code != ncclInProgress) [[unlikely]] {
+    state_->check(name);
+    check_nccl(code, comm, name);
+  }
+}
+
 template <typename Call>
 WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
                                  std::vector<at::Tensor> tensors, const Call& call,
@@ -122,14 +140,14 @@ WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
     work->trace_begin = recorder->mark(stream_.stream());
   }
   if (group_depth_ > 0) {
-    check_nccl(call(comm_, stream_.stream()), comm_, name);
+    enqueue(name, call);
     group_.push_back(work);
     return work;
   }
   if (!captured) {
     origin_->counters->begin_eager({&record, 1});
   }
-  check_nccl(call(comm_, stream_.stream()), comm_, name);
+  enqueue(name, call);
   finish_launch({&work, 1}, captured);
   return work;
 }

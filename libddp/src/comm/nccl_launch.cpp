@@ -101,7 +101,9 @@ void NcclCommunicator::group_end() {
       if (!captured) {
         origin_->counters->begin_eager(records_of(works));
       }
-      check_nccl(ncclGroupEnd(), comm_, "ncclGroupEnd");
+      const auto code = ncclGroupEnd();
+      state_->check("group_end");
+      check_nccl(code, comm_, "ncclGroupEnd");
       if (!works.empty()) {
         finish_launch(works, captured);
       }

@@ -88,6 +88,7 @@ void NcclCommunicator::end_nccl() {
     log_warning(
         "ncclCommDestroy did not end within 30 s; destroy the CUDA graphs that captured "
         "collectives before their communicator");
+    origin_->counters->abandon();  // such a graph writes them in its next replay
     return;
   }
   check_nccl(code->load(), nullptr, "ncclCommDestroy");
@@ -189,6 +190,10 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   const std::lock_guard handle_lock(handle_mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });
   children_.push_back(made);
+  if (state_->aborted()) {  // meanwhile: it did not see this child
+    made->abort("the communicator it was split from was aborted");
+    state_->check("split");
+  }
   return made;
 }
 

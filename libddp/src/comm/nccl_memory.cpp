@@ -18,18 +18,24 @@ at::Tensor NcclMemory::allocate(int64_t num_bytes) {
 #ifdef DDP_NCCL_HAS_WINDOWS
   constexpr size_t kPage = 4096;  // NCCL_WIN_REQUIRED_ALIGNMENT
   const auto padded = (static_cast<size_t>(num_bytes) + kPage - 1) / kPage * kPage;
-  const std::lock_guard lock(mutex_);
+  const auto comm = [this] {
+    const std::lock_guard lock(mutex_);
+    return comm_;
+  }();
   void* memory = nullptr;
-  check_nccl(ncclMemAlloc(&memory, padded), comm_, "ncclMemAlloc");
+  check_nccl(ncclMemAlloc(&memory, padded), comm, "ncclMemAlloc");
   ncclWindow_t window{};
   try {
-    check_nccl(ncclCommWindowRegister(comm_, memory, padded, &window, NCCL_WIN_COLL_SYMMETRIC),
-               comm_, "ncclCommWindowRegister");
+    check_nccl(ncclCommWindowRegister(comm, memory, padded, &window, NCCL_WIN_COLL_SYMMETRIC), comm,
+               "ncclCommWindowRegister");
   } catch (...) {
     ncclMemFree(memory);
     throw;
   }
-  windows_[memory] = window;
+  {
+    const std::lock_guard lock(mutex_);
+    windows_[memory] = window;
+  }
   const at::Device device(at::kCUDA, device_);
   return at::from_blob(
       memory, {num_bytes}, [self = shared_from_this()](void* p) { self->free(p); },
@@ -53,21 +59,21 @@ void NcclMemory::close() {
 }
 
 void NcclMemory::abandon() {
-  const std::lock_guard lock(mutex_);
   abandoned_ = true;
-  comm_ = nullptr;
 }
 
 // Runs in a tensor's end: nothing is thrown.
 void NcclMemory::free(void* memory) {
-  const std::lock_guard lock(mutex_);
-  if (abandoned_) {
-    return;  // a kernel that never ends may still hold it; the process is about to leave
-  }
   try {
     const c10::cuda::CUDAGuard guard(device_);
-    // Unmapping does not wait for kernels as cudaFree does.
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize before ncclMemFree");
+    if (!abandoned_) {
+      // Unmapping does not wait for kernels as cudaFree does.
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize before ncclMemFree");
+    }
+    const std::lock_guard lock(mutex_);
+    if (abandoned_) {
+      return;  // a kernel that never ends may still hold it; the process is about to leave
+    }
 #ifdef DDP_NCCL_HAS_WINDOWS
     if (const auto found = windows_.find(memory); found != windows_.end()) {
       check_nccl(ncclCommWindowDeregister(comm_, found->second), comm_, "ncclCommWindowDeregister");

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,10 +15,10 @@ namespace ddp::detail {
 /// outlives the communicator, its registration does not.
 class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
  public:
-  NcclMemory(ncclComm_t comm, c10::DeviceIndex device) : comm_(comm), device_(device) {}
+  NcclMemory(ncclComm_t comm, c10::DeviceIndex device) : device_(device), comm_(comm) {}
 
-  /// uint8 [num_bytes] with num_bytes > 0. Collective: every rank registers at the same place. The
-  /// current device must be the communicator's.
+  /// uint8 [num_bytes] with num_bytes > 0. Collective: every rank registers at the same place, one
+  /// call at a time. The current device must be the communicator's.
   at::Tensor allocate(int64_t num_bytes);
   /// Before the communicator is destroyed.
   void close();
@@ -27,10 +28,10 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
  private:
   void free(void* memory);
 
-  std::mutex mutex_;
-  ncclComm_t comm_;
   const c10::DeviceIndex device_;
-  bool abandoned_ = false;
+  std::atomic<bool> abandoned_{false};
+  std::mutex mutex_;  // never held while peers or the device are waited for, which only abort ends
+  ncclComm_t comm_;
   std::map<void*, ncclWindow_t> windows_;
 };
 

@@ -48,10 +48,10 @@ NcclWork::~NcclWork() {
 }
 
 void NcclWork::check() const {
+  origin_->state->check(record.name);  // first: an abort's reason says more than NCCL's error
   if (error_) {
     std::rethrow_exception(error_);
   }
-  origin_->state->check(record.name);
   if (!ended_) {
     throw SettingsError(concat(record.name, " #", record.sequence,
                                " was not launched yet: wait after the GroupScope ended"));
@@ -100,11 +100,11 @@ bool NcclWork::is_completed() {
   if (!ended_ || captured_) {
     return false;  // a captured event cannot be asked
   }
-  origin_->counters->mark_eager();
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
   const auto code = cudaEventQuery(ended_.get());
   if (code == cudaErrorNotReady) {
     cudaGetLastError();  // "not ready" is not an error to be found by the next check
+    origin_->counters->mark_eager();
     return false;
   }
   check_cuda(code, record.name);

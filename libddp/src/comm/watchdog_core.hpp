@@ -36,7 +36,9 @@ class StallDetector {
 
   std::optional<Stall> look(const std::vector<LaneProgress>& lanes, TimePoint now,
                             std::chrono::milliseconds limit) {
-    const auto pending = std::find_if(lanes.begin(), lanes.end(), [](const LaneProgress& lane) {
+    // From the back: a graph's lane is pending when the device has reached it, the eager one as
+    // soon as the host enqueued something, which may stand behind that graph.
+    const auto pending = std::find_if(lanes.rbegin(), lanes.rend(), [](const LaneProgress& lane) {
       return lane.enqueued != lane.completed;
     });
     uint64_t completed = 0;
@@ -45,16 +47,16 @@ class StallDetector {
     }
     const bool moved = !last_completed_ || completed != *last_completed_;
     last_completed_ = completed;
-    if (moved || pending == lanes.end() || !was_pending_) {
+    if (moved || pending == lanes.rend() || !was_pending_) {
       // A clock that starts at the first look at a pending collective, not at the last one's end.
       since_ = now;
     }
-    was_pending_ = pending != lanes.end();
+    was_pending_ = pending != lanes.rend();
     const auto stood = std::chrono::duration_cast<std::chrono::milliseconds>(now - since_);
     if (!was_pending_ || stood < limit) {
       return std::nullopt;
     }
-    return Stall{static_cast<size_t>(pending - lanes.begin()), *pending, stood};
+    return Stall{static_cast<size_t>(lanes.rend() - pending - 1), *pending, stood};
   }
 
  private:

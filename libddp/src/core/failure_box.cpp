@@ -80,10 +80,13 @@ void FailureBox::run_callbacks() {
     const std::lock_guard state_lock(mutex_);
     ran_ = true;
   }
-  // One at a time from the front: a callback may remove itself or others.
+  // The newest first: what was added for a whole job is the slowest (a communicator's abort waits
+  // for its device) and must not delay the deadline that bounds it. One at a time: a callback may
+  // remove itself or others.
   while (!callbacks_.empty()) {
-    const auto callback = std::move(callbacks_.begin()->second);
-    callbacks_.erase(callbacks_.begin());
+    const auto newest = std::prev(callbacks_.end());
+    const auto callback = std::move(newest->second);
+    callbacks_.erase(newest);
     call(callback);
   }
 }

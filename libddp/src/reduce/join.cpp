@@ -62,6 +62,12 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
 }
 
 void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
+  if (synchronised && model_.reducer_->has_open_forward()) {
+    throw SettingsError(
+        "join: a second forward before the backward of the first: ranks that ran out answer every "
+        "forward with a backward of zeros; run one backward after each forward, or the first under "
+        "no_sync()");
+  }
   apply(
       exchange(kActive | (synchronised ? kSynchronised : 0) | (sends_buffers ? kSendsBuffers : 0)));
 }

@@ -233,6 +233,12 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
   impl_->hook = std::move(hook);
 }
 
+bool Reducer::has_open_forward() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->forget_ended_forwards();
+  return !impl_->open_forwards.empty();
+}
+
 void Reducer::add_weight(double count) {
   const std::lock_guard lock(impl_->mutex);
   impl_->set_reduced_aside();

@@ -108,6 +108,7 @@ struct Reducer::Impl {
   at::Device device() const { return communicator->device(); }
 
   CommunicatorPtr communicator;
+  const std::shared_ptr<int> lifetime = std::make_shared<int>();  // ends with this
   DdpOptions options;
   std::shared_ptr<CommHook> hook;
   bool hooks_compared = false;

@@ -91,10 +91,15 @@ void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
     // The end of the counting pass must belong to the outermost backward, which is the one that
     // reaches an output; a parameter's hook may fire inside a nested one (checkpointing).
     for (const auto& output : outputs) {
-      if (output.defined() && output.requires_grad()) {
-        output.register_hook([this](const at::Tensor& /*grad*/) {
+      if (output.defined() && output.requires_grad() && !output.is_leaf()) {  // see open_forward
+        output.register_hook([this, alive = std::weak_ptr(lifetime)](const at::Tensor& /*grad*/) {
+          if (alive.expired()) {
+            return;  // the graph outlived the wrapper
+          }
           const std::lock_guard hook_lock(mutex);
-          queue_static_graph_end();
+          if (num_passes == 0) {
+            queue_static_graph_end();
+          }
         });
       }
     }

@@ -97,6 +97,7 @@ class FailureWatch {
   FailureWatch(const FailureWatch&) = delete;
   FailureWatch& operator=(const FailureWatch&) = delete;
 
+  void arm(ExitCode code) { deadline_.arm(static_cast<int>(code)); }
   /// Before the control plane goes; an armed deadline stays.
   void detach() {
     if (token_) {
@@ -160,6 +161,9 @@ ExitCode run_job(const Config& config, const RunFunction& function) {
   FailureWatch watch(context->control_plane());
   ExitCode code = run_in_context(*context, config, function);
   const bool failed = context->control_plane().failed();
+  if (failed) {
+    watch.arm(code);  // its callback may not have run yet
+  }
   watch.detach();
   if (failed || (code != ExitCode::Ok && code != ExitCode::SavedRequeue)) {
     context.reset();  // peers were told; nothing here waits for them

@@ -55,6 +55,14 @@ TEST_CASE("the limit of the moment holds: the first step may take longer") {
   CHECK(detector.look({{1, 0}}, kStart + 29min, 10min));
 }
 
+TEST_CASE("a replay that stands is named, not what was enqueued behind it") {
+  StallDetector detector;
+  CHECK_FALSE(detector.look({{2, 1}, {4, 2}}, kStart, 1000ms));
+  const auto stall = detector.look({{2, 1}, {4, 2}}, kStart + 1000ms, 1000ms);
+  REQUIRE(stall);
+  CHECK(stall->lane == 1);
+}
+
 TEST_CASE("graph replays are watched as lanes of their own") {
   StallDetector detector;
   // Lane 0 is done; lane 1 replays a graph of 4 collectives: 3 of 8 ended.

@@ -141,6 +141,16 @@ TEST_CASE("control plane: a failure reaches every rank before it unwinds", "[con
   REQUIRE(slowest_ms < 500);
 }
 
+TEST_CASE("control plane: the callback that was added last runs first", "[control_plane]") {
+  std::vector<std::string> order;
+  run_ranks(1, [&](ControlPlane& plane) {
+    plane.add_failure_callback([&](const FailureCause&) { order.push_back("communicator"); });
+    plane.add_failure_callback([&](const FailureCause&) { order.push_back("deadline"); });
+    plane.publish_failure({});
+  });
+  REQUIRE(order == std::vector<std::string>{"deadline", "communicator"});
+}
+
 TEST_CASE("control plane: only the first of several causes counts", "[control_plane]") {
   const auto ends = run_ranks(4, [&](ControlPlane& plane) {
     plane.barrier();

@@ -103,8 +103,10 @@ class GroupScope {
 };
 
 struct CommunicatorOptions {
-  std::string backend = "auto";                             ///< auto, nccl, mpi, single
-  std::chrono::milliseconds timeout{600'000};               ///< of a collective
+  std::string backend = "auto";  ///< auto, nccl, mpi, single
+  /// Of a collective, from when it is enqueued (NCCL: and waited for, asked about or dropped; many
+  /// within a millisecond share one mark behind them).
+  std::chrono::milliseconds timeout{600'000};
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step ended
   int64_t nccl_min_ctas = 0;                                ///< 0 leaves NCCL's own choice
   int64_t nccl_max_ctas = 0;

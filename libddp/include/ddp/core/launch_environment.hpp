@@ -28,7 +28,7 @@ struct LaunchEnvironment {
   int world_size = 1;  ///< 0 under PMIx alone: only MPI knows it
   int local_rank = 0;
   int local_world_size = 1;  ///< ranks on this node; 1 where the launcher does not say
-  int node_rank = 0;  ///< mpirun does not say: ranks are taken to fill one node after the other
+  int node_rank = 0;  ///< mpirun does not say: a guess until Context::create has asked all ranks
   int num_nodes = 1;
   bool use_mpi = false;         ///< MPI_Init works here (elsewhere it would abort the process)
   std::string job_id;           ///< Slurm's, else torchrun's id, empty where there is none

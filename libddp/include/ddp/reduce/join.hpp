@@ -5,7 +5,8 @@
 //     for (auto& batch : my_batches) { … forward, backward, step … }
 //   });
 //
-// Every forward inside costs one small all-gather that the host waits for.
+// Every forward inside costs one small all-gather that the host waits for, and a synchronised one
+// has its backward before the next: SettingsError otherwise.
 #pragma once
 
 #include <cstdint>

@@ -71,6 +71,8 @@ class Reducer {
 
   /// A forward ran whose backward is not to be reduced.
   void note_local_forward();
+  /// A synchronised forward's outputs live and no backward has reached them.
+  bool has_open_forward();
   /// Backwards without add_weight() throw from now on; a weighted join uses it.
   void require_weight(bool on);
   /// What the next synchronised backward divides by instead of the world size; join uses it.

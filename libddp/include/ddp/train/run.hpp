@@ -17,16 +17,14 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///
 /// - `--help` prints every key and returns 0. Wrong settings return 64 before a GPU is touched.
 /// - All ranks must have the same settings, but for those that may differ (folders); else all
-/// return
-///   70 and say which differs.
-/// - SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop that StopSignal (and with it
-/// Checkpointer)
-///   agrees on; a second Ctrl-C leaves at once. `ddp::Stop` is no failure: the job ends in order,
-///   with code 75.
+///   return 70 and say which differs.
+/// - SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop, on which the ranks agree in
+///   Checkpointer::save_if_due; a program without a Checkpointer asks StopSignal itself. A second
+///   Ctrl-C leaves at once. `ddp::Stop` is no failure: the job ends in order, with code 75.
 /// - An exception that leaves `function` is told to all ranks before it destroys anything. Every
-/// rank
-///   returns the code of the first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows
-///   its message and rank. A rank that cannot end within 10 s of that leaves without unwinding.
+///   rank returns the code of the first cause: Error::exit_code(), 1 for other exceptions. Rank 0
+///   shows its message and rank. A rank that cannot end within 10 s of that leaves without
+///   unwinding.
 ///
 /// `own_sections` announces sections of the program (declare_section), so that --help shows them
 /// and unknown keys are refused at the start; without it they are refused when the first step
