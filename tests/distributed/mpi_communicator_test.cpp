@@ -23,7 +23,7 @@ MpiRuntime& runtime_reference(const std::shared_ptr<MpiRuntime>& runtime) {
   return *runtime;
 }
 const std::shared_ptr<MpiRuntime>& runtime() {
-  static const auto made = MpiRuntime::create();
+  static const auto made = MpiRuntime::create(60s);
   return made;
 }
 ddp::CommunicatorPtr make(const MpiCommunicatorOptions& options = {}) {

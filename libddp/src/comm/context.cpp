@@ -122,7 +122,7 @@ Context Context::create(const ContextOptions& options) {
   const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
   require_mpi_for_cpu(launch, cuda);
   if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
-    state->mpi = detail::MpiRuntime::create();
+    state->mpi = detail::MpiRuntime::create(options.control_plane.rendezvous_timeout);
     complete_from_mpi(*state->mpi, launch);
   }
   if (launch.world_size == 0) {

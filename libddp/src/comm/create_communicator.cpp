@@ -42,7 +42,7 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
 }
 
 [[noreturn]] void refuse(const std::string& backend, const std::string& why) {
-  throw SettingsError(concat("communicator.backend=", backend, ": ", why));
+  throw SettingsError(concat("context.communicator.backend=", backend, ": ", why));
 }
 
 std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
@@ -76,7 +76,8 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
                  concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
                         " did not start this program with it; use `mpirun -n ", launch.world_size,
                         " …` or `srun --mpi=pmix …` (ranks on GPUs need no MPI)"))
-        : static_cast<void>(MpiRuntime::create());  // throws: built without MPI
+        : static_cast<void>(
+              MpiRuntime::create(std::chrono::milliseconds(0)));  // throws: built without MPI
   }
   if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
     refuse(options.backend,

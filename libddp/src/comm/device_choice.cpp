@@ -16,12 +16,12 @@ bool wants_cuda(const std::string& device, bool built_with_cuda, int visible_gpu
   if (device == "cuda" && !built_with_cuda) {
     throw SettingsError(
         "context.device=cuda, but this libddp was built without CUDA; build it where nvcc and NCCL "
-        "are found, or use device=cpu");
+        "are found, or use context.device=cpu");
   }
   if (device == "cuda" && visible_gpus == 0) {
     throw SettingsError(
         "context.device=cuda, but no GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES, or "
-        "use device=cpu");
+        "use context.device=cpu");
   }
   return device != "cpu" && built_with_cuda && visible_gpus > 0;
 }
@@ -34,7 +34,7 @@ int choose_gpu(int local_rank, int local_world_size, int visible_gpus, const std
   if (local_rank >= visible_gpus) {
     throw SettingsError(concat(local_world_size, " ranks on ", host, ", but only ", visible_gpus,
                                " GPUs are visible there (CUDA_VISIBLE_DEVICES); start at most ",
-                               visible_gpus, " ranks a node, or use device=cpu"));
+                               visible_gpus, " ranks a node, or use context.device=cpu"));
   }
   return local_rank;
 }

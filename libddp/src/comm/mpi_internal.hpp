@@ -60,6 +60,7 @@ class MpiThread final : public MpiRuntime {
 
   MpiThread();
   ~MpiThread() override;
+  void initialize(std::chrono::milliseconds timeout);
 
   int rank() const override { return state_->rank; }
   int world_size() const override { return state_->world_size; }
@@ -77,6 +78,8 @@ class MpiThread final : public MpiRuntime {
             std::optional<std::chrono::seconds> limit = std::nullopt);
 
  private:
+  Engine::TicketPtr submit(const Engine::LanePtr& lane, const std::string& what,
+                           std::function<void()> action);
   /// True for the first who ends the runtime.
   bool begin_end();
 

@@ -116,8 +116,17 @@ void MpiState::finalize() {
   }
 }
 
-MpiThread::MpiThread() : lane_(engine_.make_lane()) {
-  call(lane_, "MPI_Init_thread", [state = state_] { state->initialize(); });
+MpiThread::MpiThread() : lane_(engine_.make_lane()) {}
+
+// MPI_Init returns on no rank before it was called on all of them.
+void MpiThread::initialize(std::chrono::milliseconds timeout) {
+  const auto ticket = submit(lane_, "MPI_Init_thread", [state = state_] { state->initialize(); });
+  if (!ticket->wait_for(timeout)) {
+    throw PeerLostError(
+        concat("MPI_Init_thread did not end within ", timeout.count(),
+               " ms: a process of this job has not called it; see what the others printed, start "
+               "one program on all ranks, or raise context.control_plane.rendezvous_timeout_ms"));
+  }
 }
 
 MpiThread::~MpiThread() {
@@ -125,12 +134,17 @@ MpiThread::~MpiThread() {
   engine_.stop(std::chrono::seconds(1));
 }
 
-void MpiThread::call(const Engine::LanePtr& lane, const std::string& what,
-                     std::function<void()> action, std::optional<std::chrono::seconds> limit) {
+MpiThread::Engine::TicketPtr MpiThread::submit(const Engine::LanePtr& lane, const std::string& what,
+                                               std::function<void()> action) {
   auto operation = std::make_shared<MpiOperation>();
   operation->describe = [what] { return what; };
   operation->launch = [action = std::move(action)](std::vector<MPI_Request>&) { action(); };
-  const auto ticket = engine_.submit(lane, std::move(operation));
+  return engine_.submit(lane, std::move(operation));
+}
+
+void MpiThread::call(const Engine::LanePtr& lane, const std::string& what,
+                     std::function<void()> action, std::optional<std::chrono::seconds> limit) {
+  const auto ticket = submit(lane, what, std::move(action));
   if (!limit) {
     ticket->wait();
   } else if (!ticket->wait_for(*limit)) {
@@ -181,8 +195,10 @@ void MpiThread::abandon(const std::string& reason) {
   }
 }
 
-std::shared_ptr<MpiRuntime> MpiRuntime::create() {
-  return std::make_shared<MpiThread>();
+std::shared_ptr<MpiRuntime> MpiRuntime::create(std::chrono::milliseconds timeout) {
+  auto made = std::make_shared<MpiThread>();
+  made->initialize(timeout);
+  return made;
 }
 
 bool MpiRuntime::is_built_in() {

@@ -15,8 +15,9 @@ class MpiRuntime {
  public:
   /// Initialises MPI where nobody did. Throws SettingsError where this build has no MPI, or where
   /// MPI was initialised by someone else with less than MPI_THREAD_SERIALIZED. Call it only where
-  /// LaunchEnvironment::use_mpi says that MPI works: elsewhere MPI_Init ends the process.
-  static std::shared_ptr<MpiRuntime> create();
+  /// LaunchEnvironment::use_mpi says that MPI works: elsewhere MPI_Init ends the process. Throws
+  /// PeerLostError where a rank does not come within `timeout`.
+  static std::shared_ptr<MpiRuntime> create(std::chrono::milliseconds timeout);
 
   /// True where this build has MPI at all.
   static bool is_built_in();

@@ -53,7 +53,7 @@ ncclConfig_t make_config(const CommunicatorOptions& options, bool blocking) {
 void check_options(const CommunicatorOptions& options) {
   if (options.nccl_min_ctas < 0 || options.nccl_max_ctas < 0 ||
       (options.nccl_max_ctas > 0 && options.nccl_min_ctas > options.nccl_max_ctas)) {
-    throw SettingsError(concat("communicator.nccl_min_ctas=", options.nccl_min_ctas,
+    throw SettingsError(concat("context.communicator.nccl_min_ctas=", options.nccl_min_ctas,
                                " and nccl_max_ctas=", options.nccl_max_ctas,
                                ": allowed are 0 (NCCL's choice) or more, the minimum not above the "
                                "maximum"));

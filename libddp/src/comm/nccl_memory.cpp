@@ -41,9 +41,9 @@ at::Tensor NcclMemory::allocate(int64_t num_bytes) {
       memory, {num_bytes}, [self = shared_from_this()](void* p) { self->free(p); },
       at::device(device).dtype(at::kByte), device);
 #else
-  throw SettingsError(
-      concat("communicator.nccl_symmetric_memory=true needs NCCL 2.27 or newer to allocate ",
-             num_bytes, " bytes; set it to false"));
+  throw SettingsError(concat(
+      "context.communicator.nccl_symmetric_memory=true needs NCCL 2.27 or newer to allocate ",
+      num_bytes, " bytes; set it to false"));
 #endif
 }
 

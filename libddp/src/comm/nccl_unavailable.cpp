@@ -8,8 +8,10 @@ namespace ddp::detail {
 CommunicatorPtr make_nccl_communicator(ControlPlane&, at::Device, const CommunicatorOptions&,
                                        CollectiveFailureHandler) {
   throw SettingsError(
-      "communicator.backend=nccl: this libddp was built without CUDA; build it where nvcc and a "
-      "LibTorch with CUDA are found (-DDDP_WITH_CUDA=ON says what is missing), or use device=cpu");
+      "context.communicator.backend=nccl: this libddp was built without CUDA; build it where nvcc "
+      "and a "
+      "LibTorch with CUDA are found (-DDDP_WITH_CUDA=ON says what is missing), or use "
+      "context.device=cpu");
 }
 
 }  // namespace ddp::detail

@@ -340,7 +340,8 @@ void ControlHub::check_limits(SteadyTime now) {
     fail_job(ExitCode::PeerLost,
              concat("rendezvous: ", num_joined(), " of ", world_size_, " ranks came within ",
                     options_.rendezvous_timeout.count(), " ms; missing: ", join(missing),
-                    "; see what those ranks printed, or raise control_plane.rendezvous_timeout"));
+                    "; see what those ranks printed, or raise "
+                    "context.control_plane.rendezvous_timeout_ms"));
     return;
   }
   for (const auto& [sequence, round] : rounds_) {

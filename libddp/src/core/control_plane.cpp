@@ -127,7 +127,9 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rende
   }
   throw PeerLostError(concat("rendezvous: missing: 0; rank ", launch.rank,
                              " did not reach rank 0 within ", options.rendezvous_timeout.count(),
-                             " ms (", why, ")"));
+                             " ms (", why,
+                             "); see what rank 0 printed, whether its address can be reached from "
+                             "here, or raise context.control_plane.rendezvous_timeout_ms"));
 }
 
 // The control plane of one.
