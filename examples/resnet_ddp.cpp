@@ -89,7 +89,7 @@ std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
 }
 
 void print_summary(const TrainingSummary& summary, const std::string& hash, const ddp::Context& ctx,
-                   const ddp::Config& cfg, const ddp::Metrics& metrics) {
+                   const ddp::Config& cfg, const ddp::Metrics& metrics, int64_t last_saved_step) {
   if (!ctx.is_main()) {
     return;
   }
@@ -118,7 +118,7 @@ void print_summary(const TrainingSummary& summary, const std::string& hash, cons
   }
   out << "parameters      " << hash << ", equal on all " << ctx.world_size() << " rank(s)\n";
   if (!cfg.checkpoint.dir.empty()) {
-    out << "checkpoint      " << cfg.checkpoint.dir << '\n';
+    out << "checkpoint      " << cfg.checkpoint.dir << ", after step " << last_saved_step << '\n';
   }
   if (!metrics.folder().empty()) {
     out << "CSV and JSONL   " << metrics.folder() << " (steps.csv, steps.jsonl, epochs.csv)\n";
@@ -183,7 +183,7 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   examples::require_same_epochs(checkpointer, epoch_length(cfg, ctx, steps_per_epoch));
   const auto summary = loop.run(checkpointer, first_step);
   const auto hash = examples::common_parameter_hash(model.named_parameters(), ctx.control_plane());
-  print_summary(summary, hash, ctx, cfg, metrics);
+  print_summary(summary, hash, ctx, cfg, metrics, checkpointer.last_saved_step());
 }
 
 }  // namespace

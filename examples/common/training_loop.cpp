@@ -56,7 +56,7 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
     }
     checkpointer.save_if_due(step);
   }
-  checkpointer.wait();
+  checkpointer.wait();  // throws where the last save failed: no summary of what is lost
   return summary;
 }
 

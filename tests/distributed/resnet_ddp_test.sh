@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainer as a user does and looks at what it prints.
 #
-# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses PROGRAM RANKS DATA
+# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses|unsaved PROGRAM RANKS DATA
 #   learns    20 steps lower the loss, all ranks end with the same parameters
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
@@ -10,6 +10,7 @@
 #                and EMA together
 #   finishes  a checkpoint with its metric after each epoch's test, and a finished run that is started again says so and saves nothing
 #   refuses   resuming with another global batch; ranks with different numbers of batches
+#   unsaved   the last save fails, for no file may be as large as the model: 73, and no checkpoint is claimed
 # The data are 163 images: no number of ranks divides them, so padding and doubled images would be seen.
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
@@ -24,12 +25,13 @@ fail() {
   exit 1
 }
 
+wrapper=() # before the program, on each rank
 run() { # run LOG SETTING…
   local log=$1
   shift
   local launch=()
   [ "$ranks" -gt 1 ] && launch=(mpirun -n "$ranks")
-  exec "${launch[@]}" "$program" data.path="$data" data.num_samples=163 train.batch_size=$((32 / ranks)) \
+  exec "${launch[@]}" "${wrapper[@]}" "$program" data.path="$data" data.num_samples=163 train.batch_size=$((32 / ranks)) \
     loader.drop_last=true loader.num_workers=1 optimizer.momentum=0.9 lr_schedule.lr=0.005 metrics.dir="$work/runs" \
     metrics.progress=plain "$@" > "$log" 2>&1
 }
@@ -106,6 +108,18 @@ case $scenario in
     code=$?
     [ $code = 64 ] || fail "exit code $code with sampler.pad=false, expected 64"
     grep -q "sampler.pad=false gives rank 0 82 training batches an epoch and rank 1 81" "$work/3.log" || fail "no message"
+    ;;
+  unsaved)
+    # A write beyond the limit then fails with EFBIG instead of ending the process.
+    wrapper=(bash -c 'trap "" XFSZ && ulimit -f 20000 && exec "$@"' limited)
+    (run "$work/1.log" train.max_steps=2 checkpoint.dir="$work/checkpoints")
+    code=$?
+    [ $code = 73 ] || fail "exit code $code, expected 73"
+    grep -q "rank 0.*: cannot write $work/checkpoints/.*: File too large; fix: free space there, or name another checkpoint.dir" \
+      "$work/1.log" || fail "no message"
+    grep -q "first cause: rank 0 " "$work/1.log" || fail "rank 0, which could not write, is not the first cause"
+    grep -qE "^checkpoint|training goes on" "$work/1.log" && fail "a checkpoint that is not there is claimed"
+    [ -z "$(ls -A "$work/checkpoints")" ] || fail "something was left"
     ;;
   resumes | stops)
     (run "$work/whole.log" train.max_steps=30 model.ema_decay=0.9) || fail "exit code $?"

@@ -20,7 +20,7 @@ void append_file(const std::string& path, Cifar10Images& images) {
         concat("CIFAR-10 file ", path, " is truncated or damaged: ", file.size(),
                " bytes are no multiple of the 3073 of a record; the last whole record ends "
                "at offset ",
-               file.size() / kRecord * kRecord));
+               file.size() / kRecord * kRecord, kDataFileFix));
   }
   std::vector<uint8_t> bytes(static_cast<size_t>(file.size()));
   file.read_at(0, bytes.data(), file.size());
@@ -31,9 +31,9 @@ void append_file(const std::string& path, Cifar10Images& images) {
   for (int64_t i = 0; i < num_records; ++i) {
     const uint8_t* record = bytes.data() + i * kRecord;
     if (record[0] > 9) {
-      throw DataError(concat("CIFAR-10 file ", path, " at offset ", i * kRecord, ": label ",
-                             int{record[0]},
-                             "; labels are 0 to 9, so this is no record's beginning"));
+      throw DataError(
+          concat("CIFAR-10 file ", path, " at offset ", i * kRecord, ": label ", int{record[0]},
+                 "; labels are 0 to 9, so this is no record's beginning", kDataFileFix));
     }
     images.labels[first + static_cast<size_t>(i)] = record[0];
     uint8_t* out = images.pixels.data() + (first + static_cast<size_t>(i)) * 3 * kPlane;

@@ -17,12 +17,13 @@ DataFile::DataFile(const std::string& path) : path_(path) {
   // O_NONBLOCK: opening a named pipe must not hang; regular files ignore it.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) {
-    throw DataError(concat("cannot open data file ", path, ": ", std::strerror(errno)));
+    throw DataError(
+        concat("cannot open data file ", path, ": ", std::strerror(errno), kDataFileFix));
   }
   struct stat info {};
   if (::fstat(descriptor_, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(descriptor_);
-    throw DataError(concat("data file ", path, " is not a regular file"));
+    throw DataError(concat("data file ", path, " is not a regular file", kDataFileFix));
   }
   size_ = info.st_size;
 }
@@ -46,12 +47,12 @@ void DataFile::read_at(int64_t offset, void* out, int64_t num_bytes) const {
       continue;
     }
     if (n < 0) {
-      throw DataError(
-          concat("cannot read ", path_, " at offset ", offset, ": ", std::strerror(errno)));
+      throw DataError(concat("cannot read ", path_, " at offset ", offset, ": ",
+                             std::strerror(errno), kDataFileFix));
     }
     if (n == 0) {
       throw DataError(concat("data file ", path_, " is truncated: it ends at offset ", offset, ", ",
-                             num_bytes, " bytes more are needed"));
+                             num_bytes, " bytes more are needed", kDataFileFix));
     }
     target += n;
     offset += n;

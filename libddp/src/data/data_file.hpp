@@ -8,6 +8,10 @@
 
 namespace ddp::detail {
 
+/// What a user can do about a data file that is missing or damaged: the end of such messages.
+inline constexpr const char* kDataFileFix =
+    "; fix: fetch or prepare the file again (data/README.md; CIFAR-10: data/prepare_cifar10.py)";
+
 class DataFile {
  public:
   /// Throws DataError naming the path and the system's reason; also where it is no regular file.

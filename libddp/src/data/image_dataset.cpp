@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "data/data_file.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -30,13 +31,27 @@ int choose_denominator(const CropBox& box, int size) {
   return 1;
 }
 
+int64_t num_used(const DataOptions& options, int64_t size, bool train) {
+  if (options.num_samples > size) {
+    log_warning(concat("data.num_samples=", options.num_samples, ", but the ",
+                       train ? "training" : "test", " split of data.path=", options.path, " has ",
+                       size, " samples: all ", size, " are used"));
+  }
+  return options.num_samples > 0 ? std::min(options.num_samples, size) : size;
+}
+
 }  // namespace
+
+DataError with_fix(const CorruptImage& corrupt) {
+  return DataError(concat(corrupt.what(),
+                          "; fix: prepare the file again, or take the next good image in its place "
+                          "with data.corrupt=skip"));
+}
 
 ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOptions& resolved,
                            bool train, bool keep_decoded)
     : source_(std::move(source)), options_(resolved), transform_(resolved, train) {
-  size_ =
-      options_.num_samples > 0 ? std::min(options_.num_samples, source_->size()) : source_->size();
+  size_ = num_used(options_, source_->size(), train);
   num_classes_ = options_.num_classes > 0 ? options_.num_classes : source_->num_classes();
   check_labels();
   if (keep_decoded) {
@@ -51,10 +66,7 @@ ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOption
 ImageDataset::ImageDataset(DecodedImages images, int64_t num_classes, const DataOptions& resolved,
                            bool train)
     : options_(resolved), transform_(resolved, train), decoded_(std::move(images)) {
-  size_ = static_cast<int64_t>(decoded_.labels.size());
-  if (options_.num_samples > 0) {
-    size_ = std::min(options_.num_samples, size_);
-  }
+  size_ = num_used(options_, static_cast<int64_t>(decoded_.labels.size()), train);
   num_classes_ = options_.num_classes > 0 ? options_.num_classes : num_classes;
   for (int64_t i = 0; i < size_; ++i) {
     const int64_t label = decoded_.labels[static_cast<size_t>(i)];
@@ -188,7 +200,11 @@ void ImageDataset::decode_all() {
 template <typename F>
 int64_t ImageDataset::first_good(int64_t index, F&& use) const {
   if (options_.corrupt == CorruptPolicy::Error) {
-    use(index);
+    try {
+      use(index);
+    } catch (const CorruptImage& corrupt) {
+      throw with_fix(corrupt);
+    }
     return index;
   }
   for (int64_t i = 0; i < size_; ++i) {
@@ -200,7 +216,8 @@ int64_t ImageDataset::first_good(int64_t index, F&& use) const {
       note_corrupt(candidate, e.what());
     }
   }
-  throw DataError("no image of the data set can be decoded");
+  throw DataError(concat("data.path=", options_.path, ": none of the ", size_,
+                         " images can be decoded", kDataFileFix));
 }
 
 void ImageDataset::note_corrupt(int64_t index, const std::string& message) const {
@@ -212,10 +229,10 @@ void ImageDataset::note_corrupt(int64_t index, const std::string& message) const
       static_cast<int64_t>(options_.max_corrupt_fraction * static_cast<double>(size_));
   const auto count = static_cast<int64_t>(corrupt_.size());
   if (count > allowed) {
-    throw DataError(
-        concat("data.corrupt=skip: ", count,
-               " corrupt images, data.max_corrupt_fraction=", options_.max_corrupt_fraction, " of ",
-               size_, " allows ", allowed, "; the last: ", message));
+    throw DataError(concat(
+        "data.corrupt=skip: ", count, " corrupt images, data.max_corrupt_fraction=",
+        options_.max_corrupt_fraction, " of ", size_, " allows ", allowed, "; the last: ", message,
+        "; fix: prepare the data again, or raise data.max_corrupt_fraction"));
   }
   log_warning(concat("corrupt image skipped (", count, " of ", allowed, " allowed): ", message));
 }

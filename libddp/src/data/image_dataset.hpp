@@ -61,4 +61,7 @@ class ImageDataset : public Dataset {
   mutable std::set<int64_t> corrupt_;
 };
 
+/// An image's error with what a user can do about it, where data.corrupt=error.
+DataError with_fix(const CorruptImage& corrupt);
+
 }  // namespace ddp::detail

@@ -37,7 +37,7 @@ tjhandle decoder() {
 // (seen with 2.1.5): it is thrown away.
 [[noreturn]] void fail(const std::string& message) {
   handle_of_thread().reset();
-  throw DataError(message);
+  throw CorruptImage(message);
 }
 
 std::string first_bytes(const std::vector<uint8_t>& bytes) {

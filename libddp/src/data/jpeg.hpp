@@ -7,7 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "ddp/core/error.hpp"
+
 namespace ddp::detail {
+
+/// An image that is no JPEG, is damaged, or is too large: what data.corrupt=skip passes over.
+struct CorruptImage : DataError {
+  using DataError::DataError;
+};
 
 /// Where bytes came from, for messages.
 struct DataSource {

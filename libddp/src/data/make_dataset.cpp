@@ -73,9 +73,9 @@ int64_t probe_image_size(const DataOptions& options) {
     return std::max(header.width, header.height) <= kSmallImage
                ? std::min(header.width, header.height)
                : 224;
-  } catch (const DataError&) {
+  } catch (const detail::CorruptImage& corrupt) {
     if (options.corrupt == CorruptPolicy::Error) {
-      throw;
+      throw detail::with_fix(corrupt);
     }
     throw SettingsError("the first image is corrupt and cannot tell the size: set data.image_size");
   }

@@ -30,7 +30,8 @@ constexpr FieldAt kName{0, 100}, kSize{124, 12}, kChecksum{148, 8}, kMagic{257, 
 constexpr size_t kTypeOffset = 156;
 
 [[noreturn]] void fail(const DataFile& file, int64_t offset, const std::string& what) {
-  throw DataError(concat("tar archive ", file.path(), " at offset ", offset, ": ", what));
+  throw DataError(
+      concat("tar archive ", file.path(), " at offset ", offset, ": ", what, kDataFileFix));
 }
 
 std::string_view text_of(const Block& block, FieldAt field) {

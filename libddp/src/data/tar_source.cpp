@@ -5,6 +5,8 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <regex>
+#include <tuple>
 
 #include "data/data_file.hpp"
 #include "data/image_source.hpp"
@@ -56,7 +58,7 @@ int64_t read_label(const DataFile& file, const TarEntry& entry) {
       std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (!digits) {
     throw DataError(concat("tar archive ", file.path(), " at offset ", entry.offset, ": ",
-                           entry.name, " must hold a decimal label"));
+                           entry.name, " must hold a decimal label", kDataFileFix));
   }
   return std::stoll(text);
 }
@@ -165,7 +167,7 @@ class TarSource : public ImageSource {
       const auto found = std::find(class_names_.begin(), class_names_.end(), name);
       if (found == class_names_.end()) {
         throw DataError(concat("tar archive ", files_.front().path(), ": class ", name,
-                               " is not in classes.txt beside it"));
+                               " is not in classes.txt beside it; fix: add it there"));
       }
       label_of[static_cast<size_t>(order)] = found - class_names_.begin();
     }
@@ -183,6 +185,55 @@ class TarSource : public ImageSource {
   std::vector<Sample> samples_;
   int64_t num_classes_ = 0;
 };
+
+// A name that ends in a number, perhaps with "-of-00128" behind it.
+struct NumberedName {
+  std::string before, digits, total;
+  std::string with(int64_t number) const {
+    std::string text = std::to_string(number);
+    text.insert(0, digits.size() - std::min(digits.size(), text.size()), '0');
+    return before + text + (total.empty() ? "" : "-of-" + total) + ".tar";
+  }
+};
+
+std::optional<NumberedName> numbered(const std::string& shard) {
+  static const std::regex pattern("(.*?)([0-9]{1,9})(?:-of-([0-9]{1,9}))?[.]tar");
+  std::smatch match;
+  if (!std::regex_match(shard, match, pattern)) {
+    return std::nullopt;
+  }
+  return NumberedName{match[1], match[2], match[3]};
+}
+
+// Only numbers padded with zeros are a sequence ("train-000.tar"; "train2017.tar" is a name); with
+// a total it may also count from 1. A shard missing behind the last of them cannot be known without
+// it.
+void require_whole_sequences(const std::vector<std::string>& shards) {
+  std::map<std::tuple<std::string, size_t, std::string>, std::vector<NumberedName>> sequences;
+  for (const auto& shard : shards) {
+    if (auto name = numbered(shard)) {
+      sequences[{name->before, name->digits.size(), name->total}].push_back(std::move(*name));
+    }
+  }
+  for (const auto& [key, names] : sequences) {  // names are sorted, as shards are
+    const auto& first = names.front();
+    if (first.digits.front() != '0' && first.total.empty()) {
+      continue;
+    }
+    const int64_t total = first.total.empty() ? 0 : std::stoll(first.total);
+    const int64_t last = std::stoll(names.back().digits);
+    const int64_t begin = total > 0 && last == total ? 1 : 0;
+    const int64_t end = std::max(begin + total, last + 1);
+    for (int64_t number = begin; number < end; ++number) {
+      const auto place = static_cast<size_t>(number - begin);
+      if (place >= names.size() || std::stoll(names[place].digits) != number) {
+        throw DataError(concat("tar archive ", first.with(number), " is missing: ", names.size(),
+                               " of the ", end - begin, " shards of its numbering are there",
+                               kDataFileFix, ", or number those that are there anew"));
+      }
+    }
+  }
+}
 
 }  // namespace
 
@@ -221,6 +272,7 @@ std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split sp
                            split == Split::Train ? "train*.tar" : "test*.tar or val*.tar",
                            " (data/README.md describes the layout)"));
   }
+  require_whole_sequences(shards);
   return std::make_unique<TarSource>(shards, read_class_names(fs::path(folder) / "classes.txt"));
 }
 

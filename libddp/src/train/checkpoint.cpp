@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/failure_box.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/checkpoint_impl.hpp"
@@ -62,12 +63,29 @@ CheckpointerImpl::~CheckpointerImpl() {
   try {
     if (std::uncaught_exceptions() == exceptions_) {
       finish_pending();
+      if (unsaved_) {
+        note_unsaved(*unsaved_);
+      }
     } else {
       // Peers may be gone: no exchange. The folder without a manifest is removed by the next run.
       writer_.wait();
     }
+  } catch (const SaveFailure& failure) {
+    note_unsaved(failure);
+    if (is_main()) {
+      log_error(failure.what());
+    }
   } catch (const std::exception& error) {
     log_error(std::string("the last checkpoint was not saved: ") + error.what());
+  }
+}
+
+// A folder that cannot be made is told before training, not at the first save.
+void CheckpointerImpl::make_folder() {
+  try {
+    make_folders(ops_, options_.dir);
+  } catch (const WriteError& error) {
+    throw WriteError(concat("checkpoint.dir=", options_.dir, ": ", error.what(), kWriteFix));
   }
 }
 
@@ -80,13 +98,20 @@ std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
       for (const auto& folder : list_checkpoints(options_.dir)) {
         text += concat(folder.step, " ", folder.repeat, " ", folder.name, "\n");
       }
-    } catch (const ReadError& error) {
-      text = std::string("!") + error.what();
+      if (text.empty() && options_.resume != "require") {
+        make_folder();
+      }
+    } catch (const Error& error) {
+      text = concat("!", static_cast<int>(error.exit_code()), "!", error.what());
     }
   }
   text = control_plane_.broadcast(text);
   if (text.starts_with('!')) {
-    throw ReadError(text.substr(1));
+    const auto end = text.find('!', 1);
+    FailureCause cause;
+    cause.message = text.substr(end + 1);
+    cause.exit_code = static_cast<ExitCode>(std::stoi(text.substr(1, end - 1)));
+    throw_failure(cause);
   }
   std::vector<CheckpointFolder> folders;
   std::istringstream lines(text);
@@ -118,6 +143,7 @@ std::optional<Manifest> CheckpointerImpl::check_everywhere(const CheckpointFolde
       throw ReadError(verdicts[rank].substr(kNewer.size()));
     }
     if (verdicts[rank] != kOk) {
+      damaged_.insert(folder.name);
       if (is_main()) {
         log_warning(concat("skipped the checkpoint ", path_of(folder), ": ", verdicts[rank],
                            " (seen by rank ", rank, ")"));
@@ -135,7 +161,12 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
       files[file.name] = load_safetensors(path_of(folder) + "/" + file.name).tensors;
     }
   }
-  restore_snapshot(objects_, manifest, files, rank_, device_, path_of(folder));
+  try {
+    restore_snapshot(objects_, manifest, files, rank_, device_, path_of(folder));
+  } catch (const MismatchError& error) {
+    throw MismatchError(concat("the checkpoint ", path_of(folder), " does not fit: ", error.what(),
+                               "; fix: another checkpoint.dir, or the settings it was saved with"));
+  }
   const auto plan_and_settings = texts_;
   texts_ = manifest.texts;
   // This run's settings are what later checkpoints are saved with; the plan is pinned.

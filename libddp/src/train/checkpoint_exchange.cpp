@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "ddp/core/logging.hpp"
 
@@ -76,7 +77,7 @@ void CheckpointerImpl::advance(const std::vector<Status>& statuses) {
       return;
     }
     if (statuses[0].writer == Status::Writer::Failed) {
-      note_failure(pending_->step, "rank 0: " + statuses[0].error);
+      note_failure(pending_->step, 0, statuses[0].error);
     } else {
       note_saved();
     }
@@ -91,7 +92,7 @@ void CheckpointerImpl::advance(const std::vector<Status>& statuses) {
       if (is_main()) {
         remove_folder(ops_, options_.dir + "/" + pending_->folder);
       }
-      note_failure(pending_->step, concat("rank ", rank, ": ", statuses[rank].error));
+      note_failure(pending_->step, static_cast<int>(rank), statuses[rank].error);
       return;
     }
   }
@@ -128,19 +129,23 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<Status>& statuses) {
     // Not Stop: its exit code asks to be started again, and that would begin at step 0 for ever.
     throw Error(ExitCode::UserException,
                 concat(who, ": stopped after step ", step,
-                       ", nothing was saved because checkpoint.dir is empty"));
+                       ", nothing was saved because checkpoint.dir is empty; fix: set "
+                       "checkpoint.dir to a folder that all ranks see"));
   }
   finish_pending();  // where it fails, the next line tries again
   save(step, std::nullopt);
   finish_pending();
   if (last_saved_step_ != step + 1) {
-    throw WriteError(
-        concat(who, ": stopped after step ", step, ", but its state could not be saved"));
+    const auto failure = std::exchange(unsaved_, std::nullopt);
+    throw SaveFailure(failure ? failure->rank : 0,
+                      concat(who, ": stopped after step ", step, ", but its state is lost: ",
+                             failure ? failure->what() : "it could not be saved"));
   }
   throw Stop(concat(who, ": stopped after step ", step, ", saved in ", options_.dir));
 }
 
 void CheckpointerImpl::save_if_due(int64_t step) {
+  note_call(step);
   const int64_t done = step + 1;
   bool due = enabled() && options_.every_steps > 0 && done % options_.every_steps == 0;
   if (done >= next_exchange_) {

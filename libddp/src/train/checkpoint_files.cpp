@@ -61,22 +61,6 @@ bool newer(const CheckpointFolder& a, const CheckpointFolder& b) {
   return std::pair(a.step, a.repeat) > std::pair(b.step, b.repeat);
 }
 
-void make_folders(FileOps& ops, const std::string& dir) {
-  for (std::size_t end = dir.find('/', 1);; end = dir.find('/', end + 1)) {
-    const std::string part = dir.substr(0, end);
-    if (ops.mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
-      const int error = errno;
-      std::error_code ignored;
-      if (!std::filesystem::is_directory(part, ignored)) {
-        throw WriteError("cannot make the folder " + part + ": " + reason(error));
-      }
-    }
-    if (end == std::string::npos) {
-      return;
-    }
-  }
-}
-
 // The first name of this step that is free: a committed checkpoint is never replaced.
 CheckpointFolder free_folder(const std::string& dir, int64_t step) {
   CheckpointFolder folder{.step = step, .name = std::string(kPrefix) + padded(step)};
@@ -94,6 +78,26 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
   const std::string hidden = concat(dir, "/", kRemovingPrefix, name, "_", random_suffix());
   if (ops.rename((dir + "/" + name).c_str(), hidden.c_str()) == 0) {
     remove_folder(ops, hidden);
+  }
+}
+
+// Whether a resume would take it, as far as that is seen without reading it all: restore() compares
+// checksums, and what it skipped is in `damaged`.
+bool looks_whole(const std::string& dir, const CheckpointFolder& folder,
+                 const std::set<std::string>& damaged) {
+  if (damaged.count(folder.name) > 0) {
+    return false;
+  }
+  try {
+    const std::string path = dir + "/" + folder.name + "/";
+    const auto manifest = load_manifest(dir, folder);
+    return std::all_of(manifest.files.begin(), manifest.files.end(), [&](const FileRecord& file) {
+      std::error_code error;
+      const auto size = std::filesystem::file_size(path + file.name, error);
+      return !error && size == file.size;
+    });
+  } catch (const ReadError&) {
+    return false;
   }
 }
 
@@ -116,7 +120,37 @@ std::string best_checkpoint(const std::string& dir, const std::vector<Checkpoint
   return best;
 }
 
+// The part of the path that is there and no folder; empty where there is none.
+std::string file_in_the_way(const std::string& dir) {
+  std::error_code ignored;
+  for (std::filesystem::path part = dir; !part.empty(); part = part.parent_path()) {
+    if (std::filesystem::exists(part, ignored)) {
+      return std::filesystem::is_directory(part, ignored) ? "" : part.string();
+    }
+    if (part == part.parent_path()) {
+      break;
+    }
+  }
+  return "";
+}
+
 }  // namespace
+
+void make_folders(FileOps& ops, const std::string& dir) {
+  for (std::size_t end = dir.find('/', 1);; end = dir.find('/', end + 1)) {
+    const std::string part = dir.substr(0, end);
+    if (ops.mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+      const int error = errno;
+      std::error_code ignored;
+      if (!std::filesystem::is_directory(part, ignored)) {
+        throw WriteError("cannot make the folder " + part + ": " + reason(error));
+      }
+    }
+    if (end == std::string::npos) {
+      return;
+    }
+  }
+}
 
 std::string begin_save(FileOps& ops, const std::string& dir, int64_t step) {
   make_folders(ops, dir);
@@ -158,7 +192,12 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& dir) {
     }
   }
   if (error && error != std::errc::no_such_file_or_directory) {
-    throw ReadError("cannot list the checkpoint folder " + dir + ": " + error.message());
+    if (const auto file = file_in_the_way(dir); !file.empty()) {
+      throw SettingsError(concat("checkpoint.dir=", dir, " cannot be a folder: ", file,
+                                 " is none; fix: give the path of a folder"));
+    }
+    throw ReadError("cannot list the checkpoint folder " + dir + " (checkpoint.dir): " +
+                    error.message() + "; fix: let this user read it, or name another one");
   }
   std::sort(folders.begin(), folders.end(), newer);
   return folders;
@@ -243,12 +282,22 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
   folders.erase(std::remove_if(folders.begin(), folders.end(),
                                [&](const auto& folder) { return newer(folder, newest); }),
                 folders.end());
+  std::vector<CheckpointFolder> whole;
+  for (const auto& folder : folders) {
+    if (folder == newest || looks_whole(dir, folder, retention.damaged)) {
+      whole.push_back(folder);
+    }
+  }
   const std::string best =
-      retention.keep_best ? best_checkpoint(dir, folders, retention.best_is_max) : "";
-  for (std::size_t i = static_cast<std::size_t>(retention.keep_last); i < folders.size(); ++i) {
-    if (folders[i].name != best) {
-      remove_checkpoint(ops, dir, folders[i].name);
-      removed.push_back(folders[i].name);
+      retention.keep_best ? best_checkpoint(dir, whole, retention.best_is_max) : "";
+  // A damaged one neither counts nor goes before the whole ones that stand in for it are there.
+  int64_t kept = 0;
+  for (const auto& folder : folders) {
+    if (kept >= retention.keep_last && folder.name != best) {
+      remove_checkpoint(ops, dir, folder.name);
+      removed.push_back(folder.name);
+    } else {
+      kept += std::find(whole.begin(), whole.end(), folder) != whole.end() ? 1 : 0;
     }
   }
   return removed;

@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct CheckpointFolder {
   bool operator==(const CheckpointFolder&) const = default;
 };
 
+/// Makes DIR and the folders above it where they are not there. Throws WriteError.
+void make_folders(FileOps& ops, const std::string& dir);
+
 /// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws
 /// WriteError.
 std::string begin_save(FileOps& ops, const std::string& dir, int64_t step);
@@ -37,8 +41,8 @@ std::string begin_save(FileOps& ops, const std::string& dir, int64_t step);
 CheckpointFolder commit_save(FileOps& ops, const std::string& dir, const std::string& saving,
                              const Manifest& manifest);
 
-/// Committed checkpoints, newest first. Empty where DIR does not exist; ReadError where it cannot
-/// be read.
+/// Committed checkpoints, newest first. Empty where DIR does not exist; SettingsError where it is a
+/// file, ReadError where it cannot be read.
 std::vector<CheckpointFolder> list_checkpoints(const std::string& dir);
 
 /// The checkpoint's manifest. Throws ReadError, NewerFormatError.
@@ -56,8 +60,11 @@ struct Retention {
   int64_t keep_last = 3;
   bool keep_best = false;
   bool best_is_max = false;
+  std::set<std::string> damaged = {};  ///< names of those known to be
 };
 /// Removes checkpoints older than `newest`, the checkpoint just committed, as `retention` says.
+/// Those that are damaged (known to be, no valid manifest, or a file of another size) do not count
+/// towards keep_last.
 /// Those that are younger (damaged ones that a resume skipped) are left alone. Best effort; returns
 /// the names of those removed.
 std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,

@@ -17,12 +17,14 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "ddp/train/checkpoint.hpp"
 #include "train/background_task.hpp"
 #include "train/checkpoint_files.hpp"
+#include "train/save_failure.hpp"
 #include "train/snapshot.hpp"
 
 namespace ddp::detail {
@@ -70,6 +72,7 @@ class CheckpointerImpl {
 
   // restore
   std::vector<CheckpointFolder> agree_on_candidates();
+  void make_folder();
   std::optional<Manifest> check_everywhere(const CheckpointFolder& folder);
   void load(const CheckpointFolder& folder, const Manifest& manifest);
   bool reads_file(const std::string& name) const;
@@ -81,7 +84,9 @@ class CheckpointerImpl {
   void write_files();
   void start_commit(const std::vector<Status>& statuses);
   void note_saved();
-  void note_failure(int64_t done, const std::string& reason);
+  void note_failure(int64_t done, int rank, const std::string& reason);
+  void throw_if_unsaved();
+  void note_call(int64_t step);
 
   // exchange
   std::vector<Status> exchange();
@@ -109,6 +114,10 @@ class CheckpointerImpl {
   int64_t last_saved_step_ = -1;
   bool last_saved_has_metric_ = false;
   int64_t failures_in_a_row_ = 0;
+  std::optional<SaveFailure> unsaved_;  ///< the newest save failed, and nobody was thrown it
+  bool tell_going_on_ = false;          ///< a failure was logged; whether a step follows is open
+  int64_t last_call_ = -1;              ///< step of the newest call
+  std::set<std::string> damaged_;       ///< checkpoints that restore() skipped
   Clock::time_point last_save_time_ = Clock::now();
 
   int64_t next_exchange_ = 0;  ///< steps done at which the ranks talk next

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
 #include "ddp/core/logging.hpp"
 #include "train/checkpoint_exchange.hpp"
 
@@ -19,12 +21,23 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// What `write` throws of the disk, with what a user can do about it.
+template <typename F>
+auto naming_fix(F&& write) {
+  try {
+    return write();
+  } catch (const WriteError& error) {
+    throw WriteError(error.what() + std::string(kWriteFix));
+  }
+}
+
 }  // namespace
 
 void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
   if (!enabled()) {
     return;
   }
+  note_call(step);
   const int64_t done = step + 1;
   if (pending_ && adds_nothing(pending_->step, pending_->has_metric, done, metric.has_value())) {
     return;
@@ -47,6 +60,26 @@ bool CheckpointerImpl::adds_nothing(int64_t saved_step, bool saved_has_metric, i
 
 void CheckpointerImpl::wait() {
   finish_pending();
+  throw_if_unsaved();
+}
+
+void CheckpointerImpl::throw_if_unsaved() {
+  if (const auto failure = std::exchange(unsaved_, std::nullopt)) {
+    throw SaveFailure(*failure);
+  }
+}
+
+// Only a further step shows that a run survived a failed save.
+void CheckpointerImpl::note_call(int64_t step) {
+  if (tell_going_on_ && step > last_call_) {
+    tell_going_on_ = false;
+    if (is_main()) {
+      log_warning(concat(
+          "training goes on; the next checkpoint is due as usual, the newest ",
+          last_saved_step_ < 0 ? "is none yet" : concat("is of ", last_saved_step_, " steps")));
+    }
+  }
+  last_call_ = step;
 }
 
 // Rank 0 makes the folder; all ranks learn its name, or why there is none.
@@ -54,14 +87,14 @@ std::string CheckpointerImpl::agree_on_folder(int64_t done) {
   std::string answer;
   if (is_main()) {
     try {
-      answer = concat(kOk, begin_save(ops_, options_.dir, done));
+      answer = concat(kOk, naming_fix([&] { return begin_save(ops_, options_.dir, done); }));
     } catch (const Error& error) {
       answer = error.what();
     }
   }
   answer = control_plane_.broadcast(answer);
   if (!answer.starts_with(kOk)) {
-    note_failure(done, "rank 0: " + answer);
+    note_failure(done, 0, answer);
     return "";
   }
   return answer.substr(kOk.size());
@@ -88,7 +121,7 @@ void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {
         [reason = concat("copying the state: ", error.what())] { throw WriteError(reason); });
     return;
   }
-  writer_.start([this] { write_files(); });
+  writer_.start([this] { naming_fix([this] { write_files(); }); });
 }
 
 // On the writing thread.
@@ -111,13 +144,15 @@ void CheckpointerImpl::start_commit(const std::vector<Status>& statuses) {
   manifest.values = snapshot_.values;
   manifest.leaf_dtypes = snapshot_.leaf_dtypes;
   manifest.texts = texts_;
-  writer_.start([this, manifest = std::move(manifest), saving = pending_->folder] {
-    const auto made = commit_save(ops_, options_.dir, saving, manifest);
+  writer_.start([this, manifest = std::move(manifest), saving = pending_->folder,
+                 damaged = damaged_] {
+    const auto made = naming_fix([&] { return commit_save(ops_, options_.dir, saving, manifest); });
     committed_ = made.name;
     prune_checkpoints(ops_, options_.dir, made,
                       {.keep_last = options_.keep_last,
                        .keep_best = options_.keep_best != "off",
-                       .best_is_max = options_.keep_best == "max"});
+                       .best_is_max = options_.keep_best == "max",
+                       .damaged = damaged});
   });
 }
 
@@ -125,6 +160,9 @@ void CheckpointerImpl::note_saved() {
   last_saved_step_ = pending_->step;
   last_saved_has_metric_ = pending_->has_metric;
   failures_in_a_row_ = 0;
+  unsaved_.reset();
+  tell_going_on_ = false;
+  damaged_.erase(committed_);  // a name that became free again
   if (is_main()) {
     log_info(concat("saved ", options_.dir, "/", committed_, " in ",
                     seconds_since(pending_->started), " s",
@@ -133,18 +171,22 @@ void CheckpointerImpl::note_saved() {
   pending_.reset();
 }
 
-void CheckpointerImpl::note_failure(int64_t done, const std::string& reason) {
+void CheckpointerImpl::note_failure(int64_t done, int rank, const std::string& reason) {
   pending_.reset();
   ++failures_in_a_row_;
-  const auto message = concat("the checkpoint after ", done, " steps was not saved (failure ",
-                              failures_in_a_row_, " of at most ", options_.max_failures,
-                              " in a row, checkpoint.max_failures): ", reason);
+  const auto message =
+      concat("the checkpoint after ", done, " steps was not saved (failure ", failures_in_a_row_,
+             " of at most ", options_.max_failures, " in a row, checkpoint.max_failures): rank ",
+             rank, ": ", reason, "; earlier checkpoints are untouched");
   if (failures_in_a_row_ >= options_.max_failures) {
-    throw WriteError(message);
+    unsaved_.reset();
+    throw SaveFailure(rank, message);
   }
   if (is_main()) {
-    log_error(message + "; training goes on, earlier checkpoints are untouched");
+    log_error(message);
   }
+  unsaved_.emplace(rank, message);
+  tell_going_on_ = true;
 }
 
 }  // namespace ddp::detail

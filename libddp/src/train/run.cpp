@@ -13,6 +13,7 @@
 #include "core/exit_deadline.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "train/save_failure.hpp"
 
 namespace ddp {
 namespace {
@@ -80,6 +81,9 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   FailureCause cause;
   cause.message = exception == nullptr ? "an exception of unknown type" : message_of(*exception);
   cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
+  if (const auto* save = dynamic_cast<const detail::SaveFailure*>(exception)) {
+    cause.rank = save->rank;  // all ranks throw it; whichever is first, this one is to blame
+  }
   if (cause.exit_code == ExitCode::PeerLost && wait_for_cause(plane)) {
     return;
   }
@@ -126,7 +130,9 @@ void train(Context& context, const Config& config, const RunFunction& function) 
       [&] {
         log_start(context);
         require_equal_settings(context, config);
+        detail::forget_unsaved();
         function(context, config);
+        detail::throw_unsaved();
         config.require_all_read();  // where no step was begun
       },
       [&](const std::exception* exception) { publish(context.control_plane(), exception); });

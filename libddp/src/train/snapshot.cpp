@@ -215,8 +215,7 @@ void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& m
     const auto name = object.get().state_name();
     const auto state = states.find(name);
     if (state == states.end()) {
-      throw MismatchError(checkpoint + " holds nothing of '" + name +
-                          "': it was saved by another program");
+      throw MismatchError(concat("it holds nothing of '", name, "', which this program saves"));
     }
     object.get().load_state_dict(state->second);
     states.erase(state);

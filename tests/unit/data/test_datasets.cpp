@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <set>
 #include <sstream>
 
@@ -148,8 +151,10 @@ TEST_CASE("damaged binary files are named with their offset", "[dataset]") {
   damaged[3073] = static_cast<char>(damaged[3073] ^ 0x40);
   data_test::write_file(path, damaged);
   REQUIRE(contains(error(), "data_batch_3.bin at offset 3073: label 68"));
+  REQUIRE(contains(error(), "fix: fetch or prepare the file again"));
   fs::remove(path);
   REQUIRE(contains(error(), "cannot open data file " + path.string()));
+  REQUIRE(contains(error(), "data/prepare_cifar10.py"));
   fs::create_directory(path);
   REQUIRE(contains(error(), "not a regular file"));
 }
@@ -194,6 +199,8 @@ TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
     const std::string message = error(good.substr(0, length));
     INFO(length << " of " << good.size() << ": " << message);
     REQUIRE(contains(message, at + "corrupt"));
+    REQUIRE(contains(message, "fix: prepare the file again"));
+    REQUIRE(contains(message, "data.corrupt=skip"));
   }
   REQUIRE(contains(error(good, 1023), "JPEG of 32 x 32 pixels; data.max_pixels allows 1023"));
   // A flipped bit may still be a picture; it must end in a picture or in a DataError.
@@ -223,7 +230,68 @@ TEST_CASE("skipping takes the next good image everywhere alike and keeps the lim
   options.max_corrupt_fraction = 0.33;
   const auto message = message_of<ddp::DataError>([&] { make_dataset(options)->get(1); });
   REQUIRE(contains(message, "max_corrupt_fraction=0.33 of 3 allows 0"));
+  REQUIRE(contains(message, "raise data.max_corrupt_fraction"));
   REQUIRE(contains(message, "train.tar at offset 3072"));
+}
+
+TEST_CASE("a shard missing in a numbered sequence is named", "[dataset]") {
+  TempFolder folder;
+  const std::string shard = data_test::tar_entry("0.jpg", sample_jpeg(0)) +
+                            data_test::tar_entry("0.cls", "0") + data_test::tar_end();
+  auto error = [&](const std::vector<std::string>& names) {
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
+      fs::remove(entry.path());
+    }
+    for (const auto& name : names) {
+      data_test::write_file(folder.path() / (name + ".tar"), shard);
+    }
+    return message_of<ddp::DataError>([&] { make_dataset({.path = folder.path()}); });
+  };
+  auto missing = [&](const std::vector<std::string>& names) {
+    const auto message = error(names);
+    const auto end = message.find(".tar is missing");
+    if (end == std::string::npos || !contains(message, "fix: fetch or prepare")) {
+      return "no message: " + message;
+    }
+    const auto begin = message.rfind('/', end) + 1;
+    return message.substr(begin, end - begin);
+  };
+  REQUIRE(missing({"train-001"}) == "train-000");
+  REQUIRE(missing({"train-000", "train-001", "train-003"}) == "train-002");
+  REQUIRE(missing({"train-0", "train-2"}) == "train-1");
+  REQUIRE(missing({"train-a-00", "train-b-01"}) == "train-b-00");
+  REQUIRE(missing({"train-00-of-03", "train-01-of-03"}) == "train-02-of-03");
+  REQUIRE(missing({"train-01-of-03", "train-03-of-03"}) == "train-02-of-03");
+  for (const std::vector<std::string>& whole : {std::vector<std::string>{"train"},
+                                                {"train-000", "train-001", "train-002"},
+                                                {"train-01-of-02", "train-02-of-02"},
+                                                {"train-a-00", "train-b-00"},
+                                                {"train2017"},
+                                                {"train1", "train2"}}) {
+    INFO(whole.front());
+    REQUIRE(error(whole).empty());
+  }
+}
+
+TEST_CASE("more samples asked for than there are is told with both numbers", "[dataset]") {
+  const auto told = [](int64_t num_samples, Split split) {
+    TempFolder folder;
+    const auto path = folder.path() / "stderr";
+    std::fflush(stderr);
+    const int before = dup(STDERR_FILENO);
+    const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(file, STDERR_FILENO);
+    make_dataset({.path = kSample, .num_samples = num_samples}, split);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(file);
+    return data_test::read_file(path);
+  };
+  REQUIRE(contains(told(999, Split::Test), "data.num_samples=999, but the test split"));
+  REQUIRE(contains(told(999, Split::Test), "has 800 samples"));
+  REQUIRE(contains(told(3001, Split::Train), "data.num_samples=3001, but the training split"));
+  REQUIRE(told(800, Split::Test).empty());
+  REQUIRE(told(0, Split::Test).empty());
 }
 
 TEST_CASE("a tar data set needs its labels", "[dataset]") {

@@ -86,6 +86,7 @@ TEST_CASE("dangerous and unreadable entries are refused with their offset", "[ta
     REQUIRE(contains(error_of(tar_entry("p", pax, 'x') + tar_entry("s", "x") + tar_end()), "pax"));
   }
   REQUIRE(contains(error_of(""), "end mark"));
+  REQUIRE(contains(error_of(""), "fix: fetch or prepare the file again"));
   REQUIRE(
       contains(error_of(good + std::string(512, '\0') + good + tar_end()), "single zero block"));
 }

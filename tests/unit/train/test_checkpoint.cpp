@@ -189,6 +189,10 @@ TEST_CASE("where no checkpoint is whole, restore says so and never starts at ste
 
   Box other("model", {.tensors = {{"v", torch::zeros(3)}}, .values = {}});
   REQUIRE_THROWS_AS(restore("auto", other), ddp::MismatchError);
+  REQUIRE_THROWS_WITH(restore("auto", other),
+                      Catch::Contains("the checkpoint " + options.dir +
+                                      "/step_0000000001 does not fit: missing key v") &&
+                          Catch::Contains("fix: another checkpoint.dir, or the settings"));
   Box unknown("ema", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
   REQUIRE_THROWS_AS(restore("auto", unknown), ddp::MismatchError);
 
@@ -201,6 +205,30 @@ TEST_CASE("where no checkpoint is whole, restore says so and never starts at ste
   std::filesystem::remove_all(options.dir);
   REQUIRE(restore("auto", model) == 0);
   REQUIRE_THROWS_AS(restore("require", model), ddp::ReadError);
+}
+
+TEST_CASE("a whole checkpoint is kept where a resume skipped a newer one with flipped bits") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.keep_last = 2;
+  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    checkpointer.save(1);
+    checkpointer.save(3);
+  }
+  const auto path = options.dir + "/step_0000000004/model.safetensors";
+  auto bytes = testing::read_file(path);
+  bytes.back() ^= 1;
+  testing::write_file(path, bytes);
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+  REQUIRE(checkpointer.restore() == 2);
+  checkpointer.save(3);
+  checkpointer.wait();
+  REQUIRE(names_in(options.dir) ==
+          std::vector<std::string>{"step_0000000004.1", "step_0000000004", "step_0000000002"});
 }
 
 TEST_CASE("objects need names of their own") {

@@ -299,3 +299,36 @@ TEST_CASE("files of a save can be read by their owner alone") {
     REQUIRE((status.st_mode & 0777) == 0600);
   }
 }
+
+TEST_CASE("damaged checkpoints do not count, and never push out a whole one") {
+  TemporaryFolder folder;
+  const auto dir = folder.file("ckpt");
+  auto& ops = system_file_ops();
+  save(ops, dir, 10, 9);
+  save(ops, dir, 20, 9);
+  const auto damaged = save(ops, dir, 30, 9);
+  std::set<std::string> known;
+  const auto path = dir + "/" + damaged.name + "/";
+  const auto good = testing::read_file(path + "model.safetensors");
+  switch (GENERATE(0, 1, 2)) {
+    case 0:  // truncated
+      testing::write_file(path + "model.safetensors", good.substr(1));
+      break;
+    case 1:
+      std::filesystem::remove(path + "manifest.json");
+      break;
+    default:  // a flipped bit: only who read it all knows
+      known.insert(damaged.name);
+  }
+  const auto make = [&](int64_t step) {
+    const auto made = commit_save(ops, dir, begin_save(ops, dir, step), {.step = step});
+    prune_checkpoints(ops, dir, made, {.keep_last = 2, .damaged = known});
+    std::vector<int64_t> steps;
+    for (const auto& found : list_checkpoints(dir)) {
+      steps.push_back(found.step);
+    }
+    return steps;
+  };
+  REQUIRE(make(40) == std::vector<int64_t>{40, 30, 20});
+  REQUIRE(make(50) == std::vector<int64_t>{50, 40});
+}

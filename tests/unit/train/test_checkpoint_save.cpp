@@ -41,6 +41,25 @@ struct FullDisk : ddp::detail::FileOps {
   }
 };
 
+// The rank that wait() blames; -1 where all is saved.
+template <typename Checkpointer>
+int rank_blamed(Checkpointer& checkpointer) {
+  try {
+    checkpointer.wait();
+  } catch (const ddp::detail::SaveFailure& failure) {
+    return failure.rank;
+  }
+  return -1;
+}
+
+int blamed(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ddp::detail::SaveFailure& failure) {
+    return failure.rank;
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a full disk on one rank fails the save on all, training goes on, then 73") {
@@ -58,7 +77,7 @@ TEST_CASE("a full disk on one rank fails the save on all, training goes on, then
     disks[victim].full = true;
     plane.barrier();
     checkpointer.save(1, {});
-    checkpointer.wait();  // failure 1
+    REQUIRE(rank_blamed(checkpointer) == victim);  // failure 1
     REQUIRE(checkpointer.last_saved_step() == 1);
     plane.barrier();
     disks[victim].full = false;
@@ -70,13 +89,17 @@ TEST_CASE("a full disk on one rank fails the save on all, training goes on, then
     disks[victim].full = true;
     plane.barrier();
     checkpointer.save(3, {});
-    checkpointer.wait();  // failure 1
+    REQUIRE(rank_blamed(checkpointer) == victim);  // failure 1
     checkpointer.save(4, {});
     checkpointer.wait();  // failure 2: throws on all ranks
   });
   for (const auto& error : errors) {
-    REQUIRE_THAT(message_of<ddp::WriteError>(error),
-                 Catch::Contains("No space left") && Catch::Contains("failure 2 of at most 2"));
+    REQUIRE_THAT(
+        message_of<ddp::WriteError>(error),
+        Catch::Contains("No space left") && Catch::Contains("failure 2 of at most 2") &&
+            Catch::Contains("rank " + std::to_string(victim) + ": cannot write " + options.dir) &&
+            Catch::Contains("fix: free space there, or name another checkpoint.dir"));
+    REQUIRE(blamed(error) == victim);
   }
   REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000003", "step_0000000001"});
   REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 2);
@@ -119,6 +142,7 @@ TEST_CASE("a stop without a folder for checkpoints does not claim to have saved"
     FAIL("no exception");
   } catch (const ddp::Error& error) {
     REQUIRE(error.exit_code() == ddp::ExitCode::UserException);
+    REQUIRE_THAT(error.what(), Catch::Contains("fix: set checkpoint.dir"));
   }
 }
 
@@ -223,17 +247,17 @@ TEST_CASE("a state that cannot be copied on one rank fails the save on all, and 
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
     model.broken = plane.rank() == victim;
     checkpointer.save(0);
-    checkpointer.wait();
+    REQUIRE(rank_blamed(checkpointer) == victim);
     REQUIRE(checkpointer.last_saved_step() == -1);
     model.broken = false;
     checkpointer.save(1);
     checkpointer.wait();
     REQUIRE(checkpointer.last_saved_step() == 2);
     model.broken = plane.rank() == victim;
-    for (int64_t step = 2; step < 4; ++step) {
-      checkpointer.save(step);
-      checkpointer.wait();
-    }
+    checkpointer.save(2);
+    REQUIRE(rank_blamed(checkpointer) == victim);
+    checkpointer.save(3);
+    checkpointer.wait();
   });
   for (const auto& error : errors) {
     REQUIRE_THAT(message_of<ddp::WriteError>(error), Catch::Contains("out of pinned memory") &&
@@ -297,4 +321,52 @@ TEST_CASE("the best checkpoint outlives keep_last") {
     }
   }
   REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000004", "step_0000000002"});
+}
+
+TEST_CASE("a stop whose save fails names the file and the fix") {
+  TemporaryFolder folder;
+  const auto options = options_in(folder);
+  FullDisk disk;
+  disk.full = true;
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  auto model = small_model();
+  CheckpointerImpl checkpointer(plane, at::kCPU, options, {model}, disk);
+  checkpointer.set_stop_check([] { return true; });
+  std::exception_ptr error;
+  try {
+    checkpointer.save_if_due(4);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  REQUIRE_THAT(message_of<ddp::WriteError>(error),
+               Catch::Contains("stopped after step 4") && Catch::Contains(options.dir) &&
+                   Catch::Contains("No space left") && Catch::Contains("fix: free space"));
+}
+
+TEST_CASE("a folder that cannot be made, or is a file, is refused before training") {
+  TemporaryFolder folder;
+  testing::write_file(folder.file("notes"), "mine");
+  const auto restore = [&](const std::string& dir) {
+    ddp::CheckpointOptions options;
+    options.dir = dir;
+    return run_ranks(2, [&](ddp::ControlPlane& plane) {
+      auto model = small_model();
+      ddp::Checkpointer(plane, at::kCPU, options, {model}).restore();
+    });
+  };
+  for (const auto& error : restore("/proc/nope/ckpt")) {
+    REQUIRE_THAT(message_of<ddp::WriteError>(error),
+                 Catch::Contains("checkpoint.dir=/proc/nope/ckpt: cannot make the folder "
+                                 "/proc/nope: No such file") &&
+                     Catch::Contains("name another checkpoint.dir"));
+  }
+  for (const auto& dir : {folder.file("notes"), folder.file("notes") + "/ckpt"}) {
+    for (const auto& error : restore(dir)) {
+      REQUIRE_THAT(message_of<ddp::SettingsError>(error),
+                   Catch::Contains("checkpoint.dir=" + dir +
+                                   " cannot be a folder: " + folder.file("notes") + " is none") &&
+                       Catch::Contains("fix: give the path of a folder"));
+    }
+  }
 }

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
 #include "support/catch.hpp"
+#include "unit/train/checkpoint_objects.hpp"
 
 namespace ddp {
 namespace {
@@ -99,6 +102,38 @@ TEST_CASE("each error has its exit code, and its message is shown with the rank"
   check(1, "unknown type", [](Context&, const Config&) { throw 7; });
   check(1, "libddp bug", [](Context&, const Config&) { DDP_CHECK(false, "why"); });
   check(1, "rank 0", [](Context&, const Config&) { throw std::runtime_error("my bug"); });
+}
+
+TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or not") {
+  testing::TemporaryFolder folder;
+  const auto dir = folder.file("ckpt");
+  const bool waits = GENERATE(false, true), retries = GENERATE(false, true);
+  const Ended ended = run_program(
+      [&](Context& context, const Config& config) {
+        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        Checkpointer checkpointer(context, config.checkpoint, {model});
+        checkpointer.restore();
+        std::filesystem::remove_all(dir);
+        testing::write_file(dir, "a file where the folder was");
+        checkpointer.save(0);
+        checkpointer.save_if_due(0);  // of the same step: nothing goes on yet
+        if (retries) {
+          std::filesystem::remove(dir);
+          checkpointer.save(1);
+        }
+        if (waits) {
+          checkpointer.wait();
+          std::puts("summary");
+        }
+      },
+      {("checkpoint.dir=" + dir).c_str()});
+  INFO(ended.output);
+  CHECK(ended.code() == (retries ? 0 : 73));
+  CHECK(ended.says("summary") == (waits && retries));
+  CHECK(ended.says("training goes on") == retries);
+  CHECK(ended.says("the checkpoint after 1 steps was not saved"));
+  CHECK(ended.says(dir + ": Not a directory; fix: free space there, or name another"));
+  CHECK(ended.says("first cause: rank 0") == !retries);
 }
 
 TEST_CASE("a LibTorch error is shown without its C++ stack") {

@@ -60,7 +60,8 @@ class Checkpointer {
   /// The same without a Context; `device` is the one whose random generator this rank uses.
   Checkpointer(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
                std::initializer_list<StatefulRef> objects);
-  /// Finishes a save under way, unless an exception is unwinding.
+  /// Finishes a save under way, unless an exception is unwinding. Where that or an earlier save
+  /// that no later one made good failed, ddp::run ends with 73.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -72,7 +73,8 @@ class Checkpointer {
   ///
   /// Throws ReadError (exit code 74) where checkpoints exist but none is whole, or the newest has a
   /// newer format; MismatchError (70) naming the first key where it is of another model;
-  /// SettingsError with resume=never in a folder that holds checkpoints.
+  /// SettingsError with resume=never in a folder that holds checkpoints, and where `dir` is a file;
+  /// WriteError (73) where `dir` is not there and cannot be made.
   int64_t restore();
 
   /// Call after each step. Saves where every_steps or every_minutes say so. About every
@@ -82,8 +84,8 @@ class Checkpointer {
   /// code 1) so that no scheduler starts the job again at step 0.
   ///
   /// A save that fails on any rank is given up on all, its files removed, an error logged, and
-  /// training goes on; the max_failures-th in a row throws WriteError (73). Earlier checkpoints
-  /// stay untouched.
+  /// training goes on; the max_failures-th in a row throws WriteError (73), and so does wait()
+  /// where no later save made it good. Earlier checkpoints stay untouched.
   void save_if_due(int64_t step);
 
   /// Saves after step `step` now; with `async` it returns once everything is copied to the host.
@@ -91,7 +93,9 @@ class Checkpointer {
   /// already is not saved again, unless keep_best is on and `metric` is new to it.
   void save(int64_t step, std::optional<double> metric = std::nullopt);
 
-  /// Waits until a save under way is committed (or failed).
+  /// Waits until a save under way is committed. Throws WriteError (73), once, where the newest save
+  /// failed: what was trained since the one before it is in no checkpoint. The end of a training
+  /// loop; the destructor cannot tell its caller.
   void wait();
 
   /// Steps done in the newest checkpoint that was committed or restored; -1: none yet.
