@@ -128,8 +128,8 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<Status>& statuses) {
   if (!enabled()) {
     // Not Stop: its exit code asks to be started again, and that would begin at step 0 for ever.
     throw Error(ExitCode::UserException,
-                concat(who, ": stopped after step ", step,
-                       ", nothing was saved because checkpoint.dir is empty; fix: set "
+                concat(who, ": stopped after ", step + 1,
+                       " steps, nothing was saved because checkpoint.dir is empty; fix: set "
                        "checkpoint.dir to a folder that all ranks see"));
   }
   finish_pending();  // where it fails, the next line tries again
@@ -138,10 +138,10 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<Status>& statuses) {
   if (last_saved_step_ != step + 1) {
     const auto failure = std::exchange(unsaved_, std::nullopt);
     throw SaveFailure(failure ? failure->rank : 0,
-                      concat(who, ": stopped after step ", step, ", but its state is lost: ",
+                      concat(who, ": stopped after ", step + 1, " steps, but its state is lost: ",
                              failure ? failure->what() : "it could not be saved"));
   }
-  throw Stop(concat(who, ": stopped after step ", step, ", saved in ", options_.dir));
+  throw Stop(concat(who, ": stopped after ", step + 1, " steps, saved in ", options_.dir));
 }
 
 void CheckpointerImpl::save_if_due(int64_t step) {

@@ -340,7 +340,7 @@ TEST_CASE("a stop whose save fails names the file and the fix") {
     error = std::current_exception();
   }
   REQUIRE_THAT(message_of<ddp::WriteError>(error),
-               Catch::Contains("stopped after step 4") && Catch::Contains(options.dir) &&
+               Catch::Contains("stopped after 5 steps") && Catch::Contains(options.dir) &&
                    Catch::Contains("No space left") && Catch::Contains("fix: free space"));
 }
 
