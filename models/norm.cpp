@@ -43,7 +43,8 @@ void Norm::append_counter(std::vector<torch::Tensor>& counters) const {
 }
 
 void Norm::zero_weight() {
-  if (auto* weight = module_->named_parameters(/*recurse=*/false).find("weight")) {
+  const auto parameters = module_->named_parameters(/*recurse=*/false);
+  if (const auto* weight = parameters.find("weight")) {
     torch::nn::init::zeros_(*weight);
   }
 }
