@@ -14,12 +14,7 @@
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
 
-using communicator_test::comm;
-using communicator_test::data_of;
-using communicator_test::here;
-using communicator_test::kDtypes;
-using communicator_test::reference;
-using ddp::ReduceOp;
+using namespace communicator_test;
 
 namespace {
 

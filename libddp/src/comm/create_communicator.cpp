@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/create_communicator.hpp"
 
-#include <unistd.h>
-
-#include <array>
 #include <utility>
 
 #include "comm/mpi_communicator.hpp"
 #include "comm/nccl_communicator.hpp"
+#include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 namespace {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
-}
 
 CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_plane, int rank) {
   return [weak = std::weak_ptr(control_plane), rank](const CollectiveFailure& failure) {
