@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scaled dot-product attention with the kernel chosen by name instead of by LibTorch's own order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ddp::ops {
+
+enum class AttentionBackend {
+  Auto,   ///< cuDNN where it can, else Flash where it can, else Math; on the CPU LibTorch's choice
+  Cudnn,  ///< CUDA, bfloat16 or float16
+  Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
+  Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
+};
+/// Names as settings use them: auto, cudnn, flash, math.
+const std::vector<std::pair<std::string, AttentionBackend>>& attention_backend_names();
+
+struct AttentionOptions {
+  AttentionBackend backend = AttentionBackend::Auto;
+  bool is_causal = true;
+  double dropout_p = 0;           ///< of the attention weights; 0 outside of training
+  std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
+};
+
+/// softmax(scale * Q Kᵀ + mask) V for each head. Grouped-query attention where `key` has fewer
+/// heads than `query` (a divisor): query head h reads key head h / (heads / kv_heads), nothing is
+/// expanded.
+///
+///   query [batch, heads, q_len, head_dim], key and value [batch, kv_heads, k_len, head_dim]
+///   -> [batch, heads, q_len, head_dim]
+///
+/// Any strides with a dense last dimension. With `is_causal` position i reads 0 … i, and q_len must
+/// be k_len. Throws std::invalid_argument naming the backend where it cannot serve the inputs.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttentionOptions& options = {});
+
+/// The same for documents laid one behind the other, each attending to itself alone.
+///
+///   query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]
+///   offsets int32 [documents + 1]: where each begins; first 0, last `tokens`, ascending
+///   max_length: of the longest document, known to the host
+///   -> [tokens, heads, head_dim]
+///
+/// Cudnn and Auto run Flash here; Math and the CPU take document by document (and read `offsets`
+/// on the host).
+at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const at::Tensor& offsets, int64_t max_length,
+                            const AttentionOptions& options = {});
+
+}  // namespace ddp::ops

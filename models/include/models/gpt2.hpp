@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPT-2 (Radford et al., 2019) as Hugging Face's GPT2LMHeadModel defines it: learned positions,
+// pre-norm blocks, tanh-GELU, the head tied to the embedding. Parameter names and shapes are
+// Hugging Face's (the four linear layers of a block hold their weights as [in, out]).
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "models/causal_lm.hpp"
+
+namespace models {
+
+/// The defaults are GPT-2 small's (124M).
+struct Gpt2Options {
+  int64_t vocab_size = 50257;
+  int64_t max_positions = 1024;
+  int64_t hidden_size = 768;
+  int64_t num_layers = 12;
+  int64_t num_heads = 12;
+  int64_t intermediate_size = 0;  ///< 0: 4 * hidden_size
+  double dropout = 0.1;           ///< of embeddings, residual branches and attention weights
+  double layer_norm_eps = 1e-5;
+  double initializer_range = 0.02;
+};
+
+namespace detail {
+class Gpt2Block;
+}
+
+class Gpt2Impl : public CausalLm {
+ public:
+  /// Parameters lie where `tensor_options` say (device, dtype) and are not initialised. Throws
+  /// std::invalid_argument for sizes that do not fit together.
+  explicit Gpt2Impl(const Gpt2Options& options = {},
+                    const torch::TensorOptions& tensor_options = {});
+  ~Gpt2Impl() override;
+
+  /// Hugging Face's initialisation: normal(0, initializer_range), the projections back into the
+  /// residual stream divided by sqrt(2 * num_layers), biases 0, norms 1.
+  void reset_parameters();
+
+  torch::Tensor hidden_states(const TokenInput& input, KeyValueCache* cache = nullptr) override;
+  const torch::Tensor& head_weight() const override { return wte_; }
+  int64_t num_layers() const override { return options_.num_layers; }
+  int64_t max_positions() const override { return options_.max_positions; }
+  KeyValueCache make_cache(int64_t batch, int64_t max_length) const override;
+  double flops_per_token(int64_t seq_len) const override;
+  const Gpt2Options& options() const { return options_; }
+
+ private:
+  Gpt2Options options_;
+  std::vector<std::shared_ptr<detail::Gpt2Block>> blocks_;
+  torch::Tensor wte_;  // transformer.wte.weight [vocab, hidden]
+  torch::Tensor wpe_;  // transformer.wpe.weight [positions, hidden]
+  torch::Tensor ln_f_weight_;
+  torch::Tensor ln_f_bias_;
+};
+TORCH_MODULE(Gpt2);
+
+}  // namespace models

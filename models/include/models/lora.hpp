@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-rank adapters (Hu et al., arXiv:2106.09685) on the linear layers of a model: the base frozen,
+// two thin matrices a layer trained. Names and meaning are PEFT's: "<layer>.lora_A.weight"
+// [rank, in] and "<layer>.lora_B.weight" [out, rank], scale alpha / rank, dropout on the branch's
+// input, A from kaiming_uniform(sqrt(5)), B zero.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace models {
+
+struct LoraOptions {
+  int64_t rank = 64;
+  double alpha = 128;
+  double dropout = 0.05;
+  /// Shell patterns for the last part of a linear layer's name, or for the whole of it.
+  std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                             "gate_proj", "up_proj", "down_proj"};
+  torch::Dtype dtype = torch::kFloat32;  ///< of A and B
+};
+
+/// y = x Wᵀ + b, with torch.nn.Linear's names and initialisation, and room for an adapter.
+class LinearImpl : public torch::nn::Module {
+ public:
+  /// Memory is not initialised: call reset_parameters(), or load weights.
+  LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
+             const torch::TensorOptions& tensor_options = {});
+  torch::Tensor forward(const torch::Tensor& input);
+
+  /// Freezes weight and bias and registers lora_A.weight and lora_B.weight beside them.
+  void add_lora(const LoraOptions& options);
+  /// Adds scale * B A to the weight and takes the adapter away.
+  void merge_lora();
+  bool has_lora() const { return lora_a.defined(); }
+
+  torch::Tensor weight;  ///< [out, in]
+  torch::Tensor bias;    ///< [out], undefined without
+  torch::Tensor lora_a;  ///< [rank, in], undefined without an adapter
+  torch::Tensor lora_b;  ///< [out, rank]
+
+ private:
+  double lora_scale_ = 0;
+  double lora_dropout_ = 0;
+};
+TORCH_MODULE(Linear);
+
+/// What add_lora did, for programs that print it.
+struct LoraSummary {
+  std::vector<std::string> layers;  ///< names of the layers with an adapter
+  int64_t num_trainable = 0;        ///< elements of A and B
+  int64_t num_frozen = 0;           ///< elements of all other parameters
+};
+
+/// Gives every Linear below `module` that matches an adapter and freezes all other parameters.
+/// Draws A from the default generator, layer by layer in order of registration. Throws
+/// std::invalid_argument for a pattern that matches nothing and for a rank that is not positive.
+LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options);
+
+/// Merges all adapters below `module`; the weights can then be saved as a full model.
+void merge_lora(torch::nn::Module& module);
+
+}  // namespace models

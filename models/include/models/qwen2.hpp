@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decoder of Qwen2 (arXiv:2407.10671) and, without the biases, of the Llama family, as Hugging
+// Face's transformers defines them (Qwen2ForCausalLM, LlamaForCausalLM): RMSNorm, rotary positions,
+// grouped-query attention, SwiGLU. Parameter names are Hugging Face's.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ddp/ops/rotary_embedding.hpp"
+#include "models/causal_lm.hpp"
+#include "models/lora.hpp"
+
+namespace models {
+
+/// Sizes; the defaults are Qwen2-7B's.
+struct Qwen2Options {
+  int64_t vocab_size = 152064;
+  int64_t hidden_size = 3584;
+  int64_t intermediate_size = 18944;
+  int64_t num_layers = 28;
+  int64_t num_heads = 28;
+  int64_t num_kv_heads = 4;
+  int64_t head_dim = 128;
+  int64_t max_positions = 32768;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 1e6;
+  bool qkv_bias = true;  ///< Llama: false
+  bool o_bias = false;   ///< Llama with attention_bias: true
+  bool mlp_bias = false;
+  bool tie_word_embeddings = false;
+  double initializer_range = 0.02;
+  ddp::ops::RotaryOptions rope_scaling{};  ///< head_dim and theta are taken from above
+};
+Qwen2Options qwen2_0_5b();
+Qwen2Options qwen2_1_5b();
+Qwen2Options qwen2_7b();
+
+namespace detail {
+class Qwen2Layer;
+}
+
+class Qwen2Impl : public CausalLm {
+ public:
+  /// Parameters lie where `tensor_options` say (device, dtype) and are not initialised. Throws
+  /// std::invalid_argument for sizes that do not fit together.
+  explicit Qwen2Impl(const Qwen2Options& options, const torch::TensorOptions& tensor_options = {});
+  ~Qwen2Impl() override;
+
+  /// Hugging Face's initialisation: normal(0, initializer_range), biases 0, norms 1; drawn from the
+  /// default generator of the parameters' device.
+  void reset_parameters();
+
+  torch::Tensor hidden_states(const TokenInput& input, KeyValueCache* cache = nullptr) override;
+  const torch::Tensor& head_weight() const override;
+  int64_t num_layers() const override { return options_.num_layers; }
+  int64_t max_positions() const override { return options_.max_positions; }
+  KeyValueCache make_cache(int64_t batch, int64_t max_length) const override;
+  double flops_per_token(int64_t seq_len) const override;
+  const Qwen2Options& options() const { return options_; }
+
+ private:
+  Qwen2Options options_;
+  std::vector<std::shared_ptr<detail::Qwen2Layer>> layers_;
+  torch::Tensor embed_tokens_;  // model.embed_tokens.weight [vocab, hidden]
+  torch::Tensor norm_;          // model.norm.weight [hidden]
+  torch::Tensor lm_head_;       // lm_head.weight; undefined where tied
+  ddp::ops::RotaryTables rotary_;
+};
+TORCH_MODULE(Qwen2);
+
+}  // namespace models
