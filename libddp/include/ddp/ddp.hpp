@@ -7,6 +7,7 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/core/safetensors.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/distributed_sampler.hpp"
@@ -23,5 +24,4 @@
 #include "ddp/train/config.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
-#include "ddp/train/safetensors.hpp"
 #include "ddp/train/weights.hpp"

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "train/file_ops.hpp"
+#include "core/file_ops.hpp"
 #include "train/manifest.hpp"
 
 namespace ddp::detail {

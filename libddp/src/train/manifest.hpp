@@ -10,8 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
-#include "train/file_ops.hpp"
 
 namespace ddp::detail {
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "ddp/core/safetensors.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/train/checkpoint.hpp"
-#include "ddp/train/safetensors.hpp"
 #include "train/manifest.hpp"
 
 namespace ddp::detail {

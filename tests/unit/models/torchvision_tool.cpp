@@ -9,8 +9,8 @@
 #include <iostream>
 
 #include "common/model_options.hpp"
+#include "ddp/core/safetensors.hpp"
 #include "ddp/ddp.hpp"
-#include "ddp/train/safetensors.hpp"
 
 int main(int argc, char** argv) {
   if (argc != 5) {

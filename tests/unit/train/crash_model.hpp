@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "train/file_ops.hpp"
+#include "core/file_ops.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace testing {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <iostream>
 
-#include "ddp/train/safetensors.hpp"
+#include "ddp/core/safetensors.hpp"
 
 namespace {
 

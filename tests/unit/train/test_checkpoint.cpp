@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "ddp/core/safetensors.hpp"
 #include "ddp/train/checkpoint.hpp"
-#include "ddp/train/safetensors.hpp"
 #include "support/catch.hpp"
 #include "unit/train/checkpoint_objects.hpp"
 #include "unit/train/thread_control_plane.hpp"

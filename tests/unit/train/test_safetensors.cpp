@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "ddp/core/error.hpp"
-#include "ddp/train/safetensors.hpp"
+#include "ddp/core/safetensors.hpp"
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
 #include "unit/train/temporary_folder.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/train/safetensors.hpp"
+#include "ddp/core/safetensors.hpp"
 
 namespace ddp {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/train/safetensors.hpp"
+#include "ddp/core/safetensors.hpp"
 
 #include <ATen/ATen.h>
 #include <fcntl.h>
@@ -12,9 +12,9 @@
 #include <memory>
 #include <system_error>
 
+#include "core/file_ops.hpp"
+#include "core/safetensors_header.hpp"
 #include "ddp/core/error.hpp"
-#include "train/file_ops.hpp"
-#include "train/safetensors_header.hpp"
 
 namespace ddp {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/file_ops.hpp"
+#include "core/file_ops.hpp"
 
 #include <fcntl.h>
 #include <sys/random.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/safetensors_header.hpp"
+#include "core/safetensors_header.hpp"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
