@@ -74,6 +74,14 @@ double MetricsImpl::seconds_now() const {
   return std::chrono::duration<double>(until - started_).count() - paused_seconds_;
 }
 
+// As the seconds: since the first step, without pauses.
+double MetricsImpl::energy_now() const {
+  if (!gpu_) {
+    return NAN;
+  }
+  return (pauses_ > 0 ? energy_at_pause_ : gpu_->energy_joules()) - first_energy_ - paused_energy_;
+}
+
 void MetricsImpl::make_tracer(int64_t next_step) {
   tracer_.reset();  // before the next one records
   if (options_.trace_steps > 0) {
@@ -97,12 +105,14 @@ void MetricsImpl::pause() {
       guard.synchronizeStream(guard.getStream(device_));  // what is enqueued is training
     }
     paused_at_ = Clock::now();
+    energy_at_pause_ = gpu_ ? gpu_->energy_joules() : NAN;
   }
 }
 
 void MetricsImpl::resume() {
   if (--pauses_ == 0) {
     paused_seconds_ += std::chrono::duration<double>(Clock::now() - paused_at_).count();
+    paused_energy_ += gpu_ ? gpu_->energy_joules() - energy_at_pause_ : NAN;
   }
 }
 
@@ -130,6 +140,8 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
     first_step_ = false;
     started_ = Clock::now();
     paused_seconds_ = 0;
+    first_energy_ = gpu_ ? gpu_->energy_joules() : NAN;
+    paused_energy_ = 0;
     now_.loader_wait_ms = loader_wait ? loader_wait() : 0;
     at_log_.loader_wait_ms = now_.loader_wait_ms;
   } else {
@@ -159,6 +171,7 @@ std::optional<double> MetricsImpl::fetch(const at::Tensor& grad_norm) {
   now_.loss_sum = data[0];
   now_.correct = data[1];
   now_.seconds = first_step_ ? 0 : seconds_now();
+  now_.energy_j = first_step_ ? 0 : energy_now();
   if (loader_wait) {
     now_.loader_wait_ms = loader_wait();
   }
@@ -185,7 +198,8 @@ RankNumbers MetricsImpl::numbers_since(const Counts& start) {
           .steps = steps,
           .loader_wait_ms =
               loader_wait && steps > 0 ? (now_.loader_wait_ms - start.loader_wait_ms) / steps : NAN,
-          .memory_gib = used_memory_gib(device_)};
+          .memory_gib = used_memory_gib(device_),
+          .energy_j = now_.energy_j - start.energy_j};
 }
 
 JobNumbers MetricsImpl::gather(const RankNumbers& own) {
@@ -222,7 +236,9 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .images_per_second_per_rank = if_measured(job.images_per_second() / job.world_size),
       .exposed_comm_ms = if_measured(job.total.exposed_comm_ms),
       .loader_wait_ms = if_measured(job.total.loader_wait_ms),
-      .peak_memory_gib = if_measured(job.total.memory_gib)};
+      .peak_memory_gib = if_measured(job.total.memory_gib),
+      .interval_seconds = job.total.seconds,
+      .energy_j = if_measured(job.total.energy_j)};
   if (options_.progress != "off") {
     clear_bar();
     log_info(log_line(numbers, options_.run.max_steps, eta_seconds(step)));
@@ -285,6 +301,9 @@ Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
           {.name = "batch_size_per_gpu",  // not whole where ranks share it unevenly
            .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
           {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
+          {.name = "repeat", .integer = options_.repeat},
+          {.name = "steps_per_epoch",
+           .integer = run.steps_per_epoch > 0 ? std::optional(run.steps_per_epoch) : std::nullopt},
           {.name = "epoch", .integer = epoch},
           {.name = "train_loss", .number = job.loss()},
           {.name = "train_accuracy", .number = job.accuracy()},
@@ -295,6 +314,7 @@ Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
           {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
           {.name = "power_w", .number = if_measured(job.total.power_w)},
           {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
+          {.name = "energy_j", .number = if_measured(job.total.energy_j)},
           {.name = "time", .number = unix_time()}};
 }
 

@@ -120,6 +120,8 @@ Row step_row(const StepNumbers& n, double unix_time) {
           {.name = "exposed_comm_ms", .number = n.exposed_comm_ms},
           {.name = "loader_wait_ms", .number = n.loader_wait_ms},
           {.name = "peak_memory_gib", .number = n.peak_memory_gib},
+          {.name = "interval_seconds", .number = n.interval_seconds},
+          {.name = "energy_j", .number = n.energy_j},
           {.name = "time", .number = unix_time}};
 }
 

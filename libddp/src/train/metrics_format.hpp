@@ -43,6 +43,8 @@ struct StepNumbers {
   std::optional<double> exposed_comm_ms = {};
   std::optional<double> loader_wait_ms = {};
   std::optional<double> peak_memory_gib = {};
+  std::optional<double> interval_seconds = {};
+  std::optional<double> energy_j = {};
 };
 /// For numbers that are measured: NaN says that they were not.
 inline std::optional<double> if_measured(double number) {

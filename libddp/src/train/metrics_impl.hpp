@@ -30,6 +30,7 @@ struct RankNumbers {
   double memory_gib = NAN;
   double utilisation = NAN;
   double power_w = NAN;
+  double energy_j = NAN;  ///< in `seconds`
 
   std::string to_text() const;
   static RankNumbers parse(const std::string& text);
@@ -38,7 +39,8 @@ struct RankNumbers {
 /// Sums, maxima and means over ranks; means leave out the ranks that do not know.
 struct JobNumbers {
   explicit JobNumbers(const std::vector<RankNumbers>& ranks);
-  RankNumbers total;  ///< sums; seconds, steps and memory: the largest
+  RankNumbers total;  ///< sums (energy too, NaN where a rank does not know); seconds, steps and
+                      ///< memory: the largest
   int world_size;
 
   std::optional<double> loss() const { return ratio(total.loss_sum, total.loss_samples); }
@@ -85,10 +87,12 @@ class MetricsImpl {
     double timed_steps = 0;
     double seconds = 0;  ///< of training after the first step
     double loader_wait_ms = 0;
+    double energy_j = 0;  ///< in `seconds`; NaN where the GPU does not tell
   };
 
   bool is_main() const { return control_plane_.rank() == 0; }
   double seconds_now() const;
+  double energy_now() const;
   void add_on_device(const StepMetrics& metrics);
   void make_tracer(int64_t next_step);
   std::optional<double> fetch(const at::Tensor& grad_norm);
@@ -122,6 +126,9 @@ class MetricsImpl {
   Clock::time_point paused_at_{};
   double paused_seconds_ = 0;
   int pauses_ = 0;
+  double first_energy_ = 0;  ///< the GPU's counter when the first step ended, J
+  double energy_at_pause_ = 0;
+  double paused_energy_ = 0;
   double last_step_ms_ = NAN;
   std::optional<double> last_loss_;
 

@@ -33,7 +33,7 @@ template <typename Numbers, typename F>
 void for_each_number(Numbers& n, F&& f) {
   for (auto* value : {&n.loss_sum, &n.loss_samples, &n.correct, &n.correct_samples, &n.samples,
                       &n.seconds, &n.steps, &n.exposed_comm_ms, &n.loader_wait_ms, &n.memory_gib,
-                      &n.utilisation, &n.power_w}) {
+                      &n.utilisation, &n.power_w, &n.energy_j}) {
     f(*value);
   }
 }
@@ -65,12 +65,14 @@ RankNumbers RankNumbers::parse(const std::string& text) {
 JobNumbers::JobNumbers(const std::vector<RankNumbers>& ranks)
     : world_size(static_cast<int>(ranks.size())) {
   Mean exposed, wait, utilisation, power;
+  total.energy_j = 0;
   for (const auto& rank : ranks) {
     total.loss_sum += rank.loss_sum;
     total.loss_samples += rank.loss_samples;
     total.correct += rank.correct;
     total.correct_samples += rank.correct_samples;
     total.samples += rank.samples;
+    total.energy_j += rank.energy_j;
     total.seconds = std::max(total.seconds, rank.seconds);
     total.steps = std::max(total.steps, rank.steps);
     total.memory_gib = std::fmax(total.memory_gib, rank.memory_gib);

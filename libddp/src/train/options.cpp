@@ -60,6 +60,10 @@ void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
                  .doc = "progress bar; auto: a bar on a terminal, plain lines elsewhere",
                  .choices = {"auto", "bar", "plain", "off"}},
                 options.progress);
+  visitor.field({.name = "repeat",
+                 .doc = "number of this run among a study's repeats, a column of epochs.csv",
+                 .min = 1},
+                options.repeat);
   visitor.field({.name = "csv", .doc = "write steps.csv and epochs.csv"}, options.csv);
   visitor.field({.name = "jsonl", .doc = "write steps.jsonl"}, options.jsonl);
   visitor.field({.name = "trace_first_step", .doc = "first step of the trace", .min = 0},

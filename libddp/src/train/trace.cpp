@@ -34,6 +34,7 @@ void Tracer::begin() {
   recorder_.set_device(detail::make_trace_device(device_));
   recorder_.set_step(first_step_);
   recording_ = true;
+  detail::start_profiler(device_);
   recorder_.start();
 }
 
@@ -70,7 +71,8 @@ void Tracer::finish() {
   recorder_.stop();
   recording_ = false;
   done_ = true;
-  const auto events = recorder_.take();
+  const auto events = recorder_.take();  // waits for the steps' kernels
+  detail::stop_profiler(device_);
   const auto offset = detail::measure_clock_offset(control_plane_);
   const auto by_rank = detail::gather_events(control_plane_, events);
   std::vector<detail::ClockOffset> offsets;

@@ -11,6 +11,10 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
+#if __has_include(<cuda_profiler_api.h>)  // a package of its own
+#include <cuda_profiler_api.h>
+#define DDP_HAS_CUDA_PROFILER
+#endif
 
 #include <nvtx3/nvToolsExt.h>
 #include <mutex>
@@ -97,6 +101,21 @@ std::shared_ptr<TraceDevice> make_trace_device(at::Device device) {
   return device.is_cuda() ? std::make_shared<CudaTraceDevice>(device) : nullptr;
 }
 
+void start_profiler([[maybe_unused]] at::Device device) {
+#ifdef DDP_HAS_CUDA_PROFILER
+  if (device.is_cuda()) {
+    cudaProfilerStart();  // its only error is that a profiler is at work already
+  }
+#endif
+}
+void stop_profiler([[maybe_unused]] at::Device device) {
+#ifdef DDP_HAS_CUDA_PROFILER
+  if (device.is_cuda()) {
+    cudaProfilerStop();
+  }
+#endif
+}
+
 std::string pci_bus_id(at::Device device) {
   char text[32] = "";
   const bool good =
@@ -107,6 +126,8 @@ std::string pci_bus_id(at::Device device) {
 std::shared_ptr<TraceDevice> make_trace_device(at::Device) {
   return nullptr;
 }
+void start_profiler(at::Device) {}
+void stop_profiler(at::Device) {}
 std::string pci_bus_id(at::Device) {
   return "";
 }

@@ -9,6 +9,7 @@
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
+#include "train/metrics_impl.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
@@ -81,6 +82,7 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
                  .max_steps = 6,
                  .steps_per_epoch = 4,
                  .settings_text = "a: 1\n"};
+  options.repeat = 3;
   ddp::EpochResult result;
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
     const int rank = plane.rank();
@@ -130,6 +132,10 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
   REQUIRE(std::stod(rows[1].at("loader_wait_ms")) == 2);
   const double step_ms = std::stod(rows[1].at("step_ms"));
   REQUIRE(step_ms >= 20);
+  // Of the interval's two steps; the first interval has one timed step, the other is warm-up.
+  REQUIRE(std::stod(rows[1].at("interval_seconds")) == Approx(2 * step_ms / 1000));
+  REQUIRE(std::stod(rows[0].at("interval_seconds")) ==
+          Approx(std::stod(rows[0].at("step_ms")) / 1000));
   const double rate = std::stod(rows[1].at("images_per_second"));
   REQUIRE(rate == Approx(12 * 1000 / step_ms));
   REQUIRE(std::stod(rows[1].at("images_per_second_per_rank")) == rate / 2);
@@ -150,11 +156,29 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
   const auto epochs = read_csv(folder.file("run/epochs.csv"));
   REQUIRE(epochs.size() == 1);
   const auto& epoch = epochs[0];
-  for (const char* column :
-       {"job_id", "commit", "gpu_type", "nodes", "gpus", "precision", "global_batch_size",
-        "batch_size_per_gpu", "bucket_cap_mb", "epoch", "train_loss", "train_accuracy", "test_loss",
-        "test_accuracy", "epoch_seconds", "images_per_second", "gpu_utilisation_percent", "power_w",
-        "memory_gib"}) {
+  for (const char* column : {"job_id",
+                             "commit",
+                             "gpu_type",
+                             "nodes",
+                             "gpus",
+                             "precision",
+                             "global_batch_size",
+                             "batch_size_per_gpu",
+                             "bucket_cap_mb",
+                             "epoch",
+                             "train_loss",
+                             "train_accuracy",
+                             "test_loss",
+                             "test_accuracy",
+                             "epoch_seconds",
+                             "images_per_second",
+                             "gpu_utilisation_percent",
+                             "power_w",
+                             "memory_gib",
+                             "ranks",
+                             "repeat",
+                             "steps_per_epoch",
+                             "energy_j"}) {
     INFO(column);
     REQUIRE(epoch.count(column) == 1);
   }
@@ -163,6 +187,10 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
   REQUIRE(std::stod(epoch.at("train_loss")) == (8.0 * 15 + 4.0 * (15 + 18)) / 72);
   REQUIRE(epoch.at("test_accuracy") == "0.5");
   REQUIRE(epoch.at("power_w") == "");
+  REQUIRE(epoch.at("energy_j") == "");  // no GPU, no energy: not 0
+  REQUIRE(rows[1].at("energy_j") == "");
+  REQUIRE(epoch.at("repeat") == "3");
+  REQUIRE(epoch.at("steps_per_epoch") == "4");
   REQUIRE(result.train_loss == std::stod(epoch.at("train_loss")));
   REQUIRE(testing::read_file(folder.file("run/settings.txt")) == "a: 1\n");
 }
@@ -204,6 +232,14 @@ TEST_CASE("a loss that became NaN is seen in every file") {
   REQUIRE(epoch.at("train_loss") == "nan");
   REQUIRE(epoch.at("test_loss") == "nan");
   REQUIRE(epoch.at("test_accuracy") == "");
+}
+
+TEST_CASE("energy is the sum of all ranks, unknown where one does not know its own") {
+  ddp::detail::RankNumbers one{.energy_j = 1.5}, two{.energy_j = 2.25}, unknown;
+  using ddp::detail::JobNumbers;
+  using ddp::detail::RankNumbers;
+  REQUIRE(JobNumbers({one, RankNumbers::parse(two.to_text())}).total.energy_j == 3.75);
+  REQUIRE(std::isnan(JobNumbers({one, unknown}).total.energy_j));
 }
 
 TEST_CASE("a global batch that the ranks share is told as such") {

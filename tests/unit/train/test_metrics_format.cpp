@@ -43,7 +43,7 @@ TEST_CASE("the log line says what is known") {
   REQUIRE_THAT(log_line(numbers, 1000, 3725),
                Catch::StartsWith("step 120/1000 | loss 1.2500 | accuracy 50.00 % |") &&
                    Catch::EndsWith(" | ETA 01:02:05"));
-  REQUIRE(step_row(numbers, 1).size() == 13);
+  REQUIRE(step_row(numbers, 1).size() == 15);
 }
 
 TEST_CASE("the progress bar fits its terminal") {

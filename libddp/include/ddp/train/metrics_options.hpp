@@ -24,6 +24,7 @@ struct MetricsOptions {
   std::string dir = "runs";       ///< run folders are made in it; empty: no files
   std::string run_name = "";      ///< empty: the job id, or the time
   std::string progress = "auto";  ///< auto (a bar on a terminal), bar, plain, off
+  int64_t repeat = 1;             ///< of a study's repeats, the number of this run
   bool csv = true;
   bool jsonl = true;
   int64_t trace_first_step = 0;  ///< first step in the trace
