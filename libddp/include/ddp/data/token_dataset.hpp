@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Language-model data: token files (docs in data/README.md), as windows, padded or packed
-// sequences.
+// Language-model data: token files (token_file.hpp) as windows, padded or packed sequences.
 //
 //   auto dataset = std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train);
-//   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader, ddp::TokenCollate(dataset));
-//   ddp::TokenBatch batch = loader.next();
+//   dataset->require_vocab(model->vocab_size());
+//   ddp::DistributedSampler sampler(dataset->size(), ctx.communicator(), cfg.sampler);
+//   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader,
+//   ddp::TokenCollate(*dataset)); ddp::TokenBatch batch = loader.next();
+//
+// A sample is a row: with Pack several documents, with Pad one, with Stream a window.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,16 +19,24 @@
 
 #include "ddp/core/fields.hpp"
 #include "ddp/data/dataset.hpp"
+#include "ddp/data/token_file.hpp"
 
 namespace ddp {
+
+/// Label of a token that does not count in the loss, as in PyTorch's cross entropy.
+inline constexpr int32_t kIgnoredLabel = -100;
 
 enum class TokenLayout {
   Pack,   ///< documents side by side in rows of max_seq_len; attention stays inside each
   Pad,    ///< one document a row, filled up to the batch's longest
   Stream  ///< the file as one text, cut into windows of max_seq_len (pre-training)
 };
-/// What becomes of a document longer than max_seq_len.
-enum class LongDocuments { Split, Truncate, Drop };
+/// What becomes of a document longer than max_seq_len (not with Stream).
+enum class LongDocuments {
+  Split,     ///< into pieces, which do not see each other; every target stays
+  Truncate,  ///< its first max_seq_len tokens stay
+  Drop
+};
 
 struct TokenDataOptions {
   std::string path = "data/chat-sample";  ///< folder with train.safetensors and eval.safetensors
@@ -40,22 +51,119 @@ void describe_fields(TokenDataOptions& options, FieldVisitor& visitor);
 /// A row of a batch before it is collated.
 struct TokenExample {
   std::vector<int32_t> input_ids;
-  std::vector<int32_t> labels;       ///< the token that follows, or -100
+  std::vector<int32_t> labels;       ///< the token that follows, or kIgnoredLabel
   std::vector<int32_t> positions;    ///< inside each document
   std::vector<int32_t> doc_lengths;  ///< of the documents in the row, in order
+};
+
+/// What the rows of a data set hold, of one epoch.
+struct TokenStatistics {
+  int64_t num_documents = 0;
+  int64_t num_long = 0;  ///< documents longer than max_seq_len: split, truncated or dropped
+  int64_t num_without_targets = 0;  ///< documents (after truncation) and pieces that hold no
+                                    ///< target: left out
+  int64_t num_rows = 0;
+  int64_t num_tokens = 0;   ///< in rows, without padding
+  int64_t num_targets = 0;  ///< labels in rows that count
+  int64_t num_tokens_left_out = 0;
+  int64_t num_targets_left_out = 0;
+  /// Pack: 1 - num_tokens / (num_rows * max_seq_len). Pad: of each batch (TokenBatch), here 0.
+  double padding_share = 0;
+};
+
+class TokenDataset {
+ public:
+  /// Opens `train.safetensors` (Split::Train) or `eval.safetensors` (Split::Test) in options.path,
+  /// and lays out its rows, the same way each time. Throws SettingsError for wrong options;
+  /// DataError, naming the file, where it is missing, damaged, empty, of another vocabulary than
+  /// the `vocabulary.safetensors` beside it, or where no document fits the options.
+  TokenDataset(const TokenDataOptions& options, Split split);
+
+  int64_t size() const;  ///< rows
+  TokenExample get(int64_t index) const { return get_for_epoch(index, 0); }
+  /// Any thread. Pack and Pad give the same in every epoch. Stream: Split::Train's windows begin at
+  /// an offset of (seed, epoch) below max_seq_len, so that the cuts wander; up to two windows of
+  /// tokens at the ends are then left out. Split::Test's begin at 0 and cover all, the last window
+  /// may be shorter.
+  TokenExample get_for_epoch(int64_t index, int64_t epoch) const;
+
+  /// Throws DataError naming both sizes where the file has ids that a model of `vocab_size` words
+  /// lacks. A larger model is fine.
+  void require_vocab(int64_t vocab_size) const;
+
+  /// The first `limit` documents (0: all) that have an answer to give; see TokenFile.
+  std::vector<PromptReference> prompt_references(int64_t limit = 0) const;
+
+  const TokenFile& file() const { return *file_; }
+  /// Throws DataError where there is no `vocabulary.safetensors` beside the token file.
+  const Vocabulary& vocabulary() const;
+  const TokenDataOptions& options() const { return options_; }
+  const TokenStatistics& statistics() const { return statistics_; }
+  /// The statistics in one line, for the start of a log.
+  std::string summary() const;
+
+ private:
+  struct Piece {
+    int64_t begin = 0;  // token of the file
+    int32_t length = 0;
+    bool continues = false;  // the document goes on: the last token has a label too
+  };
+
+  int64_t cut_documents();
+  void add_piece(const Piece& piece);
+  void pack_rows();
+  void lay_out_windows();
+  Piece window(int64_t index, int64_t epoch) const;
+  void append(const Piece& piece, TokenExample& example) const;
+  int64_t count_labels(const Piece& piece) const;
+
+  TokenDataOptions options_;
+  Split split_;
+  std::shared_ptr<const TokenFile> file_;
+  std::shared_ptr<const Vocabulary> vocabulary_;
+  std::vector<Piece> pieces_;  // Pack and Pad
+  std::vector<int64_t>
+      row_begin_;  // Pack: row r holds row_pieces_[row_begin_[r] .. row_begin_[r+1]]
+  std::vector<int64_t> row_pieces_;
+  int64_t stream_tokens_ = 0;  // Stream: tokens of the documents used
+  int64_t num_windows_ = 0;
+  int64_t max_offset_ = 0;  // Stream: of an epoch's first window
+  TokenStatistics statistics_;
 };
 
 /// Sequences of one length; tensors int64 [batch, seq] unless said.
 struct TokenBatch {
   at::Tensor input_ids;
-  at::Tensor labels;            ///< already shifted; -100 where nothing counts
+  at::Tensor labels;            ///< already shifted; kIgnoredLabel where nothing counts
   at::Tensor position_ids;      ///< Pack; else undefined: 0 … seq - 1
   at::Tensor document_offsets;  ///< Pack: int32 [documents + 1] over batch * seq tokens, padding as
                                 ///< documents of its own; else undefined
-  int64_t max_document_length = 0;
-  int64_t num_tokens = 0;   ///< without padding
-  int64_t num_targets = 0;  ///< labels that count
+  int64_t max_document_length = 0;  ///< padding included where it is a document
+  int64_t num_documents = 0;        ///< without padding
+  int64_t num_tokens = 0;           ///< without padding
+  int64_t num_targets = 0;          ///< labels that count
   int64_t size() const { return input_ids.size(0); }
+};
+template <typename F>
+void for_each_tensor(TokenBatch& batch, F&& f) {
+  f(batch.input_ids);
+  f(batch.labels);
+  f(batch.position_ids);
+  f(batch.document_offsets);
+}
+
+/// Rows as one batch. Padding is id 0, never a label; packed rows are always max_seq_len long,
+/// others as long as the batch's longest.
+class TokenCollate {
+ public:
+  TokenCollate(TokenLayout layout, int64_t max_seq_len);
+  explicit TokenCollate(const TokenDataset& dataset)
+      : TokenCollate(dataset.options().layout, dataset.options().max_seq_len) {}
+  TokenBatch operator()(std::vector<TokenExample> examples) const;
+
+ private:
+  bool packed_;
+  int64_t max_seq_len_;
 };
 
 }  // namespace ddp

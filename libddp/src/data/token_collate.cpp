@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "ddp/core/error.hpp"
+#include "ddp/data/token_dataset.hpp"
+
+namespace ddp {
+namespace {
+
+// Rows one under the other, the rest of each filled with `padding`.
+at::Tensor stack_rows(const std::vector<TokenExample>& examples,
+                      std::vector<int32_t> TokenExample::*rows, int64_t width, int64_t padding) {
+  at::Tensor result = at::empty({static_cast<int64_t>(examples.size()), width}, at::kLong);
+  auto* out = result.mutable_data_ptr<int64_t>();
+  for (const auto& example : examples) {
+    const auto& row = example.*rows;
+    auto* end = std::copy(row.begin(), row.end(), out);
+    out += width;
+    std::fill(end, out, padding);
+  }
+  return result;
+}
+
+// Padding of a packed row is a document of its own: it attends to itself, and its positions are
+// those of a document, so that no table of positions is exceeded.
+void add_documents(const std::vector<TokenExample>& examples, int64_t width, TokenBatch& batch) {
+  std::vector<int32_t> offsets{0};
+  const auto add = [&](int64_t length) {
+    offsets.push_back(static_cast<int32_t>(offsets.back() + length));
+    batch.max_document_length = std::max(batch.max_document_length, length);
+  };
+  auto* positions = batch.position_ids.mutable_data_ptr<int64_t>();
+  for (const auto& example : examples) {
+    for (const int32_t length : example.doc_lengths) {
+      add(length);
+    }
+    const auto used = static_cast<int64_t>(example.input_ids.size());
+    if (used < width) {
+      add(width - used);
+      std::iota(positions + used, positions + width, int64_t{0});
+    }
+    positions += width;
+  }
+  batch.document_offsets = at::empty({static_cast<int64_t>(offsets.size())}, at::kInt);
+  std::copy(offsets.begin(), offsets.end(), batch.document_offsets.mutable_data_ptr<int32_t>());
+}
+
+}  // namespace
+
+TokenCollate::TokenCollate(TokenLayout layout, int64_t max_seq_len)
+    : packed_(layout == TokenLayout::Pack), max_seq_len_(max_seq_len) {
+  if (max_seq_len < 1) {
+    throw SettingsError(detail::concat("TokenCollate: max_seq_len=", max_seq_len));
+  }
+}
+
+TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
+  TokenBatch batch;
+  int64_t width = packed_ ? max_seq_len_ : 0;
+  for (const auto& example : examples) {
+    const auto length = static_cast<int64_t>(example.input_ids.size());
+    DDP_CHECK(length <= max_seq_len_, length, " > ", max_seq_len_);
+    width = std::max(width, length);
+    batch.num_tokens += length;
+    batch.num_documents += static_cast<int64_t>(example.doc_lengths.size());
+    batch.num_targets += static_cast<int64_t>(example.labels.size()) -
+                         std::count(example.labels.begin(), example.labels.end(), kIgnoredLabel);
+  }
+  const auto total = static_cast<int64_t>(examples.size()) * width;
+  if (total > std::numeric_limits<int32_t>::max()) {
+    throw SettingsError(detail::concat("a batch of ", examples.size(), " rows of ", width,
+                                       " tokens is too large: reduce loader.batch_size"));
+  }
+  batch.input_ids = stack_rows(examples, &TokenExample::input_ids, width, 0);
+  batch.labels = stack_rows(examples, &TokenExample::labels, width, kIgnoredLabel);
+  if (packed_) {
+    batch.position_ids = stack_rows(examples, &TokenExample::positions, width, 0);
+    add_documents(examples, width, batch);
+  }
+  return batch;
+}
+
+}  // namespace ddp

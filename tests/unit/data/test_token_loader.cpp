@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Token data through sampler and loader: each target of the text once an epoch at any number of
+// ranks, and a run that goes on where it stopped.
+#include <ATen/ATen.h>
+
+#include <map>
+
+#include "ddp/data/data_loader.hpp"
+#include "support/catch.hpp"
+#include "unit/data/token_test_support.hpp"
+
+using ddp::LongDocuments;
+using ddp::TokenBatch;
+using ddp::TokenCollate;
+using ddp::TokenDataOptions;
+using ddp::TokenDataset;
+using ddp::TokenLayout;
+using token_test::answers_after;
+using token_test::Documents;
+using token_test::make_parts;
+using token_test::numbered;
+using token_test::TokenFolder;
+
+namespace {
+
+using TokenLoader = ddp::DataLoader<TokenDataset, TokenCollate>;
+
+struct Run {
+  std::shared_ptr<TokenDataset> dataset;
+  ddp::SamplerOptions sampler{};
+  ddp::LoaderOptions loader{};
+
+  TokenLoader open(int rank, int world_size) const {
+    return TokenLoader(dataset, ddp::DistributedSampler(dataset->size(), rank, world_size, sampler),
+                       at::Device(at::kCPU), loader, TokenCollate(*dataset));
+  }
+};
+
+Run make_run(const TokenFolder& folder, TokenLayout layout) {
+  TokenDataOptions options;
+  options.layout = layout;
+  options.max_seq_len = 16;
+  options.long_documents = LongDocuments::Split;
+  Run run{std::make_shared<TokenDataset>(folder.open(options, ddp::Split::Test))};
+  run.sampler = ddp::eval_sampler_options({});
+  run.sampler.shuffle = true;
+  run.loader.batch_size = 3;
+  return run;
+}
+
+// How often each token is asked for; the batch's own count must agree.
+void count_targets(const TokenBatch& batch, std::map<int64_t, int>& counts) {
+  const at::Tensor labels = batch.labels.flatten();
+  int64_t num_targets = 0;
+  for (int64_t i = 0; i < labels.numel(); ++i) {
+    const int64_t label = labels[i].item<int64_t>();
+    if (label != ddp::kIgnoredLabel) {
+      ++counts[label];
+      ++num_targets;
+    }
+  }
+  CHECK(num_targets == batch.num_targets);
+}
+
+Documents mixed_documents() {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < 40; ++i) {
+    lengths.push_back(3 + i * 11 % 17);
+  }
+  return numbered(lengths);
+}
+
+}  // namespace
+
+TEST_CASE("each target once an epoch, packed as padded, at 1 to 4 ranks", "[tokens]") {
+  const Documents documents = mixed_documents();
+  const TokenFolder folder(make_parts(documents, answers_after(documents, 2)));
+  std::map<int64_t, int> expected;
+  for (const auto& document : documents) {
+    for (size_t i = 2; i < document.size(); ++i) {
+      expected[document[i]] = 1;
+    }
+  }
+  for (const auto layout : {TokenLayout::Pack, TokenLayout::Pad}) {
+    const Run run = make_run(folder, layout);
+    for (int world_size = 1; world_size <= 4; ++world_size) {
+      std::map<int64_t, int> counts;
+      int64_t num_tokens = 0;
+      for (int rank = 0; rank < world_size; ++rank) {
+        auto loader = run.open(rank, world_size);
+        for (auto& batch : loader) {
+          count_targets(batch, counts);
+          num_tokens += batch.num_tokens;
+        }
+      }
+      INFO("ranks " << world_size);
+      CHECK(counts == expected);
+      CHECK(num_tokens == run.dataset->statistics().num_tokens);
+    }
+  }
+}
+
+TEST_CASE("token data goes on where it stopped, at another number of ranks too", "[tokens]") {
+  const Documents documents = mixed_documents();
+  const TokenFolder folder(make_parts(documents));
+  const Run run = make_run(folder, TokenLayout::Pack);
+  auto whole = run.open(0, 1);
+  std::map<int64_t, int> counts;
+  for (int i = 0; i < 2; ++i) {
+    count_targets(whole.next(), counts);
+  }
+  const auto state = whole.state_dict();
+
+  auto resumed = run.open(0, 1);
+  resumed.load_state_dict(state);
+  for (int i = 0; i < 12; ++i) {  // into the next epoch
+    const TokenBatch expected = whole.next();
+    const TokenBatch got = resumed.next();
+    CHECK(at::equal(got.input_ids, expected.input_ids));
+    CHECK(at::equal(got.labels, expected.labels));
+    CHECK(at::equal(got.document_offsets, expected.document_offsets));
+  }
+
+  for (int rank = 0; rank < 3; ++rank) {
+    auto loader = run.open(rank, 3);
+    loader.load_state_dict(state);
+    for (auto& batch : loader) {
+      count_targets(batch, counts);
+    }
+  }
+  CHECK(static_cast<int64_t>(counts.size()) == run.dataset->statistics().num_targets);
+  for (const auto& [label, count] : counts) {
+    CHECK(count == 1);
+  }
+}
+
+TEST_CASE("workers change nothing, and an epoch shifts the windows it should", "[tokens]") {
+  const TokenFolder folder(make_parts(numbered({400})));
+  TokenDataOptions options;
+  options.layout = TokenLayout::Stream;
+  options.max_seq_len = 16;
+  Run run{std::make_shared<TokenDataset>(folder.open(options))};
+  run.loader.batch_size = 4;
+  run.loader.num_workers = 0;
+  auto alone = run.open(1, 2);
+  run.loader.num_workers = 3;
+  auto threads = run.open(1, 2);
+  const int64_t steps = 3 * alone.num_batches();
+  for (int64_t i = 0; i < steps; ++i) {
+    const int64_t epoch = alone.epoch();
+    const TokenBatch a = alone.next();
+    const TokenBatch b = threads.next();
+    REQUIRE(at::equal(a.input_ids, b.input_ids));
+    REQUIRE(at::equal(a.labels, a.input_ids + 1));  // ids are places in the text
+    const int64_t begin = run.dataset->get_for_epoch(0, epoch).input_ids.front();
+    CHECK((a.input_ids.select(1, 0) - begin).remainder(16).eq(0).all().item<bool>());
+  }
+}
