@@ -16,6 +16,7 @@
 #include <string>
 
 #include "common/data_path.hpp"
+#include "common/image_task.hpp"
 #include "common/model_options.hpp"
 #include "common/parameter_hash.hpp"
 #include "common/run_checks.hpp"
@@ -105,15 +106,15 @@ void print_summary(const TrainingSummary& summary, const std::string& hash, cons
                   *summary.first_epoch.train_loss, *summary.last_epoch.train_loss);
     out << text;
   }
-  if (summary.test.num_samples > 0) {
+  if (summary.test.num_targets > 0) {
     std::snprintf(text, sizeof(text), "test accuracy   %.2f %% of %lld images (loss %.4f)\n",
-                  100 * summary.test.accuracy, static_cast<long long>(summary.test.num_samples),
+                  100 * summary.test.accuracy, static_cast<long long>(summary.test.num_targets),
                   summary.test.loss);
     out << text;
   }
-  if (summary.images_per_second > 0) {
+  if (summary.samples_per_second > 0) {
     std::snprintf(text, sizeof(text), "images/s        %.1f on %d rank(s)\n",
-                  summary.images_per_second, ctx.world_size());
+                  summary.samples_per_second, ctx.world_size());
     out << text;
   }
   out << "parameters      " << hash << ", equal on all " << ctx.world_size() << " rank(s)\n";
@@ -158,23 +159,27 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   metrics.observe(train_loader);
 
   const bool weighted = !cfg.sampler.pad || cfg.loader.global_batch_size % ctx.world_size() != 0;
+  examples::ImageTask task({.forward = [&](const torch::Tensor& x) { return model.forward(x); },
+                            .train_loader = train_loader,
+                            .eval_loader = eval_loader},
+                           {.mixup = cfg.train.mixup,
+                            .label_smoothing = cfg.train.label_smoothing,
+                            .seed = static_cast<uint64_t>(cfg.sampler.seed),
+                            .rank = ctx.rank(),
+                            .weighted = weighted});
   TrainingLoop loop({.context = ctx,
                      .model = model,
                      .module = *module,
-                     .forward = [&](const torch::Tensor& x) { return model.forward(x); },
+                     .task = task,
                      .optimizer = optimizer,
                      .lr_schedule = lr_schedule,
                      .scaler = scaler,
-                     .train_loader = train_loader,
-                     .eval_loader = eval_loader,
                      .metrics = metrics,
                      .ema = ema.get()},
                     {.train = cfg.train,
                      .amp = cfg.amp,
                      .num_steps = num_steps,
                      .log_every = cfg.metrics.log_every,
-                     .seed = cfg.sampler.seed,
-                     .weighted = weighted,
                      .keep_best = cfg.checkpoint.keep_best});
   auto checkpointer =
       ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader, ema})

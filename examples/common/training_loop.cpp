@@ -8,16 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/mixup.hpp"
-
 namespace examples {
-namespace {
-
-torch::Tensor count_hits(const torch::Tensor& logits, const torch::Tensor& target) {
-  return logits.detach().argmax(1).eq(target).sum();
-}
-
-}  // namespace
 
 int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps) {
   return std::max<int64_t>(1, (batches_per_epoch + grad_accum_steps - 1) / grad_accum_steps);
@@ -26,13 +17,8 @@ int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps) {
 TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings)
     : parts_(parts),
       settings_(settings),
-      batches_per_epoch_(parts.train_loader.num_batches()),
-      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {
-  if (settings.train.mixup > kMaxMixupAlpha) {
-    throw ddp::SettingsError(ddp::detail::concat("train.mixup = ", settings.train.mixup,
-                                                 ": give an alpha of at most ", kMaxMixupAlpha));
-  }
-}
+      batches_per_epoch_(parts.task.num_batches()),
+      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {}
 
 TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first_step) {
   TrainingSummary summary;
@@ -44,14 +30,19 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
   }
   parts_.module.train();
   parts_.metrics.begin(first_step);
+  if (settings_.train.eval_first && first_step == 0) {
+    summary.test_before = evaluate_after(0);
+  }
   for (int64_t step = first_step; step < settings_.num_steps; ++step) {
     parts_.metrics.end_step(step, train_step(step));
-    const bool last = step + 1 == settings_.num_steps;
-    bool evaluated = false;
-    if ((step + 1) % steps_per_epoch_ == 0 || last) {
-      evaluated = end_epoch(step, summary);
+    const bool evaluated = evaluates_after(step);
+    if (evaluated) {
+      summary.test = evaluate_after(step + 1);
     }
-    if (last || (evaluated && settings_.keep_best != "off")) {
+    if (ends_epoch(step)) {
+      end_epoch(step, evaluated, summary);
+    }
+    if (is_last(step) || (evaluated && settings_.keep_best != "off")) {
       checkpointer.save(step, evaluated ? std::optional(metric_of(summary.test)) : std::nullopt);
     }
     checkpointer.save_if_due(step);
@@ -64,6 +55,20 @@ double TrainingLoop::metric_of(const EvalResult& test) const {
   return settings_.keep_best == "min" ? test.loss : test.accuracy;
 }
 
+bool TrainingLoop::ends_epoch(int64_t step) const {
+  return is_last(step) || (step + 1) % steps_per_epoch_ == 0;
+}
+
+bool TrainingLoop::evaluates_after(int64_t step) const {
+  const auto& train = settings_.train;
+  if (train.eval_every_steps > 0) {
+    return is_last(step) || (step + 1) % train.eval_every_steps == 0;
+  }
+  const int64_t epoch = step / steps_per_epoch_;
+  return ends_epoch(step) && train.eval_every > 0 &&
+         (is_last(step) || (epoch + 1) % train.eval_every == 0);
+}
+
 ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
   // An epoch's last step takes the batches that are left.
   const int64_t accum = settings_.train.grad_accum_steps;
@@ -71,14 +76,18 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
   const int64_t num_micro_steps = std::clamp<int64_t>(batches_per_epoch_ - first_batch, 1, accum);
   ddp::StepMetrics metrics;
   metrics.lr = parts_.lr_schedule.at(step);
+  metrics.num_targets = 0;
   parts_.model.zero_grad();
   for (int64_t micro = 0; micro < num_micro_steps; ++micro) {
-    const auto batch = parts_.train_loader.next();
+    parts_.task.load(step * accum + micro);
     std::optional<ddp::NoSync> no_sync;
     if (micro + 1 < num_micro_steps) {
       no_sync.emplace(parts_.model);
     }
-    micro_step(batch, step * accum + micro, num_micro_steps, metrics);
+    micro_step(num_micro_steps, metrics);
+  }
+  if (parts_.task.loss_is_sum()) {
+    metrics.loss = metrics.loss / static_cast<double>(std::max<int64_t>(1, *metrics.num_targets));
   }
   parts_.scaler.unscale_(parts_.optimizer);
   const bool logged = settings_.log_every > 0 && (step + 1) % settings_.log_every == 0;
@@ -93,59 +102,55 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
   return metrics;
 }
 
-void TrainingLoop::micro_step(const ddp::Batch& batch, int64_t draw, int64_t num_micro_steps,
-                              ddp::StepMetrics& metrics) {
-  const auto& train = settings_.train;
-  double weight = 1.0;
-  auto images = batch.data;
-  if (train.mixup > 0) {
-    weight = mixup_weight(train.mixup, static_cast<uint64_t>(settings_.seed), draw,
-                          parts_.context.rank());
-    images = mix_images(images, weight);
-  }
-  torch::Tensor loss;
-  torch::Tensor logits;
+void TrainingLoop::micro_step(int64_t num_micro_steps, ddp::StepMetrics& metrics) {
+  MicroBatchResult result;
   {
     ddp::Autocast autocast(settings_.amp);
-    logits = parts_.forward(images);
-    loss = classification_loss(logits, batch.target, train.label_smoothing, weight);
+    result = parts_.task.forward();
   }
-  // The loss's share of the step's mean; the usual single batch costs no extra kernels.
-  const auto share = num_micro_steps == 1 ? loss : loss / static_cast<double>(num_micro_steps);
-  if (settings_.weighted) {
-    const auto count = static_cast<double>(batch.size());
-    parts_.model.weighted_backward(parts_.scaler.scale(loss * count), count);
+  auto share = result.loss;
+  if (parts_.task.loss_is_sum()) {
+    parts_.model.weighted_backward(parts_.scaler.scale(share),
+                                   static_cast<double>(result.num_targets));
   } else {
+    // The loss's share of the step's mean; the usual single batch costs no extra kernels.
+    share = num_micro_steps == 1 ? share : share / static_cast<double>(num_micro_steps);
     parts_.scaler.scale(share).backward();
   }
-  const auto hits = count_hits(logits, batch.target);
   const bool first = !metrics.loss.defined();
   metrics.loss = first ? share.detach() : metrics.loss + share.detach();
-  metrics.num_correct = first ? hits : metrics.num_correct + hits;
-  metrics.num_samples += batch.size();
+  metrics.num_correct = first ? result.num_correct : metrics.num_correct + result.num_correct;
+  metrics.num_samples += result.num_samples;
+  *metrics.num_targets += result.num_targets;
 }
 
-bool TrainingLoop::end_epoch(int64_t step, TrainingSummary& summary) {
-  const int64_t epoch = step / steps_per_epoch_;
-  const int64_t every = settings_.train.eval_every;
-  const bool last = step + 1 == settings_.num_steps;
+EvalResult TrainingLoop::evaluate_after(int64_t steps_done) {
+  ddp::Metrics::ClockPause pause(parts_.metrics);
+  const auto test = evaluate();
+  if (settings_.train.eval_every_steps > 0 || steps_done == 0) {
+    parts_.metrics.add_evaluation(steps_done - 1,
+                                  {.test_loss = test.loss, .test_accuracy = test.accuracy});
+  }
+  if (parts_.on_evaluation) {
+    parts_.on_evaluation(steps_done, test);
+  }
+  return test;
+}
+
+void TrainingLoop::end_epoch(int64_t step, bool evaluated, TrainingSummary& summary) {
   ddp::EpochMetrics metrics;
-  const bool evaluates = every > 0 && (last || (epoch + 1) % every == 0);
-  if (evaluates) {
-    ddp::Metrics::ClockPause pause(parts_.metrics);
-    summary.test = evaluate();
+  if (evaluated) {
     metrics = {.test_loss = summary.test.loss, .test_accuracy = summary.test.accuracy};
   }
-  summary.last_epoch = parts_.metrics.end_epoch(epoch, metrics);
+  summary.last_epoch = parts_.metrics.end_epoch(step / steps_per_epoch_, metrics);
   if (std::exchange(first_epoch_, false)) {
     summary.first_epoch = summary.last_epoch;
   }
-  if (std::isfinite(summary.last_epoch.images_per_second)) {
+  if (std::isfinite(summary.last_epoch.samples_per_second)) {
     train_seconds_ += summary.last_epoch.seconds;
-    timed_images_ += summary.last_epoch.images_per_second * summary.last_epoch.seconds;
-    summary.images_per_second = timed_images_ / train_seconds_;
+    timed_samples_ += summary.last_epoch.samples_per_second * summary.last_epoch.seconds;
+    summary.samples_per_second = timed_samples_ / train_seconds_;
   }
-  return evaluates;
 }
 
 EvalResult TrainingLoop::evaluate() {
@@ -156,18 +161,11 @@ EvalResult TrainingLoop::evaluate() {
     swap.emplace(parts_.ema->swap_in());
   }
   parts_.module.eval();
-  // [3]: loss * samples, hits, samples
   auto sums = torch::zeros(
       {3}, torch::TensorOptions().dtype(torch::kFloat64).device(parts_.context.device()));
   {
     ddp::Autocast autocast(settings_.amp);  // one scope: each weight is cast once
-    for (auto& batch : parts_.eval_loader) {
-      const auto logits = parts_.forward(batch.data);
-      const auto hits = count_hits(logits, batch.target).to(torch::kFloat64);
-      const auto loss = torch::cross_entropy_loss(logits, batch.target, {}, at::Reduction::Sum);
-      const auto count = torch::full_like(hits, static_cast<double>(batch.size()));
-      sums += torch::stack({loss.to(torch::kFloat64), hits, count});
-    }
+    parts_.task.evaluate(sums);
   }
   parts_.module.train();
   parts_.context.communicator()->all_reduce(sums)->wait();
@@ -176,7 +174,7 @@ EvalResult TrainingLoop::evaluate() {
   const double count = std::max(1.0, values[2]);
   return {.loss = values[0] / count,
           .accuracy = values[1] / count,
-          .num_samples = static_cast<int64_t>(values[2])};
+          .num_targets = static_cast<int64_t>(values[2])};
 }
 
 }  // namespace examples

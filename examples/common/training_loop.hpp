@@ -1,41 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// The training loop that the image examples share: epochs of optimizer steps with gradient
-// accumulation, autocast, loss scaling, clipping, schedule, mixup and weight averaging; evaluation
-// on all ranks with every sample counted once; metrics and checkpoints.
+// The training loop that the examples share: epochs of optimizer steps with gradient accumulation,
+// autocast, loss scaling, clipping, schedule and weight averaging; evaluation on all ranks with
+// every target counted once; metrics and checkpoints. What a batch is, and its loss, belongs to a
+// TrainingTask.
 #pragma once
 
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
+#include "common/training_task.hpp"
 #include "ddp/ddp.hpp"
 
 namespace examples {
+
+struct EvalResult {
+  double loss = 0;
+  double accuracy = 0;  ///< 0 … 1
+  int64_t num_targets = 0;
+};
 
 /// What the loop drives; all of it outlives the loop.
 struct TrainingParts {
   const ddp::Context& context;
   ddp::DataParallelModel& model;
   torch::nn::Module& module;  ///< inside `model`: switched between training and evaluation
-  std::function<torch::Tensor(const torch::Tensor&)> forward;  ///< the wrapper's
+  TrainingTask& task;
   ddp::Optimizer& optimizer;
   const ddp::LrSchedule& lr_schedule;
   ddp::GradScaler& scaler;
-  ddp::DataLoader<>& train_loader;
-  ddp::DataLoader<>& eval_loader;  ///< unpadded: each sample on one rank
   ddp::Metrics& metrics;
   ddp::Ema* ema = nullptr;  ///< its averages are what is evaluated
+  /// Called on all ranks after each evaluation with the steps done; training time stands still.
+  std::function<void(int64_t steps_done, const EvalResult&)> on_evaluation = {};
 };
 
 struct TrainingSettings {
   ddp::TrainOptions train;
   ddp::AmpOptions amp;
-  int64_t num_steps = 0;   ///< optimizer steps of the whole run
-  int64_t log_every = 10;  ///< steps whose gradient norm is wanted even without clipping
-  int64_t seed = 0;        ///< of mixup
-  bool weighted = false;   ///< ranks' batches differ in size: take the mean over samples, not ranks
+  int64_t num_steps = 0;          ///< optimizer steps of the whole run
+  int64_t log_every = 10;         ///< steps whose gradient norm is wanted even without clipping
   std::string keep_best = "off";  ///< CheckpointOptions::keep_best; min: of the test loss, max: of
                                   ///< the test accuracy
 };
@@ -44,25 +51,19 @@ struct TrainingSettings {
 /// batches.
 int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps);
 
-struct EvalResult {
-  double loss = 0;
-  double accuracy = 0;  ///< 0 … 1
-  int64_t num_samples = 0;
-};
-
 struct TrainingSummary {
   int64_t first_step = 0;        ///< > 0: resumed there
   int64_t num_steps = 0;         ///< optimizer steps taken in all
   ddp::EpochResult first_epoch;  ///< of this run
   ddp::EpochResult last_epoch;
-  EvalResult test;               ///< num_samples is 0 where nothing was evaluated
-  double images_per_second = 0;  ///< all ranks, training alone, without the first step
+  std::optional<EvalResult> test_before;  ///< of train.eval_first
+  EvalResult test;                        ///< num_targets is 0 where nothing was evaluated
+  double samples_per_second = 0;          ///< all ranks, training alone, without the first step
 };
 
 /// One run.
 class TrainingLoop {
  public:
-  /// Throws SettingsError for train.mixup beyond kMaxMixupAlpha.
   TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings);
 
   /// Trains from `first_step` (what Checkpointer::restore gave) to num_steps, evaluating and saving
@@ -76,10 +77,12 @@ class TrainingLoop {
  private:
   ddp::StepMetrics train_step(int64_t step);
   /// Forward and backward of one batch; adds its share to the step's loss and right answers.
-  void micro_step(const ddp::Batch& batch, int64_t draw, int64_t num_micro_steps,
-                  ddp::StepMetrics& metrics);
-  /// True where it evaluated.
-  bool end_epoch(int64_t step, TrainingSummary& summary);
+  void micro_step(int64_t num_micro_steps, ddp::StepMetrics& metrics);
+  bool is_last(int64_t step) const { return step + 1 == settings_.num_steps; }
+  bool ends_epoch(int64_t step) const;
+  bool evaluates_after(int64_t step) const;
+  EvalResult evaluate_after(int64_t steps_done);
+  void end_epoch(int64_t step, bool evaluated, TrainingSummary& summary);
   double metric_of(const EvalResult& test) const;
 
   TrainingParts parts_;
@@ -88,7 +91,7 @@ class TrainingLoop {
   int64_t steps_per_epoch_;
   bool first_epoch_ = true;
   double train_seconds_ = 0;
-  double timed_images_ = 0;
+  double timed_samples_ = 0;
 };
 
 }  // namespace examples

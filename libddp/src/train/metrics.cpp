@@ -119,7 +119,7 @@ void MetricsImpl::resume() {
 // Two kernels of one element; a loss that lives in a graph's memory is read before the next replay.
 void MetricsImpl::add_on_device(const StepMetrics& metrics) {
   at::NoGradGuard no_grad;
-  const auto n = static_cast<double>(metrics.num_samples);
+  const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
   if (metrics.loss.defined()) {
     loss_sum_.add_(metrics.loss.detach().reshape({}), n);
     now_.loss_samples += n;
@@ -223,22 +223,20 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   }
   const StepNumbers numbers{
       .step = step + 1,
-      .epoch = options_.run.steps_per_epoch > 0
-                   ? std::optional(static_cast<double>(step + 1) /
-                                   static_cast<double>(options_.run.steps_per_epoch))
-                   : std::nullopt,
+      .epoch = epochs_at(step),
       .loss = job.loss(),
       .accuracy = job.accuracy(),
       .lr = metrics.lr,
       .grad_norm = grad_norm,
       .step_ms = if_measured(job.step_ms()),
-      .images_per_second = if_measured(job.images_per_second()),
-      .images_per_second_per_rank = if_measured(job.images_per_second() / job.world_size),
+      .samples_per_second = if_measured(job.samples_per_second()),
+      .samples_per_second_per_rank = if_measured(job.samples_per_second() / job.world_size),
       .exposed_comm_ms = if_measured(job.total.exposed_comm_ms),
       .loader_wait_ms = if_measured(job.total.loader_wait_ms),
       .peak_memory_gib = if_measured(job.total.memory_gib),
       .interval_seconds = job.total.seconds,
-      .energy_j = if_measured(job.total.energy_j)};
+      .energy_j = if_measured(job.total.energy_j),
+      .sample_unit = options_.run.sample_unit};
   if (options_.progress != "off") {
     clear_bar();
     log_info(log_line(numbers, options_.run.max_steps, eta_seconds(step)));
@@ -254,6 +252,33 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
 
 double MetricsImpl::eta_seconds(int64_t step) const {
   return static_cast<double>(options_.run.max_steps - step - 1) * last_step_ms_ / 1000;
+}
+
+std::optional<double> MetricsImpl::epochs_at(int64_t step) const {
+  const auto length = static_cast<double>(options_.run.steps_per_epoch);
+  return length > 0 ? std::optional(static_cast<double>(step + 1) / length) : std::nullopt;
+}
+
+void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
+  if (!is_main()) {
+    return;
+  }
+  if (options_.progress != "off") {
+    clear_bar();
+    log_info(evaluation_line(step + 1, options_.run.max_steps, metrics.test_loss,
+                             metrics.test_accuracy));
+  }
+  const Row row = {{.name = "step", .integer = step + 1},
+                   {.name = "epoch", .number = epochs_at(step)},
+                   {.name = "eval_loss", .number = metrics.test_loss},
+                   {.name = "eval_accuracy", .number = metrics.test_accuracy},
+                   {.name = "time", .number = unix_time()}};
+  if (options_.csv) {
+    folder_.append("evals.csv", csv_line(row), csv_header(row));
+  }
+  if (options_.jsonl) {
+    folder_.append("evals.jsonl", json_line(row));
+  }
 }
 
 EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
@@ -276,7 +301,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
   return {.train_loss = job.loss(),
           .train_accuracy = job.accuracy(),
           .seconds = job.total.seconds,
-          .images_per_second = job.images_per_second()};
+          .samples_per_second = job.samples_per_second()};
 }
 
 Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
@@ -284,6 +309,7 @@ Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
   const auto& run = options_.run;
   const int64_t batch =
       run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * job.world_size;
+  const auto rate_name = run.sample_unit + "_per_second";
   const auto if_known = [](int64_t known, double number) {
     return known > 0 ? std::optional(number) : std::nullopt;
   };
@@ -310,7 +336,7 @@ Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
           {.name = "test_loss", .number = metrics.test_loss},
           {.name = "test_accuracy", .number = metrics.test_accuracy},
           {.name = "epoch_seconds", .number = job.total.seconds},
-          {.name = "images_per_second", .number = if_measured(job.images_per_second())},
+          {.name = rate_name, .number = if_measured(job.samples_per_second())},
           {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
           {.name = "power_w", .number = if_measured(job.total.power_w)},
           {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
@@ -342,6 +368,9 @@ void Metrics::begin(int64_t first_step) {
 }
 void Metrics::end_step(int64_t step, const StepMetrics& metrics) {
   impl_->end_step(step, metrics);
+}
+void Metrics::add_evaluation(int64_t step, const EpochMetrics& metrics) {
+  impl_->add_evaluation(step, metrics);
 }
 EpochResult Metrics::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
   return impl_->end_epoch(epoch, metrics);

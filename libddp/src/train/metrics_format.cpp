@@ -34,6 +34,10 @@ void add(std::string& line, const char* pattern, std::optional<double> number) {
   }
 }
 
+std::string step_text(int64_t step, int64_t max_steps) {
+  return "step " + std::to_string(step) + (max_steps > 0 ? "/" + std::to_string(max_steps) : "");
+}
+
 std::string first_line(const std::filesystem::path& path) {
   std::ifstream in(path);
   std::string line;
@@ -115,8 +119,8 @@ Row step_row(const StepNumbers& n, double unix_time) {
           {.name = "lr", .number = n.lr},
           {.name = "grad_norm", .number = n.grad_norm},
           {.name = "step_ms", .number = n.step_ms},
-          {.name = "images_per_second", .number = n.images_per_second},
-          {.name = "images_per_second_per_rank", .number = n.images_per_second_per_rank},
+          {.name = n.sample_unit + "_per_second", .number = n.samples_per_second},
+          {.name = n.sample_unit + "_per_second_per_rank", .number = n.samples_per_second_per_rank},
           {.name = "exposed_comm_ms", .number = n.exposed_comm_ms},
           {.name = "loader_wait_ms", .number = n.loader_wait_ms},
           {.name = "peak_memory_gib", .number = n.peak_memory_gib},
@@ -126,19 +130,16 @@ Row step_row(const StepNumbers& n, double unix_time) {
 }
 
 std::string log_line(const StepNumbers& n, int64_t max_steps, double eta_seconds) {
-  std::string line = "step " + std::to_string(n.step);
-  if (max_steps > 0) {
-    line += "/" + std::to_string(max_steps);
-  }
+  auto line = step_text(n.step, max_steps);
   add(line, "epoch %.2f", n.epoch);
   add(line, "loss %.4f", n.loss);
   add(line, "accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
   add(line, "lr %.3g", n.lr);
   add(line, "grad_norm %.3g", n.grad_norm);
   add(line, "%.1f ms/step", n.step_ms);
-  if (n.images_per_second) {
-    line += format(" | %.1f images/s (%.1f a rank)", *n.images_per_second,
-                   n.images_per_second_per_rank.value_or(NAN));
+  if (n.samples_per_second) {
+    line += format(" | %.1f ", *n.samples_per_second) + n.sample_unit +
+            format("/s (%.1f a rank)", n.samples_per_second_per_rank.value_or(NAN));
   }
   add(line, "exposed comm %.2f ms", n.exposed_comm_ms);
   add(line, "loader wait %.2f ms", n.loader_wait_ms);
@@ -146,6 +147,14 @@ std::string log_line(const StepNumbers& n, int64_t max_steps, double eta_seconds
   if (max_steps > 0 && !std::isnan(eta_seconds)) {
     line += " | ETA " + format_duration(eta_seconds);
   }
+  return line;
+}
+
+std::string evaluation_line(int64_t step, int64_t max_steps, std::optional<double> loss,
+                            std::optional<double> accuracy) {
+  auto line = step_text(step, max_steps);
+  add(line, "eval loss %.4f", loss);
+  add(line, "eval accuracy %.2f %%", accuracy ? std::optional(100 * *accuracy) : std::nullopt);
   return line;
 }
 

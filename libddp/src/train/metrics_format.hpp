@@ -38,13 +38,14 @@ struct StepNumbers {
   std::optional<double> lr = {};
   std::optional<double> grad_norm = {};
   std::optional<double> step_ms = {};
-  std::optional<double> images_per_second = {};
-  std::optional<double> images_per_second_per_rank = {};
+  std::optional<double> samples_per_second = {};
+  std::optional<double> samples_per_second_per_rank = {};
   std::optional<double> exposed_comm_ms = {};
   std::optional<double> loader_wait_ms = {};
   std::optional<double> peak_memory_gib = {};
   std::optional<double> interval_seconds = {};
   std::optional<double> energy_j = {};
+  std::string sample_unit = "images";  ///< what the rates count
 };
 /// For numbers that are measured: NaN says that they were not.
 inline std::optional<double> if_measured(double number) {
@@ -55,6 +56,9 @@ Row step_row(const StepNumbers& numbers, double unix_time);
 /// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are left out. max_steps 0:
 /// unknown.
 std::string log_line(const StepNumbers& numbers, int64_t max_steps, double eta_seconds);
+/// "step 120/1000 | eval loss 1.2345 | eval accuracy 50.00 %".
+std::string evaluation_line(int64_t step, int64_t max_steps, std::optional<double> loss,
+                            std::optional<double> accuracy);
 /// "[=====>      ]  12 % | step 120/1000 | ETA 00:03:12 | loss 1.2345", at most `columns` wide.
 std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
                          std::optional<double> loss, int columns);

@@ -45,7 +45,7 @@ struct JobNumbers {
 
   std::optional<double> loss() const { return ratio(total.loss_sum, total.loss_samples); }
   std::optional<double> accuracy() const { return ratio(total.correct, total.correct_samples); }
-  double images_per_second() const {
+  double samples_per_second() const {
     return total.seconds > 0 && total.samples > 0 ? total.samples / total.seconds : NAN;
   }
   double step_ms() const { return total.steps > 0 ? 1000 * total.seconds / total.steps : NAN; }
@@ -66,6 +66,7 @@ class MetricsImpl {
   void begin(int64_t first_step);
   void end_step(int64_t step, const StepMetrics& metrics);
   EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics);
+  void add_evaluation(int64_t step, const EpochMetrics& metrics);
   void pause();
   void resume();
   const std::string& folder() const { return folder_.path(); }
@@ -102,6 +103,7 @@ class MetricsImpl {
   void draw_bar(int64_t step, bool force);
   void clear_bar();
   double eta_seconds(int64_t step) const;
+  std::optional<double> epochs_at(int64_t step) const;
   Row epoch_row(int64_t epoch, const EpochMetrics& metrics, const JobNumbers& job) const;
   void sample_gpu();
 

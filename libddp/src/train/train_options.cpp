@@ -59,6 +59,13 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
            .unit = "epochs",
            .min = 0},
           o.eval_every);
+  v.field({.name = "eval_every_steps",
+           .doc = "optimizer steps between evaluations, with one at the end; 0: train.eval_every "
+                  "epochs decide",
+           .unit = "steps",
+           .min = 0},
+          o.eval_every_steps);
+  v.field({.name = "eval_first", .doc = "evaluate before the first step, too"}, o.eval_first);
   v.field({.name = "eval_batch_size",
            .doc = "samples a rank and evaluation batch; 0: train.batch_size",
            .unit = "samples",

@@ -308,3 +308,34 @@ TEST_CASE("a resumed run traces its first step, and never names a step that was 
   options.trace_first_step = 6;
   REQUIRE(traced_steps(options, 5, told) == std::vector<int>{6, 7});
 }
+
+TEST_CASE("tokens are the samples of a language run, its targets weigh the loss") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.run.sample_unit = "tokens";
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    for (int step = 0; step < 2; ++step) {
+      // 100 tokens a rank, of which 3 and 1 have a label.
+      metrics.end_step(step, {.loss = torch::tensor(plane.rank() == 0 ? 1.0 : 5.0),
+                              .num_samples = 100,
+                              .num_correct = torch::tensor(plane.rank() == 0 ? 2 : 1),
+                              .num_targets = plane.rank() == 0 ? 3 : 1});
+    }
+    metrics.add_evaluation(1, {.test_loss = 1.5, .test_accuracy = 0.25});
+    metrics.end_epoch(0);
+  }));
+  const auto rows = read_csv(folder.file("run/steps.csv"));
+  REQUIRE(rows.size() == 1);
+  REQUIRE(std::stod(rows[0].at("loss")) == (3 * 1.0 + 1 * 5.0) / 4);
+  REQUIRE(std::stod(rows[0].at("accuracy")) == 0.75);
+  REQUIRE(std::stod(rows[0].at("tokens_per_second")) ==
+          Approx(200 * 1000 / std::stod(rows[0].at("step_ms"))));
+  REQUIRE(rows[0].count("images_per_second") == 0);
+  const auto evals = read_csv(folder.file("run/evals.csv"));
+  REQUIRE(evals.size() == 1);
+  REQUIRE(evals[0].at("step") == "2");
+  REQUIRE(std::stod(evals[0].at("eval_loss")) == 1.5);
+  REQUIRE(std::stod(evals[0].at("eval_accuracy")) == 0.25);
+  REQUIRE(read_csv(folder.file("run/epochs.csv"))[0].count("tokens_per_second") == 1);
+}

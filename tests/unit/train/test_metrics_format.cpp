@@ -35,8 +35,8 @@ TEST_CASE("a NaN is shown, it is not unknown") {
 }
 
 TEST_CASE("the log line says what is known") {
-  StepNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .images_per_second = 2000};
-  numbers.images_per_second_per_rank = 500;
+  StepNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .samples_per_second = 2000};
+  numbers.samples_per_second_per_rank = 500;
   REQUIRE(log_line(numbers, 0, NAN) ==
           "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 a rank)");
   numbers.accuracy = 0.5;
@@ -44,6 +44,13 @@ TEST_CASE("the log line says what is known") {
                Catch::StartsWith("step 120/1000 | loss 1.2500 | accuracy 50.00 % |") &&
                    Catch::EndsWith(" | ETA 01:02:05"));
   REQUIRE(step_row(numbers, 1).size() == 15);
+  REQUIRE(step_row(numbers, 1)[7].name == "images_per_second");
+  numbers.sample_unit = "tokens";
+  REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000.0 tokens/s (500.0 a rank)"));
+  REQUIRE(step_row(numbers, 1)[7].name == "tokens_per_second");
+  REQUIRE(step_row(numbers, 1)[8].name == "tokens_per_second_per_rank");
+  REQUIRE(evaluation_line(5, 20, 1.5, 0.25) ==
+          "step 5/20 | eval loss 1.5000 | eval accuracy 25.00 %");
 }
 
 TEST_CASE("the progress bar fits its terminal") {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numbers of a run: one line a logging step, the same in steps.csv and steps.jsonl, and one row
 // an epoch in epochs.csv, in the run folder metrics.dir/<run name, job id or time>. Rank 0 writes.
+// Evaluations between epochs have a line and a row in evals.csv and evals.jsonl.
 //
 // Definitions (an interval is the steps since the last logging step):
-//   loss, accuracy    mean over all samples of all ranks in the interval
+//   loss, accuracy    mean over all targets of all ranks in the interval (one a sample, unless
+//                     StepMetrics::num_targets says otherwise)
 //   grad_norm, lr     of the logging step
 //   step_ms           wall time of the interval / its steps, on the slowest rank
-//   images_per_second samples of all ranks / that wall time; per rank: divided by the ranks
+//   images_per_second samples of all ranks / that wall time; per rank: divided by the ranks. Named
+//                     after RunInfo::sample_unit: a language run has tokens_per_second, of real
+//                     tokens, without padding
 //   exposed_comm_ms   last backward's wait for reductions that nothing hid, mean of ranks
 //   loader_wait_ms    wait for the loader a step, mean of ranks
 //   interval_seconds  that wall time
@@ -37,11 +41,14 @@ class MetricsImpl;
 }
 
 struct StepMetrics {
-  at::Tensor loss = {};     ///< one element: mean of this rank's samples; may require grad
-  int64_t num_samples = 0;  ///< of this rank in this step
+  at::Tensor loss = {};     ///< one element: mean of this rank's targets; may require grad
+  int64_t num_samples = 0;  ///< of this rank in this step; what the rates count
   std::optional<double> lr = {};
   at::Tensor grad_norm = {};    ///< one element
   at::Tensor num_correct = {};  ///< one element: this rank's right answers, for the accuracy
+  /// What `loss` is the mean over and `num_correct` counts, where that is not num_samples: of a
+  /// language model the tokens that have a label.
+  std::optional<int64_t> num_targets = {};
 };
 
 struct EpochMetrics {
@@ -53,8 +60,8 @@ struct EpochMetrics {
 struct EpochResult {
   std::optional<double> train_loss = {};
   std::optional<double> train_accuracy = {};
-  double seconds = 0;              ///< of training, without what ClockPause covered
-  double images_per_second = NAN;  ///< NaN where nothing was timed
+  double seconds = 0;               ///< of training, without what ClockPause covered
+  double samples_per_second = NAN;  ///< NaN where nothing was timed
 };
 
 /// Collective methods are called by all ranks, in the same order, from the thread that trains.
@@ -90,6 +97,9 @@ class Metrics {
 
   /// After each step. Collective on logging steps and at both ends of a trace.
   void end_step(int64_t step, const StepMetrics& metrics);
+
+  /// After an evaluation between epochs: a line and a row of their own. Not collective.
+  void add_evaluation(int64_t step, const EpochMetrics& metrics);
 
   /// After an epoch and its evaluation. Collective. Starts the next epoch.
   EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics = {});

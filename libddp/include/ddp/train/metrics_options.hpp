@@ -14,8 +14,10 @@ struct RunInfo {
   int64_t batch_size_per_rank = 0;  ///< samples an optimizer step and rank
   int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
   double bucket_cap_mb = 0;
-  int64_t max_steps = 0;        ///< for the progress bar and its ETA
-  int64_t steps_per_epoch = 0;  ///< for the epoch shown with each step
+  std::string sample_unit = "images";  ///< what StepMetrics::num_samples counts; names the rates:
+                                       ///< images_per_second, or with "tokens" tokens_per_second
+  int64_t max_steps = 0;               ///< for the progress bar and its ETA
+  int64_t steps_per_epoch = 0;         ///< for the epoch shown with each step
   std::string settings_text{};  ///< the resolved settings, printed once and kept in the run folder
 };
 

@@ -17,6 +17,9 @@ struct TrainOptions {
   double label_smoothing = 0.0;  ///< share of the target given to all classes
   double mixup = 0.0;            ///< alpha of the Beta distribution that mixes pairs; 0: off
   int64_t eval_every = 1;        ///< epochs between evaluations; 0: never
+  int64_t eval_every_steps = 0;  ///< > 0: evaluate every so many optimizer steps and at the end,
+                                 ///< and not by epochs
+  bool eval_first = false;       ///< evaluate before the first step, too
   int64_t eval_batch_size = 0;   ///< samples a rank; 0: batch_size
   bool deterministic = false;    ///< only kernels that give the same bits every time
   bool cudnn_benchmark = true;   ///< cuDNN tries its algorithms once a shape

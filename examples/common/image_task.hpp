@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Classification of images, with mixup and label smoothing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "common/training_task.hpp"
+#include "ddp/data/data_loader.hpp"
+#include "ddp/train/train_options.hpp"
+
+namespace examples {
+
+/// What the task drives; all of it outlives the task.
+struct ImageParts {
+  std::function<at::Tensor(const at::Tensor&)> forward;  ///< the wrapper's
+  ddp::DataLoader<>& train_loader;
+  ddp::DataLoader<>& eval_loader;  ///< unpadded: each sample on one rank
+};
+
+struct ImageSettings {
+  double mixup = 0;
+  double label_smoothing = 0;
+  uint64_t seed = 0;      ///< of mixup
+  int rank = 0;           ///< of mixup
+  bool weighted = false;  ///< ranks' batches differ in size: take the mean over samples, not ranks
+};
+
+class ImageTask : public TrainingTask {
+ public:
+  /// Throws SettingsError for a mixup beyond kMaxMixupAlpha.
+  ImageTask(const ImageParts& parts, const ImageSettings& settings);
+
+  int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
+  bool loss_is_sum() const override { return settings_.weighted; }
+  void load(int64_t draw) override;
+  MicroBatchResult forward() override;
+  void evaluate(at::Tensor& sums) override;
+
+ private:
+  ImageParts parts_;
+  ImageSettings settings_;
+  ddp::Batch batch_;
+  double mixup_weight_ = 1.0;
+};
+
+}  // namespace examples

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the training loop leaves to the kind of data: what a batch is, its forward and its loss.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace examples {
+
+/// What a micro-batch gave this rank.
+struct MicroBatchResult {
+  at::Tensor loss;          ///< 0-dim, to be differentiated: TrainingTask::loss_is_sum says of what
+  at::Tensor num_correct;   ///< 0-dim: of the targets
+  int64_t num_targets = 0;  ///< what the loss is over
+  int64_t num_samples = 0;  ///< what the throughput counts
+};
+
+class TrainingTask {
+ public:
+  virtual ~TrainingTask() = default;
+
+  /// Training batches an epoch, as many on every rank.
+  virtual int64_t num_batches() const = 0;
+
+  /// True: `loss` is the sum over the micro-batch's targets, and a step follows the gradient of the
+  /// mean over all targets of all its micro-batches and ranks, however many each had. False: `loss`
+  /// is a mean, and a step follows the mean over micro-batches and ranks.
+  virtual bool loss_is_sum() const = 0;
+
+  /// Takes the next training batch. `draw` numbers micro-batches through the whole run: what is
+  /// random about a batch depends on it, so that a resumed run draws the same.
+  virtual void load(int64_t draw) = 0;
+  /// The wrapped model's forward on that batch, in the caller's autocast. Lets the batch go.
+  virtual MicroBatchResult forward() = 0;
+
+  /// Adds this rank's part of the whole evaluation set to `sums`, float64 [3] on the device: loss,
+  /// right answers, targets. Each target of the set is on one rank.
+  virtual void evaluate(at::Tensor& sums) = 0;
+};
+
+}  // namespace examples
