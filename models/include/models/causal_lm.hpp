@@ -75,6 +75,11 @@ class CausalLm : public torch::nn::Module {
   const CausalLmOptions& computation() const { return computation_; }
 
  protected:
+  /// The share of flops_per_token() that grows with the parameters.
+  double matrix_flops_per_token() const;
+  /// Whether a token is multiplied with the matrix of that name (not so for a table that is read).
+  virtual bool is_matrix_product(const std::string& name) const = 0;
+
   CausalLmOptions computation_;
 };
 

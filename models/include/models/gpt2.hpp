@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "models/causal_lm.hpp"
@@ -53,6 +54,8 @@ class Gpt2Impl : public CausalLm {
   const Gpt2Options& options() const { return options_; }
 
  private:
+  bool is_matrix_product(const std::string& name) const override;
+
   Gpt2Options options_;
   std::vector<std::shared_ptr<detail::Gpt2Block>> blocks_;
   torch::Tensor wte_;  // transformer.wte.weight [vocab, hidden]

@@ -5,11 +5,11 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ddp/ops/rotary_embedding.hpp"
@@ -65,6 +65,9 @@ class Qwen2Impl : public CausalLm {
   const Qwen2Options& options() const { return options_; }
 
  private:
+  bool is_matrix_product(const std::string& name) const override;
+  const ddp::ops::RotaryTables& rotary_tables(int64_t num_positions);
+
   Qwen2Options options_;
   std::vector<std::shared_ptr<detail::Qwen2Layer>> layers_;
   torch::Tensor embed_tokens_;  // model.embed_tokens.weight [vocab, hidden]

@@ -30,9 +30,16 @@ struct RotaryTables {
 RotaryTables make_rotary_tables(const RotaryOptions& options, int64_t num_positions,
                                 at::Device device);
 
-/// Turns x [..., seq, heads, head_dim] by the angles of `positions` int64 [..., seq]; computes in
-/// float32, returns x's dtype. Its backward turns back.
-at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables,
-                        const at::Tensor& positions);
+/// The angles of `positions` int64 [..., seq]: float32 [..., seq, 1, head_dim / 2]. Made once for
+/// all layers.
+struct RotaryAngles {
+  at::Tensor cos;
+  at::Tensor sin;
+};
+RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positions);
+
+/// Turns x [..., seq, heads, head_dim] by `angles`; computes in float32, returns x's dtype. Its
+/// backward turns back.
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 
 }  // namespace ddp::ops

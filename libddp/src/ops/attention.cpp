@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/ops/attention.hpp"
+
+#include <ATen/ATen.h>
+
+#include <sstream>
+#include <stdexcept>
+
+namespace ddp::ops {
+namespace {
+
+const char* name_of(AttentionBackend backend) {
+  for (const auto& [name, candidate] : attention_backend_names()) {
+    if (candidate == backend) {
+      return name.c_str();
+    }
+  }
+  return "?";
+}
+
+template <typename... Args>
+[[noreturn]] void refuse(const Args&... args) {
+  std::ostringstream text;
+  (text << ... << args);
+  throw std::invalid_argument(text.str());
+}
+
+/// Why the CUDA kernels cannot serve these inputs; empty where they can.
+std::string unfit_for_kernels(const at::Tensor& query, int64_t max_head_dim) {
+  std::ostringstream text;
+  const int64_t head_dim = query.size(-1);
+  if (!query.is_cuda()) {
+    text << "it needs a GPU, the tensors are on " << query.device();
+  } else if (query.scalar_type() != at::kBFloat16 && query.scalar_type() != at::kHalf) {
+    text << "it needs bfloat16 or float16, the tensors are " << query.scalar_type();
+  } else if (head_dim % 8 != 0 || head_dim > max_head_dim) {
+    text << "it needs a head_dim that is a multiple of 8 and at most " << max_head_dim << ", it is "
+         << head_dim;
+  }
+  return text.str();
+}
+
+constexpr int64_t kCudnnMaxHeadDim = 128;
+constexpr int64_t kFlashMaxHeadDim = 256;
+
+void require_fit(AttentionBackend backend, const at::Tensor& query, int64_t max_head_dim) {
+  const auto reason = unfit_for_kernels(query, max_head_dim);
+  if (!reason.empty()) {
+    refuse("attention backend ", name_of(backend), " cannot be used: ", reason,
+           "; fix: use auto or math");
+  }
+}
+
+AttentionBackend choose(const at::Tensor& query, const at::Tensor& key) {
+  // cuDNN builds a plan for each new shape, which costs more than decoding or evaluating with it
+  // would save: lengths there are all different.
+  const bool trains = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad());
+  if (trains && unfit_for_kernels(query, kCudnnMaxHeadDim).empty()) {
+    return AttentionBackend::Cudnn;
+  }
+  return unfit_for_kernels(query, kFlashMaxHeadDim).empty() ? AttentionBackend::Flash
+                                                            : AttentionBackend::Math;
+}
+
+void check_heads(int64_t heads, int64_t kv_heads) {
+  if (kv_heads <= 0 || heads % kv_heads != 0) {
+    refuse("attention: ", heads, " query heads cannot share ", kv_heads, " key heads evenly");
+  }
+}
+
+at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttentionOptions& options) {
+  const bool grouped = query.size(1) != key.size(1);
+  if (query.device().is_cpu() && options.backend == AttentionBackend::Auto) {
+    return at::scaled_dot_product_attention(query, key, value, {}, options.dropout_p,
+                                            options.is_causal, options.scale, grouped);
+  }
+  return std::get<0>(at::_scaled_dot_product_attention_math(
+      query, key, value, {}, options.dropout_p, options.is_causal, {}, options.scale, grouped));
+}
+
+}  // namespace
+
+const std::vector<std::pair<std::string, AttentionBackend>>& attention_backend_names() {
+  static const std::vector<std::pair<std::string, AttentionBackend>> names = {
+      {"auto", AttentionBackend::Auto},
+      {"cudnn", AttentionBackend::Cudnn},
+      {"flash", AttentionBackend::Flash},
+      {"math", AttentionBackend::Math}};
+  return names;
+}
+
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttentionOptions& options) {
+  check_heads(query.size(1), key.size(1));
+  if (options.is_causal && query.size(2) != key.size(2)) {
+    refuse("causal attention needs as many queries as keys, there are ", query.size(2), " and ",
+           key.size(2));
+  }
+  auto backend = options.backend;
+  if (backend == AttentionBackend::Auto) {
+    backend = choose(query, key);
+  }
+  switch (backend) {
+    case AttentionBackend::Cudnn: {
+      require_fit(backend, query, kCudnnMaxHeadDim);
+      // Its backward reads the log-sum-exp; without one it need not be written.
+      const bool keep_lse = at::GradMode::is_enabled() &&
+                            (query.requires_grad() || key.requires_grad() || value.requires_grad());
+      return std::get<0>(at::_scaled_dot_product_cudnn_attention(
+          query, key, value, {}, keep_lse, options.dropout_p, options.is_causal, false,
+          options.scale));
+    }
+    case AttentionBackend::Flash:
+      require_fit(backend, query, kFlashMaxHeadDim);
+      return std::get<0>(at::_scaled_dot_product_flash_attention(
+          query, key, value, options.dropout_p, options.is_causal, false, options.scale));
+    default:
+      return with_math(query, key, value, options);
+  }
+}
+
+at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const at::Tensor& offsets, int64_t max_length,
+                            const AttentionOptions& options) {
+  check_heads(query.size(1), key.size(1));
+  const bool wants_math = options.backend == AttentionBackend::Math ||
+                          (options.backend == AttentionBackend::Auto &&
+                           !unfit_for_kernels(query, kFlashMaxHeadDim).empty());
+  if (!wants_math) {
+    require_fit(AttentionBackend::Flash, query, kFlashMaxHeadDim);
+    return std::get<0>(at::_flash_attention_forward(query, key, value, offsets, offsets, max_length,
+                                                    max_length, options.dropout_p,
+                                                    options.is_causal, false, options.scale));
+  }
+  const auto host = offsets.to(at::kCPU, at::kLong).contiguous();
+  const auto* bounds = host.const_data_ptr<int64_t>();
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(static_cast<size_t>(host.numel()));
+  for (int64_t i = 0; i + 1 < host.numel(); ++i) {
+    const auto document = [&](const at::Tensor& all) {
+      return all.slice(0, bounds[i], bounds[i + 1]).transpose(0, 1).unsqueeze(0);
+    };
+    const auto out = with_math(document(query), document(key), document(value), options);
+    outputs.push_back(out.squeeze(0).transpose(0, 1));
+  }
+  return at::cat(outputs, 0);
+}
+
+}  // namespace ddp::ops

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/ops/checkpoint.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+#include <utility>
+
+namespace ddp::ops {
+namespace {
+
+using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+at::Tensor random_state(at::Device device) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(at::Device device, const at::Tensor& state) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+/// Gives the generator its later state back, also where an exception passes.
+class RandomStateOf {
+ public:
+  RandomStateOf(at::Device device, const at::Tensor& state)
+      : device_(device), later_(random_state(device)) {
+    set_random_state(device, state);
+  }
+  ~RandomStateOf() { set_random_state(device_, later_); }
+  RandomStateOf(const RandomStateOf&) = delete;
+  RandomStateOf& operator=(const RandomStateOf&) = delete;
+
+ private:
+  at::Device device_;
+  at::Tensor later_;
+};
+
+/// Backward runs on the engine's thread, whose autocast state is its own.
+class AutocastAs {
+ public:
+  AutocastAs(at::DeviceType device, bool enabled, at::ScalarType dtype)
+      : device_(device),
+        was_enabled_(at::autocast::is_autocast_enabled(device)),
+        was_dtype_(at::autocast::get_autocast_dtype(device)) {
+    set(enabled, dtype);
+    at::autocast::increment_nesting();
+  }
+  ~AutocastAs() {
+    if (at::autocast::decrement_nesting() == 0) {
+      at::autocast::clear_cache();
+    }
+    set(was_enabled_, was_dtype_);
+  }
+  AutocastAs(const AutocastAs&) = delete;
+  AutocastAs& operator=(const AutocastAs&) = delete;
+
+ private:
+  void set(bool enabled, at::ScalarType dtype) {
+    at::autocast::set_autocast_enabled(device_, enabled);
+    at::autocast::set_autocast_dtype(device_, dtype);
+  }
+  at::DeviceType device_;
+  bool was_enabled_;
+  at::ScalarType was_dtype_;
+};
+
+/// What the second run needs beside the inputs.
+struct Recipe : torch::CustomClassHolder {
+  Body body;
+  at::Device device{at::kCPU};
+  at::Tensor random;
+  bool autocast = false;
+  at::ScalarType autocast_dtype = at::kFloat;
+};
+
+class Checkpoint : public torch::autograd::Function<Checkpoint> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const Body& body,
+                            at::TensorList inputs) {
+    auto recipe = c10::make_intrusive<Recipe>();
+    recipe->body = body;
+    recipe->device = inputs[0].device();
+    recipe->random = random_state(recipe->device);
+    recipe->autocast = at::autocast::is_autocast_enabled(recipe->device.type());
+    recipe->autocast_dtype = at::autocast::get_autocast_dtype(recipe->device.type());
+    ctx->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
+    ctx->save_for_backward(inputs.vec());
+    return body(inputs.vec());
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grad_outputs) {
+    const auto capsule = ctx->saved_data["recipe"].toCapsule();
+    auto& recipe = static_cast<Recipe&>(*capsule);
+    std::vector<at::Tensor> inputs;
+    for (const auto& saved : ctx->get_saved_variables()) {
+      inputs.push_back(saved.detach().requires_grad_(saved.requires_grad()));
+    }
+    at::Tensor output;
+    {
+      const RandomStateOf random(recipe.device, recipe.random);
+      const AutocastAs autocast(recipe.device.type(), recipe.autocast, recipe.autocast_dtype);
+      const at::AutoGradMode recording(true);
+      output = recipe.body(inputs);
+    }
+    torch::autograd::backward({output}, {grad_outputs[0]});
+    torch::autograd::variable_list gradients{at::Tensor()};  // of `body`
+    for (const auto& input : inputs) {
+      gradients.push_back(input.grad());
+    }
+    return gradients;
+  }
+};
+
+}  // namespace
+
+at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
+                      const std::vector<at::Tensor>& inputs) {
+  TORCH_CHECK(!inputs.empty(), "checkpoint: at least one input tensor is needed");
+  if (!at::GradMode::is_enabled()) {
+    return function(inputs);
+  }
+  return Checkpoint::apply(function, at::TensorList(inputs));
+}
+
+}  // namespace ddp::ops

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/gpt2.hpp"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "ddp/ops/checkpoint.hpp"
+#include "ddp/ops/linear_cross_entropy.hpp"
+#include "decoder_parts.hpp"
+
+namespace models {
+namespace detail {
+namespace {
+
+/// Hugging Face's Conv1D: y = x W + b with W [in, out].
+struct Conv1d {
+  torch::Tensor weight;
+  torch::Tensor bias;
+
+  torch::Tensor forward(const torch::Tensor& x) const {
+    auto shape = x.sizes().vec();
+    shape.back() = weight.size(1);
+    return torch::addmm(bias, x.reshape({-1, x.size(-1)}), weight).view(shape);
+  }
+};
+
+Conv1d new_conv1d(torch::nn::Module& owner, const char* name, int64_t in, int64_t out,
+                  const torch::TensorOptions& memory) {
+  auto group = std::make_shared<Group>();
+  owner.register_module(name, group);
+  return {new_parameter(*group, "weight", {in, out}, memory).requires_grad_(true),
+          new_parameter(*group, "bias", {out}, memory).requires_grad_(true)};
+}
+
+struct LayerNorm {
+  torch::Tensor weight;
+  torch::Tensor bias;
+  double eps = 1e-5;
+
+  torch::Tensor forward(const torch::Tensor& x) const {
+    return torch::layer_norm(x, weight.sizes(), weight, bias, eps);
+  }
+};
+
+LayerNorm new_layer_norm(torch::nn::Module& owner, const char* name, const Gpt2Options& o,
+                         const torch::TensorOptions& memory) {
+  auto group = std::make_shared<Group>();
+  owner.register_module(name, group);
+  return {new_parameter(*group, "weight", {o.hidden_size}, memory).requires_grad_(true),
+          new_parameter(*group, "bias", {o.hidden_size}, memory).requires_grad_(true),
+          o.layer_norm_eps};
+}
+
+}  // namespace
+
+/// What every block of one forward shares.
+struct Gpt2Call {
+  const TokenInput& input;
+  KeyValueCache* cache;
+  ddp::ops::AttentionBackend backend;
+};
+
+class Gpt2Block : public torch::nn::Module {
+ public:
+  Gpt2Block(const Gpt2Options& o, const torch::TensorOptions& memory, std::size_t index)
+      : num_heads_(o.num_heads), dropout_(o.dropout), index_(index) {
+    const int64_t wide = o.intermediate_size;
+    ln_1_ = new_layer_norm(*this, "ln_1", o, memory);
+    auto attention = register_module("attn", std::make_shared<Group>());
+    c_attn_ = new_conv1d(*attention, "c_attn", o.hidden_size, 3 * o.hidden_size, memory);
+    attn_c_proj_ = new_conv1d(*attention, "c_proj", o.hidden_size, o.hidden_size, memory);
+    ln_2_ = new_layer_norm(*this, "ln_2", o, memory);
+    auto mlp = register_module("mlp", std::make_shared<Group>());
+    c_fc_ = new_conv1d(*mlp, "c_fc", o.hidden_size, wide, memory);
+    mlp_c_proj_ = new_conv1d(*mlp, "c_proj", wide, o.hidden_size, memory);
+  }
+
+  /// [batch, seq, hidden] -> the same.
+  torch::Tensor forward(const torch::Tensor& hidden, const Gpt2Call& call) {
+    const auto attended = hidden + dropped(attention(ln_1_.forward(hidden), call));
+    const auto wide = torch::gelu(c_fc_.forward(ln_2_.forward(attended)), "tanh");
+    return attended + dropped(mlp_c_proj_.forward(wide));
+  }
+
+ private:
+  torch::Tensor dropped(const torch::Tensor& x) const {
+    return dropout_ > 0 && is_training() ? torch::dropout(x, dropout_, true) : x;
+  }
+  torch::Tensor attention(const torch::Tensor& x, const Gpt2Call& call) {
+    const auto qkv = c_attn_.forward(x).view({x.size(0), x.size(1), 3, num_heads_, -1}).unbind(2);
+    return attn_c_proj_.forward(attend(
+        qkv[0], qkv[1], qkv[2],
+        {.input = call.input,
+         .cache = call.cache,
+         .layer = index_,
+         .options = {.backend = call.backend, .dropout_p = is_training() ? dropout_ : 0.0}}));
+  }
+
+  LayerNorm ln_1_, ln_2_;
+  Conv1d c_attn_, attn_c_proj_, c_fc_, mlp_c_proj_;
+  int64_t num_heads_;
+  double dropout_;
+  std::size_t index_;
+};
+
+}  // namespace detail
+
+namespace {
+
+void check(const Gpt2Options& o) {
+  const auto require = [](bool holds, const auto&... message) {
+    if (!holds) {
+      std::ostringstream text;
+      text << "GPT-2: ";
+      (text << ... << message);
+      throw std::invalid_argument(text.str());
+    }
+  };
+  for (const auto& [name, value] :
+       {std::pair("vocab_size", o.vocab_size), std::pair("max_positions", o.max_positions),
+        std::pair("hidden_size", o.hidden_size), std::pair("num_layers", o.num_layers),
+        std::pair("num_heads", o.num_heads)}) {
+    require(value > 0, name, " = ", value, ": it must be at least 1");
+  }
+  require(o.hidden_size % o.num_heads == 0, "hidden_size = ", o.hidden_size,
+          " is not a multiple of num_heads = ", o.num_heads);
+  require(o.dropout >= 0 && o.dropout < 1, "dropout = ", o.dropout,
+          ": it must be at least 0 and below 1");
+}
+
+}  // namespace
+
+Gpt2Impl::Gpt2Impl(const Gpt2Options& options, const torch::TensorOptions& tensor_options)
+    : options_(options) {
+  check(options_);
+  if (options_.intermediate_size == 0) {
+    options_.intermediate_size = 4 * options_.hidden_size;
+  }
+  auto body = register_module("transformer", std::make_shared<detail::Group>());
+  const auto table = [&](const char* name, int64_t rows) {
+    auto group = body->register_module(name, std::make_shared<detail::Group>());
+    return detail::new_parameter(*group, "weight", {rows, options_.hidden_size}, tensor_options)
+        .requires_grad_(true);
+  };
+  wte_ = table("wte", options_.vocab_size);
+  wpe_ = table("wpe", options_.max_positions);
+  auto blocks = body->register_module("h", std::make_shared<detail::Group>());
+  for (int64_t i = 0; i < options_.num_layers; ++i) {
+    blocks_.push_back(blocks->register_module(
+        std::to_string(i), std::make_shared<detail::Gpt2Block>(options_, tensor_options,
+                                                               static_cast<std::size_t>(i))));
+  }
+  const auto norm = detail::new_layer_norm(*body, "ln_f", options_, tensor_options);
+  ln_f_weight_ = norm.weight;
+  ln_f_bias_ = norm.bias;
+  ddp::ops::pad_rows(wte_);
+}
+
+Gpt2Impl::~Gpt2Impl() = default;
+
+void Gpt2Impl::reset_parameters() {
+  const torch::NoGradGuard no_grad;
+  const double residual_std =
+      options_.initializer_range / std::sqrt(2.0 * static_cast<double>(options_.num_layers));
+  for (auto& item : named_parameters()) {
+    auto& value = item.value();
+    const auto& name = item.key();
+    if (value.dim() == 2) {
+      const bool residual = name.find("c_proj.weight") != std::string::npos;
+      value.normal_(0, residual ? residual_std : options_.initializer_range);
+    } else {
+      value.fill_(name.find(".bias") == std::string::npos ? 1 : 0);
+    }
+  }
+}
+
+torch::Tensor Gpt2Impl::hidden_states(const TokenInput& input, KeyValueCache* cache) {
+  detail::check_input(input, cache, options_.max_positions);
+  auto hidden = torch::embedding(wte_, input.input_ids) +
+                torch::embedding(wpe_, detail::positions_of(input, cache));
+  if (options_.dropout > 0 && is_training()) {
+    hidden = torch::dropout(hidden, options_.dropout, true);
+  }
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (!detail::is_checkpointed(computation_, static_cast<int64_t>(i))) {
+      hidden = blocks_[i]->forward(hidden, {input, cache, computation_.attention});
+      continue;
+    }
+    if (!hidden.requires_grad()) {
+      hidden.requires_grad_(true);
+    }
+    hidden = ddp::ops::checkpoint(
+        [block = blocks_[i], input,
+         backend = computation_.attention](const std::vector<torch::Tensor>& inputs) {
+          return block->forward(inputs[0], {input, nullptr, backend});
+        },
+        {hidden});
+  }
+  if (cache != nullptr) {
+    cache->length += input.input_ids.size(1);
+  }
+  return torch::layer_norm(hidden, ln_f_weight_.sizes(), ln_f_weight_, ln_f_bias_,
+                           options_.layer_norm_eps);
+}
+
+KeyValueCache Gpt2Impl::make_cache(int64_t batch, int64_t max_length) const {
+  const int64_t head_dim = options_.hidden_size / options_.num_heads;
+  return detail::new_cache(options_.num_layers, {batch, options_.num_heads, max_length, head_dim},
+                           wte_.options());
+}
+
+bool Gpt2Impl::is_matrix_product(const std::string& name) const {
+  return name != "transformer.wpe.weight";
+}
+
+double Gpt2Impl::flops_per_token(int64_t seq_len) const {
+  // Q Kᵀ and P V: 2 * 2 * seq * width, halved by causality, three times with the backward.
+  return matrix_flops_per_token() + 6 * static_cast<double>(seq_len) *
+                                        static_cast<double>(options_.hidden_size) *
+                                        static_cast<double>(options_.num_layers);
+}
+
+}  // namespace models

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/lora.hpp"
+
+#include <fnmatch.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+
+#include "ddp/ops/lora_linear.hpp"
+#include "decoder_parts.hpp"
+
+namespace models {
+namespace {
+
+/// PEFT's patterns name the last part of a layer, or all of it.
+bool matches(const std::string& pattern, const std::string& name) {
+  const auto dot = name.rfind('.');
+  const auto last = dot == std::string::npos ? name : name.substr(dot + 1);
+  return fnmatch(pattern.c_str(), last.c_str(), 0) == 0 ||
+         fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+void check(const LoraOptions& options) {
+  std::ostringstream text;
+  if (options.rank <= 0) {
+    text << "LoRA: rank = " << options.rank << ": it must be at least 1";
+  } else if (options.dropout < 0 || options.dropout >= 1) {
+    text << "LoRA: dropout = " << options.dropout << ": it must be at least 0 and below 1";
+  } else if (options.target_modules.empty()) {
+    text << "LoRA: no target modules are named";
+  }
+  if (!text.str().empty()) {
+    throw std::invalid_argument(text.str());
+  }
+}
+
+}  // namespace
+
+LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
+                       const torch::TensorOptions& tensor_options) {
+  weight = detail::new_parameter(*this, "weight", {out_features, in_features}, tensor_options);
+  weight.requires_grad_(true);
+  if (with_bias) {
+    bias = detail::new_parameter(*this, "bias", {out_features}, tensor_options);
+    bias.requires_grad_(true);
+  }
+}
+
+torch::Tensor LinearImpl::forward(const torch::Tensor& input) {
+  if (!lora_a.defined()) {
+    return torch::linear(input, weight, bias);
+  }
+  return ddp::ops::lora_linear(
+      input, weight, bias, lora_a, lora_b,
+      {.scale = lora_scale_, .dropout_p = is_training() ? lora_dropout_ : 0.0});
+}
+
+void LinearImpl::add_lora(const LoraOptions& options) {
+  check(options);
+  if (has_lora()) {
+    throw std::invalid_argument("LoRA: this layer has an adapter already");
+  }
+  weight.requires_grad_(false);
+  if (bias.defined()) {
+    bias.requires_grad_(false);
+  }
+  const auto memory = weight.options().dtype(options.dtype);
+  const auto add = [&](const char* name, torch::IntArrayRef shape) {
+    auto group = register_module(name, std::make_shared<detail::Group>());
+    return detail::new_parameter(*group, "weight", shape, memory);
+  };
+  lora_a = add("lora_A", {options.rank, weight.size(1)});
+  lora_b = add("lora_B", {weight.size(0), options.rank});
+  torch::nn::init::kaiming_uniform_(lora_a, std::sqrt(5.0));
+  torch::nn::init::zeros_(lora_b);
+  lora_a.requires_grad_(true);
+  lora_b.requires_grad_(true);
+  lora_scale_ = options.alpha / static_cast<double>(options.rank);
+  lora_dropout_ = options.dropout;
+}
+
+void LinearImpl::merge_lora() {
+  if (!has_lora()) {
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  // In float32, rounded once: a product rounded to bfloat16 first would be rounded twice.
+  const auto change = torch::mm(lora_b.to(torch::kFloat), lora_a.to(torch::kFloat));
+  weight.copy_(weight.to(torch::kFloat).add_(change, lora_scale_));
+  unregister_module("lora_A");
+  unregister_module("lora_B");
+  lora_a = torch::Tensor();
+  lora_b = torch::Tensor();
+}
+
+LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {
+  check(options);
+  std::vector<bool> used(options.target_modules.size(), false);
+  LoraSummary summary;
+  for (auto& parameter : module.parameters()) {
+    parameter.requires_grad_(false);
+  }
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    auto* linear = item.value()->as<LinearImpl>();
+    if (linear == nullptr) {
+      continue;
+    }
+    bool wanted = false;
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (matches(options.target_modules[i], item.key())) {
+        used[i] = wanted = true;
+      }
+    }
+    if (wanted) {
+      linear->add_lora(options);
+      summary.layers.push_back(item.key());
+    }
+  }
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (!used[i]) {
+      throw std::invalid_argument("LoRA: the target module \"" + options.target_modules[i] +
+                                  "\" matches no linear layer of this model");
+    }
+  }
+  for (const auto& parameter : module.parameters()) {
+    (parameter.requires_grad() ? summary.num_trainable : summary.num_frozen) += parameter.numel();
+  }
+  return summary;
+}
+
+void merge_lora(torch::nn::Module& module) {
+  for (const auto& child : module.modules()) {
+    if (auto* linear = child->as<LinearImpl>()) {
+      linear->merge_lora();
+    }
+  }
+}
+
+}  // namespace models

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/qwen2.hpp"
+
+#include <torch/torch.h>
+
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "ddp/ops/checkpoint.hpp"
+#include "ddp/ops/gated_activation.hpp"
+#include "ddp/ops/linear_cross_entropy.hpp"
+#include "decoder_parts.hpp"
+
+namespace models {
+namespace detail {
+
+/// What every layer of one forward shares.
+struct Qwen2Call {
+  const TokenInput& input;
+  KeyValueCache* cache;
+  const ddp::ops::RotaryAngles& angles;
+  ddp::ops::AttentionBackend backend;
+};
+
+class Qwen2Layer : public torch::nn::Module {
+ public:
+  Qwen2Layer(const Qwen2Options& o, const torch::TensorOptions& memory, std::size_t index)
+      : head_dim_(o.head_dim), eps_(o.rms_norm_eps), index_(index) {
+    auto attention = register_module("self_attn", std::make_shared<Group>());
+    const int64_t q_width = o.num_heads * o.head_dim, kv_width = o.num_kv_heads * o.head_dim;
+    q_proj_ =
+        attention->register_module("q_proj", Linear(o.hidden_size, q_width, o.qkv_bias, memory));
+    k_proj_ =
+        attention->register_module("k_proj", Linear(o.hidden_size, kv_width, o.qkv_bias, memory));
+    v_proj_ =
+        attention->register_module("v_proj", Linear(o.hidden_size, kv_width, o.qkv_bias, memory));
+    o_proj_ =
+        attention->register_module("o_proj", Linear(q_width, o.hidden_size, o.o_bias, memory));
+    auto mlp = register_module("mlp", std::make_shared<Group>());
+    const int64_t wide = o.intermediate_size;
+    gate_proj_ = mlp->register_module("gate_proj", Linear(o.hidden_size, wide, o.mlp_bias, memory));
+    up_proj_ = mlp->register_module("up_proj", Linear(o.hidden_size, wide, o.mlp_bias, memory));
+    down_proj_ = mlp->register_module("down_proj", Linear(wide, o.hidden_size, o.mlp_bias, memory));
+    input_norm_ = norm_weight("input_layernorm", o, memory);
+    post_attention_norm_ = norm_weight("post_attention_layernorm", o, memory);
+  }
+
+  /// [batch, seq, hidden] -> the same.
+  torch::Tensor forward(const torch::Tensor& hidden, const Qwen2Call& call) {
+    const auto attended = hidden + attention(normed(hidden, input_norm_), call);
+    const auto x = normed(attended, post_attention_norm_);
+    return attended +
+           down_proj_->forward(ddp::ops::swiglu(gate_proj_->forward(x), up_proj_->forward(x)));
+  }
+
+ private:
+  torch::Tensor norm_weight(const char* name, const Qwen2Options& o,
+                            const torch::TensorOptions& memory) {
+    auto group = register_module(name, std::make_shared<Group>());
+    return new_parameter(*group, "weight", {o.hidden_size}, memory).requires_grad_(true);
+  }
+  torch::Tensor normed(const torch::Tensor& x, const torch::Tensor& weight) const {
+    return at::rms_norm(x, weight.sizes(), weight, eps_);
+  }
+  torch::Tensor attention(const torch::Tensor& x, const Qwen2Call& call) {
+    const auto heads = [&](const torch::Tensor& projected) {
+      return projected.view({x.size(0), x.size(1), -1, head_dim_});
+    };
+    const auto query = ddp::ops::apply_rotary(heads(q_proj_->forward(x)), call.angles);
+    const auto key = ddp::ops::apply_rotary(heads(k_proj_->forward(x)), call.angles);
+    const auto value = heads(v_proj_->forward(x));
+    return o_proj_->forward(attend(query, key, value,
+                                   {.input = call.input,
+                                    .cache = call.cache,
+                                    .layer = index_,
+                                    .options = {.backend = call.backend}}));
+  }
+
+  Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
+  Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
+  torch::Tensor input_norm_;
+  torch::Tensor post_attention_norm_;
+  int64_t head_dim_;
+  double eps_;
+  std::size_t index_;
+};
+
+}  // namespace detail
+
+namespace {
+
+void check(const Qwen2Options& o) {
+  const auto require = [](bool holds, const auto&... message) {
+    if (!holds) {
+      std::ostringstream text;
+      text << "Qwen2: ";
+      (text << ... << message);
+      throw std::invalid_argument(text.str());
+    }
+  };
+  for (const auto& [name, value] :
+       {std::pair("vocab_size", o.vocab_size), std::pair("hidden_size", o.hidden_size),
+        std::pair("intermediate_size", o.intermediate_size), std::pair("num_layers", o.num_layers),
+        std::pair("num_heads", o.num_heads), std::pair("num_kv_heads", o.num_kv_heads),
+        std::pair("head_dim", o.head_dim), std::pair("max_positions", o.max_positions)}) {
+    require(value > 0, name, " = ", value, ": it must be at least 1");
+  }
+  require(o.head_dim % 2 == 0, "head_dim = ", o.head_dim, ": rotary positions need an even number");
+  require(o.num_heads % o.num_kv_heads == 0, "num_heads = ", o.num_heads,
+          " is not a multiple of num_kv_heads = ", o.num_kv_heads);
+}
+
+Qwen2Options small(int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
+                   int64_t head_dim) {
+  Qwen2Options o;
+  o.vocab_size = 151936;
+  o.hidden_size = hidden;
+  o.intermediate_size = intermediate;
+  o.num_layers = layers;
+  o.num_heads = heads;
+  o.num_kv_heads = 2;
+  o.head_dim = head_dim;
+  o.tie_word_embeddings = true;
+  return o;
+}
+
+}  // namespace
+
+Qwen2Options qwen2_0_5b() {
+  return small(896, 4864, 24, 14, 64);
+}
+Qwen2Options qwen2_1_5b() {
+  return small(1536, 8960, 28, 12, 128);
+}
+Qwen2Options qwen2_7b() {
+  return {};
+}
+
+Qwen2Impl::Qwen2Impl(const Qwen2Options& options, const torch::TensorOptions& tensor_options)
+    : options_(options) {
+  check(options_);
+  auto model = register_module("model", std::make_shared<detail::Group>());
+  const auto table = [&](torch::nn::Module& owner, torch::IntArrayRef shape) {
+    return detail::new_parameter(owner, "weight", shape, tensor_options).requires_grad_(true);
+  };
+  auto embedding = model->register_module("embed_tokens", std::make_shared<detail::Group>());
+  embed_tokens_ = table(*embedding, {options_.vocab_size, options_.hidden_size});
+  auto layers = model->register_module("layers", std::make_shared<detail::Group>());
+  for (int64_t i = 0; i < options_.num_layers; ++i) {
+    layers_.push_back(layers->register_module(
+        std::to_string(i), std::make_shared<detail::Qwen2Layer>(options_, tensor_options,
+                                                                static_cast<std::size_t>(i))));
+  }
+  auto norm = model->register_module("norm", std::make_shared<detail::Group>());
+  norm_ = table(*norm, {options_.hidden_size});
+  if (!options_.tie_word_embeddings) {
+    auto head = register_module("lm_head", std::make_shared<detail::Group>());
+    lm_head_ = table(*head, {options_.vocab_size, options_.hidden_size});
+  }
+  auto head = head_weight();
+  ddp::ops::pad_rows(head);
+}
+
+Qwen2Impl::~Qwen2Impl() = default;
+
+void Qwen2Impl::reset_parameters() {
+  const torch::NoGradGuard no_grad;
+  for (auto& item : named_parameters()) {
+    auto& value = item.value();
+    if (value.dim() == 2) {
+      value.normal_(0, options_.initializer_range);
+    } else {
+      value.fill_(item.key().find("norm.weight") != std::string::npos ? 1 : 0);
+    }
+  }
+}
+
+const torch::Tensor& Qwen2Impl::head_weight() const {
+  return lm_head_.defined() ? lm_head_ : embed_tokens_;
+}
+
+const ddp::ops::RotaryTables& Qwen2Impl::rotary_tables(int64_t num_positions) {
+  const auto device = embed_tokens_.device();
+  if (!rotary_.cos.defined() || rotary_.cos.device() != device ||
+      rotary_.cos.size(0) < num_positions) {
+    // Grows to the longest sequence met: a table of 128k positions would be larger than small
+    // models.
+    int64_t size = std::min<int64_t>(options_.max_positions, 1024);
+    while (size < num_positions) {
+      size *= 2;
+    }
+    auto rope = options_.rope_scaling;
+    rope.head_dim = options_.head_dim;
+    rope.theta = options_.rope_theta;
+    rotary_ = ddp::ops::make_rotary_tables(rope, size, device);
+  }
+  return rotary_;
+}
+
+torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* cache) {
+  detail::check_input(input, cache, options_.max_positions);
+  const auto positions = detail::positions_of(input, cache);
+  const int64_t num_positions =
+      input.document_offsets.defined()
+          ? input.max_document_length
+          : (cache == nullptr ? 0 : cache->length) + input.input_ids.size(1);
+  const auto angles = ddp::ops::rotary_angles(rotary_tables(num_positions), positions);
+  const detail::Qwen2Call call{input, cache, angles, computation_.attention};
+  auto hidden = torch::embedding(embed_tokens_, input.input_ids);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (!detail::is_checkpointed(computation_, static_cast<int64_t>(i))) {
+      hidden = layers_[i]->forward(hidden, call);
+      continue;
+    }
+    if (!hidden.requires_grad()) {
+      hidden.requires_grad_(true);  // a frozen embedding: gradients begin inside this layer
+    }
+    hidden = ddp::ops::checkpoint(
+        [layer = layers_[i], input, angles,
+         backend = computation_.attention](const std::vector<torch::Tensor>& inputs) {
+          return layer->forward(inputs[0], {input, nullptr, angles, backend});
+        },
+        {hidden});
+  }
+  if (cache != nullptr) {
+    cache->length += input.input_ids.size(1);
+  }
+  return at::rms_norm(hidden, norm_.sizes(), norm_, options_.rms_norm_eps);
+}
+
+KeyValueCache Qwen2Impl::make_cache(int64_t batch, int64_t max_length) const {
+  return detail::new_cache(options_.num_layers,
+                           {batch, options_.num_kv_heads, max_length, options_.head_dim},
+                           embed_tokens_.options());
+}
+
+bool Qwen2Impl::is_matrix_product(const std::string& name) const {
+  return options_.tie_word_embeddings || name != "model.embed_tokens.weight";
+}
+
+double Qwen2Impl::flops_per_token(int64_t seq_len) const {
+  // Q Kᵀ and P V: 2 * 2 * seq * width, halved by causality, three times with the backward.
+  const auto width = static_cast<double>(options_.num_heads * options_.head_dim);
+  return matrix_flops_per_token() +
+         6 * static_cast<double>(seq_len) * width * static_cast<double>(options_.num_layers);
+}
+
+}  // namespace models

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/ops/attention.hpp"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/catch.hpp"
+
+using ddp::ops::AttentionBackend;
+
+namespace {
+
+/// Written out from the definition, head by head: q [batch, heads, len, dim].
+torch::Tensor by_hand(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                      bool causal) {
+  const int64_t share = q.size(1) / k.size(1);
+  std::vector<torch::Tensor> heads;
+  for (int64_t h = 0; h < q.size(1); ++h) {
+    auto scores = torch::matmul(q.select(1, h), k.select(1, h / share).transpose(1, 2)) /
+                  std::sqrt(static_cast<double>(q.size(3)));
+    if (causal) {
+      const auto later = torch::ones({q.size(2), q.size(2)}, torch::kBool).triu(1);
+      scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+    }
+    heads.push_back(torch::matmul(scores.softmax(-1), v.select(1, h / share)));
+  }
+  return torch::stack(heads, 1);
+}
+
+torch::Tensor input(torch::IntArrayRef shape) {
+  return torch::randn(shape, torch::kDouble).requires_grad_(true);
+}
+
+}  // namespace
+
+TEST_CASE("attention is the softmax of scaled scores, with fewer key heads than query heads") {
+  torch::manual_seed(1);
+  for (const auto backend : {AttentionBackend::Auto, AttentionBackend::Math}) {
+    for (const bool causal : {true, false}) {
+      const auto q = input({2, 6, 5, 8}), k = input({2, 2, 5, 8}), v = input({2, 2, 5, 8});
+      const auto out = ddp::ops::attention(q, k, v, {.backend = backend, .is_causal = causal});
+      const auto expected = by_hand(q, k, v, causal);
+      CHECK(torch::allclose(out, expected, 1e-10, 1e-12));
+      const auto weight = torch::randn_like(out);
+      const auto grads = torch::autograd::grad({out}, {q, k, v}, {weight});
+      const auto wanted = torch::autograd::grad({expected}, {q, k, v}, {weight});
+      for (std::size_t i = 0; i < 3; ++i) {
+        CHECK(torch::allclose(grads[i], wanted[i], 1e-9, 1e-11));
+      }
+    }
+  }
+}
+
+TEST_CASE("packed documents attend to themselves alone") {
+  torch::manual_seed(2);
+  const std::vector<int64_t> lengths = {3, 1, 6};
+  const auto offsets = torch::tensor({0, 3, 4, 10}, torch::kInt);
+  const auto q = input({10, 4, 8}), k = input({10, 2, 8}), v = input({10, 2, 8});
+  const auto out = ddp::ops::packed_attention(q, k, v, offsets, 6);
+  REQUIRE(out.sizes() == q.sizes());
+  int64_t first = 0;
+  for (const int64_t length : lengths) {
+    const auto part = [&](const torch::Tensor& all) {
+      return all.narrow(0, first, length).transpose(0, 1).unsqueeze(0);
+    };
+    const auto alone = by_hand(part(q), part(k), part(v), true).squeeze(0).transpose(0, 1);
+    CHECK(torch::allclose(out.narrow(0, first, length), alone, 1e-10, 1e-12));
+    first += length;
+  }
+  // What one document holds changes nothing in another.
+  const auto grads = torch::autograd::grad({out.narrow(0, 4, 6).sum()}, {k});
+  CHECK(grads[0].narrow(0, 0, 4).abs().max().item<double>() == 0);
+  CHECK(grads[0].narrow(0, 4, 6).abs().max().item<double>() > 0);
+}
+
+TEST_CASE("a backend that cannot serve the inputs says why") {
+  const auto q = torch::randn({1, 2, 4, 8});
+  using Catch::Contains;
+  CHECK_THROWS_WITH(ddp::ops::attention(q, q, q, {.backend = AttentionBackend::Cudnn}),
+                    Contains("cudnn cannot be used: it needs a GPU"));
+  CHECK_THROWS_WITH(ddp::ops::attention(q, q, q, {.backend = AttentionBackend::Flash}),
+                    Contains("flash cannot be used"));
+  CHECK_THROWS_WITH(ddp::ops::attention(q, q.narrow(2, 0, 3), q.narrow(2, 0, 3)),
+                    Contains("as many queries as keys"));
+  const auto three = torch::randn({1, 3, 4, 8});
+  CHECK_THROWS_WITH(ddp::ops::attention(three, q, q), Contains("3 query heads cannot share 2"));
+}

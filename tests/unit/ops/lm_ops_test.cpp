@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops of language models against the same formulas composed by autograd.
+#include <torch/torch.h>
+
+#include "ddp/ops/checkpoint.hpp"
+#include "ddp/ops/gated_activation.hpp"
+#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/ops/lora_linear.hpp"
+#include "ddp/ops/rotary_embedding.hpp"
+#include "support/catch.hpp"
+
+using torch::autograd::grad;
+
+namespace {
+
+torch::Tensor input(torch::IntArrayRef shape, torch::Dtype dtype = torch::kDouble) {
+  return torch::randn(shape, dtype).requires_grad_(true);
+}
+
+bool close(const torch::Tensor& a, const torch::Tensor& b, double tolerance = 1e-6) {
+  return torch::allclose(a, b, tolerance, tolerance * 1e-1);
+}
+
+}  // namespace
+
+TEST_CASE("linear_cross_entropy equals cross_entropy of a linear layer") {
+  torch::manual_seed(1);
+  const auto labels = torch::tensor({3, -100, 0, 12, 5, -100, 7}, torch::kLong);
+  for (const bool padded : {false, true}) {
+    for (const int64_t chunk : {0, 1, 3, 7, 100}) {
+      CAPTURE(padded, chunk);
+      const auto hidden = input({7, 6}, torch::kFloat);
+      auto weight = input({13, 6}, torch::kFloat);
+      if (padded) {
+        ddp::ops::pad_rows(weight);
+        REQUIRE(ddp::ops::padded_rows(weight).size(0) == 128);
+      }
+      const auto logits = torch::linear(hidden, weight);
+      const auto expected = torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, -100);
+      const auto result =
+          ddp::ops::linear_cross_entropy(hidden, weight, labels, {.chunk_tokens = chunk});
+      CHECK(result.loss_sum.item<float>() == Approx(expected.item<float>()).epsilon(1e-6));
+      const auto hits = logits.argmax(1).eq(labels).sum().item<int64_t>();
+      CHECK(result.num_correct.item<int64_t>() == hits);
+      const auto grads = grad({result.loss_sum * 0.5}, {hidden, weight});
+      const auto wanted = grad({expected * 0.5}, {hidden, weight});
+      CHECK(close(grads[0], wanted[0], 1e-5));
+      CHECK(close(grads[1], wanted[1], 1e-5));
+    }
+  }
+}
+
+TEST_CASE("linear_cross_entropy makes only the gradients that are wanted") {
+  torch::manual_seed(2);
+  const auto labels = torch::tensor({1, 2, 0}, torch::kLong);
+  const auto hidden = input({3, 4}, torch::kFloat);
+  const auto frozen = torch::randn({5, 4});
+  const auto result = ddp::ops::linear_cross_entropy(hidden, frozen, labels);
+  result.loss_sum.backward();
+  CHECK(hidden.grad().defined());
+  CHECK_FALSE(frozen.grad().defined());
+  const torch::NoGradGuard no_grad;
+  const auto evaluated = ddp::ops::linear_cross_entropy(hidden, frozen, labels);
+  CHECK_FALSE(evaluated.loss_sum.requires_grad());
+  CHECK(evaluated.loss_sum.item<float>() == result.loss_sum.item<float>());
+}
+
+TEST_CASE("linear_cross_entropy of bfloat16 keeps the loss and the gradient of sure labels") {
+  torch::manual_seed(3);
+  // One logit far above the others: softmax - 1 of the label is far below bfloat16's step at 1.
+  auto weight = torch::zeros({64, 32}, torch::kBFloat16);
+  weight.select(0, 7).fill_(1);
+  weight.requires_grad_(true);
+  const auto hidden = torch::full({4, 32}, 0.25, torch::kBFloat16).requires_grad_(true);
+  const auto labels = torch::full({4}, 7, torch::kLong);
+  const auto result = ddp::ops::linear_cross_entropy(hidden, weight, labels);
+  result.loss_sum.backward();
+  // logits: 8 for the label, 0 for 63 others.
+  const double others = 63 * std::exp(-8.0);
+  CHECK(result.loss_sum.item<float>() == Approx(4 * std::log1p(others)).epsilon(1e-4));
+  const double miss = -others / (1 + others);
+  CHECK(hidden.grad()[0][0].item<float>() == Approx(miss).epsilon(0.01));
+}
+
+TEST_CASE("pad_rows keeps values, identity and gradient, and a move takes the memory away") {
+  torch::manual_seed(4);
+  auto weight = torch::randn({5, 3}).requires_grad_(true);
+  const auto before = weight.detach().clone();
+  auto handle = weight;
+  ddp::ops::pad_rows(handle);
+  CHECK(weight.sizes() == torch::IntArrayRef({5, 3}));
+  CHECK(weight.is_leaf());
+  CHECK(torch::equal(weight, before));
+  const auto rows = ddp::ops::padded_rows(weight);
+  CHECK(rows.sizes() == torch::IntArrayRef({128, 3}));
+  CHECK(rows.narrow(0, 5, 123).abs().max().item<float>() == 0);
+  CHECK(rows.data_ptr() == weight.data_ptr());
+  const auto moved = weight.detach().clone();
+  CHECK(ddp::ops::padded_rows(moved).size(0) == 5);
+  // A slice of something larger is never taken for padding.
+  CHECK(ddp::ops::padded_rows(torch::zeros({200, 3}).narrow(0, 0, 5)).size(0) == 5);
+}
+
+TEST_CASE("lora_linear equals its formula, also where A and B are of another dtype") {
+  torch::manual_seed(5);
+  for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+    const auto x = input({2, 3, 8});
+    const auto weight = torch::randn({5, 8}, torch::kDouble);
+    const auto bias = torch::randn({5}, torch::kDouble);
+    const auto a = input({4, 8}, dtype), b = input({5, 4}, dtype);
+    const auto out = ddp::ops::lora_linear(x, weight, bias, a, b, {.scale = 2});
+    const auto expected =
+        torch::linear(x, weight, bias) +
+        2 * torch::linear(torch::linear(x, a.to(torch::kDouble)), b.to(torch::kDouble));
+    CHECK(close(out, expected));
+    const auto weights = torch::randn_like(out);
+    const auto grads = grad({out}, {x, a, b}, {weights});
+    const auto wanted = grad({expected}, {x, a, b}, {weights});
+    for (std::size_t i = 0; i < 3; ++i) {
+      CHECK(grads[i].dtype() == wanted[i].dtype());
+      CHECK(close(grads[i], wanted[i], 1e-5));
+    }
+  }
+}
+
+TEST_CASE("lora_linear's backward drops what its forward dropped") {
+  const auto x = input({4, 64});
+  const auto weight = torch::randn({5, 64}, torch::kDouble);
+  const auto a = input({4, 64}), b = input({5, 4});
+  torch::manual_seed(6);
+  const auto out = ddp::ops::lora_linear(x, weight, {}, a, b, {.scale = 0.5, .dropout_p = 0.4});
+  torch::manual_seed(6);
+  const auto dropped = std::get<0>(torch::native_dropout(x, 0.4, true));
+  const auto expected =
+      torch::linear(x, weight) + 0.5 * torch::linear(torch::linear(dropped, a), b);
+  CHECK(close(out, expected));
+  CHECK(torch::count_nonzero(dropped).item<int64_t>() < dropped.numel());
+  const auto weights = torch::randn_like(out);
+  const auto grads = grad({out}, {x, a, b}, {weights});
+  const auto wanted = grad({expected}, {x, a, b}, {weights});
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(close(grads[i], wanted[i]));
+  }
+}
+
+TEST_CASE("swiglu's gradient is right to second order of a finite difference") {
+  torch::manual_seed(7);
+  const auto gate = input({3, 4}), up = input({3, 4});
+  const auto out = ddp::ops::swiglu(gate, up);
+  const auto expected = torch::silu(gate) * up;
+  CHECK(close(out, expected));
+  const auto weights = torch::randn_like(out);
+  const auto grads = grad({out}, {gate, up}, {weights});
+  const auto wanted = grad({expected}, {gate, up}, {weights});
+  CHECK(close(grads[0], wanted[0]));
+  CHECK(close(grads[1], wanted[1]));
+  CHECK_THROWS(ddp::ops::swiglu(gate, input({3, 5})));
+}
+
+TEST_CASE("rotary embedding turns pairs by position times frequency, and back") {
+  torch::manual_seed(8);
+  const auto tables = ddp::ops::make_rotary_tables({.head_dim = 4, .theta = 100}, 16, torch::kCPU);
+  const auto positions = torch::tensor({0, 1, 5, 9, 2, 15}, torch::kLong).view({2, 3});
+  const auto angles = ddp::ops::rotary_angles(tables, positions);
+  const auto x = input({2, 3, 2, 4});
+  const auto out = ddp::ops::apply_rotary(x, angles);
+  for (int64_t i = 0; i < 6; ++i) {
+    const auto position = positions.view({-1})[i].item<double>();
+    for (int64_t pair = 0; pair < 2; ++pair) {
+      const double angle = position * std::pow(100.0, -static_cast<double>(pair) / 2);
+      const auto before = x.view({6, 2, 4})[i][1], after = out.view({6, 2, 4})[i][1];
+      const double x1 = before[pair].item<double>(), x2 = before[pair + 2].item<double>();
+      CHECK(after[pair].item<double>() ==
+            Approx(x1 * std::cos(angle) - x2 * std::sin(angle)).margin(1e-5));
+      CHECK(after[pair + 2].item<double>() ==
+            Approx(x2 * std::cos(angle) + x1 * std::sin(angle)).margin(1e-5));
+    }
+  }
+  // A rotation's gradient is the rotation back: it returns what went in.
+  const auto back = grad({out}, {x}, {out.detach()});
+  CHECK(close(back[0], x, 1e-5));
+}
+
+TEST_CASE("checkpoint gives the same gradients, dropout included, and keeps nothing") {
+  const auto w1 = input({6, 6}), w2 = input({6, 6});
+  const auto body = [&](const std::vector<torch::Tensor>& in) {
+    return torch::linear(torch::dropout(torch::tanh(torch::linear(in[0], w1)), 0.5, true), w2);
+  };
+  const auto x = input({4, 6});
+  const auto run = [&](bool checkpointed) {
+    torch::manual_seed(9);
+    const auto h = torch::sin(x);
+    auto out = checkpointed ? ddp::ops::checkpoint(body, {h}) : body({h});
+    out = out + torch::dropout(out, 0.5, true);  // draws go on as if nothing had been recomputed
+    for (auto& leaf : {x, w1, w2}) {
+      leaf.mutable_grad() = torch::Tensor();
+    }
+    out.square().sum().backward();
+    const auto next_draw = torch::rand({1}, torch::kDouble);
+    return std::vector<torch::Tensor>{out.detach(), x.grad(), w1.grad(), w2.grad(), next_draw};
+  };
+  const auto plain = run(false), recomputed = run(true);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    CAPTURE(i);
+    CHECK(torch::equal(plain[i], recomputed[i]));
+  }
+}
+
+TEST_CASE("checkpoint runs its function again only in a backward") {
+  int runs = 0;
+  const auto body = [&](const std::vector<torch::Tensor>& in) {
+    ++runs;
+    return in[0] * in[1];
+  };
+  const auto x = input({3}), frozen = torch::randn({3}, torch::kDouble);
+  const auto out = ddp::ops::checkpoint(body, {x, frozen});
+  CHECK(runs == 1);
+  out.sum().backward();
+  CHECK(runs == 2);
+  CHECK(torch::equal(x.grad(), frozen));
+  const torch::NoGradGuard no_grad;
+  ddp::ops::checkpoint(body, {x, frozen});
+  CHECK(runs == 3);
+}
