@@ -134,6 +134,38 @@ TEST_CASE("token data goes on where it stopped, at another number of ranks too",
   }
 }
 
+TEST_CASE("the embedded samples open, and their answers can be read", "[tokens]") {
+  TokenDataOptions options;
+  options.path = DDP_SOURCE_DIR "/data/chat-sample";
+  options.max_seq_len = 1024;
+  const TokenDataset train(options, ddp::Split::Train);
+  const TokenDataset eval(options, ddp::Split::Test);
+  CHECK(train.statistics().num_documents == 1000);
+  CHECK(train.statistics().num_targets_left_out == 0);
+  CHECK(train.statistics().padding_share < 0.02);
+  CHECK(eval.statistics().num_documents == 100);
+  CHECK(train.vocabulary().size() == 1536);
+  const auto questions = eval.prompt_references();
+  REQUIRE(questions.size() == 100);
+  for (const auto& question : questions) {
+    const std::string prompt = eval.vocabulary().decode(question.prompt, false);
+    const std::string reference = eval.vocabulary().decode(question.reference);
+    REQUIRE(prompt.starts_with("<|im_start|>system\nYou call one API"));
+    REQUIRE(prompt.ends_with("<|im_end|>\n<|im_start|>assistant\n"));
+    REQUIRE(reference.starts_with("<functioncall> {\"name\": "));
+    REQUIRE(reference.ends_with("}}"));
+    REQUIRE(question.reference.back() == eval.file().tokenizer().end_of_turn);
+  }
+
+  options.path = DDP_SOURCE_DIR "/data/text-sample";
+  options.layout = TokenLayout::Stream;
+  const TokenDataset text(options, ddp::Split::Test);
+  CHECK(text.statistics().num_targets == 12999);
+  CHECK(text.file().tokenizer().vocab_size == 61);
+  const auto window = text.get(0).input_ids;
+  CHECK_THAT(text.vocabulary().decode({window.begin(), window.end()}), Catch::Contains("BRUTUS:\nCaiu"));
+}
+
 TEST_CASE("workers change nothing, and an epoch shifts the windows it should", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({400})));
   TokenDataOptions options;

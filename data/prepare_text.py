@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Turns text into token files for the pre-training of libddp's language models.
+
+usage: prepare_text.py FILE [FILE ...] OUT_DIR [--tokenizer KIND] [...]
+
+FILE     UTF-8 text, one document a file; or JSON Lines (.jsonl) of {"text": "..."}, one a line
+OUT_DIR  receives train.safetensors, eval.safetensors and vocabulary.safetensors (data/README.md)
+--tokenizer KIND     bytes (default; any encoding), chars (one id a character that occurs),
+                     bpe (byte-level BPE trained on the text, saved to OUT_DIR as tokenizer.json),
+                     the path of a tokenizer.json, of a folder with one or with GPT-2's vocab.json and
+                     merges.txt, or tiktoken:NAME (tiktoken:gpt2)
+--vocab-size N       ids of bpe (default 4096)
+--eval-fraction F    share of the evaluation split (default 0.1): the end of a single document, else
+                     the last documents
+--separator TEXT     cuts files into documents at TEXT (\\n is a line end), which is left out
+
+Where there are several documents, or the tokenizer has an id for it, each document ends with the id of
+<|endoftext|>. bytes and chars need the standard library only.
+"""
+import argparse
+import json
+import os
+
+from text_tokenizers import (END_OF_TEXT, ByteTokenizer, CharacterTokenizer, TiktokenTokenizer,
+                             load_tokenizer, train_tokenizer)
+from token_files import (Documents, PrepareError, UsageError, check_unicode, decode_utf8,
+                         read_json_lines, run_main, write_folder)
+
+
+def read_documents(path, as_bytes, separator):
+    if path.endswith(".jsonl"):
+        texts = []
+        for line, record in read_json_lines(path):
+            text = record.get("text") if isinstance(record, dict) else None
+            if not isinstance(text, str):
+                raise PrepareError("no 'text'", path, line)
+            texts.append(check_unicode(text, path, line))
+        return [text.encode() for text in texts] if as_bytes else texts
+    with open(path, "rb") as file:
+        data = file.read()
+    if not as_bytes:
+        data = decode_utf8(data, path)
+    elif separator:
+        separator = separator.encode()
+    parts = data.split(separator) if separator else [data]
+    return [part for part in parts if part]
+
+
+def split(documents, fraction):
+    if len(documents) == 1:
+        cut = int(len(documents[0]) * (1 - fraction))
+        return {"train": [documents[0][:cut]], "eval": [documents[0][cut:]]}
+    held_out = max(1, round(len(documents) * fraction))
+    return {"train": documents[:-held_out], "eval": documents[-held_out:]}
+
+
+def make_tokenizer(args, documents):
+    """A tokenizer and the files that belong to it."""
+    several = len(documents) > 1
+    if args.tokenizer == "bytes":
+        return ByteTokenizer(several), {}
+    if args.tokenizer == "chars":
+        return CharacterTokenizer(documents, several), {}
+    if args.tokenizer == "bpe":
+        tokenizer = train_tokenizer(split(documents, args.eval_fraction)["train"], args.vocab_size,
+                                    [END_OF_TEXT], "bpe")
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT,
+                  "clean_up_tokenization_spaces": False}
+        return tokenizer, {
+            "tokenizer.json": (tokenizer.tokenizer.to_str(pretty=False) + "\n").encode(),
+            "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode()}
+    if args.tokenizer.startswith("tiktoken:"):
+        return TiktokenTokenizer(args.tokenizer[len("tiktoken:"):]), {}
+    if not os.path.exists(args.tokenizer):
+        raise UsageError(f"--tokenizer {args.tokenizer} is neither bytes, chars, bpe, tiktoken:NAME "
+                         "nor a path that exists")
+    return load_tokenizer(args.tokenizer), {}
+
+
+def parse_arguments():
+    summary, usage, details = __doc__.split("\n\n", 2)
+    parser = argparse.ArgumentParser(usage=usage[7:], description=summary, epilog=details,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("out", help=argparse.SUPPRESS)
+    parser.add_argument("--tokenizer", default="bytes", help=argparse.SUPPRESS)
+    parser.add_argument("--vocab-size", type=int, default=4096, help=argparse.SUPPRESS)
+    parser.add_argument("--eval-fraction", type=float, default=0.1, help=argparse.SUPPRESS)
+    parser.add_argument("--separator", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if not 0 < args.eval_fraction < 1:
+        parser.error(f"--eval-fraction {args.eval_fraction} must lie between 0 and 1")
+    args.separator = args.separator.replace("\\n", "\n")
+    return args
+
+
+def main():
+    args = parse_arguments()
+    documents = [document for path in args.files
+                 for document in read_documents(path, args.tokenizer == "bytes", args.separator)]
+    if not documents:
+        raise PrepareError("no text: nothing was written", args.files[0])
+    tokenizer, files = make_tokenizer(args, documents)
+    vocabulary = tokenizer.vocabulary
+    splits = {}
+    for name, texts in split(documents, args.eval_fraction).items():
+        splits[name] = Documents(len(vocabulary.entries))
+        for text in texts:
+            splits[name].add(tokenizer.encode(text), end=vocabulary.end_of_text)
+    write_folder(args.out, vocabulary, splits, os.path.splitext(os.path.basename(args.files[0]))[0],
+                 files)
+
+
+if __name__ == "__main__":
+    run_main(main)

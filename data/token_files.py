@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token files and vocabularies as libddp reads them (data/README.md). Standard library only.
+
+The two prepare scripts build on this module: it checks input text, collects documents as ids and
+writes a folder of train.safetensors, eval.safetensors and vocabulary.safetensors.
+"""
+import array
+import hashlib
+import json
+import os
+import struct
+import sys
+
+EXIT_SETTINGS, EXIT_DATA = 64, 65
+ITEM_BYTES = {"I64": 8, "I32": 4, "U16": 2, "U8": 1}
+TYPE_CODES = {"I64": "q", "I32": "i", "U16": "H"}
+
+
+class PrepareError(Exception):
+    """A user's mistake; `where` is a file, with a line where there is one."""
+
+    exit_code = EXIT_DATA
+
+    def __init__(self, message, where=None, line=None):
+        place = f"{where}:{line}: " if line is not None else f"{where}: " if where else ""
+        super().__init__(place + message)
+
+
+class UsageError(PrepareError):
+    exit_code = EXIT_SETTINGS
+
+
+def run_main(main):
+    """Ends the process as main() says: errors of the user's go to stderr, without a traceback."""
+    try:
+        main()
+    except PrepareError as error:
+        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+        sys.exit(EXIT_DATA)
+
+
+def decode_utf8(data, where, first_line=1):
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        start = data.rfind(b"\n", 0, error.start) + 1
+        raise PrepareError(f"invalid UTF-8: byte 0x{data[error.start]:02x} at byte "
+                           f"{error.start - start} of the line", where, line) from None
+
+
+def read_json_lines(path):
+    """(line number, value) of a JSON Lines file, or of a file that is one JSON list (its items are
+    counted instead of lines). Blank lines are passed over."""
+    with open(path, "rb") as file:
+        start = file.read(64).lstrip()
+        file.seek(0)
+        if start[:1] == b"[":
+            data = decode_utf8(file.read(), path)
+            try:
+                yield from enumerate(json.loads(data), 1)
+            except json.JSONDecodeError as error:
+                raise PrepareError(f"not JSON: {error.msg}", path, error.lineno) from None
+            return
+        for number, line in enumerate(file, 1):
+            text = decode_utf8(line, path, number).strip()
+            if text:
+                try:
+                    yield number, json.loads(text)
+                except json.JSONDecodeError as error:
+                    raise PrepareError(f"not JSON: {error.msg} at character {error.pos}", path,
+                                       number) from None
+
+
+def check_unicode(text, where, line):
+    """JSON's escapes can write halves of surrogate pairs, which no UTF-8 has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PrepareError(f"invalid Unicode: \\u{ord(text[error.start]):04x} is half a character",
+                           where, line) from None
+    return text
+
+
+class Vocabulary:
+    """What ids stand for: `entries[id]` is (bytes, is_special)."""
+
+    def __init__(self, name, entries, end_of_text=None, end_of_turn=None):
+        self.name, self.entries = name, entries
+        self.end_of_text, self.end_of_turn = end_of_text, end_of_turn
+
+    def identity(self):
+        digest = hashlib.sha256()
+        for text, special in self.entries:
+            digest.update(struct.pack("<I", len(text)) + text + bytes([special]))
+        return "sha256:" + digest.hexdigest()
+
+    def metadata(self):
+        result = {"format_version": "1", "vocab_size": str(len(self.entries)),
+                  "tokenizer": self.identity(), "tokenizer_name": self.name}
+        for key in "end_of_text", "end_of_turn":
+            if getattr(self, key) is not None:
+                result[key] = str(getattr(self, key))
+        return result
+
+    def tensors(self):
+        offsets = array.array("q", [0])
+        for text, _ in self.entries:
+            offsets.append(offsets[-1] + len(text))
+        return {"bytes": ("U8", b"".join(text for text, _ in self.entries)), "offsets": offsets,
+                "special": ("U8", bytes(special for _, special in self.entries))}
+
+
+class Documents:
+    """One split, document by document."""
+
+    def __init__(self, vocab_size, with_targets=False):
+        self.tokens = array.array("H" if vocab_size <= 1 << 16 else "i")
+        self.offsets = array.array("q", [0])
+        self.targets = bytearray() if with_targets else None
+        self.longest = 0
+
+    def add(self, ids, targets=None, end=None):
+        """`end` is one more id. Nothing becomes of a document without ids: files hold none."""
+        if len(ids) == 0:
+            return
+        self.tokens.extend(ids)
+        if end is not None:
+            self.tokens.append(end)
+        if self.targets is not None:
+            self.targets.extend(targets)
+        self.offsets.append(len(self.tokens))
+        self.longest = max(self.longest, self.offsets[-1] - self.offsets[-2])
+
+    def __len__(self):
+        return len(self.offsets) - 1
+
+    def tensors(self):
+        result = {"tokens": self.tokens, "documents": self.offsets}
+        if self.targets is not None:
+            result["targets"] = ("U8", bytes(self.targets))
+        return result
+
+    def summary(self):
+        text = f"{len(self)} documents, {len(self.tokens)} tokens, the longest {self.longest}"
+        if self.targets is not None:
+            text += f", {sum(self.targets)} targets"
+        return text
+
+
+def serialize(tensors, metadata):
+    """A safetensors file of one-dimensional tensors, the widest elements first, so that all are
+    aligned."""
+    parts = []
+    for name, value in tensors.items():
+        if isinstance(value, array.array):
+            dtype = next(d for d, code in TYPE_CODES.items() if code == value.typecode)
+            if sys.byteorder == "big":
+                value = array.array(value.typecode, value)
+                value.byteswap()
+            value = (dtype, memoryview(value).cast("B"))
+        parts.append((name, *value))
+    parts.sort(key=lambda part: (-ITEM_BYTES[part[1]], part[0]))
+    header, offset = {"__metadata__": metadata}, 0
+    for name, dtype, data in parts:
+        header[name] = {"dtype": dtype, "shape": [len(data) // ITEM_BYTES[dtype]],
+                        "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [struct.pack("<Q", len(text)) + text, *(data for _, _, data in parts)]
+
+
+def write_files(folder, files):
+    """`files`: name -> chunks of bytes. All are written and on the disk before the first gets its
+    name, so that a failure leaves the old ones."""
+    os.makedirs(folder, exist_ok=True)
+    written = []
+    try:
+        for name, chunks in files.items():
+            path = os.path.join(folder, name)
+            part = f"{path}.{os.getpid()}.part"
+            written.append((part, path))
+            with open(part, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        for part, path in written:
+            os.replace(part, path)
+    finally:
+        for part, _ in written:
+            if os.path.exists(part):
+                os.remove(part)
+
+
+def write_folder(folder, vocabulary, splits, name, more_files=None):
+    """`splits`: {"train": Documents, "eval": Documents}. `more_files`: name -> bytes."""
+    for split, documents in splits.items():
+        if len(documents) == 0:
+            raise PrepareError(f"the {'evaluation' if split == 'eval' else 'training'} set is empty: "
+                               "nothing was written")
+    metadata = vocabulary.metadata()
+    files = {name: [data] for name, data in (more_files or {}).items()}
+    files["vocabulary.safetensors"] = serialize(vocabulary.tensors(),
+                                                metadata | {"format": "ddp_vocabulary"})
+    for split, documents in splits.items():
+        files[split + ".safetensors"] = serialize(
+            documents.tensors(), metadata | {"format": "ddp_tokens", "name": f"{name} ({split})"})
+    write_files(folder, files)
+    for split, documents in splits.items():
+        print(f"{os.path.join(folder, split)}.safetensors: {documents.summary()}")
+    print(f"vocabulary: {vocabulary.name}, {len(vocabulary.entries)} ids, {vocabulary.identity()}")
