@@ -63,7 +63,7 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     if (ctx->saved_data["needs_input"].toBool()) {
       grad_input = at::mm(dy, weight);
       if (mask.defined()) {
-        grad_input.addcmul_(at::mm(u, a), mask.to(dtype), keep_scale);
+        grad_input.add_(at::native_dropout_backward(at::mm(u, a), mask, keep_scale));
       } else {
         grad_input.addmm_(u, a);
       }
