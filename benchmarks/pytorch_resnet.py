@@ -8,16 +8,15 @@
 
 Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. The speed mode measures steps on
 one resident random batch; ms is the median of `rounds` means over `steps` steps. Peak memory is
-device-wide (cudaMemGetInfo), read after the steps: caching allocators do not give memory back. With
-`gate` (a folder) each round waits for a file there: see compare_resnet.py.
+device-wide (cudaMemGetInfo), read after the warm-up: caching allocators do not give memory back. With
+`gate` (a folder) each round waits for a file there: see compare.py.
 """
 import json
 import os
-import statistics
 import sys
 import time
-import types
 
+import peer
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -25,36 +24,13 @@ import torchvision
 
 DEFAULTS = dict(
     model="resnet50", stem="imagenet", image_size=224, num_classes=1000, batch_size=256, dtype="bf16",
-    channels_last=True, compile=False, wrap=True, steps=20, warmup=15, rounds=5, bucket_cap_mb=25.0,
-    find_unused_parameters=False, gradient_as_bucket_view=True, fused=False, gate="", name="pytorch",
+    channels_last=True, compile=False, wrap=True, steps=20, warmup=15, lead_in=0, rounds=5, bucket_cap_mb=25.0,
+    release_memory=False, device="auto", find_unused_parameters=False, gradient_as_bucket_view=True, fused=False, gate="", name="pytorch",
     cifar10="", epochs=24, lr=0.4, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_norm_and_bias=True,
     label_smoothing=0.0, pct_start=0.25, div_factor=10.0, final_div_factor=1000.0, cutout=0, seed=0,
 )
 MEAN = torch.tensor([0.4914, 0.4822, 0.4465])
 STD = torch.tensor([0.2470, 0.2435, 0.2616])
-
-
-def parse(arguments):
-    options = dict(DEFAULTS)
-    for argument in arguments:
-        key, _, text = argument.partition("=")
-        if key not in options:
-            sys.exit(f"unknown setting {key}; there are {', '.join(options)}")
-        kind = type(options[key])
-        options[key] = text.lower() in ("1", "true", "on") if kind is bool else kind(text)
-    return types.SimpleNamespace(**options)
-
-
-def setup():
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    if "RANK" in os.environ:
-        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
-    return device, world
 
 
 def build(o, device):
@@ -85,50 +61,16 @@ def make_optimizer(o, model, lr):
                            weight_decay=o.weight_decay, **extra)
 
 
-def autocast(o, device):
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(o.dtype, torch.bfloat16)
-    return torch.autocast(device.type, dtype=dtype, enabled=o.dtype != "fp32")
-
-
 def train_step(o, model, optimizer, device, images, target):
     optimizer.zero_grad(set_to_none=True)
-    with autocast(o, device):
+    with peer.autocast(o.dtype, device):
         loss = F.cross_entropy(model(images), target, label_smoothing=o.label_smoothing)
     loss.backward()
     optimizer.step()
     return loss
 
 
-def synchronize(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def used_mib(device):
-    if device.type != "cuda":
-        return 0.0
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) / 2**20
-
-
-def wait_for_turn(o, index):
-    while o.gate and not os.path.exists(os.path.join(o.gate, f"{o.name}.go{index}")):
-        time.sleep(0.001)
-    if o.gate and dist.is_initialized():
-        dist.barrier()
-
-
-def answer(o, what, value):
-    """Rank 0 tells compare_resnet.py a number; written aside and renamed, so that it is read whole."""
-    if not o.gate or int(os.environ.get("RANK", "0")) != 0:
-        return
-    path = os.path.join(o.gate, f"{o.name}.{what}")
-    with open(path + ".part", "w") as f:
-        f.write(repr(value))
-    os.rename(path + ".part", path)
-
-
-def speed(o, device, world):
+def speed(o, gate, device, world):
     torch.manual_seed(o.seed)
     model = build(o, device)
     optimizer = make_optimizer(o, model, 0.1)
@@ -136,22 +78,9 @@ def speed(o, device, world):
     if o.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     target = torch.randint(0, o.num_classes, (o.batch_size,), device=device)
-    for _ in range(o.warmup):
-        train_step(o, model, optimizer, device, images, target)
-    synchronize(device)
-    answer(o, "ready", used_mib(device))
-    times = []
-    for index in range(o.rounds):
-        wait_for_turn(o, index)
-        synchronize(device)
-        begin = time.perf_counter()
-        for _ in range(o.steps):
-            train_step(o, model, optimizer, device, images, target)
-        synchronize(device)
-        times.append((time.perf_counter() - begin) * 1000 / o.steps)
-        answer(o, f"done{index}", times[-1])
-    ms = statistics.median(times)
-    return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(used_mib(device)))
+    ms, _, peak = peer.measure_rounds(o, gate, device,
+                                      lambda: train_step(o, model, optimizer, device, images, target))
+    return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(peak))
 
 
 def load_cifar10(path, device):
@@ -205,7 +134,7 @@ def accuracy(o, device, world):
     for epoch in range(o.epochs):
         model.train()
         order = torch.randperm(train_x.size(0), generator=torch.Generator().manual_seed(o.seed + epoch)).to(device)
-        synchronize(device)
+        peer.synchronize(device)
         begin = time.perf_counter()
         for step in range(per_epoch):
             first = (step * world + rank) * o.batch_size
@@ -215,29 +144,29 @@ def accuracy(o, device, world):
                 images = cutout(o, images, generator)
             train_step(o, model, optimizer, device, images, train_y[take])
             schedule.step()
-        synchronize(device)
+        peer.synchronize(device)
         seconds += time.perf_counter() - begin
     model.eval()
     hits = 0
     with torch.no_grad():
         for first in range(0, test_x.size(0), 1000):
-            with autocast(o, device):
+            with peer.autocast(o.dtype, device):
                 logits = model(normalize(test_x[first:first + 1000], device))
             hits += (logits.argmax(1) == test_y[first:first + 1000]).sum().item()
     return dict(accuracy=hits / test_x.size(0), train_seconds=round(seconds, 2))
 
 
 def main():
-    o = parse(sys.argv[1:])
-    device, world = setup()
+    o = peer.parse(sys.argv[1:], DEFAULTS)
+    gate = peer.Gate(o)
+    gate.wait("start")
+    device, world = peer.setup(o.device)
     torch.backends.cudnn.benchmark = True
-    result = accuracy(o, device, world) if o.cifar10 else speed(o, device, world)
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    result = accuracy(o, device, world) if o.cifar10 else speed(o, gate, device, world)
+    if peer.is_main():
         print(json.dumps(dict(impl="pytorch-compile" if o.compile else "pytorch", model=o.model, stem=o.stem,
                               world=world, batch_size=o.batch_size, dtype=o.dtype, **result)), flush=True)
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+    peer.close()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs GPUs, in one call of at most nine minutes: GPU tests, the speed table against
+# Everything that needs GPUs, in calls of at most nine minutes each: GPU tests, the speed tables against
 # PyTorch in interleaved rounds, CIFAR-10 accuracies.
 #
-# usage: benchmarks/run_gpu_suite.sh [tests] [wrapper] [speed] [all_reduce] [cifar10] [cifar10_pytorch]
-#        (default: all but cifar10_pytorch)
+# usage: benchmarks/run_gpu_suite.sh [SECTION…]
+#   images (the default) = tests wrapper speed all_reduce cifar10; by itself: cifar10_pytorch
+#   lm = lm_tests lora lora_checkpointing gpt2, on one GPU; by themselves: gpt2_vocabulary (50257 words, not
+#        padded), lm_scaling (weak scaling from one GPU to all), lm_scaling_peers (the same with PyTorch beside)
 #   BUILD    build folder (default: build)
 #   OUT      where full logs go (default: runs/gpu_suite)
 #   CIFAR10  folder with data_batch_1.bin …; without it cifar10 is left out
@@ -15,7 +17,9 @@ cd "$root" || exit 1
 build=$(cd "${BUILD:-build}" && pwd) || exit 1
 out=${OUT:-$root/runs/gpu_suite}
 mkdir -p "$out"
-sections=${*:-tests wrapper speed all_reduce cifar10}
+sections=" ${*:-images} "
+sections=${sections/ images / tests wrapper speed all_reduce cifar10 }
+sections=${sections/ lm / lm_tests lora lora_checkpointing gpt2 }
 gpus=$(nvidia-smi -L | wc -l)
 [ "$gpus" -gt "${MAX_GPUS:-8}" ] && gpus=${MAX_GPUS:-8}
 site=$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))') || exit 1
@@ -25,7 +29,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 failed=0
 begin=$SECONDS
 
-wants() { [[ " $sections " == *" $1 "* ]]; }
+wants() { [[ "$sections" == *" $1 "* ]]; }
 left() { echo $((530 - (SECONDS - begin))); }  # seconds of the nine minutes that remain
 title() { echo; echo "== $1 ($((SECONDS - begin)) s)"; }
 bounded() {  # bounded SECONDS COMMAND…: never beyond the nine minutes
@@ -70,7 +74,7 @@ if wants speed; then
   for n in $(worlds); do
     cases+=("resnet50:224:$((256 * n)):$n" "resnet18:32:512:$n,num_classes=10,steps=60,warmup=30")
   done
-  bounded 330 python3 benchmarks/compare_resnet.py "$build/benchmarks/bench_resnet" "$out/speed" "${cases[@]}" || failed=1
+  bounded 330 python3 benchmarks/compare.py "$build/benchmarks/bench_resnet" "$out/speed" "${cases[@]}" || failed=1
 fi
 
 if wants all_reduce && [ -x "$build/benchmarks/bench_all_reduce" ] && [ "$gpus" -gt 1 ]; then
@@ -96,6 +100,72 @@ if wants cifar10_pytorch && [ -n "${CIFAR10:-}" ]; then
   title "CIFAR-10 accuracy, PyTorch with the same recipe"
   bounded 120 python3 benchmarks/pytorch_resnet.py model=resnet18 cifar10="$CIFAR10" stem=cifar batch_size=512 | tee "$out/cifar10_pytorch.jsonl"
   bounded 120 python3 benchmarks/pytorch_resnet.py model=resnet18 cifar10="$CIFAR10" stem=imagenet batch_size=512 | tee -a "$out/cifar10_pytorch.jsonl"
+fi
+
+compare_lm() {  # compare_lm LIMIT NAME CASE…: results in $out/NAME
+  local limit=$1 name=$2
+  shift 2
+  bounded "$limit" python3 benchmarks/compare.py "$build/benchmarks/bench_lm" "$out/$name" "$@" || failed=1
+}
+# 7B beside 7B: each gives its memory back while the other measures.
+lora=release_memory=true,lead_in=1,steps=6,warmup=3
+gpt2=steps=40,warmup=10
+padded=pytorch.vocab_size=50304
+
+if wants lm_tests; then
+  title "GPU tests of the language models"
+  bounded 180 "$build/tests/gpu/lm_gpu_test" --durations yes > "$out/lm_gpu_test.log" 2>&1 || { failed=1; grep -B12 -A12 FAILED "$out/lm_gpu_test.log" | head -120; }
+  tail -3 "$out/lm_gpu_test.log"
+fi
+
+if wants lora; then
+  title "Qwen2-7B LoRA against transformers and PEFT, 2 x 4096"
+  compare_lm 200 lora "qwen2-7b:4096:2:1,$lora"
+fi
+
+if wants lora_checkpointing; then
+  title "the same, every layer checkpointed"
+  compare_lm 200 lora_checkpointing "qwen2-7b:4096:2:1,$lora,checkpoint_every=1"
+fi
+
+if wants gpt2; then
+  title "GPT-2 against transformers, 16 x 1024, its vocabulary padded: eager, then torch.compile"
+  compare_lm 260 gpt2 "gpt2:1024:16:1,$gpt2,$padded" "gpt2:1024:16:1,$gpt2,$padded,pytorch.compile=true"
+fi
+
+if wants gpt2_vocabulary; then
+  title "GPT-2 against transformers with 50257 words, eager, then torch.compile; with dropout 0.1, padded"
+  compare_lm 400 gpt2_vocabulary "gpt2:1024:16:1,$gpt2" "gpt2:1024:16:1,$gpt2,pytorch.compile=true" \
+    "gpt2:1024:16:1,$gpt2,$padded,dropout=0.1"
+fi
+
+if wants lm_scaling; then
+  title "weak scaling: libddp alone"
+  rm -f "$out/lm_scaling.jsonl"
+  for settings in "model=qwen2-7b seq_len=4096 batch_size=2 steps=6 rounds=5" "model=gpt2 seq_len=1024 batch_size=16 steps=40 rounds=5" \
+    "model=gpt2 seq_len=1024 batch_size=16 steps=40 rounds=5 comm_hook=bf16_compress"; do
+    for n in $(worlds); do
+      # shellcheck disable=SC2086
+      bounded 120 launch "$n" "$build/benchmarks/bench_lm" $settings | sed "s/^{/{\"settings\": \"$settings\", /" | tee -a "$out/lm_scaling.jsonl" || failed=1
+    done
+  done
+  python3 - "$out/lm_scaling.jsonl" << 'PYTHON' || failed=1
+import json, sys
+first = {}
+for row in map(json.loads, open(sys.argv[1])):
+    rate = row["tokens_s"] / row["world"]
+    print(f"{row['settings']}: {row['world']} GPUs, {row['ms']:.2f} ms, {rate:.0f} tokens/s a GPU, "
+          f"efficiency {rate / first.setdefault(row['settings'], rate):.4f}")
+PYTHON
+fi
+
+if wants lm_scaling_peers; then
+  title "weak scaling beside PyTorch"
+  cases=()
+  for n in $(worlds); do
+    cases+=("qwen2-7b:4096:$((2 * n)):$n,$lora" "gpt2:1024:$((16 * n)):$n,$gpt2,$padded")
+  done
+  compare_lm 530 lm_scaling_peers "${cases[@]}"
 fi
 
 title "done, logs in $out"

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the training benchmarks share: settings, timed rounds, memory, and taking turns with the
+// other program as compare.py tells.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ddp/amp/amp_options.hpp"
+#include "ddp/comm/context.hpp"
+#include "ddp/core/error.hpp"
+
+#if DDP_HAS_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
+#endif
+
+namespace bench {
+
+/// key=value arguments over `defaults`, which names all keys there are.
+class Settings {
+ public:
+  using Values = std::map<std::string, std::string>;
+
+  Settings(std::string program, Values defaults, int argc, char** argv)
+      : program_(std::move(program)), values_(std::move(defaults)) {
+    for (const auto& [key, value] : protocol_defaults()) {
+      values_.emplace(key, value);
+    }
+    for (int i = 1; i < argc; ++i) {
+      const std::string argument = argv[i];
+      const auto equals = argument.find('=');
+      const auto key = argument.substr(0, equals);
+      if (equals == std::string::npos || values_.count(key) == 0) {
+        throw ddp::SettingsError(program_ + ": unknown argument " + argument + "; there are " +
+                                 keys());
+      }
+      const bool is_number = parse<double>(values_[key]).has_value();  // its default is one
+      values_[key] = argument.substr(equals + 1);
+      if (is_number) {
+        convert<double>(key);
+      }
+    }
+  }
+
+  const std::string& text(const std::string& key) const { return values_.at(key); }
+  int64_t number(const std::string& key) const { return convert<int64_t>(key); }
+  double real(const std::string& key) const { return convert<double>(key); }
+  bool flag(const std::string& key) const { return text(key) == "true" || text(key) == "1"; }
+  /// The value that `choices` has under the setting's text.
+  template <typename T>
+  T choice(const std::string& key, const std::vector<std::pair<std::string, T>>& choices) const {
+    std::string known;
+    for (const auto& [name, value] : choices) {
+      if (name == text(key)) {
+        return value;
+      }
+      known += (known.empty() ? "" : ", ") + name;
+    }
+    throw ddp::SettingsError(program_ + ": " + key + "=" + text(key) + ", there are " + known);
+  }
+
+ private:
+  /// What every benchmark of training steps has.
+  static const Values& protocol_defaults() {
+    static const Values values = {{"steps", "20"},
+                                  {"warmup", "15"},
+                                  {"lead_in", "0"},
+                                  {"rounds", "5"},
+                                  {"wrap", "ddp"},
+                                  {"device", "auto"},
+                                  {"release_memory", "false"},
+                                  {"gate", ""},
+                                  {"name", "libddp"}};
+    return values;
+  }
+  template <typename T>
+  static std::optional<T> parse(const std::string& value_text) {
+    T value{};
+    const auto* end = value_text.data() + value_text.size();
+    const auto result = std::from_chars(value_text.data(), end, value);
+    const bool whole = result.ec == std::errc() && result.ptr == end;
+    return whole ? std::optional<T>(value) : std::nullopt;
+  }
+  template <typename T>
+  T convert(const std::string& key) const {
+    const auto value = parse<T>(text(key));
+    if (!value) {
+      throw ddp::SettingsError(program_ + ": " + key + "=" + text(key) + " is no number");
+    }
+    return *value;
+  }
+  std::string keys() const {
+    std::string all;
+    for (const auto& item : values_) {
+      all += (all.empty() ? "" : ", ") + item.first;
+    }
+    return all;
+  }
+
+  std::string program_;
+  Values values_;
+};
+
+inline ddp::AmpDtype amp_dtype(const Settings& settings, const std::string& key) {
+  return settings.choice<ddp::AmpDtype>(
+      key,
+      {{"bf16", ddp::AmpDtype::Bf16}, {"fp16", ddp::AmpDtype::Fp16}, {"fp32", ddp::AmpDtype::Off}});
+}
+
+inline void synchronize(at::Device device) {
+  if (device.is_cuda()) {
+    torch::cuda::synchronize();
+  }
+}
+
+/// Device memory in use by anyone.
+inline double used_mib(at::Device device) {
+#if DDP_HAS_CUDA
+  if (device.is_cuda()) {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (cudaMemGetInfo(&free, &total) == cudaSuccess) {
+      return static_cast<double>(total - free) / (1 << 20);
+    }
+  }
+#endif
+  static_cast<void>(device);
+  return 0;
+}
+
+/// Cached device memory goes back, so that both programs fit beside each other.
+inline void release(const Settings& settings, at::Device device) {
+#if DDP_HAS_CUDA
+  if (device.is_cuda() && settings.flag("release_memory")) {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+#endif
+  static_cast<void>(settings);
+  static_cast<void>(device);
+}
+
+inline double milliseconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// A training step and the times of its rounds.
+struct Loop {
+  std::string name;
+  std::function<void()> step;
+  std::vector<double> round_ms;
+  double host_ms = 0;
+
+  /// The time in which the host issues a step into an empty queue: where it reaches the step's own
+  /// time, the host is what bounds it. A queue that fills makes the host wait, so never more.
+  void measure_host(at::Device device) {
+    std::vector<double> times;
+    for (int i = 0; i < 3; ++i) {
+      synchronize(device);
+      const auto begin = std::chrono::steady_clock::now();
+      step();
+      times.push_back(milliseconds_since(begin));
+    }
+    synchronize(device);
+    host_ms = median(times);
+  }
+  void run_round(const Settings& settings, at::Device device) {
+    const int64_t steps = settings.number("steps");
+    for (int64_t i = 0; i < settings.number("lead_in"); ++i) {
+      step();
+    }
+    synchronize(device);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < steps; ++i) {
+      step();
+    }
+    synchronize(device);
+    round_ms.push_back(milliseconds_since(begin) / static_cast<double>(steps));
+  }
+  double median_ms() const { return median(round_ms); }
+};
+
+/// Takes turns with another program, as compare.py tells through files.
+class Gate {
+ public:
+  explicit Gate(const Settings& settings)
+      : prefix_(settings.text("gate").empty()
+                    ? ""
+                    : settings.text("gate") + "/" + settings.text("name")) {}
+
+  void wait_for(const std::string& what) const {
+    while (!prefix_.empty() && !std::filesystem::exists(prefix_ + "." + what)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  /// By one rank. Written aside and renamed, so that it is read whole.
+  void answer(const std::string& what, double value) const {
+    if (prefix_.empty()) {
+      return;
+    }
+    const auto path = prefix_ + "." + what;
+    std::ofstream(path + ".part") << value;
+    std::filesystem::rename(path + ".part", path);
+  }
+
+ private:
+  std::string prefix_;
+};
+
+/// Touches no device before this program's turn to start.
+inline ddp::Context create_context(const Settings& settings) {
+  Gate(settings).wait_for("start");
+  ddp::ContextOptions options;
+  options.device = settings.text("device");
+  return ddp::Context::create(options);
+}
+
+/// Warm-up, then `rounds` rounds of all loops, each when it is this program's turn. Returns the
+/// device memory in use after the warm-up, in MiB.
+inline double measure_rounds(const Settings& settings, const ddp::Context& context,
+                             std::vector<Loop>& loops) {
+  const auto device = context.device();
+  for (auto& loop : loops) {
+    for (int64_t i = 0; i < settings.number("warmup"); ++i) {
+      loop.step();
+    }
+    loop.measure_host(device);
+  }
+  const double peak_mib = used_mib(device);
+  release(settings, device);
+  const Gate gate(settings);
+  const auto answer = [&](const std::string& what, double value) {
+    context.communicator()->barrier();  // all ranks are off their devices
+    if (context.is_main()) {
+      gate.answer(what, value);
+    }
+  };
+  answer("ready", peak_mib);
+  for (int64_t round = 0; round < settings.number("rounds"); ++round) {
+    gate.wait_for("go" + std::to_string(round));
+    context.communicator()->barrier();
+    for (auto& loop : loops) {
+      loop.run_round(settings, device);
+    }
+    release(settings, device);
+    answer("done" + std::to_string(round), loops.front().round_ms.back());
+  }
+  return peak_mib;
+}
+
+/// `measure` of the program with its exit code.
+inline int run_main(const std::function<int()>& measure) {
+  try {
+    return measure();
+  } catch (const ddp::Error& error) {
+    std::cerr << error.what() << '\n';
+    return static_cast<int>(error.exit_code());
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}
+
+}  // namespace bench

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training steps of a language model on one resident random batch: what benchmarks/pytorch_lm.py
+// measures, here.
+//
+//   bench_lm model=qwen2-7b seq_len=4096 batch_size=2           LoRA, one JSON line on rank 0
+//   bench_lm model=gpt2 seq_len=1024 batch_size=16 dropout=0.1  all parameters
+//   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
+//   bench_lm … gate=FOLDER      each round waits for a file there: see compare.py
+//
+// param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it) and fp32 for gpt2;
+// where it differs from dtype the forward runs under autocast. bf16 parameters have fp32 masters.
+// ms is the median of `rounds` means over `steps` steps, host_ms the time in which the host issues
+// a step; forward, backward (with the reduction) and optimizer (with the clipping) are medians
+// by device events. peak_mib is device-wide, read after the warm-up.
+#include <torch/torch.h>
+
+#include <array>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "bench_common.hpp"
+#include "ddp/amp/autocast.hpp"
+#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "ddp/reduce/distributed_data_parallel.hpp"
+#include "models/gpt2.hpp"
+#include "models/lora.hpp"
+#include "models/qwen2.hpp"
+
+#if DDP_HAS_CUDA
+#include <ATen/cuda/CUDAEvent.h>
+#endif
+
+namespace {
+
+using bench::Loop;
+using bench::Settings;
+using ModelPtr = std::shared_ptr<models::CausalLm>;
+
+const Settings::Values kDefaults = {{"model", "qwen2-7b"},
+                                    {"seq_len", "4096"},
+                                    {"batch_size", "2"},
+                                    {"dtype", "bf16"},
+                                    {"param_dtype", "auto"},
+                                    {"vocab_size", "0"},
+                                    {"num_layers", "0"},
+                                    {"dropout", "0"},
+                                    {"attention", "auto"},
+                                    {"lora_rank", "64"},
+                                    {"lora_alpha", "128"},
+                                    {"lora_dropout", "0.05"},
+                                    {"lora_dtype", "fp32"},
+                                    {"checkpoint_every", "0"},
+                                    {"loss_chunk_tokens", "0"},
+                                    {"bucket_cap_mb", "25"},
+                                    {"comm_hook", "none"},
+                                    {"fp32_grads", "true"},
+                                    {"clip", "1"},
+                                    {"lr", "1e-4"},
+                                    {"weight_decay", "0"},
+                                    {"steps", "10"},
+                                    {"warmup", "3"}};
+
+bool is_gpt2(const Settings& settings) {
+  return settings.text("model").rfind("gpt2", 0) == 0;
+}
+
+torch::Dtype torch_dtype(const Settings& settings, const std::string& key) {
+  return settings.choice<torch::Dtype>(key,
+                                       {{"bf16", torch::kBFloat16}, {"fp32", torch::kFloat32}});
+}
+
+torch::Dtype parameter_dtype(const Settings& settings) {
+  if (settings.text("param_dtype") != "auto") {
+    return torch_dtype(settings, "param_dtype");
+  }
+  return is_gpt2(settings) ? torch::kFloat32 : torch_dtype(settings, "dtype");
+}
+
+/// Autocast where the computation's dtype is not the parameters'.
+ddp::AmpOptions autocast_options(const Settings& settings) {
+  const bool same = parameter_dtype(settings) == torch_dtype(settings, "dtype");
+  return {.dtype = same ? ddp::AmpDtype::Off : bench::amp_dtype(settings, "dtype")};
+}
+
+/// Sizes by the model's name; benchmarks/pytorch_lm.py has the same.
+using Sizes = std::variant<models::Qwen2Options, models::Gpt2Options>;
+
+Sizes named_sizes(const Settings& settings) {
+  models::Qwen2Options tiny_qwen2;
+  tiny_qwen2.vocab_size = 512;
+  tiny_qwen2.hidden_size = 64;
+  tiny_qwen2.intermediate_size = 160;
+  tiny_qwen2.num_layers = 2;
+  tiny_qwen2.num_heads = 4;
+  tiny_qwen2.num_kv_heads = 2;
+  tiny_qwen2.head_dim = 16;
+  models::Gpt2Options tiny_gpt2;
+  tiny_gpt2.vocab_size = 512;
+  tiny_gpt2.hidden_size = 64;
+  tiny_gpt2.num_layers = 2;
+  tiny_gpt2.num_heads = 4;
+  auto sizes = settings.choice<Sizes>("model", {{"qwen2-7b", models::qwen2_7b()},
+                                                {"qwen2-1.5b", models::qwen2_1_5b()},
+                                                {"qwen2-0.5b", models::qwen2_0_5b()},
+                                                {"qwen2-tiny", tiny_qwen2},
+                                                {"gpt2", models::Gpt2Options()},
+                                                {"gpt2-tiny", tiny_gpt2}});
+  std::visit(
+      [&](auto& options) {
+        const auto override_with = [&](const char* key, int64_t& value) {
+          value = settings.number(key) > 0 ? settings.number(key) : value;
+        };
+        override_with("vocab_size", options.vocab_size);
+        override_with("num_layers", options.num_layers);
+      },
+      sizes);
+  return sizes;
+}
+
+ModelPtr build(const Settings& settings, models::Gpt2Options sizes,
+               const torch::TensorOptions& memory) {
+  sizes.max_positions = std::max<int64_t>(sizes.max_positions, settings.number("seq_len"));
+  sizes.dropout = settings.real("dropout");
+  models::Gpt2 model(sizes, memory);
+  model->reset_parameters();
+  return model.ptr();
+}
+
+ModelPtr build(const Settings& settings, const models::Qwen2Options& sizes,
+               const torch::TensorOptions& memory) {
+  models::Qwen2 model(sizes, memory);
+  model->reset_parameters();
+  if (settings.number("lora_rank") > 0) {
+    models::LoraOptions lora;
+    lora.rank = settings.number("lora_rank");
+    lora.alpha = settings.real("lora_alpha");
+    lora.dropout = settings.real("lora_dropout");
+    lora.dtype = torch_dtype(settings, "lora_dtype");
+    models::add_lora(*model, lora);
+  }
+  return model.ptr();
+}
+
+ModelPtr make_model(const Settings& settings, at::Device device) {
+  const auto memory = torch::TensorOptions().device(device).dtype(parameter_dtype(settings));
+  auto model = std::visit([&](const auto& sizes) { return build(settings, sizes, memory); },
+                          named_sizes(settings));
+  auto& computation = model->computation();
+  computation.attention = settings.choice("attention", ddp::ops::attention_backend_names());
+  computation.loss_chunk_tokens = settings.number("loss_chunk_tokens");
+  computation.checkpoint_every = settings.number("checkpoint_every");
+  model->train();
+  return model;
+}
+
+/// Device times of the parts of each step.
+class Phases {
+ public:
+  static constexpr int kMarks = 4;  // begin, after forward, after backward, after optimizer
+
+  explicit Phases(at::Device device) : device_(device) {}
+
+  void begin_step() {
+    steps_.emplace_back();
+    next_ = 0;
+    mark();
+  }
+  void mark() {
+    auto& moment = steps_.back().at(next_++);
+#if DDP_HAS_CUDA
+    if (device_.is_cuda()) {
+      moment.event = std::make_unique<at::cuda::CUDAEvent>(cudaEventDefault);
+      moment.event->record();
+      return;
+    }
+#endif
+    moment.time = std::chrono::steady_clock::now();
+  }
+  /// Median of part `phase` over all steps. The device must be idle.
+  double median_ms(int phase) const {
+    std::vector<double> times;
+    for (const auto& step : steps_) {
+      times.push_back(between(step.at(phase), step.at(phase + 1)));
+    }
+    return bench::median(std::move(times));
+  }
+
+ private:
+  struct Moment {
+    std::chrono::steady_clock::time_point time;
+#if DDP_HAS_CUDA
+    std::unique_ptr<at::cuda::CUDAEvent> event;
+#endif
+  };
+
+  double between(const Moment& from, const Moment& to) const {
+#if DDP_HAS_CUDA
+    if (device_.is_cuda()) {
+      return from.event->elapsed_time(*to.event);
+    }
+#endif
+    return std::chrono::duration<double, std::milli>(to.time - from.time).count();
+  }
+
+  at::Device device_;
+  std::vector<std::array<Moment, kMarks>> steps_;
+  int next_ = 0;
+};
+
+/// One training step after another, wrapped in DistributedDataParallel or not.
+class Trainer {
+ public:
+  Trainer(const Settings& settings, const ddp::Context& context, bool wrapped)
+      : settings_(settings), phases_(context.device()), amp_(autocast_options(settings)) {
+    at::manual_seed(0);
+    module_ = make_model(settings, context.device());
+    make_batch(context);
+    if (wrapped) {
+      ddp::DdpOptions options;
+      options.bucket_cap_mb = settings.real("bucket_cap_mb");
+      options.comm_hook = settings.text("comm_hook");
+      options.fp32_grads = settings.flag("fp32_grads");
+      model_ = std::make_unique<ddp::DistributedDataParallel<ModelPtr>>(
+          module_, context.communicator(), options);
+      trained_ = model_->named_parameters();
+    } else {
+      for (const auto& item : module_->named_parameters()) {
+        if (item.value().requires_grad()) {
+          trained_.push_back({item.key(), item.value()});
+        }
+      }
+    }
+    ddp::OptimizerOptions rule;
+    rule.type = ddp::OptimizerType::AdamW;
+    rule.weight_decay = settings.real("weight_decay");
+    optimizer_ = std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(trained_, rule));
+    context.seed_ranks(0);
+  }
+
+  void step() {
+    phases_.begin_step();
+    models::LmOutput output;
+    {
+      ddp::Autocast autocast(amp_);
+      output = model_ ? model_->forward(input_, labels_) : module_->forward(input_, labels_);
+    }
+    phases_.mark();
+    if (model_) {
+      model_->weighted_backward(output.loss_sum, num_labels_);
+    } else {
+      (output.loss_sum / num_labels_).backward();
+    }
+    phases_.mark();
+    if (settings_.real("clip") > 0) {
+      ddp::clip_grad_norm_(trained_, settings_.real("clip"));
+    }
+    optimizer_->step(settings_.real("lr"));
+    optimizer_->zero_grad();
+    phases_.mark();
+    last_loss_ = output.loss_sum.detach();
+    if (!first_loss_.defined()) {
+      first_loss_ = last_loss_;
+    }
+  }
+
+  /// The settings and figures of this trainer as the inside of a JSON object.
+  std::string describe(const Loop& loop, int world_size) const {
+    const auto seq_len = settings_.number("seq_len");
+    const double tokens = static_cast<double>(settings_.number("batch_size") * seq_len);
+    const double tokens_s = tokens / loop.median_ms() * 1000;
+    int64_t num_trained = 0;
+    for (const auto& parameter : trained_) {
+      num_trained += parameter.tensor.numel();
+    }
+    std::ostringstream out;
+    out << "\"trained\": " << num_trained << ", \"first_loss\": " << mean_loss(first_loss_)
+        << ", \"last_loss\": " << mean_loss(last_loss_) << ", \"ms\": " << loop.median_ms()
+        << ", \"host_ms\": " << loop.host_ms << ", \"forward_ms\": " << phases_.median_ms(0)
+        << ", \"backward_ms\": " << phases_.median_ms(1)
+        << ", \"optimizer_ms\": " << phases_.median_ms(2)
+        << ", \"tokens_s\": " << tokens_s * world_size
+        << ", \"model_tflop_s\": " << tokens_s * module_->flops_per_token(seq_len) / 1e12;
+    return out.str();
+  }
+
+ private:
+  // The ids that benchmarks/pytorch_lm.py draws; the last position has no label.
+  void make_batch(const ddp::Context& context) {
+    const auto vocab_size = std::min<int64_t>(module_->vocab_size(), 50257);
+    const std::vector<int64_t> shape = {settings_.number("batch_size"),
+                                        settings_.number("seq_len")};
+    auto generator = at::detail::createCPUGenerator(1 + static_cast<uint64_t>(context.rank()));
+    const auto ids = torch::randint(vocab_size, shape, generator, torch::kInt64);
+    auto labels = torch::full_like(ids, ddp::ops::kIgnoreIndex);
+    labels.slice(1, 0, shape[1] - 1).copy_(ids.slice(1, 1));
+    input_.input_ids = ids.to(context.device());
+    labels_ = labels.to(context.device());
+    num_labels_ = static_cast<double>(shape[0] * (shape[1] - 1));
+  }
+  double mean_loss(const torch::Tensor& loss_sum) const {
+    return loss_sum.item<double>() / num_labels_;
+  }
+
+  const Settings& settings_;
+  Phases phases_;
+  ddp::AmpOptions amp_;
+  ModelPtr module_;
+  std::unique_ptr<ddp::DistributedDataParallel<ModelPtr>> model_;
+  ddp::NamedParameters trained_;
+  std::unique_ptr<ddp::AnyOptimizer> optimizer_;
+  models::TokenInput input_;
+  torch::Tensor labels_;
+  torch::Tensor first_loss_;
+  torch::Tensor last_loss_;
+  double num_labels_ = 0;
+};
+
+int measure(const Settings& settings) {
+  auto context = bench::create_context(settings);
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  std::vector<Loop> loops;
+  for (const bool wrapped : {true, false}) {
+    if (settings.text("wrap") != (wrapped ? "plain" : "ddp")) {
+      trainers.push_back(std::make_unique<Trainer>(settings, context, wrapped));
+      auto* trainer = trainers.back().get();
+      loops.push_back({wrapped ? "ddp" : "plain", [trainer] { trainer->step(); }, {}});
+    }
+  }
+  const double peak_mib = bench::measure_rounds(settings, context, loops);
+  for (std::size_t i = 0; context.is_main() && i < loops.size(); ++i) {
+    std::cout << "{\"impl\": \"libddp-" << loops[i].name << "\", \"model\": \""
+              << settings.text("model") << "\", \"world\": " << context.world_size()
+              << ", \"seq_len\": " << settings.number("seq_len")
+              << ", \"batch_size\": " << settings.number("batch_size") << ", \"dtype\": \""
+              << settings.text("dtype") << "\", "
+              << trainers[i]->describe(loops[i], context.world_size())
+              << ", \"peak_mib\": " << peak_mib << "}" << std::endl;
+  }
+  loops.clear();
+  trainers.clear();
+  context.close();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return bench::run_main([&] { return measure(Settings("bench_lm", kDefaults, argc, argv)); });
+}

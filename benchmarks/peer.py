@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the PyTorch programs that libddp is compared with share: settings, launch, memory, and taking turns
+round by round as compare.py tells (see there)."""
+import os
+import statistics
+import sys
+import time
+import types
+
+import torch
+import torch.distributed as dist
+
+
+def parse(arguments, defaults):
+    """key=value arguments over `defaults`, each of its default's type; an unknown key ends the program."""
+    options = dict(defaults)
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        if key not in options:
+            sys.exit(f"unknown setting {key}; there are {', '.join(options)}")
+        kind = type(options[key])
+        options[key] = text.lower() in ("1", "true", "on") if kind is bool else kind(text)
+    return types.SimpleNamespace(**options)
+
+
+def setup(device_name="auto"):
+    """(device, world size); with a launcher's environment there is a process group, at world 1 too."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda = torch.cuda.is_available() and device_name != "cpu"
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    return device, world
+
+
+def is_main():
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def close():
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def autocast(dtype, device):
+    """torch.autocast for bf16 or fp16; off for any other name."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)
+    return torch.autocast(device.type, dtype=kind or torch.bfloat16, enabled=kind is not None)
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def used_mib(device):
+    """Device memory in use by anyone, as cudaMemGetInfo tells it."""
+    if device.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**20
+
+
+class Gate:
+    """Takes turns with another program through files of compare.py; without `gate` it never waits."""
+
+    def __init__(self, o):
+        self.prefix = os.path.join(o.gate, o.name) if o.gate else None
+
+    def wait(self, what):
+        while self.prefix and not os.path.exists(f"{self.prefix}.{what}"):
+            time.sleep(0.001)
+        if self.prefix and dist.is_initialized():
+            dist.barrier()
+
+    def answer(self, what, value):
+        """From rank 0 when all ranks are off their devices; written aside and renamed, so that it is read whole."""
+        if self.prefix and dist.is_initialized():
+            dist.barrier()
+        if not self.prefix or not is_main():
+            return
+        path = f"{self.prefix}.{what}"
+        with open(path + ".part", "w") as f:
+            f.write(repr(value))
+        os.rename(path + ".part", path)
+
+
+def release(o, device):
+    """Cached device memory goes back, so that both programs fit beside each other."""
+    if o.release_memory and device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure_rounds(o, gate, device, step):
+    """(ms: the median of o.rounds means over o.steps steps, ms of each round, peak MiB after the warm-up)."""
+    for _ in range(o.warmup):
+        step()
+    synchronize(device)
+    peak = used_mib(device)
+    release(o, device)
+    gate.answer("ready", peak)
+    times = []
+    for index in range(o.rounds):
+        gate.wait(f"go{index}")
+        for _ in range(o.lead_in):
+            step()
+        synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(o.steps):
+            step()
+        synchronize(device)
+        times.append((time.perf_counter() - begin) * 1000 / o.steps)
+        release(o, device)
+        gate.answer(f"done{index}", times[-1])
+    return statistics.median(times), times, peak
