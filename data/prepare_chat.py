@@ -159,11 +159,11 @@ class ChatTemplate:
                 continue
             content = message["content"].strip()
             prompt = self.render(messages[:i], add_generation_prompt=True)
-            begin = len(prompt)
-            if not text.startswith(prompt):
-                # A template whose generation prompt is not what it writes before a turn, or none.
-                prompt = self.render(messages[:i])
-                begin = text.find(content, len(prompt)) if text.startswith(prompt) else -1
+            bare = self.render(messages[:i])
+            if prompt != bare and text.startswith(prompt):
+                begin = len(prompt)
+            else:  # no generation prompt, or not what the template writes before a turn
+                begin = text.find(content, len(bare)) if text.startswith(bare) else -1
             found = text.find(content, begin) if begin >= 0 else -1
             if found < 0:
                 raise ValueError(f"the chat template changes earlier turns, or message {i} itself")

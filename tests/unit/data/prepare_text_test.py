@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""data/prepare_text.py: bytes and characters, which need no package, and byte-level BPE where there is
+the package tokenizers.
+
+usage: prepare_text_test.py SCRIPT FOLDER     (FOLDER is made anew)
+"""
+import importlib.util
+import os
+import shutil
+import sys
+
+from token_reader import Folder, read_bytes, refused, run_script
+
+script, work = sys.argv[1:]
+shutil.rmtree(work, ignore_errors=True)
+os.makedirs(work)
+TEXT = "".join(f"Line {i}: naïve façade, {i * i} €\n\n  indented 😀\n" for i in range(200))
+
+
+def path(name):
+    return os.path.join(work, name)
+
+
+def write(name, data):
+    with open(path(name), "wb") as file:
+        file.write(data if isinstance(data, bytes) else data.encode())
+    return path(name)
+
+
+def prepare(*arguments):
+    result = run_script(script, *arguments)
+    assert result.returncode == 0, result.stderr
+    return Folder(str(arguments[1]))
+
+
+def whole(folder):
+    return folder.text("train", 0) + folder.text("eval", 0)
+
+
+text = write("text.txt", TEXT)
+
+folder = prepare(text, path("bytes"), "--tokenizer", "bytes", "--eval-fraction", "0.25")
+assert folder.metadata["vocab_size"] == "256" and "end_of_text" not in folder.metadata
+data = TEXT.encode()
+assert bytes(folder.ids("train", 0)) == data[:int(len(data) * 0.75)]
+assert bytes(folder.ids("eval", 0)) == data[int(len(data) * 0.75):]
+assert "targets" not in folder.splits["train"][0]
+
+folder = prepare(text, path("chars"), "--tokenizer", "chars")
+assert folder.words == [c.encode() for c in sorted(set(TEXT))], folder.words
+assert whole(folder) == TEXT
+assert len(folder.ids("train", 0)) == int(len(TEXT) * 0.9)
+
+# Several documents, each with its end.
+several = write("several.txt", "one\n---\ntwo two\n---\n\n---\nthree\n---\nfour")
+folder = prepare(several, path("several"), "--tokenizer", "chars", "--separator", "\\n---\\n")
+end = int(folder.metadata["end_of_text"])
+assert folder.words[end] == b"<|endoftext|>" and folder.special[end] == 1 and sum(folder.special) == 1
+assert [folder.text("train", i) for i in range(folder.size("train"))] == [
+    t + "<|endoftext|>" for t in ("one", "two two", "three")]
+assert folder.text("eval", 0) == "four<|endoftext|>" and folder.size("eval") == 1
+
+lines = write("lines.jsonl", '{"text": "caf\\u00e9"}\n\n{"text": "b", "other": 1}\n')
+folder = prepare(lines, path("lines"))
+assert folder.text("train", 0) == "café<|endoftext|>" and folder.text("eval", 0) == "b<|endoftext|>"
+assert folder.metadata["vocab_size"] == "257"
+
+# More characters than U16 has ids.
+many = "".join(map(chr, [*range(0x20, 0xD800), *range(0xE000, 0x14000)])) * 2
+folder = prepare(write("many.txt", many), path("many"), "--tokenizer", "chars")
+assert folder.splits["train"][0]["tokens"].typecode == "i"
+assert whole(folder) == many
+
+# The same input gives the same bytes; what fails leaves what was there.
+before = read_bytes(path("chars"))
+prepare(text, path("chars"), "--tokenizer", "chars")
+assert read_bytes(path("chars")) == before
+bad = write("bad.txt", b"fine\nalso fine\nbad \xe9 here\n")
+refused(script, 65, ["bad.txt:3:", "invalid UTF-8", "0xe9 at byte 4"], bad, path("chars"),
+        "--tokenizer", "chars")
+assert read_bytes(path("chars")) == before
+prepare(bad, path("bad"), "--tokenizer", "bytes")  # bytes are bytes
+
+refused(script, 65, ["bad.jsonl:2:", "not JSON"], write("bad.jsonl", '{"text": "a"}\n{"text": \n'),
+        path("x"))
+refused(script, 65, ["none.jsonl:1:", "no 'text'"], write("none.jsonl", '{"texts": "a"}\n'), path("x"))
+refused(script, 65, ["half.jsonl:1:", "\\ud800 is half"], write("half.jsonl", '{"text": "\\ud800"}\n'),
+        path("x"))
+refused(script, 65, ["no text"], write("empty.txt", ""), path("x"))
+refused(script, 65, ["evaluation set is empty"], write("short.txt", "abc"), path("x"),
+        "--eval-fraction", "1e-20")
+refused(script, 65, ["missing.txt"], path("missing.txt"), path("x"))
+refused(script, 64, ["neither bytes, chars"], text, path("x"), "--tokenizer", "byte")
+assert not os.path.exists(path("x"))
+
+if not importlib.util.find_spec("tokenizers"):
+    print("bytes and characters; no package tokenizers: BPE was not tried")
+    sys.exit(0)
+folder = prepare(text, path("bpe"), "--tokenizer", "bpe", "--vocab-size", "400")
+assert folder.metadata["vocab_size"] == "400"
+assert whole(folder).replace("<|endoftext|>", "") == TEXT
+assert folder.ids("train", 0)[-1] == int(folder.metadata["end_of_text"])
+again = prepare(text, path("again"), "--tokenizer", path("bpe"))
+assert again.ids("train", 0) == folder.ids("train", 0)
+assert again.metadata["tokenizer"] == folder.metadata["tokenizer"]
+refused(script, 64, ["--vocab-size 100", "at least 257"], text, path("x"), "--tokenizer", "bpe",
+        "--vocab-size", "100")
+refused(script, 65, ["not a tokenizer"], text, path("x"), "--tokenizer", write("tokenizer.json", "{}"))
+
+# A long text is cut into chunks: its ids are those of the whole.
+sys.path.insert(0, os.path.dirname(script))
+import text_tokenizers
+from tokenizers import Tokenizer
+
+tokenizer = text_tokenizers.load_tokenizer(path("bpe"))
+text_tokenizers.CHUNK_CHARACTERS = 37
+assert len(list(text_tokenizers.chunks(TEXT))) > 50
+assert tokenizer.encode(TEXT) == Tokenizer.from_file(path("bpe/tokenizer.json")).encode(TEXT).ids
+print("bytes, characters, BPE")
