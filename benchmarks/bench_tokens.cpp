@@ -65,6 +65,7 @@ void bench_loader(const std::string& name, const std::shared_ptr<TokenDataset>& 
   double in_next = 0;
   int64_t tokens = 0;
   int num_steps = 0;
+  const double waited_before = loader.wait_ms();
   const auto begin = Clock::now();
   while (seconds_since(begin) < 3) {
     const auto call = Clock::now();
@@ -74,8 +75,9 @@ void bench_loader(const std::string& name, const std::shared_ptr<TokenDataset>& 
     std::this_thread::sleep_for(step);
   }
   const double next_us = 1e6 * in_next / num_steps;
-  std::printf("%s, %ld x %ld, %d workers: next() %.0f us", name.c_str(), batch_size,
-              dataset->options().max_seq_len, num_workers, next_us);
+  std::printf("%s, %ld x %ld, %d workers: next() %.0f us, %.0f of them waiting", name.c_str(),
+              batch_size, dataset->options().max_seq_len, num_workers, next_us,
+              1e3 * (loader.wait_ms() - waited_before) / num_steps);
   if (step_ms > 0) {
     std::printf(", %.3f %% of a step of %.0f ms\n", next_us / 10 / step_ms, step_ms);
   } else {

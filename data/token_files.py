@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 
-EXIT_SETTINGS, EXIT_DATA = 64, 65
+EXIT_SETTINGS, EXIT_DATA, EXIT_CANNOT_WRITE = 64, 65, 73
 ITEM_BYTES = {"I64": 8, "I32": 4, "U16": 2, "U8": 1}
 TYPE_CODES = {"I64": "q", "I32": "i", "U16": "H"}
 
@@ -28,6 +28,10 @@ class PrepareError(Exception):
 
 class UsageError(PrepareError):
     exit_code = EXIT_SETTINGS
+
+
+class WriteError(PrepareError):
+    exit_code = EXIT_CANNOT_WRITE
 
 
 def run_main(main):
@@ -177,9 +181,9 @@ def serialize(tensors, metadata):
 def write_files(folder, files):
     """`files`: name -> chunks of bytes. All are written and on the disk before the first gets its
     name, so that a failure leaves the old ones."""
-    os.makedirs(folder, exist_ok=True)
     written = []
     try:
+        os.makedirs(folder, exist_ok=True)
         for name, chunks in files.items():
             path = os.path.join(folder, name)
             part = f"{path}.{os.getpid()}.part"
@@ -191,6 +195,8 @@ def write_files(folder, files):
                 os.fsync(file.fileno())
         for part, path in written:
             os.replace(part, path)
+    except OSError as error:
+        raise WriteError(f"cannot write: {error}", folder) from None
     finally:
         for part, _ in written:
             if os.path.exists(part):

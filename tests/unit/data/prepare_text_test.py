@@ -80,6 +80,9 @@ refused(script, 65, ["bad.txt:3:", "invalid UTF-8", "0xe9 at byte 4"], bad, path
         "--tokenizer", "chars")
 assert read_bytes(path("chars")) == before
 prepare(bad, path("bad"), "--tokenizer", "bytes")  # bytes are bytes
+# The disk is full behind the vocabulary, which is written first.
+refused(script, 73, ["chars: cannot write"], text, path("chars"), largest_file=4096)
+assert read_bytes(path("chars")) == before
 
 refused(script, 65, ["bad.jsonl:2:", "not JSON"], write("bad.jsonl", '{"text": "a"}\n{"text": \n'),
         path("x"))

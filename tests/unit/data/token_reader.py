@@ -3,6 +3,7 @@
 import array
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -66,14 +67,18 @@ class Folder:
         return len(self.splits[split][0]["documents"]) - 1
 
 
-def run_script(script, *arguments):
+def run_script(script, *arguments, largest_file=None):
+    """`largest_file`: bytes after which writing fails."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
     return subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=120, preexec_fn=limit if largest_file else None)
 
 
-def refused(script, code, parts, *arguments):
+def refused(script, code, parts, *arguments, largest_file=None):
     """The script ends with `code`, says all of `parts`, and shows no traceback."""
-    result = run_script(script, *arguments)
+    result = run_script(script, *arguments, largest_file=largest_file)
     assert result.returncode == code, (result.returncode, result.stdout, result.stderr)
     for part in parts:
         assert part in result.stderr, (part, result.stderr)
