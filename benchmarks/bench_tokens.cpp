@@ -75,11 +75,11 @@ void bench_loader(const std::string& name, const std::shared_ptr<TokenDataset>& 
     std::this_thread::sleep_for(step);
   }
   const double next_us = 1e6 * in_next / num_steps;
+  const double wait_us = 1e3 * (loader.wait_ms() - waited_before) / num_steps;
   std::printf("%s, %ld x %ld, %d workers: next() %.0f us, %.0f of them waiting", name.c_str(),
-              batch_size, dataset->options().max_seq_len, num_workers, next_us,
-              1e3 * (loader.wait_ms() - waited_before) / num_steps);
+              batch_size, dataset->options().max_seq_len, num_workers, next_us, wait_us);
   if (step_ms > 0) {
-    std::printf(", %.3f %% of a step of %.0f ms\n", next_us / 10 / step_ms, step_ms);
+    std::printf(", %.3f %% of a step of %.0f ms\n", wait_us / 10 / step_ms, step_ms);
   } else {
     std::printf(", %.1f M tokens/s\n", 1e-6 * static_cast<double>(tokens) / seconds_since(begin));
   }

@@ -163,7 +163,8 @@ TEST_CASE("the embedded samples open, and their answers can be read", "[tokens]"
   CHECK(text.statistics().num_targets == 12999);
   CHECK(text.file().tokenizer().vocab_size == 61);
   const auto window = text.get(0).input_ids;
-  CHECK_THAT(text.vocabulary().decode({window.begin(), window.end()}), Catch::Contains("BRUTUS:\nCaiu"));
+  CHECK_THAT(text.vocabulary().decode({window.begin(), window.end()}),
+             Catch::Contains("BRUTUS:\nCaiu"));
 }
 
 TEST_CASE("workers change nothing, and an epoch shifts the windows it should", "[tokens]") {
