@@ -23,6 +23,7 @@ Targets are the tokens of each assistant turn with the special token that ends i
 tokenizers and jinja2. Errors name file and line; nothing is written then.
 """
 import argparse
+import bisect
 import json
 import os
 import re
@@ -136,6 +137,7 @@ class ChatTemplate:
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(
             value, ensure_ascii=False, indent=indent)
         environment.globals["raise_exception"] = raise_exception
+        # No strftime_now: templates that know the date would give other files tomorrow.
         # Marks of what the assistant wrote, in templates that have them: found here without.
         source = re.sub(r"\{%(-?)\s*(?:end)?generation\s*(-?)%\}", r"{#\1 \2#}", source)
         self.failures = (jinja2.exceptions.TemplateError, TypeError)
@@ -219,14 +221,15 @@ def make_documents(conversations, path, tokenizer, template, skipped):
         encodings = tokenizer.tokenizer.encode_batch([text for _, text, _ in rendered],
                                                      add_special_tokens=False)
         for (line, _, spans), encoding in zip(rendered, encodings):
-            targets = bytearray(len(encoding.ids))
+            ids, offsets = encoding.ids, encoding.offsets
+            targets = bytearray(len(ids))
+            begins = [begin for begin, _ in offsets]
             for begin, end in spans:
-                last = None
-                for t, (b, e) in enumerate(encoding.offsets):
-                    if begin <= b and e <= end and b < e:
-                        targets[t], last = 1, encoding.ids[t]
+                last, t = None, bisect.bisect_left(begins, begin)
+                while t < len(ids) and offsets[t][1] <= end:
+                    targets[t], last, t = 1, ids[t], t + 1
                 ends[last] = ends.get(last, 0) + 1
-            documents.add(encoding.ids, targets)
+            documents.add(ids, targets)
     return documents, ends
 
 

@@ -83,9 +83,10 @@ class JsonTokenizer:
 
     def _entries(self):
         parts = json.loads(self.tokenizer.to_str())
+        self.cuts = False  # whether long texts may be cut
         used = [parts.get("decoder"), parts.get("pre_tokenizer")]
         if contains_type(used, {"ByteLevel"}):
-            to_bytes = self._byte_level_bytes
+            to_bytes, self.cuts = self._byte_level_bytes, True
         elif contains_type(used, {"ByteFallback", "Metaspace", "Replace"}):
             to_bytes = self._sentencepiece_bytes
         else:
@@ -114,7 +115,8 @@ class JsonTokenizer:
 
     def encode(self, text):
         ids = []
-        for encoding in self.tokenizer.encode_batch(list(chunks(text)), add_special_tokens=False):
+        parts = list(chunks(text)) if self.cuts else [text]
+        for encoding in self.tokenizer.encode_batch(parts, add_special_tokens=False):
             ids += encoding.ids
         return ids
 

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "ddp/data/data_loader.hpp"
+#include "ddp/data/token_dataset.hpp"
 #include "support/catch.hpp"
 
 using ddp::DataLoader;
@@ -92,5 +93,33 @@ TEST_CASE("a user's batch type goes to the GPU through for_each_tensor", "[loade
       REQUIRE(values[static_cast<int64_t>(k)].item<float>() ==
               static_cast<float>(batch.indices[k]));
     }
+  }
+}
+
+TEST_CASE("packed and padded token batches on the GPU have the bits of those on the CPU",
+          "[loader]") {
+  const auto stream = c10::cuda::getStreamFromPool();
+  c10::cuda::CUDAStreamGuard guard(stream);
+  ddp::TokenDataOptions options;
+  options.path = DDP_SOURCE_DIR "/data/chat-sample";
+  options.layout = GENERATE(ddp::TokenLayout::Pack, ddp::TokenLayout::Pad);
+  auto dataset = std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train);
+  const DistributedSampler sampler(dataset->size(), 0, 1);
+  const ddp::TokenCollate collate(*dataset);
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 8}, collate);
+  DataLoader gpu(dataset, sampler, at::kCUDA, {.batch_size = 8}, collate);
+  for (int i = 0; i < 40; ++i) {
+    const ddp::TokenBatch expected = cpu.next();
+    const ddp::TokenBatch batch = gpu.next();
+    spin();
+    REQUIRE(batch.input_ids.is_cuda());
+    CHECK(torch::equal(batch.input_ids.cpu(), expected.input_ids));
+    CHECK(torch::equal(batch.labels.cpu(), expected.labels));
+    REQUIRE(batch.document_offsets.defined() == expected.document_offsets.defined());
+    if (expected.document_offsets.defined()) {
+      CHECK(torch::equal(batch.document_offsets.cpu(), expected.document_offsets));
+      CHECK(torch::equal(batch.position_ids.cpu(), expected.position_ids));
+    }
+    CHECK(batch.num_targets == expected.num_targets);
   }
 }

@@ -119,4 +119,20 @@ tokenizer = text_tokenizers.load_tokenizer(path("bpe"))
 text_tokenizers.CHUNK_CHARACTERS = 37
 assert len(list(text_tokenizers.chunks(TEXT))) > 50
 assert tokenizer.encode(TEXT) == Tokenizer.from_file(path("bpe/tokenizer.json")).encode(TEXT).ids
+
+# SentencePiece's style: a mark for blanks, and bytes of characters that have no id.
+from tokenizers import decoders, models, pre_tokenizers
+
+words = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", *"atexofwrds", "or"]
+pieces = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [("o", "r")], unk_token="<unk>",
+                              byte_fallback=True))
+pieces.add_special_tokens(["<unk>", "</s>"])
+pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+pieces.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+pieces.save(path("pieces.json"))
+WORDS = "a text \u20ac of\nwords words\n" * 9
+folder = prepare(write("words.txt", WORDS), path("pieces"), "--tokenizer", path("pieces.json"),
+                 "--eval-fraction", "0.3")
+assert folder.text("train", 0) == " " + WORDS[:int(len(WORDS) * 0.7)] + "</s>"
+assert b"\xe2" in folder.words and b"or" in folder.words
 print("bytes, characters, BPE")

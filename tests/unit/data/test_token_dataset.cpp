@@ -331,6 +331,39 @@ TEST_CASE("prompts and references of an evaluation split", "[tokens]") {
   CHECK(dataset.prompt_references(1).size() == 1);
 }
 
+TEST_CASE("ids of a file too long to be read at the start are checked with their row", "[tokens]") {
+  // A sparse file: 2^26 + 4 ids of zero, but for the last ones.
+  const data_test::TempFolder folder;
+  const int64_t begin = int64_t{1} << 26;
+  const std::string shape = std::to_string(begin + 4);
+  const std::string end = std::to_string(24 + 2 * (begin + 4));
+  std::string header =
+      R"({"__metadata__":{"format":"ddp_tokens","format_version":"1","vocab_size":"9","tokenizer":"x"},)"
+      R"("documents":{"dtype":"I64","shape":[3],"data_offsets":[0,24]},)"
+      R"("tokens":{"dtype":"U16","shape":[)" +
+      shape + R"(],"data_offsets":[24,)" + end + "]}}";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = header.size();
+  const int64_t documents[] = {0, begin, begin + 4};
+  const uint16_t last[] = {1, 2, 3, 9};
+  const std::string path = (folder.path() / "train.safetensors").string();
+  {
+    std::ofstream out(path, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&length), 8);
+    out << header;
+    out.write(reinterpret_cast<const char*>(documents), sizeof documents);
+    out.seekp(static_cast<std::streamoff>(2 * begin), std::ios::cur);
+    out.write(reinterpret_cast<const char*>(last), sizeof last);
+  }
+  auto pad = options(TokenLayout::Pad, 8);
+  pad.path = folder.path().string();
+  const TokenDataset dataset(pad, Split::Train);
+  REQUIRE(dataset.size() == 2);
+  CHECK(dataset.get(0).input_ids == Ids(8, 0));
+  CHECK_THAT(message_of<DataError>([&] { dataset.get(1); }),
+             Contains(path) && Contains("document 1 has id 9 at token 3"));
+}
+
 TEST_CASE("settings that cannot be", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({5})));
   CHECK_THROWS_AS(folder.open(options(TokenLayout::Pack, 1)), SettingsError);
