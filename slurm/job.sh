@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# What every job of this project does around srun; the sbatch files source it. One of these begins:
+#
+#   start_job PROGRAM         a training: run_dir=runs/<job id>, one folder over all restarts
+#   start_study_run NAME      a run of a study: run_dir=$DDP_RUNS/NAME, measured anew at each start,
+#                             what an earlier start left goes to run_dir/attempt-<n>/
+#
+# and `run_job SETTINGS…` ends: it starts the ranks, keeps their exit code, requeues and exits.
+# An array `wrapper` stands before the program on each rank.
+
+wrapper=()
+study=no
+
+_enter_job() {
+  local runs=${DDP_RUNS:-} given_program=${DDP_PROGRAM:-}
+  if [ -f slurm/env.sh ]; then
+    set +u  # modules and activation scripts use variables that may be unset
+    # shellcheck disable=SC1091
+    source slurm/env.sh
+    set -u
+  fi
+  # What came with the submission is meant more than what the site usually wants.
+  DDP_RUNS=${runs:-${DDP_RUNS:-}}
+  DDP_PROGRAM=${given_program:-${DDP_PROGRAM:-}}
+  job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
+  job=${job:-$SLURM_JOB_ID}
+  restarts=${SLURM_RESTART_COUNT:-0}
+}
+
+# _log_to folder: from here on all that the job prints.
+_log_to() {
+  run_dir=$1
+  mkdir -p "$run_dir" || exit 73
+  echo "job $job: see $run_dir/slurm.log"
+  exec >>"$run_dir/slurm.log" 2>&1
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+  export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+  echo "$(date +%FT%T) start $restarts of job $job: $SLURM_JOB_NUM_NODES node(s) $SLURM_JOB_NODELIST," \
+    "$SLURM_NTASKS task(s), ${SLURM_GPUS_ON_NODE:-0} GPU(s) a node"
+  if [ -n "${SLURM_GPUS_ON_NODE:-}" ] && [ "${SLURM_NTASKS_PER_NODE:-$SLURM_GPUS_ON_NODE}" != "$SLURM_GPUS_ON_NODE" ]; then
+    echo "warning: ${SLURM_NTASKS_PER_NODE} task(s) for $SLURM_GPUS_ON_NODE GPU(s) a node: sbatch --ntasks-per-node=$SLURM_GPUS_ON_NODE"
+  fi
+}
+
+start_job() {
+  _enter_job
+  program=${DDP_PROGRAM:-$1}
+  _log_to "${DDP_RUNS:-runs}/$job"
+  run_name=$job
+}
+
+start_study_run() {
+  local file attempt=1
+  _enter_job
+  study=yes
+  run_name=$1
+  program=${DDP_PROGRAM:-build/examples/resnet_ddp}
+  DDP_RUNS=${DDP_RUNS:-runs/$SLURM_JOB_NAME}
+  # Figures of one start must not be mixed with those of another.
+  if compgen -G "$DDP_RUNS/$run_name/*.*" >/dev/null; then
+    while [ -e "$DDP_RUNS/$run_name/attempt-$attempt" ]; do attempt=$((attempt + 1)); done
+    mkdir -p "$DDP_RUNS/$run_name/attempt-$attempt"
+    for file in "$DDP_RUNS/$run_name"/*; do
+      case $file in */attempt-*) ;; *) mv "$file" "$DDP_RUNS/$run_name/attempt-$attempt/" ;; esac
+    done
+  fi
+  _log_to "$DDP_RUNS/$run_name"
+  if [ ! -e "$DDP_RUNS/SYSTEM.md" ]; then
+    python3 tools/system_report.py --build "$(dirname "$(dirname "$program")")" --output "$DDP_RUNS/SYSTEM.md" ||
+      echo "warning: tools/system_report.py could not describe the machine"
+  fi
+}
+
+_field() { scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | tr ' ' '\n' | sed -n "s/^$1=//p"; }
+
+# _to_seconds [days-]hours:minutes:seconds
+_to_seconds() {
+  local days=0 rest=$1 hours minutes seconds
+  [[ $rest != *-* ]] || { days=${rest%%-*} rest=${rest#*-}; }
+  IFS=: read -r hours minutes seconds <<<"$rest"
+  echo $((10#$days * 86400 + 10#$hours * 3600 + 10#$minutes * 60 + 10#$seconds))
+}
+
+# While the script of a job that was cancelled still runs, Slurm calls it COMPLETING; so it does beyond
+# the time limit, after which the job is to go on.
+_is_cancelled() {
+  local limit
+  case $(_field JobState) in
+    CANCELLED) return 0 ;;
+    COMPLETING) ;;
+    *) return 1 ;;
+  esac
+  limit=$(_field TimeLimit)
+  [[ $limit != *:*:* ]] || [ "$(_to_seconds "$(_field RunTime)")" -lt "$(_to_seconds "$limit")" ]
+}
+
+run_job() {
+  local code requeue=no
+  # Preemption and scancel send TERM to the tasks too; the shell has to outlive them.
+  trap 'echo "$(date +%FT%T) the batch shell caught a signal"' TERM USR1
+  set -- "$@" "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
+  # Without a study the job may be continued: it is to find its checkpoint again.
+  [ $study = yes ] || set -- "$@" "checkpoint.dir=$run_dir/checkpoint"
+  printf '%q ' "${wrapper[@]}" "$program" "$@" >"$run_dir/command.txt"
+
+  # --wait: the ranks end each other and say why; Slurm need not hurry them.
+  srun --mpi="${DDP_SRUN_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 \
+    "${wrapper[@]}" "$program" "$@"
+  code=$?
+
+  case $code in
+    0) echo "$(date +%FT%T) done" ;;
+    75) requeue="saved on request" ;;
+    76 | 137) requeue="a peer was lost" ;;
+    *) echo "$(date +%FT%T) failed with exit code $code: not requeued" ;;
+  esac
+  # scancel ends the tasks as preemption does, with TERM: what they saved must not bring the job back.
+  if [ "$requeue" != no ] && _is_cancelled; then
+    echo "$(date +%FT%T) exit code $code ($requeue), but Slurm is ending the job (scancel): not requeued"
+    requeue=no
+  fi
+  if [ "$requeue" != no ]; then
+    if [ "$restarts" -ge "${DDP_MAX_RESTARTS:-20}" ]; then
+      echo "$(date +%FT%T) exit code $code ($requeue), but this was start $restarts of at most ${DDP_MAX_RESTARTS:-20}"
+    else
+      echo "$(date +%FT%T) exit code $code ($requeue): back into the queue"
+      # A preempted job is requeued by Slurm itself.
+      scontrol requeue "$SLURM_JOB_ID" || echo "scontrol could not requeue the job"
+    fi
+  fi
+  echo "$code" >"$run_dir/exit_code"  # last: whoever sees it finds the run's files complete
+  exit "$code"
+}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From CSV files to the report: what is written, what it says, and which mistakes end with 65."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import tempfile
+import unittest
+
+from study_support import ROOT, need, write_run
+
+need("pandas", "matplotlib")
+import plot_scaling  # noqa: E402
+
+TIMES = {1: [1000, 800, 900], 2: [500, 450, 475], 4: [300, 250, 450]}
+
+
+def make_study(folder, kind, factor=1.0, **more):
+    runs = {}
+    for ranks, milliseconds in TIMES.items():
+        for repeat, step_ms in enumerate(milliseconds, 1):
+            name = f"n{ranks:03d}_r{repeat}"
+            batch = 48 if kind == "strong" else 48 * ranks
+            write_run(folder, name, ranks, factor * step_ms, repeat, batch=batch, exposed_ms=0 if ranks == 1 else 60, **more)
+            with open(os.path.join(folder, name, "command.txt"), "w", encoding="utf-8") as file:
+                file.write(f"mpirun -n {ranks} program repeat={repeat} a<b\n")
+            runs[name] = {"ranks": ranks, "repeat": repeat, "varied": {}, "arguments": []}
+    plan = {"name": os.path.basename(folder), "title": "Test", "kind": kind, "program": "resnet_ddp", "device": "cpu",
+            "batch": 48, "steps": 50, "warmup_steps": 10, "repeats": 3, "vary": {}, "command": "tools/study.py test.yaml --local",
+            "runs": runs}
+    with open(os.path.join(folder, "study.json"), "w", encoding="utf-8") as file:
+        json.dump(plan, file)
+    with open(os.path.join(folder, "SYSTEM.md"), "w", encoding="utf-8") as file:
+        file.write("# Machine\nabacus\n")
+
+
+class Reports(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = temporary.name
+
+    def plot(self, *arguments, code=0):
+        # In this process: importing pandas and matplotlib anew costs seconds.
+        printed = io.StringIO()
+        os.chdir(self.folder)
+        try:
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                result = plot_scaling.run(list(arguments))
+        except SystemExit as end:  # argparse
+            result = end.code
+        finally:
+            os.chdir(ROOT)
+        self.assertEqual(result, code, printed.getvalue())
+        return printed.getvalue()
+
+    def study(self, name, kind="strong", **more):
+        make_study(os.path.join(self.folder, name), kind, **more)
+        return name
+
+    def read(self, name):
+        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
+            return file.read()
+
+    def test_one_command_from_csv_to_report(self):
+        out = self.plot(self.study("s"), self.study("w", "weak", energy_j=24))
+        self.assertIn("report: s/report/report.html", out)
+        files = set(os.listdir(os.path.join(self.folder, "s/report")))
+        figures = {f"{study}_{figure}" for study in "sw" for figure in
+                   ("throughput", "efficiency", "speed_up", "epoch_time", "exposed_communication")} | {"w_energy"}
+        self.assertEqual(files, {"report.html", "merged.csv"} | {f"{name}.{end}" for name in figures for end in ("png", "svg")})
+        page = self.read("s/report/report.html")
+        # Nothing beside it is needed, and nothing from elsewhere.
+        self.assertEqual(len(re.findall(r'<img [^>]*src="data:image/svg\+xml;base64,', page)), len(figures))
+        self.assertNotRegex(page, r'(src|href)="(?!data:)')
+        for text in ("abacus", "mpirun -n 4 program repeat=3 a&lt;b", "tools/study.py test.yaml --local", "tools/plot_scaling.py s w",
+                     "communication</td>", "strong efficiency", "3.00 <small>"):
+            self.assertIn(text.replace("3.00 ", "3 "), page)
+        # 900 / (4 * 300), with the extremes of four ranks.
+        self.assertIn("75 <small>[50 – 90]</small>", page)
+        with open(os.path.join(self.folder, "s/report/merged.csv"), encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), 18)
+        self.assertEqual({(row["study"], row["kind"]) for row in rows}, {("s", "strong"), ("w", "weak")})
+        self.assertEqual([row["repeat"] for row in rows[:3]], ["1", "2", "3"])
+
+    def test_before_and_after(self):
+        self.plot(self.study("new"), "--before", self.study("old", factor=1.5), "--output", "out")
+        self.assertIn("new_before_after.svg", os.listdir(os.path.join(self.folder, "out")))
+        self.assertIn("<td>1.500</td>", self.read("out/report.html"))
+
+    def test_missing_runs_are_told(self):
+        self.study("s")
+        for name in ("n004_r2", "n004_r3"):
+            os.remove(os.path.join(self.folder, "s", name, "exit_code"))
+        out = self.plot("s")
+        self.assertIn("2 of 9 runs are not in these figures: n004_r2 (never ended), n004_r3 (never ended)", out)
+        self.assertIn("fewer than 3 repeats at 4", out)
+        self.assertIn("fewer than 3 repeats at 4", self.read("s/report/report.html"))
+
+    def test_a_folder_of_runs_alone_needs_the_kind(self):
+        write_run(os.path.join(self.folder, "runs"), "a", 1, 100)
+        write_run(os.path.join(self.folder, "runs"), "b", 2, 60)
+        self.assertIn("--kind", self.plot("runs", code=65))
+        self.assertIn("report:", self.plot("runs", "--kind", "strong"))
+
+    def test_bad_files_end_with_65_and_their_names(self):
+        self.study("s")
+        path = os.path.join(self.folder, "s/n002_r1/steps.csv")
+        text = self.read("s/n002_r1/steps.csv")
+        for bad, message in ((text.replace("interval_seconds", "seconds"), "s/n002_r1/steps.csv: there is no column interval_seconds"),
+                             ("", "s/n002_r1/steps.csv: the file is empty"),
+                             (text.splitlines()[0] + "\n", "s/n002_r1/steps.csv: there are no rows below the header")):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(bad)
+            self.assertIn(message, self.plot("s", code=65))
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "s/report")))
+        self.assertIn("none: there is no such folder", self.plot("none", code=65))
+        self.assertIn("usage", self.plot(code=64))
+
+    def test_studies_without_a_common_point(self):
+        self.study("s")
+        write_run(os.path.join(self.folder, "other"), "a", 64, 100)
+        self.assertIn("have no point in common", self.plot("s", "--before", "other", "--kind", "strong", code=65))
+
+
+if __name__ == "__main__":
+    unittest.main()

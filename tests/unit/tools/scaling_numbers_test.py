@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic of studies, without pandas or matplotlib. Values are exact in binary where compared with ==."""
+
+import os
+import tempfile
+import unittest
+
+from study_support import EPOCH_COLUMNS, STEP_COLUMNS, write_csv, write_run
+
+from scaling import numbers
+
+
+class Definitions(unittest.TestCase):
+    def test_strong_efficiency_is_time_saved_over_gpus_spent(self):
+        self.assertEqual(numbers.strong_efficiency(800, 4, 200), 1.0)
+        self.assertEqual(numbers.strong_efficiency(800, 4, 400), 0.5)
+        # The smallest point has 2 GPUs: from 2 to 4 GPUs in half the time is perfect.
+        self.assertEqual(numbers.strong_efficiency(400, 4, 200, base_ranks=2), 1.0)
+
+    def test_weak_efficiency_is_the_rate_of_a_gpu(self):
+        self.assertEqual(numbers.weak_efficiency(100, 4, 400), 1.0)
+        self.assertEqual(numbers.weak_efficiency(100, 4, 300), 0.75)
+        self.assertEqual(numbers.weak_efficiency(200, 8, 600, base_ranks=2), 0.75)
+
+    def test_speed_up(self):
+        self.assertEqual(numbers.speed_up(800, 200), 4)
+
+    def test_bottleneck_is_the_longest_wait_from_a_tenth_of_the_step(self):
+        self.assertEqual(numbers.bottleneck(100, 9.9, 9.9), "compute")
+        self.assertEqual(numbers.bottleneck(100, 10, 0), "communication")
+        self.assertEqual(numbers.bottleneck(100, 0, 10), "input")
+        self.assertEqual(numbers.bottleneck(100, 20, 30), "input")
+        self.assertEqual(numbers.bottleneck(100, 30, 20), "communication")
+        self.assertEqual(numbers.bottleneck(100, None, None), "compute")
+
+    def test_spread_is_the_median_with_extremes(self):
+        spread = numbers.spread([5, 1, 2, None])
+        self.assertEqual((spread.median, spread.low, spread.high, spread.count), (2, 1, 5, 3))
+        self.assertIsNone(numbers.spread([None]))
+        # A falling function turns the ends around.
+        turned = numbers.spread([1, 2, 4]).map(lambda value: 8 / value)
+        self.assertEqual((turned.median, turned.low, turned.high), (4, 2, 8))
+
+
+class Runs(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+
+    def read(self, name="run", warmup=10):
+        return numbers.read_run(self.folder, name, warmup)
+
+    def test_warm_up_does_not_count(self):
+        write_run(self.folder, "run", ranks=2, step_ms=125, energy_j=24, exposed_ms=20, wait_ms=2)
+        run = self.read()
+        self.assertEqual(run.step_ms, 125)
+        self.assertEqual(run.rate, 48 * 8)
+        self.assertEqual((run.ranks, run.repeat, run.unit), (2, 1, "image"))
+        # 24 J in 10 steps of 48 images.
+        self.assertEqual(run.joules_per_unit, 24 / 480)
+        self.assertEqual(run.epoch_seconds, 12.5)
+        self.assertEqual(run.bottleneck, "communication")
+        self.assertEqual(run.memory_gib, 2.5)
+
+    def test_an_interval_that_begins_in_the_warm_up_is_left_out(self):
+        write_run(self.folder, "run", ranks=1, step_ms=125)
+        self.assertGreater(self.read(warmup=9).step_ms, 0)
+        # Warm-up 5: the interval that ends at step 10 began at 0, so it is out, as with 10.
+        self.assertEqual(self.read(warmup=5).step_ms, 125)
+
+    def test_intervals_weigh_by_their_time(self):
+        # 10 steps of 100 ms and 30 steps of 300 ms: 10 s for 40 steps and 400 images.
+        write_run(self.folder, "run", ranks=1, step_ms=1)
+        write_csv(os.path.join(self.folder, "run", "steps.csv"), STEP_COLUMNS,
+                  [[10, 0, 5, 1, 0, 0, 1, 1, 1], [20, 0, 100, 100, 0, 4, 1, 1, 10], [50, 0, 300, 100 / 3, 0, 8, 1, 9, 30]])
+        run = self.read()
+        self.assertAlmostEqual(run.step_ms, 250)
+        self.assertAlmostEqual(run.rate, 40)
+        self.assertAlmostEqual(run.loader_wait_ms, 7)
+        self.assertAlmostEqual(run.joules_per_unit, 0.1)
+
+    def test_tokens_are_a_unit_too(self):
+        write_run(self.folder, "run", ranks=1, step_ms=125)
+        path = os.path.join(self.folder, "run", "steps.csv")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text.replace("images_per_second", "tokens_per_second"))
+        self.assertEqual(self.read().unit, "token")
+
+    def test_unknown_energy_is_no_energy(self):
+        write_run(self.folder, "run", ranks=1, step_ms=125)
+        self.assertIsNone(self.read().joules_per_unit)
+
+    def fails(self, message, warmup=10):
+        with self.assertRaisesRegex(numbers.DataError, message):
+            self.read(warmup=warmup)
+
+    def test_bad_files_are_named(self):
+        self.fails(r"run/steps\.csv: cannot be read")
+        write_run(self.folder, "run", ranks=1, step_ms=125)
+        self.fails(r"run/steps\.csv: no logging interval lies behind the 50 steps", warmup=50)
+        steps = os.path.join(self.folder, "run", "steps.csv")
+        for column in ("step_ms", "interval_seconds", "energy_j", "exposed_comm_ms", "loader_wait_ms"):
+            columns = [name if name != column else "other" for name in STEP_COLUMNS]
+            write_csv(steps, columns, [[10] + [1] * 8])
+            self.fails(rf"run/steps\.csv: there is no column {column}; it has step")
+        write_csv(steps, [name.replace("images", "apples") for name in STEP_COLUMNS], [[10] + [1] * 8])
+        self.fails(r"run/steps\.csv: there is no throughput column; one of tokens_per_second, images_per_second")
+        write_csv(steps, STEP_COLUMNS, [[10] + [1] * 7])
+        self.fails(r"run/steps\.csv:2: 8 cells below 9 columns")
+        write_csv(steps, STEP_COLUMNS, [[10] + [1] * 8, [20, 0, "fast"] + [1] * 6])
+        self.fails(r"run/steps\.csv: step_ms is 'fast', not a number")
+        write_csv(steps, STEP_COLUMNS, [])
+        self.fails(r"run/steps\.csv: there are no rows below the header")
+        open(steps, "w", encoding="utf-8").close()
+        self.fails(r"run/steps\.csv: the file is empty")
+        write_run(self.folder, "run", ranks=1, step_ms=125)
+        write_csv(os.path.join(self.folder, "run", "epochs.csv"), EPOCH_COLUMNS[:-1], [[1] * (len(EPOCH_COLUMNS) - 1)])
+        self.fails(r"run/epochs\.csv: there is no column gpu_utilisation_percent")
+
+
+class Points(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+
+    def points(self, kind, times, batch_of):
+        runs = []
+        for ranks, milliseconds in times.items():
+            for repeat, step_ms in enumerate(milliseconds, 1):
+                name = f"n{ranks:03d}_r{repeat}"
+                write_run(self.folder, name, ranks, step_ms, repeat, batch=batch_of(ranks))
+                runs.append(numbers.read_run(self.folder, name, 10))
+        return numbers.make_points(runs, kind)
+
+    def test_strong(self):
+        one, four = self.points("strong", {1: [1000, 800, 900], 4: [300, 250, 450]}, lambda ranks: 48)
+        self.assertEqual(one.step_ms.median, 900)
+        self.assertAlmostEqual(four.speed_up.median, 3)
+        self.assertAlmostEqual(four.efficiency.median, 0.75)
+        # Against the median of one rank: 900 / (4 * 450) and 900 / (4 * 250).
+        self.assertAlmostEqual(four.efficiency.low, 0.5)
+        self.assertAlmostEqual(four.efficiency.high, 0.9)
+
+    def test_weak(self):
+        two, eight = self.points("weak", {2: [100, 100, 100], 8: [125, 100, 200]}, lambda ranks: 16 * ranks)
+        self.assertEqual(two.efficiency.median, 1.0)
+        self.assertAlmostEqual(eight.efficiency.median, 0.8)
+        self.assertAlmostEqual(eight.speed_up.median, 6.4)  # of 8 ideal: the base has 2 ranks
+
+    def test_sensitivity_separates_combinations(self):
+        for name, step_ms in (("a", 100), ("b", 200)):
+            write_run(self.folder, name, 1, step_ms)
+        runs = [numbers.read_run(self.folder, name, 10) for name in "ab"]
+        points = numbers.make_points(runs, "sensitivity", {"a": {"x.y": "1"}, "b": {"x.y": "2"}})
+        self.assertEqual([(p.varied, p.step_ms.median) for p in points], [({"x.y": "1"}, 100), ({"x.y": "2"}, 200)])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading of studies: every mistake names file, line, key and fix; the shipped studies print their golden
+jobs. `study_file_test.py --write` makes the golden files anew."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from study_support import ROOT, need
+
+need("yaml")
+from scaling import plan  # noqa: E402
+
+GOLDEN = os.path.join(ROOT, "tests", "golden", "studies")
+SHIPPED = sorted(name[:-5] for name in os.listdir(os.path.join(ROOT, "slurm", "studies")) if name.endswith(".yaml"))
+TOOL = os.path.join(ROOT, "tools", "study.py")
+CONFIG = "examples/configs/quickstart.yaml"
+
+GOOD = f"""kind: strong
+program: resnet_ddp
+config: {CONFIG}
+gpus: [1, 2, 4]
+steps: 100
+"""
+
+# (text, the line it names, what it says)
+MISTAKES = {
+    "zero GPUs": (GOOD.replace("[1, 2, 4]", "[0, 2]"), 4, "gpus: '0' is not a number of GPUs: give whole numbers from 1"),
+    "GPUs below zero": (GOOD.replace("[1, 2, 4]", "-2"), 4, "gpus: '-2' is not a number of GPUs"),
+    "no GPUs": (GOOD.replace("[1, 2, 4]", "[]"), 4, "gpus: the list is empty"),
+    "half a GPU": (GOOD.replace("[1, 2, 4]", "[1, 2.5]"), 4, "gpus: '2.5' is not a number of GPUs"),
+    "GPUs twice": (GOOD.replace("[1, 2, 4]", "[2, 2]"), 4, "gpus: 2 is given twice"),
+    "GPUs and CPU ranks": (GOOD + "cpu_ranks: [1]\n", 4, "give either gpus .one rank a GPU. or cpu_ranks"),
+    "batch smaller than its GPUs": (GOOD + "global_batch_size: 3\n", 6,
+                                    "global_batch_size: 3 samples are fewer than the 4 ranks that share them; fix: at least 4"),
+    "varied batch smaller than its GPUs": (
+        GOOD.replace("strong", "sensitivity") + "vary:\n  loader.global_batch_size: [8, 2]\n", 7,
+        "loader.global_batch_size=2 is not a batch that 4 ranks can share; fix: at least 4"),
+    "no batch at all": (GOOD + "global_batch_size: 0\n", 6, "global_batch_size: '0' is not a whole number from 1"),
+    "micro-batch that cannot be": (GOOD.replace("[1, 2, 4]", "4") + "global_batch_size: 5\nmicro_batch_size: 1\n", 7,
+                                   "micro_batch_size: 5 samples cannot be cut"),
+    "unknown key": (GOOD + "repeat: 3\n", 6, "repeat: no such key, did you mean repeats.; there are title, kind"),
+    "unknown program": (GOOD.replace("resnet_ddp", "resnet_dpp"), 2, "program: there is no 'resnet_dpp', did you mean resnet_ddp.; one of"),
+    "unknown kind": (GOOD.replace("strong", "string"), 1, "kind: there is no 'string', did you mean strong"),
+    "key twice": (GOOD + "steps: 100\n", 6, "steps: given twice"),
+    "no config": (GOOD.replace(CONFIG, "examples/configs/none.yaml"), 3, "config: there is no file examples/configs/none.yaml"),
+    "zero repeats": (GOOD + "repeats: 0\n", 6, "repeats: '0' is not a whole number from 1 to 1000"),
+    "only warm-up": (GOOD + "warmup_steps: 100\n", 6, "warmup_steps: 100 of 100 steps leave nothing to measure"),
+    "no interval": (GOOD + "warmup_steps: 60\nlog_every: 50\n", 7, "log_every: 50: no interval of that many steps fits .* at most 40"),
+    "another kind's key": (GOOD + "batch_size_per_gpu: 8\n", 6, "batch_size_per_gpu: a key of weak studies, and this one's kind is strong"),
+    "a setting of the study": (GOOD + "settings:\n  train.max_steps: 3\n", 7, "train.max_steps: a study sets this itself; fix: use steps"),
+    "a setting that a key sets": (GOOD + "settings:\n  loader.global_batch_size: 64\n", 7,
+                                  "loader.global_batch_size is what global_batch_size sets"),
+    "no setting's name": (GOOD + "settings:\n  batch: 3\n", 7, "batch: not a setting: its name is section.name"),
+    "nothing varied": (GOOD.replace("strong", "sensitivity"), None, "vary: missing; fix: add it"),
+    "varied twice": (GOOD.replace("strong", "sensitivity") + "vary:\n  amp.dtype: [bf16, bf16]\n", 7, "bf16 is given twice"),
+    "varied with a comma": (GOOD.replace("strong", "sensitivity") + "vary:\n  data.mean: ['1,2']\n", 7, "holds a comma or blank"),
+    "no time": (GOOD + "time: 90\n", 6, "time: '90' is not a time limit: give .days-.hours:minutes:seconds"),
+    "sbatch option of ours": (GOOD + "sbatch: [--nodes=3]\n", 6, "sbatch: --nodes is what tools/study.py sets"),
+    "no sbatch option": (GOOD + "sbatch: [partition=gpu]\n", 6, "'partition=gpu' is not an option of sbatch"),
+    "no YAML": (GOOD + "gpus: [1, 2\n", 7, "not YAML: "),
+    "no mapping": ("- 1\n", 1, "study: give keys and values"),
+    "nothing": ("# nothing\n", 1, "the file is empty"),
+    "steps missing": (GOOD.replace("steps: 100\n", ""), None, "steps: missing; fix: add it"),
+}
+
+
+def call(*arguments):
+    return subprocess.run([sys.executable, TOOL, *arguments], capture_output=True, text=True, cwd=ROOT)
+
+
+class Mistakes(unittest.TestCase):
+    def test_every_mistake_names_file_line_key_and_fix(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "study.yaml")
+            for name, (text, line, message) in MISTAKES.items():
+                with self.subTest(name):
+                    with open(path, "w", encoding="utf-8") as file:
+                        file.write(text)
+                    where = rf"^{path}:{line}: " if line else rf"^{path}: "
+                    with self.assertRaisesRegex(plan.StudyError, where + ".*" + message):
+                        plan.load(path, ROOT)
+
+    def test_the_tool_ends_with_64_and_writes_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "study.yaml")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(GOOD.replace("[1, 2, 4]", "[0]"))
+            done = call(path, "--output", os.path.join(folder, "out"))
+            self.assertEqual(done.returncode, 64, done.stderr)
+            self.assertRegex(done.stderr, rf"^error: {path}:4: gpus: ")
+            self.assertEqual(os.listdir(folder), ["study.yaml"])
+            self.assertEqual(call(os.path.join(folder, "none.yaml")).returncode, 64)
+            self.assertEqual(call(path, "--locall").returncode, 64)
+            with open(path, "wb") as file:
+                file.write(b"kind: \xff\n")
+            done = call(path)
+            self.assertEqual(done.returncode, 64)
+            self.assertIn("not UTF-8 text", done.stderr)
+
+
+class Plans(unittest.TestCase):
+    def load(self, text):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "study.yaml")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            return plan.load(path, ROOT)
+
+    def test_ranks_are_spread_evenly_over_the_fewest_nodes(self):
+        self.assertEqual([plan.placement(n, 8) for n in (1, 8, 12, 16, 10, 7)], [(1, 1), (1, 8), (2, 6), (2, 8), (2, 5), (1, 7)])
+        self.assertEqual(plan.placement(10, 4), (5, 2))
+
+    def test_values_stay_text(self):
+        study = self.load(GOOD.replace("strong", "sensitivity") + "vary:\n  amp.dtype: [off, bf16]\n  ddp.bucket_cap_mb: [1.0, 25]\n")
+        self.assertEqual(study.vary, {"amp.dtype": ["off", "bf16"], "ddp.bucket_cap_mb": ["1.0", "25"]})
+        self.assertEqual([run.varied["ddp.bucket_cap_mb"] for run in study.groups[0].runs[::3]], ["1.0", "25"] * 2)
+
+    def test_a_global_batch_is_kept_by_accumulation(self):
+        study = self.load(GOOD.replace("[1, 2, 4]", "[1, 4, 12]") + "global_batch_size: 512\nmicro_batch_size: 16\n")
+        self.assertEqual([group.settings for group in study.groups],
+                         [["loader.global_batch_size=16", "train.grad_accum_steps=32"],
+                          ["loader.global_batch_size=64", "train.grad_accum_steps=8"],
+                          # 128 over 12: 10 or 11 a rank, the mean weighted; 256 would be 22.
+                          ["loader.global_batch_size=128", "train.grad_accum_steps=4"]])
+
+    def test_one_repeat_of_every_point_comes_before_the_next(self):
+        study = self.load(GOOD)
+        self.assertEqual([run.name for run in study.runs][:4], ["n001_r1", "n002_r1", "n004_r1", "n001_r2"])
+
+    def test_the_time_limit_in_seconds(self):
+        need("yaml")
+        from scaling import launch
+        self.assertEqual([launch.seconds(text) for text in ("00:30:00", "1-02:03:04")], [1800, 93784])
+
+
+class Golden(unittest.TestCase):
+    maxDiff = None
+
+    def test_shipped_studies_print_their_golden_jobs(self):
+        self.assertEqual(sorted(name[:-4] for name in os.listdir(GOLDEN)), SHIPPED)
+        for name in SHIPPED:
+            with self.subTest(name):
+                with open(os.path.join(GOLDEN, name + ".txt"), encoding="utf-8") as file:
+                    self.assertEqual(dry_run(name), file.read())
+
+
+def dry_run(name):
+    texts = []
+    for options in ([], ["--local", "--launcher", "mpirun"]):
+        done = call(os.path.join("slurm", "studies", name + ".yaml"), "--dry-run", *options)
+        if done.returncode != 0:
+            return done.stderr
+        # A sensitivity study has hundreds of local commands of one form: its last ones will do.
+        lines = done.stdout.splitlines()
+        texts += lines if not options else lines[-7:]
+    return "\n".join(texts) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        for study_name in SHIPPED:
+            with open(os.path.join(GOLDEN, study_name + ".txt"), "w", encoding="utf-8") as golden:
+                golden.write(dry_run(study_name))
+    else:
+        unittest.main()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the study tools share."""
+
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+
+
+def need(*modules):
+    """Ends with 77 (skipped) where one of the packages is missing."""
+    for module in modules:
+        try:
+            __import__(module)
+        except ImportError:
+            print(f"skipped: {module} is not installed")
+            sys.exit(77)
+
+
+STEP_COLUMNS = ["step", "epoch", "step_ms", "images_per_second", "exposed_comm_ms", "loader_wait_ms", "peak_memory_gib",
+                "interval_seconds", "energy_j"]
+EPOCH_COLUMNS = ["job_id", "commit", "gpu_type", "nodes", "gpus", "ranks", "precision", "global_batch_size", "bucket_cap_mb",
+                 "repeat", "steps_per_epoch", "epoch", "gpu_utilisation_percent"]
+
+
+def write_csv(path, columns, rows):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        for row in [columns, *rows]:
+            file.write(",".join(map(str, row)) + "\n")
+
+
+def write_run(folder, name, ranks, step_ms, repeat=1, batch=48, exposed_ms=1.0, wait_ms=0.0, energy_j="", log_every=10):
+    """A run whose warm-up (steps up to 10) is ten times slower; intervals of log_every steps."""
+    rows = []
+    for step in range(log_every, 51, log_every):
+        ms = 10 * step_ms if step <= 10 else step_ms
+        seconds = log_every * ms / 1000
+        rows.append([step, 0.5, ms, batch * 1000 / ms, exposed_ms, wait_ms, 2.5, seconds, energy_j])
+    path = os.path.join(folder, name)
+    write_csv(os.path.join(path, "steps.csv"), STEP_COLUMNS, rows)
+    write_csv(os.path.join(path, "epochs.csv"), EPOCH_COLUMNS,
+              [["7", "abc", "cpu", 1, 0, ranks, "fp32", batch, 25, repeat, 100, 0, ""]])
+    with open(os.path.join(path, "exit_code"), "w", encoding="utf-8") as file:
+        file.write("0\n")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The description of a machine: without GPUs, and with an imitated nvidia-smi."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from study_support import ROOT
+
+TOOL = os.path.join(ROOT, "tools", "system_report.py")
+
+NVIDIA_SMI = r'''#!/bin/sh
+case "$*" in
+  *driver_version*) echo 580.01; echo 580.01 ;;
+  --query-gpu=index*) for i in 0 1; do echo "$i, NVIDIA H200, 143771 MiB, 700.00 W, 1980 MHz, 3201 MHz, 5, 16, Enabled, Enabled, Default"; done ;;
+  "topo -m") printf '\033[4mGPU0\tGPU1\033[0m\nGPU0\t X\tNV18\n' ;;
+  "nvlink --status") for g in 0 1; do echo "GPU $g: NVIDIA H200 (UUID: GPU-$g)"; for l in 0 1 2; do echo "	 Link $l: 26.562 GB/s"; done; done ;;
+  -q) printf '    MIG Mode\n        Current                           : Disabled\n' ;;
+esac
+'''
+
+
+class System(unittest.TestCase):
+    def report(self, path):
+        done = subprocess.run([sys.executable, TOOL, "--build", "nowhere"], capture_output=True, text=True,
+                              env={**os.environ, "PATH": path})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_a_machine_with_nothing(self):
+        text = self.report("/nonexistent")
+        for line in ("none is seen (no nvidia-smi", "NVLink: none", "| MPI | none |", "| NVIDIA driver | none |", "| memory | "):
+            self.assertIn(line, text)
+
+    def test_gpus_and_links(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = os.path.join(folder, "nvidia-smi")
+            with open(tool, "w", encoding="utf-8") as file:
+                file.write(NVIDIA_SMI)
+            os.chmod(tool, 0o755)
+            text = self.report(folder + ":" + os.environ["PATH"])
+        for line in ("| 1 | NVIDIA H200 | 143771 MiB | 700.00 W | 1980 MHz | 3201 MHz | gen 5 x16 | Enabled | Enabled | Default |",
+                     "NVLink: 3 links of 26.562 GB/s a GPU", "MIG: Disabled", "| NVIDIA driver | 580.01 |", "GPU0\t X\tNV18"):
+            self.assertIn(line, text)
+        self.assertNotIn("\x1b", text)
+
+    def test_the_file_is_whole_or_absent(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "SYSTEM.md")
+            subprocess.run([sys.executable, TOOL, "--output", path], check=True)
+            self.assertEqual(os.listdir(folder), ["SYSTEM.md"])
+
+
+if __name__ == "__main__":
+    unittest.main()

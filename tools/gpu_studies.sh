@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Short scaling studies on the GPUs of this host, within a time budget, packed into one file.
+#
+#   tools/gpu_studies.sh OUT [STUDY.yaml ...]         without names: slurm/studies/short_*.yaml
+#
+#   BUILD=build           build folder
+#   BUDGET=280            seconds; the studies take turns, repeat by repeat, and what does not fit stays out
+#   LAUNCHER=...          of several ranks: auto, torchrun, mpirun, ddp_test_launch (the default where it is built)
+#   RUNS=runs             folder of the studies' folders; a second call goes on with what is missing
+#
+# Writes OUT/studies.tar.gz (the studies' folders) and OUT/report.html where pandas and matplotlib are there;
+# elsewhere unpack the archive into runs/ and call tools/plot_scaling.py.
+set -uo pipefail
+[ $# -ge 1 ] || { sed -n '3,14s/^# \{0,1\}//p' "$0" >&2; exit 64; }
+mkdir -p "$1" || exit 73
+out=$(cd "$1" && pwd)
+shift
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 1
+[ $# -gt 0 ] || set -- slurm/studies/short_*.yaml
+build=${BUILD:-build} runs=${RUNS:-runs} begin=$SECONDS failed=0
+launcher=${LAUNCHER:-auto}
+[ -n "${LAUNCHER:-}" ] || [ ! -x "$build/tests/support/ddp_test_launch" ] || launcher=ddp_test_launch
+
+# A build that was carried here finds LibTorch and CUDA's libraries beside this Python.
+site=$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null) &&
+  export LD_LIBRARY_PATH=$site/torch/lib:$site/nvidia/cu13/lib:$site/nvidia/nccl/lib:$site/nvidia/cudnn/lib:$build/lib:${LD_LIBRARY_PATH:-}
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+
+for repeat in 1 2 3; do
+  for study in "$@"; do
+    name=$(basename "$study" .yaml)
+    left=$((${BUDGET:-280} - (SECONDS - begin)))
+    if [ $left -lt 10 ]; then
+      echo "no time left for repeat $repeat of $name"
+      continue
+    fi
+    echo "== $name, repeat $repeat ($((SECONDS - begin)) s)"
+    timeout -k 15 $left tools/study.py "$study" --local --launcher "$launcher" --build "$build" --output "$runs/$name" --repeat $repeat || failed=1
+  done
+done
+
+folders=()
+for study in "$@"; do
+  folder=$runs/$(basename "$study" .yaml)
+  tools/study.py "$study" --output "$folder" --status | tail -n 1
+  [ -d "$folder" ] && folders+=("$folder")
+done
+tar -czf "$out/studies.tar.gz" -C "$runs" "${folders[@]#"$runs"/}" || failed=1
+if python3 -c 'import pandas, matplotlib' 2>/dev/null; then
+  tools/plot_scaling.py "${folders[@]}" --output "$runs/short_report" && cp "$runs/short_report/report.html" "$out/" || failed=1
+fi
+echo "$((SECONDS - begin)) s; $(du -h "$out/studies.tar.gz" | cut -f1) in $out/studies.tar.gz"
+exit $failed

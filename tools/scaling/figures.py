@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of studies: PNG and SVG, in black, grey and one blue, readable without colour."""
+
+import math
+import os
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator  # noqa: E402
+
+INK, GREY, BLUE = "#111111", "#8a8a8a", "#1f4e8c"
+plt.rcParams.update({
+    "figure.figsize": (6.4, 4.4), "figure.dpi": 100, "savefig.dpi": 160, "font.size": 10.5, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "grid.linewidth": 0.7, "axes.axisbelow": True,
+    "legend.frameon": False, "lines.linewidth": 1.8, "svg.fonttype": "path", "svg.hashsalt": "libddp",
+})
+
+
+def number_text(value, _=None):
+    """1234567 -> 1.23M; keeps three digits."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}" if abs(value) >= 0.01 or value == 0 else "<0.01"
+
+
+def save(figure, axes, folder, name, headline, subtitle, columns=3):
+    """Headline, what was measured, and the legend stand above the axes, where they hide nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    lines = math.ceil(len(handles) / columns)
+    height = figure.get_figheight()
+    top = 0.62 + 0.22 * lines  # inches
+    figure.tight_layout(rect=(0, 0, 1, 1 - (top - 0.05) / height))
+    left = axes.get_position().x0
+    figure.text(left, 1 - 0.10 / height, headline, ha="left", va="top", fontsize=12, fontweight="bold")
+    figure.text(left, 1 - 0.36 / height, subtitle, ha="left", va="top", fontsize=9.5, color="#444444")
+    if handles:
+        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(left, 1 - 0.56 / height), ncols=columns,
+                      borderpad=0, borderaxespad=0, handlelength=2.2, columnspacing=1.6, fontsize=9.5)
+    for ending in ("png", "svg"):
+        figure.savefig(os.path.join(folder, f"{name}.{ending}"), metadata={"Date": None} if ending == "svg" else None)
+    plt.close(figure)
+    return name
+
+
+def ranks_axis(axes, ranks, device):
+    """Logarithmic, with a tick at every measured number and no other."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ranks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(min(ranks) / 1.3, max(ranks) * 1.32)
+    axes.set_xlabel("GPUs" if device == "cuda" else "CPU ranks")
+
+
+def error_line(axes, points, name, label, **style):
+    """Medians with bars from the lowest to the highest repeat."""
+    known = [(point.ranks, getattr(point, name)) for point in points if getattr(point, name) is not None]
+    x = [ranks for ranks, _ in known]
+    y = [value.median for _, value in known]
+    bars = [[value.median - value.low for _, value in known], [value.high - value.median for _, value in known]]
+    style = {"color": BLUE, "marker": "o", "markersize": 5.5, "capsize": 4, **style}
+    axes.errorbar(x, y, yerr=bars, label=label, **style)
+    return known
+
+
+def annotate(axes, x, y, label, side="right"):
+    """Beside a point, clear of its error bar; left of a line that rises, right of one that falls."""
+    axes.annotate(label, (x, y), textcoords="offset points", xytext=(8 if side == "right" else -6, 5),
+                  ha="left" if side == "right" else "right", fontsize=9.5, color=INK)
+
+
+def repeats_text(points):
+    counts = sorted({point.rate.count for point in points})
+    if counts == [1]:
+        return "one run a point"
+    return f"median of {'–'.join(map(str, sorted({counts[0], counts[-1]})))} runs, bars: lowest and highest"
+
+
+def throughput(study, folder):
+    points, ranks = study.points, [point.ranks for point in study.points]
+    figure, axes = plt.subplots()
+    base = points[0]
+    ideal = [base.rate.median * n / base.ranks for n in ranks]
+    axes.plot(ranks, ideal, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
+    error_line(axes, points, "rate", repeats_text(points))
+    log_values(axes, ideal + [value for p in points for value in (p.rate.low, p.rate.high)])
+    ranks_axis(axes, ranks, study.device)
+    axes.set_ylabel(f"throughput [{study.unit}s/s]")
+    return save(figure, axes, folder, f"{study.name}_throughput", "Throughput", study.subtitle)
+
+
+def log_values(axes, values):
+    """A logarithmic y axis whose few ticks are round numbers in plain writing."""
+    low, high = min(values), max(values)
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.25, high * 1.25)
+    steps = (1, 2, 5) if high / low > 4 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+    ticks = [step * 10.0**power for power in range(-12, 13) for step in steps]
+    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.25 <= tick <= high * 1.25]))
+    axes.yaxis.set_major_formatter(FuncFormatter(number_text))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def speed_up(study, folder):
+    points, ranks = study.points, [point.ranks for point in study.points]
+    figure, axes = plt.subplots()
+    axes.plot(ranks, ranks, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
+    error_line(axes, points, "speed_up", repeats_text(points))
+    log_values(axes, ranks + [value for p in points for value in (p.speed_up.low, p.speed_up.high)])
+    ranks_axis(axes, ranks, study.device)
+    axes.set_ylabel("speed-up [× one " + ("GPU]" if study.device == "cuda" else "rank]"))
+    return save(figure, axes, folder, f"{study.name}_speed_up", "Speed-up", study.subtitle)
+
+
+def efficiency(study, folder):
+    points, ranks = study.points, [point.ranks for point in study.points]
+    figure, axes = plt.subplots()
+    axes.axhline(100, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
+    percent = [Percent(point.ranks, point.efficiency.map(lambda value: 100 * value)) for point in points]
+    error_line(axes, percent, "value", repeats_text(points))
+    for point in percent:
+        annotate(axes, point.ranks, point.value.median, f"{point.value.median:.1f}")
+    axes.set_ylim(0, max(112, 1.12 * max(point.value.high for point in percent)))
+    ranks_axis(axes, ranks, study.device)
+    formula = r"$T_1 / (N\,T_N)$" if study.kind == "strong" else r"$\mathrm{rate}_N / (N\,\mathrm{rate}_1)$"
+    axes.set_ylabel(f"{study.kind} efficiency {formula} [%]")
+    return save(figure, axes, folder, f"{study.name}_efficiency", f"{study.kind.capitalize()} efficiency", study.subtitle)
+
+
+class Percent:
+    """A point with one other value."""
+
+    def __init__(self, ranks, value):
+        self.ranks, self.value, self.varied = ranks, value, {}
+
+
+def epoch_time(study, folder):
+    points, ranks = [p for p in study.points if p.epoch_seconds], [p.ranks for p in study.points if p.epoch_seconds]
+    if not points:
+        return None
+    figure, axes = plt.subplots()
+    base = points[0]
+    ideal = [base.epoch_seconds.median * base.ranks / n for n in ranks]
+    axes.plot(ranks, ideal, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
+    error_line(axes, points, "epoch_seconds", repeats_text(points))
+    log_values(axes, ideal + [value for p in points for value in (p.epoch_seconds.low, p.epoch_seconds.high)])
+    ranks_axis(axes, ranks, study.device)
+    axes.set_ylabel("time per epoch [s]")
+    return save(figure, axes, folder, f"{study.name}_epoch_time", "Time per epoch", study.subtitle)
+
+
+def waits(study, folder):
+    """Exposed communication and loader wait as shares of the step."""
+    points = [point for point in study.points if point.exposed_comm_ms]
+    if not points:
+        return None
+    ranks = [point.ranks for point in points]
+    figure, axes = plt.subplots()
+    shares = [Percent(point.ranks, point.exposed_percent) for point in points]
+    error_line(axes, shares, "value", f"exposed communication, {repeats_text(points)}")
+    for point, share in zip(points, shares):
+        annotate(axes, point.ranks, share.value.high, f"{number_text(point.exposed_comm_ms.median)} ms", side="left")
+    loader = [Percent(point.ranks, point.loader_wait_ms.map(lambda ms, t=point.step_ms.median: 100 * ms / t))
+              for point in points if point.loader_wait_ms]
+    if loader:
+        error_line(axes, loader, "value", "wait for the loader", color=INK, marker="s", linestyle=":", markerfacecolor="white")
+    top = max([share.value.high for share in shares + loader] + [10])
+    axes.axhline(10, color=GREY, linestyle="--", linewidth=1.2, label="bound by it from here")
+    axes.set_ylim(0, 1.12 * top)
+    ranks_axis(axes, ranks, study.device)
+    axes.set_ylabel("share of the step [%]")
+    return save(figure, axes, folder, f"{study.name}_exposed_communication", "Exposed communication",
+                study.subtitle, columns=1)
+
+
+def energy(study, folder):
+    points = [point for point in study.points if point.joules_per_unit]
+    if not points:
+        return None
+    ranks = [point.ranks for point in points]
+    figure, axes = plt.subplots()
+    error_line(axes, points, "joules_per_unit", repeats_text(points))
+    axes.axhline(points[0].joules_per_unit.median, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
+    axes.set_ylim(0, 1.25 * max(point.joules_per_unit.high for point in points))
+    ranks_axis(axes, ranks, study.device)
+    axes.set_ylabel(f"GPU energy [J/{study.unit}]")
+    return save(figure, axes, folder, f"{study.name}_energy", "Energy", study.subtitle)
+
+
+def sensitivity(study, folder):
+    """A panel for each number of ranks: throughput of every combination, best on top."""
+    counts = sorted({point.ranks for point in study.points})
+    rows = max(sum(point.ranks == n for point in study.points) for n in counts)
+    figure, panels = plt.subplots(1, len(counts), figsize=(3.2 + 3.9 * len(counts), 1.6 + 0.26 * rows), squeeze=False)
+    keys = list(study.points[0].varied)
+    for axes, n in zip(panels[0], counts):
+        points = sorted((p for p in study.points if p.ranks == n), key=lambda p: p.rate.median)
+        y = range(len(points))
+        bars = [[p.rate.median - p.rate.low for p in points], [p.rate.high - p.rate.median for p in points]]
+        axes.errorbar([p.rate.median for p in points], y, xerr=bars, color=BLUE, marker="o", markersize=5, capsize=3,
+                      linestyle="none", linewidth=1.4)
+        axes.set_yticks(list(y), ["  ".join(p.varied[key] for key in keys) for p in points], fontsize=8.5)
+        axes.set_ylim(-0.7, len(points) - 0.3)
+        axes.set_xlim(0, 1.08 * max(p.rate.high for p in points))
+        axes.xaxis.set_major_formatter(FuncFormatter(number_text))
+        axes.set_xlabel(f"throughput [{study.unit}s/s]")
+        axes.set_title(point_label(Percent(n, None), study.device), loc="right", fontsize=10.5)
+    panels[0][0].set_ylabel("  ".join(key.split(".")[-1] for key in keys), fontsize=9.5)
+    return save(figure, panels[0][0], folder, f"{study.name}_sensitivity", "Sensitivity",
+                f"{study.subtitle}; {repeats_text(study.points)}")
+
+
+def before_after(before, after, pairs, folder):
+    """Throughput of two studies at the points both have, and how much the second is faster."""
+    figure, axes = plt.subplots(figsize=(max(5.2, 1.9 + 1.15 * len(pairs)), 4.2))
+    width = 0.38
+    for shift, study, index, style in ((-width / 2, before, 0, {"color": "#c9c9c9", "hatch": "//"}),
+                                       (width / 2, after, 1, {"color": BLUE})):
+        points = [pair[index] for pair in pairs]
+        bars = [[p.rate.median - p.rate.low for p in points], [p.rate.high - p.rate.median for p in points]]
+        axes.bar([i + shift for i in range(len(points))], [p.rate.median for p in points], width, yerr=bars, capsize=4,
+                 edgecolor=INK, linewidth=0.7, error_kw={"linewidth": 1.2}, label=study.label, **style)
+    top = max(point.rate.high for pair in pairs for point in pair)
+    for i, (old, new) in enumerate(pairs):
+        axes.annotate(f"×{new.rate.median / old.rate.median:.2f}", (i, max(old.rate.high, new.rate.high)), ha="center",
+                      textcoords="offset points", xytext=(0, 6), fontsize=10)
+    axes.set_ylim(0, 1.15 * top)
+    axes.set_xticks(range(len(pairs)), [point_label(new, after.device) for _, new in pairs])
+    axes.yaxis.set_major_formatter(FuncFormatter(number_text))
+    axes.set_ylabel(f"throughput [{after.unit}s/s]")
+    axes.grid(axis="x", visible=False)
+    return save(figure, axes, folder, f"{after.name}_before_after", "Before and after", after.subtitle, columns=1)
+
+
+def point_label(point, device):
+    label = f"{point.ranks} {'GPU' if device == 'cuda' else 'rank'}{'s' if point.ranks > 1 else ''}"
+    return "\n".join([label] + list(point.varied.values()))
+
+
+def draw(study, folder):
+    """All figures of a study; the names of those drawn."""
+    drawn = [sensitivity] if study.kind == "sensitivity" else [throughput, efficiency, speed_up, epoch_time, waits, energy]
+    return [name for name in (figure(study, folder) for figure in drawn) if name]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a study: what was planned, what was submitted, what each run came to."""
+
+import json
+import os
+import subprocess
+
+from .plan import StudyError
+
+DONE = "done"
+
+
+class StudyFolder:
+    """study.json, study.yaml, submissions.jsonl, SYSTEM.md, report/ and a folder for each run."""
+
+    def __init__(self, study, path):
+        self.study, self.path = study, path
+        self._queued = None
+
+    def run_path(self, run):
+        return os.path.join(self.path, run.name)
+
+    def plan(self):
+        study = self.study
+        return {
+            "name": study.name, "title": study.title, "kind": study.kind, "program": study.program, "device": study.device,
+            "batch": study.batch, "steps": study.steps, "warmup_steps": study.warmup_steps, "repeats": study.repeats,
+            "vary": study.vary, "command": f"tools/study.py {study.path}",
+            "runs": {run.name: {"ranks": run.ranks, "repeat": run.repeat, "varied": run.varied,
+                                "arguments": study.arguments(group) + run.settings}
+                     for group in study.groups for run in group.runs},
+        }
+
+    def save(self, command):
+        """Writes the plan. Runs of a name that exists already must be the same runs."""
+        plan = self.plan()
+        plan["command"] = command
+        file = os.path.join(self.path, "study.json")
+        if os.path.exists(file):
+            with open(file, encoding="utf-8") as old_file:
+                old = json.load(old_file)
+            for name, run in plan["runs"].items():
+                before = old["runs"].get(name)
+                measured = os.path.exists(os.path.join(self.path, name))
+                if before and measured and (before["arguments"] != run["arguments"] or old["program"] != plan["program"]):
+                    raise StudyError(f"{self.path}/{name} holds a run with other settings ({' '.join(before['arguments'])}); "
+                                     f"fix: give another --output, or remove {self.path}")
+            # Runs that this file no longer has stay known: their folders are still there.
+            plan["runs"] = {**old["runs"], **plan["runs"]}
+        os.makedirs(self.path, exist_ok=True)
+        with open(self.study.path, encoding="utf-8") as source:
+            text = source.read()
+        with open(os.path.join(self.path, "study.yaml"), "w", encoding="utf-8") as copy:
+            copy.write(text)
+        with open(file + ".new", "w", encoding="utf-8") as new:
+            json.dump(plan, new, indent=1)
+        os.replace(file + ".new", file)
+
+    # --- submissions ---------------------------------------------------------------------------
+    def note_submission(self, job_id, command, runs):
+        with open(os.path.join(self.path, "submissions.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps({"job": job_id, "command": command, "runs": {str(run.task): run.name for run in runs}}) + "\n")
+
+    def queued(self):
+        """{run name: Slurm's state} of the study's runs that Slurm still knows."""
+        if self._queued is None:
+            self._queued = {}
+            file = os.path.join(self.path, "submissions.jsonl")
+            if os.path.exists(file):
+                in_queue = squeue()
+                with open(file, encoding="utf-8") as lines:
+                    for line in lines:
+                        submission = json.loads(line)
+                        for task, name in submission["runs"].items():
+                            state = in_queue.get((submission["job"], task))
+                            if state:
+                                self._queued[name] = state
+        return self._queued
+
+    # --- runs ----------------------------------------------------------------------------------
+    def state(self, run):
+        """(state, explanation): done, running, queued, failed, lost (begun, never ended) or missing."""
+        path = self.run_path(run)
+        queued = self.queued().get(run.name)
+        if queued:
+            return ("queued" if queued in ("PENDING", "CONFIGURING", "REQUEUED") else "running"), queued.lower()
+        code = _read(os.path.join(path, "exit_code")).strip()
+        if code == "0":
+            if data_rows(os.path.join(path, "steps.csv")) > 0 and data_rows(os.path.join(path, "epochs.csv")) > 0:
+                return DONE, ""
+            return "failed", "ended with 0 but wrote no CSV rows"
+        if code:
+            return "failed", f"exit code {code}"
+        if os.path.isdir(path) and os.listdir(path):
+            return "lost", "begun, never ended"
+        return "missing", ""
+
+
+def _read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def data_rows(csv_path):
+    """Lines below the header."""
+    return max(0, sum(1 for line in _read(csv_path).splitlines() if line.strip()) - 1)
+
+
+def squeue():
+    """{(job id, array task): state} of the user's jobs; an error where Slurm does not answer, for a
+    run that is taken for lost is submitted twice."""
+    try:
+        done = subprocess.run(["squeue", "--me", "--noheader", "--array", "--format=%F|%K|%T"], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise StudyError("the study was submitted to Slurm, and there is no squeue here to ask what became of it; "
+                         "fix: run this where Slurm is") from None
+    if done.returncode != 0:
+        raise StudyError(f"squeue failed: {done.stderr.strip()}")
+    rows = (line.strip().split("|") for line in done.stdout.splitlines() if line.count("|") == 2)
+    return {(job, task): state for job, task, state in rows}

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the runs of a study: as Slurm arrays, or one after another on this host."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+from .folder import DONE
+from .plan import SBATCH_FILES, StudyError
+
+# What Open MPI needs to start as root, and more ranks than cores (scripts/setup.sh).
+MPI_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+                "OMPI_MCA_hwloc_base_binding_policy": "none"}
+
+
+def program_path(study, build):
+    return os.path.join(build, "examples", study.program)
+
+
+# --- Slurm -----------------------------------------------------------------------------------------
+def task_list(tasks):
+    """"1-3,5": what --array takes."""
+    parts, tasks = [], sorted(tasks)
+    for task in tasks:
+        if parts and parts[-1][1] == task - 1:
+            parts[-1][1] = task
+        else:
+            parts.append([task, task])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def slurm_environment(study, folder_path, build):
+    return {"DDP_PROGRAM": program_path(study, build), "DDP_RUNS": folder_path}
+
+
+def slurm_command(study, group, runs, folder_path):
+    """One array job for `runs` of a group. Jobs of one name wait for each other (singleton), and tasks
+    of an array (%1): runs that share a network or a node would measure each other."""
+    command = ["sbatch", "--parsable", f"--job-name={study.name}", "--dependency=singleton", f"--nodes={group.nodes}",
+               f"--ntasks-per-node={group.per_node}", f"--cpus-per-task={study.cpus_per_rank}", f"--time={study.time}",
+               f"--array={task_list([run.task for run in runs])}%1", f"--output={folder_path}/slurm-%A_%a.out"]
+    if study.device == "cuda":
+        command.append(f"--gpus-per-node={group.per_node}")
+    command += study.sbatch + [SBATCH_FILES[study.kind]]
+    if study.kind == "sensitivity":
+        for key, values in study.vary.items():
+            command += ["--vary", f"{key}={','.join(values)}"]
+        command += ["--repeats", str(study.repeats)]
+    return command + study.arguments(group)
+
+
+def shown(environment, command):
+    return " ".join([f"{key}={shlex.quote(value)}" for key, value in environment.items()] + [shlex.quote(x) for x in command])
+
+
+def without_gpus(path, folder_path):
+    """The sbatch files ask for GPUs; a cluster that knows none refuses even 0 of them."""
+    copy = os.path.join(folder_path, os.path.basename(path))
+    with open(path, encoding="utf-8") as file:
+        lines = [line for line in file if not line.startswith("#SBATCH --gpus-per-node")]
+    with open(copy, "w", encoding="utf-8") as file:
+        file.writelines(lines)
+    return copy
+
+
+def submit(study, folder, runs, build):
+    """Submits `runs`; returns the number of jobs."""
+    if shutil.which("sbatch") is None:
+        raise StudyError("there is no sbatch here; fix: --local runs the study on this host")
+    environment = slurm_environment(study, folder.path, build)
+    jobs = 0
+    for group in study.groups:
+        wanted = [run for run in group.runs if run in runs]
+        if not wanted:
+            continue
+        command = slurm_command(study, group, wanted, folder.path)
+        sent = command
+        if study.device == "cpu":
+            file = SBATCH_FILES[study.kind]
+            sent = [without_gpus(file, folder.path) if word == file else word for word in command]
+        done = subprocess.run(sent, env={**os.environ, **environment}, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise StudyError(f"sbatch refused {group.ranks} rank(s): {done.stderr.strip()}\n  {shown(environment, sent)}")
+        job_id = done.stdout.strip().split(";")[0]
+        folder.note_submission(job_id, shown(environment, sent), wanted)
+        print(f"job {job_id}: {group.ranks} rank(s), run(s) {', '.join(run.name for run in wanted)}")
+        jobs += 1
+    return jobs
+
+
+# --- this host -------------------------------------------------------------------------------------
+def num_gpus():
+    """GPUs a program of this host sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() and entry.strip() != "-1"])
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
+
+
+def launcher_words(launcher, study, ranks, build):
+    """What stands before the program. One rank needs no launcher; on GPUs torchrun serves builds without
+    MPI; the tests' own launcher needs neither and starts fastest."""
+    if ranks == 1:
+        return []
+    if launcher == "auto":
+        launcher = "torchrun" if study.device == "cuda" and (shutil.which("torchrun") or not shutil.which("mpirun")) else "mpirun"
+    if launcher == "torchrun":
+        return ["torchrun", "--standalone", "--no-python", f"--nproc-per-node={ranks}"]
+    if launcher == "ddp_test_launch":
+        return [os.path.join(build, "tests", "support", launcher), "--ranks", str(ranks), "--timeout", str(seconds(study.time)),
+                "--launch", "env" if study.device == "cuda" else "mpi", "--verbose", "--"]
+    return ["mpirun", "-n", str(ranks)]
+
+
+def local_command(study, group, run, folder_path, build, launcher):
+    return (launcher_words(launcher, study, run.ranks, build) + [program_path(study, build)] + study.arguments(group) + run.settings +
+            [f"metrics.repeat={run.repeat}", "checkpoint.dir=", f"metrics.dir={folder_path}",
+             f"metrics.run_name={run.name}"])
+
+
+def local_environment(study, run):
+    cores = len(os.sched_getaffinity(0))
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // run.ranks))),
+            "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE", "0"), **MPI_SETTINGS}
+
+
+def set_attempt_aside(path):
+    """Figures of one start must not be mixed with those of another."""
+    old = [name for name in os.listdir(path) if not name.startswith("attempt-")] if os.path.isdir(path) else []
+    if old:
+        number = 1
+        while os.path.exists(os.path.join(path, f"attempt-{number}")):
+            number += 1
+        aside = os.path.join(path, f"attempt-{number}")
+        os.makedirs(aside)
+        for name in old:
+            os.rename(os.path.join(path, name), os.path.join(aside, name))
+
+
+def seconds(limit):
+    days, _, clock = limit.rpartition("-")
+    hours, minutes, rest = (int(part) for part in clock.split(":"))
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
+
+
+def run_here(study, folder, group, run, build, launcher):
+    """Starts one run and waits; its exit code goes to exit_code, as a batch job's does."""
+    path = folder.run_path(run)
+    set_attempt_aside(path)
+    os.makedirs(path, exist_ok=True)
+    command = local_command(study, group, run, folder.path, build, launcher)
+    environment = local_environment(study, run)
+    with open(os.path.join(path, "command.txt"), "w", encoding="utf-8") as file:
+        file.write(shown({"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}, command) + "\n")
+    begin = time.monotonic()
+    with open(os.path.join(path, "log.txt"), "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                   env={**os.environ, **environment}, start_new_session=True)
+        try:
+            code = process.wait(timeout=seconds(study.time))
+        except BaseException as error:  # also Ctrl-C: the ranks are in a session of their own
+            _end(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            log.write(f"ended after the time limit of {study.time}\n".encode())
+            code = 124
+    with open(os.path.join(path, "exit_code"), "w", encoding="utf-8") as file:
+        file.write(f"{code}\n")
+    return code, time.monotonic() - begin
+
+
+def _end(process):
+    for signal_number, grace in ((15, 10), (9, 10)):
+        try:
+            os.killpg(process.pid, signal_number)
+            process.wait(timeout=grace)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def describe_system(folder, build):
+    report = os.path.join(folder.path, "SYSTEM.md")
+    if not os.path.exists(report):
+        tool = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "system_report.py")
+        subprocess.run([sys.executable, tool, "--build", build, "--output", report], check=False)
+
+
+def run_local(study, folder, runs, build, launcher):
+    """Runs them here, one after another; returns how many failed. Points of more GPUs than there are
+    stay missing, and are named."""
+    if not os.access(program_path(study, build), os.X_OK):
+        raise StudyError(f"there is no program {program_path(study, build)}; fix: build it, or name the build folder (--build)")
+    available = num_gpus() if study.device == "cuda" else None
+    groups = {id(run): group for group in study.groups for run in group.runs}
+    todo = [run for run in study.runs if run in runs]
+    if available is not None:
+        beyond = sorted({run.ranks for run in todo if run.ranks > available})
+        if beyond:
+            print(f"left out: {', '.join(map(str, beyond))} GPUs, this host has {available}")
+        todo = [run for run in todo if run.ranks <= available]
+    describe_system(folder, build)
+    failed = 0
+    for number, run in enumerate(todo, 1):
+        code, took = run_here(study, folder, groups[id(run)], run, build, launcher)
+        state, why = folder.state(run)
+        print(f"[{number}/{len(todo)}] {run.name}: {state}{f' ({why})' if why else ''}, {took:.1f} s", flush=True)
+        if state != DONE:
+            failed += 1
+            tail = open(os.path.join(folder.run_path(run), "log.txt"), encoding="utf-8", errors="replace").read().splitlines()
+            print("\n".join(f"    {line}" for line in tail[-8:]))
+    return failed

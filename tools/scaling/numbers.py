@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of a study. Every definition here is that of docs/performance.md, "Scaling studies";
+nothing beyond Python's own library is needed."""
+
+import csv
+import math
+import os
+import statistics
+from dataclasses import dataclass
+
+# A run is bound by what its step waits for, where that is at least this share of the step.
+BOUND_SHARE = 0.10
+
+# Throughput columns of the metrics, and what one unit is called.
+UNITS = {"tokens_per_second": "token", "images_per_second": "image", "samples_per_second": "sample"}
+
+
+class DataError(Exception):
+    """Files that cannot be used; exit code 65."""
+
+
+# --- definitions -------------------------------------------------------------------------------------
+def speed_up(base_ms, step_ms):
+    """T_1 / T_N at the same global batch."""
+    return base_ms / step_ms
+
+
+def strong_efficiency(base_ms, ranks, step_ms, base_ranks=1):
+    """T_1 / (N T_N); without a point of one GPU, T_1 is that of the smallest point times its GPUs."""
+    return base_ms * base_ranks / (ranks * step_ms)
+
+
+def weak_efficiency(base_rate, ranks, rate, base_ranks=1):
+    """rate_N / (N rate_1); without a point of one GPU, rate_1 is a GPU's share at the smallest point."""
+    return rate * base_ranks / (ranks * base_rate)
+
+
+def bottleneck(step_ms, exposed_comm_ms, loader_wait_ms):
+    """compute, communication or input: what at least a tenth of the step is spent waiting for, and of two the
+    longer wait. What is unknown is not a wait."""
+    waits = {"communication": exposed_comm_ms, "input": loader_wait_ms}
+    waits = {name: ms for name, ms in waits.items() if ms is not None and ms >= BOUND_SHARE * step_ms}
+    return max(waits, key=waits.get) if waits else "compute"
+
+
+@dataclass
+class Spread:
+    """Median and extremes of a point's repeats."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    def map(self, function):
+        """Of a monotone function of the value; a falling one swaps the ends."""
+        ends = sorted((function(self.low), function(self.high)))
+        return Spread(function(self.median), ends[0], ends[1], self.count)
+
+
+def spread(values):
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(statistics.median(known), min(known), max(known), len(known))
+
+
+# --- a run -------------------------------------------------------------------------------------------
+@dataclass
+class RunNumbers:
+    name: str
+    ranks: int
+    repeat: int
+    nodes: int
+    unit: str
+    rate: float  # of all ranks, units a second
+    step_ms: float
+    exposed_comm_ms: float | None
+    loader_wait_ms: float | None
+    joules_per_unit: float | None
+    epoch_seconds: float | None
+    memory_gib: float | None
+    gpu_utilisation_percent: float | None
+    global_batch_size: float | None
+    bottleneck: str
+    precision: str
+    bucket_cap_mb: str
+    gpu_type: str
+    job_id: str
+    commit: str
+
+
+def read_csv(path, columns):
+    """Rows as dictionaries. A file that is missing or empty, a missing column: DataError that names it."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    if not rows:
+        raise DataError(f"{path}: the file is empty: the run wrote nothing")
+    header = rows[0]
+    for column in columns:
+        if column not in header:
+            raise DataError(f"{path}: there is no column {column}; it has {', '.join(header)}")
+    table = []
+    for line, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            raise DataError(f"{path}:{line}: {len(row)} cells below {len(header)} columns")
+        table.append(dict(zip(header, row)))
+    if not table:
+        raise DataError(f"{path}: there are no rows below the header")
+    return table
+
+
+def number(path, row, column):
+    """The cell as a number; None where it is empty."""
+    text = row[column]
+    if text == "":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise DataError(f"{path}: {column} is {text!r}, not a number") from None
+
+
+def unit_column(path, header):
+    for column in UNITS:
+        if column in header:
+            return column
+    raise DataError(f"{path}: there is no throughput column; one of {', '.join(UNITS)} is needed")
+
+
+def measured_intervals(path, warmup_steps):
+    """The logging intervals that lie behind the warm-up, and the throughput column. An interval ends at
+    its row's step and begins at or behind the row before."""
+    rows = read_csv(path, ["step", "step_ms", "exposed_comm_ms", "loader_wait_ms", "interval_seconds", "energy_j"])
+    column = unit_column(path, rows[0])
+    intervals, before = [], 0
+    for row in rows:
+        if before >= warmup_steps and row["step_ms"] != "" and row[column] != "":
+            intervals.append(row)
+        before = number(path, row, "step")
+    if not intervals:
+        raise DataError(f"{path}: no logging interval lies behind the {warmup_steps} steps of warm-up; fix: more steps, "
+                        "or a smaller log_every")
+    return intervals, column
+
+
+def _mean(pairs):
+    """Of (value, weight); None where a value is unknown."""
+    pairs = list(pairs)
+    if any(value is None for value, _ in pairs):
+        return None
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+
+
+def read_run(folder, name, warmup_steps):
+    """A finished run's numbers, without its warm-up."""
+    steps_path = os.path.join(folder, name, "steps.csv")
+    epochs_path = os.path.join(folder, name, "epochs.csv")
+    intervals, column = measured_intervals(steps_path, warmup_steps)
+    epochs = read_csv(epochs_path, ["ranks", "nodes", "repeat", "precision", "global_batch_size", "bucket_cap_mb", "gpu_type",
+                                    "gpu_utilisation_percent", "steps_per_epoch", "job_id", "commit"])
+
+    def values(column):
+        return [number(steps_path, row, column) for row in intervals]
+
+    seconds = values("interval_seconds")
+    steps = [1000 * s / ms for s, ms in zip(seconds, values("step_ms"))]
+    step_ms = 1000 * sum(seconds) / sum(steps)
+    rate = _mean(zip(values(column), seconds))
+    energy = values("energy_j")
+    exposed = _mean((ms, 1) for ms in values("exposed_comm_ms"))  # of each logged step alone
+    wait = _mean(zip(values("loader_wait_ms"), steps))
+    memory = [number(steps_path, row, "peak_memory_gib") for row in intervals if "peak_memory_gib" in row]
+    last = epochs[-1]
+    epoch_steps = number(epochs_path, last, "steps_per_epoch")
+    ranks = int(number(epochs_path, last, "ranks") or 0)
+    if ranks < 1 or not math.isfinite(rate) or rate <= 0:
+        raise DataError(f"{os.path.join(folder, name)}: {ranks} rank(s) at {rate} a second is no measurement")
+    return RunNumbers(
+        name=name, ranks=ranks, repeat=int(number(epochs_path, last, "repeat") or 1),
+        nodes=int(number(epochs_path, last, "nodes") or 1), unit=UNITS[column], rate=rate, step_ms=step_ms,
+        exposed_comm_ms=exposed, loader_wait_ms=wait,
+        joules_per_unit=None if any(e is None for e in energy) else sum(energy) / (rate * sum(seconds)),
+        epoch_seconds=epoch_steps * step_ms / 1000 if epoch_steps else None,
+        memory_gib=max((m for m in memory if m is not None), default=None),
+        gpu_utilisation_percent=number(epochs_path, last, "gpu_utilisation_percent"),
+        global_batch_size=number(epochs_path, last, "global_batch_size"),
+        bottleneck=bottleneck(step_ms, exposed, wait), precision=last["precision"], bucket_cap_mb=last["bucket_cap_mb"],
+        gpu_type=last["gpu_type"], job_id=last["job_id"], commit=last["commit"])
+
+
+# --- a study -----------------------------------------------------------------------------------------
+@dataclass
+class Point:
+    """All repeats of one number of ranks, and in sensitivity studies of one combination of settings."""
+
+    ranks: int
+    varied: dict
+    runs: list
+    rate: Spread = None
+    step_ms: Spread = None
+    exposed_comm_ms: Spread = None
+    exposed_percent: Spread = None
+    loader_wait_ms: Spread = None
+    joules_per_unit: Spread = None
+    epoch_seconds: Spread = None
+    memory_gib: Spread = None
+    speed_up: Spread = None
+    efficiency: Spread = None
+
+    @property
+    def bottleneck(self):
+        """The class of most repeats."""
+        return statistics.mode(run.bottleneck for run in self.runs)
+
+
+def make_points(runs, kind, varied=None):
+    """Points in ascending order of ranks. `varied`: run name -> settings."""
+    varied = varied or {}
+    groups = {}
+    for run in runs:
+        settings = varied.get(run.name, {})
+        groups.setdefault((run.ranks, tuple(settings.items())), []).append(run)
+    points = []
+    for (ranks, settings), members in sorted(groups.items(), key=lambda item: item[0][0]):
+        point = Point(ranks, dict(settings), members)
+        for name in ("rate", "step_ms", "exposed_comm_ms", "loader_wait_ms", "joules_per_unit", "epoch_seconds", "memory_gib"):
+            setattr(point, name, spread([getattr(run, name) for run in members]))
+        point.exposed_percent = spread([None if run.exposed_comm_ms is None else 100 * run.exposed_comm_ms / run.step_ms
+                                        for run in members])
+        points.append(point)
+    if points and kind != "sensitivity":
+        base = points[0]
+        for point in points:
+            _compare(point, base, kind)
+    return points
+
+
+def _compare(point, base, kind):
+    """Against the smallest point's median: the spread is the point's own."""
+    if kind == "strong":
+        point.speed_up = point.step_ms.map(lambda ms: speed_up(base.step_ms.median, ms) * base.ranks)
+        point.efficiency = point.step_ms.map(lambda ms: strong_efficiency(base.step_ms.median, point.ranks, ms, base.ranks))
+    else:
+        point.speed_up = point.rate.map(lambda rate: rate / base.rate.median * base.ranks)
+        point.efficiency = point.rate.map(lambda rate: weak_efficiency(base.rate.median, point.ranks, rate, base.ranks))

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a scaling study described by one YAML file (slurm/studies/; docs/reproduce.md).
+
+    tools/study.py slurm/studies/resnet50_strong.yaml              submit what is missing or failed to Slurm
+    tools/study.py slurm/studies/resnet50_strong.yaml --dry-run    print the jobs
+    tools/study.py slurm/studies/resnet50_strong.yaml --status     what became of each run
+    tools/study.py slurm/studies/resnet50_strong.yaml --local      run it on this host instead
+
+The same command again submits what is missing by then: a run is done when it ended with 0 and wrote its
+CSV files, and is otherwise begun anew; what an earlier start left is kept in its attempt-<n>/. Everything
+lands in runs/<name of the study>/; tools/plot_scaling.py makes the report from there.
+
+Exit codes: 0 done (submitted, for Slurm), 1 a run failed (--local), 64 a mistake in the study or the call.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+# pylint: disable=wrong-import-position
+from scaling import folder as study_folder, launch, plan  # noqa: E402
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.print_usage(sys.stderr)
+        self.exit(64, f"error: {message}\n")
+
+
+def parse(arguments):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", help="the study's YAML file")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="print the jobs (with --local: the commands), start nothing")
+    what.add_argument("--status", action="store_true", help="print what became of each run")
+    parser.add_argument("--local", action="store_true", help="without Slurm: on this host, one run after another")
+    parser.add_argument("--output", help="the study's folder, seen by all nodes (runs/<name>)")
+    parser.add_argument("--build", default="build", help="build folder with examples/ (build)")
+    parser.add_argument("--repeat", type=int, help="only runs of this repeat, e.g. to take turns with other studies")
+    parser.add_argument("--launcher", choices=("auto", "mpirun", "torchrun", "ddp_test_launch"), default="auto", help="of --local")
+    return parser.parse_args(arguments)
+
+
+def from_root(path):
+    """`path` as seen from the top of the repository, where it lies inside."""
+    inside = os.path.relpath(os.path.abspath(path), ROOT)
+    return os.path.abspath(path) if inside.startswith("..") else inside
+
+
+def print_plan(options, study, folder):
+    if options.local:
+        for run in study.runs:
+            group = next(group for group in study.groups if run in group.runs)
+            print(launch.shown({}, launch.local_command(study, group, run, folder.path, options.build, options.launcher)))
+    else:
+        for group in study.groups:
+            print(launch.shown(launch.slurm_environment(study, folder.path, options.build),
+                               launch.slurm_command(study, group, group.runs, folder.path)))
+    print(f"# {len(study.runs)} runs of {study.kind} study {study.name}: {len(study.groups)} number(s) of ranks, "
+          f"{study.repeats} repeat(s)")
+
+
+def print_status(study, folder):
+    counts = {}
+    for run in study.runs:
+        state, why = folder.state(run)
+        counts[state] = counts.get(state, 0) + 1
+        print(f"{run.name:40} {state:8} {why}".rstrip())
+    print("# " + ", ".join(f"{number} {state}" for state, number in counts.items()))
+
+
+def main(arguments):
+    options = parse(arguments)
+    options.study = from_root(options.study)
+    output = from_root(options.output) if options.output else None
+    os.chdir(ROOT)  # paths in studies, sbatch files and folders are seen from there
+    study = plan.load(options.study, ROOT)
+    folder = study_folder.StudyFolder(study, output or os.path.join("runs", study.name))
+    if options.dry_run:
+        print_plan(options, study, folder)
+        return 0
+    if options.status:
+        print_status(study, folder)
+        return 0
+    states = {run.name: folder.state(run) for run in study.runs}
+    todo = [run for run in study.runs if states[run.name][0] in ("missing", "failed", "lost")]
+    if options.repeat is not None:
+        todo = [run for run in todo if run.repeat == options.repeat]
+    waiting = sum(state in ("queued", "running") for state, _ in states.values())
+    done = sum(state == study_folder.DONE for state, _ in states.values())
+    print(f"{study.name}: {len(study.runs)} runs: {done} done, {waiting} in the queue, {len(todo)} to start")
+    for run in todo:
+        if states[run.name][0] != "missing":
+            print(f"  again: {run.name}, {states[run.name][0]} ({states[run.name][1]})")
+    folder.save("tools/study.py " + " ".join(shlex.quote(word) for word in arguments))
+    report = f"tools/plot_scaling.py {folder.path}"
+    if options.local:
+        failed = launch.run_local(study, folder, todo, options.build, options.launcher)
+        print(f"{failed} run(s) failed: see log.txt in their folders" if failed else f"report: {report}")
+        return 1 if failed else 0
+    if todo:
+        launch.submit(study, folder, todo, options.build)
+    print(f"status: tools/study.py {options.study} --status; report: {report}")
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks of --local are ended too
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except plan.StudyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(64)
