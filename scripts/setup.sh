@@ -168,6 +168,7 @@ install_python_parts() {
   { [ -n "$cmake_version" ] && version_at_least "$cmake_version" 3.28; } || wanted+=("cmake>=3.28")
   command -v ninja >/dev/null || wanted+=(ninja)
   [ ${#wanted[@]} = 0 ] && return
+  wanted+=(pyyaml)  # tools/study.py; without it its tests are skipped, so no reason for a .venv
   pip_install "${wanted[@]}"
   PATH=$DDP_VENV/bin:$PATH
   hash -r
