@@ -155,6 +155,42 @@ TEST_CASE("broadcast_buffers before_eval and off") {
   }
 }
 
+TEST_CASE("a state without the frozen parameters knows which they were") {
+  const auto wrap = [](Mlp& module) {
+    module->first->weight.set_requires_grad(false);
+    module->second->weight.set_requires_grad(false);
+    auto model = std::make_unique<DistributedDataParallel<Mlp>>(module, group());
+    model->leave_frozen_out_of_state();
+    return model;
+  };
+  Mlp module, same, other(8);
+  const auto state = wrap(module)->state_dict();
+  REQUIRE(state.tensors.size() == 4);
+  REQUIRE(state.tensors.count("first.weight") == 0);
+  REQUIRE(state.tensors.count("first.bias") == 1);
+
+  auto reloaded = wrap(same);
+  {
+    const torch::NoGradGuard no_grad;
+    same->first->bias.add_(1);  // trained, and so not part of the base
+  }
+  reloaded->load_state_dict(state);
+  REQUIRE(torch::equal(same->first->bias, module->first->bias));
+  const auto fingerprint = reloaded->frozen_fingerprint();
+  {
+    const torch::NoGradGuard no_grad;
+    same->second->weight[0][0] += 1;
+  }
+  REQUIRE(reloaded->frozen_fingerprint() != fingerprint);
+
+  const auto before = other->first->bias.clone();
+  REQUIRE_THROWS_WITH(wrap(other)->load_state_dict(state), Catch::Contains("over another base"));
+  REQUIRE(torch::equal(other->first->bias, before));
+  DistributedDataParallel<Mlp> whole(Mlp(), group());
+  REQUIRE_THROWS_WITH(wrap(same)->load_state_dict(whole.state_dict()),
+                      Catch::Contains("holds the whole model"));
+}
+
 TEST_CASE("state_dict and load_state_dict") {
   Mlp module;
   Mlp other(9);

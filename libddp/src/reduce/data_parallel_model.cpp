@@ -11,12 +11,14 @@
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
+#include "reduce/fingerprint.hpp"
 #include "reduce/model_check.hpp"
 #include "reduce/replica_sync.hpp"
 
 namespace ddp {
 namespace {
 
+constexpr const char* kFrozenKey = "frozen_parameters";
 constexpr const char* kRankLocal = "rank_local.";  // what Checkpointer keeps for each rank
 
 NamedParameters without_ignored(NamedParameters tensors, const std::vector<std::string>& ignored) {
@@ -192,11 +194,24 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
 // Ignored tensors belong to the model as much as the others: a file without them would be of
 // another model. Ranks may hold different ones, so each rank keeps its own beside rank 0's.
 NamedParameters DataParallelModel::state_tensors() const {
-  auto tensors = all_tensors_.parameters;
+  auto tensors = frozen_in_state_ ? all_tensors_.parameters : trainable(all_tensors_.parameters);
   const auto buffers =
       all_tensors_.read_buffers ? all_tensors_.read_buffers() : all_tensors_.buffers;
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   return tensors;
+}
+
+std::string DataParallelModel::frozen_fingerprint() const {
+  auto frozen = all_tensors_.parameters;
+  std::erase_if(frozen, [](const auto& entry) { return entry.tensor.requires_grad(); });
+  return detail::fingerprint_of(frozen);
+}
+
+const std::string& DataParallelModel::frozen_identity() const {
+  if (frozen_identity_.empty()) {
+    frozen_identity_ = frozen_fingerprint();
+  }
+  return frozen_identity_;
 }
 
 bool DataParallelModel::is_ignored(const std::string& name) const {
@@ -206,6 +221,9 @@ bool DataParallelModel::is_ignored(const std::string& name) const {
 
 StateDict DataParallelModel::state_dict() const {
   StateDict state;
+  if (!frozen_in_state_) {
+    state.values[kFrozenKey] = frozen_identity();
+  }
   for (const auto& [name, tensor] : state_tensors()) {
     state.tensors.emplace(name, tensor.detach());
     if (is_ignored(name) && communicator_->world_size() > 1) {
@@ -215,7 +233,23 @@ StateDict DataParallelModel::state_dict() const {
   return state;
 }
 
+void DataParallelModel::require_same_frozen(const StateDict& state) const {
+  const auto found = state.values.find(kFrozenKey);
+  const auto* saved =
+      found != state.values.end() ? std::get_if<std::string>(&found->second) : nullptr;
+  if (saved == nullptr) {
+    throw MismatchError("it holds the whole model, not what was trained over a frozen base");
+  }
+  if (*saved != frozen_identity()) {
+    throw MismatchError(detail::concat("it was trained over another base: frozen parameters ",
+                                       *saved, ", here ", frozen_identity()));
+  }
+}
+
 void DataParallelModel::load_state_dict(const StateDict& state) {
+  if (!frozen_in_state_) {
+    require_same_frozen(state);
+  }
   auto targets = state_tensors();
   std::set<std::string> expected;
   for (auto& [name, tensor] : targets) {

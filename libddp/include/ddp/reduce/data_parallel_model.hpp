@@ -88,7 +88,17 @@ class DataParallelModel : public Stateful {
   double exposed_communication_ms() { return reducer_->exposed_communication_ms(); }
   DdpLoggingData logging_data() { return reducer_->logging_data(); }
 
+  /// From here on state_dict() holds, of the parameters that are not trained, only their
+  /// fingerprint: a checkpoint of adapters leaves out the base under them, and load_state_dict()
+  /// throws MismatchError where the base here is another. They must not be changed afterwards.
+  void leave_frozen_out_of_state() { frozen_in_state_ = false; }
+
+  /// 16 hexadecimal digits over names, dtypes, shapes and every bit of the parameters that are not
+  /// trained: equal texts mean an equal base. Reads them anew each time; the host waits.
+  std::string frozen_fingerprint() const;
+
   std::string state_name() const override { return "model"; }
+  /// All parameters and buffers; see leave_frozen_out_of_state().
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -105,14 +115,18 @@ class DataParallelModel : public Stateful {
   void broadcast_buffers_now(int root);
   NamedParameters state_tensors() const;
   bool is_ignored(const std::string& name) const;
+  const std::string& frozen_identity() const;
+  void require_same_frozen(const StateDict& state) const;
 
   ModelTensors all_tensors_;
   ModelTensors tensors_;  // without ddp.parameters_to_ignore
   CommunicatorPtr communicator_;
   DdpOptions options_;
   std::unique_ptr<Reducer> reducer_;
-  bool sync_ = true;                 // false inside no_sync
-  bool require_buffer_sync_ = true;  // the last training forward was a synchronised one
+  bool frozen_in_state_ = true;
+  mutable std::string frozen_identity_;  // of frozen_fingerprint(), read once; empty: not yet
+  bool sync_ = true;                     // false inside no_sync
+  bool require_buffer_sync_ = true;      // the last training forward was a synchronised one
   JoinScope* join_ = nullptr;
 };
 
