@@ -20,6 +20,7 @@
 #include "common/model_options.hpp"
 #include "common/parameter_hash.hpp"
 #include "common/run_checks.hpp"
+#include "common/run_plan.hpp"
 #include "common/training_loop.hpp"
 #include "ddp/ddp.hpp"
 
@@ -43,16 +44,6 @@ Data make_data(ddp::DataOptions options, const ModelOptions& model) {
   return data;
 }
 
-ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
-  auto options = cfg.loader;
-  options.drop_last = false;
-  options.global_batch_size = 0;
-  if (cfg.train.eval_batch_size > 0) {
-    options.batch_size = cfg.train.eval_batch_size;
-  }
-  return options;
-}
-
 /// Averages parameters alone: they are equal on all ranks, running statistics are each rank's own
 /// until an evaluation sends rank 0's.
 std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay) {
@@ -60,13 +51,6 @@ std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double d
     return nullptr;
   }
   return std::make_unique<ddp::Ema>(model.named_parameters(), ddp::EmaOptions{.decay = decay});
-}
-
-examples::EpochLength epoch_length(const ddp::Config& cfg, const ddp::Context& ctx,
-                                   int64_t steps_per_epoch) {
-  const int64_t batch = cfg.loader.global_batch_size > 0 ? cfg.loader.global_batch_size
-                                                         : cfg.loader.batch_size * ctx.world_size();
-  return {.steps = steps_per_epoch, .samples_per_step = batch * cfg.train.grad_accum_steps};
 }
 
 std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
@@ -142,17 +126,10 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   ddp::DataLoader train_loader(data.train, sampler, ctx.device(), cfg.loader);
   ddp::DistributedSampler eval_sampler(data.test->size(), ctx.communicator(),
                                        ddp::eval_sampler_options(cfg.sampler));
-  ddp::DataLoader eval_loader(data.test, eval_sampler, ctx.device(), eval_loader_options(cfg));
+  ddp::DataLoader eval_loader(data.test, eval_sampler, ctx.device(),
+                              examples::eval_loader_options(cfg));
 
-  examples::require_equal_batches(train_loader.num_batches(), ctx.control_plane());
-  const int64_t steps_per_epoch =
-      examples::steps_per_epoch(train_loader.num_batches(), cfg.train.grad_accum_steps);
-  const int64_t num_steps = cfg.train.num_steps(steps_per_epoch);
-  cfg.metrics.run.max_steps = num_steps;
-  cfg.metrics.run.steps_per_epoch = steps_per_epoch;
-  if (cfg.lr_schedule.total_steps == 0) {
-    cfg.lr_schedule.total_steps = num_steps;
-  }
+  const auto plan = examples::plan_run(cfg, ctx, train_loader.num_batches());
   const ddp::LrSchedule lr_schedule(cfg.lr_schedule);
   ddp::Metrics metrics(ctx, cfg.metrics);
   metrics.observe(model);
@@ -178,14 +155,14 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
                      .ema = ema.get()},
                     {.train = cfg.train,
                      .amp = cfg.amp,
-                     .num_steps = num_steps,
+                     .num_steps = plan.num_steps,
                      .log_every = cfg.metrics.log_every,
                      .keep_best = cfg.checkpoint.keep_best});
   auto checkpointer =
       ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader, ema})
           : ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader});
   const int64_t first_step = checkpointer.restore();
-  examples::require_same_epochs(checkpointer, epoch_length(cfg, ctx, steps_per_epoch));
+  examples::require_same_epochs(checkpointer, plan.epoch);
   const auto summary = loop.run(checkpointer, first_step);
   const auto hash = examples::common_parameter_hash(model.named_parameters(), ctx.control_plane());
   print_summary(summary, hash, ctx, cfg, metrics, checkpointer.last_saved_step());

@@ -2,11 +2,14 @@
 // Writes docs/configuration.md from the code, or checks that the file is what the code says:
 //   configuration_docs docs/configuration.md
 //   configuration_docs --check docs/configuration.md
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <vector>
 
+#include "common/language_sections.hpp"
 #include "common/model_options.hpp"
 #include "ddp/train/config.hpp"
 
@@ -30,11 +33,22 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 - An unknown key, a wrong type and a value out of limits end the program with exit code 64 before
   anything starts; the message names the file and line (or the argument), what is allowed and the
   nearest key. `--help` prints this list.
-- A program may have sections of its own: `cfg.section<T>("mine")`. `model` below is the trainer's,
-  examples/resnet_ddp.
+- A program may have sections of its own: `cfg.section<T>("mine")`. `model` below is that of
+  examples/resnet_ddp; those of examples/lora_ddp and examples/gpt2_ddp stand at the end.
 - The resolved settings are printed at the start and saved with every checkpoint, and all ranks must
   have the same.
 )";
+
+/// The sections that a program adds to the library's.
+std::string own_sections_of(const std::string& program, const std::vector<ddp::Section>& sections) {
+  auto rows = ddp::Config::default_rows(sections);
+  std::erase_if(rows, [&](const ddp::SettingRow& row) {
+    return std::none_of(sections.begin(), sections.end(), [&](const ddp::Section& section) {
+      return row.key.starts_with(section.name + ".");
+    });
+  });
+  return "\n# Sections of " + program + "\n" + ddp::settings_markdown(rows);
+}
 
 std::string read_all(const char* path) {
   std::ifstream file(path);
@@ -50,9 +64,11 @@ int main(int argc, char** argv) {
     return 64;
   }
   const char* path = argv[argc - 1];
-  const std::string page =
-      kIntroduction + ddp::settings_markdown(ddp::Config::default_rows(
-                          {ddp::declare_section<examples::ModelOptions>("model")}));
+  const std::string page = kIntroduction +
+                           ddp::settings_markdown(ddp::Config::default_rows(
+                               {ddp::declare_section<examples::ModelOptions>("model")})) +
+                           own_sections_of("lora_ddp", examples::lora_sections()) +
+                           own_sections_of("gpt2_ddp", examples::gpt2_sections());
   if (check) {
     if (read_all(path) == page) {
       return 0;

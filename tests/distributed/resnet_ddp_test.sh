@@ -14,16 +14,8 @@
 # The data are 163 images: no number of ranks divides them, so padding and doubled images would be seen.
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-
-fail() {
-  echo "FAILED: $*"
-  tail -n 40 "$work"/*.log
-  exit 1
-}
+# shellcheck source=tests/distributed/trainer_test_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/trainer_test_lib.sh"
 
 wrapper=() # before the program, on each rank
 run() { # run LOG SETTING…
@@ -36,29 +28,9 @@ run() { # run LOG SETTING…
     metrics.progress=plain "$@" > "$log" 2>&1
 }
 
-hash_of() { sed -n 's/^parameters *\([0-9a-f]\{16\}\), equal on all.*/\1/p' "$1"; }
-
-descendants() {
-  local child
-  for child in $(pgrep -P "$1"); do
-    descendants "$child"
-    echo "$child"
-  done
-}
-
 check_learning() { # check_learning LOG: the last epoch's loss is below the first's
   sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$1" |
     awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < 0.97 * $1) } END { if (!found) exit 1 }' || fail "the loss did not fall"
-}
-
-wait_for_checkpoint() { # wait_for_checkpoint PID
-  local tries
-  for tries in $(seq 600); do
-    compgen -G "$work/checkpoints/step_*" > /dev/null && return 0
-    kill -0 "$1" 2> /dev/null || fail "the run ended before its first checkpoint"
-    sleep 0.1
-  done
-  fail "no checkpoint after $tries tries"
 }
 
 case $scenario in
@@ -126,12 +98,10 @@ case $scenario in
     saving=(train.max_steps=30 model.ema_decay=0.9 checkpoint.dir="$work/checkpoints" checkpoint.every_steps=6 checkpoint.stop_check_seconds=0.05)
     (run "$work/cut.log" "${saving[@]}") &
     pid=$!
-    wait_for_checkpoint $pid
     if [ "$scenario" = resumes ]; then
-      # shellcheck disable=SC2046
-      kill -9 $(descendants $pid) $pid
-      wait $pid 2> /dev/null
+      kill_when_saved $pid
     else
+      wait_for_checkpoint $pid
       targets=$(descendants $pid) # the ranks: mpirun itself would kill them soon after
       # shellcheck disable=SC2086
       kill -TERM ${targets:-$pid}

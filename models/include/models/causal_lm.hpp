@@ -29,7 +29,7 @@ struct LmOutput {
   torch::Tensor num_correct;  ///< int64, 0-dim: of them, how many have the largest logit
 };
 template <typename F>
-void for_each_tensor(LmOutput& output, F&& f) {
+void for_each_tensor(const LmOutput& output, F&& f) {
   f(output.loss_sum);
 }
 

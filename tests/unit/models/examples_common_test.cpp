@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/data_path.hpp"
+#include "common/language_sections.hpp"
 #include "common/mixup.hpp"
 #include "common/model_options.hpp"
 #include "common/parameter_hash.hpp"
@@ -97,15 +98,23 @@ TEST_CASE("a run is not resumed with epochs of another length") {
   }
 }
 
-TEST_CASE("the configs that ship are accepted by the trainer") {
+TEST_CASE("the configs that ship are accepted by their program") {
+  const auto sections_of = [](const std::string& name) -> std::vector<ddp::Section> {
+    if (name.starts_with("lora_")) {
+      return examples::lora_sections();
+    }
+    return name.starts_with("gpt2_")
+               ? examples::gpt2_sections()
+               : std::vector{ddp::declare_section<examples::ModelOptions>("model")};
+  };
   int count = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(examples::find_data_path("examples/configs"))) {
     INFO(entry.path());
     const auto path = entry.path().string();
-    const char* const arguments[] = {"resnet_ddp", "--config", path.c_str()};
-    const auto config = ddp::Config::from_command_line(
-        3, arguments, {ddp::declare_section<examples::ModelOptions>("model")});
+    const char* const arguments[] = {"program", "--config", path.c_str()};
+    const auto config =
+        ddp::Config::from_command_line(3, arguments, sections_of(entry.path().filename().string()));
     config.require_all_read();
     auto schedule = config.lr_schedule;
     if (schedule.total_steps == 0) {
@@ -114,7 +123,7 @@ TEST_CASE("the configs that ship are accepted by the trainer") {
     CHECK_NOTHROW(ddp::LrSchedule(schedule));
     ++count;
   }
-  CHECK(count >= 5);
+  CHECK(count >= 10);
 }
 
 TEST_CASE("mixup weights follow Beta(alpha, alpha) and repeat for the same draw") {

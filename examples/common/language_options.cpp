@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/language_options.hpp"
+
+#include <torch/torch.h>
+
+#include <stdexcept>
+
+#include "ddp/core/error.hpp"
+
+namespace examples {
+namespace {
+
+const std::vector<std::pair<std::string, torch::Dtype>> kDtypes = {{"fp32", torch::kFloat32},
+                                                                   {"bf16", torch::kBFloat16}};
+
+void describe_vocab_size(int64_t& value, ddp::FieldVisitor& v) {
+  v.field({.name = "vocab_size",
+           .doc = "rows of the embedding, at least the token files' vocabulary; 0: that, or what a "
+                  "released size has",
+           .unit = "tokens",
+           .min = 0,
+           .max = 1 << 24},
+          value);
+}
+
+/// Four layers for laptops and tests. Embeddings of unit length: a frozen head of Hugging Face's
+/// usual 0.02 gives, at this width, nearly equal logits whatever the adapters do.
+models::Qwen2Options tiny_qwen2() {
+  return {.vocab_size = 0,
+          .hidden_size = 128,
+          .intermediate_size = 256,
+          .num_layers = 4,
+          .num_heads = 4,
+          .num_kv_heads = 2,
+          .head_dim = 32,
+          .max_positions = 2048,
+          .rope_theta = 1e4,
+          .initializer_range = 0.09};
+}
+
+/// Random weights, the same at any number of ranks.
+template <typename Model, typename Options>
+std::shared_ptr<models::CausalLm> make_random(const Options& options,
+                                              const LanguageModelSettings& common,
+                                              at::Device device) {
+  torch::manual_seed(static_cast<uint64_t>(common.seed));
+  try {
+    Model model(options, torch::TensorOptions().dtype(common.dtype).device(device));
+    model->reset_parameters();
+    model->computation() = common.computation;
+    return model.ptr();
+  } catch (const std::invalid_argument& error) {
+    throw ddp::SettingsError(std::string("section model: ") + error.what());
+  }
+}
+
+}  // namespace
+
+void describe_fields(RunSettings& s, ddp::FieldVisitor& v) {
+  v.field(
+      {.name = "mode",
+       .doc = "train; evaluate: loss, accuracy and decoded answers of the model as it is, or as "
+              "the newest checkpoint has it",
+       .choices = {"train", "evaluate"}},
+      s.mode);
+}
+
+void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "dtype",
+           .doc = "of the parameters; trained ones in bf16 get a float32 master in the optimizer"},
+          s.dtype, kDtypes);
+  v.field({.name = "seed", .doc = "of random weights, equal at any number of ranks"}, s.seed);
+  v.field({.name = "attention",
+           .doc = "attention kernel; auto: cudnn where it can, else flash, else math"},
+          s.computation.attention, ddp::ops::attention_backend_names());
+  v.field({.name = "loss_chunk_tokens",
+           .doc = "tokens whose logits exist at a time; 0: all of a batch",
+           .unit = "tokens",
+           .min = 0},
+          s.computation.loss_chunk_tokens);
+  v.field(
+      {.name = "checkpoint_every",
+       .doc = "recompute every k-th layer in the backward (1: all), which saves memory; 0: none",
+       .unit = "layers",
+       .min = 0},
+      s.computation.checkpoint_every);
+}
+
+void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "init",
+           .doc = "random: of the sizes that model.size names; pretrained: from model.path",
+           .choices = {"random", "pretrained"}},
+          s.init);
+  v.field({.name = "path",
+           .doc = "Hugging Face folder with config.json and safetensors",
+           .may_differ = true},
+          s.path);
+  v.field({.name = "size",
+           .doc = "sizes of a random model",
+           .choices = {"tiny", "qwen2_0.5b", "qwen2_1.5b", "qwen2_7b"}},
+          s.size);
+  describe_vocab_size(s.vocab_size, v);
+  describe_fields(s.common, v);
+}
+
+void describe_fields(Gpt2Settings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "layers", .doc = "transformer blocks", .min = 1, .max = 1000}, s.layers);
+  v.field({.name = "hidden", .doc = "width, a multiple of heads", .min = 1, .max = 1 << 16},
+          s.hidden);
+  v.field({.name = "heads", .doc = "attention heads", .min = 1, .max = 1 << 12}, s.heads);
+  v.field({.name = "positions",
+           .doc = "longest sequence, at least tokens.max_seq_len",
+           .unit = "tokens",
+           .min = 1,
+           .max = 1 << 24},
+          s.positions);
+  v.field({.name = "dropout",
+           .doc = "of embeddings, residual branches and attention weights",
+           .min = 0,
+           .max = 0.99},
+          s.dropout);
+  describe_vocab_size(s.vocab_size, v);
+  describe_fields(s.common, v);
+}
+
+void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
+  auto& o = s.options;
+  v.field({.name = "rank", .doc = "of the adapters", .min = 1, .max = 1 << 16}, o.rank);
+  v.field({.name = "alpha", .doc = "the adapters' output is scaled by alpha / rank", .min = 0},
+          o.alpha);
+  v.field({.name = "dropout", .doc = "of the adapters' input", .min = 0, .max = 0.99}, o.dropout);
+  v.field({.name = "target_modules",
+           .doc = "shell patterns for the last part of a linear layer's name, or for all of it"},
+          o.target_modules);
+  v.field({.name = "dtype", .doc = "of the adapters"}, o.dtype, kDtypes);
+}
+
+models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab) {
+  auto options = settings.size == "qwen2_0.5b"   ? models::qwen2_0_5b()
+                 : settings.size == "qwen2_1.5b" ? models::qwen2_1_5b()
+                 : settings.size == "qwen2_7b"   ? models::qwen2_7b()
+                                                 : tiny_qwen2();
+  if (settings.vocab_size > 0) {
+    options.vocab_size = settings.vocab_size;
+  } else if (options.vocab_size == 0) {
+    options.vocab_size = file_vocab;
+  }
+  return options;
+}
+
+models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab) {
+  if (settings.hidden % settings.heads != 0) {
+    throw ddp::SettingsError(ddp::detail::concat(
+        "model.hidden=", settings.hidden, " is no multiple of model.heads=", settings.heads));
+  }
+  return {.vocab_size = settings.vocab_size > 0 ? settings.vocab_size : file_vocab,
+          .max_positions = settings.positions,
+          .hidden_size = settings.hidden,
+          .num_layers = settings.layers,
+          .num_heads = settings.heads,
+          .dropout = settings.dropout};
+}
+
+std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int64_t file_vocab,
+                                             at::Device device) {
+  return make_random<models::Qwen2>(qwen2_options(settings, file_vocab), settings.common, device);
+}
+
+std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
+                                            at::Device device) {
+  return make_random<models::Gpt2>(gpt2_options(settings, file_vocab), settings.common, device);
+}
+
+models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings) {
+  try {
+    return models::add_lora(module, settings.options);
+  } catch (const std::invalid_argument& error) {
+    throw ddp::SettingsError(std::string("section lora: ") + error.what());
+  }
+}
+
+}  // namespace examples

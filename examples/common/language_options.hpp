@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sections of the language examples: model (Qwen2Settings of lora_ddp, Gpt2Settings of gpt2_ddp),
+// lora, run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ddp/comm/context.hpp"
+#include "ddp/core/fields.hpp"
+#include "models/causal_lm.hpp"
+#include "models/gpt2.hpp"
+#include "models/lora.hpp"
+#include "models/qwen2.hpp"
+
+namespace examples {
+
+struct RunSettings {
+  std::string mode = "train";
+};
+void describe_fields(RunSettings& settings, ddp::FieldVisitor& visitor);
+
+/// What both kinds of model have.
+struct LanguageModelSettings {
+  torch::Dtype dtype = torch::kFloat32;
+  int64_t seed = 0;
+  models::CausalLmOptions computation{};
+};
+void describe_fields(LanguageModelSettings& settings, ddp::FieldVisitor& visitor);
+
+struct Qwen2Settings {
+  std::string init = "random";
+  std::string path = "";
+  std::string size = "tiny";
+  int64_t vocab_size = 0;
+  LanguageModelSettings common{};
+};
+void describe_fields(Qwen2Settings& settings, ddp::FieldVisitor& visitor);
+
+struct Gpt2Settings {
+  int64_t layers = 12;
+  int64_t hidden = 768;
+  int64_t heads = 12;
+  int64_t positions = 1024;
+  double dropout = 0.1;
+  int64_t vocab_size = 0;
+  LanguageModelSettings common{};
+};
+void describe_fields(Gpt2Settings& settings, ddp::FieldVisitor& visitor);
+
+struct LoraSettings {
+  models::LoraOptions options;
+};
+void describe_fields(LoraSettings& settings, ddp::FieldVisitor& visitor);
+
+/// The sizes that `size` names; a vocabulary of `file_vocab` tokens where none is set and the size
+/// is no released model's.
+models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab);
+models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab);
+
+/// The model on `device`, with weights. Throws SettingsError for sizes that do not fit together.
+std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int64_t file_vocab,
+                                             at::Device device);
+std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
+                                            at::Device device);
+
+/// models::add_lora; throws SettingsError naming lora.target_modules where a pattern matches
+/// nothing.
+models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings);
+
+}  // namespace examples

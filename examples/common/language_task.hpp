@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Next-token prediction on token files: ragged batches, every target with the same weight.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "common/training_task.hpp"
+#include "ddp/data/data_loader.hpp"
+#include "ddp/data/token_dataset.hpp"
+#include "models/causal_lm.hpp"
+
+namespace examples {
+
+using TokenLoader = ddp::DataLoader<ddp::TokenDataset, ddp::TokenCollate>;
+
+/// What the task drives; all of it outlives the task.
+struct LanguageParts {
+  /// The wrapper's.
+  std::function<models::LmOutput(const models::TokenInput&, const at::Tensor& labels)> forward;
+  TokenLoader& train_loader;
+  TokenLoader& eval_loader;  ///< unpadded: each row on one rank
+};
+
+/// What a batch is to a model.
+models::TokenInput token_input(const ddp::TokenBatch& batch);
+
+class LanguageTask : public TrainingTask {
+ public:
+  explicit LanguageTask(const LanguageParts& parts) : parts_(parts) {}
+
+  int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
+  bool loss_is_sum() const override { return true; }
+  void load(int64_t draw) override;
+  MicroBatchResult forward() override;
+  void evaluate(at::Tensor& sums) override;
+
+  /// This rank's training so far: tokens, and places in its batches.
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t num_places() const { return num_places_; }
+
+ private:
+  LanguageParts parts_;
+  ddp::TokenBatch batch_;
+  int64_t num_tokens_ = 0;
+  int64_t num_places_ = 0;
+};
+
+}  // namespace examples

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/language_trainer.hpp"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+#include <utility>
+
+#include "common/data_path.hpp"
+#include "common/parameter_hash.hpp"
+
+namespace examples {
+namespace {
+
+using ddp::detail::concat;
+
+/// Settings that follow from a language model being trained, after a look at whether its data fit.
+ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const TokenData& data) {
+  data.train->require_vocab(module.vocab_size());
+  data.eval->require_vocab(module.vocab_size());
+  if (const auto longest = data.train->options().max_seq_len; longest > module.max_positions()) {
+    throw ddp::SettingsError(concat("tokens.max_seq_len=", longest, " is longer than the model's ",
+                                    module.max_positions(), " positions"));
+  }
+  cfg.metrics.run.sample_unit = "tokens";
+  if (cfg.amp.dtype == ddp::AmpDtype::Off &&
+      module.head_weight().scalar_type() == torch::kBFloat16) {
+    cfg.metrics.run.precision = "bf16";
+  }
+  return cfg;
+}
+
+bool has_frozen(const models::CausalLm& module) {
+  const auto parameters = module.parameters();
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const torch::Tensor& tensor) { return !tensor.requires_grad(); });
+}
+
+template <typename... Args>
+std::string line(const char* pattern, Args... args) {
+  char text[256];
+  std::snprintf(text, sizeof text, pattern, args...);
+  return text;
+}
+
+std::string eval_report(const LanguageSummary& summary) {
+  const auto& test = summary.training.test;
+  const auto& before = summary.training.test_before;
+  if (test.num_targets == 0) {
+    return "";
+  }
+  auto text = std::string("eval loss       ");
+  text += before ? line("%.4f before training, %.4f after", before->loss, test.loss)
+                 : line("%.4f", test.loss);
+  if (summary.best_steps_done >= 0) {
+    text += line(" (best %.4f after step %lld)", summary.best_loss,
+                 static_cast<long long>(summary.best_steps_done));
+  }
+  text += line(", over %lld targets\n", static_cast<long long>(test.num_targets));
+  text += "token accuracy  ";
+  text += before ? line("%.2f %% before training, %.2f %% after\n", 100 * before->accuracy,
+                        100 * test.accuracy)
+                 : line("%.2f %%\n", 100 * test.accuracy);
+  return text;
+}
+
+}  // namespace
+
+TokenData open_token_data(ddp::TokenDataOptions options) {
+  options.path = find_data_path(options.path);
+  auto eval_options = options;
+  eval_options.num_samples = 0;
+  TokenData data{std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train),
+                 std::make_shared<ddp::TokenDataset>(eval_options, ddp::Split::Test)};
+  const auto& train = data.train->file();
+  const auto& eval = data.eval->file();
+  if (train.tokenizer().identity != eval.tokenizer().identity) {
+    throw ddp::DataError(concat(train.path(), " was made with the vocabulary ",
+                                train.tokenizer().identity, ", ", eval.path(), " with ",
+                                eval.tokenizer().identity,
+                                ": their ids mean different text; fix: prepare both in one call"));
+  }
+  if (data.eval->statistics().num_targets == 0) {
+    throw ddp::DataError(concat(eval.path(), " holds no target within tokens.max_seq_len=",
+                                options.max_seq_len, ": there is nothing to evaluate"));
+  }
+  return data;
+}
+
+LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
+                                 std::shared_ptr<models::CausalLm> module, const TokenData& data)
+    : ctx_(ctx),
+      cfg_(checked(std::move(cfg), *module, data)),
+      module_(std::move(module)),
+      data_(data),
+      model_(module_, ctx.communicator(), cfg_.ddp),
+      optimizer_(ddp::make_optimizer(model_, cfg_.optimizer)),
+      scaler_(cfg_.amp),
+      sampler_(data.train->size(), ctx.communicator(), cfg_.sampler),
+      eval_sampler_(data.eval->size(), ctx.communicator(), ddp::eval_sampler_options(cfg_.sampler)),
+      train_loader_(data.train, sampler_, ctx.device(), cfg_.loader,
+                    ddp::TokenCollate(*data.train)),
+      eval_loader_(data.eval, eval_sampler_, ctx.device(), eval_loader_options(cfg_),
+                   ddp::TokenCollate(*data.eval)),
+      plan_(plan_run(cfg_, ctx, train_loader_.num_batches())),
+      lr_schedule_(cfg_.lr_schedule),
+      metrics_(ctx, cfg_.metrics),
+      task_(
+          {.forward = [this](const models::TokenInput& input,
+                             const torch::Tensor& labels) { return model_.forward(input, labels); },
+           .train_loader = train_loader_,
+           .eval_loader = eval_loader_}),
+      checkpointer_(ctx, cfg_.checkpoint, {model_, optimizer_, scaler_, train_loader_}),
+      best_(checkpointer_),
+      loop_({.context = ctx,
+             .model = model_,
+             .module = *module_,
+             .task = task_,
+             .optimizer = optimizer_,
+             .lr_schedule = lr_schedule_,
+             .scaler = scaler_,
+             .metrics = metrics_,
+             .on_evaluation =
+                 [this](int64_t steps_done, const EvalResult& result) {
+                   const bool is_best = steps_done > 0 && best_.note(steps_done, result.loss);
+                   if (on_evaluation) {
+                     on_evaluation(steps_done, result, is_best);
+                   }
+                 }},
+            {.train = cfg_.train,
+             .amp = cfg_.amp,
+             .num_steps = plan_.num_steps,
+             .log_every = cfg_.metrics.log_every,
+             .keep_best = cfg_.checkpoint.keep_best}) {
+  if (has_frozen(*module_)) {
+    model_.leave_frozen_out_of_state();
+  }
+  metrics_.observe(model_);
+  metrics_.observe(train_loader_);
+  ctx.seed_ranks(cfg_.context.seed);  // dropout; the weights were made with one seed on all ranks
+}
+
+void LanguageTrainer::restore() {
+  first_step_ = checkpointer_.restore();
+  best_.restore();
+}
+
+LanguageSummary LanguageTrainer::train() {
+  restore();
+  require_same_epochs(checkpointer_, plan_.epoch);
+  LanguageSummary summary;
+  summary.training = loop_.run(checkpointer_, first_step_);
+  summary.best_steps_done = best_.steps_done();
+  summary.best_loss = best_.loss();
+  summary.padding_share = padding_share();
+  summary.hash = common_parameter_hash(model_.named_parameters(), ctx_.control_plane());
+  summary.metrics_folder = metrics_.folder();
+  return summary;
+}
+
+EvalResult LanguageTrainer::evaluate() {
+  return loop_.evaluate();
+}
+
+double LanguageTrainer::padding_share() const {
+  double tokens = 0, places = 0;
+  for (const auto& text :
+       ctx_.control_plane().all_gather(concat(task_.num_tokens(), ' ', task_.num_places()))) {
+    double of_rank = 0, places_of_rank = 0;
+    std::istringstream(text) >> of_rank >> places_of_rank;
+    tokens += of_rank;
+    places += places_of_rank;
+  }
+  return places > 0 ? 1 - tokens / places : 0;
+}
+
+std::string language_report(const LanguageSummary& summary, const LanguageTrainer& trainer,
+                            const ddp::Context& ctx, const ddp::Config& cfg) {
+  const auto& training = summary.training;
+  std::ostringstream out;
+  out << '\n';
+  if (training.first_step > 0) {
+    out << "resumed         at step " << training.first_step << " of " << training.num_steps
+        << '\n';
+  }
+  if (training.first_epoch.train_loss && training.last_epoch.train_loss) {
+    out << line("train loss      %.4f in this run's first epoch, %.4f in its last\n",
+                *training.first_epoch.train_loss, *training.last_epoch.train_loss);
+  }
+  out << eval_report(summary);
+  if (training.samples_per_second > 0) {
+    out << line("tokens/s        %.1f on %d rank(s), without the padding: %.2f %% of the batches\n",
+                training.samples_per_second, ctx.world_size(), 100 * summary.padding_share);
+  }
+  out << "training data   " << trainer.data().train->summary() << '\n'
+      << "evaluation data " << trainer.data().eval->summary() << '\n'
+      << "parameters      " << summary.hash << ", equal on all " << ctx.world_size()
+      << " rank(s)\n";
+  if (!cfg.checkpoint.dir.empty()) {
+    out << "checkpoint      " << cfg.checkpoint.dir << '\n';
+  }
+  if (!summary.metrics_folder.empty()) {
+    out << "CSV and JSONL   " << summary.metrics_folder
+        << " (steps.csv, steps.jsonl, evals.csv, epochs.csv)\n";
+  }
+  return out.str();
+}
+
+}  // namespace examples

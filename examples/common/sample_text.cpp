@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/sample_text.hpp"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "ddp/amp/autocast.hpp"
+#include "ddp/core/error.hpp"
+
+namespace examples {
+namespace {
+
+constexpr std::size_t kLongestToken = 64;  // bytes; longer ones are never needed
+
+}  // namespace
+
+void describe_fields(SampleSettings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "num_samples", .doc = "texts printed after training; 0: none", .min = 0},
+          s.num_samples);
+  v.field({.name = "prompt", .doc = "what they begin with; empty: a line's end"}, s.prompt);
+  v.field({.name = "max_new_tokens",
+           .doc = "longest text, cut at the model's last position",
+           .unit = "tokens",
+           .min = 1,
+           .max = 1 << 20},
+          s.max_new_tokens);
+  v.field({.name = "temperature",
+           .doc = "logits are divided by it: below 1 likely tokens become likelier",
+           .min = 1e-3,
+           .max = 100},
+          s.temperature);
+  v.field({.name = "top_k", .doc = "drawn from the k likeliest tokens; 0: from all", .min = 0},
+          s.top_k);
+  v.field({.name = "seed", .doc = "of the draws", .min = 0}, s.seed);
+}
+
+std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std::string& text) {
+  std::vector<int64_t> ids;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    auto length = std::min(rest.size(), kLongestToken);
+    auto id = vocabulary.find(rest.substr(0, length));
+    while (!id && length > 1) {
+      id = vocabulary.find(rest.substr(0, --length));
+    }
+    if (!id) {
+      throw ddp::SettingsError(
+          ddp::detail::concat("sample.prompt: no token of ", vocabulary.path(), " begins \"",
+                              ddp::valid_utf8(rest.substr(0, 8)),
+                              "\"; fix: a prompt of characters that the data have"));
+    }
+    ids.push_back(*id);
+    rest.remove_prefix(length);
+  }
+  return ids;
+}
+
+std::string sample_text(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
+                        const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index) {
+  torch::NoGradGuard no_grad;
+  ddp::Autocast autocast(amp);
+  auto ids = encode_longest(vocabulary, settings.prompt.empty() ? "\n" : settings.prompt);
+  const int64_t room = model.max_positions() - static_cast<int64_t>(ids.size());
+  if (room > 0) {
+    const auto more = models::generate_sampled(
+        model, ids, std::min(settings.max_new_tokens, room), vocabulary.tokenizer().end_tokens(),
+        {.temperature = settings.temperature,
+         .top_k = settings.top_k,
+         .seed = static_cast<uint64_t>(settings.seed + index)});
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  return ddp::valid_utf8(vocabulary.decode(ids));
+}
+
+}  // namespace examples

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains GPT-2 from random weights, data-parallel, on token files made by data/prepare_text.py, and
+// writes some text at the end. `--help` lists every setting.
+//
+//   mpirun -n 2 build/examples/gpt2_ddp --config examples/configs/gpt2_sample.yaml
+//   torchrun --no-python --nproc-per-node=8 build/examples/gpt2_ddp
+//       --config examples/configs/gpt2_124m.yaml tokens.path=FOLDER
+#include <torch/torch.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "common/language_options.hpp"
+#include "common/language_sections.hpp"
+#include "common/language_trainer.hpp"
+#include "common/sample_text.hpp"
+#include "ddp/ddp.hpp"
+
+namespace {
+
+using examples::Gpt2Settings;
+using examples::LanguageTrainer;
+using examples::SampleSettings;
+
+void print_samples(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
+                   const SampleSettings& settings, const ddp::AmpOptions& amp) {
+  for (int64_t i = 0; i < settings.num_samples; ++i) {
+    std::cout << "--- sample " << i + 1 << '\n'
+              << examples::sample_text(model, vocabulary, settings, amp, i) << '\n';
+  }
+  std::cout << std::flush;
+}
+
+void run(ddp::Context& ctx, const ddp::Config& cfg) {
+  const auto sample = cfg.section<SampleSettings>("sample");
+  const auto data = examples::open_token_data(cfg.section<examples::StreamOptions>("tokens"));
+  if (sample.num_samples > 0) {  // a prompt that cannot be read is told before training
+    examples::encode_longest(data.train->vocabulary(), sample.prompt);
+  }
+  auto module = examples::make_gpt2(cfg.section<Gpt2Settings>("model"),
+                                    data.train->file().tokenizer().vocab_size, ctx.device());
+  int64_t num_parameters = 0;
+  for (const auto& parameter : module->parameters()) {
+    num_parameters += parameter.numel();
+  }
+  if (ctx.is_main()) {
+    std::cout << data.train->summary() << '\n'
+              << data.eval->summary() << '\n'
+              << num_parameters << " parameters\n"
+              << std::flush;
+  }
+  LanguageTrainer trainer(ctx, cfg, module, data);
+  const auto summary = trainer.train();
+  if (ctx.is_main()) {
+    std::cout << examples::language_report(summary, trainer, ctx, cfg) << std::flush;
+    print_samples(*module, data.train->vocabulary(), sample, cfg.amp);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::run(
+      argc, argv, [](ddp::Context& ctx, const ddp::Config& cfg) { run(ctx, cfg); },
+      examples::gpt2_sections());
+}

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+# The trainers of language models as a user runs them.
+function(ddp_add_language_test program scenario ranks data)
+  if(TARGET ${program} AND (ranks EQUAL 1 OR DDP_HAS_MPI))
+    set(_test ${program}_${scenario}_r${ranks})
+    add_test(NAME ${_test} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/language_ddp_test.sh ${scenario}
+             $<TARGET_FILE:${program}> ${ranks} ${PROJECT_SOURCE_DIR}/data/${data})
+    set_tests_properties(${_test} PROPERTIES TIMEOUT 240 PROCESSORS ${ranks})
+  endif()
+endfunction()
+foreach(_case learns:2 curve:4 resumes:1 resumes:2 evaluates:2 refuses:1)
+  string(REPLACE ":" ";" _case ${_case})
+  ddp_add_language_test(lora_ddp ${_case} chat-sample)
+endforeach()
+foreach(_case learns:2 curve:4 resumes:1)
+  string(REPLACE ":" ";" _case ${_case})
+  ddp_add_language_test(gpt2_ddp ${_case} text-sample)
+endforeach()

@@ -1,0 +1,141 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the trainers of language models as a user does and looks at what they print.
+#
+# usage: language_ddp_test.sh learns|curve|resumes|evaluates|refuses PROGRAM RANKS DATA
+#   learns    with the embedded data: the evaluation loss falls, what is trained changes, the base does not
+#   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
+#   resumes   killed after a checkpoint and started again: the same bits as never interrupted
+#   evaluates run.mode=evaluate gives what training printed at its end, at another number of ranks too
+#   refuses   other bases and adapters, small vocabularies, nothing to evaluate: clear errors
+set -u
+scenario=$1 program=$2 ranks=$3 data=$4
+# shellcheck source=tests/distributed/trainer_test_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/trainer_test_lib.sh"
+
+case $(basename "$program") in
+  lora_ddp)
+    # Ragged: rows as long as their documents, and 97 of them to evaluate, which no number of ranks divides.
+    model=(lora.rank=16 lora.alpha=32 tokens.layout=pad tokens.max_seq_len=140 tokens.long_documents=drop tokens.num_samples=400)
+    dropout=(lora.dropout=0.05) no_dropout=(lora.dropout=0)
+    ;;
+  gpt2_ddp)
+    model=(model.layers=2 model.hidden=32 model.heads=2 model.positions=64 tokens.max_seq_len=60 sample.max_new_tokens=20)
+    dropout=(model.dropout=0.1) no_dropout=(model.dropout=0)
+    ;;
+  *) fail "unknown program $program" ;;
+esac
+
+run_on() { # run_on RANKS LOG SETTING…
+  local launch=() number=$1 log=$2
+  shift 2
+  [ "$number" -gt 1 ] && launch=(mpirun -n "$number")
+  exec "${launch[@]}" "$program" context.device=cpu tokens.path="$data" "${model[@]}" loader.num_workers=1 optimizer.type=adamw \
+    train.max_grad_norm=1 lr_schedule.lr=0.003 metrics.dir="$work/runs" metrics.progress=plain train.eval_every_steps=1000 "$@" > "$log" 2>&1
+}
+run() { run_on "$ranks" "$@"; }
+
+value_of() { # value_of NAME LOG: what the summary says after training
+  sed -n "s/^$1 .*training, \([0-9.]*\).*after.*/\1/p; s/^$1  *\([0-9.]*\)[^0-9.].*/\1/p" "$2" | head -n 1
+}
+targets_of() { sed -n 's/^eval loss .*over \([0-9]*\) targets$/\1/p' "$1"; }
+
+close_to() { # close_to A B: to 1e-4, for they are printed with four digits
+  awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(d * d <= 1e-8 * a * a) }'
+}
+
+refused() { # refused CODE MESSAGE SETTING…
+  local expected=$1 message=$2
+  shift 2
+  (run "$work/refused.log" "${saving[@]}" "$@")
+  local code=$?
+  [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
+  grep -qE "$message" "$work/refused.log" || fail "no message '$message' with $*"
+  echo "$*: $(grep -oE "[^]]*$message.*" "$work/refused.log" | head -n 1)"
+}
+
+case $scenario in
+  learns)
+    (run "$work/1.log" "${dropout[@]}" train.max_steps=60 train.batch_size=$((8 / ranks)) train.eval_first=true \
+      lr_schedule.type=cosine lr_schedule.warmup_steps=5) || fail "exit code $?"
+    grep -E "^(eval|token|tokens/s|adapters|base|trainable)" "$work/1.log"
+    sed -n 's/^eval loss *\([0-9.]*\) before training, \([0-9.]*\) after.*/\1 \2/p' "$work/1.log" |
+      awk '{ found = 1; exit !($2 < 0.9 * $1) } END { if (!found) exit 1 }' || fail "the evaluation loss did not fall"
+    grep -q "^tokens/s" "$work/1.log" || fail "no rate of tokens"
+    head -n 1 "$work"/runs/*/steps.csv | grep -q ",tokens_per_second," || fail "the CSV names no tokens"
+    if [ "$(basename "$program")" = lora_ddp ]; then
+      grep -qE "^adapters .*changed from" "$work/1.log" || fail "the adapters did not change"
+      grep -qE "^base .*, unchanged$" "$work/1.log" || fail "the base changed"
+    else
+      grep -q "^--- sample 1" "$work/1.log" || fail "no sample of text"
+    fi
+    ;;
+  curve)
+    # Six rows a step: at once, in two micro-batches, on two ranks that share three rows as 2 and 1, on four
+    # ranks that share six as 2, 2, 1 and 1. Sums are taken in another order (fp32): 1e-5 of the loss.
+    common=("${no_dropout[@]}" train.max_steps=12 train.eval_every_steps=6 metrics.log_every=1)
+    runs=("1 6 1" "1 3 2" "2 3 2" "4 6 1")
+    for one in "${runs[@]}"; do
+      read -r number batch accum <<< "$one"
+      [ "$number" -le "$ranks" ] || continue
+      name=r${number}_${batch}x$accum
+      (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
+        train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
+      [ "$(targets_of "$work/$name.log")" = "$(targets_of "$work/r1_6x1.log")" ] || fail "$name: not every target was counted once"
+      for file in steps.csv:3 evals.csv:3; do
+        paste -d, <(cut -d, -f1,${file#*:} "$work/runs/r1_6x1/${file%:*}") <(cut -d, -f1,${file#*:} "$work/runs/$name/${file%:*}") |
+          awk -F, 'NR > 1 { d = $2 - $4; if ($1 != $3 || d * d > 1e-10 * $2 * $2) exit 1; worst = d * d > worst ? d * d : worst }
+                   END { print "'"$name ${file%:*}"'", NR - 1, "rows, largest difference", sqrt(worst); exit NR < 3 }' ||
+          fail "$name: another curve than one process's: $(paste "$work/runs/r1_6x1/${file%:*}" "$work/runs/$name/${file%:*}")"
+      done
+    done
+    ;;
+  resumes)
+    common=("${dropout[@]}" train.max_steps=20 train.batch_size=$((8 / ranks)) train.eval_every_steps=8)
+    saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=6 checkpoint.stop_check_seconds=0.05)
+    (run "$work/whole.log" "${common[@]}") || fail "exit code $?"
+    (run "$work/cut.log" "${saving[@]}") &
+    kill_when_saved $!
+    (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
+    grep -q "^resumed  *at step" "$work/resumed.log" || fail "the second run did not resume"
+    whole=$(hash_of "$work/whole.log") resumed=$(hash_of "$work/resumed.log")
+    echo "never interrupted $whole, resumed $resumed; $(grep '^resumed' "$work/resumed.log")"
+    { [ -n "$whole" ] && [ "$whole" = "$resumed" ]; } || fail "the parameters differ"
+    [ "$(grep '^eval loss' "$work/whole.log")" = "$(grep '^eval loss' "$work/resumed.log")" ] || fail "the evaluations differ"
+    if [ "$(basename "$program")" = lora_ddp ]; then
+      size=$(find "$work/checkpoints" -name model.safetensors -printf '%s\n' | head -n 1)
+      full=$(sed -n 's/^trainable *\([0-9.]*\) M of \([0-9.]*\) M.*/\1 \2/p' "$work/whole.log" | head -n 1 | awk '{ print int(4e6 * ($1 + $2) / 2) }')
+      [ "$size" -lt "$full" ] || fail "the checkpoint's model has $size bytes: it holds the base"
+    fi
+    ;;
+  evaluates)
+    saving=("${dropout[@]}" train.max_steps=6 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints" decode.num_prompts=3
+      decode.max_new_tokens=8 decode.show=1)
+    (run "$work/train.log" "${saving[@]}") || fail "exit code $?"
+    for number in 1 "$ranks"; do
+      (run_on "$number" "$work/eval.log" "${saving[@]}" run.mode=evaluate) || fail "exit code $? of the evaluation"
+      trained=$(value_of "eval loss" "$work/train.log") evaluated=$(value_of "eval loss" "$work/eval.log")
+      echo "trained $trained, evaluated on $number ranks $evaluated; $(grep '^decoded' "$work/eval.log")"
+      { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
+      [ "$(targets_of "$work/train.log")" = "$(targets_of "$work/eval.log")" ] || fail "not every target was counted once"
+      [ "$(sed -n 's/^decoded[^:]*: //p' "$work/train.log")" = "$(sed -n 's/^decoded[^:]*: //p' "$work/eval.log")" ] || fail "other answers"
+      grep -qE "^decoded: [0-9]+ of 3 .* API calls equal the reference" "$work/eval.log" || fail "no share of equal calls"
+      grep -q "^  reference " "$work/eval.log" || fail "no answer is shown"
+    done
+    ;;
+  refuses)
+    saving=(train.max_steps=2 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints")
+    (run "$work/1.log" "${saving[@]}") || fail "exit code $?"
+    refused 70 "trained over another base: frozen parameters [0-9a-f]{16}, here [0-9a-f]{16}" model.seed=1
+    refused 70 "does not fit: .*lora_A.* is saved with shape .16, 128. but has shape .8, 128. here" lora.rank=8
+    refused 70 "does not fit: .*(no|has) .*lora_A" lora.target_modules=q_proj
+    saving=(train.max_steps=2)
+    refused 65 "vocabulary of 1536 .*the model has 100" model.vocab_size=100
+    refused 65 "none of its documents gives a target within max_seq_len=4" tokens.max_seq_len=4 # no answer begins that early
+    refused 64 "lora.*nothing_such" lora.target_modules=nothing_such
+    refused 64 "tokens.max_seq_len=4096 is longer than the model's 2048 positions" tokens.max_seq_len=4096
+    refused 64 "lora.rank" lora.rank=0
+    refused 64 "model.size" model.size=huge
+    ;;
+  *) fail "unknown scenario $scenario" ;;
+esac

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the tests of the trainers share. Sourced; sets `work`, a folder that goes with the test.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+
+fail() {
+  echo "FAILED: $*"
+  tail -n 40 "$work"/*.log
+  exit 1
+}
+
+hash_of() { sed -n 's/^parameters *\([0-9a-f]\{16\}\), equal on all.*/\1/p' "$1"; }
+
+descendants() {
+  local child
+  for child in $(pgrep -P "$1"); do
+    descendants "$child"
+    echo "$child"
+  done
+}
+
+wait_for_checkpoint() { # wait_for_checkpoint PID
+  local tries
+  for tries in $(seq 600); do
+    compgen -G "$work/checkpoints/step_*" > /dev/null && return 0
+    kill -0 "$1" 2> /dev/null || fail "the run ended before its first checkpoint"
+    sleep 0.1
+  done
+  fail "no checkpoint after $tries tries"
+}
+
+kill_when_saved() { # kill_when_saved PID
+  wait_for_checkpoint "$1"
+  # shellcheck disable=SC2046
+  kill -9 $(descendants "$1") "$1"
+  wait "$1" 2> /dev/null
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the language examples that need no ranks.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <string>
+
+#include "common/api_call.hpp"
+#include "common/best_evaluation.hpp"
+#include "common/data_path.hpp"
+#include "common/language_options.hpp"
+#include "common/language_task.hpp"
+#include "common/language_trainer.hpp"
+#include "common/sample_text.hpp"
+#include "ddp/ddp.hpp"
+#include "support/catch.hpp"
+#include "unit/train/temporary_folder.hpp"
+#include "unit/train/thread_control_plane.hpp"
+
+TEST_CASE("API calls are equal where they mean the same") {
+  const auto call = [](const std::string& text) {
+    const auto found = examples::find_api_call(text);
+    REQUIRE(found);
+    return *found;
+  };
+  const auto plain =
+      call(R"(Sure. <functioncall> {"name": "rate", "arguments": {"a": 1, "b": "x"}})");
+  CHECK(plain.name == "rate");
+  CHECK(call(R"(<functioncall>{"arguments":{"b":"x","a":1},"name":"rate"} )").canonical ==
+        plain.canonical);
+  CHECK(call(R"(<functioncall> {"name": "rate", "arguments": '{"a": 1,  "b": "x"}'})").canonical ==
+        plain.canonical);
+  CHECK(call(R"(<functioncall> {"name": "rate", "arguments": "{\"a\": 1, \"b\": \"x\"}"})")
+            .canonical == plain.canonical);
+  CHECK(call(R"(<functioncall> {"name": "rate", "arguments": {"a": 2, "b": "x"}})").canonical !=
+        plain.canonical);
+  CHECK(call(R"(<functioncall> {"name": "date", "arguments": {"a": 1, "b": "x"}})").canonical !=
+        plain.canonical);
+  CHECK_FALSE(examples::find_api_call(R"({"name": "rate"})"));
+
+  const auto broken = call("<functioncall> {\"name\":  \"rate");
+  CHECK(broken.name.empty());
+  CHECK(broken.canonical == call("<functioncall>\n{\"name\": \"rate").canonical);
+}
+
+TEST_CASE("a prompt becomes the longest tokens that fit") {
+  const ddp::Vocabulary vocabulary(
+      examples::find_data_path("data/chat-sample/vocabulary.safetensors"));
+  const std::string text = "What is the API of a model?\n";
+  const auto ids = examples::encode_longest(vocabulary, text);
+  CHECK(vocabulary.decode(ids) == text);
+  CHECK(ids.size() < text.size());
+  const ddp::Vocabulary characters(
+      examples::find_data_path("data/text-sample/vocabulary.safetensors"));
+  CHECK(examples::encode_longest(characters, "ROMEO:\n").size() == 7);
+  CHECK_THROWS_WITH(examples::encode_longest(characters, "caf\xC3\xA9"),
+                    Catch::Contains("sample.prompt: no token of"));
+}
+
+TEST_CASE("the best evaluation is the smallest loss, and is known after a resume") {
+  testing::TemporaryFolder folder;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  ddp::CheckpointOptions options;
+  options.dir = folder.file("checkpoints");
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {});
+    examples::BestEvaluation best(checkpointer);
+    CHECK(best.steps_done() == -1);
+    CHECK_FALSE(best.note(5, NAN));
+    CHECK(best.note(10, 2.0));
+    CHECK_FALSE(best.note(20, 2.0));
+    CHECK(best.note(30, 1.0 / 3));
+    CHECK_FALSE(best.note(40, 0.5));
+    checkpointer.save(39);
+  }
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {});
+  CHECK(checkpointer.restore() == 40);
+  examples::BestEvaluation best(checkpointer);
+  best.restore();
+  CHECK(best.loss() == 1.0 / 3);
+  CHECK(best.steps_done() == 30);
+  CHECK_FALSE(best.note(50, 1.0 / 3));
+}
+
+TEST_CASE("models are made with the sizes that settings name") {
+  CHECK(examples::qwen2_options({.size = "qwen2_7b"}, 1000).vocab_size == 152064);
+  CHECK(examples::qwen2_options({.size = "tiny"}, 1000).vocab_size == 1000);
+  CHECK(examples::qwen2_options({.size = "tiny", .vocab_size = 1024}, 1000).vocab_size == 1024);
+  const examples::Gpt2Settings odd{.hidden = 100, .heads = 3};
+  CHECK_THROWS_WITH(examples::gpt2_options(odd, 10),
+                    Catch::Contains("model.hidden=100 is no multiple of model.heads=3"));
+  const auto weights_of = [](int64_t seed) {
+    return examples::make_qwen2({.common = {.seed = seed}}, 64, at::kCPU)->parameters()[0].clone();
+  };
+  CHECK(torch::equal(weights_of(1), weights_of(1)));
+  CHECK_FALSE(torch::equal(weights_of(1), weights_of(2)));
+  auto module = examples::make_qwen2({}, 64, at::kCPU);
+  examples::LoraSettings none;
+  none.options.target_modules = {"q_prod"};
+  CHECK_THROWS_AS(examples::add_adapters(*module, none), ddp::SettingsError);
+}
+
+TEST_CASE("data that cannot be evaluated are refused") {
+  ddp::TokenDataOptions options;
+  options.path = examples::find_data_path("data/chat-sample");
+  CHECK_NOTHROW(examples::open_token_data(options));
+  // Nothing of an answer within the first tokens of each document.
+  options.max_seq_len = 4;
+  CHECK_THROWS_AS(examples::open_token_data(options), ddp::DataError);
+
+  testing::TemporaryFolder folder;
+  const auto text = examples::find_data_path("data/text-sample");
+  std::filesystem::copy(options.path + "/eval.safetensors", folder.file("eval.safetensors"));
+  std::filesystem::copy(text + "/train.safetensors", folder.file("train.safetensors"));
+  options.path = folder.path();
+  options.max_seq_len = 1024;
+  CHECK_THROWS_WITH(examples::open_token_data(options),
+                    Catch::Contains("their ids mean different text"));
+}
+
+TEST_CASE("a language task counts real tokens, and every evaluation target once") {
+  ddp::TokenDataOptions options;
+  options.path = examples::find_data_path("data/chat-sample");
+  options.layout = ddp::TokenLayout::Pad;
+  options.max_seq_len = 200;
+  options.num_samples = 8;
+  const auto data = examples::open_token_data(options);
+  REQUIRE(data.train->size() == 8);
+  const int num_ranks = 3;
+  auto sums = torch::zeros({3}, torch::kFloat64);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const auto loader_of = [&](const std::shared_ptr<ddp::TokenDataset>& dataset,
+                               const ddp::DistributedSampler& sampler) {
+      return examples::TokenLoader(dataset, sampler, at::kCPU, {.batch_size = 4, .num_workers = 0},
+                                   ddp::TokenCollate(*dataset));
+    };
+    const ddp::DistributedSampler train_sampler(data.train->size(), 0, 1);
+    const ddp::DistributedSampler eval_sampler(data.eval->size(), rank, num_ranks,
+                                               ddp::eval_sampler_options({}));
+    auto train_loader = loader_of(data.train, train_sampler);
+    auto eval_loader = loader_of(data.eval, eval_sampler);
+    // A "model" whose loss is the number of labels that count, and which is always right.
+    const auto count = [](const models::TokenInput&, const torch::Tensor& labels) {
+      const auto counted = labels.ne(-100).sum();
+      return models::LmOutput{.loss_sum = counted.to(torch::kFloat32), .num_correct = counted};
+    };
+    examples::LanguageTask task(
+        {.forward = count, .train_loader = train_loader, .eval_loader = eval_loader});
+    CHECK(task.num_batches() == 2);
+    int64_t num_tokens = 0, num_targets = 0;
+    for (int64_t draw = 0; draw < 2; ++draw) {
+      task.load(draw);
+      const auto result = task.forward();
+      CHECK(result.loss.item<double>() == static_cast<double>(result.num_targets));
+      num_tokens += result.num_samples;
+      num_targets += result.num_targets;
+    }
+    CHECK(num_tokens == data.train->statistics().num_tokens);
+    CHECK(num_targets == data.train->statistics().num_targets);
+    CHECK(task.num_tokens() == num_tokens);
+    CHECK(task.num_places() > num_tokens);  // documents of other lengths: padding
+    task.evaluate(sums);
+  }
+  for (int i = 0; i < 3; ++i) {
+    CHECK(sums[i].item<int64_t>() == data.eval->statistics().num_targets);
+  }
+}
