@@ -4,9 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <cmath>
 #include <stdexcept>
-#include <vector>
 
 #include "ddp/ops/autocast_off.hpp"
 
@@ -15,36 +13,36 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
+// All in float32, product by product as transformers has it: in double and rounded once, angles at
+// position 4,096 would already differ from its by 2e-4.
+
 /// Llama 3.1: wavelengths beyond original / low_freq_factor are stretched by `factor`, those below
 /// original / high_freq_factor kept, and between them blended.
-double llama3_frequency(double frequency, const RotaryOptions& o) {
-  const double wavelength = 2 * kPi / frequency;
+at::Tensor llama3_frequencies(const at::Tensor& frequencies, const RotaryOptions& o) {
   const auto original = static_cast<double>(o.original_max_positions);
-  if (wavelength > original / o.low_freq_factor) {
-    return frequency / o.factor;
-  }
-  if (wavelength < original / o.high_freq_factor) {
-    return frequency;
-  }
-  const double smooth =
-      (original / wavelength - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor);
-  return (1 - smooth) * frequency / o.factor + smooth * frequency;
+  const auto wavelengths = at::reciprocal(frequencies) * (2 * kPi);
+  const auto stretched =
+      at::where(wavelengths > original / o.low_freq_factor, frequencies / o.factor, frequencies);
+  const auto smooth = (at::reciprocal(wavelengths) * original - o.low_freq_factor) /
+                      (o.high_freq_factor - o.low_freq_factor);
+  const auto blended = (1 - smooth) * stretched / o.factor + smooth * stretched;
+  const auto between = (wavelengths >= original / o.high_freq_factor)
+                           .logical_and(wavelengths <= original / o.low_freq_factor);
+  return at::where(between, blended, stretched);
 }
 
-std::vector<float> inverse_frequencies(const RotaryOptions& o) {
-  std::vector<float> frequencies;
-  for (int64_t i = 0; i < o.head_dim; i += 2) {
-    double frequency =
-        1 / std::pow(o.theta, static_cast<double>(i) / static_cast<double>(o.head_dim));
-    if (o.scaling == "linear") {
-      frequency /= o.factor;
-    } else if (o.scaling == "llama3") {
-      frequency = llama3_frequency(frequency, o);
-    } else if (o.scaling != "none") {
-      throw std::invalid_argument("rotary embedding: scaling \"" + o.scaling +
-                                  "\" is not one of none, linear, llama3");
-    }
-    frequencies.push_back(static_cast<float>(frequency));
+at::Tensor inverse_frequencies(const RotaryOptions& o) {
+  const auto exponents = at::arange(0, o.head_dim, 2, at::kFloat) / static_cast<double>(o.head_dim);
+  const auto frequencies = at::reciprocal(at::pow(o.theta, exponents));
+  if (o.scaling == "linear") {
+    return frequencies / o.factor;
+  }
+  if (o.scaling == "llama3") {
+    return llama3_frequencies(frequencies, o);
+  }
+  if (o.scaling != "none") {
+    throw std::invalid_argument("rotary embedding: scaling \"" + o.scaling +
+                                "\" is not one of none, linear, llama3");
   }
   return frequencies;
 }
@@ -79,8 +77,7 @@ class ApplyRotary : public torch::autograd::Function<ApplyRotary> {
 
 RotaryTables make_rotary_tables(const RotaryOptions& options, int64_t num_positions,
                                 at::Device device) {
-  // As transformers: angles are float32 products of float32 numbers.
-  const auto frequencies = at::tensor(inverse_frequencies(options), at::kFloat);
+  const auto frequencies = inverse_frequencies(options);
   const auto positions = at::arange(num_positions, at::kFloat);
   const auto angles = at::outer(positions, frequencies);
   return {angles.cos().to(device), angles.sin().to(device)};
