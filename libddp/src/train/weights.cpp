@@ -23,7 +23,17 @@ void append_list(std::string& text, const char* what, const std::vector<std::str
   }
 }
 
-WeightDifferences compare(const TensorMap& module, const TensorMap& file) {
+}  // namespace
+
+std::string WeightDifferences::to_string() const {
+  std::string text;
+  append_list(text, "missing", missing);
+  append_list(text, "unexpected", unexpected);
+  append_list(text, "of another shape", wrong_shapes);
+  return text;
+}
+
+WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file) {
   WeightDifferences differences;
   for (const auto& [name, tensor] : module) {
     const auto found = file.find(name);
@@ -40,16 +50,6 @@ WeightDifferences compare(const TensorMap& module, const TensorMap& file) {
     }
   }
   return differences;
-}
-
-}  // namespace
-
-std::string WeightDifferences::to_string() const {
-  std::string text;
-  append_list(text, "missing", missing);
-  append_list(text, "unexpected", unexpected);
-  append_list(text, "of another shape", wrong_shapes);
-  return text;
 }
 
 TensorMap named_weights(const torch::nn::Module& module) {
@@ -76,7 +76,7 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict) {
   const TensorMap weights = named_weights(module);
-  auto differences = compare(weights, tensors);
+  auto differences = compare_weights(weights, tensors);
   if (!differences.wrong_shapes.empty() || (strict && !differences.empty())) {
     throw MismatchError("the weights in " + source +
                         " do not fit the module: " + differences.to_string());

@@ -38,6 +38,8 @@ class LinearImpl : public torch::nn::Module {
   /// Adds scale * B A to the weight and takes the adapter away.
   void merge_lora();
   bool has_lora() const { return lora_a.defined(); }
+  double lora_scale() const { return lora_scale_; }  ///< alpha / rank
+  double lora_dropout() const { return lora_dropout_; }
 
   torch::Tensor weight;  ///< [out, in]
   torch::Tensor bias;    ///< [out], undefined without

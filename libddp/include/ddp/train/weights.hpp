@@ -23,6 +23,9 @@ struct WeightDifferences {
   std::string to_string() const;
 };
 
+/// Names and shapes of both; tensors on the meta device will do.
+WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file);
+
 /// Parameters and buffers by name; they alias the module's memory.
 TensorMap named_weights(const torch::nn::Module& module);
 

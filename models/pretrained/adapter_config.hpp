@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// adapter_config.json, without the weights.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/lora.hpp"
+
+namespace models::detail {
+
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
+inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
+
+struct AdapterConfig {
+  LoraOptions lora;  ///< target_modules: PEFT's list; empty where it is a pattern
+  std::string base_model;
+  bool lists_modules = true;  ///< false: target_modules is a regular expression or "all-linear"
+};
+
+/// See read_adapter().
+AdapterConfig read_adapter_config(const std::string& path);
+
+/// What PEFT's from_pretrained reads back.
+std::string adapter_config_json(const AdapterConfig& config);
+
+/// PEFT's rule: the name itself, or its last parts.
+bool names_layer(const std::string& target_module, const std::string& layer);
+
+}  // namespace models::detail

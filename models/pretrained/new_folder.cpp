@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pretrained/new_folder.hpp"
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "core/file_ops.hpp"
+#include "ddp/core/error.hpp"
+
+namespace models::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using ddp::detail::system_file_ops;
+
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') {
+    path.pop_back();
+  }
+  return path;
+}
+
+std::string parent_of(const std::string& path) {
+  const auto parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+}  // namespace
+
+bool holds_files(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) && !fs::is_empty(path, error);
+}
+
+NewFolder::NewFolder(std::string path) : path_(without_slash(std::move(path))) {
+  std::error_code error;
+  if (fs::exists(path_, error) && (!fs::is_directory(path_, error) || holds_files(path_))) {
+    throw ddp::SettingsError(path_ + " is there already: name a new folder, or remove it");
+  }
+  fs::create_directories(parent_of(path_), error);
+  temporary_ = path_ + ".tmp-" + ddp::detail::random_suffix();
+  if (system_file_ops().mkdir(temporary_.c_str(), 0700) != 0) {
+    throw ddp::WriteError("cannot make the folder " + temporary_ + ": " +
+                          std::generic_category().message(errno));
+  }
+}
+
+NewFolder::~NewFolder() {
+  if (!committed_) {
+    ddp::detail::remove_folder(system_file_ops(), temporary_);
+  }
+}
+
+void NewFolder::write(const std::string& name, std::string_view text) {
+  ddp::detail::write_new_file(system_file_ops(), temporary_, name, {text});
+}
+
+void NewFolder::commit() {
+  auto& ops = system_file_ops();
+  ddp::detail::sync_folder(ops, temporary_);
+  // An empty folder of that name is replaced; one that was filled meanwhile is not.
+  if (ops.rename(temporary_.c_str(), path_.c_str()) != 0) {
+    throw ddp::WriteError("cannot rename the finished folder " + temporary_ + " to " + path_ +
+                          ": " + std::generic_category().message(errno));
+  }
+  committed_ = true;
+  ddp::detail::sync_folder(ops, parent_of(path_));
+}
+
+}  // namespace models::detail

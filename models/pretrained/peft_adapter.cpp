@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/pretrained/peft_adapter.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "core/file_ops.hpp"
+#include "ddp/core/error.hpp"
+#include "pretrained/adapter_config.hpp"
+#include "pretrained/json_file.hpp"
+#include "pretrained/new_folder.hpp"
+
+namespace models {
+namespace {
+
+using ddp::detail::concat;
+using detail::AdapterConfig;
+
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kA = ".lora_A.weight";
+constexpr std::string_view kB = ".lora_B.weight";
+
+std::string key_of(const std::string& layer, std::string_view half) {
+  return concat(kPrefix, layer, half);
+}
+
+using Linears = std::vector<std::pair<std::string, LinearImpl*>>;
+
+Linears find_linears(const torch::nn::Module& module) {
+  Linears linears;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (auto* linear = item.value()->as<LinearImpl>()) {
+      linears.emplace_back(item.key(), linear);
+    }
+  }
+  return linears;
+}
+
+struct AdapterFiles {
+  AdapterConfig config;
+  ddp::TensorMap tensors;           // under PEFT's keys
+  std::vector<std::string> layers;  // each with A and B of rank r
+  std::string folder;
+};
+
+void check_tensor(const AdapterFiles& files, const std::string& key, int64_t rank_dimension) {
+  const auto found = files.tensors.find(key);
+  const std::string path = files.folder + "/" + detail::kAdapterWeights;
+  if (found == files.tensors.end()) {
+    throw ddp::ReadError(path + " lacks '" + key + "', the other half of a layer's adapter");
+  }
+  const auto& tensor = found->second;
+  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16 &&
+      tensor.scalar_type() != at::kHalf) {
+    throw ddp::ReadError(concat(path, ": the tensor '", key, "' is of dtype ",
+                                at::toString(tensor.scalar_type()),
+                                "; adapters are float32, bfloat16 or float16"));
+  }
+  if (tensor.dim() != 2 || tensor.size(rank_dimension) != files.config.lora.rank) {
+    throw ddp::ReadError(concat(path, ": '", key, "' is ", tensor.sizes(), ", but ",
+                                detail::kAdapterConfig, " says r = ", files.config.lora.rank));
+  }
+}
+
+void check_targets(const AdapterFiles& files) {
+  if (!files.config.lists_modules) {
+    return;
+  }
+  const auto& targets = files.config.lora.target_modules;
+  const auto fail = [&](const std::string& what) {
+    throw ddp::ReadError(files.folder + ": " + detail::kAdapterConfig + " and " +
+                         detail::kAdapterWeights + " disagree: " + what);
+  };
+  for (const auto& target : targets) {
+    if (std::none_of(files.layers.begin(), files.layers.end(),
+                     [&](const auto& layer) { return detail::names_layer(target, layer); })) {
+      fail("no layer of target_modules' \"" + target + "\" is in the file");
+    }
+  }
+  for (const auto& layer : files.layers) {
+    if (std::none_of(targets.begin(), targets.end(),
+                     [&](const auto& target) { return detail::names_layer(target, layer); })) {
+      fail("the layer '" + layer + "' is not of target_modules");
+    }
+  }
+}
+
+AdapterFiles open_adapter(const std::string& folder) {
+  AdapterFiles files{.config = detail::read_adapter_config(folder + "/" + detail::kAdapterConfig),
+                     .tensors = {},
+                     .layers = {},
+                     .folder = folder};
+  const std::string path = folder + "/" + detail::kAdapterWeights;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored) &&
+      std::filesystem::exists(folder + "/adapter_model.bin", ignored)) {
+    throw ddp::ReadError(path +
+                         " is missing: save adapter_model.bin again as safetensors (PEFT: "
+                         "save_pretrained)");
+  }
+  files.tensors = ddp::load_safetensors(path).tensors;
+  std::set<std::string> layers;
+  for (const auto& [key, tensor] : files.tensors) {
+    const bool half = key.ends_with(kA) || key.ends_with(kB);
+    if (!half || !key.starts_with(kPrefix) || key.size() <= kPrefix.size() + kA.size()) {
+      throw ddp::SettingsError(path + " holds '" + key +
+                               "', which is no part of a plain LoRA adapter of linear layers");
+    }
+    layers.insert(key.substr(kPrefix.size(), key.size() - kPrefix.size() - kA.size()));
+  }
+  for (const auto& layer : layers) {
+    files.layers.push_back(layer);
+    check_tensor(files, key_of(layer, kA), 0);
+    check_tensor(files, key_of(layer, kB), 1);
+  }
+  if (files.layers.empty()) {
+    throw ddp::ReadError(path + " holds no tensor");
+  }
+  check_targets(files);
+  return files;
+}
+
+[[noreturn]] void fail_fit(const AdapterFiles& files, const std::string& why) {
+  throw ddp::MismatchError("the adapter in " + files.folder + " does not fit the model: " + why);
+}
+
+// A and B of the given layers, as tensors of the meta device, under PEFT's keys.
+ddp::TensorMap adapter_shapes(const Linears& linears, const std::set<std::string>& layers,
+                              int64_t rank) {
+  ddp::TensorMap shapes;
+  const auto meta = at::TensorOptions().device(at::kMeta);
+  for (const auto& [name, linear] : linears) {
+    if (layers.count(name) != 0) {
+      shapes[key_of(name, kA)] = at::empty({rank, linear->weight.size(1)}, meta);
+      shapes[key_of(name, kB)] = at::empty({linear->weight.size(0), rank}, meta);
+    }
+  }
+  return shapes;
+}
+
+void check_fit(const AdapterFiles& files, const ddp::TensorMap& shapes) {
+  const auto differences = ddp::compare_weights(shapes, files.tensors);
+  if (!differences.empty()) {
+    fail_fit(files, differences.to_string() + " (an adapter of another base or of other layers)");
+  }
+}
+
+void copy_in(const AdapterFiles& files, const Linears& linears) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, linear] : linears) {
+    if (linear->has_lora()) {
+      linear->lora_a.copy_(files.tensors.at(key_of(name, kA)));
+      linear->lora_b.copy_(files.tensors.at(key_of(name, kB)));
+    }
+  }
+}
+
+// Of all adapters in the module; throws std::invalid_argument where they differ.
+AdapterConfig adapter_of(const Linears& linears) {
+  AdapterConfig config;
+  config.lora.target_modules.clear();
+  std::map<std::string, bool> all_of_name;  // last part of the name: every such layer has one
+  for (const auto& [name, linear] : linears) {
+    const auto last = name.substr(name.rfind('.') + 1);
+    const auto [entry, added] = all_of_name.emplace(last, true);
+    entry->second = entry->second && linear->has_lora();
+    if (!linear->has_lora()) {
+      continue;
+    }
+    const int64_t rank = linear->lora_a.size(0);
+    const double alpha = linear->lora_scale() * static_cast<double>(rank);
+    auto& layers = config.lora.target_modules;
+    if (!layers.empty() && (rank != config.lora.rank || alpha != config.lora.alpha)) {
+      throw std::invalid_argument("the adapters at " + layers.back() + " and " + name +
+                                  " have different rank or alpha");
+    }
+    config.lora.rank = rank;
+    config.lora.alpha = alpha;
+    config.lora.dropout = linear->lora_dropout();
+    layers.push_back(name);
+  }
+  if (config.lora.target_modules.empty()) {
+    throw std::invalid_argument("the module has no adapter: call add_lora first");
+  }
+  // Short names where they mean the same, in the order of the layers.
+  std::vector<std::string> names;
+  for (const auto& layer : config.lora.target_modules) {
+    const auto last = layer.substr(layer.rfind('.') + 1);
+    const auto& name = all_of_name.at(last) ? last : layer;
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  }
+  config.lora.target_modules = names;
+  return config;
+}
+
+}  // namespace
+
+PeftAdapter read_adapter(const std::string& folder) {
+  auto files = open_adapter(folder);
+  PeftAdapter adapter{.lora = files.config.lora, .base_model = files.config.base_model};
+  adapter.lora.target_modules = std::move(files.layers);
+  return adapter;
+}
+
+LoraSummary add_adapter(torch::nn::Module& module, const std::string& folder, torch::Dtype dtype) {
+  const auto files = open_adapter(folder);
+  const auto linears = find_linears(module);
+  const std::set<std::string> layers(files.layers.begin(), files.layers.end());
+  check_fit(files, adapter_shapes(linears, layers, files.config.lora.rank));
+  auto options = files.config.lora;
+  options.target_modules = files.layers;
+  options.dtype = dtype;
+  const auto summary = add_lora(module, options);
+  copy_in(files, linears);
+  return summary;
+}
+
+void load_adapter(torch::nn::Module& module, const std::string& folder) {
+  const auto linears = find_linears(module);
+  const auto own = adapter_of(linears).lora;
+  const auto files = open_adapter(folder);
+  const auto& stored = files.config.lora;
+  if (stored.rank != own.rank) {
+    fail_fit(files, concat("its rank (r) is ", stored.rank, ", the model's is ", own.rank));
+  }
+  if (stored.alpha != own.alpha) {
+    fail_fit(files, concat("its lora_alpha is ", stored.alpha, ", the model's is ", own.alpha));
+  }
+  std::set<std::string> layers;
+  for (const auto& [name, linear] : linears) {
+    if (linear->has_lora()) {
+      layers.insert(name);
+    }
+  }
+  check_fit(files, adapter_shapes(linears, layers, own.rank));
+  copy_in(files, linears);
+}
+
+void save_adapter(const torch::nn::Module& module, const std::string& folder,
+                  const std::string& base_model) {
+  const auto linears = find_linears(module);
+  auto config = adapter_of(linears);
+  config.base_model = base_model;
+  const std::string json = detail::adapter_config_json(config);
+  ddp::TensorMap tensors;
+  for (const auto& [name, linear] : linears) {
+    if (linear->has_lora()) {
+      tensors[key_of(name, kA)] = linear->lora_a.detach();
+      tensors[key_of(name, kB)] = linear->lora_b.detach();
+    }
+  }
+  const auto save_in = [&](const std::string& into) {
+    ddp::save_safetensors(into + "/" + detail::kAdapterWeights, tensors, {{"format", "pt"}});
+  };
+  if (!detail::holds_files(folder)) {
+    detail::NewFolder target(folder);
+    target.write(detail::kAdapterConfig, json);
+    save_in(target.temporary());
+    target.commit();
+    return;
+  }
+  // New weights below an old configuration would be another function: the two must belong together
+  // at any moment.
+  const std::string path = folder + "/" + detail::kAdapterConfig;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    ddp::detail::replace_file(ddp::detail::system_file_ops(), path, {json});
+  } else if (detail::read_text_file(path) != json) {
+    throw ddp::SettingsError(path +
+                             " is there and says something else (rank, alpha, dropout, "
+                             "layers or base): name another folder, or remove this one");
+  }
+  save_in(folder);
+}
+
+}  // namespace models

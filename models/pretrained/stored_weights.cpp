@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pretrained/stored_weights.hpp"
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "core/safetensors_header.hpp"
+#include "ddp/core/error.hpp"
+#include "pretrained/json_file.hpp"
+#include "pretrained/positioned_file.hpp"
+
+namespace models::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using ddp::ReadError;
+using ddp::detail::concat;
+
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+void add_file(StoredWeights& stored, const std::string& path) {
+  const PositionedFile file(path);
+  unsigned char first8[8] = {};
+  file.read(0, first8, std::min<uint64_t>(8, file.size()));
+  const uint64_t length = ddp::detail::parse_safetensors_length(first8, file.size(), path);
+  std::string json(length, '\0');
+  file.read(8, json.data(), length);
+  auto header = ddp::detail::parse_safetensors_header(json, file.size(), path);
+  for (auto& entry : header.entries) {
+    stored.tensors.push_back({.name = std::move(entry.name),
+                              .dtype = std::move(entry.dtype),
+                              .shape = std::move(entry.shape),
+                              .file = stored.files.size(),
+                              .offset = header.data_offset + entry.begin,
+                              .num_bytes = entry.end - entry.begin});
+  }
+  stored.files.push_back(path);
+}
+
+// Shard of each tensor. Names with a folder would let an index read files anywhere.
+std::map<std::string, std::string> read_index(const JsonObject& index) {
+  const auto weight_map = index.object("weight_map");
+  std::map<std::string, std::string> shards;
+  for (const auto& [name, value] : weight_map.json().items()) {
+    const std::string shard = weight_map.text(name);
+    if (shard.empty() || shard.find('/') != std::string::npos || shard == "..") {
+      weight_map.fail(name, weight_map.shown(name) + ", expected the name of a file beside it");
+    }
+    shards.emplace(name, shard);
+  }
+  return shards;
+}
+
+StoredWeights open_index(const std::string& path) {
+  StoredWeights all{.source = path};
+  const auto shard_of = read_index(JsonObject(path));
+  const auto folder = fs::path(path).parent_path();
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : shard_of) {
+    shards.insert(shard);
+  }
+  for (const auto& shard : shards) {
+    const std::string shard_path = (folder / shard).string();
+    std::error_code ignored;
+    if (!fs::exists(shard_path, ignored)) {
+      throw ReadError(concat("the shard ", shard_path, " is missing: ", path, " names it (",
+                             shards.size(), " shards)"));
+    }
+    add_file(all, shard_path);
+  }
+  StoredWeights stored{.source = path, .files = all.files};
+  std::set<std::string> found;
+  for (auto& tensor : all.tensors) {
+    const std::string shard = fs::path(all.files[tensor.file]).filename().string();
+    const auto expected = shard_of.find(tensor.name);
+    // A copy in another shard than the index says is not read, as in transformers.
+    if (expected == shard_of.end() || expected->second == shard) {
+      found.insert(tensor.name);
+      stored.tensors.push_back(std::move(tensor));
+    }
+  }
+  for (const auto& [name, shard] : shard_of) {
+    if (found.count(name) == 0) {
+      throw ReadError(path + " says that " + shard + " holds '" + name + "', but it does not");
+    }
+  }
+  return stored;
+}
+
+StoredWeights open_single(const std::string& path) {
+  StoredWeights stored{.source = path};
+  add_file(stored, path);
+  return stored;
+}
+
+}  // namespace
+
+StoredWeights open_stored_weights(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) {
+    return path.ends_with(".json") ? open_index(path) : open_single(path);
+  }
+  if (fs::exists(path + "/" + kSingle, ignored)) {
+    return open_single(path + "/" + kSingle);
+  }
+  if (fs::exists(path + "/" + kIndex, ignored)) {
+    return open_index(path + "/" + kIndex);
+  }
+  const bool pickled = fs::exists(path + "/pytorch_model.bin", ignored) ||
+                       fs::exists(path + "/pytorch_model.bin.index.json", ignored);
+  throw ReadError(path + " holds neither " + kSingle + " nor " + kIndex +
+                  (pickled ? ": save its pytorch_model.bin again as safetensors (transformers: "
+                             "save_pretrained)"
+                           : ""));
+}
+
+}  // namespace models::detail

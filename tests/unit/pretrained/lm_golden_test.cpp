@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiny models and adapters as transformers and PEFT saved them give what transformers and PEFT
+// computed (tests/golden/make_lm_golden.py), in float32.
+#include <cstdio>
+
+#include "models/lora.hpp"
+#include "models/pretrained/hf_weights.hpp"
+#include "models/pretrained/peft_adapter.hpp"
+#include "unit/pretrained/pretrained_test_support.hpp"
+
+namespace {
+
+// Both sides round every sum in their own order; seen: 1e-6.
+constexpr double kTolerance = 1e-4;
+
+std::string golden(const std::string& name) {
+  return std::string(DDP_GOLDEN_DIR) + "/lm/" + name;
+}
+
+// Largest difference, over the largest value.
+double error_of(const at::Tensor& ours, const at::Tensor& theirs) {
+  REQUIRE(ours.sizes() == theirs.sizes());
+  const auto difference = (ours.detach() - theirs).abs().max().item<double>();
+  return difference / theirs.abs().max().item<double>();
+}
+
+struct Case {
+  std::shared_ptr<models::CausalLm> model;
+  ddp::TensorMap golden;
+};
+
+Case load_case(const std::string& name) {
+  auto model = models::make_causal_lm(models::read_hf_config(golden(name)), at::kFloat);
+  const auto load = models::load_pretrained(*model, golden(name));
+  CHECK(load.differences.empty());
+  model->eval();
+  return {model, ddp::load_safetensors(golden(name) + "/case.safetensors").tensors};
+}
+
+// transformers shifts labels itself; here they come shifted.
+at::Tensor shifted(const at::Tensor& labels) {
+  const auto ignored = torch::full({labels.size(0), 1}, -100, labels.options());
+  return torch::cat({labels.narrow(1, 1, labels.size(1) - 1), ignored}, 1);
+}
+
+// Logits and loss against golden[prefix + "logits"] and golden[prefix + "loss"]; returns the loss.
+at::Tensor check_forward(const Case& c, const std::string& name, const std::string& prefix) {
+  const models::TokenInput input{.input_ids = c.golden.at("input_ids")};
+  const auto labels = shifted(c.golden.at("labels"));
+  const auto logits = c.model->logits(c.model->hidden_states(input));
+  const auto loss =
+      c.model->forward(input, labels).loss_sum / (labels != -100).sum().to(at::kFloat);
+  const double logits_error = error_of(logits, c.golden.at(prefix + "logits"));
+  const double loss_error = error_of(loss, c.golden.at(prefix + "loss"));
+  std::printf("%s %s: logits differ by %.1e, loss %.1e\n", name.c_str(), prefix.c_str(),
+              logits_error, loss_error);
+  CHECK(logits_error <= kTolerance);
+  CHECK(loss_error <= kTolerance);
+  return loss;
+}
+
+void check_gradients(const Case& c, const std::string& name, const std::string& prefix) {
+  double largest = 0;
+  std::size_t count = 0;
+  for (const auto& item : c.model->named_parameters()) {
+    if (!item.value().requires_grad()) {
+      CHECK_FALSE(item.value().grad().defined());
+      continue;
+    }
+    INFO(item.key());
+    const double error = error_of(item.value().grad(), c.golden.at(prefix + item.key()));
+    CHECK(error <= kTolerance);
+    largest = std::max(largest, error);
+    ++count;
+  }
+  std::size_t expected = 0;
+  for (const auto& [key, tensor] : c.golden) {
+    expected += key.starts_with("grad.") ? 1 : 0;
+  }
+  CHECK(count == expected);
+  std::printf("%s: %zu gradients differ by at most %.1e\n", name.c_str(), count, largest);
+}
+
+}  // namespace
+
+TEST_CASE("Qwen2 and Llama of transformers, and PEFT's adapters, compute the same here") {
+  for (const std::string name : {"qwen2", "llama"}) {
+    auto c = load_case(name);
+    check_forward(c, name, "");
+    const auto summary = models::add_adapter(*c.model, golden(name) + "/adapter");
+    CHECK(summary.layers.size() == (name == "qwen2" ? 14 : 4));
+    const auto loss = check_forward(c, name, "adapter.");
+    loss.backward();
+    check_gradients(c, name, "grad.base_model.model.");
+    models::merge_lora(*c.model);
+    check_forward(c, name + " merged", "adapter.");
+  }
+}
+
+TEST_CASE("GPT-2 of transformers computes the same here") {
+  auto c = load_case("gpt2");
+  check_forward(c, "gpt2", "").backward();
+  check_gradients(c, "gpt2", "grad.");
+}
+
+TEST_CASE("recomputed layers and a loss in chunks give the same gradients") {
+  for (const std::string name : {"qwen2", "gpt2"}) {
+    auto c = load_case(name);
+    c.model->computation().checkpoint_every = 1;
+    c.model->computation().loss_chunk_tokens = 5;
+    std::string prefix = "grad.";
+    if (name == "qwen2") {
+      models::add_adapter(*c.model, golden(name) + "/adapter");
+      prefix += "base_model.model.";
+    }
+    check_forward(c, name, name == "qwen2" ? "adapter." : "").backward();
+    check_gradients(c, name, prefix);
+  }
+}

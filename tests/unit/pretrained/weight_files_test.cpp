@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of weights that are broken: each told by file and tensor, before anything changes.
+#include <filesystem>
+
+#include "models/pretrained/hf_weights.hpp"
+#include "unit/pretrained/pretrained_test_support.hpp"
+
+namespace {
+
+using testing::message_of;
+using testing::NamedModule;
+using testing::read_file;
+using testing::TemporaryFolder;
+using testing::with_header;
+using testing::write_file;
+
+const ddp::TensorMap& small() {
+  static const ddp::TensorMap tensors{{"model.a.weight", torch::ones({2, 3})},
+                                      {"model.b.weight", torch::ones({4})}};
+  return tensors;
+}
+
+// The refusal of `path` by both routes, which must be the same, with the module left as it was.
+std::string refusal(const std::string& path) {
+  std::string message;
+  for (const auto route : {models::WeightRoute::Mapped, models::WeightRoute::Shared}) {
+    NamedModule module(testing::zeros_like(small()));
+    const auto text = message_of<ddp::ReadError>(
+        [&] { models::load_pretrained(module, path, nullptr, {.route = route}); });
+    CHECK((message.empty() || message == text));
+    message = text;
+    for (const auto& parameter : module.parameters()) {
+      CHECK(parameter.sum().item<float>() == 0);
+    }
+  }
+  return message;
+}
+
+}  // namespace
+
+TEST_CASE("damaged safetensors files are refused by name") {
+  TemporaryFolder folder;
+  const auto path = folder.file("model.safetensors");
+  CHECK_THAT(refusal(folder.path()), Catch::Contains("holds neither model.safetensors nor"));
+  CHECK_THAT(refusal(path), Catch::Contains("cannot read " + path));
+  write_file(folder.file("pytorch_model.bin"), "x");
+  CHECK_THAT(refusal(folder.path()), Catch::Contains("save its pytorch_model.bin again"));
+
+  ddp::save_safetensors(path, small());
+  const std::string whole = read_file(path);
+  write_file(path, whole.substr(0, whole.size() - 1));
+  CHECK_THAT(refusal(folder.path()), Catch::Contains(path) && Catch::Contains("truncated"));
+  write_file(path, whole.substr(0, 20));
+  CHECK_THAT(refusal(folder.path()), Catch::Contains("truncated"));
+  write_file(path, whole.substr(0, 5));
+  CHECK_THAT(refusal(folder.path()), Catch::Contains("only 5 bytes"));
+  write_file(path, whole + "x");
+  CHECK_THAT(refusal(folder.path()), Catch::Contains("trailing"));
+  write_file(path, std::string("\xff\xff\xff\xff\0\0\0\0", 8) + whole);
+  CHECK_THAT(refusal(folder.path()), Catch::Contains("header claims 4294967295 bytes, the limit"));
+  write_file(path,
+             with_header(R"({"model.a.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+                         R"("model.b.weight":{"dtype":"F32","shape":[4],"data_offsets":[20,36]}})",
+                         std::string(36, 'x')));
+  CHECK_THAT(refusal(folder.path()), Catch::Contains("'model.b.weight' lies at bytes 20..36"));
+}
+
+TEST_CASE("weights of other dtypes are refused by name") {
+  TemporaryFolder folder;
+  const auto path = folder.file("model.safetensors");
+  for (const auto& [dtype, word] : {std::pair{at::kLong, "I64"},
+                                    {at::kByte, "U8"},
+                                    {at::kFloat8_e4m3fn, "F8_E4M3"},
+                                    {at::kDouble, "F64"}}) {
+    auto tensors = small();
+    tensors["model.b.weight"] = tensors["model.b.weight"].to(dtype);
+    ddp::save_safetensors(path, tensors);
+    CHECK_THAT(refusal(path), Catch::Contains(path + ": the tensor 'model.b.weight'") &&
+                                  Catch::Contains(std::string("dtype ") + word));
+  }
+  auto gptq = small();  // packed in integers under names of its own
+  gptq.erase("model.b.weight");
+  gptq["model.b.qweight"] = torch::ones({2}).to(at::kInt);
+  gptq["model.b.scales"] = torch::ones({2});
+  ddp::save_safetensors(path, gptq);
+  CHECK_THAT(refusal(path), Catch::Contains("'model.b.qweight'") && Catch::Contains("quantized"));
+}
+
+TEST_CASE("an index that its shards contradict is refused") {
+  TemporaryFolder folder;
+  const auto index = folder.file("model.safetensors.index.json");
+  ddp::save_safetensors(folder.file("one.safetensors"),
+                        {{"model.a.weight", small().at("model.a.weight")}});
+  const auto use = [&](const std::string& weight_map) {
+    write_file(index, "{\"metadata\": {}, \"weight_map\": " + weight_map + "}");
+    return refusal(folder.path());
+  };
+  const std::string both =
+      R"({"model.a.weight": "one.safetensors", "model.b.weight": "two.safetensors"})";
+  CHECK_THAT(use(both), Catch::Contains("the shard " + folder.file("two.safetensors") +
+                                        " is missing: " + index));
+  ddp::save_safetensors(folder.file("two.safetensors"), {{"model.c.weight", torch::ones({4})}});
+  CHECK_THAT(use(both),
+             Catch::Contains(index + " says that two.safetensors holds 'model.b.weight'"));
+  CHECK_THAT(use(R"({"model.a.weight": "../one.safetensors"})"),
+             Catch::Contains("\"weight_map.model.a.weight\"") && Catch::Contains("file beside it"));
+  CHECK_THAT(use(R"({"model.a.weight": 1})"), Catch::Contains("expected a text"));
+  CHECK_THAT(use("[]"), Catch::Contains("\"weight_map\" is [], expected an object"));
+  write_file(index, "{}");
+  CHECK_THAT(refusal(index), Catch::Contains("\"weight_map\" is missing"));
+  write_file(index, "{");
+  CHECK_THAT(refusal(index), Catch::Contains("is not JSON"));
+
+  // A shard that holds a part, and the sound case.
+  ddp::save_safetensors(folder.file("two.safetensors"), {{"model.b.weight", torch::ones({4}) * 3}});
+  write_file(index, "{\"weight_map\": " + both + "}");
+  NamedModule module(testing::zeros_like(small()));
+  models::load_pretrained(module, folder.path());
+  CHECK(ddp::named_weights(module).at("model.b.weight").sum().item<float>() == 12);
+  const auto shard = read_file(folder.file("two.safetensors"));
+  write_file(folder.file("two.safetensors"), shard.substr(0, shard.size() - 4));
+  CHECK_THAT(refusal(index),
+             Catch::Contains(folder.file("two.safetensors")) && Catch::Contains("truncated"));
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merges a LoRA adapter into its base: a full model that transformers, and ours, load.
+//
+//   merge_adapter BASE ADAPTER OUTPUT [--dtype float32|bfloat16|float16] [--max-shard-gb N]
+//
+// BASE: a folder with config.json and model.safetensors (or shards and their index). ADAPTER: a
+// folder with adapter_config.json and adapter_model.safetensors. OUTPUT: a folder that is not there
+// yet; it appears when all of it is written.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+#include "models/pretrained/peft_adapter.hpp"
+
+namespace {
+
+constexpr const char* kUsage =
+    "usage: merge_adapter BASE ADAPTER OUTPUT [--dtype float32|bfloat16|float16] "
+    "[--max-shard-gb N]\n";
+
+at::ScalarType parse_dtype(const std::string& name) {
+  for (const auto& [word, dtype] :
+       {std::pair{"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}}) {
+    if (name == word) {
+      return dtype;
+    }
+  }
+  throw ddp::SettingsError("--dtype is \"" + name + "\": float32, bfloat16 or float16");
+}
+
+int64_t parse_gb(const std::string& text) {
+  char* end = nullptr;
+  const double gb = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(gb > 0 && gb <= 1e6)) {
+    throw ddp::SettingsError("--max-shard-gb is \"" + text + "\": a number above 0");
+  }
+  return static_cast<int64_t>(gb * 1e9);
+}
+
+int merge(const std::vector<std::string>& arguments) {
+  std::vector<std::string> folders;
+  models::PretrainedSaveOptions options;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    const bool has_value = i + 1 < arguments.size();
+    if (argument == "--dtype" && has_value) {
+      options.dtype = parse_dtype(arguments[++i]);
+    } else if (argument == "--max-shard-gb" && has_value) {
+      options.max_shard_bytes = parse_gb(arguments[++i]);
+    } else if (argument == "--help") {
+      std::fputs(kUsage, stdout);
+      return 0;
+    } else if (argument.starts_with("--")) {
+      throw ddp::SettingsError("unknown or incomplete argument " + argument + "; " + kUsage);
+    } else {
+      folders.push_back(argument);
+    }
+  }
+  if (folders.size() != 3) {
+    throw ddp::SettingsError(kUsage);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  models::merge_adapter(folders[0], folders[1], folders[2], options);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  std::printf("merged %s into %s: %s, in %.1f s\n", folders[1].c_str(), folders[0].c_str(),
+              folders[2].c_str(), elapsed.count());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return merge({argv + 1, argv + argc});
+  } catch (const ddp::Error& error) {
+    std::fprintf(stderr, "merge_adapter: %s\n", error.what());
+    return static_cast<int>(error.exit_code());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "merge_adapter: %s\n", error.what());
+    return static_cast<int>(ddp::ExitCode::UserException);
+  }
+}
