@@ -46,8 +46,8 @@ class Study:
         if len(units) > 1:
             raise numbers.DataError(f"{path}: runs count in different units: {', '.join(sorted(units))}")
         self.unit = units.pop()
-        varied = {name: run["varied"] for name, run in plan["runs"].items()}
-        self.points = numbers.make_points(self.runs, self.kind, varied)
+        self.varied = {name: run["varied"] for name, run in plan["runs"].items()}
+        self.points = numbers.make_points(self.runs, self.kind, self.varied)
         self.kind_text = {"strong": f"global batch {plan['batch'] or '?'}", "sensitivity": "settings varied",
                           "weak": f"{plan['batch'] or '?'} a {'GPU' if self.device == 'cuda' else 'rank'}"}[self.kind]
         self.subtitle = f"{self.title}; {self.kind_text}"
@@ -113,7 +113,8 @@ def matching_points(before, after):
 
 def merge(studies, output, pandas):
     """One row a run of every study."""
-    rows = [{"study": study.name, "kind": study.kind, "folder": study.path, **dataclasses.asdict(run)}
+    rows = [{"study": study.name, "kind": study.kind, "folder": study.path,
+             "varied": " ".join(f"{key}={value}" for key, value in study.varied[run.name].items()), **dataclasses.asdict(run)}
             for study in studies for run in study.runs]
     frame = pandas.DataFrame(rows)
     frame.to_csv(os.path.join(output, "merged.csv"), index=False)
@@ -123,7 +124,7 @@ def merge(studies, output, pandas):
 def print_summary(frame):
     """The medians, as the report has them."""
     columns = {"rate": "units/s", "step_ms": "ms/step", "exposed_comm_ms": "exposed ms", "joules_per_unit": "J/unit"}
-    table = frame.groupby(["study", "kind", "ranks"])[list(columns)].median(numeric_only=True).rename(columns=columns)
+    table = frame.groupby(["study", "kind", "ranks", "varied"])[list(columns)].median(numeric_only=True).rename(columns=columns)
     print(table.round(3).to_string())
 
 

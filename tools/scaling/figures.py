@@ -195,21 +195,20 @@ def sensitivity(study, folder):
     """A panel for each number of ranks: throughput of every combination, best on top."""
     counts = sorted({point.ranks for point in study.points})
     rows = max(sum(point.ranks == n for point in study.points) for n in counts)
-    figure, panels = plt.subplots(1, len(counts), figsize=(3.2 + 3.9 * len(counts), 1.6 + 0.26 * rows), squeeze=False)
-    keys = list(study.points[0].varied)
+    label = max(len(varied_text(point.varied)) for point in study.points) * 0.075  # inches
+    figure, panels = plt.subplots(1, len(counts), figsize=(len(counts) * (label + 3.2), 1.7 + 0.26 * rows), squeeze=False)
     for axes, n in zip(panels[0], counts):
         points = sorted((p for p in study.points if p.ranks == n), key=lambda p: p.rate.median)
         y = range(len(points))
         bars = [[p.rate.median - p.rate.low for p in points], [p.rate.high - p.rate.median for p in points]]
         axes.errorbar([p.rate.median for p in points], y, xerr=bars, color=BLUE, marker="o", markersize=5, capsize=3,
                       linestyle="none", linewidth=1.4)
-        axes.set_yticks(list(y), ["  ".join(p.varied[key] for key in keys) for p in points], fontsize=8.5)
+        axes.set_yticks(list(y), [varied_text(p.varied) for p in points], fontsize=8.5)
         axes.set_ylim(-0.7, len(points) - 0.3)
         axes.set_xlim(0, 1.08 * max(p.rate.high for p in points))
         axes.xaxis.set_major_formatter(FuncFormatter(number_text))
         axes.set_xlabel(f"throughput [{study.unit}s/s]")
         axes.set_title(point_label(Percent(n, None), study.device), loc="right", fontsize=10.5)
-    panels[0][0].set_ylabel("  ".join(key.split(".")[-1] for key in keys), fontsize=9.5)
     return save(figure, panels[0][0], folder, f"{study.name}_sensitivity", "Sensitivity",
                 f"{study.subtitle}; {repeats_text(study.points)}")
 
@@ -229,7 +228,8 @@ def before_after(before, after, pairs, folder):
         axes.annotate(f"×{new.rate.median / old.rate.median:.2f}", (i, max(old.rate.high, new.rate.high)), ha="center",
                       textcoords="offset points", xytext=(0, 6), fontsize=10)
     axes.set_ylim(0, 1.15 * top)
-    axes.set_xticks(range(len(pairs)), [point_label(new, after.device) for _, new in pairs])
+    axes.set_xticks(range(len(pairs)), [point_label(new, after.device) for _, new in pairs],
+                    fontsize=8 if after.vary else 10.5)
     axes.yaxis.set_major_formatter(FuncFormatter(number_text))
     axes.set_ylabel(f"throughput [{after.unit}s/s]")
     axes.grid(axis="x", visible=False)
@@ -238,7 +238,12 @@ def before_after(before, after, pairs, folder):
 
 def point_label(point, device):
     label = f"{point.ranks} {'GPU' if device == 'cuda' else 'rank'}{'s' if point.ranks > 1 else ''}"
-    return "\n".join([label] + list(point.varied.values()))
+    return "\n".join([label, *varied_text(point.varied).split(", ")]) if point.varied else label
+
+
+def varied_text(varied):
+    """{"ddp.bucket_cap_mb": "25", …} -> "bucket_cap_mb 25, …"."""
+    return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in varied.items())
 
 
 def draw(study, folder):

@@ -8,13 +8,14 @@ import os
 from .numbers import BOUND_SHARE
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #111; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #111; max-width: 74rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc; } h3 { font-size: 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block; overflow-x: auto; }
-th, td { padding: .25rem .55rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th { border-bottom: 2px solid #888; } td.text, th.text { text-align: left; }
-.figures { display: flex; flex-wrap: wrap; gap: .6rem; } .figures img { width: 30rem; max-width: 100%; }
-pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 12.5px; } small, figcaption { color: #555; }
+th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; white-space: nowrap; }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom; line-height: 1.2; } td.text, th.text { text-align: left; }
+.figures { display: flex; flex-wrap: wrap; gap: .6rem; } .figures img { width: 24rem; max-width: 100%; }
+.figures img.wide { width: 100%; } details { margin: .6rem 0; } summary { cursor: pointer; font-weight: bold; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 12.5px; } small, figcaption { color: #555; }
 """
 
 DEFINITIONS = f"""
@@ -41,16 +42,17 @@ def value_text(value, digits=3):
     """1,234.5 with `digits` significant digits below a thousand; a dash where unknown."""
     if value is None:
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}" if abs(value) >= 0.01 or value == 0 else "&lt;0.01"
 
 
 def spread_text(spread, factor=1.0, digits=3):
     if spread is None:
         return "–"
     median = value_text(factor * spread.median, digits)
-    if spread.count == 1:
-        return median
-    return f"{median} <small>[{value_text(factor * spread.low, digits)} – {value_text(factor * spread.high, digits)}]</small>"
+    low, high = value_text(factor * spread.low, digits), value_text(factor * spread.high, digits)
+    return median if low == high else f"{median}<br><small>[{low} – {high}]</small>"
 
 
 def table(header, rows, text_columns=()):
@@ -64,15 +66,15 @@ def table(header, rows, text_columns=()):
 def figure(folder, name):
     with open(os.path.join(folder, f"{name}.svg"), "rb") as file:
         data = base64.b64encode(file.read()).decode()
-    return f'<img alt="{text(name)}" src="data:image/svg+xml;base64,{data}">'
+    wide = ' class="wide"' if name.endswith("_sensitivity") else ""
+    return f'<img{wide} alt="{text(name)}" src="data:image/svg+xml;base64,{data}">'
 
 
 def points_table(study):
     scaled = study.kind != "sensitivity"
-    header = ["GPUs" if study.device == "cuda" else "ranks", "nodes"] + [text(key) for key in study.vary]
+    header = ["GPUs" if study.device == "cuda" else "ranks", "nodes"] + [text(key).replace(".", ".<wbr>").replace("_", "_<wbr>") for key in study.vary]
     header += ["global batch", f"{study.unit}s/s", "ms/step"] + (["speed-up", "efficiency [%]"] if scaled else [])
-    header += ["s/epoch", "exposed comm. [ms]", "[% of step]", "loader wait [ms]", f"J/{study.unit}", "peak GiB", "GPU util. [%]",
-               "bound by", "runs"]
+    header += ["bound by", "s/epoch", "exposed comm. [ms]", "exposed comm. [% of step]", "loader wait [ms]", f"J/{study.unit}", "peak GiB", "GPU util. [%]", "runs"]
     rows = []
     for p in study.points:
         run = p.runs[0]
@@ -81,12 +83,12 @@ def points_table(study):
         row += [value_text(run.global_batch_size, 6), spread_text(p.rate, digits=4), spread_text(p.step_ms, digits=4)]
         if scaled:
             row += [spread_text(p.speed_up), spread_text(p.efficiency, 100)]
-        row += [spread_text(p.epoch_seconds), spread_text(p.exposed_comm_ms), spread_text(p.exposed_percent, digits=2),
+        row += [p.bottleneck, spread_text(p.epoch_seconds), spread_text(p.exposed_comm_ms), spread_text(p.exposed_percent, digits=2),
                 spread_text(p.loader_wait_ms, digits=2), spread_text(p.joules_per_unit),
                 value_text(p.memory_gib.high if p.memory_gib else None),
-                value_text(sum(utilisation) / len(utilisation) if utilisation else None), p.bottleneck, len(p.runs)]
+                value_text(sum(utilisation) / len(utilisation) if utilisation else None), len(p.runs)]
         rows.append(row)
-    return table(header, rows, text_columns={len(header) - 2})
+    return table(header, rows, text_columns={header.index("bound by")})
 
 
 def study_section(study, folder, figures):
@@ -98,15 +100,16 @@ def study_section(study, folder, figures):
         parts.append(f"<p><b>Note:</b> {text(note)}</p>")
     parts.append(points_table(study))
     parts.append('<div class="figures">' + "".join(figure(folder, name) for name in figures) + "</div>")
-    parts.append(f"<h3>Commands</h3><pre>{text(study.command)}\n\n" + text("\n".join(study.run_commands)) + "</pre>")
+    parts.append(f"<h3>Command</h3><pre>{text(study.command)}</pre>")
     if study.yaml:
-        parts.append(f"<h3>{text(os.path.basename(study.path))}/study.yaml</h3><pre>{text(study.yaml)}</pre>")
+        parts.append(f"<details open><summary>{text(os.path.basename(study.path))}/study.yaml</summary><pre>{text(study.yaml)}</pre></details>")
+    parts.append("<details><summary>Commands of all runs</summary><pre>" + text("\n".join(study.run_commands)) + "</pre></details>")
     return "\n".join(parts)
 
 
 def pairs_section(before, after, pairs, folder, name):
-    header = ["point", f"before [{after.unit}s/s]", f"after [{after.unit}s/s]", "after / before"]
-    rows = [[" ".join([f"{new.ranks}"] + [text(v) for v in new.varied.values()]), spread_text(old.rate, digits=4),
+    header = ["GPUs" if after.device == "cuda" else "ranks", f"before [{after.unit}s/s]", f"after [{after.unit}s/s]", "after / before"]
+    rows = [[", ".join([f"{new.ranks}"] + [text(f"{key} {value}") for key, value in new.varied.items()]), spread_text(old.rate, digits=4),
              spread_text(new.rate, digits=4), f"{new.rate.median / old.rate.median:.3f}"] for old, new in pairs]
     commits = [sorted({run.commit[:12] for point in study.points for run in point.runs}) for study in (before, after)]
     return (f"<h2>{text(after.title)}: before and after</h2><p>before: {text(before.path)} (commit {', '.join(commits[0])}); "
