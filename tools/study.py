@@ -53,6 +53,8 @@ def from_root(path):
 
 
 def print_plan(options, study, folder):
+    for path, command in study.prepare.items():
+        print(f"[ -e {shlex.quote(path)} ] || {command}")
     if options.local:
         for run in study.runs:
             group = next(group for group in study.groups if run in group.runs)
@@ -98,6 +100,8 @@ def main(arguments):
         if states[run.name][0] != "missing":
             print(f"  again: {run.name}, {states[run.name][0]} ({states[run.name][1]})")
     folder.save("tools/study.py " + " ".join(shlex.quote(word) for word in arguments))
+    if todo:
+        launch.prepare(study)
     report = f"tools/plot_scaling.py {folder.path}"
     if options.local:
         failed = launch.run_local(study, folder, todo, options.build, options.launcher)

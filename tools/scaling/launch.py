@@ -21,6 +21,21 @@ def program_path(study, build):
     return os.path.join(build, "examples", study.program)
 
 
+def prepare(study):
+    """Makes what the study needs and is not there yet, as its data."""
+    for path, command in study.prepare.items():
+        if os.path.exists(path):
+            continue
+        print(f"{path} is missing: {command}", flush=True)
+        try:
+            code = subprocess.run(shlex.split(command), check=False).returncode
+        except OSError as error:
+            raise StudyError(f"{study.path}: prepare: {command}: {error.strerror}") from None
+        if code != 0 or not os.path.exists(path):
+            raise StudyError(f"{study.path}: prepare: {command} ended with {code} and left "
+                             f"{'' if os.path.exists(path) else 'no '}{path}")
+
+
 # --- Slurm -----------------------------------------------------------------------------------------
 def task_list(tasks):
     """"1-3,5": what --array takes."""

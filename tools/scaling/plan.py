@@ -58,6 +58,7 @@ class Study:
     sbatch: list
     settings: list  # of every run
     groups: list
+    prepare: dict  # path -> the command that makes it, where it is missing
 
     @property
     def runs(self):
@@ -168,7 +169,7 @@ def load(path, root="."):
                   device=device, batch=0 if kind == "sensitivity" else batch, repeats=values.get("repeats", 3), steps=steps,
                   warmup_steps=warmup, log_every=log_every, vary=values.get("vary", {}), time=values.get("time", "00:30:00"),
                   cpus_per_rank=values.get("cpus_per_rank", 1 if device == "cpu" else 8), sbatch=values.get("sbatch", []),
-                  settings=settings, groups=[])
+                  settings=settings, groups=[], prepare=values.get("prepare", {}))
     for ranks in all_ranks:
         _check_shares(values, ranks, fail)
         nodes, per_node = placement(ranks, values.get("per_node", 8))

@@ -136,6 +136,7 @@ _READERS = {
     "cpus_per_rank": lambda v: v.whole(1, 1024),
     "time": lambda v: _time(v),
     "settings": lambda v: {_setting_name(x): _setting_text(x) for x in v.mapping().values()},
+    "prepare": lambda v: {x.key: x.text() for x in v.mapping().values()},
     "sbatch": lambda v: [_sbatch_option(x) for x in v.items()],
 }
 

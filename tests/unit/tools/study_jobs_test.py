@@ -247,6 +247,21 @@ class Jobs(unittest.TestCase):
         self.assertIn("left out: 4 GPUs, this host has 1", self.study("--local"))
         self.assertEqual(self.states(), {"n001_r1": "done", "n001_r2": "done", "n004_r1": "missing", "n004_r2": "missing"})
 
+    def test_what_is_missing_is_prepared_once(self):
+        data = os.path.join(self.folder, "data")
+        study = STUDY.replace("[1, 4]", "[1]") + f"prepare:\n  {data}: "
+        self.write("study.yaml", study + "mkdir /nonexistent/folder\n")
+        self.assertIn(f"mkdir /nonexistent/folder ended with 1 and left no {data}", self.study("--local", code=64))
+        self.write("study.yaml", study + "no_such_command\n")
+        self.assertIn("no_such_command: No such file", self.study("--local", code=64))
+        self.assertEqual(set(self.states().values()), {"missing"})
+        self.write("study.yaml", study + f"mkdir {data}\n")
+        self.assertIn("is missing: mkdir", self.study("--local"))
+        self.assertEqual(set(self.states().values()), {"done"})
+        self.write("fake/n001_r1", "1")
+        os.remove(os.path.join(self.out, "n001_r1", "exit_code"))
+        self.assertNotIn("is missing", self.study("--local", code=1))
+
     def test_no_program_and_no_slurm_are_said(self):
         os.remove(os.path.join(self.folder, "build/examples/resnet_ddp"))
         self.assertIn("there is no program", self.study("--local", code=64))
