@@ -39,7 +39,7 @@ void run(ddp::Context& ctx, const ddp::Config& cfg) {
     examples::encode_longest(data.train->vocabulary(), sample.prompt);
   }
   auto module = examples::make_gpt2(cfg.section<Gpt2Settings>("model"),
-                                    data.train->file().tokenizer().vocab_size, ctx.device());
+                                    data.train->file().tokenizer().vocab_size, ctx);
   int64_t num_parameters = 0;
   for (const auto& parameter : module->parameters()) {
     num_parameters += parameter.numel();

@@ -4,7 +4,9 @@
 //
 //   mpirun -n 2 build/examples/lora_ddp --config examples/configs/lora_tiny.yaml
 //   srun build/examples/lora_ddp --config examples/configs/lora_qwen2_7b.yaml model.path=FOLDER …
-//   … run.mode=evaluate decode.num_prompts=100     (loss, accuracy and answers, without training)
+//   … run.mode=evaluate decode.num_prompts=100     (loss, accuracy and answers, without training:
+//   of
+//       the newest checkpoint, or of lora.adapter=FOLDER)
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include "common/parameter_hash.hpp"
 #include "ddp/ddp.hpp"
 #include "models/lora.hpp"
+#include "models/pretrained/peft_adapter.hpp"
 #include "models/qwen2.hpp"
 
 namespace {
@@ -52,63 +55,98 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
   }
 }
 
-void evaluate(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp::Config& cfg,
-              const ddp::Context& ctx) {
-  trainer.restore();
+/// Where adapters go; empty: nowhere.
+std::string adapter_folder(const LoraSettings& lora, const ddp::Config& cfg) {
+  if (!lora.save_dir.empty() || cfg.checkpoint.dir.empty()) {
+    return lora.save_dir;
+  }
+  return cfg.checkpoint.dir + "/adapters";
+}
+
+/// All that a run needs beside its trainer.
+struct Run {
+  const ddp::Context& ctx;
+  ddp::Config cfg;
+  RunSettings run;
+  DecodeSettings decode;
+  LoraSettings lora;
+  Qwen2Settings model;
+  models::LoraSummary summary;  ///< of add_lora
+};
+
+void evaluate(LanguageTrainer& trainer, const Run& run) {
+  if (run.lora.adapter.empty()) {
+    trainer.restore();
+  }
   const auto result = trainer.evaluate();
-  if (ctx.is_main()) {
+  if (run.ctx.is_main()) {
     char text[160];
     std::snprintf(text, sizeof text,
                   "\neval loss       %.4f, token accuracy %.2f %%, over %lld targets\n",
                   result.loss, 100 * result.accuracy, static_cast<long long>(result.num_targets));
     std::cout << text << std::flush;
   }
-  decode(trainer, settings, cfg, ctx, "");
+  decode(trainer, run.decode, run.cfg, run.ctx, "");
 }
 
-void train(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp::Config& cfg,
-           const ddp::Context& ctx, const models::LoraSummary& lora) {
+void train(LanguageTrainer& trainer, const Run& run) {
   const auto base = trainer.model().frozen_fingerprint();
   const auto adapters = examples::parameter_hash(trainer.model().named_parameters());
-  if (cfg.train.eval_first) {
-    decode(trainer, settings, cfg, ctx, " before training");
+  if (run.cfg.train.eval_first) {
+    decode(trainer, run.decode, run.cfg, run.ctx, " before training");
   }
+  const auto folder = adapter_folder(run.lora, run.cfg);
+  const auto save = [&](const char* name) {
+    if (!folder.empty() && run.ctx.is_main()) {
+      models::save_adapter(trainer.module(), folder + "/" + name, run.model.common.path);
+    }
+  };
+  trainer.on_evaluation = [&](int64_t, const examples::EvalResult&, bool is_best) {
+    if (is_best) {
+      save("best");
+    }
+  };
   const auto summary = trainer.train();
-  const bool kept = trainer.model().frozen_fingerprint() == base;
-  if (ctx.is_main()) {
-    std::cout << examples::language_report(summary, trainer, ctx, cfg) << trainable_line(lora)
-              << '\n'
+  save("last");
+  DDP_CHECK(trainer.model().frozen_fingerprint() == base, "training changed the frozen base");
+  if (run.ctx.is_main()) {
+    std::cout << examples::language_report(summary, trainer, run.ctx, run.cfg)
+              << trainable_line(run.summary) << '\n'
               << "adapters        " << summary.hash << ", "
-              << (summary.hash == adapters ? "unchanged" : "changed from " + adapters) << '\n'
-              << "base            " << base << ", " << (kept ? "unchanged" : "CHANGED") << '\n'
+              << (summary.hash == adapters ? "unchanged" : "changed from " + adapters)
+              << (folder.empty() ? "" : "; best and last in " + folder) << '\n'
+              << "base            " << base << ", unchanged\n"
               << std::flush;
   }
-  decode(trainer, settings, cfg, ctx, " after training");
+  decode(trainer, run.decode, run.cfg, run.ctx, " after training");
 }
 
-void run(ddp::Context& ctx, ddp::Config cfg) {
-  const auto run_settings = cfg.section<RunSettings>("run");
-  const auto decode_settings = cfg.section<DecodeSettings>("decode");
-  const auto lora_settings = cfg.section<LoraSettings>("lora");
-  const auto data = examples::open_token_data(cfg.section<ddp::TokenDataOptions>("tokens"));
-  auto module = examples::make_qwen2(cfg.section<Qwen2Settings>("model"),
-                                     data.train->file().tokenizer().vocab_size, ctx.device());
-  const auto lora = examples::add_adapters(*module, lora_settings);
+void run(ddp::Context& ctx, const ddp::Config& config) {
+  Run run{.ctx = ctx,
+          .cfg = config,
+          .run = config.section<RunSettings>("run"),
+          .decode = config.section<DecodeSettings>("decode"),
+          .lora = config.section<LoraSettings>("lora"),
+          .model = config.section<Qwen2Settings>("model"),
+          .summary = {}};
+  const auto data = examples::open_token_data(config.section<ddp::TokenDataOptions>("tokens"));
+  auto module = examples::make_qwen2(run.model, data.train->file().tokenizer().vocab_size, ctx);
+  run.summary = examples::add_adapters(*module, run.lora);
   if (ctx.is_main()) {
     std::cout << data.train->summary() << '\n'
               << data.eval->summary() << '\n'
-              << trainable_line(lora) << '\n'
+              << trainable_line(run.summary) << '\n'
               << std::flush;
   }
-  const bool evaluates = run_settings.mode == "evaluate";
+  const bool evaluates = run.run.mode == "evaluate";
   if (evaluates) {
-    cfg.metrics.dir = "";
+    run.cfg.metrics.dir = "";
   }
-  LanguageTrainer trainer(ctx, cfg, module, data);
+  LanguageTrainer trainer(ctx, run.cfg, module, data);
   if (evaluates) {
-    evaluate(trainer, decode_settings, cfg, ctx);
+    evaluate(trainer, run);
   } else {
-    train(trainer, decode_settings, cfg, ctx, lora);
+    train(trainer, run);
   }
 }
 

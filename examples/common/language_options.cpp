@@ -6,6 +6,10 @@
 #include <stdexcept>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+#include "models/pretrained/hf_config.hpp"
+#include "models/pretrained/hf_weights.hpp"
+#include "models/pretrained/peft_adapter.hpp"
 
 namespace examples {
 namespace {
@@ -41,17 +45,51 @@ models::Qwen2Options tiny_qwen2() {
 /// Random weights, the same at any number of ranks.
 template <typename Model, typename Options>
 std::shared_ptr<models::CausalLm> make_random(const Options& options,
-                                              const LanguageModelSettings& common,
+                                              const LanguageModelSettings& settings,
                                               at::Device device) {
-  torch::manual_seed(static_cast<uint64_t>(common.seed));
+  torch::manual_seed(static_cast<uint64_t>(settings.seed));
   try {
-    Model model(options, torch::TensorOptions().dtype(common.dtype).device(device));
+    Model model(options, torch::TensorOptions().dtype(settings.dtype).device(device));
     model->reset_parameters();
-    model->computation() = common.computation;
     return model.ptr();
   } catch (const std::invalid_argument& error) {
     throw ddp::SettingsError(std::string("section model: ") + error.what());
   }
+}
+
+std::shared_ptr<models::CausalLm> load_folder(const LanguageModelSettings& settings,
+                                              const models::HfConfig& config,
+                                              const ddp::Context& ctx) {
+  auto module = models::make_causal_lm(
+      config, torch::TensorOptions().dtype(settings.dtype).device(ctx.device()));
+  const auto node = ctx.communicator()->split(ctx.node_rank(), ctx.local_rank());
+  const auto load = models::load_pretrained(*module, settings.path, node.get());
+  if (ctx.is_main()) {
+    const double gigabytes = static_cast<double>(load.num_bytes) / 1e9;
+    ddp::log_info(ddp::detail::concat("loaded ", gigabytes, " GB from ", settings.path, " in ",
+                                      load.seconds, " s (", gigabytes / load.seconds, " GB/s)"));
+  }
+  return module;
+}
+
+/// True where weights come from model.path.
+bool is_pretrained(const LanguageModelSettings& settings, int64_t vocab_size) {
+  const bool pretrained = settings.init == "pretrained";
+  if (pretrained && settings.path.empty()) {
+    throw ddp::SettingsError(
+        "model.init=pretrained needs model.path, a Hugging Face folder with config.json and "
+        "safetensors; fix: name it, or model.init=random");
+  }
+  if (!pretrained && !settings.path.empty()) {
+    throw ddp::SettingsError("model.path=" + settings.path +
+                             " would not be read; fix: model.init=pretrained");
+  }
+  if (pretrained && vocab_size > 0) {
+    throw ddp::SettingsError(ddp::detail::concat("model.vocab_size=", vocab_size,
+                                                 " with model.init=pretrained: ", settings.path,
+                                                 "/config.json says how large it is; leave it 0"));
+  }
+  return pretrained;
 }
 
 }  // namespace
@@ -66,6 +104,14 @@ void describe_fields(RunSettings& s, ddp::FieldVisitor& v) {
 }
 
 void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "init",
+           .doc = "random: of the sizes set here; pretrained: sizes and weights from model.path",
+           .choices = {"random", "pretrained"}},
+          s.init);
+  v.field({.name = "path",
+           .doc = "Hugging Face folder with config.json and safetensors",
+           .may_differ = true},
+          s.path);
   v.field({.name = "dtype",
            .doc = "of the parameters; trained ones in bf16 get a float32 master in the optimizer"},
           s.dtype, kDtypes);
@@ -87,14 +133,6 @@ void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
 }
 
 void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
-  v.field({.name = "init",
-           .doc = "random: of the sizes that model.size names; pretrained: from model.path",
-           .choices = {"random", "pretrained"}},
-          s.init);
-  v.field({.name = "path",
-           .doc = "Hugging Face folder with config.json and safetensors",
-           .may_differ = true},
-          s.path);
   v.field({.name = "size",
            .doc = "sizes of a random model",
            .choices = {"tiny", "qwen2_0.5b", "qwen2_1.5b", "qwen2_7b"}},
@@ -133,6 +171,17 @@ void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
            .doc = "shell patterns for the last part of a linear layer's name, or for all of it"},
           o.target_modules);
   v.field({.name = "dtype", .doc = "of the adapters"}, o.dtype, kDtypes);
+  v.field(
+      {.name = "adapter",
+       .doc = "folder in PEFT's layout to start from, of the same rank, alpha and layers; empty: "
+              "new adapters",
+       .may_differ = true},
+      s.adapter);
+  v.field({.name = "save_dir",
+           .doc = "folder for the adapters in PEFT's layout, <save_dir>/best (smallest evaluation "
+                  "loss) and <save_dir>/last; empty: checkpoint.dir/adapters, or none without that",
+           .may_differ = true},
+          s.save_dir);
 }
 
 models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab) {
@@ -162,18 +211,40 @@ models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_voca
 }
 
 std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int64_t file_vocab,
-                                             at::Device device) {
-  return make_random<models::Qwen2>(qwen2_options(settings, file_vocab), settings.common, device);
+                                             const ddp::Context& ctx) {
+  auto module =
+      is_pretrained(settings.common, settings.vocab_size)
+          ? load_folder(settings.common,
+                        models::make_hf_config(models::read_qwen2_config(settings.common.path),
+                                               settings.common.dtype),
+                        ctx)
+          : make_random<models::Qwen2>(qwen2_options(settings, file_vocab), settings.common,
+                                       ctx.device());
+  module->computation() = settings.common.computation;
+  return module;
 }
 
 std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
-                                            at::Device device) {
-  return make_random<models::Gpt2>(gpt2_options(settings, file_vocab), settings.common, device);
+                                            const ddp::Context& ctx) {
+  auto module =
+      is_pretrained(settings.common, settings.vocab_size)
+          ? load_folder(settings.common,
+                        models::make_hf_config(models::read_gpt2_config(settings.common.path),
+                                               settings.common.dtype),
+                        ctx)
+          : make_random<models::Gpt2>(gpt2_options(settings, file_vocab), settings.common,
+                                      ctx.device());
+  module->computation() = settings.common.computation;
+  return module;
 }
 
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings) {
   try {
-    return models::add_lora(module, settings.options);
+    const auto summary = models::add_lora(module, settings.options);
+    if (!settings.adapter.empty()) {
+      models::load_adapter(module, settings.adapter);
+    }
+    return summary;
   } catch (const std::invalid_argument& error) {
     throw ddp::SettingsError(std::string("section lora: ") + error.what());
   }

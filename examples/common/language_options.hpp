@@ -23,6 +23,8 @@ void describe_fields(RunSettings& settings, ddp::FieldVisitor& visitor);
 
 /// What both kinds of model have.
 struct LanguageModelSettings {
+  std::string init = "random";
+  std::string path = "";
   torch::Dtype dtype = torch::kFloat32;
   int64_t seed = 0;
   models::CausalLmOptions computation{};
@@ -30,8 +32,6 @@ struct LanguageModelSettings {
 void describe_fields(LanguageModelSettings& settings, ddp::FieldVisitor& visitor);
 
 struct Qwen2Settings {
-  std::string init = "random";
-  std::string path = "";
   std::string size = "tiny";
   int64_t vocab_size = 0;
   LanguageModelSettings common{};
@@ -51,6 +51,8 @@ void describe_fields(Gpt2Settings& settings, ddp::FieldVisitor& visitor);
 
 struct LoraSettings {
   models::LoraOptions options;
+  std::string adapter = "";
+  std::string save_dir = "";
 };
 void describe_fields(LoraSettings& settings, ddp::FieldVisitor& visitor);
 
@@ -59,14 +61,18 @@ void describe_fields(LoraSettings& settings, ddp::FieldVisitor& visitor);
 models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab);
 models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab);
 
-/// The model on `device`, with weights. Throws SettingsError for sizes that do not fit together.
+/// The model on the context's device, with weights: random ones, or those of the Hugging Face
+/// folder model.path, which the ranks of a node read together. Throws SettingsError for sizes that
+/// do not fit together and a path without model.init=pretrained or the reverse; what reading
+/// throws. Collective.
 std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int64_t file_vocab,
-                                             at::Device device);
+                                             const ddp::Context& ctx);
 std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
-                                            at::Device device);
+                                            const ddp::Context& ctx);
 
-/// models::add_lora; throws SettingsError naming lora.target_modules where a pattern matches
-/// nothing.
+/// models::add_lora and, where lora.adapter names one, the weights of an adapter in PEFT's layout.
+/// Throws SettingsError naming lora.target_modules where a pattern matches nothing, MismatchError
+/// for an adapter of another rank, alpha or base.
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings);
 
 }  // namespace examples

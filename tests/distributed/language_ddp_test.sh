@@ -106,14 +106,19 @@ case $scenario in
       size=$(find "$work/checkpoints" -name model.safetensors -printf '%s\n' | head -n 1)
       full=$(sed -n 's/^trainable *\([0-9.]*\) M of \([0-9.]*\) M.*/\1 \2/p' "$work/whole.log" | head -n 1 | awk '{ print int(4e6 * ($1 + $2) / 2) }')
       [ "$size" -lt "$full" ] || fail "the checkpoint's model has $size bytes: it holds the base"
+      for name in best last; do
+        [ -s "$work/checkpoints/adapters/$name/adapter_model.safetensors" ] || fail "no adapter '$name' in PEFT's layout"
+      done
     fi
     ;;
   evaluates)
     saving=("${dropout[@]}" train.max_steps=6 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints" decode.num_prompts=3
       decode.max_new_tokens=8 decode.show=1)
     (run "$work/train.log" "${saving[@]}") || fail "exit code $?"
-    for number in 1 "$ranks"; do
-      (run_on "$number" "$work/eval.log" "${saving[@]}" run.mode=evaluate) || fail "exit code $? of the evaluation"
+    for number in 1 "$ranks" adapter; do
+      source=(run.mode=evaluate)
+      [ "$number" = adapter ] && number=1 source+=(lora.adapter="$work/checkpoints/adapters/last" checkpoint.dir=)
+      (run_on "$number" "$work/eval.log" "${saving[@]}" "${source[@]}") || fail "exit code $? of the evaluation"
       trained=$(value_of "eval loss" "$work/train.log") evaluated=$(value_of "eval loss" "$work/eval.log")
       echo "trained $trained, evaluated on $number ranks $evaluated; $(grep '^decoded' "$work/eval.log")"
       { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
@@ -129,7 +134,11 @@ case $scenario in
     refused 70 "trained over another base: frozen parameters [0-9a-f]{16}, here [0-9a-f]{16}" model.seed=1
     refused 70 "does not fit: .*lora_A.* is saved with shape .16, 128. but has shape .8, 128. here" lora.rank=8
     refused 70 "does not fit: .*(no|has) .*lora_A" lora.target_modules=q_proj
+    refused 70 "adapters/last.*rank" checkpoint.dir= lora.adapter="$work/checkpoints/adapters/last" lora.rank=8
+    refused 74 "no_such_folder" checkpoint.dir= lora.adapter="$work/no_such_folder"
     saving=(train.max_steps=2)
+    refused 64 "model.init=pretrained needs model.path" model.init=pretrained
+    refused 74 "config.json" model.init=pretrained model.path="$work"
     refused 65 "vocabulary of 1536 .*the model has 100" model.vocab_size=100
     refused 65 "none of its documents gives a target within max_seq_len=4" tokens.max_seq_len=4 # no answer begins that early
     refused 64 "lora.*nothing_such" lora.target_modules=nothing_such

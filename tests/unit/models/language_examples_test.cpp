@@ -11,8 +11,12 @@
 #include "common/language_options.hpp"
 #include "common/language_task.hpp"
 #include "common/language_trainer.hpp"
+#include "common/parameter_hash.hpp"
 #include "common/sample_text.hpp"
 #include "ddp/ddp.hpp"
+#include "models/pretrained/hf_config.hpp"
+#include "models/pretrained/hf_weights.hpp"
+#include "models/pretrained/peft_adapter.hpp"
 #include "support/catch.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
@@ -90,15 +94,64 @@ TEST_CASE("models are made with the sizes that settings name") {
   const examples::Gpt2Settings odd{.hidden = 100, .heads = 3};
   CHECK_THROWS_WITH(examples::gpt2_options(odd, 10),
                     Catch::Contains("model.hidden=100 is no multiple of model.heads=3"));
-  const auto weights_of = [](int64_t seed) {
-    return examples::make_qwen2({.common = {.seed = seed}}, 64, at::kCPU)->parameters()[0].clone();
+  ddp::ContextOptions alone;
+  alone.device = "cpu";
+  const auto context = ddp::Context::create(alone);
+  const auto weights_of = [&](int64_t seed) {
+    return examples::make_qwen2({.common = {.seed = seed}}, 64, context)->parameters()[0].clone();
   };
   CHECK(torch::equal(weights_of(1), weights_of(1)));
   CHECK_FALSE(torch::equal(weights_of(1), weights_of(2)));
-  auto module = examples::make_qwen2({}, 64, at::kCPU);
+  auto module = examples::make_qwen2({}, 64, context);
+  CHECK_THROWS_WITH(examples::make_qwen2({.common = {.init = "pretrained"}}, 64, context),
+                    Catch::Contains("model.init=pretrained needs model.path"));
+  CHECK_THROWS_WITH(examples::make_qwen2({.common = {.path = "base"}}, 64, context),
+                    Catch::Contains("model.path=base would not be read"));
   examples::LoraSettings none;
   none.options.target_modules = {"q_prod"};
   CHECK_THROWS_AS(examples::add_adapters(*module, none), ddp::SettingsError);
+}
+
+TEST_CASE("a base and adapters are read from their folders") {
+  ddp::ContextOptions alone;
+  alone.device = "cpu";
+  const auto context = ddp::Context::create(alone);
+  testing::TemporaryFolder folder;
+  const auto made = examples::make_qwen2({.common = {.seed = 5}}, 64, context);
+  const auto options = examples::qwen2_options({}, 64);
+  models::save_pretrained(*made, models::make_hf_config(options, at::kFloat), folder.file("base"));
+  examples::Qwen2Settings settings;
+  settings.common.init = "pretrained";
+  settings.common.path = folder.file("base");
+  settings.common.seed = 6;
+  settings.common.computation.loss_chunk_tokens = 7;
+  const auto loaded = examples::make_qwen2(settings, 64, context);
+  CHECK(loaded->computation().loss_chunk_tokens == 7);
+  const auto hash_of = [](const models::CausalLm& module) {
+    ddp::NamedParameters parameters;
+    for (const auto& entry : module.named_parameters()) {
+      parameters.push_back({entry.key(), entry.value()});
+    }
+    return examples::parameter_hash(parameters);
+  };
+  CHECK(hash_of(*loaded) == hash_of(*made));
+
+  examples::LoraSettings lora;
+  lora.options.rank = 4;
+  examples::add_adapters(*made, lora);
+  for (const auto& entry : made->named_parameters()) {
+    if (entry.value().requires_grad()) {
+      torch::NoGradGuard no_grad;
+      entry.value().normal_();
+    }
+  }
+  models::save_adapter(*made, folder.file("adapter"));
+  lora.adapter = folder.file("adapter");
+  CHECK(examples::add_adapters(*loaded, lora).layers.size() == 28);
+  CHECK(hash_of(*loaded) == hash_of(*made));
+  settings.vocab_size = 99;
+  CHECK_THROWS_WITH(examples::make_qwen2(settings, 64, context),
+                    Catch::Contains("model.vocab_size=99 with model.init=pretrained"));
 }
 
 TEST_CASE("data that cannot be evaluated are refused") {
