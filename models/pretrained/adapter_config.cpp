@@ -69,12 +69,14 @@ void read_targets(const JsonObject& json, AdapterConfig& config) {
   if (targets.is_string()) {
     return;
   }
+  bool all_names = targets.is_array();
   for (const auto& target : targets) {
-    if (!targets.is_array() || !target.is_string()) {
-      json.fail("target_modules", json.shown("target_modules") + ", expected a list of names");
-    }
-    config.lora.target_modules.push_back(target.get<std::string>());
+    all_names = all_names && target.is_string();
   }
+  if (!all_names) {
+    json.fail("target_modules", json.shown("target_modules") + ", expected a list of names");
+  }
+  config.lora.target_modules = targets.get<std::vector<std::string>>();
 }
 
 }  // namespace

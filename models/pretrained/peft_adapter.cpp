@@ -266,17 +266,20 @@ void save_adapter(const torch::nn::Module& module, const std::string& folder,
     target.commit();
     return;
   }
-  // New weights below an old configuration would be another function: the two must belong together
-  // at any moment.
+  // New weights below the old rank, alpha or layers would be another function if the job ended
+  // between the two files.
   const std::string path = folder + "/" + detail::kAdapterConfig;
   std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) {
-    ddp::detail::replace_file(ddp::detail::system_file_ops(), path, {json});
-  } else if (detail::read_text_file(path) != json) {
-    throw ddp::SettingsError(path +
-                             " is there and says something else (rank, alpha, dropout, "
-                             "layers or base): name another folder, or remove this one");
+  if (std::filesystem::exists(path, ignored)) {
+    const auto old = detail::read_adapter_config(path).lora;
+    if (old.rank != config.lora.rank || old.alpha != config.lora.alpha ||
+        old.target_modules != config.lora.target_modules) {
+      throw ddp::SettingsError(path +
+                               " is there and describes another adapter (its rank, alpha or "
+                               "layers): name another folder, or remove this one");
+    }
   }
+  ddp::detail::replace_file(ddp::detail::system_file_ops(), path, {json});
   save_in(folder);
 }
 

@@ -77,6 +77,7 @@ TEST_CASE("an adapter comes back bit for bit, into a bare model and into an adap
   TemporaryFolder folder;
   const auto path = folder.file("adapter");
   const auto saved = adapted(kLora);
+  std::filesystem::create_directory(path);  // an empty folder is as good as none
   models::save_adapter(*saved, path, "Qwen/Qwen2-tiny");
   const auto config = json::parse(read_file(path + "/adapter_config.json"));
   CHECK(config["r"] == 4);
@@ -101,9 +102,14 @@ TEST_CASE("an adapter comes back bit for bit, into a bare model and into an adap
   models::load_adapter(*other, path);
   CHECK(same_weights(*other, *saved));
 
-  // Saved again over the old one: other weights, the same configuration.
+  // Saved again over the old one: other weights, and what changes no function.
+  auto less_dropped = kLora;
+  less_dropped.dropout = 0;
+  other = adapted(less_dropped);
   randomize_adapter(*other);
-  models::save_adapter(*other, path, "Qwen/Qwen2-tiny");
+  models::save_adapter(*other, path, "elsewhere");
+  CHECK(models::read_adapter(path).base_model == "elsewhere");
+  CHECK(models::read_adapter(path).lora.dropout == 0);
   models::load_adapter(*bare, path);
   CHECK(same_weights(*bare, *other));
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
@@ -175,7 +181,7 @@ TEST_CASE("an adapter of another rank, alpha, layers or base is told, and nothin
   CHECK_THROWS_AS(models::load_adapter(*model(), path), std::invalid_argument);
   CHECK_THROWS_AS(models::save_adapter(*model(), path), std::invalid_argument);
   CHECK_THAT(message_of<ddp::SettingsError>([&] { models::save_adapter(*adapted(options), path); }),
-             Catch::Contains("says something else"));
+             Catch::Contains("describes another adapter"));
 }
 
 TEST_CASE("what PEFT has and these adapters do not is refused by name") {
@@ -225,6 +231,7 @@ TEST_CASE("broken adapter files are told by file and key") {
            {"lora_dropout", 1.5, "expected 0 to"},
            {"target_modules", nullptr, "is missing"},
            {"target_modules", {1}, "expected a list of names"},
+           {"target_modules", json::object(), "expected a list of names"},
            {"target_modules", {"q_proj"}, "down_proj' is not of target_modules"},
            {"target_modules", {"q_proj", "down_proj", "k_proj"}, "\"k_proj\" is in the file"}}) {
     write_file(path + "/adapter_config.json", config);

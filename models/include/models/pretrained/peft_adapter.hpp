@@ -40,8 +40,8 @@ void load_adapter(torch::nn::Module& module, const std::string& folder);
 /// Writes the adapters of `module` into `folder` so that PEFT loads them. On one rank. Each file is
 /// replaced atomically, and a folder made here appears with both. `base_model` is what PEFT should
 /// load below them (a path or name, or empty). Throws ddp::SettingsError where `folder` holds an
-/// adapter with another configuration, std::invalid_argument where the module has no adapter or
-/// layers of different rank or alpha, ddp::WriteError.
+/// adapter of another rank, alpha or set of layers, std::invalid_argument where the module has no
+/// adapter or layers of different rank or alpha, ddp::WriteError.
 void save_adapter(const torch::nn::Module& module, const std::string& folder,
                   const std::string& base_model = "");
 
