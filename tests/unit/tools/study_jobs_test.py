@@ -73,7 +73,7 @@ with open(os.path.join(folder, "steps.csv"), "a") as file:
     for step in (4, 8):
         file.write(f"{{step}},0,100,480,1,0,1,0.4,\n")
 with open(os.path.join(folder, "epochs.csv"), "w") as file:
-    file.write("{','.join(EPOCH_COLUMNS)}\n7,abc,cpu,1,0,1,fp32,48,25,{{}},10,0,\n".format(settings["metrics.repeat"]))
+    file.write("{','.join(EPOCH_COLUMNS)}\n7,abc,cpu,1,0,1,fp32,48,25,{{}},10,0,\n".format(settings.get("metrics.repeat", "1")))
 '''
 
 STUDY = """kind: strong
@@ -261,6 +261,41 @@ class Jobs(unittest.TestCase):
         self.write("fake/n001_r1", "1")
         os.remove(os.path.join(self.out, "n001_r1", "exit_code"))
         self.assertNotIn("is missing", self.study("--local", code=1))
+
+    def profile(self, tool, *arguments):
+        """The job file of a profiler with an imitated tool: what rank 0 and rank 1 of it start."""
+        started = []
+        for rank in (0, 1):
+            self.write(f"bin/{tool}", '#!/usr/bin/env bash\necho "$@" >"$FAKE/profiler.txt"\n')
+            os.chmod(os.path.join(self.folder, "bin", tool), 0o755)
+            environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake,
+                           "DDP_RUNS": self.out, "DDP_PROGRAM": os.path.join(self.folder, "build/examples/resnet_ddp"),
+                           "SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": f"5{rank}", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2",
+                           "SLURM_JOB_NODELIST": "nodes", "SLURM_PROCID": str(rank), "DDP_PROFILE_STEPS": "7:3"}
+            environment.pop("SLURM_ARRAY_JOB_ID", None)
+            done = subprocess.run(["bash", os.path.join(ROOT, "slurm", f"profile_{tool}.sbatch"), *arguments], cwd=ROOT,
+                                  capture_output=True, text=True, env=environment)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            path = os.path.join(self.fake, "profiler.txt")
+            started.append(self.read("fake/profiler.txt") if os.path.exists(path) else self.read(f"out/5{rank}/arguments.txt"))
+            if os.path.exists(path):
+                os.remove(path)
+        return started
+
+    def test_the_profilers_get_the_window_of_steps(self):
+        first, second = self.profile("nsys", "--config", "x.yaml")
+        self.assertIn("--capture-range=cudaProfilerApi", first)
+        for text in ("resnet_ddp --config x.yaml", "metrics.nvtx=true", "metrics.trace_first_step=7 metrics.trace_steps=3",
+                     "train.max_steps=11"):
+            self.assertIn(text, first)
+            self.assertIn(text, second)  # a report of every rank
+
+    def test_of_several_ranks_ncu_profiles_the_first(self):
+        first, second = self.profile("ncu", "--config", "x.yaml")
+        self.assertIn("--profile-from-start off", first)
+        self.assertIn("resnet_ddp --config x.yaml metrics.nvtx=true", first)
+        self.assertNotIn("profile", second.replace("resnet_ddp", ""))
+        self.assertEqual(second.splitlines()[:3], ["--config", "x.yaml", "metrics.nvtx=true"])
 
     def test_no_program_and_no_slurm_are_said(self):
         os.remove(os.path.join(self.folder, "build/examples/resnet_ddp"))
