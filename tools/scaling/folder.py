@@ -31,8 +31,9 @@ class StudyFolder:
                      for group in study.groups for run in group.runs},
         }
 
-    def save(self, command):
-        """Writes the plan. Runs of a name that exists already must be the same runs."""
+    def save(self, command, kept):
+        """Writes the plan. Runs named in `kept` (done, or in the queue) must be those of the plan before; others
+        are begun anew with whatever settings they have now."""
         plan = self.plan()
         plan["command"] = command
         file = os.path.join(self.path, "study.json")
@@ -41,8 +42,7 @@ class StudyFolder:
                 old = json.load(old_file)
             for name, run in plan["runs"].items():
                 before = old["runs"].get(name)
-                measured = os.path.exists(os.path.join(self.path, name))
-                if before and measured and (before["arguments"] != run["arguments"] or old["program"] != plan["program"]):
+                if before and name in kept and (before["arguments"] != run["arguments"] or old["program"] != plan["program"]):
                     raise StudyError(f"{self.path}/{name} holds a run with other settings ({' '.join(before['arguments'])}); "
                                      f"fix: give another --output, or remove {self.path}")
             # Runs that this file no longer has stay known: their folders are still there.
