@@ -49,7 +49,7 @@ class Study:
         self.varied = {name: run["varied"] for name, run in plan["runs"].items()}
         self.points = numbers.make_points(self.runs, self.kind, self.varied)
         self.kind_text = {"strong": f"global batch {plan['batch'] or '?'}", "sensitivity": "settings varied",
-                          "weak": f"{plan['batch'] or '?'} a {'GPU' if self.device == 'cuda' else 'rank'}"}[self.kind]
+                          "weak": f"{plan['batch'] or '?'} samples a {'GPU' if self.device == 'cuda' else 'rank'}"}[self.kind]
         self.subtitle = f"{self.title}; {self.kind_text}"
         self.yaml = self._text("study.yaml")
         self.system = self._text("SYSTEM.md") or SYSTEM_UNKNOWN

@@ -35,7 +35,9 @@ def save(figure, axes, folder, name, headline, subtitle, columns=3):
     figure.tight_layout(rect=(0, 0, 1, 1 - (top - 0.05) / height))
     left = axes.get_position().x0
     figure.text(left, 1 - 0.10 / height, headline, ha="left", va="top", fontsize=12, fontweight="bold")
-    figure.text(left, 1 - 0.36 / height, subtitle, ha="left", va="top", fontsize=9.5, color="#444444")
+    room = figure.get_figwidth() * (1 - left) / 0.066  # characters of 9.5 points
+    figure.text(left, 1 - 0.36 / height, subtitle, ha="left", va="top", color="#444444",
+                fontsize=9.5 * min(1.0, room / len(subtitle)))
     if handles:
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(left, 1 - 0.56 / height), ncols=columns,
                       borderpad=0, borderaxespad=0, handlelength=2.2, columnspacing=1.6, fontsize=9.5)
@@ -66,10 +68,10 @@ def error_line(axes, points, name, label, **style):
     return known
 
 
-def annotate(axes, x, y, label, side="right"):
-    """Beside a point, clear of its error bar; left of a line that rises, right of one that falls."""
-    axes.annotate(label, (x, y), textcoords="offset points", xytext=(8 if side == "right" else -6, 5),
-                  ha="left" if side == "right" else "right", fontsize=9.5, color=INK)
+def annotate(axes, x, y, label, side):
+    """Beside a point: left of a line that rises, below one that is nearly level."""
+    offset, align = {"left": ((-6, 5), "right"), "below": ((0, -15), "center")}[side]
+    axes.annotate(label, (x, y), textcoords="offset points", xytext=offset, ha=align, fontsize=9.5, color=INK)
 
 
 def repeats_text(points):
@@ -97,9 +99,12 @@ def log_values(axes, values):
     low, high = min(values), max(values)
     axes.set_yscale("log")
     axes.set_ylim(low / 1.25, high * 1.25)
-    steps = (1, 2, 5) if high / low > 4 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
-    ticks = [step * 10.0**power for power in range(-12, 13) for step in steps]
-    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.25 <= tick <= high * 1.25]))
+    for steps in ((1, 10), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), [i / 10 for i in range(10, 100, 2)]):
+        ticks = [step * 10.0**power for power in range(-12, 13) for step in steps]
+        ticks = sorted({tick for tick in ticks if low / 1.25 <= tick <= high * 1.25})
+        if len(ticks) >= 4:
+            break
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_major_formatter(FuncFormatter(number_text))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -123,7 +128,8 @@ def efficiency(study, folder):
     percent = [Percent(point.ranks, point.efficiency.map(lambda value: 100 * value)) for point in points]
     error_line(axes, percent, "value", repeats_text(points))
     for point in percent:
-        annotate(axes, point.ranks, point.value.median, f"{point.value.median:.1f}")
+        annotate(axes, point.ranks, point.value.low, f"{point.value.median:.1f}",
+                 side="below" if point.value.low > 15 else "left")
     axes.set_ylim(0, max(112, 1.12 * max(point.value.high for point in percent)))
     ranks_axis(axes, ranks, study.device)
     formula = r"$T_1 / (N\,T_N)$" if study.kind == "strong" else r"$\mathrm{rate}_N / (N\,\mathrm{rate}_1)$"
@@ -215,7 +221,7 @@ def sensitivity(study, folder):
 
 def before_after(before, after, pairs, folder):
     """Throughput of two studies at the points both have, and how much the second is faster."""
-    figure, axes = plt.subplots(figsize=(max(5.2, 1.9 + 1.15 * len(pairs)), 4.2))
+    figure, axes = plt.subplots(figsize=(max(6.4, 1.9 + 1.15 * len(pairs)), 4.4))
     width = 0.38
     for shift, study, index, style in ((-width / 2, before, 0, {"color": "#c9c9c9", "hatch": "//"}),
                                        (width / 2, after, 1, {"color": BLUE})):
