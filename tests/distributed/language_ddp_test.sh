@@ -17,11 +17,11 @@ case $(basename "$program") in
   lora_ddp)
     # Ragged: rows as long as their documents, and 97 of them to evaluate, which no number of ranks divides.
     model=(lora.rank=16 lora.alpha=32 tokens.layout=pad tokens.max_seq_len=140 tokens.long_documents=drop tokens.num_samples=400)
-    dropout=(lora.dropout=0.05) no_dropout=(lora.dropout=0)
+    dropout=(lora.dropout=0.05) no_dropout=(lora.dropout=0) bf16=(model.dtype=bf16 lora.dtype=bf16)
     ;;
   gpt2_ddp)
     model=(model.layers=2 model.hidden=32 model.heads=2 model.positions=64 tokens.max_seq_len=60 sample.max_new_tokens=20)
-    dropout=(model.dropout=0.1) no_dropout=(model.dropout=0)
+    dropout=(model.dropout=0.1) no_dropout=(model.dropout=0) bf16=(model.dtype=bf16)
     ;;
   *) fail "unknown program $program" ;;
 esac
@@ -74,12 +74,14 @@ case $scenario in
     # Six rows a step: at once, in two micro-batches, on two ranks that share three rows as 2 and 1, on four
     # ranks that share six as 2, 2, 1 and 1. Sums are taken in another order (fp32): 1e-5 of the loss.
     common=("${no_dropout[@]}" train.max_steps=12 train.eval_every_steps=6 metrics.log_every=1)
-    runs=("1 6 1" "1 3 2" "2 3 2" "4 6 1")
+    # Recomputed layers and a loss in pieces change nothing either.
+    runs=("1 6 1 whole" "1 3 2 whole" "2 3 2 pieces" "4 6 1 whole")
     for one in "${runs[@]}"; do
-      read -r number batch accum <<< "$one"
+      read -r number batch accum how <<< "$one"
       [ "$number" -le "$ranks" ] || continue
-      name=r${number}_${batch}x$accum
-      (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
+      name=r${number}_${batch}x$accum computation=()
+      [ "$how" = pieces ] && computation=(model.checkpoint_every=1 model.loss_chunk_tokens=50)
+      (run_on "$number" "$work/$name.log" "${common[@]}" "${computation[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
       [ "$(targets_of "$work/$name.log")" = "$(targets_of "$work/r1_6x1.log")" ] || fail "$name: not every target was counted once"
       for file in steps.csv:3 evals.csv:3; do
@@ -91,7 +93,10 @@ case $scenario in
     done
     ;;
   resumes)
-    common=("${dropout[@]}" train.max_steps=20 train.batch_size=$((8 / ranks)) train.eval_every_steps=8)
+    # On one rank with bf16 parameters, whose float32 masters are what is saved.
+    dtypes=()
+    [ "$ranks" = 1 ] && dtypes=("${bf16[@]}")
+    common=("${dropout[@]}" "${dtypes[@]}" train.max_steps=20 train.batch_size=$((8 / ranks)) train.eval_every_steps=8)
     saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=6 checkpoint.stop_check_seconds=0.05)
     (run "$work/whole.log" "${common[@]}") || fail "exit code $?"
     (run "$work/cut.log" "${saving[@]}") &
