@@ -99,10 +99,11 @@ def main(arguments):
     for run in todo:
         if states[run.name][0] != "missing":
             print(f"  again: {run.name}, {states[run.name][0]} ({states[run.name][1]})")
+    if todo:
+        launch.check_settings(study, options.build)
+        launch.prepare(study)
     folder.save("tools/study.py " + " ".join(shlex.quote(word) for word in arguments),
                 kept={name for name, (state, _) in states.items() if state not in ("missing", "failed", "lost")})
-    if todo:
-        launch.prepare(study)
     report = f"tools/plot_scaling.py {folder.path}"
     if options.local:
         failed = launch.run_local(study, folder, todo, options.build, options.launcher)

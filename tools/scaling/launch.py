@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the runs of a study: as Slurm arrays, or one after another on this host."""
 
+import difflib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +21,22 @@ MPI_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
 
 def program_path(study, build):
     return os.path.join(build, "examples", study.program)
+
+
+def check_settings(study, build):
+    """Settings that the program does not have are told before anything waits in a queue. Where the program does
+    not start here (a login node without its libraries) each run itself will tell."""
+    try:
+        done = subprocess.run([program_path(study, build), "--help"], capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    known = re.findall(r"^ *([a-z0-9_]+(?:\.[a-z0-9_]+)+)=", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or not known:
+        return
+    for key in [word.split("=")[0] for word in study.settings] + list(study.vary):
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise StudyError(f"{study.path}: {study.program} has no setting {key}{f', did you mean {near[0]}?' if near else ''}")
 
 
 def prepare(study):

@@ -59,6 +59,9 @@ echo "$*" >>"$FAKE/scontrol.txt"
 # Fails with the code in $FAKE/<run name> where there is one.
 PROGRAM = rf'''#!{sys.executable}
 import os, sys
+if sys.argv[1:] == ["--help"]:
+    print(open(os.path.join(os.environ["FAKE"], "help")).read())
+    sys.exit(0)
 settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 name = settings["metrics.run_name"]
 folder = os.path.join(settings["metrics.dir"], name)
@@ -252,6 +255,16 @@ class Jobs(unittest.TestCase):
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         self.assertIn("left out: 4 GPUs, this host has 1", self.study("--local"))
         self.assertEqual(self.states(), {"n001_r1": "done", "n001_r2": "done", "n004_r1": "missing", "n004_r2": "missing"})
+
+    def test_settings_that_the_program_lacks_are_told_before_submission(self):
+        self.write("study.yaml", STUDY + "settings:\n  loader.num_wokers: 1\n")
+        known = ["train.eval_every", "train.eval_every_steps", "context.device", "train.max_steps", "train.epochs",
+                 "metrics.log_every", "loader.num_workers"]
+        self.write("fake/help", "loader\n" + "".join(f"  {key}=1\n      a text\n" for key in known))
+        self.assertRegex(self.study(code=64), "study.yaml: resnet_ddp has no setting loader.num_wokers, did you mean loader.num_workers")
+        self.assertFalse(os.path.exists(self.out))
+        self.write("study.yaml", STUDY + "settings:\n  loader.num_workers: 1\n")
+        self.study()
 
     def test_what_is_missing_is_prepared_once(self):
         data = os.path.join(self.folder, "data")
