@@ -6,10 +6,12 @@
 # usage: benchmarks/run_gpu_suite.sh [SECTION…]
 #   images (the default) = tests wrapper speed all_reduce cifar10; by itself: cifar10_pytorch
 #   lm = lm_tests lora lora_checkpointing gpt2, on one GPU; by themselves: gpt2_vocabulary (50257 words, not
-#        padded), lm_scaling (weak scaling from one GPU to all), lm_scaling_peers (the same with PyTorch beside)
+#        padded), lm_scaling (weak scaling from one GPU to all), lm_scaling_peers (the same with PyTorch beside),
+#        weights (15.2 GB of safetensors to 1, 2, … GPUs)
 #   BUILD    build folder (default: build)
 #   OUT      where full logs go (default: runs/gpu_suite)
 #   CIFAR10  folder with data_batch_1.bin …; without it cifar10 is left out
+#   WEIGHTS  folder for the 15.2 GB that the section weights makes (default: /tmp/ddp_weights_15gb)
 #   MAX_GPUS use at most so many
 set -u -o pipefail  # a failure in front of `| tee` counts
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -166,6 +168,16 @@ if wants lm_scaling_peers; then
     cases+=("qwen2-7b:4096:$((2 * n)):$n,$lora" "gpt2:1024:$((16 * n)):$n,$gpt2,$padded")
   done
   compare_lm 530 lm_scaling_peers "${cases[@]}"
+fi
+
+if wants weights; then
+  title "15.2 GB of safetensors from the page cache to the GPUs"
+  weights=${WEIGHTS:-/tmp/ddp_weights_15gb}
+  [ -d "$weights" ] || bounded 240 "$build/benchmarks/bench_weights" --make 15.2 "$weights" || failed=1
+  for n in $(worlds); do
+    echo "$n GPU(s)"
+    bounded 90 launch "$n" "$build/benchmarks/bench_weights" "$weights" 2>&1 | tee "$out/weights_$n.log" || failed=1
+  done
 fi
 
 title "done, logs in $out"
