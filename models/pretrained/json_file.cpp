@@ -10,6 +10,8 @@ namespace {
 using Json = nlohmann::json;
 using ddp::detail::concat;
 
+constexpr int kMaxDepth = 32;
+
 // Values of a hostile file may be long.
 std::string brief(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -32,9 +34,16 @@ std::string read_text_file(const std::string& path, uint64_t max_bytes) {
 JsonObject::JsonObject(const std::string& path) : path_(path) {
   const std::string text = read_text_file(path);
   try {
-    json_ = Json::parse(text);
+    json_ = Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+      if (depth > kMaxDepth) {  // writing it into a message would recurse as deep
+        throw ddp::ReadError(concat(path, " nests deeper than ", kMaxDepth, " levels"));
+      }
+      return true;
+    });
   } catch (const Json::parse_error& error) {
     throw ddp::ReadError(concat(path, " is not JSON: broken at byte ", error.byte));
+  } catch (const Json::exception& error) {  // a number that no double holds
+    throw ddp::ReadError(concat(path, " is not JSON: ", error.what()));
   }
   if (!json_.is_object()) {
     throw ddp::ReadError(path + " holds no JSON object, but " + json_.type_name());

@@ -265,6 +265,14 @@ TEST_CASE("a config.json that is no JSON object is told") {
   CHECK_THAT(message(), Catch::Contains("no JSON object"));
   write_file(folder.file("config.json"), "");
   CHECK_THAT(message(), Catch::Contains("is not JSON"));
+  write_file(folder.file("config.json"), "{\"rope_theta\": 1e999}");
+  CHECK_THAT(message(), Catch::Contains("is not JSON"));
+  write_file(folder.file("config.json"), "{\"model_type\": \"\xff\"}");
+  CHECK_THAT(message(), Catch::Contains("is not JSON"));
+  std::string deep = "{\"model_type\": ";
+  deep.append(5'000'000, '[');
+  write_file(folder.file("config.json"), deep);
+  CHECK_THAT(message(), Catch::Contains("nests deeper than 32 levels"));
   write_file(folder.file("config.json"), std::string((16 << 20) + 1, ' '));
   CHECK_THAT(message(), Catch::Contains("larger than 16 MiB"));
 }
