@@ -72,7 +72,8 @@ TEST_CASE("each attention backend equals the definition: heads shared, causal or
     for (const Shape& shape : {Shape{2, 8, 2, 256, 64}, Shape{2, 6, 6, 200, 64},
                                Shape{1, 28, 4, 257, 128}, Shape{3, 4, 1, 16, 32}}) {
       for (const bool causal : {true, false}) {
-        CAPTURE(static_cast<int>(backend), shape.heads, shape.kv_heads, shape.length, shape.head_dim, causal);
+        CAPTURE(static_cast<int>(backend), shape.heads, shape.kv_heads, shape.length,
+                shape.head_dim, causal);
         const auto inputs = make_inputs(shape, torch::kBFloat16);
         const auto references = references_of(inputs);
         check_against(attend(inputs, {.backend = backend, .is_causal = causal}), inputs,
