@@ -96,8 +96,8 @@ case $scenario in
     # On one rank with bf16 parameters, whose float32 masters are what is saved.
     dtypes=()
     [ "$ranks" = 1 ] && dtypes=("${bf16[@]}")
-    common=("${dropout[@]}" "${dtypes[@]}" train.max_steps=20 train.batch_size=$((8 / ranks)) train.eval_every_steps=8)
-    saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=6 checkpoint.stop_check_seconds=0.05)
+    common=("${dropout[@]}" "${dtypes[@]}" train.max_steps=14 train.batch_size=$((8 / ranks)) train.eval_every_steps=8)
+    saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4 checkpoint.stop_check_seconds=0.05)
     (run "$work/whole.log" "${common[@]}") || fail "exit code $?"
     (run "$work/cut.log" "${saving[@]}") &
     kill_when_saved $!
