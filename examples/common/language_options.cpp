@@ -42,6 +42,19 @@ models::Qwen2Options tiny_qwen2() {
           .initializer_range = 0.09};
 }
 
+/// Eight layers: large enough to learn a few thousand API calls.
+models::Qwen2Options small_qwen2() {
+  auto options = tiny_qwen2();
+  options.hidden_size = 512;
+  options.intermediate_size = 1536;
+  options.num_layers = 8;
+  options.num_heads = 8;
+  options.num_kv_heads = 4;
+  options.head_dim = 64;
+  options.initializer_range = 0.044;
+  return options;
+}
+
 /// Random weights, the same at any number of ranks.
 template <typename Model, typename Options>
 std::shared_ptr<models::CausalLm> make_random(const Options& options,
@@ -135,7 +148,7 @@ void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
 void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
   v.field({.name = "size",
            .doc = "sizes of a random model",
-           .choices = {"tiny", "qwen2_0.5b", "qwen2_1.5b", "qwen2_7b"}},
+           .choices = {"tiny", "small", "qwen2_0.5b", "qwen2_1.5b", "qwen2_7b"}},
           s.size);
   describe_vocab_size(s.vocab_size, v);
   describe_fields(s.common, v);
@@ -188,6 +201,7 @@ models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_v
   auto options = settings.size == "qwen2_0.5b"   ? models::qwen2_0_5b()
                  : settings.size == "qwen2_1.5b" ? models::qwen2_1_5b()
                  : settings.size == "qwen2_7b"   ? models::qwen2_7b()
+                 : settings.size == "small"      ? small_qwen2()
                                                  : tiny_qwen2();
   if (settings.vocab_size > 0) {
     options.vocab_size = settings.vocab_size;
