@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains LoRA adapters on a Qwen2-like chat model, data-parallel, on token files made by
-// data/prepare_chat.py. `--help` lists every setting.
+// Trains LoRA adapters on a Qwen2-like chat model, or (lora.rank=0) all of it, data-parallel, on
+// token files made by data/prepare_chat.py. `--help` lists every setting.
 //
 //   mpirun -n 2 build/examples/lora_ddp --config examples/configs/lora_tiny.yaml
 //   srun build/examples/lora_ddp --config examples/configs/lora_qwen2_7b.yaml model.path=FOLDER …
@@ -19,9 +19,9 @@
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
 #include "common/parameter_hash.hpp"
+#include "common/save_trained.hpp"
 #include "ddp/ddp.hpp"
 #include "models/lora.hpp"
-#include "models/pretrained/peft_adapter.hpp"
 #include "models/qwen2.hpp"
 
 namespace {
@@ -36,9 +36,13 @@ std::string trainable_line(const models::LoraSummary& lora) {
   const auto trainable = static_cast<double>(lora.num_trainable);
   const double all = trainable + static_cast<double>(lora.num_frozen);
   char text[160];
-  std::snprintf(text, sizeof text,
-                "trainable       %.4g M of %.4g M parameters (%.2f %%), adapters on %zu layers",
-                trainable / 1e6, all / 1e6, 100 * trainable / all, lora.layers.size());
+  if (lora.layers.empty()) {
+    std::snprintf(text, sizeof text, "trainable       all %.4g M parameters", all / 1e6);
+  } else {
+    std::snprintf(text, sizeof text,
+                  "trainable       %.4g M of %.4g M parameters (%.2f %%), adapters on %zu layers",
+                  trainable / 1e6, all / 1e6, 100 * trainable / all, lora.layers.size());
+  }
   return text;
 }
 
@@ -55,12 +59,12 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
   }
 }
 
-/// Where adapters go; empty: nowhere.
-std::string adapter_folder(const LoraSettings& lora, const ddp::Config& cfg) {
+/// Where what is trained goes; empty: nowhere.
+std::string output_folder(const LoraSettings& lora, const ddp::Config& cfg) {
   if (!lora.save_dir.empty() || cfg.checkpoint.dir.empty()) {
     return lora.save_dir;
   }
-  return cfg.checkpoint.dir + "/adapters";
+  return cfg.checkpoint.dir + (lora.options.rank > 0 ? "/adapters" : "/models");
 }
 
 /// All that a run needs beside its trainer.
@@ -90,15 +94,17 @@ void evaluate(LanguageTrainer& trainer, const Run& run) {
 }
 
 void train(LanguageTrainer& trainer, const Run& run) {
+  const bool adapts = run.lora.options.rank > 0;
   const auto base = trainer.model().frozen_fingerprint();
-  const auto adapters = examples::parameter_hash(trainer.model().named_parameters());
+  const auto before = examples::parameter_hash(trainer.model().named_parameters());
   if (run.cfg.train.eval_first) {
     decode(trainer, run.decode, run.cfg, run.ctx, " before training");
   }
-  const auto folder = adapter_folder(run.lora, run.cfg);
+  const auto folder = output_folder(run.lora, run.cfg);
   const auto save = [&](const char* name) {
     if (!folder.empty() && run.ctx.is_main()) {
-      models::save_adapter(trainer.module(), folder + "/" + name, run.model.common.path);
+      examples::save_trained(dynamic_cast<const models::Qwen2Impl&>(trainer.module()),
+                             folder + "/" + name, run.model.common.path);
     }
   };
   trainer.on_evaluation = [&](int64_t, const examples::EvalResult&, bool is_best) {
@@ -112,11 +118,10 @@ void train(LanguageTrainer& trainer, const Run& run) {
   if (run.ctx.is_main()) {
     std::cout << examples::language_report(summary, trainer, run.ctx, run.cfg)
               << trainable_line(run.summary) << '\n'
-              << "adapters        " << summary.hash << ", "
-              << (summary.hash == adapters ? "unchanged" : "changed from " + adapters)
+              << (adapts ? "adapters        " : "model           ") << summary.hash << ", "
+              << (summary.hash == before ? "unchanged" : "changed from " + before)
               << (folder.empty() ? "" : "; best and last in " + folder) << '\n'
-              << "base            " << base << ", unchanged\n"
-              << std::flush;
+              << (adapts ? "base            " + base + ", unchanged\n" : "") << std::flush;
   }
   decode(trainer, run.decode, run.cfg, run.ctx, " after training");
 }

@@ -176,7 +176,11 @@ void describe_fields(Gpt2Settings& s, ddp::FieldVisitor& v) {
 
 void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
   auto& o = s.options;
-  v.field({.name = "rank", .doc = "of the adapters", .min = 1, .max = 1 << 16}, o.rank);
+  v.field({.name = "rank",
+           .doc = "of the adapters; 0: no adapters, the whole model is trained",
+           .min = 0,
+           .max = 1 << 16},
+          o.rank);
   v.field({.name = "alpha", .doc = "the adapters' output is scaled by alpha / rank", .min = 0},
           o.alpha);
   v.field({.name = "dropout", .doc = "of the adapters' input", .min = 0, .max = 0.99}, o.dropout);
@@ -190,11 +194,13 @@ void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
               "new adapters",
        .may_differ = true},
       s.adapter);
-  v.field({.name = "save_dir",
-           .doc = "folder for the adapters in PEFT's layout, <save_dir>/best (smallest evaluation "
-                  "loss) and <save_dir>/last; empty: checkpoint.dir/adapters, or none without that",
-           .may_differ = true},
-          s.save_dir);
+  v.field(
+      {.name = "save_dir",
+       .doc = "folder for the adapters in PEFT's layout (rank 0: the models, in Hugging Face's), "
+              "<save_dir>/best (smallest evaluation loss) and <save_dir>/last; empty: "
+              "checkpoint.dir/adapters (models), or none without that",
+       .may_differ = true},
+      s.save_dir);
 }
 
 models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab) {
@@ -253,6 +259,18 @@ std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_
 }
 
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings) {
+  if (settings.options.rank == 0) {
+    if (!settings.adapter.empty()) {
+      throw ddp::SettingsError("lora.adapter=" + settings.adapter +
+                               " would not be read with lora.rank=0, which trains the whole model; "
+                               "fix: set lora.rank, or leave lora.adapter empty");
+    }
+    models::LoraSummary summary;
+    for (const auto& parameter : module.parameters()) {
+      summary.num_trainable += parameter.numel();
+    }
+    return summary;
+  }
   try {
     const auto summary = models::add_lora(module, settings.options);
     if (!settings.adapter.empty()) {

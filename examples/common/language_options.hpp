@@ -70,9 +70,9 @@ std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int6
 std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
                                             const ddp::Context& ctx);
 
-/// models::add_lora and, where lora.adapter names one, the weights of an adapter in PEFT's layout.
-/// Throws SettingsError naming lora.target_modules where a pattern matches nothing, MismatchError
-/// for an adapter of another rank, alpha or base.
+/// With lora.rank=0 nothing but a count. Else models::add_lora and, where lora.adapter names one,
+/// the weights of an adapter in PEFT's layout. Throws SettingsError naming lora.target_modules
+/// where a pattern matches nothing, MismatchError for an adapter of another rank, alpha or base.
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings);
 
 }  // namespace examples
