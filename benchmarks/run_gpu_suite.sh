@@ -144,8 +144,8 @@ fi
 if wants lm_scaling; then
   title "weak scaling: libddp alone"
   rm -f "$out/lm_scaling.jsonl"
-  for settings in "model=qwen2-7b seq_len=4096 batch_size=2 steps=6 rounds=5" "model=gpt2 seq_len=1024 batch_size=16 steps=40 rounds=5" \
-    "model=gpt2 seq_len=1024 batch_size=16 steps=40 rounds=5 comm_hook=bf16_compress"; do
+  for settings in "model=qwen2-7b seq_len=4096 batch_size=2 steps=6 rounds=5 bucket_cap_mb=400" "model=gpt2 seq_len=1024 batch_size=16 steps=40 rounds=5 bucket_cap_mb=100" \
+    "model=gpt2 seq_len=1024 batch_size=16 steps=40 rounds=5 bucket_cap_mb=100 param_dtype=bf16 fp32_grads=false"; do
     for n in $(worlds); do
       # shellcheck disable=SC2086
       bounded 120 launch "$n" "$build/benchmarks/bench_lm" $settings | sed "s/^{/{\"settings\": \"$settings\", /" | tee -a "$out/lm_scaling.jsonl" || failed=1

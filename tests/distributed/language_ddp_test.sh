@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainers of language models as a user does and looks at what they print.
 #
-# usage: language_ddp_test.sh learns|curve|resumes|evaluates|refuses PROGRAM RANKS DATA
+# usage: language_ddp_test.sh learns|curve|resumes|evaluates|whole|refuses PROGRAM RANKS DATA
 #   learns    with the embedded data: the evaluation loss falls, what is trained changes, the base does not
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   evaluates run.mode=evaluate gives what training printed at its end, at another number of ranks too
+#   whole     lora.rank=0 trains all parameters; the folder it saves is a base that evaluates the same
 #   refuses   other bases and adapters, small vocabularies, nothing to evaluate: clear errors
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
@@ -133,6 +134,23 @@ case $scenario in
       grep -q "^  reference " "$work/eval.log" || fail "no answer is shown"
     done
     ;;
+  whole)
+    saving=()
+    model=("${model[@]:2}" lora.rank=0)  # without the adapters' rank and alpha
+    (run "$work/train.log" train.max_steps=8 train.eval_every_steps=4 train.eval_first=true train.batch_size=$((8 / ranks)) \
+      decode.num_prompts=0 checkpoint.dir= lora.save_dir="$work/models") || fail "exit code $?"
+    grep -qE "^model .*changed from" "$work/train.log" || fail "the model did not change"
+    grep -qE "^trainable  *all " "$work/train.log" || fail "not all parameters were trained"
+    for which in best last; do
+      [ -f "$work/models/$which/config.json" ] || fail "no $which model was saved"
+    done
+    (run_on 1 "$work/eval.log" run.mode=evaluate checkpoint.dir= decode.num_prompts=0 model.init=pretrained \
+      model.path="$work/models/last") || fail "exit code $? of the evaluation"
+    trained=$(value_of "eval loss" "$work/train.log") evaluated=$(value_of "eval loss" "$work/eval.log")
+    echo "trained $trained, evaluated from its folder $evaluated"
+    { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
+    refused 64 "would not be read with lora.rank=0" lora.adapter="$work/models/last"
+    ;;
   refuses)
     saving=(train.max_steps=2 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints")
     (run "$work/1.log" "${saving[@]}") || fail "exit code $?"
@@ -148,7 +166,7 @@ case $scenario in
     refused 65 "none of its documents gives a target within max_seq_len=4" tokens.max_seq_len=4 # no answer begins that early
     refused 64 "lora.*nothing_such" lora.target_modules=nothing_such
     refused 64 "tokens.max_seq_len=4096 is longer than the model's 2048 positions" tokens.max_seq_len=4096
-    refused 64 "lora.rank" lora.rank=0
+    refused 64 "lora.rank" lora.rank=-1
     refused 64 "model.size" model.size=huge
     ;;
   *) fail "unknown scenario $scenario" ;;
