@@ -170,9 +170,19 @@ class ChatTemplate:
             if found < 0:
                 raise ValueError(f"the chat template changes earlier turns, or message {i} itself")
             end = found + len(content)
-            mark = special.search(text, end) if special else None
-            spans.append((begin, mark.end() if mark else end))
+            spans.append((begin, end + self.end_mark(messages[:i + 1], content, begin, text[end:], special)))
         return text, spans
+
+    def end_mark(self, turns, content, begin, rest, special):
+        """The length of what ends the last of `turns` up to its special token, where `rest` goes on so: a template
+        may end only the conversation's last turn with one, and the next one in `rest` is then another's."""
+        mark = special.search(rest) if special else None
+        if not mark:
+            return 0
+        alone = self.render(turns)
+        found = alone.find(content, begin)
+        own = alone[found + len(content):] if found >= 0 else ""
+        return mark.end() if own.startswith(rest[:mark.end()]) else 0
 
 
 def load_template(folder, chosen):

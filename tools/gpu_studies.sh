@@ -23,7 +23,7 @@ build=${BUILD:-build} runs=${RUNS:-runs} begin=$SECONDS failed=0
 launcher=${LAUNCHER:-auto}
 [ -n "${LAUNCHER:-}" ] || [ ! -x "$build/tests/support/ddp_test_launch" ] || launcher=ddp_test_launch
 
-# A build that was carried here finds LibTorch and CUDA's libraries beside this Python.
+# The build finds LibTorch and CUDA's libraries beside this Python, also where it was made elsewhere.
 site=$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null) &&
   export LD_LIBRARY_PATH=$site/torch/lib:$site/nvidia/cu13/lib:$site/nvidia/nccl/lib:$site/nvidia/cudnn/lib:$build/lib:${LD_LIBRARY_PATH:-}
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
@@ -31,6 +31,8 @@ export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} OMP_NUM_THREADS=${OMP_NUM_THREADS
 for repeat in 1 2 3; do
   for study in "$@"; do
     name=$(basename "$study" .yaml)
+    repeats=$(sed -n 's/^repeats: *\([0-9]*\).*/\1/p' "$study")
+    [ $repeat -le "${repeats:-3}" ] || continue
     left=$((${BUDGET:-280} - (SECONDS - begin)))
     if [ $left -lt 10 ]; then
       echo "no time left for repeat $repeat of $name"

@@ -40,7 +40,7 @@ def parse(arguments):
     what.add_argument("--status", action="store_true", help="print what became of each run")
     parser.add_argument("--local", action="store_true", help="without Slurm: on this host, one run after another")
     parser.add_argument("--output", help="the study's folder, seen by all nodes (runs/<name>)")
-    parser.add_argument("--build", default="build", help="build folder with examples/ (build)")
+    parser.add_argument("--build", help="build folder with examples/ (build)")
     parser.add_argument("--repeat", type=int, help="only runs of this repeat, e.g. to take turns with other studies")
     parser.add_argument("--launcher", choices=("auto", "mpirun", "torchrun", "ddp_test_launch"), default="auto", help="of --local")
     return parser.parse_args(arguments)
@@ -60,6 +60,8 @@ def print_plan(options, study, folder):
             group = next(group for group in study.groups if run in group.runs)
             print(launch.shown({}, launch.local_command(study, group, run, folder.path, options.build, options.launcher)))
     else:
+        if study.device == "cpu":
+            print(launch.without_gpus(study, folder.path))
         for group in study.groups:
             print(launch.shown(launch.slurm_environment(study, folder.path, options.build),
                                launch.slurm_command(study, group, group.runs, folder.path)))
@@ -68,31 +70,35 @@ def print_plan(options, study, folder):
 
 
 def print_status(study, folder):
-    counts = {}
+    counts, in_use = {}, folder.in_use()
     for run in study.runs:
         state, why = folder.state(run)
+        if state == "lost" and in_use:
+            state, why = "running", "begun by a start that is under way"
         counts[state] = counts.get(state, 0) + 1
         print(f"{run.name:40} {state:8} {why}".rstrip())
     print("# " + ", ".join(f"{number} {state}" for state, number in counts.items()))
 
 
-def main(arguments):
-    options = parse(arguments)
-    options.study = from_root(options.study)
-    output = from_root(options.output) if options.output else None
-    os.chdir(ROOT)  # paths in studies, sbatch files and folders are seen from there
-    study = plan.load(options.study, ROOT)
-    folder = study_folder.StudyFolder(study, output or os.path.join("runs", study.name))
-    if options.dry_run:
-        print_plan(options, study, folder)
-        return 0
-    if options.status:
-        print_status(study, folder)
-        return 0
+def unfinished(options, study, folder):
+    """What is to be started, and the state of every run."""
     states = {run.name: folder.state(run) for run in study.runs}
     todo = [run for run in study.runs if states[run.name][0] in ("missing", "failed", "lost")]
-    if options.repeat is not None:
-        todo = [run for run in todo if run.repeat == options.repeat]
+    return [run for run in todo if options.repeat in (None, run.repeat)], states
+
+
+def check(options, study, todo):
+    """All that can be refused before anything is written."""
+    if todo:
+        launch.check_program(study, options.build)
+        launch.check_settings(study, options.build)
+        if options.local:
+            launch.check_gpus(study, todo)
+
+
+def start(options, study, folder, command):
+    """Starts what is missing; the folder is ours. Returns the exit code."""
+    todo, states = unfinished(options, study, folder)
     waiting = sum(state in ("queued", "running") for state, _ in states.values())
     done = sum(state == study_folder.DONE for state, _ in states.values())
     print(f"{study.name}: {len(study.runs)} runs: {done} done, {waiting} in the queue, {len(todo)} to start")
@@ -100,19 +106,41 @@ def main(arguments):
         if states[run.name][0] != "missing":
             print(f"  again: {run.name}, {states[run.name][0]} ({states[run.name][1]})")
     if todo:
-        launch.check_settings(study, options.build)
         launch.prepare(study)
-    folder.save("tools/study.py " + " ".join(shlex.quote(word) for word in arguments),
-                kept={name for name, (state, _) in states.items() if state not in ("missing", "failed", "lost")})
-    report = f"tools/plot_scaling.py {folder.path}"
+    folder.save(command, kept={name for name, (state, _) in states.items() if state not in ("missing", "failed", "lost")})
+    report = f"tools/plot_scaling.py {shlex.quote(folder.path)}"
     if options.local:
         failed = launch.run_local(study, folder, todo, options.build, options.launcher)
         print(f"{failed} run(s) failed: see log.txt in their folders" if failed else f"report: {report}")
         return 1 if failed else 0
     if todo:
         launch.submit(study, folder, todo, options.build)
-    print(f"status: tools/study.py {options.study} --status; report: {report}")
+    again = [options.study] + [word for key in ("output", "build") if getattr(options, f"given_{key}")
+                               for word in (f"--{key}", getattr(options, key))]
+    print(f"status: tools/study.py {shlex.join(again)} --status; report: {report}")
     return 0
+
+
+def main(arguments):
+    options = parse(arguments)
+    options.given_output, options.given_build = bool(options.output), bool(options.build)
+    options.study = from_root(options.study)
+    options.output = from_root(options.output) if options.output else None
+    options.build = from_root(options.build) if options.build else "build"
+    os.chdir(ROOT)  # paths in studies, sbatch files and folders are seen from there
+    study = plan.load(options.study, ROOT)
+    if options.repeat is not None and not 1 <= options.repeat <= study.repeats:
+        raise plan.StudyError(f"--repeat {options.repeat}: {study.path} has the repeats 1 to {study.repeats}")
+    folder = study_folder.StudyFolder(study, options.output or os.path.join("runs", study.name))
+    if options.dry_run:
+        print_plan(options, study, folder)
+        return 0
+    if options.status:
+        print_status(study, folder)
+        return 0
+    check(options, study, unfinished(options, study, folder)[0])
+    with folder.start():
+        return start(options, study, folder, "tools/study.py " + shlex.join(arguments))
 
 
 if __name__ == "__main__":

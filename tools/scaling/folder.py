@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a study: what was planned, what was submitted, what each run came to."""
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
+import time
 
 from .plan import StudyError
 
 DONE = "done"
+
+# What all runs of a folder have in common; its report takes it from the plan.
+SHARED = ("kind", "program", "device", "batch", "warmup_steps")
 
 
 class StudyFolder:
@@ -40,13 +46,20 @@ class StudyFolder:
         if os.path.exists(file):
             with open(file, encoding="utf-8") as old_file:
                 old = json.load(old_file)
+            # Runs that this file no longer has stay known where their folders are still there, or Slurm has them.
+            left = {name: run for name, run in old["runs"].items() if name not in plan["runs"] and
+                    (os.path.isdir(os.path.join(self.path, name)) or name in self.queued())}
+            changed = [key for key in SHARED if old.get(key) != plan[key]]
+            if changed and (left or any(name in kept for name in old["runs"])):
+                raise StudyError(f"{self.path} holds runs of another study: " +
+                                 ", ".join(f"{key} was {old.get(key)} and is {plan[key]}" for key in changed) +
+                                 f"; fix: give another --output, or remove {self.path}")
             for name, run in plan["runs"].items():
                 before = old["runs"].get(name)
-                if before and name in kept and (before["arguments"] != run["arguments"] or old["program"] != plan["program"]):
+                if before and name in kept and before["arguments"] != run["arguments"]:
                     raise StudyError(f"{self.path}/{name} holds a run with other settings ({' '.join(before['arguments'])}); "
                                      f"fix: give another --output, or remove {self.path}")
-            # Runs that this file no longer has stay known: their folders are still there.
-            plan["runs"] = {**old["runs"], **plan["runs"]}
+            plan["runs"] = {**left, **plan["runs"]}
         os.makedirs(self.path, exist_ok=True)
         with open(self.study.path, encoding="utf-8") as source:
             text = source.read()
@@ -55,6 +68,34 @@ class StudyFolder:
         with open(file + ".new", "w", encoding="utf-8") as new:
             json.dump(plan, new, indent=1)
         os.replace(file + ".new", file)
+
+    # --- the one start at a time -----------------------------------------------------------------
+    @contextlib.contextmanager
+    def start(self):
+        """Holds the folder while runs are started: a second start would move the files of live runs."""
+        os.makedirs(self.path, exist_ok=True)
+        with open(os.path.join(self.path, "lock"), "a", encoding="utf-8") as file:
+            for attempt in range(10):  # a look by in_use() holds it for a moment
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if attempt == 9:
+                        raise StudyError(f"{self.path} is in use by another start; fix: wait for its end, or give another --output") from None
+                    time.sleep(0.05)
+            self._queued = None  # asked anew: another start may just have ended
+            yield
+
+    def in_use(self):
+        """Whether a start is under way."""
+        try:
+            with open(os.path.join(self.path, "lock"), encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     # --- submissions ---------------------------------------------------------------------------
     def note_submission(self, job_id, command, runs):

@@ -78,7 +78,7 @@ def slurm_command(study, group, runs, folder_path):
                f"--array={task_list([run.task for run in runs])}%1", f"--output={folder_path}/slurm-%A_%a.out"]
     if study.device == "cuda":
         command.append(f"--gpus-per-node={group.per_node}")
-    command += study.sbatch + [SBATCH_FILES[study.kind]]
+    command += study.sbatch + [sbatch_file(study, folder_path)]
     if study.kind == "sensitivity":
         for key, values in study.vary.items():
             command += ["--vary", f"{key}={','.join(values)}"]
@@ -90,14 +90,19 @@ def shown(environment, command):
     return " ".join([f"{key}={shlex.quote(value)}" for key, value in environment.items()] + [shlex.quote(x) for x in command])
 
 
-def without_gpus(path, folder_path):
-    """The sbatch files ask for GPUs; a cluster that knows none refuses even 0 of them."""
-    copy = os.path.join(folder_path, os.path.basename(path))
-    with open(path, encoding="utf-8") as file:
-        lines = [line for line in file if not line.startswith("#SBATCH --gpus-per-node")]
-    with open(copy, "w", encoding="utf-8") as file:
-        file.writelines(lines)
-    return copy
+def sbatch_file(study, folder_path):
+    """What is submitted. The sbatch files ask for GPUs, and a cluster that knows none refuses even 0 of them: studies
+    of CPU ranks submit a copy without that line."""
+    file = SBATCH_FILES[study.kind]
+    return os.path.join(folder_path, os.path.basename(file)) if study.device == "cpu" else file
+
+
+def without_gpus(study, folder_path):
+    """The command that makes the copy of sbatch_file(), or nothing."""
+    if study.device != "cpu":
+        return ""
+    return (f"mkdir -p {shlex.quote(folder_path)} && sed '/^#SBATCH --gpus-per-node/d' {SBATCH_FILES[study.kind]} "
+            f">{shlex.quote(sbatch_file(study, folder_path))}")
 
 
 def submit(study, folder, runs, build):
@@ -105,16 +110,15 @@ def submit(study, folder, runs, build):
     if shutil.which("sbatch") is None:
         raise StudyError("there is no sbatch here; fix: --local runs the study on this host")
     environment = slurm_environment(study, folder.path, build)
+    copy = without_gpus(study, folder.path)
+    if copy:
+        subprocess.run(["bash", "-c", copy], check=True)
     jobs = 0
     for group in study.groups:
         wanted = [run for run in group.runs if run in runs]
         if not wanted:
             continue
-        command = slurm_command(study, group, wanted, folder.path)
-        sent = command
-        if study.device == "cpu":
-            file = SBATCH_FILES[study.kind]
-            sent = [without_gpus(file, folder.path) if word == file else word for word in command]
+        sent = slurm_command(study, group, wanted, folder.path)
         done = subprocess.run(sent, env={**os.environ, **environment}, capture_output=True, text=True)
         if done.returncode != 0:
             raise StudyError(f"sbatch refused {group.ranks} rank(s): {done.stderr.strip()}\n  {shown(environment, sent)}")
@@ -228,12 +232,27 @@ def describe_system(folder, build):
         subprocess.run([sys.executable, tool, "--build", build, "--output", report], check=False)
 
 
+def check_program(study, build):
+    if not os.access(program_path(study, build), os.X_OK):
+        raise StudyError(f"there is no program {program_path(study, build)}; fix: build it, or name the build folder (--build)")
+
+
+def check_gpus(study, runs):
+    """Refuses where none of `runs` has the GPUs it needs on this host; returns how many GPUs there are (None for
+    CPU ranks)."""
+    if study.device != "cuda":
+        return None
+    available = num_gpus()
+    if runs and all(run.ranks > available for run in runs):
+        raise StudyError(f"{study.path}: nothing to run here: what is left needs at least {min(run.ranks for run in runs)} GPU(s), and this "
+                         f"host has {available}; fix: a host with more, or without --local through Slurm")
+    return available
+
+
 def run_local(study, folder, runs, build, launcher):
     """Runs them here, one after another; returns how many failed. Points of more GPUs than there are
     stay missing, and are named."""
-    if not os.access(program_path(study, build), os.X_OK):
-        raise StudyError(f"there is no program {program_path(study, build)}; fix: build it, or name the build folder (--build)")
-    available = num_gpus() if study.device == "cuda" else None
+    available = check_gpus(study, runs)
     groups = {id(run): group for group in study.groups for run in group.runs}
     todo = [run for run in study.runs if run in runs]
     if available is not None:

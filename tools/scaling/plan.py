@@ -16,6 +16,8 @@ SBATCH_FILES = {
     "sensitivity": "slurm/sensitivity.sbatch",
 }
 
+LR_WARMUP = "lr_schedule.warmup_steps"
+
 
 @dataclass
 class Run:
@@ -85,7 +87,7 @@ def _strong_settings(batch, ranks, micro, fail):
         fail("global_batch_size", f"{batch} samples are fewer than the {ranks} ranks that share them; "
              f"fix: at least {ranks}, or fewer ranks")
     if micro is None:
-        return [f"loader.global_batch_size={batch}"]
+        return [f"loader.global_batch_size={batch}", "train.grad_accum_steps=1"]
     for parts in range(1, batch + 1):
         if batch % parts == 0 and math.ceil(batch / parts / ranks) <= micro:
             if batch // parts < ranks:
@@ -116,7 +118,7 @@ def _check(values, fail):
         _require(values, fail, "vary")
     tied = {"strong": {"loader.global_batch_size": "global_batch_size", "train.grad_accum_steps": "micro_batch_size"},
             "weak": {"train.batch_size": "batch_size_per_gpu", "loader.batch_size": "batch_size_per_gpu",
-                     "loader.global_batch_size": "batch_size_per_gpu"}}.get(kind, {})
+                     "loader.global_batch_size": "batch_size_per_gpu", "train.grad_accum_steps": "batch_size_per_gpu"}}.get(kind, {})
     for key in values.get("settings", {}):
         if key in tied:
             fail("settings", f"{key} is what {tied[key]} sets in a {kind} study; fix: use that key")
@@ -128,6 +130,14 @@ def _check(values, fail):
     if values.get("log_every", 1) > values["steps"] - warmup:
         fail("log_every", f"{values['log_every']}: no interval of that many steps fits behind the warm-up; fix: at most "
              f"{values['steps'] - warmup}")
+
+
+def _check_schedule(values, fail):
+    """The learning rate's warm-up, where the study sets it, must end before the run."""
+    for owner, texts in (("settings", [values.get("settings", {}).get(LR_WARMUP, "0")]), ("vary", values.get("vary", {}).get(LR_WARMUP, []))):
+        for text in texts:
+            if text.isdigit() and int(text) >= values["steps"]:
+                fail(owner, f"{LR_WARMUP}={text} does not end within the {values['steps']} steps of a run; fix: fewer, or more steps")
 
 
 def _check_shares(values, ranks, fail):
@@ -151,6 +161,7 @@ def load(path, root="."):
     """Reads and checks a study; `root` is the repository's top, where configurations lie."""
     values, fail = study_file.read(path)
     _check(values, fail)
+    _check_schedule(values, fail)
     kind = values["kind"]
     config = values.get("config", "")
     if config and not os.path.isfile(os.path.join(root, config)):
@@ -163,7 +174,10 @@ def load(path, root="."):
     device = "cuda" if "gpus" in values else "cpu"
     log_every = values.get("log_every", max(1, (steps - warmup) // 5))
     name = os.path.splitext(os.path.basename(path))[0]
-    settings = ["train.eval_every=0", "train.eval_every_steps=0"] + [f"{key}={value}" for key, value in values.get("settings", {}).items()]
+    # A configuration's warm-up is made for a whole training and would be longer than a run, which is refused.
+    first = ["train.eval_every=0", "train.eval_every_steps=0", f"{LR_WARMUP}=0"]
+    settings = [word for word in first if word.split("=")[0] not in {**values.get("vary", {}), **values.get("settings", {})}]
+    settings += [f"{key}={value}" for key, value in values.get("settings", {}).items()]
     settings += [f"context.device={device}", f"train.max_steps={steps}", "train.epochs=0", f"metrics.log_every={log_every}"]
     study = Study(path=path, name=name, title=values.get("title", name), kind=kind, program=values["program"], config=config,
                   device=device, batch=0 if kind == "sensitivity" else batch, repeats=values.get("repeats", 3), steps=steps,
@@ -174,7 +188,7 @@ def load(path, root="."):
         _check_shares(values, ranks, fail)
         nodes, per_node = placement(ranks, values.get("per_node", 8))
         own = {"strong": lambda: _strong_settings(batch, ranks, values.get("micro_batch_size"), fail),
-               "weak": lambda: [f"train.batch_size={batch}", "loader.global_batch_size=0"], "sensitivity": list}[kind]()
+               "weak": lambda: [f"train.batch_size={batch}", "loader.global_batch_size=0", "train.grad_accum_steps=1"], "sensitivity": list}[kind]()
         study.groups.append(Group(ranks, nodes, per_node, own))
         _add_runs(study, study.groups[-1])
     return study

@@ -174,9 +174,12 @@ def _sbatch_option(value):
     text = value.text()
     if not text.startswith("--"):
         value.fail(f"{text!r} is not an option of sbatch: give --name=value")
-    name = text.split("=")[0]
-    if name in ("--array", "--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--time", "--parsable", "--job-name"):
+    name = re.split(r"[=\s]", text)[0]
+    if name in ("--array", "--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--time", "--parsable", "--job-name",
+                "--chdir", "--dependency", "--output"):
         value.fail(f"{name} is what tools/study.py sets; leave it out")
+    if re.match(r"--[^=]*\s", text):
+        value.fail(f"{text!r} holds a blank: give --name=value")
     return text
 
 

@@ -134,6 +134,20 @@ folder, result = prepare(train, "template", "--eval", held_out, "--tokenizer", p
 assert "does not learn where to stop" in result.stderr and "end_of_turn" not in folder.metadata
 assert folder.answers("train", 1) == ["Uno.", "Dos.\n\nDue."]
 
+# A special token that only the conversation's last turn has ends no turn before it, and what the user
+# writes in between is no target; nor does a token with which the next turn begins.
+for name, template, last in (
+        ("last", "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+                  "{% if loop.last and not add_generation_prompt %}<|im_end|>{% endif %}\n{% endfor %}"
+                  "{% if add_generation_prompt %}assistant: {% endif %}", END),
+        ("begins", "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}\n{% endfor %}", "")):
+    folder, result = prepare(train, "template", "--eval", held_out, "--tokenizer", path("own"), "--chat-template",
+                             write(name + ".jinja", template))
+    assert "does not learn where to stop" in result.stderr, name
+    assert folder.answers("train", 1) == ["Uno.", "Dos.\n\nDue."], (name, folder.answers("train", 1))
+    got = folder.answers("train", 2)
+    assert got == ['<functioncall> {"a": "<x>"}', "It is 1." + last], (name, got)
+
 # Refusals: file and line, exit code, and what was there stays.
 ok = json.dumps(CHATS[0])
 kept = read_bytes(path("own"))

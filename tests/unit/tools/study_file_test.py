@@ -60,6 +60,17 @@ MISTAKES = {
     "no time": (GOOD + "time: 90\n", 6, "time: '90' is not a time limit: give .days-.hours:minutes:seconds"),
     "sbatch option of ours": (GOOD + "sbatch: [--nodes=3]\n", 6, "sbatch: --nodes is what tools/study.py sets"),
     "no sbatch option": (GOOD + "sbatch: [partition=gpu]\n", 6, "'partition=gpu' is not an option of sbatch"),
+    "sbatch option of ours with a blank": (GOOD + "sbatch: ['--nodes 4']\n", 6, "sbatch: --nodes is what tools/study.py sets"),
+    "sbatch folder": (GOOD + "sbatch: [--chdir=/tmp]\n", 6, "sbatch: --chdir is what tools/study.py sets"),
+    "sbatch order": (GOOD + "sbatch: [--dependency=afterok:3]\n", 6, "sbatch: --dependency is what tools/study.py sets"),
+    "sbatch log": (GOOD + "sbatch: [--output=x]\n", 6, "sbatch: --output is what tools/study.py sets"),
+    "sbatch option with a blank": (GOOD + "sbatch: ['--partition gpu']\n", 6, "'--partition gpu' holds a blank: give --name=value"),
+    "accumulation in a weak study": (GOOD.replace("strong", "weak") + "settings:\n  train.grad_accum_steps: 4\n", 7,
+                                     "train.grad_accum_steps is what batch_size_per_gpu sets in a weak study"),
+    "learning rate that only warms up": (GOOD + "settings:\n  lr_schedule.warmup_steps: 100\n", 7,
+                                         "lr_schedule.warmup_steps=100 does not end within the 100 steps of a run"),
+    "varied warm-up of the learning rate": (
+        GOOD.replace("strong", "sensitivity") + "vary:\n  lr_schedule.warmup_steps: [0, 200]\n", 7, "lr_schedule.warmup_steps=200 does not end"),
     "no YAML": (GOOD + "gpus: [1, 2\n", 7, "not YAML: "),
     "no mapping": ("- 1\n", 1, "study: give keys and values"),
     "nothing": ("# nothing\n", 1, "the file is empty"),
@@ -126,6 +137,16 @@ class Plans(unittest.TestCase):
                           # 128 over 12: 10 or 11 a rank, the mean weighted; 256 would be 22.
                           ["loader.global_batch_size=128", "train.grad_accum_steps=4"]])
 
+    def test_the_batch_is_the_promised_one_whatever_the_configuration_accumulates(self):
+        self.assertEqual([group.settings[-1] for group in self.load(GOOD).groups], ["train.grad_accum_steps=1"] * 3)
+        weak = self.load(GOOD.replace("strong", "weak") + "batch_size_per_gpu: 4\n")
+        self.assertEqual(weak.groups[2].settings, ["train.batch_size=4", "loader.global_batch_size=0", "train.grad_accum_steps=1"])
+
+    def test_the_warm_up_of_the_learning_rate_is_the_studys_own(self):
+        self.assertIn("lr_schedule.warmup_steps=0", self.load(GOOD).settings)
+        own = self.load(GOOD + "settings:\n  lr_schedule.warmup_steps: 7\n").settings
+        self.assertEqual([word for word in own if "warmup" in word], ["lr_schedule.warmup_steps=7"])
+
     def test_one_repeat_of_every_point_comes_before_the_next(self):
         study = self.load(GOOD)
         self.assertEqual([run.name for run in study.runs][:4], ["n001_r1", "n002_r1", "n004_r1", "n001_r2"])
@@ -134,6 +155,61 @@ class Plans(unittest.TestCase):
         need("yaml")
         from scaling import launch
         self.assertEqual([launch.seconds(text) for text in ("00:30:00", "1-02:03:04")], [1800, 93784])
+
+
+class Shipped(unittest.TestCase):
+    """What the programs would be started with, the configuration read first: later settings win."""
+
+    def test_every_run_outlives_its_learning_rates_warm_up_and_keeps_its_batch(self):
+        for name in SHIPPED:
+            study = plan.load(os.path.join(ROOT, "slurm", "studies", name + ".yaml"), ROOT)
+            for group in study.groups:
+                for run in group.runs:
+                    with self.subTest(f"{name}/{run.name}"):
+                        values = configuration(study.config)
+                        values.update(word.split("=", 1) for word in study.arguments(group)[2:] + run.settings)
+                        self.assertGreater(int(values["train.max_steps"]), int(values.get("lr_schedule.warmup_steps", 0)))
+                        parts = int(values.get("train.grad_accum_steps", 1))
+                        if study.kind == "strong":
+                            self.assertEqual(int(values["loader.global_batch_size"]) * parts, study.batch)
+                        if study.kind == "weak":
+                            self.assertEqual((int(values["train.batch_size"]) * parts, values["loader.global_batch_size"]), (study.batch, "0"))
+
+    def test_data_is_prepared_up_to_its_last_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in SHIPPED:
+                for path, command in plan.load(os.path.join(ROOT, "slurm", "studies", name + ".yaml"), ROOT).prepare.items():
+                    self.assertEqual(os.path.basename(path), "eval.safetensors")
+                    self.assertIn(f"tools/random_tokens.py {os.path.dirname(path)} ", command)
+            program = os.path.join(ROOT, "tools", "random_tokens.py")
+            # It writes that one last: no file is later.
+            done = subprocess.run([sys.executable, "-c", REPLACED, program, folder, "--vocab-size", "9", "--tokens", "50"], capture_output=True, text=True)
+            self.assertEqual(done.stdout.split("\n")[-2], os.path.join(folder, "eval.safetensors"), done.stderr)
+
+
+# Runs a program and prints in which order files got their names.
+REPLACED = r'''
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+real, names = os.replace, []
+os.replace = lambda part, path: (real(part, path), names.append(path))
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(*names, sep="\n")
+'''
+
+
+def configuration(path):
+    """{section.name: text} of a configuration."""
+    import yaml
+
+    def flat(node, prefix):
+        if isinstance(node, dict):
+            return {key: value for name, child in node.items() for key, value in flat(child, prefix + [str(name)]).items()}
+        return {".".join(prefix): str(node)}
+
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return flat(yaml.safe_load(file), [])
 
 
 class Golden(unittest.TestCase):

@@ -2,6 +2,7 @@
 """Studies from submission to finished runs with the real job files, an imitated Slurm (sbatch runs the array
 at once, srun starts one task) and an imitated program that writes CSV files or fails."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -166,6 +167,13 @@ class Jobs(unittest.TestCase):
         self.assertIn("--nodes=2 --ntasks-per-node=2", calls[1])
         self.assertIn("--array=1-2%1", calls[1])
         self.assertNotIn("gpus", calls[1])
+        # What --dry-run prints is what was submitted, and the copy of the job file is what it makes.
+        printed = self.study("--dry-run").splitlines()
+        self.assertEqual([line.partition(" sbatch ")[2] for line in printed[1:3]], calls)
+        copy = self.read("out/strong_scaling.sbatch")
+        os.remove(os.path.join(self.out, "strong_scaling.sbatch"))
+        subprocess.run(["bash", "-c", printed[0]], check=True, cwd=ROOT)
+        self.assertEqual(self.read("out/strong_scaling.sbatch"), copy)
         self.assertNotIn("#SBATCH --gpus-per-node", self.read("out/strong_scaling.sbatch"))
         self.assertIn("# Machine", self.read("out/SYSTEM.md"))
         self.assertIn("0 to start", self.study())
@@ -236,6 +244,54 @@ class Jobs(unittest.TestCase):
         self.write("study.yaml", STUDY.replace("[1, 4]", "[1]").replace("repeats: 2", "repeats: 3"))
         self.assertIn("3 runs: 2 done, 0 in the queue, 1 to start", self.study())
 
+    def test_an_edited_study_does_not_join_the_runs_of_the_old_one(self):
+        self.study()
+        for old, new, said in (("global_batch_size: 8", "global_batch_size: 16", "batch was 8 and is 16"),
+                               ("resnet_ddp", "gpt2_ddp", "program was resnet_ddp and is gpt2_ddp"),
+                               ("steps: 8", "steps: 8\nwarmup_steps: 3", "warmup_steps was 1 and is 3")):
+            # Also where none of the done runs is one of the new study.
+            for ranks in ("[1, 4]", "[2]"):
+                self.write("study.yaml", STUDY.replace(old, new).replace("[1, 4]", ranks))
+                out = self.study(code=64)
+                self.assertIn(said, out)
+                self.assertIn("give another --output", out)
+        self.write("study.yaml", STUDY.replace("global_batch_size: 8", "batch_size_per_gpu: 8").replace("strong", "weak"))
+        self.assertIn("kind was strong and is weak", self.study(code=64))
+        self.assertEqual(json.loads(self.read("out/study.json"))["batch"], 8)
+        self.write("study.yaml", STUDY.replace("[1, 4]", "[2]"))
+        self.assertIn("2 runs: 0 done", self.study())
+        self.assertEqual(len(self.plan()), 6)
+        self.check_arguments()
+
+    def test_one_start_at_a_time(self):
+        self.write("study.yaml", STUDY.replace("[1, 4]", "[1]"))
+        self.study("--local")
+        os.remove(os.path.join(self.out, "n001_r1", "exit_code"))
+        self.assertEqual(self.states()["n001_r1"], "lost")
+        with open(os.path.join(self.out, "lock"), encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assertIn("is in use by another start", self.study("--local", code=64))
+            self.assertIn("is in use by another start", self.study(code=64))
+            self.assertEqual(self.states(), {"n001_r1": "running", "n001_r2": "done"})
+        self.assertFalse(os.path.exists(os.path.join(self.out, "n001_r1", "attempt-1")))
+        self.study("--local")
+        self.assertEqual(set(self.states().values()), {"done"})
+
+    def test_the_hint_names_the_same_folders(self):
+        self.assertIn(f"study.yaml --output {self.out} --build {self.folder}/build --status", self.study())
+
+    def test_the_build_folder_is_seen_from_the_caller(self):
+        environment = {**os.environ, "FAKE": self.fake}
+        done = subprocess.run([sys.executable, TOOL, "study.yaml", "--output", "out", "--build", "build", "--local", "--dry-run"],
+                              cwd=self.folder, capture_output=True, text=True, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"{self.folder}/build/examples/resnet_ddp", done.stdout.splitlines()[0])
+
+    def test_a_repeat_that_is_none_of_the_study(self):
+        for repeat in ("0", "3", "-1"):
+            self.assertIn("has the repeats 1 to 2", self.study(f"--repeat={repeat}", code=64))
+        self.assertIn("2 to start", self.study("--repeat", "2"))
+
     def test_without_slurm_on_one_host(self):
         self.write("study.yaml", STUDY.replace("[1, 4]", "[1]"))
         self.write("fake/n001_r1", "7")
@@ -255,11 +311,12 @@ class Jobs(unittest.TestCase):
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         self.assertIn("left out: 4 GPUs, this host has 1", self.study("--local"))
         self.assertEqual(self.states(), {"n001_r1": "done", "n001_r2": "done", "n004_r1": "missing", "n004_r2": "missing"})
+        self.assertIn("what is left needs at least 4 GPU(s), and this host has 1", self.study("--local", code=64))
 
     def test_settings_that_the_program_lacks_are_told_before_submission(self):
         self.write("study.yaml", STUDY + "settings:\n  loader.num_wokers: 1\n")
         known = ["train.eval_every", "train.eval_every_steps", "context.device", "train.max_steps", "train.epochs",
-                 "metrics.log_every", "loader.num_workers"]
+                 "metrics.log_every", "loader.num_workers", "lr_schedule.warmup_steps"]
         self.write("fake/help", "loader\n" + "".join(f"  {key}=1\n      a text\n" for key in known))
         self.assertRegex(self.study(code=64), "study.yaml: resnet_ddp has no setting loader.num_wokers, did you mean loader.num_workers")
         self.assertFalse(os.path.exists(self.out))
@@ -319,6 +376,9 @@ class Jobs(unittest.TestCase):
     def test_no_program_and_no_slurm_are_said(self):
         os.remove(os.path.join(self.folder, "build/examples/resnet_ddp"))
         self.assertIn("there is no program", self.study("--local", code=64))
+        self.assertIn("there is no program", self.study(code=64))
+        self.assertFalse(os.path.exists(os.path.join(self.fake, "sbatch.txt")))
+        self.assertFalse(os.path.exists(self.out))
 
 
 if __name__ == "__main__":
