@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shlex
 import sys
 
@@ -28,6 +29,21 @@ from scaling import numbers  # noqa: E402
 SYSTEM_UNKNOWN = "not described: tools/system_report.py writes SYSTEM.md"
 
 
+# A run's folder as tools/study.py names it: n002_ddp.bucket_cap_mb-25_amp.dtype-bf16_r1. A setting begins behind a "_"
+# with its section, which a value cannot be mistaken for.
+RUN_NAME = re.compile(r"n\d+_(.+)_r\d+")
+SETTING = r"(?:lr_schedule|[a-z0-9]+)(?:\.[a-z0-9_]+)+"
+VARIED = re.compile(rf"({SETTING})-(.+?)(?:_(?={SETTING}-)|$)")
+PLAN_KEYS = ("name", "title", "kind", "program", "device", "batch", "steps", "warmup_steps", "vary", "command", "runs")
+
+
+def varied_of_name(name):
+    """What a sensitivity run's folder says was varied; empty where it says nothing."""
+    match = RUN_NAME.fullmatch(name)
+    settings = dict(VARIED.findall(match[1])) if match else {}
+    return settings if match and "_".join(f"{key}-{value}" for key, value in settings.items()) == match[1] else {}
+
+
 class Study:
     """A study's folder with its numbers."""
 
@@ -37,6 +53,7 @@ class Study:
             raise numbers.DataError(f"{path}: there is no such folder")
         plan = self._read_plan(kind)
         self.name, self.kind, self.program = plan["name"], plan["kind"], plan["program"]
+        self.stem = self.name  # of the figures' files
         self.title, self.device, self.vary = plan["title"], plan["device"], plan["vary"]
         self.steps, self.warmup_steps, self.command = plan["steps"], plan["warmup_steps"], plan["command"]
         self.label = os.path.basename(self.path)
@@ -57,7 +74,7 @@ class Study:
 
     def _text(self, name):
         try:
-            with open(os.path.join(self.path, name), encoding="utf-8") as file:
+            with open(os.path.join(self.path, name), encoding="utf-8", errors="replace") as file:
                 return file.read()
         except OSError:
             return ""
@@ -68,14 +85,22 @@ class Study:
         except ValueError as error:
             raise numbers.DataError(f"{self.path}/study.json: not JSON: {error}") from None
         if plan:
+            lacking = [key for key in PLAN_KEYS if not isinstance(plan, dict) or key not in plan]
+            if lacking:
+                raise numbers.DataError(f"{self.path}/study.json: there is no {lacking[0]}: tools/study.py did not write this")
             return plan
         if not kind:
             raise numbers.DataError(f"{self.path}: there is no study.json, so it must be said what was held fixed: "
                                     "--kind strong, weak or sensitivity")
         runs = sorted(name for name in os.listdir(self.path) if os.path.exists(os.path.join(self.path, name, "steps.csv")))
         label = os.path.basename(self.path)
-        return {"name": label, "title": label, "kind": kind, "program": "?", "device": "cuda", "batch": 0, "steps": 0,
-                "warmup_steps": 1, "command": "", "vary": {}, "runs": {name: {"varied": {}} for name in runs}}
+        varied = {name: varied_of_name(name) if kind == "sensitivity" else {} for name in runs}
+        keys = {tuple(settings) for settings in varied.values()}
+        if kind == "sensitivity" and (keys == {()} or len(keys) > 1):
+            raise numbers.DataError(f"{self.path}: there is no study.json, and the runs' folders do not all say the same settings varied: "
+                                    "name them n<ranks>_<setting>-<value>_r<repeat>, as slurm/sensitivity.sbatch does")
+        return {"name": label, "title": label, "kind": kind, "program": "?", "device": "cuda", "batch": 0, "steps": 0, "warmup_steps": 1,
+                "command": "", "vary": {key: [] for names in keys for key in names}, "runs": {name: {"varied": varied[name]} for name in runs}}
 
     def _read_runs(self, plan):
         """Finished runs; what is missing becomes a note, what is damaged an error."""
@@ -124,8 +149,19 @@ def merge(studies, output, pandas):
 def print_summary(frame):
     """The medians, as the report has them."""
     columns = {"rate": "units/s", "step_ms": "ms/step", "exposed_comm_ms": "exposed ms", "joules_per_unit": "J/unit"}
-    table = frame.groupby(["study", "kind", "ranks", "varied"])[list(columns)].median(numeric_only=True).rename(columns=columns)
+    table = frame.groupby(["folder", "kind", "ranks", "varied"])[list(columns)].median(numeric_only=True).rename(columns=columns)
     print(table.round(3).to_string())
+
+
+def name_figures(studies):
+    """Figures of two studies of one name are two files."""
+    taken = set()
+    for study in studies:
+        number = 1
+        while study.stem in taken:
+            number += 1
+            study.stem = f"{study.name}_{number}"
+        taken.add(study.stem)
 
 
 class Parser(argparse.ArgumentParser):
@@ -152,6 +188,7 @@ def main(arguments):
         print(f"error: this needs pandas and matplotlib ({error}): pip install pandas matplotlib", file=sys.stderr)
         return 64
     studies = [Study(path, options.kind) for path in options.studies]
+    name_figures(studies)
     output = options.output or os.path.join(options.studies[0], "report")
     os.makedirs(output, exist_ok=True)
     sections = [report.study_section(study, output, figures.draw(study, output)) for study in studies]

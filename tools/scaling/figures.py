@@ -26,6 +26,11 @@ def number_text(value, _=None):
     return f"{value:.3g}" if abs(value) >= 0.01 or value == 0 else "<0.01"
 
 
+def plain(text):
+    """A user's text, in which a dollar begins no formula."""
+    return text.replace("$", r"\$")
+
+
 def save(figure, axes, folder, name, headline, subtitle, columns=3):
     """Headline, what was measured, and the legend stand above the axes, where they hide nothing."""
     handles, labels = axes.get_legend_handles_labels()
@@ -34,9 +39,9 @@ def save(figure, axes, folder, name, headline, subtitle, columns=3):
     top = 0.62 + 0.22 * lines  # inches
     figure.tight_layout(rect=(0, 0, 1, 1 - (top - 0.05) / height))
     left = axes.get_position().x0
-    figure.text(left, 1 - 0.10 / height, headline, ha="left", va="top", fontsize=12, fontweight="bold")
+    figure.text(left, 1 - 0.10 / height, plain(headline), ha="left", va="top", fontsize=12, fontweight="bold")
     room = figure.get_figwidth() * (1 - left) / 0.066  # characters of 9.5 points
-    figure.text(left, 1 - 0.36 / height, subtitle, ha="left", va="top", color="#444444",
+    figure.text(left, 1 - 0.36 / height, plain(subtitle), ha="left", va="top", color="#444444",
                 fontsize=9.5 * min(1.0, room / len(subtitle)))
     if handles:
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(left, 1 - 0.56 / height), ncols=columns,
@@ -91,7 +96,7 @@ def throughput(study, folder):
     log_values(axes, ideal + [value for p in points for value in (p.rate.low, p.rate.high)])
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel(f"throughput [{study.unit}s/s]")
-    return save(figure, axes, folder, f"{study.name}_throughput", "Throughput", study.subtitle)
+    return save(figure, axes, folder, f"{study.stem}_throughput", "Throughput", study.subtitle)
 
 
 def log_values(axes, values):
@@ -118,7 +123,7 @@ def speed_up(study, folder):
     log_values(axes, ranks + [value for p in points for value in (p.speed_up.low, p.speed_up.high)])
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel("speed-up [× one " + ("GPU]" if study.device == "cuda" else "rank]"))
-    return save(figure, axes, folder, f"{study.name}_speed_up", "Speed-up", study.subtitle)
+    return save(figure, axes, folder, f"{study.stem}_speed_up", "Speed-up", study.subtitle)
 
 
 def efficiency(study, folder):
@@ -134,7 +139,7 @@ def efficiency(study, folder):
     ranks_axis(axes, ranks, study.device)
     formula = r"$T_1 / (N\,T_N)$" if study.kind == "strong" else r"$\mathrm{rate}_N / (N\,\mathrm{rate}_1)$"
     axes.set_ylabel(f"{study.kind} efficiency {formula} [%]")
-    return save(figure, axes, folder, f"{study.name}_efficiency", f"{study.kind.capitalize()} efficiency", study.subtitle)
+    return save(figure, axes, folder, f"{study.stem}_efficiency", f"{study.kind.capitalize()} efficiency", study.subtitle)
 
 
 class Percent:
@@ -156,7 +161,7 @@ def epoch_time(study, folder):
     log_values(axes, ideal + [value for p in points for value in (p.epoch_seconds.low, p.epoch_seconds.high)])
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel("time per epoch [s]")
-    return save(figure, axes, folder, f"{study.name}_epoch_time", "Time per epoch", study.subtitle)
+    return save(figure, axes, folder, f"{study.stem}_epoch_time", "Time per epoch", study.subtitle)
 
 
 def waits(study, folder):
@@ -179,7 +184,7 @@ def waits(study, folder):
     axes.set_ylim(0, 1.12 * top)
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel("share of the step [%]")
-    return save(figure, axes, folder, f"{study.name}_exposed_communication", "Exposed communication",
+    return save(figure, axes, folder, f"{study.stem}_exposed_communication", "Exposed communication",
                 study.subtitle, columns=1)
 
 
@@ -194,7 +199,7 @@ def energy(study, folder):
     axes.set_ylim(0, 1.25 * max(point.joules_per_unit.high for point in points))
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel(f"GPU energy [J/{study.unit}]")
-    return save(figure, axes, folder, f"{study.name}_energy", "Energy", study.subtitle)
+    return save(figure, axes, folder, f"{study.stem}_energy", "Energy", study.subtitle)
 
 
 def sensitivity(study, folder):
@@ -209,13 +214,13 @@ def sensitivity(study, folder):
         bars = [[p.rate.median - p.rate.low for p in points], [p.rate.high - p.rate.median for p in points]]
         axes.errorbar([p.rate.median for p in points], y, xerr=bars, color=BLUE, marker="o", markersize=5, capsize=3,
                       linestyle="none", linewidth=1.4)
-        axes.set_yticks(list(y), [varied_text(p.varied) for p in points], fontsize=8.5)
+        axes.set_yticks(list(y), [plain(varied_text(p.varied)) for p in points], fontsize=8.5)
         axes.set_ylim(-0.7, len(points) - 0.3)
         axes.set_xlim(0, 1.08 * max(p.rate.high for p in points))
         axes.xaxis.set_major_formatter(FuncFormatter(number_text))
         axes.set_xlabel(f"throughput [{study.unit}s/s]")
         axes.set_title(point_label(Percent(n, None), study.device), loc="right", fontsize=10.5)
-    return save(figure, panels[0][0], folder, f"{study.name}_sensitivity", "Sensitivity",
+    return save(figure, panels[0][0], folder, f"{study.stem}_sensitivity", "Sensitivity",
                 f"{study.subtitle}; {repeats_text(study.points)}")
 
 
@@ -228,7 +233,7 @@ def before_after(before, after, pairs, folder):
         points = [pair[index] for pair in pairs]
         bars = [[p.rate.median - p.rate.low for p in points], [p.rate.high - p.rate.median for p in points]]
         axes.bar([i + shift for i in range(len(points))], [p.rate.median for p in points], width, yerr=bars, capsize=4,
-                 edgecolor=INK, linewidth=0.7, error_kw={"linewidth": 1.2}, label=study.label, **style)
+                 edgecolor=INK, linewidth=0.7, error_kw={"linewidth": 1.2}, label=plain(study.label), **style)
     top = max(point.rate.high for pair in pairs for point in pair)
     for i, (old, new) in enumerate(pairs):
         axes.annotate(f"×{new.rate.median / old.rate.median:.2f}", (i, max(old.rate.high, new.rate.high)), ha="center",
@@ -239,12 +244,12 @@ def before_after(before, after, pairs, folder):
     axes.yaxis.set_major_formatter(FuncFormatter(number_text))
     axes.set_ylabel(f"throughput [{after.unit}s/s]")
     axes.grid(axis="x", visible=False)
-    return save(figure, axes, folder, f"{after.name}_before_after", "Before and after", after.subtitle, columns=1)
+    return save(figure, axes, folder, f"{after.stem}_before_after", "Before and after", after.subtitle, columns=1)
 
 
 def point_label(point, device):
     label = f"{point.ranks} {'GPU' if device == 'cuda' else 'rank'}{'s' if point.ranks > 1 else ''}"
-    return "\n".join([label, *varied_text(point.varied).split(", ")]) if point.varied else label
+    return "\n".join([label, *plain(varied_text(point.varied)).split(", ")]) if point.varied else label
 
 
 def varied_text(varied):

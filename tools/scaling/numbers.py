@@ -3,6 +3,7 @@
 nothing beyond Python's own library is needed."""
 
 import csv
+import io
 import math
 import os
 import statistics
@@ -90,24 +91,41 @@ class RunNumbers:
     commit: str
 
 
-def read_csv(path, columns):
-    """Rows as dictionaries. A file that is missing or empty, a missing column: DataError that names it."""
+LINE = ""  # of a row; no column is named so
+
+
+def _lines(path):
+    """[(line, cells)] of a CSV file."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
+        with open(path, "rb") as file:
+            data = file.read()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    if not rows:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}") from None
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        return [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}") from None
+
+
+def read_csv(path, columns):
+    """Rows as dictionaries, with their LINE. A file that is missing or empty, a missing column: DataError that names it."""
+    rows = _lines(path)
+    if not rows or not rows[0][1]:
         raise DataError(f"{path}: the file is empty: the run wrote nothing")
-    header = rows[0]
+    header = rows[0][1]
     for column in columns:
         if column not in header:
             raise DataError(f"{path}: there is no column {column}; it has {', '.join(header)}")
     table = []
-    for line, row in enumerate(rows[1:], 2):
+    for line, row in rows[1:]:
         if len(row) != len(header):
             raise DataError(f"{path}:{line}: {len(row)} cells below {len(header)} columns")
-        table.append(dict(zip(header, row)))
+        table.append({**dict(zip(header, row)), LINE: line})
     if not table:
         raise DataError(f"{path}: there are no rows below the header")
     return table
@@ -119,9 +137,20 @@ def number(path, row, column):
     if text == "":
         return None
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise DataError(f"{path}: {column} is {text!r}, not a number") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{path}:{row[LINE]}: {column} is {text!r}, not a number")
+    return value
+
+
+def positive(path, row, column):
+    """A cell that must hold a number above 0."""
+    value = number(path, row, column)
+    if value is None or value <= 0:
+        raise DataError(f"{path}:{row[LINE]}: {column} is {row[column]!r}, and must be a number above 0")
+    return value
 
 
 def unit_column(path, header):
@@ -140,7 +169,7 @@ def measured_intervals(path, warmup_steps):
     for row in rows:
         if before >= warmup_steps and row["step_ms"] != "" and row[column] != "":
             intervals.append(row)
-        before = number(path, row, "step")
+        before = positive(path, row, "step")
     if not intervals:
         raise DataError(f"{path}: no logging interval lies behind the {warmup_steps} steps of warm-up; fix: more steps, "
                         "or a smaller log_every")
@@ -166,8 +195,8 @@ def read_run(folder, name, warmup_steps):
     def values(column):
         return [number(steps_path, row, column) for row in intervals]
 
-    seconds = values("interval_seconds")
-    steps = [1000 * s / ms for s, ms in zip(seconds, values("step_ms"))]
+    seconds = [positive(steps_path, row, "interval_seconds") for row in intervals]
+    steps = [1000 * s / positive(steps_path, row, "step_ms") for s, row in zip(seconds, intervals)]
     step_ms = 1000 * sum(seconds) / sum(steps)
     rate = _mean(zip(values(column), seconds))
     energy = values("energy_j")
@@ -176,8 +205,8 @@ def read_run(folder, name, warmup_steps):
     memory = [number(steps_path, row, "peak_memory_gib") for row in intervals if "peak_memory_gib" in row]
     last = epochs[-1]
     epoch_steps = number(epochs_path, last, "steps_per_epoch")
-    ranks = int(number(epochs_path, last, "ranks") or 0)
-    if ranks < 1 or not math.isfinite(rate) or rate <= 0:
+    ranks = int(positive(epochs_path, last, "ranks"))
+    if ranks < 1 or rate <= 0:
         raise DataError(f"{os.path.join(folder, name)}: {ranks} rank(s) at {rate} a second is no measurement")
     return RunNumbers(
         name=name, ranks=ranks, repeat=int(number(epochs_path, last, "repeat") or 1),

@@ -92,6 +92,40 @@ class Reports(unittest.TestCase):
         self.assertIn("new_before_after.svg", os.listdir(os.path.join(self.folder, "out")))
         self.assertIn("<td>1.500</td>", self.read("out/report.html"))
 
+    def test_two_folders_of_one_study_stay_apart(self):
+        for folder, factor in (("a/s", 1.0), ("b/s", 2.0)):
+            os.makedirs(os.path.join(self.folder, folder))
+            self.study(folder, factor=factor)
+        out = self.plot("a/s", "--before", "b/s", "--output", "out")
+        self.assertRegex(out, r"a/s +strong 1 .* 900\.0")
+        self.assertRegex(out, r"b/s +strong 1 .* 1800\.0")
+        out = self.plot("a/s", "b/s", "--output", "both")
+        files = os.listdir(os.path.join(self.folder, "both"))
+        self.assertIn("s_throughput.svg", files)
+        self.assertIn("s_2_throughput.svg", files)
+        self.assertNotEqual(self.read("both/s_throughput.svg"), self.read("both/s_2_throughput.svg"))
+
+    def test_a_sensitivity_study_without_its_plan(self):
+        for name, step_ms in (("n002_ddp.comm_hook-bf16_compress_lr_schedule.warmup_steps-0_r1", 100),
+                              ("n002_ddp.comm_hook-none_lr_schedule.warmup_steps-0_r1", 200)):
+            write_run(os.path.join(self.folder, "s"), name, 2, step_ms)
+        self.plot("s", "--kind", "sensitivity")
+        with open(os.path.join(self.folder, "s/report/merged.csv"), encoding="utf-8") as file:
+            self.assertEqual([row["varied"] for row in csv.DictReader(file)],
+                             ["ddp.comm_hook=bf16_compress lr_schedule.warmup_steps=0", "ddp.comm_hook=none lr_schedule.warmup_steps=0"])
+        page = self.read("s/report/report.html")
+        self.assertIn("<td>bf16_compress</td>", page)
+        write_run(os.path.join(self.folder, "s"), "other", 2, 100)
+        self.assertIn("do not all say the same settings varied", self.plot("s", "--kind", "sensitivity", code=65))
+
+    def test_a_dollar_is_a_dollar(self):
+        self.study("s")
+        plan = json.loads(self.read("s/study.json"))
+        plan["title"] = r"$10 and $\\frac"
+        with open(os.path.join(self.folder, "s/study.json"), "w", encoding="utf-8") as file:
+            json.dump(plan, file)
+        self.plot("s")
+
     def test_missing_runs_are_told(self):
         self.study("s")
         for name in ("n004_r2", "n004_r3"):
@@ -117,6 +151,29 @@ class Reports(unittest.TestCase):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(bad)
             self.assertIn(message, self.plot("s", code=65))
+        rows = [line.split(",") for line in text.splitlines()]
+        for column, value, message in (("step", "", "step is '', and must be a number above 0"),
+                                       ("interval_seconds", "", "interval_seconds is '', and must be"),
+                                       ("step_ms", "0", "step_ms is '0', and must be"),
+                                       ("exposed_comm_ms", "a", "exposed_comm_ms is 'a', not a number"),
+                                       ("images_per_second", "nan", "images_per_second is 'nan', not a number")):
+            changed = [list(row) for row in rows]
+            changed[3][rows[0].index(column)] = value
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("".join(",".join(row) + "\n" for row in changed))
+            self.assertIn("s/n002_r1/steps.csv:4: " + message, self.plot("s", code=65))
+        with open(path, "wb") as file:
+            file.write(text.encode().replace(b"0.5", b"0.\xff", 1))
+        self.assertIn("s/n002_r1/steps.csv:2: not UTF-8 text: byte 0xff", self.plot("s", code=65))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        plan = self.read("s/study.json")
+        for bad, message in (('{"name": 3}', "study.json: there is no title"), ("[1]", "study.json: there is no name"), ("{", "not JSON")):
+            with open(os.path.join(self.folder, "s/study.json"), "w", encoding="utf-8") as file:
+                file.write(bad)
+            self.assertIn(message, self.plot("s", code=65))
+        with open(os.path.join(self.folder, "s/study.json"), "w", encoding="utf-8") as file:
+            file.write(plan)
         self.assertFalse(os.path.exists(os.path.join(self.folder, "s/report")))
         self.assertIn("none: there is no such folder", self.plot("none", code=65))
         self.assertIn("usage", self.plot(code=64))

@@ -109,7 +109,7 @@ class Runs(unittest.TestCase):
         write_csv(steps, STEP_COLUMNS, [[10] + [1] * 7])
         self.fails(r"run/steps\.csv:2: 8 cells below 9 columns")
         write_csv(steps, STEP_COLUMNS, [[10] + [1] * 8, [20, 0, "fast"] + [1] * 6])
-        self.fails(r"run/steps\.csv: step_ms is 'fast', not a number")
+        self.fails(r"run/steps\.csv:3: step_ms is 'fast', not a number")
         write_csv(steps, STEP_COLUMNS, [])
         self.fails(r"run/steps\.csv: there are no rows below the header")
         open(steps, "w", encoding="utf-8").close()
