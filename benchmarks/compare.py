@@ -27,6 +27,9 @@ import sys
 import tempfile
 import time
 
+if {"-h", "--help"} & set(sys.argv[1:]):  # before torch, which takes its time
+    print(__doc__.strip())
+    sys.exit(0)
 import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -16,6 +16,9 @@ warm-up.
 import json
 import sys
 
+if {"-h", "--help"} & set(sys.argv[1:]):  # before torch and transformers, which take their time
+    print(__doc__.strip())
+    sys.exit(0)
 import peer
 import torch
 import torch.distributed as dist

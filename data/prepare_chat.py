@@ -30,7 +30,7 @@ import re
 import sys
 
 from text_tokenizers import (END_OF_TEXT, TURN_BEGIN, TURN_END, load_tokenizer, train_tokenizer)
-from token_files import (Documents, PrepareError, UsageError, check_unicode, decode_utf8,
+from token_files import (Documents, Parser, PrepareError, UsageError, check_unicode, decode_utf8,
                          read_json_lines, run_main, write_folder)
 
 ROLES = ("system", "user", "assistant", "tool", "function")
@@ -267,8 +267,8 @@ def trained_tokenizer(conversations, vocab_size, template):
 
 def parse_arguments():
     summary, usage, details = __doc__.split("\n\n", 2)
-    parser = argparse.ArgumentParser(usage=usage[7:], description=summary, epilog=details,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(usage=usage[7:], description=summary, epilog=details,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", help=argparse.SUPPRESS)
     parser.add_argument("out", help=argparse.SUPPRESS)
     parser.add_argument("--eval", help=argparse.SUPPRESS)

@@ -24,7 +24,7 @@ import os
 
 from text_tokenizers import (END_OF_TEXT, ByteTokenizer, CharacterTokenizer, TiktokenTokenizer,
                              load_tokenizer, train_tokenizer)
-from token_files import (Documents, PrepareError, UsageError, check_unicode, decode_utf8,
+from token_files import (Documents, Parser, PrepareError, UsageError, check_unicode, decode_utf8,
                          read_json_lines, run_main, write_folder)
 
 
@@ -80,8 +80,8 @@ def make_tokenizer(args, documents):
 
 def parse_arguments():
     summary, usage, details = __doc__.split("\n\n", 2)
-    parser = argparse.ArgumentParser(usage=usage[7:], description=summary, epilog=details,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(usage=usage[7:], description=summary, epilog=details,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("out", help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", default="bytes", help=argparse.SUPPRESS)

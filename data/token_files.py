@@ -4,6 +4,7 @@
 The two prepare scripts build on this module: it checks input text, collects documents as ids and
 writes a folder of train.safetensors, eval.safetensors and vocabulary.safetensors.
 """
+import argparse
 import array
 import hashlib
 import json
@@ -32,6 +33,14 @@ class UsageError(PrepareError):
 
 class WriteError(PrepareError):
     exit_code = EXIT_CANNOT_WRITE
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with the exit code of the other mistakes in a call."""
+
+    def error(self, message):
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_SETTINGS, f"{self.prog}: error: {message}\n")
 
 
 def run_main(main):
@@ -65,18 +74,25 @@ def read_json_lines(path):
         if start[:1] == b"[":
             data = decode_utf8(file.read(), path)
             try:
-                yield from enumerate(json.loads(data), 1)
+                values = json.loads(data)
             except json.JSONDecodeError as error:
                 raise PrepareError(f"not JSON: {error.msg}", path, error.lineno) from None
+            except RecursionError:
+                raise PrepareError("not JSON that can be read: nested too deeply", path) from None
+            yield from enumerate(values, 1)
             return
         for number, line in enumerate(file, 1):
             text = decode_utf8(line, path, number).strip()
             if text:
                 try:
-                    yield number, json.loads(text)
+                    value = json.loads(text)
                 except json.JSONDecodeError as error:
                     raise PrepareError(f"not JSON: {error.msg} at character {error.pos}", path,
                                        number) from None
+                except RecursionError:
+                    raise PrepareError("not JSON that can be read: nested too deeply", path,
+                                       number) from None
+                yield number, value
 
 
 def check_unicode(text, where, line):

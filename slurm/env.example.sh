@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Copy to slurm/env.sh (which git ignores) and keep what your site needs; resnet_ddp.sbatch reads it.
+# Copy to slurm/env.sh (which git ignores) and keep what your site needs; every job (slurm/*.sbatch, through
+# slurm/job.sh) reads it on the node where it starts.
 
 # module load gcc/12 cuda/13.0 openmpi/4.1
 # source ~/libddp/.venv/bin/activate

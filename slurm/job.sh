@@ -7,10 +7,11 @@
 #                             what an earlier start left goes to run_dir/attempt-<n>/
 #
 # and `run_job SETTINGS…` ends: it starts the ranks, keeps their exit code, requeues and exits.
-# An array `wrapper` stands before the program on each rank.
+# An array `wrapper` stands before the program on each rank; checkpoints=no saves none.
 
 wrapper=()
 study=no
+checkpoints=yes
 
 _enter_job() {
   local runs=${DDP_RUNS:-} given_program=${DDP_PROGRAM:-}
@@ -101,7 +102,8 @@ run_job() {
   trap 'echo "$(date +%FT%T) the batch shell caught a signal"' TERM USR1
   set -- "$@" "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
   # Without a study the job may be continued: it is to find its checkpoint again.
-  [ $study = yes ] || set -- "$@" "checkpoint.dir=$run_dir/checkpoint"
+  [ $checkpoints = yes ] || set -- "$@" checkpoint.dir=
+  [ $study = yes ] || [ $checkpoints = no ] || set -- "$@" "checkpoint.dir=$run_dir/checkpoint"
   printf '%q ' "${wrapper[@]}" "$program" "$@" >"$run_dir/command.txt"
 
   # --wait: the ranks end each other and say why; Slurm need not hurry them.

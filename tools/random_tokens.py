@@ -14,7 +14,7 @@ import random
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data"))
-from token_files import Documents, UsageError, Vocabulary, run_main, write_folder  # noqa: E402
+from token_files import Documents, Parser, UsageError, Vocabulary, run_main, write_folder  # noqa: E402
 
 BLOCK = 1 << 20  # ids that are drawn; more tokens repeat them
 
@@ -25,13 +25,16 @@ def documents(vocab_size, num_tokens, length, seed):
     result = Documents(vocab_size)
     for begin in range(0, num_tokens, length):
         start = begin % len(block)
-        ids = block[start:start + min(length, num_tokens - begin)]
-        result.add(ids + block[:min(length, num_tokens - begin) - len(ids)])
+        wanted = min(length, num_tokens - begin)
+        ids = block[start:start + wanted]
+        while len(ids) < wanted:
+            ids += block[:wanted - len(ids)]
+        result.add(ids)
     return result
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="folder for train, eval and vocabulary.safetensors")
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True, help="of the training split; evaluation gets a hundredth")

@@ -175,9 +175,16 @@ def main():
         sys.stdout.write(text)
         return
     # Several jobs of a study may begin at once; none may read half a file.
-    with open(f"{options.output}.{os.getpid()}", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{options.output}.{os.getpid()}", options.output)
+    part = f"{options.output}.{os.getpid()}"
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, options.output)
+    except OSError as error:
+        if os.path.exists(part):
+            os.remove(part)
+        print(f"error: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(73)
 
 
 if __name__ == "__main__":

@@ -171,6 +171,11 @@ for name, (line, parts) in BAD.items():
     bad = write("bad.jsonl", f"{ok}\n\n{line}\n{ok}\n")
     refused(script, 65, ["bad.jsonl:3:", *parts], bad, path("own"), "--eval", held_out)
     refused(script, 65, ["bad.jsonl:3:", *parts], train, path("own"), "--eval", bad)
+deep = '{"messages": ' + "[" * 100000 + "]" * 100000 + "}"
+refused(script, 65, ["bad.jsonl:2:", "nested too deeply"], write("bad.jsonl", f"{ok}\n{deep}\n"), path("own"), "--eval", held_out)
+refused(script, 65, ["bad.json:", "nested too deeply"], write("bad.json", f"[{deep}]"), path("own"), "--eval", held_out)
+refused(script, 64, ["usage", "--limitt"], train, path("own"), "--limitt", "3")
+refused(script, 64, ["usage", "must lie between 0 and 1"], train, path("own"), "--eval-fraction", "3")
 bad = write("bad.jsonl", ok.encode() + b"\n" + ok.encode().replace(b"brief", b"br\xffef") + b"\n")
 refused(script, 65, ["bad.jsonl:2:", "invalid UTF-8", "0xff at byte"], bad, path("own"), "--eval", held_out)
 refused(script, 65, ["none.jsonl", "evaluation set"], train, path("own"), "--eval", write("none.jsonl", "\n"))

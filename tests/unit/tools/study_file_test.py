@@ -157,6 +157,44 @@ class Plans(unittest.TestCase):
         self.assertEqual([launch.seconds(text) for text in ("00:30:00", "1-02:03:04")], [1800, 93784])
 
 
+class OtherTools(unittest.TestCase):
+    def test_random_tokens_are_as_many_as_asked_for(self):
+        program = os.path.join(ROOT, "tools", "random_tokens.py")
+        with tempfile.TemporaryDirectory() as folder:
+            # Documents longer than what is drawn repeat it.
+            for length in (3000, 700):
+                done = subprocess.run([sys.executable, "-c", SMALL_BLOCK, program, folder, "--vocab-size", "9", "--tokens", "2500",
+                                       "--document-length", str(length)], capture_output=True, text=True)
+                self.assertIn(f" 2500 tokens, the longest {min(length, 2500)}", done.stdout, done.stderr)
+            self.assertEqual(subprocess.run([sys.executable, program, "--tokens", "x"], capture_output=True).returncode, 64)
+
+    def test_the_gpu_suite_refuses_sections_it_lacks(self):
+        done = subprocess.run(["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "lm", "loar"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 64, done.stdout + done.stderr)
+        self.assertIn("there is no section loar", done.stderr)
+        done = subprocess.run(["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "--help"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("usage: benchmarks/run_gpu_suite.sh", done.stdout)
+        self.assertTrue(done.stdout.rstrip().endswith("and named"), done.stdout)
+
+    def test_help_of_the_comparisons_ends_well(self):
+        for name in ("compare.py", "pytorch_lm.py"):
+            done = subprocess.run([sys.executable, os.path.join(ROOT, "benchmarks", name), "--help"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("PyTorch", done.stdout)
+
+
+# random_tokens.py with a small block of drawn ids.
+SMALL_BLOCK = r'''
+import os, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+import random_tokens
+random_tokens.BLOCK = 1000
+random_tokens.main()
+'''
+
+
 class Shipped(unittest.TestCase):
     """What the programs would be started with, the configuration read first: later settings win."""
 

@@ -51,6 +51,9 @@ class System(unittest.TestCase):
             path = os.path.join(folder, "SYSTEM.md")
             subprocess.run([sys.executable, TOOL, "--output", path], check=True)
             self.assertEqual(os.listdir(folder), ["SYSTEM.md"])
+            path = os.path.join(folder, "missing", "x.md")
+            done = subprocess.run([sys.executable, TOOL, "--output", path], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (73, f"error: {path} cannot be written: No such file or directory\n"))
 
 
 if __name__ == "__main__":
