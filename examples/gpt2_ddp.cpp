@@ -36,7 +36,7 @@ void run(ddp::Context& ctx, const ddp::Config& cfg) {
   const auto sample = cfg.section<SampleSettings>("sample");
   const auto data = examples::open_token_data(cfg.section<examples::StreamOptions>("tokens"));
   if (sample.num_samples > 0) {  // a prompt that cannot be read is told before training
-    examples::encode_longest(data.train->vocabulary(), sample.prompt);
+    examples::prompt_ids(data.train->vocabulary(), sample);
   }
   auto module = examples::make_gpt2(cfg.section<Gpt2Settings>("model"),
                                     data.train->file().tokenizer().vocab_size, ctx);

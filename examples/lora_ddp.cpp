@@ -79,12 +79,14 @@ struct Run {
 };
 
 void evaluate(LanguageTrainer& trainer, const Run& run) {
-  if (run.lora.adapter.empty()) {
-    trainer.restore();
+  std::string what = run.lora.adapter.empty() ? "the untrained model" : run.lora.adapter;
+  if (run.lora.adapter.empty() && !run.cfg.checkpoint.dir.empty()) {
+    what = run.cfg.checkpoint.dir + " after step " + std::to_string(trainer.restore_model());
   }
   const auto result = trainer.evaluate();
   if (run.ctx.is_main()) {
     char text[160];
+    std::cout << "\nevaluated       " << what;
     std::snprintf(text, sizeof text,
                   "\neval loss       %.4f, token accuracy %.2f %%, over %lld targets\n",
                   result.loss, 100 * result.accuracy, static_cast<long long>(result.num_targets));
@@ -93,18 +95,40 @@ void evaluate(LanguageTrainer& trainer, const Run& run) {
   decode(trainer, run.decode, run.cfg, run.ctx, "");
 }
 
+const models::Qwen2Impl& qwen2_of(LanguageTrainer& trainer) {
+  return dynamic_cast<const models::Qwen2Impl&>(trainer.module());
+}
+
+/// What a checkpoint's tensors do not tell.
+std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& summary) {
+  if (summary.layers.empty()) {
+    return "no adapters";
+  }
+  return ddp::detail::concat("adapters of rank ", lora.options.rank, " and alpha ",
+                             lora.options.alpha, " on ", summary.layers.size(), " layers");
+}
+
 void train(LanguageTrainer& trainer, const Run& run) {
   const bool adapts = run.lora.options.rank > 0;
   const auto base = trainer.model().frozen_fingerprint();
   const auto before = examples::parameter_hash(trainer.model().named_parameters());
-  if (run.cfg.train.eval_first) {
+  const bool is_fresh = trainer.restore() == 0;
+  const auto folder = output_folder(run.lora, run.cfg);
+  if (!folder.empty() && run.ctx.is_main()) {  // told before training, not when all is done
+    for (const char* name : {"best", "last"}) {
+      examples::require_writable(qwen2_of(trainer), folder + "/" + name);
+    }
+  }
+  if (is_fresh && run.cfg.train.eval_first) {
     decode(trainer, run.decode, run.cfg, run.ctx, " before training");
   }
-  const auto folder = output_folder(run.lora, run.cfg);
+  std::string saved;
   const auto save = [&](const char* name) {
     if (!folder.empty() && run.ctx.is_main()) {
-      examples::save_trained(dynamic_cast<const models::Qwen2Impl&>(trainer.module()),
-                             folder + "/" + name, run.model.common.path);
+      examples::save_trained(qwen2_of(trainer), folder + "/" + name, run.model.common.path);
+      if (saved.find(name) == std::string::npos) {
+        saved += (saved.empty() ? "" : " and ") + std::string(name);
+      }
     }
   };
   trainer.on_evaluation = [&](int64_t, const examples::EvalResult&, bool is_best) {
@@ -120,7 +144,7 @@ void train(LanguageTrainer& trainer, const Run& run) {
               << trainable_line(run.summary) << '\n'
               << (adapts ? "adapters        " : "model           ") << summary.hash << ", "
               << (summary.hash == before ? "unchanged" : "changed from " + before)
-              << (folder.empty() ? "" : "; best and last in " + folder) << '\n'
+              << (folder.empty() ? "" : "; " + saved + " in " + folder) << '\n'
               << (adapts ? "base            " + base + ", unchanged\n" : "") << std::flush;
   }
   decode(trainer, run.decode, run.cfg, run.ctx, " after training");
@@ -147,7 +171,11 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
   if (evaluates) {
     run.cfg.metrics.dir = "";
   }
-  LanguageTrainer trainer(ctx, run.cfg, module, data);
+  if (run.decode.num_prompts > 0) {  // told before training
+    data.eval->vocabulary();
+    examples::require_prompts(*data.eval, run.decode);
+  }
+  LanguageTrainer trainer(ctx, run.cfg, module, data, adapters_text(run.lora, run.summary));
   if (evaluates) {
     evaluate(trainer, run);
   } else {

@@ -102,6 +102,10 @@ void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t ma
   }
 }
 
+bool shapes_recur(const KeyValueCache* cache) {
+  return cache == nullptr && torch::GradMode::is_enabled();
+}
+
 bool is_checkpointed(const CausalLmOptions& options, int64_t index) {
   return options.checkpoint_every > 0 && index % options.checkpoint_every == 0 &&
          torch::GradMode::is_enabled();

@@ -44,6 +44,9 @@ torch::Tensor positions_of(const TokenInput& input, const KeyValueCache* cache);
 /// Throws std::invalid_argument where the cache cannot take `input`, or `input` is malformed.
 void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t max_positions);
 
+/// What hidden_states() is called for: with gradients, shapes come again.
+bool shapes_recur(const KeyValueCache* cache);
+
 /// Whether layer `index` is recomputed in the backward.
 bool is_checkpointed(const CausalLmOptions& options, int64_t index);
 

@@ -62,6 +62,7 @@ struct Gpt2Call {
   const TokenInput& input;
   KeyValueCache* cache;
   ddp::ops::AttentionBackend backend;
+  bool shapes_recur;
 };
 
 class Gpt2Block : public torch::nn::Module {
@@ -92,12 +93,13 @@ class Gpt2Block : public torch::nn::Module {
   }
   torch::Tensor attention(const torch::Tensor& x, const Gpt2Call& call) {
     const auto qkv = c_attn_.forward(x).view({x.size(0), x.size(1), 3, num_heads_, -1}).unbind(2);
-    return attn_c_proj_.forward(attend(
-        qkv[0], qkv[1], qkv[2],
-        {.input = call.input,
-         .cache = call.cache,
-         .layer = index_,
-         .options = {.backend = call.backend, .dropout_p = is_training() ? dropout_ : 0.0}}));
+    return attn_c_proj_.forward(attend(qkv[0], qkv[1], qkv[2],
+                                       {.input = call.input,
+                                        .cache = call.cache,
+                                        .layer = index_,
+                                        .options = {.backend = call.backend,
+                                                    .dropout_p = is_training() ? dropout_ : 0.0,
+                                                    .shapes_recur = call.shapes_recur}}));
   }
 
   LayerNorm ln_1_, ln_2_;
@@ -185,18 +187,19 @@ torch::Tensor Gpt2Impl::hidden_states(const TokenInput& input, KeyValueCache* ca
   if (options_.dropout > 0 && is_training()) {
     hidden = torch::dropout(hidden, options_.dropout, true);
   }
+  const bool recur = detail::shapes_recur(cache);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (!detail::is_checkpointed(computation_, static_cast<int64_t>(i))) {
-      hidden = blocks_[i]->forward(hidden, {input, cache, computation_.attention});
+      hidden = blocks_[i]->forward(hidden, {input, cache, computation_.attention, recur});
       continue;
     }
     if (!hidden.requires_grad()) {
       hidden.requires_grad_(true);
     }
     hidden = ddp::ops::checkpoint(
-        [block = blocks_[i], input,
-         backend = computation_.attention](const std::vector<torch::Tensor>& inputs) {
-          return block->forward(inputs[0], {input, nullptr, backend});
+        [block = blocks_[i], input, backend = computation_.attention,
+         recur](const std::vector<torch::Tensor>& inputs) {
+          return block->forward(inputs[0], {input, nullptr, backend, recur});
         },
         {hidden});
   }

@@ -77,6 +77,7 @@ void LinearImpl::add_lora(const LoraOptions& options) {
   torch::nn::init::zeros_(lora_b);
   lora_a.requires_grad_(true);
   lora_b.requires_grad_(true);
+  lora_alpha_ = options.alpha;
   lora_scale_ = options.alpha / static_cast<double>(options.rank);
   lora_dropout_ = options.dropout;
 }

@@ -21,6 +21,7 @@ struct Qwen2Call {
   KeyValueCache* cache;
   const ddp::ops::RotaryAngles& angles;
   ddp::ops::AttentionBackend backend;
+  bool shapes_recur;
 };
 
 class Qwen2Layer : public torch::nn::Module {
@@ -70,11 +71,12 @@ class Qwen2Layer : public torch::nn::Module {
     const auto query = ddp::ops::apply_rotary(heads(q_proj_->forward(x)), call.angles);
     const auto key = ddp::ops::apply_rotary(heads(k_proj_->forward(x)), call.angles);
     const auto value = heads(v_proj_->forward(x));
-    return o_proj_->forward(attend(query, key, value,
-                                   {.input = call.input,
-                                    .cache = call.cache,
-                                    .layer = index_,
-                                    .options = {.backend = call.backend}}));
+    return o_proj_->forward(
+        attend(query, key, value,
+               {.input = call.input,
+                .cache = call.cache,
+                .layer = index_,
+                .options = {.backend = call.backend, .shapes_recur = call.shapes_recur}}));
   }
 
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
@@ -206,7 +208,8 @@ torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* c
           ? input.max_document_length
           : (cache == nullptr ? 0 : cache->length) + input.input_ids.size(1);
   const auto angles = ddp::ops::rotary_angles(rotary_tables(num_positions), positions);
-  const detail::Qwen2Call call{input, cache, angles, computation_.attention};
+  const bool recur = detail::shapes_recur(cache);
+  const detail::Qwen2Call call{input, cache, angles, computation_.attention, recur};
   auto hidden = torch::embedding(embed_tokens_, input.input_ids);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     if (!detail::is_checkpointed(computation_, static_cast<int64_t>(i))) {
@@ -217,9 +220,9 @@ torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* c
       hidden.requires_grad_(true);  // a frozen embedding: gradients begin inside this layer
     }
     hidden = ddp::ops::checkpoint(
-        [layer = layers_[i], input, angles,
-         backend = computation_.attention](const std::vector<torch::Tensor>& inputs) {
-          return layer->forward(inputs[0], {input, nullptr, angles, backend});
+        [layer = layers_[i], input, angles, backend = computation_.attention,
+         recur](const std::vector<torch::Tensor>& inputs) {
+          return layer->forward(inputs[0], {input, nullptr, angles, backend, recur});
         },
         {hidden});
   }

@@ -91,15 +91,19 @@ std::string DecodeResult::to_string() const {
   return num_too_long > 0 ? concat(text, "; ", num_too_long, " too long for the model") : text;
 }
 
-DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& dataset,
-                            const DecodeSettings& settings, const ddp::AmpOptions& amp,
-                            const ddp::Context& ctx) {
-  const auto prompts = dataset.prompt_references(settings.num_prompts);
-  if (prompts.empty()) {
+void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& settings) {
+  if (dataset.prompt_references(1).empty()) {
     throw ddp::DataError(concat(dataset.file().path(),
                                 " has no answers to decode (decode.num_prompts=",
                                 settings.num_prompts, "): it holds no chats"));
   }
+}
+
+DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& dataset,
+                            const DecodeSettings& settings, const ddp::AmpOptions& amp,
+                            const ddp::Context& ctx) {
+  require_prompts(dataset, settings);
+  const auto prompts = dataset.prompt_references(settings.num_prompts);
   const auto& vocabulary = dataset.vocabulary();
   const auto end_tokens = dataset.file().tokenizer().end_tokens();
   torch::NoGradGuard no_grad;

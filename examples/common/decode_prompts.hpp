@@ -34,6 +34,9 @@ struct DecodeResult {
   std::string to_string() const;
 };
 
+/// Throws DataError where the data have no answers to give.
+void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& settings);
+
 /// Decodes the last answers of the first `num_prompts` documents greedily, spread over the ranks.
 /// Collective; the result is the same on all ranks but for `shown`. Throws DataError where the data
 /// have no answers to give.

@@ -244,16 +244,19 @@ std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int6
   return module;
 }
 
+/// The file's sizes, this run's dropout.
+static models::HfConfig gpt2_folder_config(const Gpt2Settings& settings) {
+  auto options = models::read_gpt2_config(settings.common.path);
+  options.dropout = settings.dropout;
+  return models::make_hf_config(options, settings.common.dtype);
+}
+
 std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
                                             const ddp::Context& ctx) {
-  auto module =
-      is_pretrained(settings.common, settings.vocab_size)
-          ? load_folder(settings.common,
-                        models::make_hf_config(models::read_gpt2_config(settings.common.path),
-                                               settings.common.dtype),
-                        ctx)
-          : make_random<models::Gpt2>(gpt2_options(settings, file_vocab), settings.common,
-                                      ctx.device());
+  auto module = is_pretrained(settings.common, settings.vocab_size)
+                    ? load_folder(settings.common, gpt2_folder_config(settings), ctx)
+                    : make_random<models::Gpt2>(gpt2_options(settings, file_vocab), settings.common,
+                                                ctx.device());
   module->computation() = settings.common.computation;
   return module;
 }

@@ -32,6 +32,14 @@ ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const Token
   return cfg;
 }
 
+// Texts in a checkpoint.
+constexpr const char* kAdapters = "adapters";
+constexpr const char* kVocabulary = "vocabulary";
+
+std::string vocabulary_text(const TokenData& data) {
+  return "the vocabulary " + data.train->file().tokenizer().identity;
+}
+
 bool has_frozen(const models::CausalLm& module) {
   const auto parameters = module.parameters();
   return std::any_of(parameters.begin(), parameters.end(),
@@ -90,7 +98,8 @@ TokenData open_token_data(ddp::TokenDataOptions options) {
 }
 
 LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
-                                 std::shared_ptr<models::CausalLm> module, const TokenData& data)
+                                 std::shared_ptr<models::CausalLm> module, const TokenData& data,
+                                 const std::string& adapters)
     : ctx_(ctx),
       cfg_(checked(std::move(cfg), *module, data)),
       module_(std::move(module)),
@@ -133,7 +142,8 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
              .amp = cfg_.amp,
              .num_steps = plan_.num_steps,
              .log_every = cfg_.metrics.log_every,
-             .keep_best = cfg_.checkpoint.keep_best}) {
+             .keep_best = cfg_.checkpoint.keep_best}),
+      adapters_(adapters) {
   if (has_frozen(*module_)) {
     model_.leave_frozen_out_of_state();
   }
@@ -142,16 +152,47 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
   ctx.seed_ranks(cfg_.context.seed);  // dropout; the weights were made with one seed on all ranks
 }
 
-void LanguageTrainer::restore() {
-  first_step_ = checkpointer_.restore();
-  best_.restore();
+/// Weights fit, and still mean something else: adapters of another scale, tokens of another
+/// vocabulary of the same size.
+void LanguageTrainer::require_same_meaning(const ddp::Checkpointer& checkpointer) const {
+  const auto require = [&](const char* name, const std::string& now, const char* what) {
+    const auto saved = checkpointer.text(name);
+    if (!saved.empty() && saved != now) {
+      throw ddp::MismatchError(concat("the checkpoint in ", cfg_.checkpoint.dir,
+                                      " was trained with ", saved, ", this run has ", now,
+                                      "; fix: ", what, ", or another checkpoint.dir"));
+    }
+  };
+  require(kAdapters, adapters_, "the same lora.rank, lora.alpha and lora.target_modules");
+  require(kVocabulary, vocabulary_text(data_), "data prepared with the same tokenizer");
+}
+
+int64_t LanguageTrainer::restore() {
+  if (!first_step_) {
+    first_step_ = checkpointer_.restore();
+    require_same_meaning(checkpointer_);
+    checkpointer_.set_text(kAdapters, adapters_);
+    checkpointer_.set_text(kVocabulary, vocabulary_text(data_));
+    best_.restore();
+  }
+  return *first_step_;
+}
+
+int64_t LanguageTrainer::restore_model() {
+  auto options = cfg_.checkpoint;
+  options.read_only = true;
+  options.resume = "require";
+  ddp::Checkpointer reader(ctx_, options, {model_});
+  const int64_t steps_done = reader.restore();
+  require_same_meaning(reader);
+  return steps_done;
 }
 
 LanguageSummary LanguageTrainer::train() {
   restore();
   require_same_epochs(checkpointer_, plan_.epoch);
   LanguageSummary summary;
-  summary.training = loop_.run(checkpointer_, first_step_);
+  summary.training = loop_.run(checkpointer_, *first_step_);
   summary.best_steps_done = best_.steps_done();
   summary.best_loss = best_.loss();
   summary.padding_share = padding_share();

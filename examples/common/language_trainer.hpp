@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/best_evaluation.hpp"
@@ -39,10 +40,11 @@ struct LanguageSummary {
 class LanguageTrainer {
  public:
   /// `module` is on the device and has its adapters, if any; of its frozen parameters checkpoints
-  /// keep a fingerprint alone. Throws DataError where the data has tokens that the model lacks,
-  /// SettingsError for rows longer than the model's positions. Collective.
+  /// keep a fingerprint alone, and `adapters`, what the weights alone do not tell of them (their
+  /// scale): a resume with another text is refused. Throws DataError where the data has tokens that
+  /// the model lacks, SettingsError for rows longer than the model's positions. Collective.
   LanguageTrainer(ddp::Context& ctx, ddp::Config cfg, std::shared_ptr<models::CausalLm> module,
-                  const TokenData& data);
+                  const TokenData& data, const std::string& adapters = "");
 
   ddp::DataParallelModel& model() { return model_; }
   models::CausalLm& module() { return *module_; }
@@ -53,12 +55,17 @@ class LanguageTrainer {
 
   /// Goes on from the newest checkpoint, trains to the end. Collective.
   LanguageSummary train();
-  /// The model as it is, or as the newest checkpoint has it. Collective.
+  /// The model as it is. Collective.
   EvalResult evaluate();
-  void restore();
+  /// Everything as the newest checkpoint has it, for train(); the steps done. Once is enough.
+  int64_t restore();
+  /// The model alone, out of the newest checkpoint of a run that may still be training, whose
+  /// folder is left as it is; the steps done. Throws ReadError where there is none.
+  int64_t restore_model();
 
  private:
   double padding_share() const;
+  void require_same_meaning(const ddp::Checkpointer& checkpointer) const;
 
   ddp::Context& ctx_;
   ddp::Config cfg_;
@@ -76,7 +83,8 @@ class LanguageTrainer {
   ddp::Checkpointer checkpointer_;
   BestEvaluation best_;
   TrainingLoop loop_;
-  int64_t first_step_ = 0;
+  std::string adapters_;
+  std::optional<int64_t> first_step_{};  ///< after restore()
 };
 
 /// The lines of a summary that both programs print.

@@ -57,11 +57,18 @@ std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std
   return ids;
 }
 
+std::vector<int64_t> prompt_ids(const ddp::Vocabulary& vocabulary, const SampleSettings& settings) {
+  if (!settings.prompt.empty()) {
+    return encode_longest(vocabulary, settings.prompt);
+  }
+  return {vocabulary.find("\n").value_or(0)};
+}
+
 std::string sample_text(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
                         const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index) {
   torch::NoGradGuard no_grad;
   ddp::Autocast autocast(amp);
-  auto ids = encode_longest(vocabulary, settings.prompt.empty() ? "\n" : settings.prompt);
+  auto ids = prompt_ids(vocabulary, settings);
   const int64_t room = model.max_positions() - static_cast<int64_t>(ids.size());
   if (room > 0) {
     const auto more = models::generate_sampled(

@@ -28,6 +28,9 @@ void describe_fields(SampleSettings& settings, ddp::FieldVisitor& visitor);
 /// bytes.
 std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std::string& text);
 
+/// Ids of settings.prompt; where that is empty of a line end, or of id 0 where the data have none.
+std::vector<int64_t> prompt_ids(const ddp::Vocabulary& vocabulary, const SampleSettings& settings);
+
 /// Sample number `index`: the prompt and what the model makes of it, up to an end token of the
 /// vocabulary, settings.max_new_tokens or the model's last position.
 std::string sample_text(models::CausalLm& model, const ddp::Vocabulary& vocabulary,

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/save_trained.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "ddp/core/error.hpp"
@@ -39,6 +43,20 @@ bool has_adapters(const torch::nn::Module& module) {
     const auto* linear = child->template as<models::LinearImpl>();
     return linear != nullptr && linear->has_lora();
   });
+}
+
+void require_writable(const models::Qwen2Impl& module, const std::string& folder) {
+  const fs::path parent = fs::path(folder).parent_path();
+  std::error_code failed;
+  fs::create_directories(parent, failed);
+  if (failed || ::access(parent.c_str(), W_OK) != 0) {
+    throw ddp::WriteError("lora.save_dir: cannot write in " + parent.string() + ": " +
+                          (failed ? failed.message() : std::string(std::strerror(errno))) +
+                          "; fix: name a folder that can be written");
+  }
+  if (has_adapters(module)) {
+    models::require_adapter_fits(module, folder);
+  }
 }
 
 void save_trained(const models::Qwen2Impl& module, const std::string& folder,

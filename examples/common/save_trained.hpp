@@ -13,6 +13,10 @@ namespace examples {
 void save_trained(const models::Qwen2Impl& module, const std::string& folder,
                   const std::string& base_path);
 
+/// Throws ddp::WriteError where `folder` cannot be made, ddp::SettingsError where it holds another
+/// adapter: what save_trained() would say after hours of training. Leaves `folder` as it is.
+void require_writable(const models::Qwen2Impl& module, const std::string& folder);
+
 /// Whether `module` has adapters.
 bool has_adapters(const torch::nn::Module& module);
 

@@ -173,7 +173,7 @@ AdapterConfig adapter_of(const Linears& linears) {
       continue;
     }
     const int64_t rank = linear->lora_a.size(0);
-    const double alpha = linear->lora_scale() * static_cast<double>(rank);
+    const double alpha = linear->lora_alpha();
     auto& layers = config.lora.target_modules;
     if (!layers.empty() && (rank != config.lora.rank || alpha != config.lora.alpha)) {
       throw std::invalid_argument("the adapters at " + layers.back() + " and " + name +
@@ -243,6 +243,23 @@ void load_adapter(torch::nn::Module& module, const std::string& folder) {
   copy_in(files, linears);
 }
 
+void require_adapter_fits(const torch::nn::Module& module, const std::string& folder) {
+  const auto config = adapter_of(find_linears(module));
+  // New weights below the old rank, alpha or layers would be another function if the job ended
+  // between the two files.
+  const std::string path = folder + "/" + detail::kAdapterConfig;
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) {
+    const auto old = detail::read_adapter_config(path).lora;
+    if (old.rank != config.lora.rank || old.alpha != config.lora.alpha ||
+        old.target_modules != config.lora.target_modules) {
+      throw ddp::SettingsError(path +
+                               " is there and describes another adapter (its rank, alpha or "
+                               "layers): name another folder, or remove this one");
+    }
+  }
+}
+
 void save_adapter(const torch::nn::Module& module, const std::string& folder,
                   const std::string& base_model) {
   const auto linears = find_linears(module);
@@ -266,19 +283,8 @@ void save_adapter(const torch::nn::Module& module, const std::string& folder,
     target.commit();
     return;
   }
-  // New weights below the old rank, alpha or layers would be another function if the job ended
-  // between the two files.
+  require_adapter_fits(module, folder);
   const std::string path = folder + "/" + detail::kAdapterConfig;
-  std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) {
-    const auto old = detail::read_adapter_config(path).lora;
-    if (old.rank != config.lora.rank || old.alpha != config.lora.alpha ||
-        old.target_modules != config.lora.target_modules) {
-      throw ddp::SettingsError(path +
-                               " is there and describes another adapter (its rank, alpha or "
-                               "layers): name another folder, or remove this one");
-    }
-  }
   ddp::detail::replace_file(ddp::detail::system_file_ops(), path, {json});
   save_in(folder);
 }

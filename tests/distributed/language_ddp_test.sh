@@ -124,6 +124,7 @@ case $scenario in
     for number in 1 "$ranks" adapter; do
       source=(run.mode=evaluate)
       [ "$number" = adapter ] && number=1 source+=(lora.adapter="$work/checkpoints/adapters/last" checkpoint.dir=)
+      mkdir -p "$work/checkpoints/.saving_step_0000000099"  # as of a run that is still training
       (run_on "$number" "$work/eval.log" "${saving[@]}" "${source[@]}") || fail "exit code $? of the evaluation"
       trained=$(value_of "eval loss" "$work/train.log") evaluated=$(value_of "eval loss" "$work/eval.log")
       echo "trained $trained, evaluated on $number ranks $evaluated; $(grep '^decoded' "$work/eval.log")"
@@ -132,6 +133,8 @@ case $scenario in
       [ "$(sed -n 's/^decoded[^:]*: //p' "$work/train.log")" = "$(sed -n 's/^decoded[^:]*: //p' "$work/eval.log")" ] || fail "other answers"
       grep -qE "^decoded: [0-9]+ of 3 .* API calls equal the reference" "$work/eval.log" || fail "no share of equal calls"
       grep -q "^  reference " "$work/eval.log" || fail "no answer is shown"
+      grep -qE "^evaluated  .*(after step 6|adapters/last)$" "$work/eval.log" || fail "it does not say what was evaluated"
+      [ -d "$work/checkpoints/.saving_step_0000000099" ] || fail "an evaluation removed a save under way"
     done
     ;;
   whole)
@@ -157,6 +160,12 @@ case $scenario in
     refused 70 "trained over another base: frozen parameters [0-9a-f]{16}, here [0-9a-f]{16}" model.seed=1
     refused 70 "does not fit: .*lora_A.* is saved with shape .16, 128. but has shape .8, 128. here" lora.rank=8
     refused 70 "does not fit: .*(no|has) .*lora_A" lora.target_modules=q_proj
+    refused 70 "trained with adapters of rank 16 and alpha 32 .*this run has adapters of rank 16 and alpha 8" lora.alpha=8
+    refused 64 "failed at step 0: .*adapters/best.* describes another adapter" checkpoint.dir= \
+      lora.save_dir="$work/checkpoints/adapters" lora.rank=8
+    refused 73 "failed at step 0: lora.save_dir: cannot write" checkpoint.dir= lora.save_dir=/proc/none/adapters
+    refused 74 "there is no checkpoint in checkpoint.dir" run.mode=evaluate checkpoint.dir="$work/mistyped"
+    [ ! -e "$work/mistyped" ] || fail "an evaluation made a folder"
     refused 70 "adapters/last.*rank" checkpoint.dir= lora.adapter="$work/checkpoints/adapters/last" lora.rank=8
     refused 74 "no_such_folder" checkpoint.dir= lora.adapter="$work/no_such_folder"
     saving=(train.max_steps=2)

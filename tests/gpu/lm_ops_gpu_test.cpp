@@ -259,7 +259,8 @@ TEST_CASE("checkpoint repeats the dropout inside every attention kernel") {
   torch::manual_seed(9);
   using ddp::ops::AttentionBackend;
   const auto x = leaf({2, 8, 128, 64}, torch::kBFloat16);
-  for (const auto backend : {AttentionBackend::Cudnn, AttentionBackend::Flash}) {
+  for (const auto backend :
+       {AttentionBackend::Auto, AttentionBackend::Cudnn, AttentionBackend::Flash}) {
     CAPTURE(static_cast<int>(backend));
     const auto body = [&](const std::vector<torch::Tensor>& in) {
       return ddp::ops::attention(in[0], in[0], in[0], {.backend = backend, .dropout_p = 0.5});

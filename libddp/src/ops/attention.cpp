@@ -51,11 +51,11 @@ void require_fit(AttentionBackend backend, const at::Tensor& query, int64_t max_
   }
 }
 
-AttentionBackend choose(const at::Tensor& query, const at::Tensor& key) {
+AttentionBackend choose(const at::Tensor& query, bool shapes_recur) {
   // cuDNN builds a plan for each new shape, which costs more than decoding or evaluating with it
-  // would save: lengths there are all different.
-  const bool trains = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad());
-  if (trains && unfit_for_kernels(query, kCudnnMaxHeadDim).empty()) {
+  // would save: lengths there are all different. Gradient recording must not decide: it is off in a
+  // checkpointed forward and on when that is run again.
+  if (shapes_recur && unfit_for_kernels(query, kCudnnMaxHeadDim).empty()) {
     return AttentionBackend::Cudnn;
   }
   return unfit_for_kernels(query, kFlashMaxHeadDim).empty() ? AttentionBackend::Flash
@@ -99,7 +99,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   }
   auto backend = options.backend;
   if (backend == AttentionBackend::Auto) {
-    backend = choose(query, key);
+    backend = choose(query, options.shapes_recur);
   }
   switch (backend) {
     case AttentionBackend::Cudnn: {

@@ -94,11 +94,13 @@ std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
   std::string text;
   if (is_main()) {
     try {
-      remove_stale_saves(ops_, options_.dir);
+      if (!options_.read_only) {
+        remove_stale_saves(ops_, options_.dir);
+      }
       for (const auto& folder : list_checkpoints(options_.dir)) {
         text += concat(folder.step, " ", folder.repeat, " ", folder.name, "\n");
       }
-      if (text.empty() && options_.resume != "require") {
+      if (text.empty() && options_.resume != "require" && !options_.read_only) {
         make_folder();
       }
     } catch (const Error& error) {
@@ -234,9 +236,11 @@ int64_t Checkpointer::restore() {
   return next_step;
 }
 void Checkpointer::save_if_due(int64_t step) {
+  DDP_CHECK(!impl_->is_read_only());
   impl_->save_if_due(step);
 }
 void Checkpointer::save(int64_t step, std::optional<double> metric) {
+  DDP_CHECK(!impl_->is_read_only());
   impl_->save(step, metric);
 }
 void Checkpointer::wait() {

@@ -47,6 +47,7 @@ class CheckpointerImpl {
     }
   }
   void set_announce(std::function<void(int64_t step)> announce) { announce_ = std::move(announce); }
+  bool is_read_only() const { return options_.read_only; }
   int64_t last_saved_step() const { return last_saved_step_; }
   std::map<std::string, std::string>& texts() { return texts_; }
   void set_stop_check(std::function<bool()> check) { stop_check_ = std::move(check); }

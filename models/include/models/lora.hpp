@@ -39,6 +39,7 @@ class LinearImpl : public torch::nn::Module {
   void merge_lora();
   bool has_lora() const { return lora_a.defined(); }
   double lora_scale() const { return lora_scale_; }  ///< alpha / rank
+  double lora_alpha() const { return lora_alpha_; }
   double lora_dropout() const { return lora_dropout_; }
 
   torch::Tensor weight;  ///< [out, in]
@@ -47,6 +48,7 @@ class LinearImpl : public torch::nn::Module {
   torch::Tensor lora_b;  ///< [out, rank]
 
  private:
+  double lora_alpha_ = 0;
   double lora_scale_ = 0;
   double lora_dropout_ = 0;
 };

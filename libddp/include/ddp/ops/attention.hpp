@@ -13,7 +13,8 @@
 namespace ddp::ops {
 
 enum class AttentionBackend {
-  Auto,   ///< cuDNN where it can, else Flash where it can, else Math; on the CPU LibTorch's choice
+  Auto,   ///< cuDNN where it can and shapes_recur, else Flash where it can, else Math; on the CPU
+          ///< LibTorch's choice
   Cudnn,  ///< CUDA, bfloat16 or float16
   Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
   Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
@@ -26,6 +27,9 @@ struct AttentionOptions {
   bool is_causal = true;
   double dropout_p = 0;           ///< of the attention weights; 0 outside of training
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
+  /// Auto: whether shapes come again, as in training: cuDNN makes a plan for each. A recomputed
+  /// forward must say what the first one said, or it runs another kernel.
+  bool shapes_recur = true;
 };
 
 /// softmax(scale * Q Kᵀ + mask) V for each head. Grouped-query attention where `key` has fewer

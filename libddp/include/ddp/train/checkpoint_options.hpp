@@ -19,6 +19,10 @@ struct CheckpointOptions {
   int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
   double stop_check_seconds = 1.0;  ///< how often ranks ask each other whether to stop
 
+  /// Not a setting: restore() neither makes nor removes anything in `dir` (another job may be
+  /// saving there), and nothing is saved.
+  bool read_only = false;
+
   // Not settings: texts kept with every checkpoint, filled in by ddp::Config or by the program.
   std::string settings_text{};  ///< the resolved settings
   std::string plan_text{};      ///< the measured choices, pinned on resume

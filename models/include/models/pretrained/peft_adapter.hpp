@@ -37,6 +37,10 @@ LoraSummary add_adapter(torch::nn::Module& module, const std::string& folder,
 /// others; then nothing was changed. Dropout may differ: it is a setting of training.
 void load_adapter(torch::nn::Module& module, const std::string& folder);
 
+/// Throws ddp::SettingsError where `folder` holds an adapter of another rank, alpha or set of
+/// layers than the module's: save_adapter() would refuse it.
+void require_adapter_fits(const torch::nn::Module& module, const std::string& folder);
+
 /// Writes the adapters of `module` into `folder` so that PEFT loads them. On one rank. Each file is
 /// replaced atomically, and a folder made here appears with both. `base_model` is what PEFT should
 /// load below them (a path or name, or empty). Throws ddp::SettingsError where `folder` holds an
