@@ -74,7 +74,8 @@ int thread_count(int64_t wanted, ddp::Communicator* communicator) {
 
 void load_shared(const StoredWeights& stored, const MatchedWeights& weights,
                  const ddp::TensorMap& module, ddp::Communicator* communicator,
-                 const PretrainedLoadOptions& options) {
+                 const PretrainedLoadOptions& options,
+                 const std::function<void(std::exception_ptr)>& agree_on) {
   std::vector<detail::WeightCopy> copies;
   for (const auto& [name, tensor] : weights) {
     copies.push_back({.file = tensor->file,
@@ -91,7 +92,8 @@ void load_shared(const StoredWeights& stored, const MatchedWeights& weights,
   }
   detail::stream_weights(stored.files, copies, copies.front().target.device(), communicator,
                          {.num_threads = thread_count(options.num_threads, communicator),
-                          .chunk_bytes = static_cast<uint64_t>(options.chunk_mb) << 20});
+                          .chunk_bytes = static_cast<uint64_t>(options.chunk_mb) << 20},
+                         agree_on);
 }
 
 // The route, where the module's tensors allow it.
@@ -136,7 +138,8 @@ PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& pat
   agree(communicator, error, hash, path);
   try {
     if (shared) {
-      load_shared(stored, match.weights, targets, communicator, options);
+      load_shared(stored, match.weights, targets, communicator, options,
+                  [&](std::exception_ptr failed) { agree(communicator, failed, hash, path); });
     } else {
       load_mapped(stored, match.weights, module);
     }

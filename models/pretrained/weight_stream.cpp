@@ -20,6 +20,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "ddp/core/error.hpp"
@@ -67,7 +68,8 @@ class WeightStream {
 
   ~WeightStream() { stop_threads(); }
 
-  void run() {
+  // All that may fail on one rank before the first collective.
+  void prepare() {
     for (auto& buffer : buffers_) {
       buffer = at::empty({static_cast<int64_t>(chunk_bytes_)},
                          at::TensorOptions().dtype(at::kByte).device(device_));
@@ -78,6 +80,9 @@ class WeightStream {
     for (int i = 0; i < options_.num_threads; ++i) {
       threads_.emplace_back([this] { read_blocks(); });
     }
+  }
+
+  void run() {
     for (uint64_t index = 0; index < chunks_.size(); ++index) {
       finish_chunk(index);
     }
@@ -309,9 +314,19 @@ class WeightStream {
 
 void stream_weights(const std::vector<std::string>& files, const std::vector<WeightCopy>& copies,
                     at::Device device, ddp::Communicator* communicator,
-                    const WeightStreamOptions& options) {
+                    const WeightStreamOptions& options,
+                    const std::function<void(std::exception_ptr)>& agree) {
   const at::NoGradGuard no_grad;
-  WeightStream(files, copies, device, communicator, options).run();
+  std::optional<WeightStream> stream;
+  std::exception_ptr error;
+  try {
+    stream.emplace(files, copies, device, communicator, options);
+    stream->prepare();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  agree(error);
+  stream->run();
 }
 
 }  // namespace models::detail

@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,10 +31,13 @@ struct WeightStreamOptions {
 
 /// Collective where `communicator` is given: every rank the same `copies`, in order of file and
 /// offset, its targets on its communicator's device. Returns when all targets hold their data.
-/// Throws what reading threw on this rank; then the other ranks have taken part in every
-/// collective, and hold garbage: the caller agrees on failure.
+/// `agree` is called once before the first collective, with what went wrong on this rank or with
+/// nullptr, and throws where anything went wrong on any. Throws what reading threw on this rank;
+/// then the other ranks have taken part in every collective, and hold garbage: the caller agrees on
+/// failure.
 void stream_weights(const std::vector<std::string>& files, const std::vector<WeightCopy>& copies,
                     at::Device device, ddp::Communicator* communicator,
-                    const WeightStreamOptions& options);
+                    const WeightStreamOptions& options,
+                    const std::function<void(std::exception_ptr)>& agree);
 
 }  // namespace models::detail

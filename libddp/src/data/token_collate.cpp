@@ -11,6 +11,8 @@
 namespace ddp {
 namespace {
 
+constexpr int64_t kWidthStep = 64;
+
 // Rows one under the other, the rest of each filled with `padding`.
 at::Tensor stack_rows(const std::vector<TokenExample>& examples,
                       std::vector<int32_t> TokenExample::*rows, int64_t width, int64_t padding) {
@@ -70,6 +72,8 @@ TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
     batch.num_targets += static_cast<int64_t>(example.labels.size()) -
                          std::count(example.labels.begin(), example.labels.end(), kIgnoredLabel);
   }
+  // Few widths: CUDA kernels are chosen, and some made, for each shape.
+  width = std::min(max_seq_len_, (width + kWidthStep - 1) / kWidthStep * kWidthStep);
   const auto total = static_cast<int64_t>(examples.size()) * width;
   if (total > std::numeric_limits<int32_t>::max()) {
     throw SettingsError(detail::concat("a batch of ", examples.size(), " rows of ", width,

@@ -153,7 +153,7 @@ void for_each_tensor(TokenBatch& batch, F&& f) {
 }
 
 /// Rows as one batch. Padding is id 0, never a label; packed rows are always max_seq_len long,
-/// others as long as the batch's longest.
+/// others as long as the batch's longest, rounded up to a multiple of 64 within max_seq_len.
 class TokenCollate {
  public:
   TokenCollate(TokenLayout layout, int64_t max_seq_len);
