@@ -148,20 +148,25 @@ TEST_CASE("padding of a packed batch is a document of its own", "[tokens]") {
   CHECK(batch.size() == 2);
 }
 
-TEST_CASE("padded rows are as long as the batch's longest", "[tokens]") {
-  const Documents documents{{10, 11, 12}, {20, 21}, {30, 31, 32, 33, 34}};
+TEST_CASE("padded rows are as long as the batch's longest, in steps of 64", "[tokens]") {
+  const Documents documents{{10, 11, 12}, {20, 21}, std::vector<int32_t>(70, 7)};
   const TokenFolder folder(make_parts(documents));
-  const auto dataset = folder.open(options(TokenLayout::Pad, 8));
+  const auto dataset = folder.open(options(TokenLayout::Pad, 100));
   REQUIRE(dataset.size() == 3);
-  const auto batch = TokenCollate(dataset)({dataset.get(1), dataset.get(0)});
-  CHECK(batch.input_ids.sizes() == at::IntArrayRef{2, 3});
-  CHECK(values(batch.input_ids) == std::vector<int64_t>{20, 21, 0, 10, 11, 12});
-  CHECK(values(batch.labels) == std::vector<int64_t>{21, kNo, kNo, 11, 12, kNo});
+  const TokenCollate collate(dataset);
+  const auto batch = collate({dataset.get(1), dataset.get(0)});
+  REQUIRE(batch.input_ids.sizes() == at::IntArrayRef{2, 64});
+  const auto head = [](const at::Tensor& rows) { return values(rows.slice(1, 0, 4).contiguous()); };
+  CHECK(head(batch.input_ids) == std::vector<int64_t>{20, 21, 0, 0, 10, 11, 12, 0});
+  CHECK(head(batch.labels) == std::vector<int64_t>{21, kNo, kNo, kNo, 11, 12, kNo, kNo});
+  CHECK(batch.input_ids.slice(1, 4).count_nonzero().item<int64_t>() == 0);
+  CHECK(batch.labels.slice(1, 4).eq(kNo).all().item<bool>());
   CHECK_FALSE(batch.position_ids.defined());
   CHECK_FALSE(batch.document_offsets.defined());
   CHECK(batch.num_tokens == 5);
   CHECK(batch.num_targets == 3);
   CHECK(batch.num_documents == 2);
+  CHECK(collate({dataset.get(2)}).input_ids.size(1) == 100);  // 128 is more than max_seq_len
 }
 
 TEST_CASE("long documents are split, truncated or dropped, and counted", "[tokens]") {
