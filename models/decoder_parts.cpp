@@ -31,22 +31,33 @@ torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
   return owner.register_parameter(name, torch::empty(shape, options.requires_grad(false)));
 }
 
+LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,
+                     const CausalLmOptions& options) {
+  // With gradients and no cache this is training, where shapes come again.
+  return {.input = input,
+          .cache = cache,
+          .attention = {.backend = options.attention,
+                        .shapes_recur = cache == nullptr && torch::GradMode::is_enabled()}};
+}
+
 torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key,
-                     const torch::Tensor& value, const AttentionCall& call) {
+                     const torch::Tensor& value, const LayerCall& call, std::size_t layer,
+                     double dropout_p) {
+  auto options = call.attention;
+  options.dropout_p = dropout_p;
   const int64_t batch = query.size(0), seq = query.size(1);
   const int64_t width = query.size(2) * query.size(3);
   if (call.input.document_offsets.defined()) {
     const auto flat = [](const torch::Tensor& tensor) { return tensor.flatten(0, 1); };
     return ddp::ops::packed_attention(flat(query), flat(key), flat(value),
                                       call.input.document_offsets, call.input.max_document_length,
-                                      call.options)
+                                      options)
         .view({batch, seq, width});
   }
-  auto options = call.options;
   auto keys = key.transpose(1, 2), values = value.transpose(1, 2);
   if (call.cache != nullptr) {
-    keys = append(call.cache->keys[call.layer], key, call.cache->length);
-    values = append(call.cache->values[call.layer], value, call.cache->length);
+    keys = append(call.cache->keys[layer], key, call.cache->length);
+    values = append(call.cache->values[layer], value, call.cache->length);
     options.is_causal = seq > 1;  // a single new token reads all there is
   }
   return ddp::ops::attention(query.transpose(1, 2), keys, values, options)
@@ -102,12 +113,9 @@ void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t ma
   }
 }
 
-bool shapes_recur(const KeyValueCache* cache) {
-  return cache == nullptr && torch::GradMode::is_enabled();
-}
-
-bool is_checkpointed(const CausalLmOptions& options, int64_t index) {
-  return options.checkpoint_every > 0 && index % options.checkpoint_every == 0 &&
+bool is_checkpointed(const CausalLmOptions& options, std::size_t index) {
+  return options.checkpoint_every > 0 &&
+         static_cast<int64_t>(index) % options.checkpoint_every == 0 &&
          torch::GradMode::is_enabled();
 }
 

@@ -5,9 +5,12 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "ddp/ops/checkpoint.hpp"
 #include "models/causal_lm.hpp"
 
 namespace models::detail {
@@ -23,16 +26,19 @@ class Group : public torch::nn::Module {
 torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
                             torch::IntArrayRef shape, const torch::TensorOptions& options);
 
+/// What all layers of one forward share; copies share the tensors.
+struct LayerCall {
+  TokenInput input;
+  KeyValueCache* cache = nullptr;
+  ddp::ops::AttentionOptions attention{};
+};
+LayerCall layer_call(const TokenInput& input, KeyValueCache* cache, const CausalLmOptions& options);
+
 /// Attention over a batch [batch, seq, heads, head_dim], packed or not, with a cache or without;
 /// -> [batch, seq, heads * head_dim]. `layer` is the cache's.
-struct AttentionCall {
-  const TokenInput& input;
-  KeyValueCache* cache = nullptr;
-  std::size_t layer = 0;
-  ddp::ops::AttentionOptions options{};
-};
 torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key,
-                     const torch::Tensor& value, const AttentionCall& call);
+                     const torch::Tensor& value, const LayerCall& call, std::size_t layer,
+                     double dropout_p = 0);
 
 /// The cache's memory, empty. Throws std::invalid_argument for lengths that cannot be.
 KeyValueCache new_cache(int64_t num_layers, torch::IntArrayRef shape,
@@ -44,10 +50,32 @@ torch::Tensor positions_of(const TokenInput& input, const KeyValueCache* cache);
 /// Throws std::invalid_argument where the cache cannot take `input`, or `input` is malformed.
 void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t max_positions);
 
-/// What hidden_states() is called for: with gradients, shapes come again.
-bool shapes_recur(const KeyValueCache* cache);
-
 /// Whether layer `index` is recomputed in the backward.
-bool is_checkpointed(const CausalLmOptions& options, int64_t index);
+bool is_checkpointed(const CausalLmOptions& options, std::size_t index);
+
+/// `layers` in turn, the checkpointed ones without what their backward needs, then the cache grows.
+/// `call` is a LayerCall, or derives from one, and is what a layer's forward takes beside `hidden`.
+template <typename Layer, typename Call>
+torch::Tensor run_layers(const std::vector<std::shared_ptr<Layer>>& layers, torch::Tensor hidden,
+                         const Call& call, const CausalLmOptions& options) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (call.cache != nullptr || !is_checkpointed(options, i)) {
+      hidden = layers[i]->forward(hidden, call);
+      continue;
+    }
+    if (!hidden.requires_grad()) {
+      hidden.requires_grad_(true);  // a frozen embedding: gradients begin inside this layer
+    }
+    hidden = ddp::ops::checkpoint(
+        [layer = layers[i], call](const std::vector<torch::Tensor>& inputs) {
+          return layer->forward(inputs[0], call);
+        },
+        {hidden});
+  }
+  if (call.cache != nullptr) {
+    call.cache->length += call.input.input_ids.size(1);
+  }
+  return hidden;
+}
 
 }  // namespace models::detail

@@ -8,7 +8,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "ddp/ops/checkpoint.hpp"
 #include "ddp/ops/linear_cross_entropy.hpp"
 #include "decoder_parts.hpp"
 
@@ -57,14 +56,6 @@ LayerNorm new_layer_norm(torch::nn::Module& owner, const char* name, const Gpt2O
 
 }  // namespace
 
-/// What every block of one forward shares.
-struct Gpt2Call {
-  const TokenInput& input;
-  KeyValueCache* cache;
-  ddp::ops::AttentionBackend backend;
-  bool shapes_recur;
-};
-
 class Gpt2Block : public torch::nn::Module {
  public:
   Gpt2Block(const Gpt2Options& o, const torch::TensorOptions& memory, std::size_t index)
@@ -81,7 +72,7 @@ class Gpt2Block : public torch::nn::Module {
   }
 
   /// [batch, seq, hidden] -> the same.
-  torch::Tensor forward(const torch::Tensor& hidden, const Gpt2Call& call) {
+  torch::Tensor forward(const torch::Tensor& hidden, const LayerCall& call) {
     const auto attended = hidden + dropped(attention(ln_1_.forward(hidden), call));
     const auto wide = torch::gelu(c_fc_.forward(ln_2_.forward(attended)), "tanh");
     return attended + dropped(mlp_c_proj_.forward(wide));
@@ -91,15 +82,10 @@ class Gpt2Block : public torch::nn::Module {
   torch::Tensor dropped(const torch::Tensor& x) const {
     return dropout_ > 0 && is_training() ? torch::dropout(x, dropout_, true) : x;
   }
-  torch::Tensor attention(const torch::Tensor& x, const Gpt2Call& call) {
+  torch::Tensor attention(const torch::Tensor& x, const LayerCall& call) {
     const auto qkv = c_attn_.forward(x).view({x.size(0), x.size(1), 3, num_heads_, -1}).unbind(2);
-    return attn_c_proj_.forward(attend(qkv[0], qkv[1], qkv[2],
-                                       {.input = call.input,
-                                        .cache = call.cache,
-                                        .layer = index_,
-                                        .options = {.backend = call.backend,
-                                                    .dropout_p = is_training() ? dropout_ : 0.0,
-                                                    .shapes_recur = call.shapes_recur}}));
+    return attn_c_proj_.forward(
+        attend(qkv[0], qkv[1], qkv[2], call, index_, is_training() ? dropout_ : 0.0));
   }
 
   LayerNorm ln_1_, ln_2_;
@@ -187,25 +173,8 @@ torch::Tensor Gpt2Impl::hidden_states(const TokenInput& input, KeyValueCache* ca
   if (options_.dropout > 0 && is_training()) {
     hidden = torch::dropout(hidden, options_.dropout, true);
   }
-  const bool recur = detail::shapes_recur(cache);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    if (!detail::is_checkpointed(computation_, static_cast<int64_t>(i))) {
-      hidden = blocks_[i]->forward(hidden, {input, cache, computation_.attention, recur});
-      continue;
-    }
-    if (!hidden.requires_grad()) {
-      hidden.requires_grad_(true);
-    }
-    hidden = ddp::ops::checkpoint(
-        [block = blocks_[i], input, backend = computation_.attention,
-         recur](const std::vector<torch::Tensor>& inputs) {
-          return block->forward(inputs[0], {input, nullptr, backend, recur});
-        },
-        {hidden});
-  }
-  if (cache != nullptr) {
-    cache->length += input.input_ids.size(1);
-  }
+  hidden = detail::run_layers(blocks_, hidden, detail::layer_call(input, cache, computation_),
+                              computation_);
   return torch::layer_norm(hidden, ln_f_weight_.sizes(), ln_f_weight_, ln_f_bias_,
                            options_.layer_norm_eps);
 }

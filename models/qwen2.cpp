@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "ddp/ops/checkpoint.hpp"
 #include "ddp/ops/gated_activation.hpp"
 #include "ddp/ops/linear_cross_entropy.hpp"
 #include "decoder_parts.hpp"
@@ -15,13 +14,8 @@
 namespace models {
 namespace detail {
 
-/// What every layer of one forward shares.
-struct Qwen2Call {
-  const TokenInput& input;
-  KeyValueCache* cache;
-  const ddp::ops::RotaryAngles& angles;
-  ddp::ops::AttentionBackend backend;
-  bool shapes_recur;
+struct Qwen2Call : LayerCall {
+  ddp::ops::RotaryAngles angles;
 };
 
 class Qwen2Layer : public torch::nn::Module {
@@ -71,12 +65,7 @@ class Qwen2Layer : public torch::nn::Module {
     const auto query = ddp::ops::apply_rotary(heads(q_proj_->forward(x)), call.angles);
     const auto key = ddp::ops::apply_rotary(heads(k_proj_->forward(x)), call.angles);
     const auto value = heads(v_proj_->forward(x));
-    return o_proj_->forward(
-        attend(query, key, value,
-               {.input = call.input,
-                .cache = call.cache,
-                .layer = index_,
-                .options = {.backend = call.backend, .shapes_recur = call.shapes_recur}}));
+    return o_proj_->forward(attend(query, key, value, call, index_));
   }
 
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
@@ -208,27 +197,9 @@ torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* c
           ? input.max_document_length
           : (cache == nullptr ? 0 : cache->length) + input.input_ids.size(1);
   const auto angles = ddp::ops::rotary_angles(rotary_tables(num_positions), positions);
-  const bool recur = detail::shapes_recur(cache);
-  const detail::Qwen2Call call{input, cache, angles, computation_.attention, recur};
-  auto hidden = torch::embedding(embed_tokens_, input.input_ids);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (!detail::is_checkpointed(computation_, static_cast<int64_t>(i))) {
-      hidden = layers_[i]->forward(hidden, call);
-      continue;
-    }
-    if (!hidden.requires_grad()) {
-      hidden.requires_grad_(true);  // a frozen embedding: gradients begin inside this layer
-    }
-    hidden = ddp::ops::checkpoint(
-        [layer = layers_[i], input, angles, backend = computation_.attention,
-         recur](const std::vector<torch::Tensor>& inputs) {
-          return layer->forward(inputs[0], {input, nullptr, angles, backend, recur});
-        },
-        {hidden});
-  }
-  if (cache != nullptr) {
-    cache->length += input.input_ids.size(1);
-  }
+  const detail::Qwen2Call call{detail::layer_call(input, cache, computation_), angles};
+  const auto hidden = detail::run_layers(layers_, torch::embedding(embed_tokens_, input.input_ids),
+                                         call, computation_);
   return at::rms_norm(hidden, norm_.sizes(), norm_, options_.rms_norm_eps);
 }
 

@@ -35,8 +35,6 @@ void replace_folder(const fs::path& fresh, const fs::path& folder) {
   fs::remove_all(old, failed);
 }
 
-}  // namespace
-
 bool has_adapters(const torch::nn::Module& module) {
   const auto modules = module.modules();
   return std::any_of(modules.begin(), modules.end(), [](const auto& child) {
@@ -44,6 +42,8 @@ bool has_adapters(const torch::nn::Module& module) {
     return linear != nullptr && linear->has_lora();
   });
 }
+
+}  // namespace
 
 void require_writable(const models::Qwen2Impl& module, const std::string& folder) {
   const fs::path parent = fs::path(folder).parent_path();

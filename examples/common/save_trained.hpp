@@ -17,7 +17,4 @@ void save_trained(const models::Qwen2Impl& module, const std::string& folder,
 /// adapter: what save_trained() would say after hours of training. Leaves `folder` as it is.
 void require_writable(const models::Qwen2Impl& module, const std::string& folder);
 
-/// Whether `module` has adapters.
-bool has_adapters(const torch::nn::Module& module);
-
 }  // namespace examples
