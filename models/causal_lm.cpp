@@ -86,6 +86,51 @@ std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& promp
   return generated;
 }
 
+/// Prompts of a batch, one under the other, the shorter ones filled up behind their end.
+struct PromptBatch {
+  torch::Tensor ids;      // [batch, longest]
+  torch::Tensor lengths;  // [batch]
+  int64_t longest = 0;
+};
+
+PromptBatch stack_prompts(const std::vector<std::vector<int64_t>>& prompts, torch::Device device) {
+  PromptBatch batch;
+  std::vector<int64_t> lengths;
+  for (const auto& prompt : prompts) {
+    if (prompt.empty()) {
+      throw std::invalid_argument("generation needs a prompt of at least one token");
+    }
+    lengths.push_back(static_cast<int64_t>(prompt.size()));
+    batch.longest = std::max(batch.longest, lengths.back());
+  }
+  const auto rows = static_cast<int64_t>(prompts.size());
+  auto ids = torch::zeros({rows, batch.longest}, torch::kLong);
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto& prompt = prompts[static_cast<std::size_t>(row)];
+    std::copy(prompt.begin(), prompt.end(), ids.mutable_data_ptr<int64_t>() + row * batch.longest);
+  }
+  batch.ids = ids.to(device);
+  batch.lengths = torch::tensor(lengths, torch::kLong).to(device);
+  return batch;
+}
+
+/// Appends `tokens` to the answers that have not ended; true where one goes on.
+bool append_tokens(const torch::Tensor& tokens, const std::vector<int64_t>& end_tokens,
+                   std::vector<bool>& ended, std::vector<std::vector<int64_t>>& answers) {
+  const auto host = tokens.cpu();
+  bool goes_on = false;
+  for (std::size_t row = 0; row < answers.size(); ++row) {
+    if (ended[row]) {
+      continue;
+    }
+    const int64_t token = host.const_data_ptr<int64_t>()[row];
+    answers[row].push_back(token);
+    ended[row] = std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
+    goes_on = goes_on || !ended[row];
+  }
+  return goes_on;
+}
+
 }  // namespace
 
 std::vector<int64_t> generate_greedy(CausalLm& model, const std::vector<int64_t>& prompt,
@@ -93,6 +138,46 @@ std::vector<int64_t> generate_greedy(CausalLm& model, const std::vector<int64_t>
                                      const std::vector<int64_t>& end_tokens) {
   return generate(model, prompt, max_new_tokens, end_tokens,
                   [](const torch::Tensor& logits) { return logits.argmax().item<int64_t>(); });
+}
+
+std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
+                                                  const std::vector<std::vector<int64_t>>& prompts,
+                                                  int64_t max_new_tokens,
+                                                  const std::vector<int64_t>& end_tokens) {
+  std::vector<std::vector<int64_t>> answers(prompts.size());
+  if (prompts.empty() || max_new_tokens <= 0) {
+    return answers;
+  }
+  const torch::NoGradGuard no_grad;
+  const EvalScope eval(model);
+  const auto batch = stack_prompts(prompts, model.head_weight().device());
+  const int64_t total = batch.longest + max_new_tokens;
+  if (total > model.max_positions()) {
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      answers[i] = generate_greedy(model, prompts[i], max_new_tokens, end_tokens);
+    }
+    return answers;
+  }
+  auto cache = model.make_cache(batch.ids.size(0), total);
+  // Padding comes behind each prompt, so a causal forward needs no mask; later tokens leave it out.
+  auto hidden = model.hidden_states({.input_ids = batch.ids}, &cache);
+  const auto last = (batch.lengths - 1).view({-1, 1, 1}).expand({-1, 1, hidden.size(2)});
+  hidden = hidden.gather(1, last);
+  const auto columns = torch::arange(total, batch.lengths.options()).unsqueeze(0);
+  const auto readable =
+      columns.lt(batch.lengths.unsqueeze(1)).logical_or_(columns.ge(batch.longest));
+  std::vector<bool> ended(prompts.size(), false);
+  for (int64_t step = 0; step < max_new_tokens; ++step) {
+    const auto tokens = model.logits(hidden.select(1, 0)).argmax(1);
+    if (!append_tokens(tokens, end_tokens, ended, answers) || step + 1 == max_new_tokens) {
+      break;
+    }
+    hidden = model.hidden_states({.input_ids = tokens.unsqueeze(1),
+                                  .position_ids = (batch.lengths + step).unsqueeze(1),
+                                  .key_mask = readable.narrow(1, 0, cache.length + 1)},
+                                 &cache);
+  }
+  return answers;
 }
 
 std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t>& prompt,

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -34,10 +35,18 @@ torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
 LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,
                      const CausalLmOptions& options) {
   // With gradients and no cache this is training, where shapes come again.
-  return {.input = input,
-          .cache = cache,
-          .attention = {.backend = options.attention,
-                        .shapes_recur = cache == nullptr && torch::GradMode::is_enabled()}};
+  LayerCall call{.input = input,
+                 .cache = cache,
+                 .attention = {.backend = options.attention,
+                               .shapes_recur = cache == nullptr && torch::GradMode::is_enabled()}};
+  if (input.key_mask.defined()) {
+    call.attention.mask =
+        torch::zeros(input.key_mask.sizes(), input.key_mask.options().dtype(torch::kFloat))
+            .masked_fill_(input.key_mask.logical_not(), -std::numeric_limits<float>::infinity())
+            .unsqueeze(1)
+            .unsqueeze(1);
+  }
+  return call;
 }
 
 torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key,
@@ -58,7 +67,7 @@ torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key,
   if (call.cache != nullptr) {
     keys = append(call.cache->keys[layer], key, call.cache->length);
     values = append(call.cache->values[layer], value, call.cache->length);
-    options.is_causal = seq > 1;  // a single new token reads all there is
+    options.is_causal = seq > 1;  // a single new token reads all there is, or what key_mask says
   }
   return ddp::ops::attention(query.transpose(1, 2), keys, values, options)
       .transpose(1, 2)
@@ -97,6 +106,13 @@ void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t ma
   if (longest > max_positions) {
     refuse("a sequence of ", longest, " tokens is longer than the model's ", max_positions,
            " positions");
+  }
+  if (input.key_mask.defined() &&
+      (cache == nullptr || seq != 1 ||
+       input.key_mask.sizes() != torch::IntArrayRef({input.input_ids.size(0), held + 1}))) {
+    refuse("key_mask must be [batch, ", held + 1,
+           "] and go with a cache and single new tokens, it is ", input.key_mask.sizes(), " with ",
+           seq, " tokens");
   }
   if (cache == nullptr) {
     return;

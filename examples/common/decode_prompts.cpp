@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
 
@@ -58,6 +59,35 @@ std::string indented(const std::string& text) {
   return result;
 }
 
+/// This rank's share of the prompts; the ones longer than `max_length` are counted and left out.
+std::vector<ddp::PromptReference> prompts_of_rank(const std::vector<ddp::PromptReference>& prompts,
+                                                  int64_t max_length, const ddp::Context& ctx,
+                                                  DecodeResult& result) {
+  std::vector<ddp::PromptReference> own;
+  for (std::size_t i = ctx.rank(); i < prompts.size(); i += ctx.world_size()) {
+    if (static_cast<int64_t>(prompts[i].prompt.size()) > max_length) {
+      ++result.num_too_long;
+    } else {
+      own.push_back(prompts[i]);
+    }
+  }
+  return own;
+}
+
+/// Counts one answer, and writes it down where it is among the first `show`.
+void judge(const ddp::PromptReference& asked, const std::vector<int64_t>& answer,
+           const ddp::Vocabulary& vocabulary, int64_t show, DecodeResult& result) {
+  const auto answer_text = vocabulary.decode(answer);
+  const auto reference_text = vocabulary.decode(asked.reference);
+  result.num_equal += answer == asked.reference ? 1 : 0;
+  compare(answer_text, reference_text, result);
+  if (result.num_prompts++ < show) {
+    result.shown += concat("document ", asked.document, "\n  prompt    ",
+                           indented(vocabulary.decode(asked.prompt)), "\n  answer    ",
+                           indented(answer_text), "\n  reference ", indented(reference_text), '\n');
+  }
+}
+
 std::string share(int64_t count, int64_t all) {
   char text[80];
   std::snprintf(text, sizeof text, "%lld of %lld (%.2f %%)", static_cast<long long>(count),
@@ -79,6 +109,8 @@ void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
            .min = 1,
            .max = 1 << 20},
           s.max_new_tokens);
+  v.field({.name = "batch_size", .doc = "prompts a rank decodes at a time", .min = 1, .max = 4096},
+          s.batch_size);
   v.field({.name = "show", .doc = "prompts printed with answer and reference", .min = 0}, s.show);
 }
 
@@ -103,35 +135,26 @@ DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& da
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
                             const ddp::Context& ctx) {
   require_prompts(dataset, settings);
-  const auto prompts = dataset.prompt_references(settings.num_prompts);
-  const auto& vocabulary = dataset.vocabulary();
   const auto end_tokens = dataset.file().tokenizer().end_tokens();
   torch::NoGradGuard no_grad;
   ddp::Autocast autocast(amp);
   DecodeResult result;
-  std::ostringstream shown;
-  int64_t num_shown = 0;
-  for (std::size_t i = ctx.rank(); i < prompts.size(); i += ctx.world_size()) {
-    const auto& [document, prompt, reference] = prompts[i];
-    if (static_cast<int64_t>(prompt.size()) + settings.max_new_tokens > model.max_positions()) {
-      ++result.num_too_long;
-      continue;
+  const auto own = prompts_of_rank(dataset.prompt_references(settings.num_prompts),
+                                   model.max_positions() - settings.max_new_tokens, ctx, result);
+  const auto step = static_cast<std::size_t>(settings.batch_size);
+  for (std::size_t first = 0; first < own.size(); first += step) {
+    const std::size_t count = std::min(step, own.size() - first);
+    std::vector<std::vector<int64_t>> prompts;
+    for (std::size_t i = first; i < first + count; ++i) {
+      prompts.push_back(own[i].prompt);
     }
-    const auto answer = models::generate_greedy(model, prompt, settings.max_new_tokens, end_tokens);
-    const auto answer_text = vocabulary.decode(answer);
-    const auto reference_text = vocabulary.decode(reference);
-    ++result.num_prompts;
-    result.num_equal += answer == reference ? 1 : 0;
-    compare(answer_text, reference_text, result);
-    if (num_shown++ < settings.show) {
-      shown << "document " << document << '\n'
-            << "  prompt    " << indented(vocabulary.decode(prompt)) << '\n'
-            << "  answer    " << indented(answer_text) << '\n'
-            << "  reference " << indented(reference_text) << '\n';
+    const auto answers =
+        models::generate_greedy(model, prompts, settings.max_new_tokens, end_tokens);
+    for (std::size_t i = 0; i < count; ++i) {
+      judge(own[first + i], answers[i], dataset.vocabulary(), settings.show, result);
     }
   }
   sum_over_ranks(result, ctx.control_plane());
-  result.shown = shown.str();
   return result;
 }
 

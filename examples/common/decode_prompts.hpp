@@ -17,6 +17,7 @@ namespace examples {
 struct DecodeSettings {
   int64_t num_prompts = 0;
   int64_t max_new_tokens = 256;
+  int64_t batch_size = 16;
   int64_t show = 3;
 };
 void describe_fields(DecodeSettings& settings, ddp::FieldVisitor& visitor);

@@ -291,5 +291,8 @@ TEST_CASE("greedy text on a GPU in float32 is the CPU's") {
     const auto expected = models::generate_greedy(*pair.first, prompt, 24, {});
     CHECK(expected.size() == 24);
     CHECK(models::generate_greedy(*pair.second, prompt, 24, {}) == expected);
+    const std::vector<std::vector<int64_t>> prompts = {{7}, prompt, {9, 1}};
+    CHECK(models::generate_greedy(*pair.second, prompts, 24, {}) ==
+          models::generate_greedy(*pair.first, prompts, 24, {}));
   }
 }

@@ -79,6 +79,23 @@ at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::T
       query, key, value, {}, options.dropout_p, options.is_causal, {}, options.scale, grouped));
 }
 
+/// The definition with a mask. The query heads that share a key head stand in as its queries where
+/// there is one query, so that keys and values are not expanded.
+at::Tensor with_mask(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttentionOptions& options) {
+  const auto& mask = options.mask;
+  if (options.is_causal || mask.dim() != 4) {
+    refuse("an attention mask has 4 dimensions and goes without is_causal; it has ", mask.dim(),
+           options.is_causal ? " and is_causal is set" : "");
+  }
+  const bool folds = query.size(2) == 1 && mask.size(1) == 1;
+  const auto rows = folds ? query.reshape({query.size(0), key.size(1), -1, query.size(3)}) : query;
+  const auto out = std::get<0>(at::_scaled_dot_product_attention_math(
+      rows, key, value, mask.to(query.scalar_type()), options.dropout_p, false, {}, options.scale,
+      rows.size(1) != key.size(1)));
+  return folds ? out.reshape(query.sizes()) : out;
+}
+
 }  // namespace
 
 const std::vector<std::pair<std::string, AttentionBackend>>& attention_backend_names() {
@@ -96,6 +113,9 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   if (options.is_causal && query.size(2) != key.size(2)) {
     refuse("causal attention needs as many queries as keys, there are ", query.size(2), " and ",
            key.size(2));
+  }
+  if (options.mask.defined()) {
+    return with_mask(query, key, value, options);
   }
   auto backend = options.backend;
   if (backend == AttentionBackend::Auto) {
@@ -124,6 +144,9 @@ at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, cons
                             const at::Tensor& offsets, int64_t max_length,
                             const AttentionOptions& options) {
   check_heads(query.size(1), key.size(1));
+  if (options.mask.defined()) {
+    refuse("packed attention takes no mask: documents are kept apart by their offsets");
+  }
   const bool wants_math = options.backend == AttentionBackend::Math ||
                           (options.backend == AttentionBackend::Auto &&
                            !unfit_for_kernels(query, kFlashMaxHeadDim).empty());

@@ -22,6 +22,8 @@ struct TokenInput {
   torch::Tensor position_ids{};      ///< int64 [batch, seq]; undefined: 0 … seq - 1 in every row
   torch::Tensor document_offsets{};  ///< packed: int32 [documents + 1] over the batch * seq tokens
   int64_t max_document_length = 0;   ///< packed: of the longest document
+  /// bool [batch, tokens the cache then holds], with single new tokens: which of them a row reads
+  torch::Tensor key_mask{};
 };
 
 struct LmOutput {
@@ -88,6 +90,14 @@ class CausalLm : public torch::nn::Module {
 std::vector<int64_t> generate_greedy(CausalLm& model, const std::vector<int64_t>& prompt,
                                      int64_t max_new_tokens,
                                      const std::vector<int64_t>& end_tokens);
+
+/// The same for several prompts at once, in their order: as many steps as the longest answer takes,
+/// each for all. Where a prompt with max_new_tokens would not fit behind the longest one, they are
+/// taken one by one. Sums are those of a batch: near ties of bfloat16 logits may fall another way.
+std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
+                                                  const std::vector<std::vector<int64_t>>& prompts,
+                                                  int64_t max_new_tokens,
+                                                  const std::vector<int64_t>& end_tokens);
 
 /// The same by drawing from softmax(logits / temperature) of the `top_k` largest (0: all), from a
 /// generator of its own with `seed`.

@@ -173,6 +173,26 @@ TEST_CASE("greedy decoding takes the largest logit until an end token") {
   }
 }
 
+TEST_CASE("several prompts are decoded at once as each alone") {
+  for (auto& [name, model] : all_models()) {
+    CAPTURE(name);
+    const std::vector<std::vector<int64_t>> prompts = {
+        {5, 9, 1}, {7}, {3, 3, 8, 2, 20, 11}, {1, 2}};
+    std::vector<std::vector<int64_t>> alone;
+    for (const auto& prompt : prompts) {
+      alone.push_back(models::generate_greedy(*model, prompt, 9, {}));
+    }
+    CHECK(models::generate_greedy(*model, prompts, 9, {}) == alone);
+    const std::vector<int64_t> ends = {alone[0][2], alone[2][5]};
+    const auto ended = models::generate_greedy(*model, prompts, 9, ends);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      CHECK(ended[i] == models::generate_greedy(*model, prompts[i], 9, ends));
+    }
+    // Not room for all behind the longest: one by one, each as far as there are positions.
+    CHECK(models::generate_greedy(*model, prompts, 60, {})[1].size() == 60);
+  }
+}
+
 TEST_CASE("recomputed layers give the same bits") {
   for (auto& [name, model] : all_models()) {
     const auto ids = random_ids({2, 8}), labels = random_ids({2, 8});

@@ -75,6 +75,25 @@ TEST_CASE("packed documents attend to themselves alone") {
   CHECK(grads[0].narrow(0, 4, 6).abs().max().item<double>() > 0);
 }
 
+TEST_CASE("a mask takes keys out of the softmax") {
+  torch::manual_seed(3);
+  for (const int64_t q_len : {1, 4}) {  // one query folds its heads under the key heads
+    const auto q = input({2, 6, q_len, 8}), k = input({2, 2, 7, 8}), v = input({2, 2, 7, 8});
+    auto mask = torch::zeros({2, 1, 1, 7});
+    mask.narrow(3, 5, 2).fill_(-std::numeric_limits<float>::infinity());
+    const auto out = ddp::ops::attention(q, k, v, {.is_causal = false, .mask = mask});
+    const auto alone = by_hand(q, k.narrow(2, 0, 5), v.narrow(2, 0, 5), false);
+    CHECK(torch::allclose(out, alone, 1e-10, 1e-12));
+    CHECK_THROWS_WITH(ddp::ops::attention(q, k.narrow(2, 0, q_len), v.narrow(2, 0, q_len),
+                                          {.mask = mask.narrow(3, 0, q_len)}),
+                      Catch::Contains("is_causal is set"));
+  }
+  const auto q = torch::randn({4, 2, 8});
+  CHECK_THROWS_WITH(ddp::ops::packed_attention(q, q, q, torch::tensor({0, 4}, torch::kInt), 4,
+                                               {.mask = torch::zeros({1, 1, 4, 4})}),
+                    Catch::Contains("packed attention takes no mask"));
+}
+
 TEST_CASE("a backend that cannot serve the inputs says why") {
   const auto q = torch::randn({1, 2, 4, 8});
   using Catch::Contains;

@@ -27,6 +27,9 @@ struct AttentionOptions {
   bool is_causal = true;
   double dropout_p = 0;           ///< of the attention weights; 0 outside of training
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
+  /// Added to the scores, broadcast to [batch, heads, q_len, k_len]: 0 where a query reads a key,
+  /// -inf where not. Not with is_causal, not for packed documents; always the Math backend.
+  at::Tensor mask{};
   /// Auto: whether shapes come again, as in training: cuDNN makes a plan for each. A recomputed
   /// forward must say what the first one said, or it runs another kernel.
   bool shapes_recur = true;
