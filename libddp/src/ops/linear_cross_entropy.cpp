@@ -127,12 +127,16 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-int64_t padded_bytes(const at::Tensor& weight, int64_t rows) {
-  return rows * weight.size(1) * static_cast<int64_t>(weight.element_size());
+/// The rows that pad_rows() makes memory for.
+int64_t num_padded_rows(const at::Tensor& weight) {
+  return (weight.size(0) + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
 }
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
+/// Whether the memory is pad_rows()'s: from its start, and of that many rows.
+bool is_padded(const at::Tensor& weight) {
+  return weight.dim() == 2 && weight.storage_offset() == 0 && weight.is_contiguous() &&
+         static_cast<int64_t>(weight.storage().nbytes()) ==
+             num_padded_rows(weight) * weight.size(1) * static_cast<int64_t>(weight.element_size());
 }
 
 }  // namespace
@@ -158,11 +162,9 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
   return {outputs[0], outputs[1]};
 }
 
-void pad_rows(at::Tensor& weight, int64_t multiple) {
-  const int64_t rows = round_up(weight.size(0), multiple);
-  if (rows == weight.size(0) ||
-      (weight.storage_offset() == 0 && weight.is_contiguous() &&
-       static_cast<int64_t>(weight.storage().nbytes()) == padded_bytes(weight, rows))) {
+void pad_rows(at::Tensor& weight) {
+  const int64_t rows = num_padded_rows(weight);
+  if (rows == weight.size(0) || is_padded(weight)) {
     return;
   }
   const at::NoGradGuard no_grad;
@@ -175,16 +177,9 @@ void pad_rows(at::Tensor& weight, int64_t multiple) {
 at::Tensor padded_rows(const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
   const auto plain = weight.detach();
-  if (weight.dim() != 2 || weight.size(1) == 0 || weight.storage_offset() != 0 ||
-      !weight.is_contiguous()) {
-    return plain;
-  }
-  const auto bytes = static_cast<int64_t>(weight.storage().nbytes());
-  const int64_t rows = bytes / padded_bytes(weight, 1);
-  // Only what pad_rows() makes: a whole number of rows, less than any sensible multiple more.
-  const bool padded = rows > weight.size(0) && rows * padded_bytes(weight, 1) == bytes &&
-                      rows == round_up(weight.size(0), 128);
-  return padded ? plain.as_strided({rows, weight.size(1)}, plain.strides()) : plain;
+  return is_padded(weight)
+             ? plain.as_strided({num_padded_rows(weight), weight.size(1)}, plain.strides())
+             : plain;
 }
 
 }  // namespace ddp::ops

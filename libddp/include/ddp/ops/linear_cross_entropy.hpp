@@ -11,6 +11,9 @@ namespace ddp::ops {
 
 inline constexpr int64_t kIgnoreIndex = -100;
 
+/// pad_rows() fills up to a multiple of this.
+inline constexpr int64_t kRowMultiple = 128;
+
 struct LinearCrossEntropyOptions {
   int64_t chunk_tokens = 0;  ///< rows whose logits exist at a time; 0: all
   int64_t ignore_index = kIgnoreIndex;
@@ -35,10 +38,10 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});
 
-/// Gives `weight` [rows, columns] memory for a multiple of `multiple` rows, the further ones zero,
-/// and keeps values, shape, name and gradient. A `.to()` gives that memory up; call it again then.
-/// Free of cost where the memory is there.
-void pad_rows(at::Tensor& weight, int64_t multiple = 128);
+/// Gives `weight` [rows, columns] memory for a multiple of kRowMultiple rows, the further ones
+/// zero, and keeps values, shape, name and gradient. A `.to()` gives that memory up; call it again
+/// then. Free of cost where the memory is there.
+void pad_rows(at::Tensor& weight);
 
 /// `weight` with the rows pad_rows() added, sharing its memory, without gradient; `weight` itself
 /// where it is not padded.
