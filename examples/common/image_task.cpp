@@ -46,13 +46,11 @@ MicroBatchResult ImageTask::forward() {
           .num_samples = batch.size()};
 }
 
-void ImageTask::evaluate(at::Tensor& sums) {
+void ImageTask::evaluate(EvaluationSums& sums) {
   for (auto& batch : parts_.eval_loader) {
     const auto logits = parts_.forward(batch.data);
-    const auto hits = count_hits(logits, batch.target).to(torch::kFloat64);
-    const auto loss = torch::cross_entropy_loss(logits, batch.target, {}, at::Reduction::Sum);
-    const auto count = torch::full_like(hits, static_cast<double>(batch.size()));
-    sums += torch::stack({loss.to(torch::kFloat64), hits, count});
+    sums.add(torch::cross_entropy_loss(logits, batch.target, {}, at::Reduction::Sum),
+             count_hits(logits, batch.target), batch.size());
   }
 }
 

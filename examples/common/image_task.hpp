@@ -35,7 +35,7 @@ class ImageTask : public TrainingTask {
   bool loss_is_sum() const override { return settings_.weighted; }
   void load(int64_t draw) override;
   MicroBatchResult forward() override;
-  void evaluate(at::Tensor& sums) override;
+  void evaluate(EvaluationSums& sums) override;
 
  private:
   ImageParts parts_;

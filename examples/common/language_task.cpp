@@ -29,12 +29,10 @@ MicroBatchResult LanguageTask::forward() {
           .num_samples = batch.num_tokens};
 }
 
-void LanguageTask::evaluate(at::Tensor& sums) {
+void LanguageTask::evaluate(EvaluationSums& sums) {
   for (auto& batch : parts_.eval_loader) {
     const auto output = parts_.forward(token_input(batch), batch.labels);
-    const auto hits = output.num_correct.to(torch::kFloat64);
-    const auto count = torch::full_like(hits, static_cast<double>(batch.num_targets));
-    sums += torch::stack({output.loss_sum.to(torch::kFloat64), hits, count});
+    sums.add(output.loss_sum, output.num_correct, batch.num_targets);
   }
 }
 

@@ -33,7 +33,7 @@ class LanguageTask : public TrainingTask {
   bool loss_is_sum() const override { return true; }
   void load(int64_t draw) override;
   MicroBatchResult forward() override;
-  void evaluate(at::Tensor& sums) override;
+  void evaluate(EvaluationSums& sums) override;
 
   /// This rank's training so far: tokens, and places in its batches.
   int64_t num_tokens() const { return num_tokens_; }

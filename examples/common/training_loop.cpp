@@ -161,15 +161,14 @@ EvalResult TrainingLoop::evaluate() {
     swap.emplace(parts_.ema->swap_in());
   }
   parts_.module.eval();
-  auto sums = torch::zeros(
-      {3}, torch::TensorOptions().dtype(torch::kFloat64).device(parts_.context.device()));
+  EvaluationSums sums(parts_.context.device());
   {
     ddp::Autocast autocast(settings_.amp);  // one scope: each weight is cast once
     parts_.task.evaluate(sums);
   }
   parts_.module.train();
-  parts_.context.communicator()->all_reduce(sums)->wait();
-  const auto host = sums.to(torch::kCPU);
+  parts_.context.communicator()->all_reduce(sums.values())->wait();
+  const auto host = sums.values().to(torch::kCPU);
   const auto* values = host.const_data_ptr<double>();
   const double count = std::max(1.0, values[2]);
   return {.loss = values[0] / count,

@@ -8,6 +8,21 @@
 
 namespace examples {
 
+/// Sums over the targets of an evaluation, kept on the device: no batch makes the host wait.
+class EvaluationSums {
+ public:
+  explicit EvaluationSums(at::Device device);
+
+  /// A batch: its loss summed over its targets, how many of them were right, how many there are.
+  void add(const at::Tensor& loss_sum, const at::Tensor& num_correct, int64_t num_targets);
+
+  /// float64 [3] on the device: loss, right answers, targets.
+  const at::Tensor& values() const { return values_; }
+
+ private:
+  at::Tensor values_;
+};
+
 /// What a micro-batch gave this rank.
 struct MicroBatchResult {
   at::Tensor loss;          ///< 0-dim, to be differentiated: TrainingTask::loss_is_sum says of what
@@ -34,9 +49,8 @@ class TrainingTask {
   /// The wrapped model's forward on that batch, in the caller's autocast. Lets the batch go.
   virtual MicroBatchResult forward() = 0;
 
-  /// Adds this rank's part of the whole evaluation set to `sums`, float64 [3] on the device: loss,
-  /// right answers, targets. Each target of the set is on one rank.
-  virtual void evaluate(at::Tensor& sums) = 0;
+  /// Adds this rank's part of the whole evaluation set. Each target of the set is on one rank.
+  virtual void evaluate(EvaluationSums& sums) = 0;
 };
 
 }  // namespace examples

@@ -181,7 +181,7 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
   const auto data = examples::open_token_data(options);
   REQUIRE(data.train->size() == 8);
   const int num_ranks = 3;
-  auto sums = torch::zeros({3}, torch::kFloat64);
+  examples::EvaluationSums sums(at::kCPU);
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto loader_of = [&](const std::shared_ptr<ddp::TokenDataset>& dataset,
                                const ddp::DistributedSampler& sampler) {
@@ -216,6 +216,6 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
     task.evaluate(sums);
   }
   for (int i = 0; i < 3; ++i) {
-    CHECK(sums[i].item<int64_t>() == data.eval->statistics().num_targets);
+    CHECK(sums.values()[i].item<int64_t>() == data.eval->statistics().num_targets);
   }
 }
