@@ -4,9 +4,9 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "ddp/ops/linear_cross_entropy.hpp"
+#include "decoder_parts.hpp"
 
 namespace models {
 
@@ -58,18 +58,26 @@ class EvalScope {
   bool was_training_;
 };
 
+int64_t checked_length(const std::vector<int64_t>& prompt) {
+  if (prompt.empty()) {
+    detail::refuse("generation needs a prompt of at least one token");
+  }
+  return static_cast<int64_t>(prompt.size());
+}
+
+bool ends(int64_t token, const std::vector<int64_t>& end_tokens) {
+  return std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
+}
+
 /// `choose` maps the last position's logits [vocab] to the next token.
 template <typename Choose>
 std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& prompt,
                               int64_t max_new_tokens, const std::vector<int64_t>& end_tokens,
                               const Choose& choose) {
-  if (prompt.empty()) {
-    throw std::invalid_argument("generation needs a prompt of at least one token");
-  }
+  const int64_t length = checked_length(prompt);
   const torch::NoGradGuard no_grad;
   const EvalScope eval(model);
   const auto device = model.head_weight().device();
-  const auto length = static_cast<int64_t>(prompt.size());
   const int64_t total = std::min(length + max_new_tokens, model.max_positions());
   auto cache = model.make_cache(1, std::max(total, length));
   auto ids = torch::tensor(prompt, torch::kLong).unsqueeze(0).to(device);
@@ -78,7 +86,7 @@ std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& promp
     const auto hidden = model.hidden_states({.input_ids = ids}, &cache);
     const int64_t token = choose(model.logits(hidden.select(1, hidden.size(1) - 1)).squeeze(0));
     generated.push_back(token);
-    if (std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end()) {
+    if (ends(token, end_tokens)) {
       break;
     }
     ids = torch::full({1, 1}, token, ids.options());
@@ -97,10 +105,7 @@ PromptBatch stack_prompts(const std::vector<std::vector<int64_t>>& prompts, torc
   PromptBatch batch;
   std::vector<int64_t> lengths;
   for (const auto& prompt : prompts) {
-    if (prompt.empty()) {
-      throw std::invalid_argument("generation needs a prompt of at least one token");
-    }
-    lengths.push_back(static_cast<int64_t>(prompt.size()));
+    lengths.push_back(checked_length(prompt));
     batch.longest = std::max(batch.longest, lengths.back());
   }
   const auto rows = static_cast<int64_t>(prompts.size());
@@ -125,7 +130,7 @@ bool append_tokens(const torch::Tensor& tokens, const std::vector<int64_t>& end_
     }
     const int64_t token = host.const_data_ptr<int64_t>()[row];
     answers[row].push_back(token);
-    ended[row] = std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
+    ended[row] = ends(token, end_tokens);
     goes_on = goes_on || !ended[row];
   }
   return goes_on;

@@ -4,18 +4,9 @@
 #include <torch/torch.h>
 
 #include <limits>
-#include <sstream>
-#include <stdexcept>
 
 namespace models::detail {
 namespace {
-
-template <typename... Args>
-[[noreturn]] void refuse(const Args&... args) {
-  std::ostringstream text;
-  (text << ... << args);
-  throw std::invalid_argument(text.str());
-}
 
 /// Writes the new keys (or values) [batch, seq, kv_heads, head_dim] behind the cached ones and
 /// returns all of them, [batch, kv_heads, length, head_dim].
@@ -30,6 +21,20 @@ torch::Tensor append(torch::Tensor& cached, const torch::Tensor& fresh, int64_t 
 torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
                             torch::IntArrayRef shape, const torch::TensorOptions& options) {
   return owner.register_parameter(name, torch::empty(shape, options.requires_grad(false)));
+}
+
+void check_sizes(const char* model, std::initializer_list<std::pair<const char*, int64_t>> sizes) {
+  for (const auto& [name, value] : sizes) {
+    if (value <= 0) {
+      refuse(model, ": ", name, " = ", value, ": it must be at least 1");
+    }
+  }
+}
+
+double attention_flops_per_token(int64_t seq_len, int64_t width, int64_t num_layers) {
+  // Q Kᵀ and P V: 2 * 2 * seq * width, halved by causality, three times with the backward.
+  return 6 * static_cast<double>(seq_len) * static_cast<double>(width) *
+         static_cast<double>(num_layers);
 }
 
 LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,

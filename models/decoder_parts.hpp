@@ -5,9 +5,14 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <c10/util/StringUtil.h>
+
 #include <cstddef>
+#include <initializer_list>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/ops/checkpoint.hpp"
@@ -25,6 +30,17 @@ class Group : public torch::nn::Module {
 /// A parameter `name` of uninitialised memory.
 torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
                             torch::IntArrayRef shape, const torch::TensorOptions& options);
+
+template <typename... Args>
+[[noreturn]] void refuse(const Args&... message) {
+  throw std::invalid_argument(c10::str(message...));
+}
+
+/// Refuses sizes of `model` that are not positive.
+void check_sizes(const char* model, std::initializer_list<std::pair<const char*, int64_t>> sizes);
+
+/// The share of flops_per_token() that grows with the sequence; `width` of all query heads.
+double attention_flops_per_token(int64_t seq_len, int64_t width, int64_t num_layers);
 
 /// What all layers of one forward share; copies share the tensors.
 struct LayerCall {

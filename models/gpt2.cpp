@@ -4,9 +4,6 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <sstream>
-#include <stdexcept>
-#include <utility>
 
 #include "ddp/ops/linear_cross_entropy.hpp"
 #include "decoder_parts.hpp"
@@ -100,24 +97,18 @@ class Gpt2Block : public torch::nn::Module {
 namespace {
 
 void check(const Gpt2Options& o) {
-  const auto require = [](bool holds, const auto&... message) {
-    if (!holds) {
-      std::ostringstream text;
-      text << "GPT-2: ";
-      (text << ... << message);
-      throw std::invalid_argument(text.str());
-    }
-  };
-  for (const auto& [name, value] :
-       {std::pair("vocab_size", o.vocab_size), std::pair("max_positions", o.max_positions),
-        std::pair("hidden_size", o.hidden_size), std::pair("num_layers", o.num_layers),
-        std::pair("num_heads", o.num_heads)}) {
-    require(value > 0, name, " = ", value, ": it must be at least 1");
+  detail::check_sizes("GPT-2", {{"vocab_size", o.vocab_size},
+                                {"max_positions", o.max_positions},
+                                {"hidden_size", o.hidden_size},
+                                {"num_layers", o.num_layers},
+                                {"num_heads", o.num_heads}});
+  if (o.hidden_size % o.num_heads != 0) {
+    detail::refuse("GPT-2: hidden_size = ", o.hidden_size,
+                   " is not a multiple of num_heads = ", o.num_heads);
   }
-  require(o.hidden_size % o.num_heads == 0, "hidden_size = ", o.hidden_size,
-          " is not a multiple of num_heads = ", o.num_heads);
-  require(o.dropout >= 0 && o.dropout < 1, "dropout = ", o.dropout,
-          ": it must be at least 0 and below 1");
+  if (!(o.dropout >= 0 && o.dropout < 1)) {
+    detail::refuse("GPT-2: dropout = ", o.dropout, ": it must be at least 0 and below 1");
+  }
 }
 
 }  // namespace
@@ -190,10 +181,8 @@ bool Gpt2Impl::is_matrix_product(const std::string& name) const {
 }
 
 double Gpt2Impl::flops_per_token(int64_t seq_len) const {
-  // Q Kᵀ and P V: 2 * 2 * seq * width, halved by causality, three times with the backward.
-  return matrix_flops_per_token() + 6 * static_cast<double>(seq_len) *
-                                        static_cast<double>(options_.hidden_size) *
-                                        static_cast<double>(options_.num_layers);
+  return matrix_flops_per_token() +
+         detail::attention_flops_per_token(seq_len, options_.hidden_size, options_.num_layers);
 }
 
 }  // namespace models

@@ -5,8 +5,6 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <sstream>
-#include <stdexcept>
 
 #include "ddp/ops/lora_linear.hpp"
 #include "decoder_parts.hpp"
@@ -23,16 +21,12 @@ bool matches(const std::string& pattern, const std::string& name) {
 }
 
 void check(const LoraOptions& options) {
-  std::ostringstream text;
-  if (options.rank <= 0) {
-    text << "LoRA: rank = " << options.rank << ": it must be at least 1";
-  } else if (options.dropout < 0 || options.dropout >= 1) {
-    text << "LoRA: dropout = " << options.dropout << ": it must be at least 0 and below 1";
-  } else if (options.target_modules.empty()) {
-    text << "LoRA: no target modules are named";
+  detail::check_sizes("LoRA", {{"rank", options.rank}});
+  if (!(options.dropout >= 0 && options.dropout < 1)) {
+    detail::refuse("LoRA: dropout = ", options.dropout, ": it must be at least 0 and below 1");
   }
-  if (!text.str().empty()) {
-    throw std::invalid_argument(text.str());
+  if (options.target_modules.empty()) {
+    detail::refuse("LoRA: no target modules are named");
   }
 }
 
@@ -60,7 +54,7 @@ torch::Tensor LinearImpl::forward(const torch::Tensor& input) {
 void LinearImpl::add_lora(const LoraOptions& options) {
   check(options);
   if (has_lora()) {
-    throw std::invalid_argument("LoRA: this layer has an adapter already");
+    detail::refuse("LoRA: this layer has an adapter already");
   }
   weight.requires_grad_(false);
   if (bias.defined()) {
@@ -121,8 +115,8 @@ LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {
   }
   for (std::size_t i = 0; i < used.size(); ++i) {
     if (!used[i]) {
-      throw std::invalid_argument("LoRA: the target module \"" + options.target_modules[i] +
-                                  "\" matches no linear layer of this model");
+      detail::refuse("LoRA: the target module \"", options.target_modules[i],
+                     "\" matches no linear layer of this model");
     }
   }
   for (const auto& parameter : module.parameters()) {

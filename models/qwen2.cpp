@@ -3,9 +3,7 @@
 
 #include <torch/torch.h>
 
-#include <sstream>
-#include <stdexcept>
-#include <utility>
+#include <algorithm>
 
 #include "ddp/ops/gated_activation.hpp"
 #include "ddp/ops/linear_cross_entropy.hpp"
@@ -82,24 +80,21 @@ class Qwen2Layer : public torch::nn::Module {
 namespace {
 
 void check(const Qwen2Options& o) {
-  const auto require = [](bool holds, const auto&... message) {
-    if (!holds) {
-      std::ostringstream text;
-      text << "Qwen2: ";
-      (text << ... << message);
-      throw std::invalid_argument(text.str());
-    }
-  };
-  for (const auto& [name, value] :
-       {std::pair("vocab_size", o.vocab_size), std::pair("hidden_size", o.hidden_size),
-        std::pair("intermediate_size", o.intermediate_size), std::pair("num_layers", o.num_layers),
-        std::pair("num_heads", o.num_heads), std::pair("num_kv_heads", o.num_kv_heads),
-        std::pair("head_dim", o.head_dim), std::pair("max_positions", o.max_positions)}) {
-    require(value > 0, name, " = ", value, ": it must be at least 1");
+  detail::check_sizes("Qwen2", {{"vocab_size", o.vocab_size},
+                                {"hidden_size", o.hidden_size},
+                                {"intermediate_size", o.intermediate_size},
+                                {"num_layers", o.num_layers},
+                                {"num_heads", o.num_heads},
+                                {"num_kv_heads", o.num_kv_heads},
+                                {"head_dim", o.head_dim},
+                                {"max_positions", o.max_positions}});
+  if (o.head_dim % 2 != 0) {
+    detail::refuse("Qwen2: head_dim = ", o.head_dim, ": rotary positions need an even number");
   }
-  require(o.head_dim % 2 == 0, "head_dim = ", o.head_dim, ": rotary positions need an even number");
-  require(o.num_heads % o.num_kv_heads == 0, "num_heads = ", o.num_heads,
-          " is not a multiple of num_kv_heads = ", o.num_kv_heads);
+  if (o.num_heads % o.num_kv_heads != 0) {
+    detail::refuse("Qwen2: num_heads = ", o.num_heads,
+                   " is not a multiple of num_kv_heads = ", o.num_kv_heads);
+  }
 }
 
 Qwen2Options small(int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
@@ -214,10 +209,9 @@ bool Qwen2Impl::is_matrix_product(const std::string& name) const {
 }
 
 double Qwen2Impl::flops_per_token(int64_t seq_len) const {
-  // Q Kᵀ and P V: 2 * 2 * seq * width, halved by causality, three times with the backward.
-  const auto width = static_cast<double>(options_.num_heads * options_.head_dim);
   return matrix_flops_per_token() +
-         6 * static_cast<double>(seq_len) * width * static_cast<double>(options_.num_layers);
+         detail::attention_flops_per_token(seq_len, options_.num_heads * options_.head_dim,
+                                           options_.num_layers);
 }
 
 }  // namespace models

@@ -2,6 +2,7 @@
 #include "ddp/ops/attention.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 
 #include <sstream>
 #include <stdexcept>
@@ -19,10 +20,8 @@ const char* name_of(AttentionBackend backend) {
 }
 
 template <typename... Args>
-[[noreturn]] void refuse(const Args&... args) {
-  std::ostringstream text;
-  (text << ... << args);
-  throw std::invalid_argument(text.str());
+[[noreturn]] void refuse(const Args&... message) {
+  throw std::invalid_argument(c10::str(message...));
 }
 
 /// Why the CUDA kernels cannot serve these inputs; empty where they can.
