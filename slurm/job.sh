@@ -7,10 +7,11 @@
 #                             what an earlier start left goes to run_dir/attempt-<n>/
 #
 # and `run_job SETTINGS…` ends: it starts the ranks, keeps their exit code, requeues and exits.
-# An array `wrapper` stands before the program on each rank; checkpoints=no saves none.
+# An array `wrapper` stands before the program on each rank; `measured` are settings of runs that are
+# measured; checkpoints=no, as in studies and profiles, saves none.
 
 wrapper=()
-study=no
+measured=(lr_schedule.warmup_steps=0 train.eval_first=false train.eval_every=0 train.eval_every_steps=0)
 checkpoints=yes
 
 _enter_job() {
@@ -54,7 +55,7 @@ start_job() {
 start_study_run() {
   local file attempt=1
   _enter_job
-  study=yes
+  checkpoints=no
   run_name=$1
   program=${DDP_PROGRAM:-build/examples/resnet_ddp}
   DDP_RUNS=${DDP_RUNS:-runs/$SLURM_JOB_NAME}
@@ -101,9 +102,8 @@ run_job() {
   # Preemption and scancel send TERM to the tasks too; the shell has to outlive them.
   trap 'echo "$(date +%FT%T) the batch shell caught a signal"' TERM USR1
   set -- "$@" "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
-  # Without a study the job may be continued: it is to find its checkpoint again.
-  [ $checkpoints = yes ] || set -- "$@" checkpoint.dir=
-  [ $study = yes ] || [ $checkpoints = no ] || set -- "$@" "checkpoint.dir=$run_dir/checkpoint"
+  # A training may be continued: it is to find its checkpoint again.
+  if [ $checkpoints = yes ]; then set -- "$@" "checkpoint.dir=$run_dir/checkpoint"; else set -- "$@" checkpoint.dir=; fi
   printf '%q ' "${wrapper[@]}" "$program" "$@" >"$run_dir/command.txt"
 
   # --wait: the ranks end each other and say why; Slurm need not hurry them.
@@ -133,4 +133,14 @@ run_job() {
   fi
   echo "$code" >"$run_dir/exit_code"  # last: whoever sees it finds the run's files complete
   exit "$code"
+}
+
+# run_profile FIRST:NUMBER SETTINGS…: run_job for a window of steps and the one behind it. The trace's
+# window starts and stops the profiler (cudaProfilerStart, cudaProfilerStop).
+run_profile() {
+  local first=${1%%:*} number=${1##*:}
+  shift
+  checkpoints=no
+  run_job "$@" metrics.nvtx=true metrics.trace_first_step="$first" metrics.trace_steps="$number" \
+    train.max_steps=$((first + number + 1)) train.epochs=0 "${measured[@]}"
 }
