@@ -13,7 +13,6 @@ Exit codes: 0 written, 64 a mistake in the call, 65 data that cannot be used (th
 and the column).
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -25,6 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
 from scaling import numbers  # noqa: E402
+from scaling.command_line import EXIT_MISTAKE, Parser  # noqa: E402
 
 SYSTEM_UNKNOWN = "not described: tools/system_report.py writes SYSTEM.md"
 
@@ -164,14 +164,8 @@ def name_figures(studies):
         taken.add(study.stem)
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.print_usage(sys.stderr)
-        self.exit(64, f"error: {message}\n")
-
-
 def parse(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("studies", nargs="+", help="study folders")
     parser.add_argument("--before", help="folder of an earlier study, compared with the first")
     parser.add_argument("--kind", choices=("strong", "weak", "sensitivity"), help="of folders without study.json")
@@ -186,7 +180,7 @@ def main(arguments):
         from scaling import figures, report
     except ImportError as error:
         print(f"error: this needs pandas and matplotlib ({error}): pip install pandas matplotlib", file=sys.stderr)
-        return 64
+        return EXIT_MISTAKE
     studies = [Study(path, options.kind) for path in options.studies]
     name_figures(studies)
     output = options.output or os.path.join(options.studies[0], "report")

@@ -14,7 +14,6 @@ lands in runs/<name of the study>/; tools/plot_scaling.py makes the report from 
 Exit codes: 0 done (submitted, for Slurm), 1 a run failed (--local), 64 a mistake in the study or the call.
 """
 
-import argparse
 import os
 import shlex
 import signal
@@ -24,16 +23,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
 from scaling import folder as study_folder, launch, plan  # noqa: E402
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.print_usage(sys.stderr)
-        self.exit(64, f"error: {message}\n")
+from scaling.command_line import EXIT_MISTAKE, Parser  # noqa: E402
 
 
 def parse(arguments):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("study", help="the study's YAML file")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="print the jobs (with --local: the commands), start nothing")
@@ -149,4 +143,4 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except plan.StudyError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(64)
+        sys.exit(EXIT_MISTAKE)

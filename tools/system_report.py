@@ -5,9 +5,10 @@
     tools/system_report.py [--output SYSTEM.md] [--build build]
 
 Needs nothing but Python; what a machine has not, or a tool that is not installed, is said in one line.
+
+Exit codes: 0 described, 64 a mistake in the call, 73 the file cannot be written.
 """
 
-import argparse
 import datetime
 import glob
 import os
@@ -16,6 +17,8 @@ import re
 import shutil
 import subprocess
 import sys
+
+from scaling.command_line import Parser
 
 UNKNOWN = "unknown"
 
@@ -163,7 +166,7 @@ def environment_section():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--output", help="file to write; without it, standard output")
     parser.add_argument("--build", default="build", help="build folder, for the versions it was made with")
     options = parser.parse_args()

@@ -46,6 +46,11 @@ class System(unittest.TestCase):
             self.assertIn(line, text)
         self.assertNotIn("\x1b", text)
 
+    def test_a_mistake_in_the_call(self):
+        done = subprocess.run([sys.executable, TOOL, "--ouput", "x"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 64)
+        self.assertIn("error: unrecognized arguments: --ouput x", done.stderr)
+
     def test_the_file_is_whole_or_absent(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "SYSTEM.md")
