@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator  # noqa: E402
 
 INK, GREY, BLUE = "#111111", "#8a8a8a", "#1f4e8c"
+IDEAL = {"color": GREY, "linestyle": "--", "linewidth": 1.4, "label": "ideal"}
 plt.rcParams.update({
     "figure.figsize": (6.4, 4.4), "figure.dpi": 100, "savefig.dpi": 160, "font.size": 10.5, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "grid.linewidth": 0.7, "axes.axisbelow": True,
@@ -86,17 +87,23 @@ def repeats_text(points):
     return f"median of {'–'.join(map(str, sorted({counts[0], counts[-1]})))} runs, bars: lowest and highest"
 
 
-def throughput(study, folder):
-    points, ranks = study.points, [point.ranks for point in study.points]
+def beside_ideal(study, folder, points, value, ideal, name, headline, label):
+    """Medians of `value`, and the line that perfect scaling would give, on logarithmic axes."""
+    ranks = [point.ranks for point in points]
     figure, axes = plt.subplots()
-    base = points[0]
-    ideal = [base.rate.median * n / base.ranks for n in ranks]
-    axes.plot(ranks, ideal, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
-    error_line(axes, points, "rate", repeats_text(points))
-    log_values(axes, ideal + [value for p in points for value in (p.rate.low, p.rate.high)])
+    axes.plot(ranks, ideal, **IDEAL)
+    error_line(axes, points, value, repeats_text(points))
+    spreads = [getattr(point, value) for point in points]
+    log_values(axes, ideal + [end for spread in spreads for end in (spread.low, spread.high)])
     ranks_axis(axes, ranks, study.device)
-    axes.set_ylabel(f"throughput [{study.unit}s/s]")
-    return save(figure, axes, folder, f"{study.stem}_throughput", "Throughput", study.subtitle)
+    axes.set_ylabel(label)
+    return save(figure, axes, folder, f"{study.stem}_{name}", headline, study.subtitle)
+
+
+def throughput(study, folder):
+    points, base = study.points, study.points[0]
+    ideal = [base.rate.median * point.ranks / base.ranks for point in points]
+    return beside_ideal(study, folder, points, "rate", ideal, "throughput", "Throughput", f"throughput [{study.unit}s/s]")
 
 
 def log_values(axes, values):
@@ -116,20 +123,15 @@ def log_values(axes, values):
 
 
 def speed_up(study, folder):
-    points, ranks = study.points, [point.ranks for point in study.points]
-    figure, axes = plt.subplots()
-    axes.plot(ranks, ranks, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
-    error_line(axes, points, "speed_up", repeats_text(points))
-    log_values(axes, ranks + [value for p in points for value in (p.speed_up.low, p.speed_up.high)])
-    ranks_axis(axes, ranks, study.device)
-    axes.set_ylabel("speed-up [× one " + ("GPU]" if study.device == "cuda" else "rank]"))
-    return save(figure, axes, folder, f"{study.stem}_speed_up", "Speed-up", study.subtitle)
+    unit = "GPU" if study.device == "cuda" else "rank"
+    return beside_ideal(study, folder, study.points, "speed_up", [point.ranks for point in study.points], "speed_up", "Speed-up",
+                        f"speed-up [× one {unit}]")
 
 
 def efficiency(study, folder):
     points, ranks = study.points, [point.ranks for point in study.points]
     figure, axes = plt.subplots()
-    axes.axhline(100, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
+    axes.axhline(100, **IDEAL)
     percent = [Percent(point.ranks, point.efficiency.map(lambda value: 100 * value)) for point in points]
     error_line(axes, percent, "value", repeats_text(points))
     for point in percent:
@@ -150,18 +152,12 @@ class Percent:
 
 
 def epoch_time(study, folder):
-    points, ranks = [p for p in study.points if p.epoch_seconds], [p.ranks for p in study.points if p.epoch_seconds]
+    points = [point for point in study.points if point.epoch_seconds]
     if not points:
         return None
-    figure, axes = plt.subplots()
     base = points[0]
-    ideal = [base.epoch_seconds.median * base.ranks / n for n in ranks]
-    axes.plot(ranks, ideal, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
-    error_line(axes, points, "epoch_seconds", repeats_text(points))
-    log_values(axes, ideal + [value for p in points for value in (p.epoch_seconds.low, p.epoch_seconds.high)])
-    ranks_axis(axes, ranks, study.device)
-    axes.set_ylabel("time per epoch [s]")
-    return save(figure, axes, folder, f"{study.stem}_epoch_time", "Time per epoch", study.subtitle)
+    ideal = [base.epoch_seconds.median * base.ranks / point.ranks for point in points]
+    return beside_ideal(study, folder, points, "epoch_seconds", ideal, "epoch_time", "Time per epoch", "time per epoch [s]")
 
 
 def waits(study, folder):
@@ -195,7 +191,7 @@ def energy(study, folder):
     ranks = [point.ranks for point in points]
     figure, axes = plt.subplots()
     error_line(axes, points, "joules_per_unit", repeats_text(points))
-    axes.axhline(points[0].joules_per_unit.median, color=GREY, linestyle="--", linewidth=1.4, label="ideal")
+    axes.axhline(points[0].joules_per_unit.median, **IDEAL)
     axes.set_ylim(0, 1.25 * max(point.joules_per_unit.high for point in points))
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel(f"GPU energy [J/{study.unit}]")
