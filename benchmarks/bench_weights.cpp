@@ -2,11 +2,11 @@
 // Seconds and GB/s of loading a checkpoint into the module of each rank, beside the limits: copies
 // out of page-locked memory to the device, and reads out of the page cache.
 //
-//   bench_weights --make GB FOLDER     writes a Qwen2-7B of as many layers as make GB (15.2: all
-//   28) bench_weights FOLDER [REPEATS]     alone, or as several ranks (mpirun, torchrun, srun)
+//   bench_weights --make GB FOLDER     writes a Qwen2-7B of as many layers as make GB
+//   bench_weights FOLDER [REPEATS]     alone, or as several ranks (mpirun, torchrun, srun)
 //
-// The first load fills the page cache and is printed apart. GB = 1e9 bytes of weights; a rate of
-// several ranks is that of their slowest.
+// 15.2 GB are all 28 layers. The first load fills the page cache and is printed apart. GB = 1e9
+// bytes of weights; a rate of several ranks is that of their slowest.
 #include <torch/cuda.h>
 #include <torch/torch.h>
 
