@@ -13,6 +13,15 @@ fail() {
 
 hash_of() { sed -n 's/^parameters *\([0-9a-f]\{16\}\), equal on all.*/\1/p' "$1"; }
 
+check_resumed() { # check_resumed LINE: resumed.log ends as whole.log, never interrupted, does; LINE begins its evaluation
+  local whole resumed
+  grep -q "^resumed  *at step" "$work/resumed.log" || fail "the second run did not resume"
+  whole=$(hash_of "$work/whole.log") resumed=$(hash_of "$work/resumed.log")
+  echo "never interrupted $whole, resumed $resumed; $(grep '^resumed' "$work/resumed.log")"
+  { [ -n "$whole" ] && [ "$whole" = "$resumed" ]; } || fail "the parameters differ"
+  [ "$(grep "^$1" "$work/whole.log")" = "$(grep "^$1" "$work/resumed.log")" ] || fail "the evaluations differ"
+}
+
 descendants() {
   local child
   for child in $(pgrep -P "$1"); do
