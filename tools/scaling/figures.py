@@ -8,7 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator  # noqa: E402
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator  # noqa: E402
 
 INK, GREY, BLUE = "#111111", "#8a8a8a", "#1f4e8c"
 IDEAL = {"color": GREY, "linestyle": "--", "linewidth": 1.4, "label": "ideal"}
@@ -111,11 +111,14 @@ def log_values(axes, values):
     low, high = min(values), max(values)
     axes.set_yscale("log")
     axes.set_ylim(low / 1.25, high * 1.25)
-    for steps in ((1, 10), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), [i / 10 for i in range(10, 100, 2)]):
+    for steps in ((1, 10), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = [step * 10.0**power for power in range(-12, 13) for step in steps]
         ticks = sorted({tick for tick in ticks if low / 1.25 <= tick <= high * 1.25})
         if len(ticks) >= 4:
             break
+    else:  # less than an octave or two: equal steps
+        ticks = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]).tick_values(low / 1.25, high * 1.25)
+        ticks = [tick for tick in ticks if low / 1.25 <= tick <= high * 1.25]
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_major_formatter(FuncFormatter(number_text))
     axes.yaxis.set_minor_locator(NullLocator())
