@@ -175,7 +175,7 @@ def load(path, root="."):
     log_every = values.get("log_every", max(1, (steps - warmup) // 5))
     name = os.path.splitext(os.path.basename(path))[0]
     # A configuration's warm-up is made for a whole training and would be longer than a run, which is refused.
-    first = ["train.eval_every=0", "train.eval_every_steps=0", f"{LR_WARMUP}=0"]
+    first = ["train.eval_first=false", "train.eval_every=0", "train.eval_every_steps=0", f"{LR_WARMUP}=0"]
     settings = [word for word in first if word.split("=")[0] not in {**values.get("vary", {}), **values.get("settings", {})}]
     settings += [f"{key}={value}" for key, value in values.get("settings", {}).items()]
     settings += [f"context.device={device}", f"train.max_steps={steps}", "train.epochs=0", f"metrics.log_every={log_every}"]

@@ -315,7 +315,7 @@ class Jobs(unittest.TestCase):
 
     def test_settings_that_the_program_lacks_are_told_before_submission(self):
         self.write("study.yaml", STUDY + "settings:\n  loader.num_wokers: 1\n")
-        known = ["train.eval_every", "train.eval_every_steps", "context.device", "train.max_steps", "train.epochs",
+        known = ["train.eval_first", "train.eval_every", "train.eval_every_steps", "context.device", "train.max_steps", "train.epochs",
                  "metrics.log_every", "loader.num_workers", "lr_schedule.warmup_steps"]
         self.write("fake/help", "loader\n" + "".join(f"  {key}=1\n      a text\n" for key in known))
         self.assertRegex(self.study(code=64), "study.yaml: resnet_ddp has no setting loader.num_wokers, did you mean loader.num_workers")
