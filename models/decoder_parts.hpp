@@ -27,7 +27,7 @@ class Group : public torch::nn::Module {
   using torch::nn::Module::register_parameter;
 };
 
-/// A parameter `name` of uninitialised memory.
+/// A parameter `name` of uninitialised memory, to be trained.
 torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
                             torch::IntArrayRef shape, const torch::TensorOptions& options);
 

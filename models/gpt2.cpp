@@ -28,8 +28,8 @@ Conv1d new_conv1d(torch::nn::Module& owner, const char* name, int64_t in, int64_
                   const torch::TensorOptions& memory) {
   auto group = std::make_shared<Group>();
   owner.register_module(name, group);
-  return {new_parameter(*group, "weight", {in, out}, memory).requires_grad_(true),
-          new_parameter(*group, "bias", {out}, memory).requires_grad_(true)};
+  return {new_parameter(*group, "weight", {in, out}, memory),
+          new_parameter(*group, "bias", {out}, memory)};
 }
 
 struct LayerNorm {
@@ -46,9 +46,8 @@ LayerNorm new_layer_norm(torch::nn::Module& owner, const char* name, const Gpt2O
                          const torch::TensorOptions& memory) {
   auto group = std::make_shared<Group>();
   owner.register_module(name, group);
-  return {new_parameter(*group, "weight", {o.hidden_size}, memory).requires_grad_(true),
-          new_parameter(*group, "bias", {o.hidden_size}, memory).requires_grad_(true),
-          o.layer_norm_eps};
+  return {new_parameter(*group, "weight", {o.hidden_size}, memory),
+          new_parameter(*group, "bias", {o.hidden_size}, memory), o.layer_norm_eps};
 }
 
 }  // namespace
@@ -122,8 +121,7 @@ Gpt2Impl::Gpt2Impl(const Gpt2Options& options, const torch::TensorOptions& tenso
   auto body = register_module("transformer", std::make_shared<detail::Group>());
   const auto table = [&](const char* name, int64_t rows) {
     auto group = body->register_module(name, std::make_shared<detail::Group>());
-    return detail::new_parameter(*group, "weight", {rows, options_.hidden_size}, tensor_options)
-        .requires_grad_(true);
+    return detail::new_parameter(*group, "weight", {rows, options_.hidden_size}, tensor_options);
   };
   wte_ = table("wte", options_.vocab_size);
   wpe_ = table("wpe", options_.max_positions);

@@ -35,10 +35,8 @@ void check(const LoraOptions& options) {
 LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
                        const torch::TensorOptions& tensor_options) {
   weight = detail::new_parameter(*this, "weight", {out_features, in_features}, tensor_options);
-  weight.requires_grad_(true);
   if (with_bias) {
     bias = detail::new_parameter(*this, "bias", {out_features}, tensor_options);
-    bias.requires_grad_(true);
   }
 }
 
@@ -69,8 +67,6 @@ void LinearImpl::add_lora(const LoraOptions& options) {
   lora_b = add("lora_B", {weight.size(0), options.rank});
   torch::nn::init::kaiming_uniform_(lora_a, std::sqrt(5.0));
   torch::nn::init::zeros_(lora_b);
-  lora_a.requires_grad_(true);
-  lora_b.requires_grad_(true);
   lora_alpha_ = options.alpha;
   lora_scale_ = options.alpha / static_cast<double>(options.rank);
   lora_dropout_ = options.dropout;

@@ -51,7 +51,7 @@ class Qwen2Layer : public torch::nn::Module {
   torch::Tensor norm_weight(const char* name, const Qwen2Options& o,
                             const torch::TensorOptions& memory) {
     auto group = register_module(name, std::make_shared<Group>());
-    return new_parameter(*group, "weight", {o.hidden_size}, memory).requires_grad_(true);
+    return new_parameter(*group, "weight", {o.hidden_size}, memory);
   }
   torch::Tensor normed(const torch::Tensor& x, const torch::Tensor& weight) const {
     return at::rms_norm(x, weight.sizes(), weight, eps_);
@@ -128,7 +128,7 @@ Qwen2Impl::Qwen2Impl(const Qwen2Options& options, const torch::TensorOptions& te
   check(options_);
   auto model = register_module("model", std::make_shared<detail::Group>());
   const auto table = [&](torch::nn::Module& owner, torch::IntArrayRef shape) {
-    return detail::new_parameter(owner, "weight", shape, tensor_options).requires_grad_(true);
+    return detail::new_parameter(owner, "weight", shape, tensor_options);
   };
   auto embedding = model->register_module("embed_tokens", std::make_shared<detail::Group>());
   embed_tokens_ = table(*embedding, {options_.vocab_size, options_.hidden_size});
