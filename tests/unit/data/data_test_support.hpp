@@ -10,18 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "support/message_of.hpp"
+
 namespace data_test {
 
-/// The message that `function` throws as an E; empty where it throws none. Others pass through.
-template <typename E, typename F>
-std::string message_of(F&& function) {
-  try {
-    function();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return {};
-}
+using testing::message_of;
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

@@ -12,6 +12,7 @@
 
 using Catch::Contains;
 using data_test::message_of;
+using namespace token_test;
 using ddp::DataError;
 using ddp::LongDocuments;
 using ddp::SettingsError;
@@ -21,25 +22,11 @@ using ddp::TokenDataOptions;
 using ddp::TokenDataset;
 using ddp::TokenExample;
 using ddp::TokenLayout;
-using token_test::answers_after;
-using token_test::Documents;
-using token_test::make_parts;
-using token_test::numbered;
-using token_test::TokenFolder;
 
 namespace {
 
 using Ids = std::vector<int32_t>;
 constexpr int32_t kNo = ddp::kIgnoredLabel;
-
-TokenDataOptions options(TokenLayout layout, int64_t max_seq_len,
-                         LongDocuments policy = LongDocuments::Truncate) {
-  TokenDataOptions result;
-  result.layout = layout;
-  result.max_seq_len = max_seq_len;
-  result.long_documents = policy;
-  return result;
-}
 
 Ids labels_of(const TokenDataset& dataset, int64_t epoch = 0) {
   Ids labels;
@@ -52,18 +39,6 @@ Ids labels_of(const TokenDataset& dataset, int64_t epoch = 0) {
   }
   std::sort(labels.begin(), labels.end());
   return labels;
-}
-
-// Every marked token with one before it in its document, ascending.
-Ids targets_of(const Documents& documents, size_t prompt) {
-  Ids targets;
-  for (const auto& document : documents) {
-    for (size_t i = std::max<size_t>(prompt, 1); i < document.size(); ++i) {
-      targets.push_back(document[i]);
-    }
-  }
-  std::sort(targets.begin(), targets.end());
-  return targets;
 }
 
 std::vector<int64_t> values(const at::Tensor& tensor) {
@@ -107,7 +82,7 @@ TEST_CASE("best fit packs tightly, each item once, the same way each time", "[to
 TEST_CASE("a packed row holds documents side by side", "[tokens]") {
   const Documents documents{{10, 11, 12}, {20, 21}, {30, 31, 32, 33, 34}};
   const TokenFolder folder(make_parts(documents, Documents{{0, 1, 1}, {0, 1}, {0, 0, 1, 0, 1}}));
-  const auto dataset = folder.open(options(TokenLayout::Pack, 8));
+  const auto dataset = folder.open(token_options(TokenLayout::Pack, 8));
   REQUIRE(dataset.size() == 2);
   const TokenExample row = dataset.get(0);  // 5 and 3 fill one, 2 is left
   CHECK(row.input_ids == Ids{10, 11, 12, 30, 31, 32, 33, 34});
@@ -130,7 +105,7 @@ TEST_CASE("a packed row holds documents side by side", "[tokens]") {
 TEST_CASE("padding of a packed batch is a document of its own", "[tokens]") {
   const Documents documents{{10, 11, 12}, {20, 21}, {30, 31, 32, 33, 34}};
   const TokenFolder folder(make_parts(documents));
-  const auto dataset = folder.open(options(TokenLayout::Pack, 8));
+  const auto dataset = folder.open(token_options(TokenLayout::Pack, 8));
   const auto batch = TokenCollate(dataset)({dataset.get(1), dataset.get(0)});
   CHECK(batch.input_ids.sizes() == at::IntArrayRef{2, 8});
   CHECK(values(batch.input_ids) ==
@@ -151,7 +126,7 @@ TEST_CASE("padding of a packed batch is a document of its own", "[tokens]") {
 TEST_CASE("padded rows are as long as the batch's longest, in steps of 64", "[tokens]") {
   const Documents documents{{10, 11, 12}, {20, 21}, std::vector<int32_t>(70, 7)};
   const TokenFolder folder(make_parts(documents));
-  const auto dataset = folder.open(options(TokenLayout::Pad, 100));
+  const auto dataset = folder.open(token_options(TokenLayout::Pad, 100));
   REQUIRE(dataset.size() == 3);
   const TokenCollate collate(dataset);
   const auto batch = collate({dataset.get(1), dataset.get(0)});
@@ -174,7 +149,7 @@ TEST_CASE("long documents are split, truncated or dropped, and counted", "[token
   const TokenFolder folder(make_parts(documents, answers_after(documents, 2)));
   const auto layout = GENERATE(TokenLayout::Pack, TokenLayout::Pad);
 
-  const auto split = folder.open(options(layout, 4, LongDocuments::Split));
+  const auto split = folder.open(token_options(layout, 4, LongDocuments::Split));
   CHECK(labels_of(split) == targets_of(documents, 2));
   CHECK(split.statistics().num_long == 2);
   CHECK(split.statistics().num_targets == 8 + 2 + 7);
@@ -184,7 +159,7 @@ TEST_CASE("long documents are split, truncated or dropped, and counted", "[token
   CHECK(split.statistics().num_tokens_left_out == 1);
   CHECK_THAT(split.summary(), Contains("2 longer than max_seq_len split"));
 
-  const auto truncate = folder.open(options(layout, 4, LongDocuments::Truncate));
+  const auto truncate = folder.open(token_options(layout, 4, LongDocuments::Truncate));
   CHECK(labels_of(truncate) == Ids{12, 13, 22, 23, 26, 27});
   CHECK(truncate.statistics().num_long == 2);
   CHECK(truncate.statistics().num_tokens == 12);
@@ -193,7 +168,7 @@ TEST_CASE("long documents are split, truncated or dropped, and counted", "[token
   CHECK_THAT(truncate.summary(), Contains("2 longer than max_seq_len truncated; not in rows: 11 "
                                           "tokens, 11 targets"));
 
-  const auto drop = folder.open(options(layout, 4, LongDocuments::Drop));
+  const auto drop = folder.open(token_options(layout, 4, LongDocuments::Drop));
   CHECK(labels_of(drop) == Ids{22, 23});
   CHECK(drop.statistics().num_long == 2);
   CHECK(drop.statistics().num_tokens_left_out == 19);
@@ -204,9 +179,9 @@ TEST_CASE("what holds no target is left out and counted", "[tokens]") {
   const Documents documents = numbered({6, 3, 1});
   // The first one's answer begins behind the cut, the last has no token to predict.
   const TokenFolder folder(make_parts(documents, answers_after(documents, 5)));
-  CHECK_THAT(message_of<DataError>([&] { folder.open(options(TokenLayout::Pack, 4)); }),
+  CHECK_THAT(message_of<DataError>([&] { folder.open(token_options(TokenLayout::Pack, 4)); }),
              Contains(folder.file("train.safetensors")) && Contains("gives a target"));
-  const auto split = folder.open(options(TokenLayout::Pad, 4, LongDocuments::Split));
+  const auto split = folder.open(token_options(TokenLayout::Pad, 4, LongDocuments::Split));
   REQUIRE(split.size() == 1);
   CHECK(split.get(0).input_ids == Ids{14, 15});
   CHECK(split.get(0).labels == Ids{15, kNo});
@@ -215,7 +190,7 @@ TEST_CASE("what holds no target is left out and counted", "[tokens]") {
 
 TEST_CASE("only the first documents", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({3, 4, 5})));
-  auto first = options(TokenLayout::Pad, 8);
+  auto first = token_options(TokenLayout::Pad, 8);
   first.num_samples = 2;
   CHECK(folder.open(first).size() == 2);
   CHECK(folder.open(first).statistics().num_documents == 2);
@@ -226,7 +201,7 @@ TEST_CASE("only the first documents", "[tokens]") {
 TEST_CASE("windows of a training text wander with the epoch", "[tokens]") {
   const Documents documents = numbered({57, 20, 26});  // 103 tokens, ids 10 … 112
   const TokenFolder folder(make_parts(documents));
-  auto stream = options(TokenLayout::Stream, 10);
+  auto stream = token_options(TokenLayout::Stream, 10);
   stream.seed = 3;
   const auto dataset = folder.open(stream);
   REQUIRE(dataset.size() == 9);
@@ -260,7 +235,7 @@ TEST_CASE("windows of a training text wander with the epoch", "[tokens]") {
 
 TEST_CASE("windows of an evaluation text cover it once", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({57, 46})));
-  const auto dataset = folder.open(options(TokenLayout::Stream, 10), Split::Test);
+  const auto dataset = folder.open(token_options(TokenLayout::Stream, 10), Split::Test);
   REQUIRE(dataset.size() == 11);
   Ids expected(102);
   std::iota(expected.begin(), expected.end(), 11);
@@ -279,7 +254,7 @@ TEST_CASE("windows of an evaluation text cover it once", "[tokens]") {
 TEST_CASE("short texts still give a window", "[tokens]") {
   for (const int64_t length : {11, 12, 19, 20, 21, 29, 30, 31}) {
     const TokenFolder folder(make_parts(numbered({length})));
-    const auto dataset = folder.open(options(TokenLayout::Stream, 10));
+    const auto dataset = folder.open(token_options(TokenLayout::Stream, 10));
     INFO(length);
     CHECK(dataset.size() == (length < 30 ? 1 : 2));
     for (int64_t epoch = 0; epoch < 30; ++epoch) {
@@ -289,14 +264,14 @@ TEST_CASE("short texts still give a window", "[tokens]") {
     }
   }
   const TokenFolder folder(make_parts(numbered({10})));
-  CHECK_THAT(message_of<DataError>([&] { folder.open(options(TokenLayout::Stream, 10)); }),
+  CHECK_THAT(message_of<DataError>([&] { folder.open(token_options(TokenLayout::Stream, 10)); }),
              Contains("holds 10 tokens") && Contains("need 11"));
-  CHECK(folder.open(options(TokenLayout::Stream, 10), Split::Test).size() == 1);
+  CHECK(folder.open(token_options(TokenLayout::Stream, 10), Split::Test).size() == 1);
 }
 
 TEST_CASE("a model of fewer words refuses the file, one of more takes it", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({5})));
-  const auto dataset = folder.open(options(TokenLayout::Pad, 8));
+  const auto dataset = folder.open(token_options(TokenLayout::Pad, 8));
   dataset.require_vocab(1000);
   dataset.require_vocab(1024);
   CHECK_THAT(message_of<DataError>([&] { dataset.require_vocab(999); }),
@@ -305,8 +280,9 @@ TEST_CASE("a model of fewer words refuses the file, one of more takes it", "[tok
 
 TEST_CASE("a vocabulary that belongs to another file is refused", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({5})));
-  CHECK_THAT(message_of<DataError>([&] { folder.open(options(TokenLayout::Pad, 8)).vocabulary(); }),
-             Contains("no vocabulary.safetensors"));
+  CHECK_THAT(
+      message_of<DataError>([&] { folder.open(token_options(TokenLayout::Pad, 8)).vocabulary(); }),
+      Contains("no vocabulary.safetensors"));
   auto save = [&](const std::string& identity) {
     ddp::save_safetensors(folder.file("vocabulary.safetensors"),
                           {{"bytes", at::zeros({1000}, at::kByte)},
@@ -318,16 +294,16 @@ TEST_CASE("a vocabulary that belongs to another file is refused", "[tokens]") {
                            {"tokenizer", identity}});
   };
   save("sha256:a");
-  CHECK(folder.open(options(TokenLayout::Pad, 8)).vocabulary().size() == 1000);
+  CHECK(folder.open(token_options(TokenLayout::Pad, 8)).vocabulary().size() == 1000);
   save("sha256:b");
-  CHECK_THAT(message_of<DataError>([&] { folder.open(options(TokenLayout::Pad, 8)); }),
+  CHECK_THAT(message_of<DataError>([&] { folder.open(token_options(TokenLayout::Pad, 8)); }),
              Contains("sha256:a") && Contains("sha256:b") && Contains("do not belong together"));
 }
 
 TEST_CASE("prompts and references of an evaluation split", "[tokens]") {
   const Documents documents{{10, 11, 12}, {20, 21}, {30, 31, 32}};
   const TokenFolder folder(make_parts(documents, Documents{{0, 0, 1}, {0, 0}, {0, 1, 1}}));
-  const auto dataset = folder.open(options(TokenLayout::Pad, 8), Split::Test);
+  const auto dataset = folder.open(token_options(TokenLayout::Pad, 8), Split::Test);
   const auto all = dataset.prompt_references();
   REQUIRE(all.size() == 2);
   CHECK(all[1].document == 2);
@@ -360,7 +336,7 @@ TEST_CASE("ids of a file too long to be read at the start are checked with their
     out.seekp(static_cast<std::streamoff>(2 * begin), std::ios::cur);
     out.write(reinterpret_cast<const char*>(last), sizeof last);
   }
-  auto pad = options(TokenLayout::Pad, 8);
+  auto pad = token_options(TokenLayout::Pad, 8);
   pad.path = folder.path().string();
   const TokenDataset dataset(pad, Split::Train);
   REQUIRE(dataset.size() == 2);
@@ -371,8 +347,8 @@ TEST_CASE("ids of a file too long to be read at the start are checked with their
 
 TEST_CASE("settings that cannot be", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({5})));
-  CHECK_THROWS_AS(folder.open(options(TokenLayout::Pack, 1)), SettingsError);
-  auto negative = options(TokenLayout::Pack, 8);
+  CHECK_THROWS_AS(folder.open(token_options(TokenLayout::Pack, 1)), SettingsError);
+  auto negative = token_options(TokenLayout::Pack, 8);
   negative.num_samples = -1;
   CHECK_THROWS_AS(folder.open(negative), SettingsError);
   TokenDataOptions elsewhere;

@@ -3,19 +3,19 @@
 #include <ATen/ATen.h>
 
 #include <filesystem>
+#include <functional>
+#include <vector>
 
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 #include "unit/data/token_test_support.hpp"
 
+using namespace token_test;
 using Catch::Contains;
 using data_test::message_of;
 using ddp::DataError;
 using ddp::TokenFile;
 using ddp::Vocabulary;
-using token_test::Documents;
-using token_test::make_parts;
-using token_test::TokenParts;
 
 namespace {
 
@@ -136,14 +136,33 @@ TEST_CASE("a truncated or missing token file is a data error that names it", "[t
   }
 }
 
-TEST_CASE("what a token file lacks or contradicts is named", "[tokens]") {
-  struct Case {
-    const char* what;
-    std::function<void(TokenParts&)> change;
-    const char* message;
-  };
-  const auto longs = [](std::vector<int64_t> v) { return at::tensor(v, at::kLong); };
-  const Case cases[] = {
+namespace {
+
+struct Damage {
+  const char* what;
+  std::function<void(TokenParts&)> change;
+  const char* message;
+};
+
+void check_refused(const std::vector<Damage>& damages) {
+  const File file;
+  for (const auto& damage : damages) {
+    INFO(damage.what);
+    TokenParts parts = make_parts(kTwo);
+    damage.change(parts);
+    file.write(parts);
+    CHECK_THAT(refusal(file), Contains(file.path()) && Contains(damage.message));
+  }
+}
+
+at::Tensor longs(const std::vector<int64_t>& values) {
+  return at::tensor(values, at::kLong);
+}
+
+}  // namespace
+
+TEST_CASE("metadata that a token file lacks or contradicts are named", "[tokens]") {
+  check_refused({
       {"no format", [](auto& p) { p.metadata.erase("format"); }, "format=(none)"},
       {"another format", [](auto& p) { p.metadata["format"] = "pt"; }, "format=pt"},
       {"a later version", [](auto& p) { p.metadata["format_version"] = "2"; }, "reads version 1"},
@@ -152,6 +171,11 @@ TEST_CASE("what a token file lacks or contradicts is named", "[tokens]") {
       {"an empty vocabulary", [](auto& p) { p.metadata["vocab_size"] = "0"; }, "vocab_size=0"},
       {"no tokenizer", [](auto& p) { p.metadata.erase("tokenizer"); }, "lacks 'tokenizer'"},
       {"an end beyond", [](auto& p) { p.metadata["end_of_turn"] = "1000"; }, "end_of_turn=1000"},
+  });
+}
+
+TEST_CASE("tensors that a token file lacks or contradicts are named", "[tokens]") {
+  check_refused({
       {"float ids", [](auto& p) { p.tokens = p.tokens.to(at::kFloat); }, "not U16 or I32"},
       {"a matrix",
        [](auto& p) {
@@ -160,42 +184,35 @@ TEST_CASE("what a token file lacks or contradicts is named", "[tokens]") {
        "has 2 dimensions"},
       {"int documents", [](auto& p) { p.documents = p.documents.to(at::kInt); }, "not I64"},
       {"a late start",
-       [&](auto& p) {
+       [](auto& p) {
          p.documents = longs({1, 6});
        },
        "from 1 to 6"},
       {"an early end",
-       [&](auto& p) {
+       [](auto& p) {
          p.documents = longs({0, 4, 5});
        },
        "from 0 to 5"},
       {"backwards",
-       [&](auto& p) {
+       [](auto& p) {
          p.documents = longs({0, 5, 4, 6});
        },
        "document 1 runs from 5 to 4"},
       {"an empty document",
-       [&](auto& p) {
+       [](auto& p) {
          p.documents = longs({0, 4, 4, 6});
        },
        "document 1 runs from 4 to 4"},
       {"short marks", [](auto& p) { p.targets = at::ones({5}, at::kByte); }, "not U8 of 6"},
       {"float marks", [](auto& p) { p.targets = at::ones({6}); }, "not U8 of 6"},
       {"no document",
-       [&](auto& p) {
+       [](auto& p) {
          p.tokens = p.tokens.slice(0, 0, 0);
          p.documents = longs({0});
        },
        "holds no document"},
-  };
+  });
   const File file;
-  for (const auto& c : cases) {
-    INFO(c.what);
-    TokenParts parts = make_parts(kTwo);
-    c.change(parts);
-    file.write(parts);
-    CHECK_THAT(refusal(file), Contains(file.path()) && Contains(c.message));
-  }
   ddp::save_safetensors(file.path(), {{"documents", longs({0})}}, make_parts(kTwo).metadata);
   CHECK_THAT(refusal(file), Contains("no tensor 'tokens'"));
 }

@@ -9,17 +9,13 @@
 #include "support/catch.hpp"
 #include "unit/data/token_test_support.hpp"
 
+using namespace token_test;
 using ddp::LongDocuments;
 using ddp::TokenBatch;
 using ddp::TokenCollate;
 using ddp::TokenDataOptions;
 using ddp::TokenDataset;
 using ddp::TokenLayout;
-using token_test::answers_after;
-using token_test::Documents;
-using token_test::make_parts;
-using token_test::numbered;
-using token_test::TokenFolder;
 
 namespace {
 
@@ -37,10 +33,7 @@ struct Run {
 };
 
 Run make_run(const TokenFolder& folder, TokenLayout layout) {
-  TokenDataOptions options;
-  options.layout = layout;
-  options.max_seq_len = 16;
-  options.long_documents = LongDocuments::Split;
+  const auto options = token_options(layout, 16, LongDocuments::Split);
   Run run{std::make_shared<TokenDataset>(folder.open(options, ddp::Split::Test))};
   run.sampler = ddp::eval_sampler_options({});
   run.sampler.shuffle = true;
@@ -76,10 +69,8 @@ TEST_CASE("each target once an epoch, packed as padded, at 1 to 4 ranks", "[toke
   const Documents documents = mixed_documents();
   const TokenFolder folder(make_parts(documents, answers_after(documents, 2)));
   std::map<int64_t, int> expected;
-  for (const auto& document : documents) {
-    for (size_t i = 2; i < document.size(); ++i) {
-      expected[document[i]] = 1;
-    }
+  for (const int32_t target : targets_of(documents, 2)) {
+    expected[target] = 1;
   }
   for (const auto layout : {TokenLayout::Pack, TokenLayout::Pad}) {
     const Run run = make_run(folder, layout);
@@ -169,10 +160,7 @@ TEST_CASE("the embedded samples open, and their answers can be read", "[tokens]"
 
 TEST_CASE("workers change nothing, and an epoch shifts the windows it should", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({400})));
-  TokenDataOptions options;
-  options.layout = TokenLayout::Stream;
-  options.max_seq_len = 16;
-  Run run{std::make_shared<TokenDataset>(folder.open(options))};
+  Run run{std::make_shared<TokenDataset>(folder.open(token_options(TokenLayout::Stream, 16)))};
   run.loader.batch_size = 4;
   run.loader.num_workers = 0;
   auto alone = run.open(1, 2);

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -80,6 +81,29 @@ inline Documents answers_after(const Documents& documents, size_t prompt) {
     std::fill_n(marks.back().begin(), std::min(prompt, document.size()), 0);
   }
   return marks;
+}
+
+/// What an epoch over the documents asks for, ascending: of each one the tokens behind its first
+/// `prompt` ones, and never its first, which nothing predicts.
+inline std::vector<int32_t> targets_of(const Documents& documents, size_t prompt) {
+  std::vector<int32_t> targets;
+  for (const auto& document : documents) {
+    for (size_t i = std::max<size_t>(prompt, 1); i < document.size(); ++i) {
+      targets.push_back(document[i]);
+    }
+  }
+  std::sort(targets.begin(), targets.end());
+  return targets;
+}
+
+inline ddp::TokenDataOptions token_options(
+    ddp::TokenLayout layout, int64_t max_seq_len,
+    ddp::LongDocuments policy = ddp::LongDocuments::Truncate) {
+  ddp::TokenDataOptions options;
+  options.layout = layout;
+  options.max_seq_len = max_seq_len;
+  options.long_documents = policy;
+  return options;
 }
 
 /// A folder with both splits.

@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,7 @@
 #include "ddp/ddp.hpp"
 #include "models/resnet.hpp"
 #include "support/catch.hpp"
+#include "support/message_of.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
@@ -27,6 +27,8 @@ TEST_CASE("an epoch's steps hold all its batches") {
   CHECK(examples::steps_per_epoch(9, 3) == 3);
   CHECK(examples::steps_per_epoch(0, 2) == 1);
 }
+
+using testing::message_of;
 
 namespace {
 
@@ -38,26 +40,16 @@ struct NamedClasses : ddp::Dataset {
   std::vector<std::string> names;
 };
 
-template <typename E>
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "(accepted)";
-}
-
 }  // namespace
 
 TEST_CASE("splits whose classes have other numbers are refused") {
   const auto compare = [](std::vector<std::string> train, std::vector<std::string> test) {
-    return refusal<ddp::DataError>([&] {
+    return message_of<ddp::DataError>([&] {
       examples::require_same_classes(NamedClasses(std::move(train)), NamedClasses(std::move(test)));
     });
   };
-  CHECK(compare({"ant", "bee"}, {"ant", "bee"}) == "(accepted)");
-  CHECK(compare({"ant", "bee"}, {}) == "(accepted)");
+  CHECK(compare({"ant", "bee"}, {"ant", "bee"}) == "");
+  CHECK(compare({"ant", "bee"}, {}) == "");
   CHECK_THAT(compare({"ant", "bee", "cat"}, {"ant", "cat"}),
              Catch::Contains("class 1 is 'bee' in the training data and 'cat' in the test data"));
   CHECK_THAT(compare({"ant", "bee"}, {"ant"}),
@@ -71,7 +63,7 @@ TEST_CASE("ranks with different numbers of batches are refused on all") {
   });
   for (const auto& error : errors) {
     REQUIRE(error);
-    CHECK_THAT(refusal<ddp::SettingsError>([&] { std::rethrow_exception(error); }),
+    CHECK_THAT(message_of<ddp::SettingsError>([&] { std::rethrow_exception(error); }),
                Catch::Contains("gives rank 0 6 training batches an epoch and rank 2 5") &&
                    Catch::Contains("fix: sampler.pad=true"));
   }
@@ -92,7 +84,7 @@ TEST_CASE("a run is not resumed with epochs of another length") {
   start({.steps = 6, .samples_per_step = 32});
   start({.steps = 6, .samples_per_step = 32});
   for (const examples::EpochLength other : {examples::EpochLength{3, 64}, {5, 32}}) {
-    CHECK_THAT(refusal<ddp::SettingsError>([&] { start(other); }),
+    CHECK_THAT(message_of<ddp::SettingsError>([&] { start(other); }),
                Catch::Contains("6 steps an epoch of 32 samples") &&
                    Catch::Contains(other.to_string()) && Catch::Contains("train.batch_size"));
   }

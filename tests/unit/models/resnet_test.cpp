@@ -10,6 +10,7 @@
 #include "formula.hpp"
 #include "models/memory_format.hpp"
 #include "support/catch.hpp"
+#include "support/message_of.hpp"
 
 using nlohmann::json;
 
@@ -204,15 +205,10 @@ TEST_CASE("a clone has the same values and its own memory") {
 }
 
 TEST_CASE("wrong options are refused with the setting's name") {
-  const auto message_of = [](const auto& make) -> std::string {
-    try {
-      make();
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "nothing was thrown";
-  };
   using models::make_resnet;
+  const auto message_of = [](const auto& make) {
+    return testing::message_of<std::invalid_argument>(make);
+  };
   CHECK(message_of([] { make_resnet("resnet18", {.num_classes = 0}); }).find("num_classes = 0") !=
         std::string::npos);
   CHECK(message_of([] { make_resnet("resnet19"); }).find("resnet18, resnet34") !=

@@ -12,6 +12,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/named_parameter.hpp"
+#include "support/message_of.hpp"
 
 namespace optim_test {
 
@@ -54,16 +55,7 @@ inline at::Tensor tensor_of(const nlohmann::json& values) {
   return at::tensor(values.get<std::vector<double>>(), at::kDouble);
 }
 
-// The message of the E that `f` throws, or "" where it throws none.
-template <typename E = ddp::Error, typename F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
-}
+using testing::message_of;
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <cstring>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -13,22 +12,10 @@
 #include "ddp/core/error.hpp"
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
+#include "support/message_of.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace testing {
-
-/// The message of an Error of type E that f throws, or what else happened.
-template <typename E>
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another exception: ") + error.what();
-  }
-  return "no exception";
-}
 
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const auto x = a.contiguous();
