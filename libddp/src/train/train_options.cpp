@@ -16,6 +16,27 @@ int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
   return epochs <= 0 ? max_steps : max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
 }
 
+static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
+  v.field({.name = "eval_every",
+           .doc = "epochs between evaluations; 0: never",
+           .unit = "epochs",
+           .min = 0},
+          o.eval_every);
+  v.field({.name = "eval_every_steps",
+           .doc = "optimizer steps between evaluations, with one at the end; 0: train.eval_every "
+                  "epochs decide",
+           .unit = "steps",
+           .min = 0},
+          o.eval_every_steps);
+  v.field({.name = "eval_first", .doc = "evaluate before the first step, too"}, o.eval_first);
+  v.field({.name = "eval_batch_size",
+           .doc = "samples a rank and evaluation batch; 0: train.batch_size",
+           .unit = "samples",
+           .min = 0,
+           .max = 1e7},
+          o.eval_batch_size);
+}
+
 void describe_fields(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "max_steps",
            .doc = "optimizer steps until the run ends; 0: epochs decides (the default where only "
@@ -54,24 +75,7 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
            .min = 0,
            .max = 100},
           o.mixup);
-  v.field({.name = "eval_every",
-           .doc = "epochs between evaluations; 0: never",
-           .unit = "epochs",
-           .min = 0},
-          o.eval_every);
-  v.field({.name = "eval_every_steps",
-           .doc = "optimizer steps between evaluations, with one at the end; 0: train.eval_every "
-                  "epochs decide",
-           .unit = "steps",
-           .min = 0},
-          o.eval_every_steps);
-  v.field({.name = "eval_first", .doc = "evaluate before the first step, too"}, o.eval_first);
-  v.field({.name = "eval_batch_size",
-           .doc = "samples a rank and evaluation batch; 0: train.batch_size",
-           .unit = "samples",
-           .min = 0,
-           .max = 1e7},
-          o.eval_batch_size);
+  describe_evaluation(o, v);
   v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
           o.deterministic);
   v.field({.name = "cudnn_benchmark",

@@ -95,6 +95,19 @@ struct Expected {
   bool use_mpi;
 };
 
+void check(const Expected& row) {
+  INFO(row.name);
+  const LaunchEnvironment got = detect(row.environment);
+  CHECK(std::string(to_string(got.source)) == to_string(row.source));
+  CHECK(got.rank == row.rank);
+  CHECK(got.world_size == row.world_size);
+  CHECK(got.local_rank == row.local_rank);
+  CHECK(got.local_world_size == row.local_world_size);
+  CHECK(got.node_rank == row.node_rank);
+  CHECK(got.num_nodes == row.num_nodes);
+  CHECK(got.use_mpi == row.use_mpi);
+}
+
 }  // namespace
 
 TEST_CASE("each launcher is recognised") {
@@ -151,16 +164,7 @@ TEST_CASE("each launcher is recognised") {
       {"PMIx alone", {{"PMIX_RANK", "2"}}, LaunchSource::Pmix, 2, 0, 0, 1, 0, 1, true},
   };
   for (const Expected& row : table) {
-    INFO(row.name);
-    const LaunchEnvironment got = detect(row.environment);
-    CHECK(std::string(to_string(got.source)) == to_string(row.source));
-    CHECK(got.rank == row.rank);
-    CHECK(got.world_size == row.world_size);
-    CHECK(got.local_rank == row.local_rank);
-    CHECK(got.local_world_size == row.local_world_size);
-    CHECK(got.node_rank == row.node_rank);
-    CHECK(got.num_nodes == row.num_nodes);
-    CHECK(got.use_mpi == row.use_mpi);
+    check(row);
   }
 }
 

@@ -146,60 +146,60 @@ TEST_CASE("all missing, unexpected and wrongly shaped keys are listed, and nothi
              Catch::Contains("lm_head.weight: [50, 6] in the module, [50, 5] in the file"));
 }
 
-TEST_CASE("names differ as transformers lets them") {
+namespace {
+
+void save(const TemporaryFolder& folder, const ddp::TensorMap& tensors) {
+  ddp::save_safetensors(folder.file("model.safetensors"), tensors);
+}
+
+/// `file` fills a module of the names in `wanted`, by each route.
+void check_loads(const ddp::TensorMap& file, const ddp::TensorMap& wanted) {
   TemporaryFolder folder;
-  const auto path = folder.file("model.safetensors");
+  save(folder, file);
+  for (const auto route : {WeightRoute::Mapped, WeightRoute::Shared}) {
+    NamedModule module(testing::zeros_like(wanted));
+    load_pretrained(module, folder.path(), nullptr, {.route = route});
+    expect_equal(module, wanted);
+  }
+}
+
+ddp::TensorMap gpt2_like() {
   torch::manual_seed(1);
-  ddp::TensorMap gpt2{{"transformer.wte.weight", torch::randn({9, 4})},
-                      {"transformer.h.0.attn.c_attn.bias", torch::randn({12})},
-                      {"transformer.h.11.attn.c_attn.bias", torch::randn({12})},
-                      {"transformer.ln_f.weight", torch::randn({4})}};
-  const auto loaded = [&](const ddp::TensorMap& file, const ddp::TensorMap& wanted) {
-    ddp::save_safetensors(path, file);
-    for (const auto route : {WeightRoute::Mapped, WeightRoute::Shared}) {
-      NamedModule module(testing::zeros_like(wanted));
-      load_pretrained(module, folder.path(), nullptr, {.route = route});
-      expect_equal(module, wanted);
-    }
-  };
-  SECTION("GPT-2 without its prefix, with its masks, with or without a head") {
+  return {{"transformer.wte.weight", torch::randn({9, 4})},
+          {"transformer.h.0.attn.c_attn.bias", torch::randn({12})},
+          {"transformer.h.11.attn.c_attn.bias", torch::randn({12})},
+          {"transformer.ln_f.weight", torch::randn({4})}};
+}
+
+}  // namespace
+
+TEST_CASE("names differ as transformers lets them: GPT-2") {
+  const auto gpt2 = gpt2_like();
+  SECTION("without its prefix, with its masks, with or without a head") {
     ddp::TensorMap file;
     for (const auto& [name, tensor] : gpt2) {
       file[name.substr(std::string("transformer.").size())] = tensor;
     }
-    loaded(file, gpt2);
+    check_loads(file, gpt2);
     file["h.0.attn.bias"] = torch::ones({1, 1, 8, 8}).to(at::kByte);
     file["h.11.attn.masked_bias"] = torch::tensor(-1e4);
-    file["lm_head.weight"] = gpt2["transformer.wte.weight"].clone();
-    loaded(file, gpt2);
+    file["lm_head.weight"] = gpt2.at("transformer.wte.weight").clone();
+    check_loads(file, gpt2);
     file.erase("wte.weight");
-    loaded(file, gpt2);
+    check_loads(file, gpt2);
   }
+  TemporaryFolder folder;
   SECTION("a bias of attention that is none of the masks is not passed over") {
     auto file = gpt2;
     file["transformer.h.x.attn.bias"] = torch::ones({1});
-    ddp::save_safetensors(path, file);
+    save(folder, file);
     NamedModule module(gpt2);
     CHECK_THROWS_AS(load_pretrained(module, folder.path()), ddp::MismatchError);
-  }
-  SECTION("Llama with its wavelengths; a tied head") {
-    auto llama = llama_like(at::kHalf);
-    llama.erase("lm_head.weight");
-    auto file = llama;
-    file["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch::ones({3});
-    loaded(file, llama);
-    file["lm_head.weight"] = llama["model.embed_tokens.weight"].clone();
-    loaded(file, llama);
-    file["lm_head.weight"][0][0] += 1;
-    ddp::save_safetensors(path, file);
-    NamedModule module(llama);
-    CHECK_THAT(message_of<ddp::MismatchError>([&] { load_pretrained(module, folder.path()); }),
-               Catch::Contains("lm_head.weight differs from model.embed_tokens.weight"));
   }
   SECTION("one weight under two names") {
     auto file = gpt2;
     file["ln_f.weight"] = torch::zeros({4});
-    ddp::save_safetensors(path, file);
+    save(folder, file);
     NamedModule module(gpt2);
     CHECK_THAT(message_of<ddp::ReadError>([&] { load_pretrained(module, folder.path()); }),
                Catch::Contains("'transformer.ln_f.weight' twice"));
@@ -207,9 +207,25 @@ TEST_CASE("names differ as transformers lets them") {
   SECTION("adapters stay as they are") {
     auto adapted = gpt2;
     adapted["transformer.h.0.q_proj.lora_A.weight"] = torch::randn({2, 4});
-    ddp::save_safetensors(path, gpt2);
+    save(folder, gpt2);
     NamedModule module(adapted);
     load_pretrained(module, folder.path());
     expect_equal(module, adapted);
   }
+}
+
+TEST_CASE("names differ as transformers lets them: Llama's wavelengths, a tied head") {
+  auto llama = llama_like(at::kHalf);
+  llama.erase("lm_head.weight");
+  auto file = llama;
+  file["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch::ones({3});
+  check_loads(file, llama);
+  file["lm_head.weight"] = llama["model.embed_tokens.weight"].clone();
+  check_loads(file, llama);
+  file["lm_head.weight"][0][0] += 1;
+  TemporaryFolder folder;
+  save(folder, file);
+  NamedModule module(llama);
+  CHECK_THAT(message_of<ddp::MismatchError>([&] { load_pretrained(module, folder.path()); }),
+             Catch::Contains("lm_head.weight differs from model.embed_tokens.weight"));
 }

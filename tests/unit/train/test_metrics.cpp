@@ -71,6 +71,95 @@ void rethrow(const std::vector<std::exception_ptr>& errors) {
   }
 }
 
+using Rows = std::vector<std::map<std::string, std::string>>;
+
+// Six steps of 20 ms on one of two ranks. Rank 0: 8 samples, loss = step; rank 1: 4 samples, loss =
+// step + 3.
+ddp::EpochResult take_six_steps(ddp::Metrics& metrics, int rank, Loader& loader) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int step = 0; step < 6; ++step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    loader.total += 2;
+    const auto loss = torch::full({}, step + 3.0 * rank, at::kFloat).requires_grad_();
+    metrics.end_step(step, {.loss = loss * 1,
+                            .num_samples = rank == 0 ? 8 : 4,
+                            .lr = 0.1,
+                            .grad_norm = torch::tensor(2.0),
+                            .num_correct = torch::tensor(rank == 0 ? 6 : 3)});
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  {
+    ddp::Metrics::ClockPause pause(metrics);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+  const auto epoch = metrics.end_epoch(1, {.test_loss = 0.25, .test_accuracy = 0.5});
+  // Five steps of 20 ms, the first is warm-up; the pause of 300 ms does not count.
+  REQUIRE(epoch.seconds >= 0.1);
+  REQUIRE(epoch.seconds < elapsed.count() + 0.2);
+  return epoch;
+}
+
+void check_steps(const Rows& rows) {
+  REQUIRE(rows.size() == 3);
+  REQUIRE(rows[0].at("step") == "2");
+  REQUIRE(rows[0].at("epoch") == "0.5");
+  // Steps 2 and 3: (8 (2 + 3) + 4 (5 + 6)) / 24.
+  REQUIRE(std::stod(rows[1].at("loss")) == (8.0 * 5 + 4.0 * 11) / 24);
+  REQUIRE(std::stod(rows[1].at("accuracy")) == 0.75);
+  REQUIRE(std::stod(rows[1].at("grad_norm")) == 2);
+  REQUIRE(std::stod(rows[1].at("exposed_comm_ms")) == 1.5);
+  REQUIRE(std::stod(rows[1].at("loader_wait_ms")) == 2);
+  const double step_ms = std::stod(rows[1].at("step_ms"));
+  REQUIRE(step_ms >= 20);
+  // Of the interval's two steps; the first interval has one timed step, the other is warm-up.
+  REQUIRE(std::stod(rows[1].at("interval_seconds")) == Approx(2 * step_ms / 1000));
+  REQUIRE(std::stod(rows[0].at("interval_seconds")) ==
+          Approx(std::stod(rows[0].at("step_ms")) / 1000));
+  const double rate = std::stod(rows[1].at("images_per_second"));
+  REQUIRE(rate == Approx(12 * 1000 / step_ms));
+  REQUIRE(std::stod(rows[1].at("images_per_second_per_rank")) == rate / 2);
+  REQUIRE(rows[1].at("energy_j") == "");  // no GPU, no energy: not 0
+}
+
+// The JSON lines say what the CSV file says.
+void check_jsonl(const std::string& path, const Rows& rows) {
+  std::istringstream jsonl(testing::read_file(path));
+  for (const auto& row : rows) {
+    std::string line;
+    std::getline(jsonl, line);
+    const auto json = nlohmann::json::parse(line);
+    for (const auto& [name, text] : row) {
+      REQUIRE(text == (json.contains(name) ? text : ""));
+      if (json.contains(name)) {
+        REQUIRE(json.at(name).get<double>() == std::stod(text));
+      }
+    }
+  }
+}
+
+void check_epochs(const Rows& epochs, const ddp::EpochResult& result) {
+  REQUIRE(epochs.size() == 1);
+  const auto& epoch = epochs[0];
+  std::istringstream columns(
+      "job_id commit gpu_type nodes gpus precision global_batch_size batch_size_per_gpu "
+      "bucket_cap_mb epoch train_loss train_accuracy test_loss test_accuracy epoch_seconds "
+      "images_per_second gpu_utilisation_percent power_w memory_gib ranks repeat steps_per_epoch "
+      "energy_j");
+  for (std::string column; columns >> column;) {
+    INFO(column);
+    REQUIRE(epoch.count(column) == 1);
+  }
+  REQUIRE(epoch.at("job_id") == "77");
+  REQUIRE(epoch.at("global_batch_size") == "16");
+  REQUIRE(std::stod(epoch.at("train_loss")) == (8.0 * 15 + 4.0 * (15 + 18)) / 72);
+  REQUIRE(epoch.at("test_accuracy") == "0.5");
+  REQUIRE(epoch.at("power_w") == "");
+  REQUIRE(epoch.at("energy_j") == "");
+  REQUIRE(epoch.at("repeat") == "3");
+  REQUIRE(epoch.at("steps_per_epoch") == "4");
+  REQUIRE(result.train_loss == std::stod(epoch.at("train_loss")));
+}
+
 }  // namespace
 
 TEST_CASE("losses and rates of all ranks are weighted by samples and never doubled") {
@@ -93,27 +182,7 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
     Loader loader;
     metrics.observe(model);
     metrics.observe(loader);
-    const auto begin = std::chrono::steady_clock::now();
-    for (int step = 0; step < 6; ++step) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      loader.total += 2;
-      // Rank 0: 8 samples, loss = step; rank 1: 4 samples, loss = step + 3.
-      const auto loss = torch::full({}, step + 3.0 * rank, at::kFloat).requires_grad_();
-      metrics.end_step(step, {.loss = loss * 1,
-                              .num_samples = rank == 0 ? 8 : 4,
-                              .lr = 0.1,
-                              .grad_norm = torch::tensor(2.0),
-                              .num_correct = torch::tensor(rank == 0 ? 6 : 3)});
-    }
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-    {
-      ddp::Metrics::ClockPause pause(metrics);
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    }
-    const auto epoch = metrics.end_epoch(1, {.test_loss = 0.25, .test_accuracy = 0.5});
-    // Five steps of 20 ms, the first is warm-up; the pause of 300 ms does not count.
-    REQUIRE(epoch.seconds >= 0.1);
-    REQUIRE(epoch.seconds < elapsed.count() + 0.2);
+    const auto epoch = take_six_steps(metrics, rank, loader);
     if (rank == 0) {
       result = epoch;
     }
@@ -121,77 +190,9 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
   }));
 
   const auto rows = read_csv(folder.file("run/steps.csv"));
-  REQUIRE(rows.size() == 3);
-  REQUIRE(rows[0].at("step") == "2");
-  REQUIRE(rows[0].at("epoch") == "0.5");
-  // Steps 2 and 3: (8 (2 + 3) + 4 (5 + 6)) / 24.
-  REQUIRE(std::stod(rows[1].at("loss")) == (8.0 * 5 + 4.0 * 11) / 24);
-  REQUIRE(std::stod(rows[1].at("accuracy")) == 0.75);
-  REQUIRE(std::stod(rows[1].at("grad_norm")) == 2);
-  REQUIRE(std::stod(rows[1].at("exposed_comm_ms")) == 1.5);
-  REQUIRE(std::stod(rows[1].at("loader_wait_ms")) == 2);
-  const double step_ms = std::stod(rows[1].at("step_ms"));
-  REQUIRE(step_ms >= 20);
-  // Of the interval's two steps; the first interval has one timed step, the other is warm-up.
-  REQUIRE(std::stod(rows[1].at("interval_seconds")) == Approx(2 * step_ms / 1000));
-  REQUIRE(std::stod(rows[0].at("interval_seconds")) ==
-          Approx(std::stod(rows[0].at("step_ms")) / 1000));
-  const double rate = std::stod(rows[1].at("images_per_second"));
-  REQUIRE(rate == Approx(12 * 1000 / step_ms));
-  REQUIRE(std::stod(rows[1].at("images_per_second_per_rank")) == rate / 2);
-
-  std::istringstream jsonl(testing::read_file(folder.file("run/steps.jsonl")));
-  for (const auto& row : rows) {
-    std::string line;
-    std::getline(jsonl, line);
-    const auto json = nlohmann::json::parse(line);
-    for (const auto& [name, text] : row) {
-      REQUIRE(text == (json.contains(name) ? text : ""));
-      if (json.contains(name)) {
-        REQUIRE(json.at(name).get<double>() == std::stod(text));
-      }
-    }
-  }
-
-  const auto epochs = read_csv(folder.file("run/epochs.csv"));
-  REQUIRE(epochs.size() == 1);
-  const auto& epoch = epochs[0];
-  for (const char* column : {"job_id",
-                             "commit",
-                             "gpu_type",
-                             "nodes",
-                             "gpus",
-                             "precision",
-                             "global_batch_size",
-                             "batch_size_per_gpu",
-                             "bucket_cap_mb",
-                             "epoch",
-                             "train_loss",
-                             "train_accuracy",
-                             "test_loss",
-                             "test_accuracy",
-                             "epoch_seconds",
-                             "images_per_second",
-                             "gpu_utilisation_percent",
-                             "power_w",
-                             "memory_gib",
-                             "ranks",
-                             "repeat",
-                             "steps_per_epoch",
-                             "energy_j"}) {
-    INFO(column);
-    REQUIRE(epoch.count(column) == 1);
-  }
-  REQUIRE(epoch.at("job_id") == "77");
-  REQUIRE(epoch.at("global_batch_size") == "16");
-  REQUIRE(std::stod(epoch.at("train_loss")) == (8.0 * 15 + 4.0 * (15 + 18)) / 72);
-  REQUIRE(epoch.at("test_accuracy") == "0.5");
-  REQUIRE(epoch.at("power_w") == "");
-  REQUIRE(epoch.at("energy_j") == "");  // no GPU, no energy: not 0
-  REQUIRE(rows[1].at("energy_j") == "");
-  REQUIRE(epoch.at("repeat") == "3");
-  REQUIRE(epoch.at("steps_per_epoch") == "4");
-  REQUIRE(result.train_loss == std::stod(epoch.at("train_loss")));
+  check_steps(rows);
+  check_jsonl(folder.file("run/steps.jsonl"), rows);
+  check_epochs(read_csv(folder.file("run/epochs.csv")), result);
   REQUIRE(testing::read_file(folder.file("run/settings.txt")) == "a: 1\n");
 }
 
