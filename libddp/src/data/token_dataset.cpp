@@ -95,10 +95,10 @@ TokenDataset::TokenDataset(const TokenDataOptions& options, Split split)
   } else {
     targets = cut_documents();
     if (pieces_.empty()) {
-      detail::refuse_token_file(
-          file_->path(),
-          concat("none of its documents gives a target within max_seq_len=", options_.max_seq_len,
-                 " (", statistics_.num_long, " of ", statistics_.num_documents, " are longer)"));
+      throw DataError(concat(
+          file_->path(), ": none of its documents gives a target within max_seq_len=",
+          options_.max_seq_len, " (", statistics_.num_long, " of ", statistics_.num_documents,
+          " are longer); fix: a larger tokens.max_seq_len, or tokens.long_documents=split"));
     }
     if (options_.layout == TokenLayout::Pack) {
       pack_rows();
