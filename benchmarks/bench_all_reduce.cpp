@@ -2,12 +2,11 @@
 // all_reduce through the communicator against NCCL's own loop: same buffer, same launch mode,
 // paired rounds. One process a GPU:
 //
-//   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [max_bytes]
-//   [rounds]
+//   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [bytes [rounds]]
 //
-// A round times both loops one after the other, order swapped each time; the figures are medians
-// over the rounds, of the slowest rank. algbw = bytes / time, busbw = algbw * 2 (n-1) / n, in GB/s
-// (10^9).
+// `bytes` is the largest buffer's size (1 GiB). A round times both loops one after the other, order
+// swapped each time; the figures are medians over the rounds, of the slowest rank. algbw = bytes /
+// time, busbw = algbw * 2 (n-1) / n, in GB/s (10^9).
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>

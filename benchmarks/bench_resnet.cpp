@@ -2,8 +2,7 @@
 // Steps of a ResNet on one resident random batch: what benchmarks/pytorch_resnet.py measures, here.
 //
 //   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
-//   bench_resnet … wrap=compare     world 1: wrapped and plain loop in interleaved rounds of one
-//   process
+//   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see compare.py
 //
 // ms is the median of `rounds` means over `steps` steps; peak_mib is device-wide, read after the

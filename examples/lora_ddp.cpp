@@ -4,9 +4,10 @@
 //
 //   mpirun -n 2 build/examples/lora_ddp --config examples/configs/lora_tiny.yaml
 //   srun build/examples/lora_ddp --config examples/configs/lora_qwen2_7b.yaml model.path=FOLDER …
-//   … run.mode=evaluate decode.num_prompts=100     (loss, accuracy and answers, without training:
-//   of
-//       the newest checkpoint, or of lora.adapter=FOLDER)
+//   … run.mode=evaluate decode.num_prompts=100
+//
+// The last one trains nothing: loss, accuracy and answers of the newest checkpoint, or of
+// lora.adapter=FOLDER.
 #include <torch/torch.h>
 
 #include <cstdio>
