@@ -111,7 +111,7 @@ std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& s
 
 void train(LanguageTrainer& trainer, const Run& run) {
   const bool adapts = run.lora.options.rank > 0;
-  const auto base = trainer.model().frozen_fingerprint();
+  const auto base = trainer.model().frozen_identity();
   const auto before = examples::parameter_hash(trainer.model().named_parameters());
   const bool is_fresh = trainer.restore() == 0;
   const auto folder = output_folder(run.lora, run.cfg);

@@ -177,11 +177,15 @@ TEST_CASE("a state without the frozen parameters knows which they were") {
   reloaded->load_state_dict(state);
   REQUIRE(torch::equal(same->first->bias, module->first->bias));
   const auto fingerprint = reloaded->frozen_fingerprint();
+  REQUIRE(reloaded->frozen_identity() == fingerprint);
   {
     const torch::NoGradGuard no_grad;
     same->second->weight[0][0] += 1;
   }
   REQUIRE(reloaded->frozen_fingerprint() != fingerprint);
+  // Read once, however often it is asked for: a large base takes a while.
+  REQUIRE(reloaded->frozen_identity() == fingerprint);
+  REQUIRE((reloaded->state_dict().values == state.values));
 
   const auto before = other->first->bias.clone();
   REQUIRE_THROWS_WITH(wrap(other)->load_state_dict(state), Catch::Contains("over another base"));

@@ -96,6 +96,9 @@ class DataParallelModel : public Stateful {
   /// 16 hexadecimal digits over names, dtypes, shapes and every bit of the parameters that are not
   /// trained: equal texts mean an equal base. Reads them anew each time; the host waits.
   std::string frozen_fingerprint() const;
+  /// The fingerprint when it was first asked for, by a caller, a save or a load: they share one
+  /// reading of the base.
+  const std::string& frozen_identity() const;
 
   std::string state_name() const override { return "model"; }
   /// All parameters and buffers; see leave_frozen_out_of_state().
@@ -115,7 +118,6 @@ class DataParallelModel : public Stateful {
   void broadcast_buffers_now(int root);
   NamedParameters state_tensors() const;
   bool is_ignored(const std::string& name) const;
-  const std::string& frozen_identity() const;
   void require_same_frozen(const StateDict& state) const;
 
   ModelTensors all_tensors_;
