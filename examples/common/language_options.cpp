@@ -73,8 +73,13 @@ std::shared_ptr<models::CausalLm> make_random(const Options& options,
 std::shared_ptr<models::CausalLm> load_folder(const LanguageModelSettings& settings,
                                               const models::HfConfig& config,
                                               const ddp::Context& ctx) {
-  auto module = models::make_causal_lm(
-      config, torch::TensorOptions().dtype(settings.dtype).device(ctx.device()));
+  std::shared_ptr<models::CausalLm> module;
+  try {
+    module = models::make_causal_lm(
+        config, torch::TensorOptions().dtype(settings.dtype).device(ctx.device()));
+  } catch (const ddp::SettingsError& error) {
+    throw ddp::SettingsError("model.path=" + settings.path + ": " + error.what());
+  }
   const auto node = ctx.communicator()->split(ctx.node_rank(), ctx.local_rank());
   const auto load = models::load_pretrained(*module, settings.path, node.get());
   if (ctx.is_main()) {

@@ -18,9 +18,29 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;
 constexpr double kMaxNumber = std::numeric_limits<double>::max();
 constexpr const char* kSupported = "qwen2, llama, mistral and gpt2 are supported";
 
+// Several times what released models have, and low enough that no number of elements leaves int64:
+// what is larger is a damaged file, and would end as an allocation that fails.
+constexpr std::pair<const char*, int64_t> kMaxSizes[] = {
+    {"vocab_size", int64_t{1} << 24},
+    {"hidden_size", int64_t{1} << 17},
+    {"n_embd", int64_t{1} << 17},
+    {"intermediate_size", int64_t{1} << 20},
+    {"n_inner", int64_t{1} << 20},
+    {"num_hidden_layers", 1 << 12},
+    {"n_layer", 1 << 12},
+    {"num_attention_heads", 1 << 14},
+    {"num_key_value_heads", 1 << 14},
+    {"n_head", 1 << 14},
+    {"head_dim", 1 << 13},
+    {"max_position_embeddings", int64_t{1} << 27},
+    {"n_positions", int64_t{1} << 27},
+};
+
 int64_t size(const JsonObject& json, const std::string& key,
              std::optional<int64_t> fallback = std::nullopt) {
-  return json.integer(key, 1, kMaxSize, fallback);
+  const auto* limit = std::find_if(std::begin(kMaxSizes), std::end(kMaxSizes),
+                                   [&](const auto& entry) { return entry.first == key; });
+  return json.integer(key, 1, limit == std::end(kMaxSizes) ? kMaxSize : limit->second, fallback);
 }
 
 void check_activation(const JsonObject& json, const std::string& key, const std::string& usual,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <thread>
 
 #include "core/file_ops.hpp"
@@ -63,6 +65,23 @@ void load_mapped(const StoredWeights& stored, const MatchedWeights& weights,
       }
     }
     ddp::load_weights(module, tensors, stored.files[file], /*strict=*/false);
+  }
+}
+
+// The exception being handled; LibTorch's own have no exit code, and a backtrace in their text.
+std::exception_ptr read_failure(const std::string& source) {
+  const auto failure = [&](const std::string& why) {
+    return std::make_exception_ptr(
+        ddp::ReadError("the weights in " + source + " could not be loaded: " + why));
+  };
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return failure(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return failure("there is not enough memory");
+  } catch (...) {
+    return std::current_exception();
   }
 }
 
@@ -132,7 +151,7 @@ PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& pat
                                " do not fit the module: " + differences.to_string());
     }
   } catch (...) {
-    error = std::current_exception();
+    error = read_failure(path);
   }
   const int64_t hash = plan_hash(stored, match.weights, shared);
   agree(communicator, error, hash, path);
@@ -146,7 +165,7 @@ PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& pat
   } catch (const ddp::PeerLostError&) {
     throw;  // nobody left to agree with
   } catch (...) {
-    error = std::current_exception();
+    error = read_failure(path);
   }
   agree(communicator, error, hash, path);
   PretrainedLoad result{.differences = std::move(match.differences)};

@@ -149,6 +149,16 @@ case $scenario in
     echo "trained $trained, evaluated from its folder $evaluated"
     { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
     refused 64 "would not be read with lora.rank=0" lora.adapter="$work/models/last"
+    base=(run.mode=evaluate checkpoint.dir= decode.num_prompts=0 model.init=pretrained model.path="$work/models/last")
+    # Sizes that no machine holds: refused by key, and as a whole.
+    for change in 's/"hidden_size": *[0-9]*/"hidden_size": 1000000000000/' 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": 1000000000/'; do
+      mkdir -p "$work/huge"
+      sed "$change" "$work/models/last/config.json" > "$work/huge/config.json"
+      refused 74 "huge/config.json: key .* is 1000000.*, expected 1 to" "${base[@]}" model.path="$work/huge"
+    done
+    sed 's/"intermediate_size": *[0-9]*/"intermediate_size": 1000000/; s/"hidden_size": *[0-9]*/"hidden_size": 131072/' \
+      "$work/models/last/config.json" > "$work/huge/config.json"
+    refused 64 "model.path=.*huge: a (qwen2|llama) model of .* GB of parameters .* cannot be made: this machine has" "${base[@]}" model.path="$work/huge"
     ;;
   refuses)
     saving=(train.max_steps=2 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints")

@@ -217,6 +217,7 @@ TEST_CASE("a sliding window in use is refused, with what to do") {
 
 TEST_CASE("missing, ill-typed and unfitting keys are told by name") {
   using ddp::ReadError;
+  using ddp::detail::concat;
   for (const char* key :
        {"model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "max_position_embeddings"}) {
@@ -226,6 +227,27 @@ TEST_CASE("missing, ill-typed and unfitting keys are told by name") {
   for (const char* key : {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head"}) {
     expect_error<ReadError>(without(gpt2_json(), key),
                             {ddp::detail::concat('"', key, "\" is missing")});
+  }
+  for (const auto& [key, limit] : {std::pair{"vocab_size", "16777216"},
+                                   {"hidden_size", "131072"},
+                                   {"intermediate_size", "1048576"},
+                                   {"num_hidden_layers", "4096"},
+                                   {"num_attention_heads", "16384"},
+                                   {"num_key_value_heads", "16384"},
+                                   {"head_dim", "8192"},
+                                   {"max_position_embeddings", "134217728"}}) {
+    for (const int64_t size : {int64_t{1'000'000'000}, int64_t{1'000'000'000'000}}) {
+      expect_error<ReadError>(with(qwen2_json(), key, size),
+                              {concat('"', key, "\" is ", size), concat("expected 1 to ", limit)});
+    }
+  }
+  for (const auto& [key, limit] : {std::pair{"n_embd", "131072"},
+                                   {"n_inner", "1048576"},
+                                   {"n_layer", "4096"},
+                                   {"n_head", "16384"},
+                                   {"n_positions", "134217728"}}) {
+    expect_error<ReadError>(with(gpt2_json(), key, 1'000'000'000),
+                            {key, concat("expected 1 to ", limit)});
   }
   expect_error<ReadError>(with(qwen2_json(), "hidden_size", "896"), {"\"896\"", "whole number"});
   expect_error<ReadError>(with(qwen2_json(), "hidden_size", 896.0), {"896.0", "whole number"});
@@ -307,4 +329,25 @@ TEST_CASE("options written as config.json come back") {
                models::read_qwen2_config(folder.path());
              }),
              Catch::Contains("\"model_type\" is \"gpt2\""));
+}
+
+TEST_CASE("a model that no memory holds is refused before it is made") {
+  using ddp::SettingsError;
+  auto huge = qwen2_json();  // each size alone is allowed
+  huge["hidden_size"] = 114'688;
+  huge["num_hidden_layers"] = 4'000;
+  const auto on = [](const json& config, const at::TensorOptions& options) {
+    return message_of<SettingsError>([&] { models::make_causal_lm(read(config), options); });
+  };
+  CHECK_THAT(on(huge, at::kFloat), Catch::Contains("a qwen2 model of ") &&
+                                       Catch::Contains("GB of parameters (Float) cannot be made") &&
+                                       Catch::Contains("this machine has "));
+  auto wide = gpt2_json();
+  wide["n_embd"] = 12 * 8'192;
+  wide["n_layer"] = 4'096;
+  CHECK_THAT(on(wide, at::kBFloat16), Catch::Contains("a gpt2 model of "));
+  // What LibTorch says of a device where nothing can be made has its first sentence here.
+  const auto nowhere = on(gpt2_json(), at::TensorOptions().device(at::kVulkan));
+  CHECK_THAT(nowhere, Catch::Contains("a gpt2 model of 0.49") && Catch::Contains("Vulkan"));
+  CHECK(nowhere.find("frame #") == std::string::npos);
 }

@@ -65,6 +65,23 @@ TEST_CASE("damaged safetensors files are refused by name") {
   CHECK_THAT(refusal(folder.path()), Catch::Contains("'model.b.weight' lies at bytes 20..36"));
 }
 
+TEST_CASE("what LibTorch throws while weights are read is an error of reading") {
+  struct Overlapping : torch::nn::Module {  // no tensor can be written to it
+    Overlapping() {
+      register_parameter("weight", torch::zeros({1}).expand({4}), /*requires_grad=*/false);
+    }
+  };
+  TemporaryFolder folder;
+  const auto path = folder.file("model.safetensors");
+  ddp::save_safetensors(path, {{"weight", torch::ones({4})}});
+  Overlapping module;
+  const auto message =
+      message_of<ddp::ReadError>([&] { models::load_pretrained(module, path, nullptr); });
+  CHECK_THAT(message, Catch::Contains("the weights in " + path + " could not be loaded: ") &&
+                          Catch::Contains("single memory location"));
+  CHECK(message.find("frame #") == std::string::npos);
+}
+
 TEST_CASE("weights of other dtypes are refused by name") {
   TemporaryFolder folder;
   const auto path = folder.file("model.safetensors");

@@ -32,10 +32,10 @@ struct HfConfig {
 /// except sizes, which it must name.
 ///
 /// Throws ddp::ReadError (exit code 74) naming file and key where a key is missing, of another type
-/// or out of range, or sizes do not fit together; ddp::SettingsError (64) where the file is sound
-/// but asks for what these models do not have: another architecture, another rope scaling or
-/// activation, a sliding window in use, quantized weights, dropout inside of attention (qwen2 and
-/// its like), an untied GPT-2.
+/// or out of range (sizes too: width 131,072, 4,096 layers, …), or sizes do not fit together;
+/// ddp::SettingsError (64) where the file is sound but asks for what these models do not have:
+/// another architecture, another rope scaling or activation, a sliding window in use, quantized
+/// weights, dropout inside of attention (qwen2 and its like), an untied GPT-2.
 HfConfig read_hf_config(const std::string& path);
 
 /// The same for a model that must be of one kind; throws ddp::SettingsError where it is the other.
@@ -54,7 +54,8 @@ std::string hf_model_type(const Qwen2Options& options);
 HfConfig make_hf_config(const Qwen2Options& options, at::ScalarType dtype);
 HfConfig make_hf_config(const Gpt2Options& options, at::ScalarType dtype);
 
-/// The model, its parameters where `tensor_options` say and not initialised.
+/// The model, its parameters where `tensor_options` say and not initialised. Throws
+/// ddp::SettingsError where they do not fit the memory there.
 std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
                                          const torch::TensorOptions& tensor_options = {});
 

@@ -54,7 +54,8 @@ struct PretrainedLoad {
 /// large, offsets that overlap, a tensor that the index names and its shard lacks, weights other
 /// than float32, bfloat16 and float16); ddp::MismatchError with the names of all missing,
 /// unexpected and wrongly shaped keys, wrong shapes also where not strict. Up to then nothing was
-/// changed; an error of reading data may leave a part loaded.
+/// changed; an error of reading data may leave a part loaded. What LibTorch itself throws meanwhile
+/// is a ReadError with its first sentence.
 PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& path,
                                ddp::Communicator* communicator = nullptr,
                                const PretrainedLoadOptions& options = {});
