@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "common/base_tokenizer.hpp"
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
@@ -38,8 +39,11 @@ void run(ddp::Context& ctx, const ddp::Config& cfg) {
   if (sample.num_samples > 0) {  // a prompt that cannot be read is told before training
     examples::prompt_ids(data.train->vocabulary(), sample);
   }
-  auto module = examples::make_gpt2(cfg.section<Gpt2Settings>("model"),
-                                    data.train->file().tokenizer().vocab_size, ctx);
+  const auto model = cfg.section<Gpt2Settings>("model");
+  if (ctx.is_main()) {
+    examples::require_base_tokenizer(*data.train, model.common);
+  }
+  auto module = examples::make_gpt2(model, data.train->file().tokenizer().vocab_size, ctx);
   int64_t num_parameters = 0;
   for (const auto& parameter : module->parameters()) {
     num_parameters += parameter.numel();

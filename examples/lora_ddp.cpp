@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "common/base_tokenizer.hpp"
 #include "common/decode_prompts.hpp"
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
@@ -160,6 +161,9 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
           .model = config.section<Qwen2Settings>("model"),
           .summary = {}};
   const auto data = examples::open_token_data(config.section<ddp::TokenDataOptions>("tokens"));
+  if (ctx.is_main()) {
+    examples::require_base_tokenizer(*data.train, run.model.common);
+  }
   auto module = examples::make_qwen2(run.model, data.train->file().tokenizer().vocab_size, ctx);
   run.summary = examples::add_adapters(*module, run.lora);
   if (ctx.is_main()) {

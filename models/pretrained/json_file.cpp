@@ -31,8 +31,8 @@ std::string read_text_file(const std::string& path, uint64_t max_bytes) {
   return text;
 }
 
-JsonObject::JsonObject(const std::string& path) : path_(path) {
-  const std::string text = read_text_file(path);
+JsonObject::JsonObject(const std::string& path, uint64_t max_bytes) : path_(path) {
+  const std::string text = read_text_file(path, max_bytes);
   try {
     json_ = Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
       if (depth > kMaxDepth) {  // writing it into a message would recurse as deep

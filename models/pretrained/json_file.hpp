@@ -9,14 +9,16 @@
 
 namespace models::detail {
 
+inline constexpr uint64_t kMaxJsonBytes = 16 << 20;
+
 /// Reads a whole file; throws ddp::ReadError naming it, also where it is larger than `max_bytes`.
-std::string read_text_file(const std::string& path, uint64_t max_bytes = 16 << 20);
+std::string read_text_file(const std::string& path, uint64_t max_bytes = kMaxJsonBytes);
 
 /// An object of a JSON file. A key that is null counts as absent, as in Hugging Face's files.
 class JsonObject {
  public:
-  /// Throws ddp::ReadError where the file is no JSON object.
-  explicit JsonObject(const std::string& path);
+  /// Throws ddp::ReadError where the file is no JSON object, or larger than `max_bytes`.
+  explicit JsonObject(const std::string& path, uint64_t max_bytes = kMaxJsonBytes);
 
   const std::string& path() const { return path_; }
   const nlohmann::json& json() const { return json_; }

@@ -148,8 +148,15 @@ case $scenario in
     trained=$(value_of "eval loss" "$work/train.log") evaluated=$(value_of "eval loss" "$work/eval.log")
     echo "trained $trained, evaluated from its folder $evaluated"
     { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
+    grep -q "cannot be told: that folder has no tokenizer.json" "$work/eval.log" || fail "no word of an unknown tokenizer"
     refused 64 "would not be read with lora.rank=0" lora.adapter="$work/models/last"
+    # The data's own tokenizer beside the model, and another one of as many ids.
     base=(run.mode=evaluate checkpoint.dir= decode.num_prompts=0 model.init=pretrained model.path="$work/models/last")
+    cp "$data/tokenizer.json" "$work/models/last"
+    (run_on 1 "$work/eval.log" "${base[@]}") || fail "exit code $? with the data's tokenizer"
+    grep -q "tokenizer" "$work/eval.log" && fail "a warning without a reason"
+    sed 's/"A":35,"B":36,/"B":35,"A":36,/' "$data/tokenizer.json" > "$work/models/last/tokenizer.json"
+    refused 65 "not prepared with the tokenizer of model.path: .* 2 ids, the first 35, which is 'A' in .* and 'B' in .*--tokenizer" "${base[@]}"
     # Sizes that no machine holds: refused by key, and as a whole.
     for change in 's/"hidden_size": *[0-9]*/"hidden_size": 1000000000000/' 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": 1000000000/'; do
       mkdir -p "$work/huge"

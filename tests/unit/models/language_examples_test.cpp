@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/api_call.hpp"
+#include "common/base_tokenizer.hpp"
 #include "common/best_evaluation.hpp"
 #include "common/data_path.hpp"
 #include "common/language_options.hpp"
@@ -15,6 +16,7 @@
 #include "common/sample_text.hpp"
 #include "ddp/ddp.hpp"
 #include "models/pretrained/hf_config.hpp"
+#include "models/pretrained/hf_vocabulary.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "models/pretrained/peft_adapter.hpp"
 #include "support/catch.hpp"
@@ -152,6 +154,53 @@ TEST_CASE("a base and adapters are read from their folders") {
   settings.vocab_size = 99;
   CHECK_THROWS_WITH(examples::make_qwen2(settings, 64, context),
                     Catch::Contains("model.vocab_size=99 with model.init=pretrained"));
+}
+
+TEST_CASE("token files of another tokenizer than the base's are told") {
+  const auto sample = examples::find_data_path("data/chat-sample");
+  const ddp::TokenDataset data({.path = sample}, ddp::Split::Train);
+  // The file in the base's folder and what data/prepare_chat.py made of it say the same.
+  const auto entries = models::read_hf_vocabulary(sample)->entries;
+  REQUIRE(static_cast<int64_t>(entries.size()) == data.vocabulary().size());
+  for (int64_t id = 0; id < data.vocabulary().size(); ++id) {
+    REQUIRE(data.vocabulary().bytes(id) == entries[id]);
+  }
+  const auto same = examples::compare_tokenizers(data, sample);
+  CHECK(same.refusal + same.warning == "");
+
+  testing::TemporaryFolder base;
+  CHECK_THAT(examples::compare_tokenizers(data, base.path()).warning,
+             Catch::Contains("cannot be told: that folder has no tokenizer.json"));
+  const auto text = testing::read_file(sample + "/tokenizer.json");
+  const auto compare_with = [&](const std::string& from, const std::string& to) {
+    auto changed = text;
+    for (auto at = changed.find(from); at != std::string::npos; at = changed.find(from, at + 1)) {
+      changed.replace(at, from.size(), to);
+    }
+    REQUIRE(changed != text);
+    testing::write_file(base.file("tokenizer.json"), changed);
+    return examples::compare_tokenizers(data, base.path());
+  };
+  const auto swapped = compare_with("\"A\":", "\"~~\":");
+  CHECK(swapped.warning == "");
+  CHECK_THAT(swapped.refusal,
+             Catch::Contains("tokens.path was not prepared with the tokenizer of model.path") &&
+                 Catch::Contains("1 id, ") && Catch::Contains("which is 'A' in " + sample) &&
+                 Catch::Contains("and '~~' in " + base.path()) &&
+                 Catch::Contains("--tokenizer " + base.path()));
+  const examples::LanguageModelSettings pretrained{.init = "pretrained", .path = base.path()};
+  CHECK_THROWS_AS(examples::require_base_tokenizer(data, pretrained), ddp::DataError);
+  CHECK_NOTHROW(examples::require_base_tokenizer(data, {}));
+
+  const auto special = compare_with("<|im_end|>", "<|eot_id|>");
+  CHECK(special.refusal == "");
+  CHECK_THAT(special.warning, Catch::Contains("'<|im_end|>' in ") &&
+                                  Catch::Contains("'<|eot_id|>' in ") &&
+                                  Catch::Contains("has not learned"));
+  const auto lacking = compare_with(":1535}", ":1600}");
+  CHECK(lacking.refusal == "");
+  CHECK_THAT(lacking.warning, Catch::Contains("1 id, 1535, which is ") &&
+                                  Catch::Contains("and nothing in " + base.path()));
 }
 
 TEST_CASE("data that cannot be evaluated are refused") {

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/pretrained/hf_vocabulary.hpp"
+#include "unit/pretrained/pretrained_test_support.hpp"
+
+namespace {
+
+using nlohmann::json;
+using testing::message_of;
+using testing::TemporaryFolder;
+using testing::write_file;
+using Entries = std::vector<std::string>;
+
+std::optional<models::HfVocabulary> read(const std::string& name, const json& content) {
+  TemporaryFolder folder;
+  write_file(folder.file(name), content.dump());
+  return models::read_hf_vocabulary(folder.path());
+}
+
+json byte_level() {
+  return {{"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "ByteLevel"}}}}}},
+          {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"Ġb", 1}, {"Ċ", 2}, {"Ã©", 4}}}}},
+          {"added_tokens", {{{"id", 5}, {"content", "<|im_end|>"}, {"special", true}}}}};
+}
+
+}  // namespace
+
+TEST_CASE("byte-level tokens stand for bytes, and numbers may have holes") {
+  const Entries expected{"a", " b", "\n", "", "é", "<|im_end|>"};
+  CHECK(read("tokenizer.json", byte_level())->entries == expected);
+  // An added token is what it says, also where the model has its id, and beside byte-level words.
+  auto more = byte_level();
+  more["model"]["vocab"]["東"] = 3;
+  more["added_tokens"].push_back({{"id", 1}, {"content", "Ġ"}});
+  CHECK(read("tokenizer.json", more)->entries == Entries{"a", "Ġ", "\n", "東", "é", "<|im_end|>"});
+  CHECK(read("vocab.json", {{"<|endoftext|>", 1}, {"Ġ\u0100", 0}})->entries ==
+        Entries{std::string(" \0", 2), "<|endoftext|>"});
+}
+
+TEST_CASE("SentencePiece's tokens stand for bytes") {
+  json llama{
+      {"decoder",
+       {{"type", "Sequence"}, {"decoders", {{{"type", "Replace"}}, {{"type", "ByteFallback"}}}}}},
+      {"model", {{"vocab", {{"<s>", 0}, {"<0x0A>", 1}, {"▁the▁", 2}, {"<0xzz>", 3}}}}}};
+  CHECK(read("tokenizer.json", llama)->entries == Entries{"<s>", "\n", " the ", "<0xzz>"});
+  json unigram{
+      {"pre_tokenizer", {{"type", "Metaspace"}}},
+      {"model", {{"vocab", json::array({json::array({"<unk>", 0}), json::array({"▁a", -1.5})})}}}};
+  CHECK(read("tokenizer.json", unigram)->entries == Entries{"<unk>", " a"});
+}
+
+TEST_CASE("tokenizers that say nothing, and damaged ones") {
+  TemporaryFolder folder;
+  CHECK_FALSE(models::read_hf_vocabulary(folder.path()));
+  json bert{{"decoder", {{"type", "WordPiece"}}}, {"model", {{"vocab", {{"a", 0}}}}}};
+  CHECK_FALSE(read("tokenizer.json", bert));
+
+  const auto refusal = [](const json& content) {
+    return message_of<ddp::ReadError>([&] { read("tokenizer.json", content); });
+  };
+  auto broken = byte_level();
+  for (const json& id : {json(-1), json(1 << 24), json("1"), json(1.5), json(1ull << 63)}) {
+    broken["model"]["vocab"]["a"] = id;
+    CHECK_THAT(refusal(broken), Catch::Contains("tokenizer.json: key \"model.vocab\" gives") &&
+                                    Catch::Contains("the id " + id.dump()) &&
+                                    Catch::Contains("expected 0 to 16777215"));
+  }
+  broken["model"].erase("vocab");
+  CHECK_THAT(refusal(broken), Catch::Contains("key \"model.vocab\" is missing"));
+  broken["model"]["vocab"] = "none";
+  CHECK_THAT(refusal(broken), Catch::Contains("neither an object nor a list"));
+  broken["model"]["vocab"] = json::array({json::array({"a", 0}), 7});
+  CHECK_THAT(refusal(broken), Catch::Contains("has no token at 1"));
+  broken = byte_level();
+  broken["added_tokens"].push_back({{"content", "x"}});
+  CHECK_THAT(refusal(broken), Catch::Contains("\"added_tokens\" has a token without"));
+  write_file(folder.file("tokenizer.json"), "{");
+  CHECK_THAT(message_of<ddp::ReadError>([&] { models::read_hf_vocabulary(folder.path()); }),
+             Catch::Contains("is not JSON"));
+}
