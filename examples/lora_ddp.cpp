@@ -21,7 +21,7 @@
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
 #include "common/parameter_hash.hpp"
-#include "common/save_trained.hpp"
+#include "common/trained_folder.hpp"
 #include "ddp/ddp.hpp"
 #include "models/lora.hpp"
 #include "models/qwen2.hpp"
@@ -33,6 +33,7 @@ using examples::LanguageTrainer;
 using examples::LoraSettings;
 using examples::Qwen2Settings;
 using examples::RunSettings;
+using examples::TrainedFolder;
 
 std::string trainable_line(const models::LoraSummary& lora) {
   const auto trainable = static_cast<double>(lora.num_trainable);
@@ -61,12 +62,15 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
   }
 }
 
-/// Where what is trained goes; empty: nowhere.
-std::string output_folder(const LoraSettings& lora, const ddp::Config& cfg) {
-  if (!lora.save_dir.empty() || cfg.checkpoint.dir.empty()) {
-    return lora.save_dir;
+/// Where what is trained goes.
+examples::TrainedFolderOptions trained_folder(const LoraSettings& lora, const ddp::Config& cfg,
+                                              const std::string& base_path) {
+  examples::TrainedFolderOptions options{.path = lora.save_dir, .base_path = base_path};
+  if (lora.save_dir.empty() && !cfg.checkpoint.dir.empty()) {
+    options.path = cfg.checkpoint.dir + (lora.options.rank > 0 ? "/adapters" : "/models");
+    options.is_in_checkpoint_dir = true;
   }
-  return cfg.checkpoint.dir + (lora.options.rank > 0 ? "/adapters" : "/models");
+  return options;
 }
 
 /// All that a run needs beside its trainer.
@@ -114,39 +118,27 @@ void train(LanguageTrainer& trainer, const Run& run) {
   const bool adapts = run.lora.options.rank > 0;
   const auto base = trainer.model().frozen_identity();
   const auto before = examples::parameter_hash(trainer.model().named_parameters());
-  const bool is_fresh = trainer.restore() == 0;
-  const auto folder = output_folder(run.lora, run.cfg);
-  if (!folder.empty() && run.ctx.is_main()) {  // told before training, not when all is done
-    for (const char* name : {"best", "last"}) {
-      examples::require_writable(qwen2_of(trainer), folder + "/" + name);
-    }
-  }
-  if (is_fresh && run.cfg.train.eval_first) {
+  const int64_t first_step = trainer.restore();
+  TrainedFolder folder(run.ctx, trainer.checkpointer(), qwen2_of(trainer),
+                       trained_folder(run.lora, run.cfg, run.model.common.path));
+  folder.open(first_step);  // what it refuses is told before training, not when all is done
+  if (first_step == 0 && run.cfg.train.eval_first) {
     decode(trainer, run.decode, run.cfg, run.ctx, " before training");
   }
-  std::string saved;
-  const auto save = [&](const char* name) {
-    if (!folder.empty() && run.ctx.is_main()) {
-      examples::save_trained(qwen2_of(trainer), folder + "/" + name, run.model.common.path);
-      if (saved.find(name) == std::string::npos) {
-        saved += (saved.empty() ? "" : " and ") + std::string(name);
-      }
-    }
-  };
-  trainer.on_evaluation = [&](int64_t, const examples::EvalResult&, bool is_best) {
+  trainer.on_evaluation = [&](int64_t steps_done, const examples::EvalResult&, bool is_best) {
     if (is_best) {
-      save("best");
+      folder.save_best(steps_done);
     }
   };
   const auto summary = trainer.train();
-  save("last");
+  folder.save_last();
   DDP_CHECK(trainer.model().frozen_fingerprint() == base, "training changed the frozen base");
   if (run.ctx.is_main()) {
     std::cout << examples::language_report(summary, trainer, run.ctx, run.cfg)
               << trainable_line(run.summary) << '\n'
               << (adapts ? "adapters        " : "model           ") << summary.hash << ", "
               << (summary.hash == before ? "unchanged" : "changed from " + before)
-              << (folder.empty() ? "" : "; " + saved + " in " + folder) << '\n'
+              << (folder.summary().empty() ? "" : "; " + folder.summary()) << '\n'
               << (adapts ? "base            " + base + ", unchanged\n" : "") << std::flush;
   }
   decode(trainer, run.decode, run.cfg, run.ctx, " after training");

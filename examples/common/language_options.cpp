@@ -201,9 +201,10 @@ void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
       s.adapter);
   v.field(
       {.name = "save_dir",
-       .doc = "folder for the adapters in PEFT's layout (rank 0: the models, in Hugging Face's), "
-              "<save_dir>/best (smallest evaluation loss) and <save_dir>/last; empty: "
-              "checkpoint.dir/adapters (models), or none without that",
+       .doc =
+           "folder for the adapters in PEFT's layout (rank 0: the models, in Hugging Face's), "
+           "<save_dir>/best (smallest evaluation loss) and <save_dir>/last; empty: "
+           "checkpoint.dir/adapters (models), or none without that. Another run's are not replaced",
        .may_differ = true},
       s.save_dir);
 }

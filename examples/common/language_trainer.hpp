@@ -49,6 +49,7 @@ class LanguageTrainer {
   ddp::DataParallelModel& model() { return model_; }
   models::CausalLm& module() { return *module_; }
   const TokenData& data() const { return data_; }
+  ddp::Checkpointer& checkpointer() { return checkpointer_; }
 
   /// Called on all ranks after each evaluation of train(); `is_best`: the loss is below all before.
   std::function<void(int64_t steps_done, const EvalResult&, bool is_best)> on_evaluation;

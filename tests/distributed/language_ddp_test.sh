@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainers of language models as a user does and looks at what they print.
 #
-# usage: language_ddp_test.sh learns|curve|resumes|evaluates|whole|refuses PROGRAM RANKS DATA
+# usage: language_ddp_test.sh learns|curve|resumes|keeps|evaluates|whole|refuses PROGRAM RANKS DATA
 #   learns    with the embedded data: the evaluation loss falls, what is trained changes, the base does not
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
+#   keeps     what an earlier run trained is not replaced by another run, only by its own continuation
 #   evaluates run.mode=evaluate gives what training printed at its end, at another number of ranks too
 #   whole     lora.rank=0 trains all parameters; the folder it saves is a base that evaluates the same
 #   refuses   other bases and adapters, small vocabularies, nothing to evaluate: clear errors
@@ -113,6 +114,37 @@ case $scenario in
       done
     fi
     ;;
+  keeps)
+    saving=("${dropout[@]}" train.max_steps=2 train.eval_every_steps=1 train.batch_size=$((8 / ranks)) decode.num_prompts=0)
+    (run "$work/first.log" "${saving[@]}" checkpoint.dir="$work/first") || fail "exit code $?"
+    contents() { find "$work/first/adapters" -type f -exec sha256sum {} + | sort; }
+    before=$(contents)
+    [ "$(wc -l <<< "$before")" = 4 ] || fail "not two adapters: $before"
+    refused 64 "failed at step 0: lora.save_dir: .*first/adapters/best holds what another run trained, and this one starts at step 0" \
+      checkpoint.dir="$work/second" lora.save_dir="$work/first/adapters"
+    refused 64 "first/adapters/best holds what another run trained" checkpoint.dir= lora.save_dir="$work/first/adapters"
+    (run "$work/second.log" "${saving[@]}" checkpoint.dir="$work/second") || fail "exit code $? in a folder of its own"
+    refused 64 "another run trained, and this one goes on from a checkpoint whose run wrote to checkpoint.dir" train.max_steps=3 \
+      checkpoint.dir="$work/second" lora.save_dir="$work/first/adapters"
+    [ "$(contents)" = "$before" ] || fail "a refused run changed the adapters"
+    (run "$work/on.log" "${saving[@]}" train.max_steps=3 checkpoint.dir="$work/first") || fail "exit code $? of the resumed run"
+    [ "$(contents)" != "$before" ] || fail "a resumed run left its adapters as they were"
+    before=$(contents)
+    rm -r "$work"/first/step_*
+    refused 64 "failed at step 0: checkpoint.dir: .*first/adapters/best holds" checkpoint.dir="$work/first"
+    [ "$(contents)" = "$before" ] || fail "a refused run changed the adapters"
+
+    # Killed behind its first best, before a checkpoint was due: the same job may start again.
+    saving+=(checkpoint.dir="$work/killed" checkpoint.every_minutes=0)
+    (run "$work/killed.log" "${saving[@]}" train.max_steps=2000) &
+    pid=$!
+    wait_for $pid test -s "$work/killed/adapters/best/adapter_model.safetensors"
+    # shellcheck disable=SC2046
+    kill -9 $(descendants $pid) $pid
+    wait $pid 2> /dev/null
+    (run "$work/again.log" "${saving[@]}" train.max_steps=5) || fail "exit code $? when started again"
+    grep -q "^resumed  *at step 1 of" "$work/again.log" || fail "it did not go on from the checkpoint beside the first best"
+    ;;
   evaluates)
     saving=("${dropout[@]}" train.max_steps=6 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints" decode.num_prompts=3
       decode.max_new_tokens=8 decode.show=1)
@@ -136,8 +168,9 @@ case $scenario in
   whole)
     saving=()
     model=("${model[@]:2}" lora.rank=0)  # without the adapters' rank and alpha
-    (run "$work/train.log" train.max_steps=8 train.eval_every_steps=4 train.eval_first=true train.batch_size=$((8 / ranks)) \
-      decode.num_prompts=0 checkpoint.dir= lora.save_dir="$work/models") || fail "exit code $?"
+    training=(train.max_steps=8 train.eval_every_steps=4 train.batch_size=$((8 / ranks)) decode.num_prompts=0 checkpoint.dir=
+      lora.save_dir="$work/models")
+    (run "$work/train.log" "${training[@]}" train.eval_first=true) || fail "exit code $?"
     grep -qE "^model .*changed from" "$work/train.log" || fail "the model did not change"
     grep -qE "^trainable  *all " "$work/train.log" || fail "not all parameters were trained"
     for which in best last; do
@@ -150,6 +183,7 @@ case $scenario in
     { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
     grep -q "cannot be told: that folder has no tokenizer.json" "$work/eval.log" || fail "no word of an unknown tokenizer"
     refused 64 "would not be read with lora.rank=0" lora.adapter="$work/models/last"
+    refused 64 "models/best holds what another run trained" "${training[@]}"
     # The data's own tokenizer beside the model, and another one of as many ids.
     base=(run.mode=evaluate checkpoint.dir= decode.num_prompts=0 model.init=pretrained model.path="$work/models/last")
     cp "$data/tokenizer.json" "$work/models/last"
@@ -174,8 +208,11 @@ case $scenario in
     refused 70 "does not fit: .*lora_A.* is saved with shape .16, 128. but has shape .8, 128. here" lora.rank=8
     refused 70 "does not fit: .*(no|has) .*lora_A" lora.target_modules=q_proj
     refused 70 "trained with adapters of rank 16 and alpha 32 .*this run has adapters of rank 16 and alpha 8" lora.alpha=8
-    refused 64 "failed at step 0: .*adapters/best.* describes another adapter" checkpoint.dir= \
-      lora.save_dir="$work/checkpoints/adapters" lora.rank=8
+    config=$work/checkpoints/adapters/best/adapter_config.json
+    cp "$config" "$work/saved_config"
+    sed -i 's/"lora_alpha": *32/"lora_alpha": 8/' "$config"
+    refused 64 "failed at step 2: .*adapters/best.* describes another adapter" train.max_steps=3
+    cp "$work/saved_config" "$config"
     refused 73 "failed at step 0: lora.save_dir: cannot write" checkpoint.dir= lora.save_dir=/proc/none/adapters
     refused 74 "there is no checkpoint in checkpoint.dir" run.mode=evaluate checkpoint.dir="$work/mistyped"
     [ ! -e "$work/mistyped" ] || fail "an evaluation made a folder"

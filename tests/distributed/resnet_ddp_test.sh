@@ -102,12 +102,7 @@ case $scenario in
       kill_when_saved $pid
     else
       wait_for_checkpoint $pid
-      targets=$(descendants $pid) # the ranks: mpirun itself would kill them soon after
-      # shellcheck disable=SC2086
-      kill -TERM ${targets:-$pid}
-      wait $pid
-      code=$?
-      [ $code = 75 ] || fail "exit code $code after SIGTERM, expected 75"
+      stop_run $pid 75
     fi
     (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
     check_resumed "test accuracy"

@@ -30,14 +30,29 @@ descendants() {
   done
 }
 
-wait_for_checkpoint() { # wait_for_checkpoint PID
-  local tries
-  for tries in $(seq 600); do
-    compgen -G "$work/checkpoints/step_*" > /dev/null && return 0
-    kill -0 "$1" 2> /dev/null || fail "the run ended before its first checkpoint"
-    sleep 0.1
+wait_for() { # wait_for PID COMMAND…: until it succeeds, while the run goes on
+  local pid=$1 tries
+  shift
+  for tries in $(seq 1200); do
+    "$@" > /dev/null && return 0
+    kill -0 "$pid" 2> /dev/null || fail "the run ended before: $*"
+    sleep 0.05
   done
-  fail "no checkpoint after $tries tries"
+  fail "$tries tries: $*"
+}
+
+wait_for_checkpoint() { # wait_for_checkpoint PID
+  wait_for "$1" compgen -G "$work/checkpoints/step_*"
+}
+
+stop_run() { # stop_run PID CODE: SIGTERM to the ranks (their launcher itself would kill them soon after)
+  local targets code
+  targets=$(descendants "$1")
+  # shellcheck disable=SC2086
+  kill -TERM ${targets:-$1}
+  wait "$1"
+  code=$?
+  [ $code = "$2" ] || fail "exit code $code after SIGTERM, expected $2"
 }
 
 kill_when_saved() { # kill_when_saved PID

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/trained_folder.hpp"
+
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "common/save_trained.hpp"
+#include "ddp/core/error.hpp"
+
+namespace examples {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kText = "trained_folder";
+constexpr const char* kBest = "best";
+constexpr const char* kLast = "last";
+
+/// What save_trained() would replace or remove, with what a crash of it leaves.
+std::optional<std::string> find_trained(const std::string& path) {
+  for (const char* name : {kBest, kLast}) {
+    for (const char* ending : {"", ".new", ".old"}) {
+      const auto place = path + "/" + name + ending;
+      std::error_code failed;
+      const bool empty_folder = fs::is_directory(place, failed) && fs::is_empty(place, failed);
+      if (fs::exists(fs::symlink_status(place, failed)) && !empty_folder) {
+        return place;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::string text_of(const TrainedFolderOptions& options) {
+  if (options.is_in_checkpoint_dir) {
+    return "checkpoint.dir";
+  }
+  std::error_code failed;
+  const auto path = fs::weakly_canonical(fs::absolute(options.path, failed), failed);
+  return failed ? options.path : path.string();
+}
+
+}  // namespace
+
+TrainedFolder::TrainedFolder(const ddp::Context& context, ddp::Checkpointer& checkpointer,
+                             const models::Qwen2Impl& module, TrainedFolderOptions options)
+    : context_(context),
+      checkpointer_(checkpointer),
+      module_(module),
+      options_(std::move(options)) {}
+
+void TrainedFolder::open(int64_t first_step) {
+  // Rank 0's word: the setting may differ between ranks.
+  const auto now =
+      context_.control_plane().broadcast(options_.path.empty() ? std::string() : text_of(options_));
+  saves_ = !now.empty();
+  if (!saves_) {
+    return;
+  }
+  first_step_ = first_step;
+  const auto saved_by = checkpointer_.text(kText);
+  // A checkpoint from before this was noted is taken at its word.
+  is_noted_ = first_step > 0 && (saved_by.empty() || saved_by == now);
+  checkpointer_.set_text(kText, now);
+  if (!context_.is_main()) {
+    return;
+  }
+  if (!is_noted_) {
+    require_no_other(saved_by, first_step);
+  }
+  for (const char* name : {kBest, kLast}) {
+    require_writable(module_, options_.path + "/" + name);
+  }
+}
+
+void TrainedFolder::require_no_other(const std::string& saved_by, int64_t first_step) const {
+  const auto place = find_trained(options_.path);
+  if (!place) {
+    return;
+  }
+  const std::string setting = options_.is_in_checkpoint_dir ? "checkpoint.dir" : "lora.save_dir";
+  throw ddp::SettingsError(ddp::detail::concat(
+      setting, ": ", *place, " holds what another run trained, and this one ",
+      first_step == 0 ? "starts at step 0"
+                      : "goes on from a checkpoint whose run wrote to " + saved_by,
+      ": it would replace that; fix: name another ", setting, ", or move ", *place, " away",
+      first_step == 0 ? ", or go on with that run: name its checkpoint.dir" : ""));
+}
+
+void TrainedFolder::save_best(int64_t steps_done) {
+  if (!saves_) {
+    return;
+  }
+  if (!is_noted_ && checkpointer_.last_saved_step() <= first_step_) {
+    checkpointer_.save(steps_done - 1);
+    checkpointer_.wait();
+  }
+  save(kBest);
+}
+
+void TrainedFolder::save_last() {
+  if (saves_) {
+    save(kLast);
+  }
+}
+
+void TrainedFolder::save(const std::string& name) {
+  if (context_.is_main()) {
+    save_trained(module_, options_.path + "/" + name, options_.base_path);
+  }
+  if (saved_.find(name) == std::string::npos) {
+    saved_ += (saved_.empty() ? "" : " and ") + name;
+  }
+}
+
+std::string TrainedFolder::summary() const {
+  return saved_.empty() ? "" : saved_ + " in " + options_.path;
+}
+
+}  // namespace examples
