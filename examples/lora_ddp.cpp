@@ -114,6 +114,19 @@ std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& s
                              lora.options.alpha, " on ", summary.layers.size(), " layers");
 }
 
+/// A stopped run leaves what it has, as a finished one does.
+void save_at_stop(TrainedFolder& folder, int64_t steps_done, const ddp::Context& ctx) {
+  try {
+    folder.save_last();
+    if (ctx.is_main() && !folder.summary().empty()) {
+      ddp::log_info(
+          ddp::detail::concat("stopped after ", steps_done, " steps: ", folder.summary()));
+    }
+  } catch (const std::exception& error) {  // the stop is what this run ends with
+    ddp::log_error(std::string("what was trained until the stop was not saved: ") + error.what());
+  }
+}
+
 void train(LanguageTrainer& trainer, const Run& run) {
   const bool adapts = run.lora.options.rank > 0;
   const auto base = trainer.model().frozen_identity();
@@ -130,6 +143,8 @@ void train(LanguageTrainer& trainer, const Run& run) {
       folder.save_best(steps_done);
     }
   };
+  trainer.checkpointer().set_before_stop(
+      [&](int64_t steps_done) { save_at_stop(folder, steps_done, run.ctx); });
   const auto summary = trainer.train();
   folder.save_last();
   DDP_CHECK(trainer.model().frozen_fingerprint() == base, "training changed the frozen base");

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainers of language models as a user does and looks at what they print.
 #
-# usage: language_ddp_test.sh learns|curve|resumes|keeps|evaluates|whole|refuses PROGRAM RANKS DATA
+# usage: language_ddp_test.sh learns|curve|resumes|stops|keeps|evaluates|whole|refuses PROGRAM RANKS DATA
 #   learns    with the embedded data: the evaluation loss falls, what is trained changes, the base does not
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
+#   stops     SIGTERM: the adapters at the stop are those of its checkpoint; without one they are all there is
 #   keeps     what an earlier run trained is not replaced by another run, only by its own continuation
 #   evaluates run.mode=evaluate gives what training printed at its end, at another number of ranks too
 #   whole     lora.rank=0 trains all parameters; the folder it saves is a base that evaluates the same
@@ -113,6 +114,32 @@ case $scenario in
         [ -s "$work/checkpoints/adapters/$name/adapter_model.safetensors" ] || fail "no adapter '$name' in PEFT's layout"
       done
     fi
+    ;;
+  stops)
+    saving=("${no_dropout[@]}" train.max_steps=2000 train.batch_size=$((8 / ranks)) checkpoint.stop_check_seconds=0.05 decode.num_prompts=0)
+    with_checkpoints=(checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4)
+    (run "$work/cut.log" "${saving[@]}" "${with_checkpoints[@]}") &
+    pid=$!
+    wait_for_checkpoint $pid
+    stop_run $pid 75
+    steps=$(sed -n 's/.*asked to stop: stopped after \([0-9]*\) steps.*/\1/p' "$work/cut.log" | head -n 1)
+    grep -q "stopped after $steps steps: last in $work/checkpoints/adapters" "$work/cut.log" || fail "the adapters at the stop are not told"
+    for source in "checkpoint.dir=$work/checkpoints" "checkpoint.dir= lora.adapter=$work/checkpoints/adapters/last"; do
+      # shellcheck disable=SC2086
+      (run_on 1 "$work/eval.log" "${saving[@]}" run.mode=evaluate $source) || fail "exit code $? of the evaluation"
+      echo "stopped after $steps steps, $(grep '^eval loss' "$work/eval.log") of $source"
+      grep '^eval loss' "$work/eval.log" >> "$work/evals.txt"
+    done
+    [ "$(sort -u "$work/evals.txt" | wc -l)" = 1 ] || fail "the adapters are not the checkpoint's"
+    # The same job again: what it finds is its own.
+    (run "$work/again.log" "${saving[@]}" "${with_checkpoints[@]}" train.max_steps=$((steps + 2))) || fail "exit code $? of the resumed run"
+    grep -q "^resumed  *at step $steps" "$work/again.log" || fail "it did not resume"
+
+    (run "$work/alone.log" "${saving[@]}" checkpoint.dir= lora.save_dir="$work/alone" metrics.log_every=1) &
+    pid=$!
+    wait_for $pid grep -q "step 3/" "$work/alone.log"
+    stop_run $pid 1
+    [ -s "$work/alone/last/adapter_model.safetensors" ] || fail "nothing was saved at a stop without checkpoints"
     ;;
   keeps)
     saving=("${dropout[@]}" train.max_steps=2 train.eval_every_steps=1 train.batch_size=$((8 / ranks)) decode.num_prompts=0)

@@ -264,4 +264,8 @@ void Checkpointer::set_stop_check(std::function<bool()> stop_check) {
   impl_->set_stop_check(std::move(stop_check));
 }
 
+void Checkpointer::set_before_stop(std::function<void(int64_t)> before_stop) {
+  impl_->set_before_stop(std::move(before_stop));
+}
+
 }  // namespace ddp

@@ -121,20 +121,30 @@ int64_t CheckpointerImpl::steps_until_exchange(const std::vector<Status>& status
       std::clamp(std::floor(options_.stop_check_seconds / slowest), 1.0, kMaxStepsBetween));
 }
 
+// A rank that left while another still writes would take it along.
+void CheckpointerImpl::tell_stop(int64_t done) {
+  if (before_stop_) {
+    before_stop_(done);
+    control_plane_.barrier();
+  }
+}
+
 void CheckpointerImpl::stop(int64_t step, const std::vector<Status>& statuses) {
   const auto asked = std::find_if(statuses.begin(), statuses.end(),
                                   [](const Status& status) { return status.stop; });
   const auto who = concat("rank ", asked - statuses.begin(), " was asked to stop");
   if (!enabled()) {
+    tell_stop(step + 1);
     // Not Stop: its exit code asks to be started again, and that would begin at step 0 for ever.
     throw Error(ExitCode::UserException,
                 concat(who, ": stopped after ", step + 1,
-                       " steps, nothing was saved because checkpoint.dir is empty; fix: set "
+                       " steps, no checkpoint was saved because checkpoint.dir is empty; fix: set "
                        "checkpoint.dir to a folder that all ranks see"));
   }
   finish_pending();  // where it fails, the next line tries again
   save(step, std::nullopt);
   finish_pending();
+  tell_stop(step + 1);
   if (last_saved_step_ != step + 1) {
     const auto failure = std::exchange(unsaved_, std::nullopt);
     throw SaveFailure(failure ? failure->rank : 0,

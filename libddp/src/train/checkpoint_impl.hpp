@@ -51,6 +51,7 @@ class CheckpointerImpl {
   int64_t last_saved_step() const { return last_saved_step_; }
   std::map<std::string, std::string>& texts() { return texts_; }
   void set_stop_check(std::function<bool()> check) { stop_check_ = std::move(check); }
+  void set_before_stop(std::function<void(int64_t)> call) { before_stop_ = std::move(call); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -96,6 +97,7 @@ class CheckpointerImpl {
   void finish_pending();
   int64_t steps_until_exchange(const std::vector<Status>& statuses) const;
   void stop(int64_t step, const std::vector<Status>& statuses);
+  void tell_stop(int64_t done);
 
   ControlPlane& control_plane_;
   const int rank_;
@@ -104,6 +106,7 @@ class CheckpointerImpl {
   const std::vector<StatefulRef> objects_;
   FileOps& ops_;
   std::function<bool()> stop_check_;
+  std::function<void(int64_t)> before_stop_;
   std::function<void(int64_t)> announce_;
   std::map<std::string, std::string> texts_;
 

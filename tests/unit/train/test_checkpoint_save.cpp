@@ -109,16 +109,31 @@ TEST_CASE("one rank asked to stop: all save after the same step and leave with 7
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.stop_check_seconds = 0.05;
-  std::array<int64_t, 3> last_step{-1, -1, -1};
+  std::array<int64_t, 3> last_step{-1, -1, -1}, told{-1, -1, -1}, saved{-1, -1, -1};
+  std::array<bool, 3> left_early{};
+  std::atomic<bool> written = false;
   const auto errors = run_ranks(3, [&](ddp::ControlPlane& plane) {
     Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
     int64_t step = 0;
     checkpointer.set_stop_check([&] { return plane.rank() == 2 && step >= 40; });
+    checkpointer.set_before_stop([&](int64_t steps_done) {
+      told[plane.rank()] = steps_done;
+      saved[plane.rank()] = checkpointer.last_saved_step();
+      if (plane.rank() == 0) {  // writes for a while: the others must not leave meanwhile
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        written = true;
+      }
+    });
     for (step = checkpointer.restore(); step < 5000; ++step) {
       last_step[plane.rank()] = step;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      checkpointer.save_if_due(step);
+      try {
+        checkpointer.save_if_due(step);
+      } catch (const ddp::Stop&) {
+        left_early[plane.rank()] = !written;
+        throw;
+      }
     }
   });
   for (const auto& error : errors) {
@@ -127,6 +142,10 @@ TEST_CASE("one rank asked to stop: all save after the same step and leave with 7
   REQUIRE(last_step[0] >= 40);
   REQUIRE(last_step[0] < 1000);
   REQUIRE(last_step == std::array{last_step[0], last_step[0], last_step[0]});
+  const auto done = last_step[0] + 1;
+  REQUIRE(told == std::array{done, done, done});
+  REQUIRE(saved == told);  // the checkpoint comes first
+  REQUIRE(left_early == std::array{false, false, false});
   REQUIRE(ddp::detail::list_checkpoints(options.dir).front().step == last_step[0] + 1);
 }
 
@@ -136,6 +155,8 @@ TEST_CASE("a stop without a folder for checkpoints does not claim to have saved"
   Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
   ddp::Checkpointer checkpointer(plane, at::kCPU, {}, {model});
   checkpointer.set_stop_check([] { return true; });
+  int64_t told = -1;
+  checkpointer.set_before_stop([&](int64_t steps_done) { told = steps_done; });
   REQUIRE(checkpointer.restore() == 0);
   try {
     checkpointer.save_if_due(0);
@@ -144,6 +165,7 @@ TEST_CASE("a stop without a folder for checkpoints does not claim to have saved"
     REQUIRE(error.exit_code() == ddp::ExitCode::UserException);
     REQUIRE_THAT(error.what(), Catch::Contains("fix: set checkpoint.dir"));
   }
+  REQUIRE(told == 1);
 }
 
 TEST_CASE("saves are due by steps, and the ranks talk seldom") {

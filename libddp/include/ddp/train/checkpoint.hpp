@@ -110,6 +110,11 @@ class Checkpointer {
   /// ddp::run.
   void set_stop_check(std::function<bool()> stop_requested);
 
+  /// Called on all ranks at an agreed stop, with the steps done, when the state is saved (or could
+  /// not be) and before save_if_due throws: for what a program keeps beside its checkpoints. The
+  /// ranks then wait for each other. Schedulers give a stop little time.
+  void set_before_stop(std::function<void(int64_t steps_done)> before_stop);
+
  private:
   std::unique_ptr<detail::CheckpointerImpl> impl_;
 };
