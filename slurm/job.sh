@@ -7,8 +7,9 @@
 #                             what an earlier start left goes to run_dir/attempt-<n>/
 #
 # and `run_job SETTINGS…` ends: it starts the ranks, keeps their exit code, requeues and exits.
-# An array `wrapper` stands before the program on each rank; `measured` are settings of runs that are
-# measured; checkpoints=no, as in studies and profiles, saves none.
+# A training's checkpoint.dir, metrics.dir and metrics.run_name are the caller's where SETTINGS name them, else the
+# job's own. An array `wrapper` stands before the program on each rank; `measured` are settings of runs that are
+# measured; checkpoints=no, as in studies and profiles, saves none and keeps all files in run_dir.
 
 wrapper=()
 measured=(lr_schedule.warmup_steps=0 train.eval_first=false train.eval_every=0 train.eval_every_steps=0)
@@ -97,13 +98,26 @@ _is_cancelled() {
   [[ $limit != *:*:* ]] || [ "$(_to_seconds "$(_field RunTime)")" -lt "$(_to_seconds "$limit")" ]
 }
 
+# _leaves_open KEY SETTINGS…: whether none of them sets it. What a configuration file says does not count: its
+# folder is one and the same for all jobs.
+_leaves_open() {
+  local key=$1 word
+  shift
+  for word in "$@"; do [[ $word != "$key="* ]] || return 1; done
+}
+
 run_job() {
   local code requeue=no
   # Preemption and scancel send TERM to the tasks too; the shell has to outlive them.
   trap 'echo "$(date +%FT%T) the batch shell caught a signal"' TERM USR1
-  set -- "$@" "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
-  # A training may be continued: it is to find its checkpoint again.
-  if [ $checkpoints = yes ]; then set -- "$@" "checkpoint.dir=$run_dir/checkpoint"; else set -- "$@" checkpoint.dir=; fi
+  if [ $checkpoints = yes ]; then
+    # A training may be continued: it is to find its checkpoint again.
+    _leaves_open checkpoint.dir "$@" && set -- "$@" "checkpoint.dir=$run_dir/checkpoint"
+    _leaves_open metrics.dir "$@" && set -- "$@" "metrics.dir=$(dirname "$run_dir")"
+    _leaves_open metrics.run_name "$@" && set -- "$@" "metrics.run_name=$run_name"
+  else  # measured: the figures are looked for in run_dir, whatever the caller says
+    set -- "$@" checkpoint.dir= "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
+  fi
   printf '%q ' "${wrapper[@]}" "$program" "$@" >"$run_dir/command.txt"
 
   # --wait: the ranks end each other and say why; Slurm need not hurry them.

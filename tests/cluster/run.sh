@@ -108,6 +108,15 @@ case_killed_rank() {
   check "  requeued, same parameters" "$job" test "$(parameter_hash "$job")" = "$reference"
 }
 
+# A checkpoint.dir that the caller names is taken: without it `require` finds no checkpoint.
+case_given_checkpoint() {
+  local job
+  job=$(submit --nodes="$nodes" -- train.max_steps=40 train.epochs=0 checkpoint.resume=require \
+    "checkpoint.dir=runs/$reference_job/checkpoint")
+  wait_end "$job" 120
+  check "the caller's checkpoint.dir" "$job" test "$(state "$job" ExitCode) $(parameter_hash "$job")" = "0:0 $reference"
+}
+
 # A setting that is wrong ends the job with its exit code and without a requeue.
 case_settings() {
   local job
@@ -125,5 +134,6 @@ case_reference
 case_signal
 case_scancel
 case_killed_rank
+case_given_checkpoint
 case_settings
 exit $failed

@@ -1,94 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Studies from submission to finished runs with the real job files, an imitated Slurm (sbatch runs the array
-at once, srun starts one task) and an imitated program that writes CSV files or fails."""
+"""Studies from submission to finished runs with the real job files, an imitated Slurm and an imitated program."""
 
 import fcntl
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from study_support import EPOCH_COLUMNS, ROOT, STEP_COLUMNS, need
+from imitated_slurm import STUDY, TOOL, StudyCase
+from study_support import ROOT, need
 
 need("yaml")
 
-TOOL = os.path.join(ROOT, "tools", "study.py")
-
-# The imitated commands keep what they saw in $FAKE.
-SBATCH = r'''#!/usr/bin/env bash
-echo "$*" >>"$FAKE/sbatch.txt"
-nodes=1 per_node=1 array=1 name=job
-while [[ $1 == --* ]]; do
-  case $1 in
-    --nodes=*) nodes=${1#*=} ;;
-    --ntasks-per-node=*) per_node=${1#*=} ;;
-    --array=*) array=${1#*=} ;;
-    --job-name=*) name=${1#*=} ;;
-  esac
-  shift
-done
-job=$(($(cat "$FAKE/jobs" 2>/dev/null || echo 100) + 1))
-echo "$job" >"$FAKE/jobs"
-script=$1
-shift
-for part in $(tr ',' ' ' <<<"${array%%%*}"); do
-  for task in $(seq "${part%%-*}" "${part##*-}"); do
-    echo "$job|$task|PENDING" >>"$FAKE/queue"
-    [ -e "$FAKE/hold" ] && continue
-    SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=$job$task SLURM_ARRAY_JOB_ID=$job SLURM_ARRAY_TASK_ID=$task SLURM_JOB_NAME=$name \
-      SLURM_JOB_NUM_NODES=$nodes SLURM_JOB_NODELIST=nodes SLURM_NTASKS=$((nodes * per_node)) \
-      SLURM_NTASKS_PER_NODE=$per_node bash "$script" "$@" >"$FAKE/$job.$task.out" 2>&1
-    sed -i "/^$job|$task|/d" "$FAKE/queue"
-  done
-done
-echo "$job"
-'''
-SRUN = r'''#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-exec "$@"
-'''
-SQUEUE = r'''#!/usr/bin/env bash
-[ ! -e "$FAKE/squeue_fails" ] || { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
-cat "$FAKE/queue" 2>/dev/null
-exit 0
-'''
-SCONTROL = r'''#!/usr/bin/env bash
-echo "$*" >>"$FAKE/scontrol.txt"
-'''
-# Fails with the code in $FAKE/<run name> where there is one.
-PROGRAM = rf'''#!{sys.executable}
-import os, sys
-if sys.argv[1:] == ["--help"]:
-    print(open(os.path.join(os.environ["FAKE"], "help")).read())
-    sys.exit(0)
-settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-name = settings["metrics.run_name"]
-folder = os.path.join(settings["metrics.dir"], name)
-os.makedirs(folder, exist_ok=True)
-open(os.path.join(folder, "arguments.txt"), "w").write("\n".join(sys.argv[1:]))
-with open(os.path.join(folder, "steps.csv"), "a") as file:
-    file.write("{','.join(STEP_COLUMNS)}\n")
-code = os.path.join(os.environ["FAKE"], name)
-if os.path.exists(code):
-    sys.exit(int(open(code).read()))
-with open(os.path.join(folder, "steps.csv"), "a") as file:
-    for step in (4, 8):
-        file.write(f"{{step}},0,100,480,1,0,1,0.4,\n")
-with open(os.path.join(folder, "epochs.csv"), "w") as file:
-    file.write("{','.join(EPOCH_COLUMNS)}\n7,abc,cpu,1,0,1,fp32,48,25,{{}},10,0,\n".format(settings.get("metrics.repeat", "1")))
-'''
-
-STUDY = """kind: strong
-program: resnet_ddp
-config: examples/configs/quickstart.yaml
-cpu_ranks: [1, 4]
-per_node: 2
-global_batch_size: 8
-repeats: 2
-steps: 8
-"""
 SENSITIVITY = """kind: sensitivity
 program: gpt2_ddp
 cpu_ranks: [2]
@@ -102,59 +26,7 @@ settings:
 """
 
 
-class Jobs(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = temporary.name
-        self.fake = os.path.join(self.folder, "fake")
-        self.out = os.path.join(self.folder, "out")
-        commands = {"sbatch": SBATCH, "srun": SRUN, "squeue": SQUEUE, "scontrol": SCONTROL}
-        programs = {f"build/examples/{name}": PROGRAM for name in ("resnet_ddp", "gpt2_ddp")}
-        for name, text in {**{f"bin/{name}": text for name, text in commands.items()}, **programs}.items():
-            self.write(name, text)
-            os.chmod(os.path.join(self.folder, name), 0o755)
-        os.makedirs(self.fake)
-        self.write("study.yaml", STUDY)
-
-    def write(self, name, text):
-        path = os.path.join(self.folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def read(self, name):
-        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
-            return file.read()
-
-    def study(self, *options, code=0):
-        environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake}
-        for name in ("DDP_RUNS", "DDP_PROGRAM", "SLURM_JOB_ID"):
-            environment.pop(name, None)
-        done = subprocess.run([sys.executable, TOOL, os.path.join(self.folder, "study.yaml"), "--output", self.out, "--build",
-                               os.path.join(self.folder, "build"), *options], capture_output=True, text=True, env=environment)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done.stdout + done.stderr
-
-    def states(self):
-        return {line.split()[0]: line.split()[1] for line in self.study("--status").splitlines() if not line.startswith("#")}
-
-    def plan(self):
-        return json.loads(self.read("out/study.json"))["runs"]
-
-    def check_arguments(self):
-        """What each program was started with is what the plan says, and its own repeat."""
-        for name, run in self.plan().items():
-            words = self.read(f"out/{name}/arguments.txt").splitlines()
-            settings = dict(word.split("=", 1) for word in words if "=" in word)  # the last one wins
-            for word in run["arguments"]:
-                if "=" in word:
-                    key, value = word.split("=", 1)
-                    self.assertEqual(settings[key], value, name)
-            self.assertEqual(settings["metrics.repeat"], str(run["repeat"]), name)
-            self.assertEqual(settings["checkpoint.dir"], "", name)
-            self.assertEqual(settings["metrics.run_name"], name)
-
+class Jobs(StudyCase):
     def test_a_study_is_submitted_and_done(self):
         self.assertEqual(set(self.states().values()), {"missing"})
         out = self.study()
@@ -292,27 +164,6 @@ class Jobs(unittest.TestCase):
             self.assertIn("has the repeats 1 to 2", self.study(f"--repeat={repeat}", code=64))
         self.assertIn("2 to start", self.study("--repeat", "2"))
 
-    def test_without_slurm_on_one_host(self):
-        self.write("study.yaml", STUDY.replace("[1, 4]", "[1]"))
-        self.write("fake/n001_r1", "7")
-        out = self.study("--local", code=1)
-        self.assertRegex(out, r"\[1/2\] n001_r1: failed \(exit code 7\)")
-        os.remove(os.path.join(self.fake, "n001_r1"))
-        out = self.study("--local")
-        self.assertRegex(out, r"\[1/1\] n001_r1: done")
-        self.check_arguments()
-        self.assertEqual(self.read("out/n001_r1/attempt-1/exit_code"), "7\n")
-        self.assertIn("# Machine", self.read("out/SYSTEM.md"))
-
-    def test_a_host_with_too_few_gpus_says_what_it_leaves_out(self):
-        self.write("bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: one'\n")
-        os.chmod(os.path.join(self.folder, "bin/nvidia-smi"), 0o755)
-        self.write("study.yaml", STUDY.replace("cpu_ranks: [1, 4]", "gpus: [1, 4]"))
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        self.assertIn("left out: 4 GPUs, this host has 1", self.study("--local"))
-        self.assertEqual(self.states(), {"n001_r1": "done", "n001_r2": "done", "n004_r1": "missing", "n004_r2": "missing"})
-        self.assertIn("what is left needs at least 4 GPU(s), and this host has 1", self.study("--local", code=64))
-
     def test_settings_that_the_program_lacks_are_told_before_submission(self):
         self.write("study.yaml", STUDY + "settings:\n  loader.num_wokers: 1\n")
         known = ["train.eval_first", "train.eval_every", "train.eval_every_steps", "context.device", "train.max_steps", "train.epochs",
@@ -337,49 +188,6 @@ class Jobs(unittest.TestCase):
         self.write("fake/n001_r1", "1")
         os.remove(os.path.join(self.out, "n001_r1", "exit_code"))
         self.assertNotIn("is missing", self.study("--local", code=1))
-
-    def test_a_profile_evaluates_and_saves_nothing(self):
-        for tool in ("nsys", "ncu"):
-            for text in self.profile(tool, "--config", "x.yaml", "checkpoint.dir=y"):
-                words = text.split()
-                self.assertEqual([word for word in words if word.startswith("checkpoint.dir=")][-1], "checkpoint.dir=")
-                for setting in ("lr_schedule.warmup_steps=0", "train.eval_first=false", "train.eval_every=0", "train.eval_every_steps=0"):
-                    self.assertIn(setting, words)
-
-    def profile(self, tool, *arguments):
-        """The job file of a profiler with an imitated tool: what rank 0 and rank 1 of it start."""
-        started = []
-        for rank in (0, 1):
-            self.write(f"bin/{tool}", '#!/usr/bin/env bash\necho "$@" >"$FAKE/profiler.txt"\n')
-            os.chmod(os.path.join(self.folder, "bin", tool), 0o755)
-            environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake,
-                           "DDP_RUNS": self.out, "DDP_PROGRAM": os.path.join(self.folder, "build/examples/resnet_ddp"),
-                           "SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": f"5{rank}", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2",
-                           "SLURM_JOB_NODELIST": "nodes", "SLURM_PROCID": str(rank), "DDP_PROFILE_STEPS": "7:3"}
-            environment.pop("SLURM_ARRAY_JOB_ID", None)
-            done = subprocess.run(["bash", os.path.join(ROOT, "slurm", f"profile_{tool}.sbatch"), *arguments], cwd=ROOT,
-                                  capture_output=True, text=True, env=environment)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            path = os.path.join(self.fake, "profiler.txt")
-            started.append(self.read("fake/profiler.txt") if os.path.exists(path) else self.read(f"out/5{rank}/arguments.txt"))
-            if os.path.exists(path):
-                os.remove(path)
-        return started
-
-    def test_the_profilers_get_the_window_of_steps(self):
-        first, second = self.profile("nsys", "--config", "x.yaml")
-        self.assertIn("--capture-range=cudaProfilerApi", first)
-        for text in ("resnet_ddp --config x.yaml", "metrics.nvtx=true", "metrics.trace_first_step=7 metrics.trace_steps=3",
-                     "train.max_steps=11"):
-            self.assertIn(text, first)
-            self.assertIn(text, second)  # a report of every rank
-
-    def test_of_several_ranks_ncu_profiles_the_first(self):
-        first, second = self.profile("ncu", "--config", "x.yaml")
-        self.assertIn("--profile-from-start off", first)
-        self.assertIn("resnet_ddp --config x.yaml metrics.nvtx=true", first)
-        self.assertNotIn("profile", second.replace("resnet_ddp", ""))
-        self.assertEqual(second.splitlines()[:3], ["--config", "x.yaml", "metrics.nvtx=true"])
 
     def test_no_program_and_no_slurm_are_said(self):
         os.remove(os.path.join(self.folder, "build/examples/resnet_ddp"))

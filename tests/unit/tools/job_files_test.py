@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job files of slurm/ by themselves: which settings the program is started with."""
+
+import os
+import subprocess
+import unittest
+
+from imitated_slurm import StudyCase
+from study_support import ROOT
+
+
+class JobFiles(StudyCase):
+    def job(self, file, *arguments, rank=0):
+        """Runs a job file as Slurm does, its program as one rank of two."""
+        environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake,
+                       "DDP_RUNS": self.out, "DDP_PROGRAM": os.path.join(self.folder, "build/examples/resnet_ddp"),
+                       "SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": f"5{rank}", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2",
+                       "SLURM_JOB_NODELIST": "nodes", "SLURM_PROCID": str(rank), "DDP_PROFILE_STEPS": "7:3"}
+        environment.pop("SLURM_ARRAY_JOB_ID", None)
+        done = subprocess.run(["bash", os.path.join(ROOT, "slurm", file), *arguments], cwd=ROOT, capture_output=True, text=True,
+                              env=environment)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def settings(self, run):
+        """What the program of a run goes by: the last of each setting."""
+        return dict(word.split("=", 1) for word in self.read(f"{run}/arguments.txt").splitlines() if "=" in word)
+
+    def test_a_training_has_the_folders_of_its_job(self):
+        self.job("lora_ddp.sbatch", "--config", "x.yaml")
+        settings = self.settings("out/50")
+        self.assertEqual({key: settings[key] for key in ("checkpoint.dir", "metrics.dir", "metrics.run_name")},
+                         {"checkpoint.dir": f"{self.out}/50/checkpoint", "metrics.dir": self.out, "metrics.run_name": "50"})
+
+    def test_a_training_keeps_the_folders_its_caller_names(self):
+        for file in ("lora_ddp.sbatch", "resnet_ddp.sbatch"):
+            for given in ("a folder/checkpoint", ""):  # the empty one saves nothing
+                self.job(file, "--config", "x.yaml", "run.mode=evaluate", f"checkpoint.dir={given}")
+                settings = self.settings("out/50")
+                self.assertEqual((settings["checkpoint.dir"], settings["metrics.run_name"]), (given, "50"), file)
+            own = os.path.join(self.folder, "own")
+            self.job(file, f"metrics.dir={own}")
+            self.assertEqual(self.settings("own/50")["checkpoint.dir"], f"{self.out}/50/checkpoint")
+            self.job(file, f"metrics.dir={own}", "metrics.run_name=mine")
+            self.assertEqual(self.settings("own/mine")["checkpoint.dir"], f"{self.out}/50/checkpoint")
+            # The job's own files stay where whoever waits for it looks.
+            self.assertEqual(self.read("out/50/exit_code"), "0\n")
+
+    def test_a_measured_run_keeps_the_folders_of_its_study(self):
+        self.job("strong_scaling.sbatch", "checkpoint.dir=y", f"metrics.dir={self.folder}/own", "metrics.run_name=mine")
+        settings = self.settings("out/n002_r1")
+        self.assertEqual((settings["checkpoint.dir"], settings["metrics.run_name"]), ("", "n002_r1"))
+
+    def profile(self, tool, *arguments):
+        """The job file of a profiler with an imitated tool: what rank 0 and rank 1 of it start."""
+        started = []
+        for rank in (0, 1):
+            self.write(f"bin/{tool}", '#!/usr/bin/env bash\necho "$@" >"$FAKE/profiler.txt"\n')
+            os.chmod(os.path.join(self.folder, "bin", tool), 0o755)
+            self.job(f"profile_{tool}.sbatch", *arguments, rank=rank)
+            path = os.path.join(self.fake, "profiler.txt")
+            started.append(self.read("fake/profiler.txt") if os.path.exists(path) else self.read(f"out/5{rank}/arguments.txt"))
+            if os.path.exists(path):
+                os.remove(path)
+        return started
+
+    def test_a_profile_evaluates_and_saves_nothing(self):
+        for tool in ("nsys", "ncu"):
+            for text in self.profile(tool, "--config", "x.yaml", "checkpoint.dir=y"):
+                words = text.split()
+                self.assertEqual([word for word in words if word.startswith("checkpoint.dir=")][-1], "checkpoint.dir=")
+                for setting in ("lr_schedule.warmup_steps=0", "train.eval_first=false", "train.eval_every=0", "train.eval_every_steps=0"):
+                    self.assertIn(setting, words)
+
+    def test_the_profilers_get_the_window_of_steps(self):
+        first, second = self.profile("nsys", "--config", "x.yaml")
+        self.assertIn("--capture-range=cudaProfilerApi", first)
+        for text in ("resnet_ddp --config x.yaml", "metrics.nvtx=true", "metrics.trace_first_step=7 metrics.trace_steps=3",
+                     "train.max_steps=11"):
+            self.assertIn(text, first)
+            self.assertIn(text, second)  # a report of every rank
+
+    def test_of_several_ranks_ncu_profiles_the_first(self):
+        first, second = self.profile("ncu", "--config", "x.yaml")
+        self.assertIn("--profile-from-start off", first)
+        self.assertIn("resnet_ddp --config x.yaml metrics.nvtx=true", first)
+        self.assertNotIn("profile", second.replace("resnet_ddp", ""))
+        self.assertEqual(second.splitlines()[:3], ["--config", "x.yaml", "metrics.nvtx=true"])
+
+
+if __name__ == "__main__":
+    unittest.main()
