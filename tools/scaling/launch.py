@@ -249,6 +249,21 @@ def check_gpus(study, runs):
     return available
 
 
+def telling_lines(log, count=8):
+    """What of a failed run's log says why: what the ranks call an error, each error once (the ranks repeat one another),
+    the first and the last where they are many; then the end, which may be no more than the launcher's own words."""
+    errors = {}
+    for line in log:
+        if "[error]" in line:
+            errors.setdefault(line[line.index("[error]"):], line)
+    errors = list(errors.values())
+    if len(errors) > count:
+        half = count // 2
+        errors[half:-half] = [f"… {len(errors) - 2 * half} more errors …"]
+    end = [line for line in log[-count:] if line.strip() and "[error]" not in line]
+    return errors + end
+
+
 def run_local(study, folder, runs, build, launcher):
     """Runs them here, one after another; returns how many failed. Points of more GPUs than there are
     stay missing, and are named."""
@@ -268,6 +283,6 @@ def run_local(study, folder, runs, build, launcher):
         print(f"[{number}/{len(todo)}] {run.name}: {state}{f' ({why})' if why else ''}, {took:.1f} s", flush=True)
         if state != DONE:
             failed += 1
-            tail = open(os.path.join(folder.run_path(run), "log.txt"), encoding="utf-8", errors="replace").read().splitlines()
-            print("\n".join(f"    {line}" for line in tail[-8:]))
+            with open(os.path.join(folder.run_path(run), "log.txt"), encoding="utf-8", errors="replace") as log:
+                print("\n".join(f"    {line}" for line in telling_lines(log.read().splitlines())))
     return failed

@@ -54,7 +54,7 @@ exit 0
 SCONTROL = r'''#!/usr/bin/env bash
 echo "$*" >>"$FAKE/scontrol.txt"
 '''
-# Fails with the code in $FAKE/<run name> where there is one.
+# Fails with the code in $FAKE/<run name> where there is one, and says what stands behind it there.
 PROGRAM = rf'''#!{sys.executable}
 import os, sys
 if sys.argv[1:] == ["--help"]:
@@ -69,7 +69,9 @@ with open(os.path.join(folder, "steps.csv"), "a") as file:
     file.write("{','.join(STEP_COLUMNS)}\n")
 code = os.path.join(os.environ["FAKE"], name)
 if os.path.exists(code):
-    sys.exit(int(open(code).read()))
+    code, _, words = open(code).read().partition("\n")
+    print(words)
+    sys.exit(int(code))
 with open(os.path.join(folder, "steps.csv"), "a") as file:
     for step in (4, 8):
         file.write(f"{{step}},0,100,480,1,0,1,0.4,\n")

@@ -23,6 +23,27 @@ class Local(StudyCase):
         self.assertEqual(self.read("out/n001_r1/attempt-1/exit_code"), "7\n")
         self.assertIn("# Machine", self.read("out/SYSTEM.md"))
 
+    def failed_run(self, log):
+        """What is printed of a run that failed with this log."""
+        self.write("study.yaml", STUDY.replace("[1, 4]", "[1]").replace("repeats: 2", "repeats: 1"))
+        self.write("fake/n001_r1", "64\n" + log)
+        lines = self.study("--local", code=1).splitlines()
+        begin = next(number for number, line in enumerate(lines) if line.startswith("[1/1] n001_r1: failed"))
+        return [line[4:] for line in lines[begin + 1:] if line.startswith("    ")]
+
+    def test_of_a_failed_run_the_errors_come_first(self):
+        launcher = [f"mpirun's own words, line {number}" for number in range(12)]
+        refused = "[error] argument: lora.rank=100000 is not a whole number from 0 to 65536"
+        log = ["[12:00:00.100] [info] reading", f"[12:00:01.000] {refused}", f"[12:00:01.001] {refused}", "[12:00:01.002] [error] rank 1 failed"]
+        self.assertEqual(self.failed_run("\n".join(log + launcher)), [log[1], log[3]] + launcher[-8:])
+        # Also where the end of the log holds them: each line once.
+        self.assertEqual(self.failed_run("\n".join(log + launcher[:2])), [log[1], log[3], log[0]] + launcher[:2])
+        self.assertEqual(self.failed_run("\n".join(launcher)), launcher[-8:])
+
+    def test_of_many_errors_the_first_and_the_last_are_shown(self):
+        log = [f"[12:00:0{number}.000] [error] error {number}" for number in range(10)]
+        self.assertEqual(self.failed_run("\n".join(log)), log[:4] + ["… 2 more errors …"] + log[-4:])
+
     def test_a_host_with_too_few_gpus_says_what_it_leaves_out(self):
         self.write("bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: one'\n")
         os.chmod(os.path.join(self.folder, "bin/nvidia-smi"), 0o755)
