@@ -10,7 +10,7 @@ says what was held fixed. Written: <output>/report.html, which needs nothing bes
 and SVG, and merged.csv with one row a run. Needs pandas and matplotlib.
 
 Exit codes: 0 written, 64 a mistake in the call, 65 data that cannot be used (the message names the file
-and the column).
+and the column), 73 the report cannot be written.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
 from scaling import numbers  # noqa: E402
-from scaling.command_line import EXIT_MISTAKE, Parser  # noqa: E402
+from scaling.command_line import EXIT_CANNOT_WRITE, EXIT_MISTAKE, Parser, WriteError, writing  # noqa: E402
 
 SYSTEM_UNKNOWN = "not described: tools/system_report.py writes SYSTEM.md"
 
@@ -183,21 +183,21 @@ def main(arguments):
         return EXIT_MISTAKE
     studies = [Study(path, options.kind) for path in options.studies]
     name_figures(studies)
+    before = Study(options.before, options.kind) if options.before else None
+    pairs = matching_points(before, studies[0]) if before else []
     output = options.output or os.path.join(options.studies[0], "report")
-    os.makedirs(output, exist_ok=True)
-    sections = [report.study_section(study, output, figures.draw(study, output)) for study in studies]
-    everything = list(studies)
-    if options.before:
-        before = Study(options.before, options.kind)
-        everything.append(before)
-        pairs = matching_points(before, studies[0])
-        if before.label == studies[0].label:
-            before.label, studies[0].label = before.path, studies[0].path
-        sections.insert(0, report.pairs_section(before, studies[0], pairs, output,
-                                                figures.before_after(before, studies[0], pairs, output)))
-    frame = merge(everything, output, pandas)
-    command = "tools/plot_scaling.py " + " ".join(shlex.quote(word) for word in arguments)
-    report.write(os.path.join(output, "report.html"), sections, {study.path: study.system for study in everything}, command)
+    everything = studies + ([before] if before else [])
+    with writing(output):
+        os.makedirs(output, exist_ok=True)
+        sections = [report.study_section(study, output, figures.draw(study, output)) for study in studies]
+        if before:
+            if before.label == studies[0].label:
+                before.label, studies[0].label = before.path, studies[0].path
+            sections.insert(0, report.pairs_section(before, studies[0], pairs, output,
+                                                    figures.before_after(before, studies[0], pairs, output)))
+        frame = merge(everything, output, pandas)
+        command = "tools/plot_scaling.py " + " ".join(shlex.quote(word) for word in arguments)
+        report.write(os.path.join(output, "report.html"), sections, {study.path: study.system for study in everything}, command)
     print_summary(frame)
     for study in everything:
         for note in study.notes:
@@ -213,6 +213,9 @@ def run(arguments):
     except numbers.DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 65
+    except WriteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CANNOT_WRITE
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ The same command again submits what is missing by then: a run is done when it en
 CSV files, and is otherwise begun anew; what an earlier start left is kept in its attempt-<n>/. Everything
 lands in runs/<name of the study>/; tools/plot_scaling.py makes the report from there.
 
-Exit codes: 0 done (submitted, for Slurm), 1 a run failed (--local), 64 a mistake in the study or the call.
+Exit codes: 0 done (submitted, for Slurm), 1 a run failed (--local), 64 a mistake in the study or the call,
+73 the study's folder cannot be written.
 """
 
 import os
@@ -23,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
 from scaling import folder as study_folder, launch, plan  # noqa: E402
-from scaling.command_line import EXIT_MISTAKE, Parser  # noqa: E402
+from scaling.command_line import EXIT_CANNOT_WRITE, EXIT_MISTAKE, Parser, WriteError, writing  # noqa: E402
 
 
 def parse(arguments):
@@ -87,7 +88,7 @@ def check(options, study, todo):
         launch.check_program(study, options.build)
         launch.check_settings(study, options.build)
         if options.local:
-            launch.check_gpus(study, todo)
+            launch.check_launcher(study, todo, options.build, options.launcher)
 
 
 def start(options, study, folder, command):
@@ -133,7 +134,7 @@ def main(arguments):
         print_status(study, folder)
         return 0
     check(options, study, unfinished(options, study, folder)[0])
-    with folder.start():
+    with writing(folder.path), folder.start():
         return start(options, study, folder, "tools/study.py " + shlex.join(arguments))
 
 
@@ -144,3 +145,6 @@ if __name__ == "__main__":
     except plan.StudyError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_MISTAKE)
+    except WriteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_CANNOT_WRITE)

@@ -2,9 +2,27 @@
 """Command lines of the tools."""
 
 import argparse
+import contextlib
 import sys
 
 EXIT_MISTAKE = 64  # in the call
+EXIT_CANNOT_WRITE = 73
+
+
+class WriteError(Exception):
+    """A file that the system does not let us write."""
+
+
+@contextlib.contextmanager
+def writing(folder):
+    """Around what writes to `folder`, which --output named."""
+    try:
+        yield
+    except BrokenPipeError:  # standard output's
+        raise
+    except OSError as error:
+        raise WriteError(f"{error.filename or folder}: cannot write: {error.strerror or error}; "
+                         "fix: name another folder (--output), or make room or the rights to write there") from None
 
 
 class Parser(argparse.ArgumentParser):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+from .command_line import WriteError
 from .folder import DONE
 from .plan import SBATCH_FILES, StudyError
 
@@ -112,7 +113,9 @@ def submit(study, folder, runs, build):
     environment = slurm_environment(study, folder.path, build)
     copy = without_gpus(study, folder.path)
     if copy:
-        subprocess.run(["bash", "-c", copy], check=True)
+        done = subprocess.run(["bash", "-c", copy], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise WriteError(f"{sbatch_file(study, folder.path)}: cannot write: {done.stderr.strip()}")
     jobs = 0
     for group in study.groups:
         wanted = [run for run in group.runs if run in runs]
@@ -123,7 +126,11 @@ def submit(study, folder, runs, build):
         if done.returncode != 0:
             raise StudyError(f"sbatch refused {group.ranks} rank(s): {done.stderr.strip()}\n  {shown(environment, sent)}")
         job_id = done.stdout.strip().split(";")[0]
-        folder.note_submission(job_id, shown(environment, sent), wanted)
+        try:
+            folder.note_submission(job_id, shown(environment, sent), wanted)
+        except OSError as error:
+            raise WriteError(f"{folder.path}: job {job_id} was submitted, and that cannot be noted here: {error.strerror}; "
+                             f"fix: scancel {job_id}, make room or the rights to write, and call this again") from None
         print(f"job {job_id}: {group.ranks} rank(s), run(s) {', '.join(run.name for run in wanted)}")
         jobs += 1
     return jobs
@@ -262,6 +269,16 @@ def telling_lines(log, count=8):
         errors[half:-half] = [f"… {len(errors) - 2 * half} more errors …"]
     end = [line for line in log[-count:] if line.strip() and "[error]" not in line]
     return errors + end
+
+
+def check_launcher(study, runs, build, launcher):
+    """Refuses where what starts several ranks is not on this host."""
+    available = check_gpus(study, runs)
+    ranks = [run.ranks for run in runs if run.ranks > 1 and (available is None or run.ranks <= available)]
+    words = launcher_words(launcher, study, max(ranks), build) if ranks else []
+    if words and shutil.which(words[0]) is None:
+        raise StudyError(f"{study.path}: there is no {words[0]} here, which starts {max(ranks)} ranks; fix: install it, or choose "
+                         "another --launcher")
 
 
 def run_local(study, folder, runs, build, launcher):

@@ -61,6 +61,10 @@ class Reports(unittest.TestCase):
         make_study(os.path.join(self.folder, name), kind, **more)
         return name
 
+    def write(self, name, text):
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
     def read(self, name):
         with open(os.path.join(self.folder, name), encoding="utf-8") as file:
             return file.read()
@@ -182,6 +186,21 @@ class Reports(unittest.TestCase):
         self.study("s")
         write_run(os.path.join(self.folder, "other"), "a", 64, 100)
         self.assertIn("have no point in common", self.plot("s", "--before", "other", "--kind", "strong", code=65))
+
+    def test_an_output_that_cannot_be_written_ends_with_73(self):
+        self.study("s")
+        self.write("file", "")
+        os.makedirs(os.path.join(self.folder, "late/merged.csv"))  # the figures are there by then
+        os.makedirs(os.path.join(self.folder, "last/report.html"))
+        for output, named, why in (("file", "file", "File exists"), ("file/sub", "file/sub", "Not a directory"),
+                                   ("late", "late/merged.csv", "Is a directory"), ("last", "last/report.html", "Is a directory")):
+            self.assertRegex(self.plot("s", "--output", output, code=73),
+                             f"^error: {named}: cannot write: {why}; fix: name another folder")
+
+    def test_nothing_is_written_before_all_is_read(self):
+        self.study("s")
+        self.plot("s", "--before", "none", code=65)
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "s/report")))
 
 
 if __name__ == "__main__":

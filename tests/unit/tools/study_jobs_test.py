@@ -86,6 +86,15 @@ class Jobs(StudyCase):
         self.assertIn("squeue failed: slurm_load_jobs error", self.study(code=64))
         self.assertEqual(len(self.read("fake/sbatch.txt").splitlines()), 2)
 
+    def test_a_job_that_cannot_be_noted_is_named(self):
+        os.makedirs(os.path.join(self.out, "strong_scaling.sbatch"))
+        self.assertRegex(self.study(code=73), f"error: {self.out}/strong_scaling.sbatch: cannot write: .*Is a directory")
+        self.assertFalse(os.path.exists(os.path.join(self.fake, "sbatch.txt")))
+        os.rmdir(os.path.join(self.out, "strong_scaling.sbatch"))
+        # The folder is lost while Slurm takes the first job.
+        self.write("bin/sbatch", f"#!/bin/sh\nmkdir '{self.out}/submissions.jsonl'\necho 102\n")
+        self.assertIn("job 102 was submitted, and that cannot be noted here: Is a directory; fix: scancel 102", self.study(code=73))
+
     def test_a_lost_peer_is_requeued_by_the_job(self):
         self.write("fake/n001_r2", "76")
         self.study()

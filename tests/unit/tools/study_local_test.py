@@ -44,6 +44,22 @@ class Local(StudyCase):
         log = [f"[12:00:0{number}.000] [error] error {number}" for number in range(10)]
         self.assertEqual(self.failed_run("\n".join(log)), log[:4] + ["… 2 more errors …"] + log[-4:])
 
+    def test_a_folder_that_cannot_be_written_ends_with_73(self):
+        self.write("study.yaml", STUDY.replace("[1, 4]", "[1]"))
+        self.write("file", "")
+        for self.out, why in ((f"{self.folder}/file", "File exists"), (f"{self.folder}/file/sub", "Not a directory")):
+            for options in (["--local"], []):
+                self.assertRegex(self.study(*options, code=73), f"^error: {self.out}: cannot write: {why}; fix: name another folder")
+        self.out = os.path.join(self.folder, "out")
+        os.makedirs(os.path.join(self.out, "study.yaml"))
+        self.assertRegex(self.study("--local", code=73), f"(?m)^error: {self.out}/study.yaml: cannot write: Is a directory")
+        self.assertFalse(os.path.exists(os.path.join(self.fake, "sbatch.txt")))
+
+    def test_a_launcher_that_is_not_there_is_said_before_anything_is_written(self):
+        self.write("study.yaml", STUDY.replace("[1, 4]", "[4]"))
+        self.assertRegex(self.study("--local", "--launcher", "ddp_test_launch", code=64), "there is no .*/ddp_test_launch here, which starts 4 ranks")
+        self.assertFalse(os.path.exists(self.out))
+
     def test_a_host_with_too_few_gpus_says_what_it_leaves_out(self):
         self.write("bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: one'\n")
         os.chmod(os.path.join(self.folder, "bin/nvidia-smi"), 0o755)
