@@ -17,7 +17,7 @@ OUT_DIR  receives train.safetensors, eval.safetensors and vocabulary.safetensors
 --vocab-size N       ids of the tokenizer trained here (default 4096)
 --chat-template FILE another template (Jinja); `chatml` is the one above
 --limit N, --eval-limit N   only the first N conversations of a split
---skip-bad           leaves out conversations that are in error, and counts them
+--skip-bad           leaves out conversations (and lines that are no JSON) in error, and counts them
 
 Targets are the tokens of each assistant turn with the special token that ends it. Needs the packages
 tokenizers and jinja2. Errors name file and line; nothing is written then.
@@ -109,7 +109,7 @@ class Skipped:
 def read_conversations(path, skipped, limit):
     """[(line, messages)]"""
     result = []
-    for line, record in read_json_lines(path):
+    for line, record in read_json_lines(path, skipped):
         if limit and len(result) == limit:
             break
         try:

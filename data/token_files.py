@@ -65,33 +65,41 @@ def decode_utf8(data, where, first_line=1):
                            f"{error.start - start} of the line", where, line) from None
 
 
-def read_json_lines(path):
+def parse_json(text, path, line=None):
+    """`line` is what the text is; without, it is a whole file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if line is None:
+            raise PrepareError(f"not JSON: {error.msg}", path, error.lineno) from None
+        raise PrepareError(f"not JSON: {error.msg} at character {error.pos}", path, line) from None
+    except RecursionError:
+        raise PrepareError("not JSON that can be read: nested too deeply", path, line) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise PrepareError(f"not JSON that can be read: {error}", path, line) from None
+
+
+def read_json_lines(path, skipped=None):
     """(line number, value) of a JSON Lines file, or of a file that is one JSON list (its items are
-    counted instead of lines). Blank lines are passed over."""
+    counted instead of lines). Blank lines are passed over. `skipped`, where given, is called
+    with the error of each line that cannot be read, and raises it or lets the reading go on; an error
+    in a list is one of the whole file, and raised."""
     with open(path, "rb") as file:
         start = file.read(64).lstrip()
         file.seek(0)
         if start[:1] == b"[":
-            data = decode_utf8(file.read(), path)
-            try:
-                values = json.loads(data)
-            except json.JSONDecodeError as error:
-                raise PrepareError(f"not JSON: {error.msg}", path, error.lineno) from None
-            except RecursionError:
-                raise PrepareError("not JSON that can be read: nested too deeply", path) from None
-            yield from enumerate(values, 1)
+            yield from enumerate(parse_json(decode_utf8(file.read(), path), path), 1)
             return
         for number, line in enumerate(file, 1):
-            text = decode_utf8(line, path, number).strip()
+            try:
+                text = decode_utf8(line, path, number).strip()
+                value = parse_json(text, path, number) if text else None
+            except PrepareError as error:
+                if not skipped:
+                    raise
+                skipped(error)
+                continue
             if text:
-                try:
-                    value = json.loads(text)
-                except json.JSONDecodeError as error:
-                    raise PrepareError(f"not JSON: {error.msg} at character {error.pos}", path,
-                                       number) from None
-                except RecursionError:
-                    raise PrepareError("not JSON that can be read: nested too deeply", path,
-                                       number) from None
                 yield number, value
 
 
