@@ -20,6 +20,7 @@ struct LanguageParts {
   std::function<models::LmOutput(const models::TokenInput&, const at::Tensor& labels)> forward;
   TokenLoader& train_loader;
   TokenLoader& eval_loader;  ///< unpadded: each row on one rank
+  double target_weight = 1;  ///< TrainingTask::target_weight
 };
 
 /// What a batch is to a model.
@@ -31,6 +32,7 @@ class LanguageTask : public TrainingTask {
 
   int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
   bool loss_is_sum() const override { return true; }
+  double target_weight() const override { return parts_.target_weight; }
   void load(int64_t draw) override;
   MicroBatchResult forward() override;
   void evaluate(EvaluationSums& sums) override;

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <sstream>
 #include <utility>
@@ -30,6 +31,15 @@ ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const Token
     cfg.metrics.run.precision = "bf16";
   }
   return cfg;
+}
+
+/// 1 / (places of the largest rank's step), rounded to a power of two.
+double target_weight(const ddp::Config& cfg, int64_t max_seq_len, const ddp::Context& ctx) {
+  const int64_t global = cfg.loader.global_batch_size;
+  const int64_t rows =
+      global > 0 ? (global + ctx.world_size() - 1) / ctx.world_size() : cfg.loader.batch_size;
+  const auto places = static_cast<double>(rows * max_seq_len * cfg.train.grad_accum_steps);
+  return std::exp2(-std::round(std::log2(places)));
 }
 
 // Texts in a checkpoint.
@@ -120,7 +130,8 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
           {.forward = [this](const models::TokenInput& input,
                              const torch::Tensor& labels) { return model_.forward(input, labels); },
            .train_loader = train_loader_,
-           .eval_loader = eval_loader_}),
+           .eval_loader = eval_loader_,
+           .target_weight = target_weight(cfg_, data.train->options().max_seq_len, ctx)}),
       checkpointer_(ctx, cfg_.checkpoint, {model_, optimizer_, scaler_, train_loader_}),
       best_(checkpointer_),
       loop_({.context = ctx,

@@ -110,8 +110,9 @@ void TrainingLoop::micro_step(int64_t num_micro_steps, ddp::StepMetrics& metrics
   }
   auto share = result.loss;
   if (parts_.task.loss_is_sum()) {
-    parts_.model.weighted_backward(parts_.scaler.scale(share),
-                                   static_cast<double>(result.num_targets));
+    const double weight = parts_.task.target_weight();
+    parts_.model.weighted_backward(parts_.scaler.scale(share * weight),
+                                   static_cast<double>(result.num_targets) * weight);
   } else {
     // The loss's share of the step's mean; the usual single batch costs no extra kernels.
     share = num_micro_steps == 1 ? share : share / static_cast<double>(num_micro_steps);

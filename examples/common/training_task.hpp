@@ -43,6 +43,11 @@ class TrainingTask {
   /// is a mean, and a step follows the mean over micro-batches and ranks.
   virtual bool loss_is_sum() const = 0;
 
+  /// Sums: what the backward multiplies each target's loss with, the same on all ranks, a power of
+  /// two near 1 / (targets of a rank's step). The step's mean stays what it is, to the bit, and
+  /// gradients stay as small as those of a mean: a sum's leave the range of float16.
+  virtual double target_weight() const { return 1; }
+
   /// Takes the next training batch. `draw` numbers micro-batches through the whole run: what is
   /// random about a batch depends on it, so that a resumed run draws the same.
   virtual void load(int64_t draw) = 0;

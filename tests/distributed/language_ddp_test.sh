@@ -71,6 +71,11 @@ case $scenario in
       grep -qE "^base .*, unchanged$" "$work/1.log" || fail "the base changed"
     else
       grep -q "^--- sample 1" "$work/1.log" || fail "no sample of text"
+      # Gradients travel as those of a mean: neither a loss scale of 65536 nor float16 on the wire overflows.
+      (run "$work/half.log" amp.dtype=fp16 ddp.comm_hook=fp16_compress train.max_steps=2 train.batch_size=$((12 / ranks)) \
+        metrics.log_every=1 metrics.run_name=half) || fail "exit code $? in float16"
+      awk -F, 'NR > 1 && $6 !~ /^[0-9.e-]+$/ { bad = 1 } END { exit bad || NR != 3 }' "$work/runs/half/steps.csv" ||
+        fail "steps are lost in float16: $(cut -d, -f1,3,6 "$work/runs/half/steps.csv" | tr '\n' ' ')"
     fi
     ;;
   curve)

@@ -62,7 +62,9 @@ class DataParallelModel : public Stateful {
 
   /// `loss_sum` is this rank's sum over its `count` items: after a synchronised backward .grad is
   /// the gradient of sum over ranks / sum of counts, exactly the global mean also for ragged
-  /// batches. Under no_sync() counts add up. `count` may be 0.
+  /// batches. Under no_sync() counts add up. `count` may be 0. Gradients of a sum travel the wire:
+  /// with float16 there (fp16_compress, a GradScaler) give w * loss_sum and w * count with the same
+  /// w on every rank, near 1 / count, or they overflow; w cancels.
   void weighted_backward(const at::Tensor& loss_sum, double count);
 
   /// Replaces the all-reduce of buckets; once, before the first forward, on every rank: the first
