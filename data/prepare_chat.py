@@ -29,9 +29,9 @@ import os
 import re
 import sys
 
+from prepare_script import Parser, PrepareError, UsageError, run_main
 from text_tokenizers import (END_OF_TEXT, TURN_BEGIN, TURN_END, load_tokenizer, train_tokenizer)
-from token_files import (Documents, Parser, PrepareError, UsageError, check_unicode, decode_utf8,
-                         read_json_lines, run_main, write_folder)
+from token_files import Documents, check_unicode, decode_utf8, read_json_lines, write_folder
 
 ROLES = ("system", "user", "assistant", "tool", "function")
 CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "

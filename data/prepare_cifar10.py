@@ -21,17 +21,25 @@ OUT_DIR  receives cifar-10-batches-bin/*.bin (--format bin, the default: what da
                   is 1 KB an image smaller
 
 Standard library only, but for Pillow where images have to be decoded (JPEG or PNG to bin) or encoded
-(bin to tar; JPEG files go into tar shards byte for byte). The same input gives the same bytes.
+(bin to tar; JPEG files go into tar shards byte for byte), and NumPy where the source is the archive of Python
+batches. The same input gives the same bytes. After an error nothing is written.
+
+Exit codes: 0 done, 64 a mistake in the call, 65 a source that cannot be used, 73 OUT_DIR cannot be written.
 """
 import argparse
+import errno
 import hashlib
 import io
+import lzma
 import os
 import pickle
 import random
-import sys
 import tarfile
+import urllib.error
 import urllib.request
+import zlib
+
+from prepare_script import Parser, PrepareError, UsageError, WriteError, run_main, write_files
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -41,16 +49,21 @@ RECORD = 1 + 3 * 32 * 32
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
-def fail(message):
-    sys.exit(f"prepare_cifar10.py: {message}")
-
-
 def pillow():
     try:
         from PIL import Image
     except ImportError:
-        fail("this conversion needs Pillow: python3 -m pip install pillow (Debian: python3-pil)")
+        raise UsageError("this conversion needs Pillow: python3 -m pip install pillow (Debian: python3-pil)") from None
     return Image
+
+
+def decode(encoded, name):
+    Image = pillow()
+    try:
+        return Image.open(io.BytesIO(encoded)).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        known = "BytesIO" not in str(error)  # what Pillow calls a format it does not know
+        raise PrepareError(f"not an image that can be read{f': {error}' if known else ''}", name) from None
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -78,9 +91,9 @@ class Sample:
 
     def to_pixels(self):
         if self.pixels is None:
-            image = pillow().open(io.BytesIO(self.encoded)).convert("RGB")
+            image = decode(self.encoded, self.name)
             if image.size != (32, 32):
-                fail(f"{self.name}: {image.size[0]} x {image.size[1]} pixels, CIFAR-10 has 32 x 32")
+                raise PrepareError(f"{image.size[0]} x {image.size[1]} pixels, CIFAR-10 has 32 x 32", self.name)
             rgb = image.tobytes()
             self.pixels = rgb[0::3] + rgb[1::3] + rgb[2::3]
         return self.pixels
@@ -89,7 +102,7 @@ class Sample:
         if self.encoded is not None and self.encoded[:2] == b"\xff\xd8":
             return self.encoded
         if self.encoded is not None:
-            image = pillow().open(io.BytesIO(self.encoded)).convert("RGB")
+            image = decode(self.encoded, self.name)
         else:
             r, g, b = self.pixels[:1024], self.pixels[1024:2048], self.pixels[2048:]
             rgb = bytes(v for pixel in zip(r, g, b) for v in pixel)
@@ -101,20 +114,27 @@ class Sample:
 
 def binary_samples(data, name):
     if len(data) == 0 or len(data) % RECORD:
-        fail(f"{name}: {len(data)} bytes are no multiple of the {RECORD} of a record")
+        raise PrepareError(f"{len(data)} bytes are no multiple of the {RECORD} of a record", name)
     for begin in range(0, len(data), RECORD):
         if data[begin] > 9:
-            fail(f"{name} at offset {begin}: label {data[begin]}")
+            raise PrepareError(f"label {data[begin]} at offset {begin}, the largest is 9", name)
         yield Sample(data[begin], pixels=data[begin + 1 : begin + RECORD])
 
 
 def python_samples(data, name):
-    batch = PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
-    labels, rows = batch[b"labels"], batch[b"data"]
+    try:
+        batch = PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+        labels, rows = batch[b"labels"], [bytes(row) for row in batch[b"data"]]
+    except ImportError:
+        raise UsageError("Python batches need NumPy: python3 -m pip install numpy") from None
+    except Exception as error:  # damaged pickles raise nearly anything
+        raise PrepareError(f"not a batch of CIFAR-10: {type(error).__name__}: {error}", name) from None
     if len(labels) != len(rows):
-        fail(f"{name}: {len(labels)} labels, {len(rows)} images")
+        raise PrepareError(f"{len(labels)} labels, {len(rows)} images", name)
     for label, row in zip(labels, rows):
-        yield Sample(int(label), pixels=bytes(row))
+        if label not in range(10) or len(row) != RECORD - 1:
+            raise PrepareError(f"label {label}, an image of {len(row)} bytes: labels are 0 to 9, images {RECORD - 1} bytes", name)
+        yield Sample(int(label), pixels=row)
 
 
 def classify(name):
@@ -137,10 +157,13 @@ def classify(name):
 
 
 def walk_archive(path):
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if member.isfile() and classify(member.name):
-                yield member.name, archive.extractfile(member).read()
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.isfile() and classify(member.name):
+                    yield member.name, archive.extractfile(member).read()
+    except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise PrepareError(f"not an archive that can be read: {getattr(error, 'strerror', None) or error}", path) from None
 
 
 def walk_folder(path):
@@ -160,14 +183,18 @@ def download(folder):
     if not os.path.exists(path):
         print(f"downloading {URL}")
         try:
+            os.makedirs(folder, exist_ok=True)
             urllib.request.urlretrieve(URL, path + ".part")
+            os.replace(path + ".part", path)
         except OSError as error:
-            fail(f"cannot download {URL}: {error}; give the archive as SOURCE")
-        os.replace(path + ".part", path)
+            ours = error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            if ours and not isinstance(error, urllib.error.URLError):
+                raise WriteError(f"cannot write: {error}", folder) from None
+            raise PrepareError(f"cannot download {URL}: {error}; give the archive as SOURCE") from None
     with open(path, "rb") as f:
         md5 = hashlib.md5(f.read()).hexdigest()
     if md5 != MD5:
-        fail(f"{path}: MD5 {md5}, the official archive has {MD5}; delete it and try again")
+        raise PrepareError(f"MD5 {md5}, the official archive has {MD5}; delete it and try again", path)
     return path
 
 
@@ -197,7 +224,7 @@ def read_source(path):
             rows += [Sample(classes.index(c), encoded=data, name=name) for c, name, data in named]
         result[split] = rows
     if not any(result.values()):
-        fail(f"{path} holds nothing of CIFAR-10 (see --help for the layouts)")
+        raise PrepareError("holds nothing of CIFAR-10 (see --help for the layouts)", path)
     return result, classes
 
 
@@ -219,7 +246,7 @@ def balanced(samples, limit):
 def split_off_test(samples, limit):
     """Class folders alone: `limit` samples for testing, the classes in turn, the rest for training."""
     if limit >= len(samples):
-        fail(f"--test {limit} of {len(samples)} images leaves none for training")
+        raise UsageError(f"--test {limit} of {len(samples)} images leaves none for training")
     test = balanced(samples, limit) if limit else []
     chosen = {id(sample) for sample in test}
     return {"train": [s for s in samples if id(s) not in chosen], "test": test}
@@ -227,48 +254,58 @@ def split_off_test(samples, limit):
 
 def write_bin(splits, classes, out):
     if classes != CLASSES and len(classes) > 10:
-        fail(f"the binary layout has 10 classes, the source {len(classes)}: use --format tar")
+        raise UsageError(f"the binary layout has 10 classes, the source {len(classes)}: use --format tar")
     out = os.path.join(out, "cifar-10-batches-bin")
-    os.makedirs(out, exist_ok=True)
     train, test = splits["train"], splits["test"]
     part = -(-len(train) // 5)
     files = {f"data_batch_{i + 1}.bin": train[i * part : (i + 1) * part] for i in range(5)}
     files["test_batch.bin"] = test
-    for name, samples in files.items():
-        if samples:
-            with open(os.path.join(out, name), "wb") as f:
-                for s in samples:
-                    f.write(bytes([s.label]) + s.to_pixels())
-    with open(os.path.join(out, "batches.meta.txt"), "w") as f:
-        f.write("\n".join(classes) + "\n")
+    contents = {name: [chunk for s in samples for chunk in (bytes([s.label]), s.to_pixels())]
+                for name, samples in files.items() if samples}
+    contents["batches.meta.txt"] = [("\n".join(classes) + "\n").encode()]
+    write_files(out, contents)
     return out
 
 
+def tar_chunks(members):
+    """An uncompressed archive of (name, data), as tarfile writes it, without a copy of the data."""
+    size = 0
+    for name, data in members:
+        info = tarfile.TarInfo(name)  # no times or owners: the same bytes each run
+        info.size, info.mode = len(data), 0o644
+        try:
+            header = info.tobuf(tarfile.USTAR_FORMAT)
+        except ValueError as error:
+            raise UsageError(f"{name}: no name for a tar file ({error}): use --labels cls") from None
+        for chunk in header, data, bytes(-len(data) % tarfile.BLOCKSIZE):
+            size += len(chunk)
+            yield chunk
+    size += 2 * tarfile.BLOCKSIZE
+    yield bytes(2 * tarfile.BLOCKSIZE + -size % tarfile.RECORDSIZE)
+
+
 def write_tar(splits, classes, out, shards, labels):
-    os.makedirs(out, exist_ok=True)
+    contents = {}
     for split, samples in splits.items():
         count = shards if split == "train" else 1
         part = -(-len(samples) // count)
         for shard in range(count if samples else 0):
-            path = os.path.join(out, f"{split}-{shard:03d}.tar")
-            with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-                for i, s in enumerate(samples[shard * part : (shard + 1) * part]):
-                    key = f"{shard * part + i:06d}"
-                    files = [(key + ".jpg", s.to_jpeg()), (key + ".cls", b"%d" % s.label)]
-                    if labels == "folder":
-                        files = [(f"{classes[s.label]}/{key}.jpg", s.to_jpeg())]
-                    for name, data in files:
-                        info = tarfile.TarInfo(name)  # no times or owners: the same bytes each run
-                        info.size, info.mode = len(data), 0o644
-                        archive.addfile(info, io.BytesIO(data))
-    with open(os.path.join(out, "classes.txt"), "w") as f:
-        f.write("\n".join(classes) + "\n")
+            members = []
+            for i, s in enumerate(samples[shard * part : (shard + 1) * part]):
+                key = f"{shard * part + i:06d}"
+                if labels == "folder":
+                    members.append((f"{classes[s.label]}/{key}.jpg", s.to_jpeg()))
+                else:
+                    members += [(key + ".jpg", s.to_jpeg()), (key + ".cls", b"%d" % s.label)]
+            contents[f"{split}-{shard:03d}.tar"] = list(tar_chunks(members))
+    contents["classes.txt"] = [("\n".join(classes) + "\n").encode()]
+    write_files(out, contents)
     return out
 
 
 def main():
     summary, usage, details = __doc__.split("\n\n", 2)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         usage=usage[7:],
         description=summary,
         epilog=details,
@@ -283,15 +320,14 @@ def main():
     if len(args.paths) > 2 or args.train < 0 or args.test < 0 or args.shards < 1:
         parser.error("one SOURCE and one OUT_DIR; counts must not be negative")
     out = args.paths[-1]
-    os.makedirs(out, exist_ok=True)
     source = args.paths[0] if len(args.paths) == 2 and args.paths[0] != "download" else download(out)
     if not os.path.exists(source):
-        fail(f"{source} does not exist")
+        raise PrepareError("there is no such file or folder", source)
     splits, classes = read_source(source)
     unsplit = splits.pop("unsplit", [])
     if unsplit:
         if splits["train"] or splits["test"]:
-            fail(f"{source} holds batches of CIFAR-10 and class folders: give one of them")
+            raise PrepareError("holds batches of CIFAR-10 and class folders: give one of them", source)
         splits = split_off_test(unsplit, args.test)
     splits = {split: balanced(rows, getattr(args, split)) for split, rows in splits.items()}
     if args.format == "bin":
@@ -303,4 +339,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

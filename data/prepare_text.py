@@ -22,10 +22,10 @@ import argparse
 import json
 import os
 
+from prepare_script import Parser, PrepareError, UsageError, run_main
 from text_tokenizers import (END_OF_TEXT, ByteTokenizer, CharacterTokenizer, TiktokenTokenizer,
                              load_tokenizer, train_tokenizer)
-from token_files import (Documents, Parser, PrepareError, UsageError, check_unicode, decode_utf8,
-                         read_json_lines, run_main, write_folder)
+from token_files import Documents, check_unicode, decode_utf8, read_json_lines, write_folder
 
 
 def read_documents(path, as_bytes, separator):

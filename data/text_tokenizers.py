@@ -7,7 +7,8 @@ Each has `vocabulary` (token_files.Vocabulary) and `encode(text) -> ids`.
 import json
 import os
 
-from token_files import PrepareError, UsageError, Vocabulary
+from prepare_script import PrepareError, UsageError
+from token_files import Vocabulary
 
 END_OF_TEXT, TURN_BEGIN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHUNK_CHARACTERS = 1 << 18

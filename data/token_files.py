@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token files and vocabularies as libddp reads them (data/README.md). Standard library only.
 
-The two prepare scripts build on this module: it checks input text, collects documents as ids and
+The prepare scripts for text build on this module: it checks input text, collects documents as ids and
 writes a folder of train.safetensors, eval.safetensors and vocabulary.safetensors.
 """
-import argparse
 import array
 import hashlib
 import json
@@ -12,47 +11,10 @@ import os
 import struct
 import sys
 
-EXIT_SETTINGS, EXIT_DATA, EXIT_CANNOT_WRITE = 64, 65, 73
+from prepare_script import PrepareError, write_files
+
 ITEM_BYTES = {"I64": 8, "I32": 4, "U16": 2, "U8": 1}
 TYPE_CODES = {"I64": "q", "I32": "i", "U16": "H"}
-
-
-class PrepareError(Exception):
-    """A user's mistake; `where` is a file, with a line where there is one."""
-
-    exit_code = EXIT_DATA
-
-    def __init__(self, message, where=None, line=None):
-        place = f"{where}:{line}: " if line is not None else f"{where}: " if where else ""
-        super().__init__(place + message)
-
-
-class UsageError(PrepareError):
-    exit_code = EXIT_SETTINGS
-
-
-class WriteError(PrepareError):
-    exit_code = EXIT_CANNOT_WRITE
-
-
-class Parser(argparse.ArgumentParser):
-    """Ends with the exit code of the other mistakes in a call."""
-
-    def error(self, message):
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_SETTINGS, f"{self.prog}: error: {message}\n")
-
-
-def run_main(main):
-    """Ends the process as main() says: errors of the user's go to stderr, without a traceback."""
-    try:
-        main()
-    except PrepareError as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        sys.exit(EXIT_DATA)
 
 
 def decode_utf8(data, where, first_line=1):
@@ -200,31 +162,6 @@ def serialize(tensors, metadata):
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return [struct.pack("<Q", len(text)) + text, *(data for _, _, data in parts)]
-
-
-def write_files(folder, files):
-    """`files`: name -> chunks of bytes. All are written and on the disk before the first gets its
-    name, so that a failure leaves the old ones."""
-    written = []
-    try:
-        os.makedirs(folder, exist_ok=True)
-        for name, chunks in files.items():
-            path = os.path.join(folder, name)
-            part = f"{path}.{os.getpid()}.part"
-            written.append((part, path))
-            with open(part, "wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-        for part, path in written:
-            os.replace(part, path)
-    except OSError as error:
-        raise WriteError(f"cannot write: {error}", folder) from None
-    finally:
-        for part, _ in written:
-            if os.path.exists(part):
-                os.remove(part)
 
 
 def write_folder(folder, vocabulary, splits, name, more_files=None):

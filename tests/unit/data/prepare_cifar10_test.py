@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""data/prepare_cifar10.py on folders of class folders, with and without train|test above them.
+"""data/prepare_cifar10.py on folders of class folders, with and without train|test above them, and how it ends where
+something is wrong.
 
 usage: prepare_cifar10_test.py SCRIPT FOLDER     (FOLDER is made anew)
 """
+import importlib.util
 import os
+import pickle
 import shutil
-import subprocess
 import sys
 import tarfile
+
+from token_reader import refused, run_script
 
 script, work = sys.argv[1:]
 shutil.rmtree(work, ignore_errors=True)
@@ -21,8 +25,7 @@ def make(path):
 
 
 def prepare(*arguments):
-    return subprocess.run([sys.executable, script, *arguments, "--format", "tar", "--labels", "folder"],
-                          capture_output=True, text=True)
+    return run_script(script, *arguments, "--format", "tar", "--labels", "folder")
 
 
 def classes_in(shard):
@@ -59,6 +62,67 @@ with tarfile.open(f"{work}/plain.tar", "w") as archive:
         archive.add(f"{work}/plain/{kind}", kind)
 check("archive", prepare(f"{work}/plain.tar", f"{work}/o5", "--test", "2"), f"{work}/o5",
       ["cat", "dog"] * 3, ["cat", "dog"])
-refused = prepare(f"{work}/plain", f"{work}/o6", "--test", "12")
-assert refused.returncode != 0 and "--test 12 of 12 images" in refused.stderr, refused.stderr
-print("6 layouts")
+
+
+def write(name, data):
+    os.makedirs(os.path.dirname(f"{work}/{name}"), exist_ok=True)
+    with open(f"{work}/{name}", "wb") as f:
+        f.write(data)
+    return f"{work}/{name}"
+
+
+# Binary records to binary records, which needs no package.
+record = bytes([7]) + bytes(range(256)) * 12
+binary = os.path.dirname(write("batches/data_batch_1.bin", record * 3))
+result = run_script(script, binary, f"{work}/o6", "--train", "2")
+assert result.returncode == 0, result.stderr
+with open(f"{work}/o6/cifar-10-batches-bin/data_batch_1.bin", "rb") as f:
+    assert f.read() == record
+
+# A mistake in the call: 64.
+out = f"{work}/none"
+plain = [f"{work}/plain", out, "--format", "tar"]
+refused(script, 64, ["usage", "paths"])
+refused(script, 64, ["one SOURCE and one OUT_DIR"], "a", "b", "c")
+refused(script, 64, ["counts must not be negative"], *plain, "--shards", "0")
+refused(script, 64, ["invalid choice: 'zip'"], f"{work}/plain", out, "--format", "zip")
+refused(script, 64, ["--test 12 of 12 images"], *plain, "--test", "12")
+for i in range(11):
+    make(f"{work}/many/class{i}/0.jpg")
+refused(script, 64, ["10 classes, the source 11", "--format tar"], f"{work}/many", out)
+make(f"{work}/long/{'x' * 200}/0.jpg")
+refused(script, 64, ["--labels cls"], f"{work}/long", out, "--format", "tar", "--labels", "folder")
+
+# A source that cannot be used: 65, with its name.
+os.makedirs(f"{work}/empty")
+refused(script, 65, ["missing.tar: there is no such"], f"{work}/missing.tar", out)
+refused(script, 65, ["empty: holds nothing of CIFAR-10"], f"{work}/empty", out)
+refused(script, 65, ["bad.tar: not an archive"], write("bad.tar", b"no archive"), out)
+with tarfile.open(f"{work}/batches.tar.gz", "w:gz") as archive:
+    archive.add(binary, "cifar-10-batches-bin")
+with open(f"{work}/batches.tar.gz", "rb") as f:
+    refused(script, 65, ["cut.tar.gz: not an archive"], write("cut.tar.gz", f.read()[:-40]), out)
+for name, data, message in (("short/test_batch.bin", record[:-1], "3072 bytes are no multiple"),
+                            ("labels/data_batch_2.bin", record + bytes([10]) + record[1:], "label 10 at offset 3073"),
+                            ("pickles/data_batch_3", b"no pickle", "not a batch of CIFAR-10"),
+                            ("foreign/test_batch", pickle.dumps(os.path.join), "does not belong into"),
+                            ("lacking/test_batch", pickle.dumps({b"labels": [1]}), "KeyError: b'data'"),
+                            ("thin/test_batch", pickle.dumps({b"labels": [1], b"data": [b"1"]}), "an image of 1 bytes"),
+                            ("eleven/test_batch", pickle.dumps({b"labels": [11], b"data": [record[1:]]}), "label 11")):
+    refused(script, 65, [name, message], os.path.dirname(write(name, data)), out)
+if importlib.util.find_spec("PIL"):
+    refused(script, 65, ["plain/", ".jpg: not an image"], f"{work}/plain", out)
+else:
+    refused(script, 64, ["needs Pillow"], f"{work}/plain", out)
+os.environ.update({name: "http://127.0.0.1:1" for name in ("http_proxy", "https_proxy")}, no_proxy="", NO_PROXY="")
+refused(script, 65, ["cannot download", "give the archive as SOURCE"], f"{work}/download")
+assert not os.path.exists(out), os.listdir(out)
+
+# OUT_DIR cannot be written: 73; what an earlier call made stays.
+for arguments in ([*plain[:1], f"{work}/plain.tar", "--format", "tar"], [binary, f"{work}/plain.tar"], [f"{work}/plain.tar"]):
+    refused(script, 73, ["plain.tar", "cannot write"], *arguments)
+refused(script, 73, ["cannot write"], binary, f"{work}/o6", largest_file=2048)
+assert sorted(os.listdir(f"{work}/o6/cifar-10-batches-bin")) == ["batches.meta.txt", "data_batch_1.bin", "data_batch_2.bin"]
+with open(f"{work}/o6/cifar-10-batches-bin/data_batch_1.bin", "rb") as f:
+    assert f.read() == record
+print("7 layouts, 3 exit codes")
