@@ -34,9 +34,10 @@ constexpr std::size_t kWriteBytes = 64u << 20;
 // Owns a descriptor; the success path closes explicitly, because close may report a lost write.
 class OpenFile {
  public:
-  OpenFile(FileOps& ops, std::string path, int flags) : ops_(ops), path_(std::move(path)) {
+  OpenFile(FileOps& ops, std::string path, int flags, mode_t mode = 0)
+      : ops_(ops), path_(std::move(path)) {
     do {
-      fd_ = ops_.open(path_.c_str(), flags | O_CLOEXEC, 0600);
+      fd_ = ops_.open(path_.c_str(), flags | O_CLOEXEC, mode);
     } while (fd_ < 0 && errno == EINTR);
     if (fd_ < 0) {
       fail("open", path_, errno);
@@ -102,6 +103,9 @@ int FileOps::close(int fd) {
 int FileOps::rename(const char* from, const char* to) {
   return ::rename(from, to);
 }
+int FileOps::exchange(const char* one, const char* other) {
+  return ::renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE);
+}
 int FileOps::mkdir(const char* path, mode_t mode) {
   return ::mkdir(path, mode);
 }
@@ -122,10 +126,10 @@ uint64_t xxh3(std::string_view bytes) {
 }
 
 FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
-                          const std::vector<std::string_view>& chunks) {
+                          const std::vector<std::string_view>& chunks, mode_t mode) {
   const std::string path = folder + "/" + name;
   FileRecord record{.name = name};
-  OpenFile file(ops, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+  OpenFile file(ops, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
   try {
     XXH3_state_t hash;
     XXH3_64bits_reset(&hash);
@@ -155,7 +159,7 @@ void replace_file(FileOps& ops, const std::string& path,
   const auto slash = path.find_last_of('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   const std::string temporary = path.substr(slash + 1) + ".tmp-" + random_suffix();
-  write_new_file(ops, folder, temporary, chunks);
+  write_new_file(ops, folder, temporary, chunks, kPublished);
   const std::string from = folder + "/" + temporary;
   if (ops.rename(from.c_str(), path.c_str()) != 0) {
     const int error = errno;

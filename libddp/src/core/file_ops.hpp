@@ -21,6 +21,8 @@ class FileOps {
   virtual int fsync(int fd);
   virtual int close(int fd);
   virtual int rename(const char* from, const char* to);
+  /// renameat2 with RENAME_EXCHANGE: some file systems do not have it.
+  virtual int exchange(const char* one, const char* other);
   virtual int mkdir(const char* path, mode_t mode);
   virtual int unlink(const char* path);
   virtual int rmdir(const char* path);
@@ -38,17 +40,21 @@ struct FileRecord {
 
 uint64_t xxh3(std::string_view bytes);
 
-/// Creates `folder`/`name` (mode 0600, must not exist, no link followed), writes `chunks` and
-/// forces them to the disk. Short writes and EINTR are continued. On failure throws WriteError
+/// Rights of new files: of the owner alone (a run's state), or what the umask leaves (what others
+/// are to read).
+inline constexpr mode_t kPrivate = 0600, kPublished = 0666;
+
+/// Creates `folder`/`name` (of rights `mode`, must not exist, no link followed), writes `chunks`
+/// and forces them to the disk. Short writes and EINTR are continued. On failure throws WriteError
 /// naming the file and the system's reason, after removing the part.
 FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
-                          const std::vector<std::string_view>& chunks);
+                          const std::vector<std::string_view>& chunks, mode_t mode = kPrivate);
 
 /// Forces the folder's entries (creations, renames) to the disk. Throws WriteError.
 void sync_folder(FileOps& ops, const std::string& folder);
 
-/// `path` becomes a file of `chunks`, atomically: temporary name, fsync, rename, fsync of the
-/// folder.
+/// `path` becomes a published file of `chunks`, atomically: temporary name, fsync, rename, fsync of
+/// the folder.
 void replace_file(FileOps& ops, const std::string& path,
                   const std::vector<std::string_view>& chunks);
 

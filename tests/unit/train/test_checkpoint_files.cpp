@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/stat.h>
-
 #include <cerrno>
 #include <cmath>
 #include <random>
 
 #include "support/catch.hpp"
+#include "support/file_rights.hpp"
 #include "train/checkpoint_files.hpp"
 #include "unit/train/crash_model.hpp"
 
@@ -292,11 +291,10 @@ TEST_CASE("the newest checkpoints stay, and the best") {
 TEST_CASE("files of a save can be read by their owner alone") {
   TemporaryFolder folder;
   const auto dir = folder.file("a/b/ckpt");
+  const testing::Umask umask(022);
   const auto made = save(system_file_ops(), dir, 10);
   for (const auto& entry : std::filesystem::directory_iterator(dir + "/" + made.name)) {
-    struct stat status {};
-    REQUIRE(stat(entry.path().c_str(), &status) == 0);
-    REQUIRE((status.st_mode & 0777) == 0600);
+    REQUIRE(testing::rights_of(entry.path()) == 0600);
   }
 }
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <cstring>
@@ -8,6 +7,7 @@
 #include "ddp/core/safetensors.hpp"
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
+#include "support/file_rights.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace {
@@ -68,9 +68,15 @@ TEST_CASE("safetensors keep every dtype bit for bit") {
     REQUIRE(same_bits(loaded.tensors.at(name), tensor));
   }
   REQUIRE(loaded.metadata.at("note") == "ünïcode \"quoted\"");
-  struct stat status {};
-  REQUIRE(stat(path.c_str(), &status) == 0);
-  REQUIRE((status.st_mode & 0777) == 0600);
+}
+
+TEST_CASE("safetensors files have the rights that the umask leaves") {
+  TemporaryFolder folder;
+  for (const auto& [mask, rights] : {std::pair{022, 0644}, {077, 0600}, {002, 0664}}) {
+    const testing::Umask umask(mask);
+    ddp::save_safetensors(folder.file("a.safetensors"), {{"w", torch::zeros(2)}});
+    REQUIRE(testing::rights_of(folder.file("a.safetensors")) == rights);
+  }
 }
 
 TEST_CASE(

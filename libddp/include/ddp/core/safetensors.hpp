@@ -27,9 +27,10 @@ struct Safetensors {
 /// the file). The pages stay mapped while a tensor lives. Throws ReadError naming file and reason.
 Safetensors load_safetensors(const std::string& path);
 
-/// Writes a file of mode 0600: under a temporary name, fsync, then rename, so that `path` is the
-/// old or the new file, never a part. Tensors of any device and strides; dtypes bool, (u)int8..64,
-/// half, bfloat16, float, double, float8_e4m3fn, float8_e5m2, complex float. Throws WriteError.
+/// Writes a file of the rights that the umask leaves: under a temporary name, fsync, then rename,
+/// so that `path` is the old or the new file, never a part. Tensors of any device and strides;
+/// dtypes bool, (u)int8..64, half, bfloat16, float, double, float8_e4m3fn, float8_e5m2, complex
+/// float. Throws WriteError.
 void save_safetensors(const std::string& path, const TensorMap& tensors,
                       const std::map<std::string, std::string>& metadata = {});
 
