@@ -64,8 +64,13 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
 
 /// Where what is trained goes.
 examples::TrainedFolderOptions trained_folder(const LoraSettings& lora, const ddp::Config& cfg,
-                                              const std::string& base_path) {
-  examples::TrainedFolderOptions options{.path = lora.save_dir, .base_path = base_path};
+                                              const std::string& base_path,
+                                              const ddp::TokenDataset& data) {
+  examples::TrainedFolderOptions options{
+      .path = lora.save_dir,
+      .from = {.base_path = base_path,
+               .tokens_path = data.options().path,
+               .end_tokens = data.file().tokenizer().end_tokens()}};
   if (lora.save_dir.empty() && !cfg.checkpoint.dir.empty()) {
     options.path = cfg.checkpoint.dir + (lora.options.rank > 0 ? "/adapters" : "/models");
     options.is_in_checkpoint_dir = true;
@@ -132,8 +137,9 @@ void train(LanguageTrainer& trainer, const Run& run) {
   const auto base = trainer.model().frozen_identity();
   const auto before = examples::parameter_hash(trainer.model().named_parameters());
   const int64_t first_step = trainer.restore();
-  TrainedFolder folder(run.ctx, trainer.checkpointer(), qwen2_of(trainer),
-                       trained_folder(run.lora, run.cfg, run.model.common.path));
+  TrainedFolder folder(
+      run.ctx, trainer.checkpointer(), qwen2_of(trainer),
+      trained_folder(run.lora, run.cfg, run.model.common.path, *trainer.data().train));
   folder.open(first_step);  // what it refuses is told before training, not when all is done
   if (first_step == 0 && run.cfg.train.eval_first) {
     decode(trainer, run.decode, run.cfg, run.ctx, " before training");

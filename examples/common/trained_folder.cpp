@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "common/save_trained.hpp"
 #include "ddp/core/error.hpp"
 
 namespace examples {
@@ -17,16 +16,13 @@ constexpr const char* kText = "trained_folder";
 constexpr const char* kBest = "best";
 constexpr const char* kLast = "last";
 
-/// What save_trained() would replace or remove, with what a crash of it leaves.
+/// The first place that is taken.
 std::optional<std::string> find_trained(const std::string& path) {
   for (const char* name : {kBest, kLast}) {
-    for (const char* ending : {"", ".new", ".old"}) {
-      const auto place = path + "/" + name + ending;
-      std::error_code failed;
-      const bool empty_folder = fs::is_directory(place, failed) && fs::is_empty(place, failed);
-      if (fs::exists(fs::symlink_status(place, failed)) && !empty_folder) {
-        return place;
-      }
+    const auto place = path + "/" + name;
+    std::error_code failed;
+    if (fs::is_directory(place, failed) && !fs::is_empty(place, failed)) {
+      return place;
     }
   }
   return std::nullopt;
@@ -66,12 +62,22 @@ void TrainedFolder::open(int64_t first_step) {
   if (!context_.is_main()) {
     return;
   }
+  for (const char* name : {kBest, kLast}) {
+    const auto place = options_.path + "/" + name;
+    models::restore_replaced(place);
+    require_writable(module_, place, options_.from.base_path, setting());
+  }
   if (!is_noted_) {
     require_no_other(saved_by, first_step);
   }
   for (const char* name : {kBest, kLast}) {
-    require_writable(module_, options_.path + "/" + name);
+    models::finish_interrupted_save(options_.path + "/" + name);
   }
+  beside_ = read_trained_files(module_, options_.from);
+}
+
+std::string TrainedFolder::setting() const {
+  return options_.is_in_checkpoint_dir ? "checkpoint.dir" : "lora.save_dir";
 }
 
 void TrainedFolder::require_no_other(const std::string& saved_by, int64_t first_step) const {
@@ -79,12 +85,17 @@ void TrainedFolder::require_no_other(const std::string& saved_by, int64_t first_
   if (!place) {
     return;
   }
-  const std::string setting = options_.is_in_checkpoint_dir ? "checkpoint.dir" : "lora.save_dir";
+  const auto fix =
+      ddp::detail::concat("; fix: name another ", setting(), ", or move ", *place, " away");
+  if (const auto other = models::find_other_file(*place)) {
+    throw ddp::SettingsError(ddp::detail::concat(setting(), ": ", *place, " holds ", *other,
+                                                 ", which no run writes there", fix));
+  }
   throw ddp::SettingsError(ddp::detail::concat(
-      setting, ": ", *place, " holds what another run trained, and this one ",
+      setting(), ": ", *place, " holds what another run trained, and this one ",
       first_step == 0 ? "starts at step 0"
                       : "goes on from a checkpoint whose run wrote to " + saved_by,
-      ": it would replace that; fix: name another ", setting, ", or move ", *place, " away",
+      ": it would replace that", fix,
       first_step == 0 ? ", or go on with that run: name its checkpoint.dir" : ""));
 }
 
@@ -107,7 +118,7 @@ void TrainedFolder::save_last() {
 
 void TrainedFolder::save(const std::string& name) {
   if (context_.is_main()) {
-    save_trained(module_, options_.path + "/" + name, options_.base_path);
+    save_trained(module_, options_.path + "/" + name, options_.from.base_path, beside_);
   }
   if (saved_.find(name) == std::string::npos) {
     saved_ += (saved_.empty() ? "" : " and ") + name;

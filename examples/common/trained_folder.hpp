@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/save_trained.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "models/qwen2.hpp"
@@ -13,12 +14,13 @@ namespace examples {
 struct TrainedFolderOptions {
   std::string path = "";              ///< rank 0's counts; empty: nothing is saved
   bool is_in_checkpoint_dir = false;  ///< not named by itself: it moves with that folder
-  std::string base_path = "";         ///< of save_trained()
+  TrainedFrom from = {};
 };
 
-/// Where a run writes what it trains: PATH/best and PATH/last. What another run trained is never
-/// replaced: a run that starts at step 0 must find both places free, one that goes on may find its
-/// own files, which its checkpoint tells. All methods are collective, rank 0 writes.
+/// Where a run writes what it trains: PATH/best and PATH/last. What another run trained, or anybody
+/// else put there, is never replaced: a run that starts at step 0 must find both places free, one
+/// that goes on may find its own files, which its checkpoint tells; others beside them stay. All
+/// methods are collective, rank 0 writes.
 class TrainedFolder {
  public:
   /// All outlive it.
@@ -41,6 +43,7 @@ class TrainedFolder {
  private:
   void save(const std::string& name);
   void require_no_other(const std::string& saved_by, int64_t first_step) const;
+  std::string setting() const;
 
   const ddp::Context& context_;
   ddp::Checkpointer& checkpointer_;
@@ -49,6 +52,7 @@ class TrainedFolder {
   bool saves_ = false;  // after open()
   int64_t first_step_ = 0;
   bool is_noted_ = false;  // by the checkpoint at first_step_
+  TrainedFiles beside_ = {};
   std::string saved_ = "";
 };
 

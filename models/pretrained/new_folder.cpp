@@ -7,12 +7,22 @@
 
 #include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "pretrained/replace_folder.hpp"
 
 namespace models::detail {
 namespace {
 
 namespace fs = std::filesystem;
 using ddp::detail::system_file_ops;
+
+// A link cannot be renamed over: the folder it leads to is meant.
+std::string followed(std::string path) {
+  std::error_code error;
+  const bool is_link = fs::is_symlink(fs::symlink_status(path, error));
+  return is_link && fs::is_directory(path, error) ? fs::canonical(path).string() : path;
+}
+
+}  // namespace
 
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') {
@@ -26,21 +36,21 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-}  // namespace
-
 bool holds_files(const std::string& path) {
   std::error_code error;
   return fs::is_directory(path, error) && !fs::is_empty(path, error);
 }
 
-NewFolder::NewFolder(std::string path) : path_(without_slash(std::move(path))) {
+NewFolder::NewFolder(std::string path, bool replaces)
+    : path_(followed(without_slash(std::move(path)))), replaces_(replaces) {
   std::error_code error;
-  if (fs::exists(path_, error) && (!fs::is_directory(path_, error) || holds_files(path_))) {
+  if (fs::exists(fs::symlink_status(path_, error)) &&
+      (!fs::is_directory(path_, error) || (!replaces && holds_files(path_)))) {
     throw ddp::SettingsError(path_ + " is there already: name a new folder, or remove it");
   }
   fs::create_directories(parent_of(path_), error);
-  temporary_ = path_ + ".tmp-" + ddp::detail::random_suffix();
-  if (system_file_ops().mkdir(temporary_.c_str(), 0700) != 0) {
+  temporary_ = temporary_beside(path_);
+  if (system_file_ops().mkdir(temporary_.c_str(), 0777) != 0) {
     throw ddp::WriteError("cannot make the folder " + temporary_ + ": " +
                           std::generic_category().message(errno));
   }
@@ -53,12 +63,17 @@ NewFolder::~NewFolder() {
 }
 
 void NewFolder::write(const std::string& name, std::string_view text) {
-  ddp::detail::write_new_file(system_file_ops(), temporary_, name, {text});
+  ddp::detail::write_new_file(system_file_ops(), temporary_, name, {text}, ddp::detail::kPublished);
 }
 
 void NewFolder::commit() {
   auto& ops = system_file_ops();
   ddp::detail::sync_folder(ops, temporary_);
+  if (replaces_ && holds_files(path_)) {
+    replace_folder(ops, temporary_, path_);
+    committed_ = true;
+    return;
+  }
   // An empty folder of that name is replaced; one that was filled meanwhile is not.
   if (ops.rename(temporary_.c_str(), path_.c_str()) != 0) {
     throw ddp::WriteError("cannot rename the finished folder " + temporary_ + " to " + path_ +

@@ -3,17 +3,13 @@
 
 #include <torch/nn/module.h>
 
-#include <string>
-
 #include "models/pretrained/hf_weights.hpp"
+#include "pretrained/new_folder.hpp"
 
 namespace models::detail {
 
-/// Writes the weights of `module` into `folder`: model.safetensors, or shards and their index.
-void save_shards(const torch::nn::Module& module, const std::string& folder,
-                 const PretrainedSaveOptions& options);
-
-/// The dtype that most of the module's values have.
-at::ScalarType main_dtype(const torch::nn::Module& module);
+/// Fills `target` as save_pretrained() does, and commits it.
+void save_model(const torch::nn::Module& module, const HfConfig& config, NewFolder& target,
+                const PretrainedSaveOptions& options);
 
 }  // namespace models::detail

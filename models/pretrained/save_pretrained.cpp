@@ -9,8 +9,8 @@
 #include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
 #include "models/pretrained/hf_weights.hpp"
-#include "pretrained/new_folder.hpp"
-#include "pretrained/save_shards.hpp"
+#include "pretrained/model_files.hpp"
+#include "pretrained/save_model.hpp"
 
 namespace models {
 namespace detail {
@@ -66,8 +66,6 @@ std::string shard_name(std::size_t index, std::size_t count) {
   return name;
 }
 
-}  // namespace
-
 at::ScalarType main_dtype(const torch::nn::Module& module) {
   std::map<at::ScalarType, int64_t> count;
   auto most = at::kFloat;
@@ -100,21 +98,31 @@ void save_shards(const torch::nn::Module& module, const std::string& folder,
   }
   if (shards.size() > 1) {
     ddp::detail::write_new_file(ddp::detail::system_file_ops(), folder,
-                                "model.safetensors.index.json", {index.dump(2) + "\n"});
+                                "model.safetensors.index.json", {index.dump(2) + "\n"},
+                                ddp::detail::kPublished);
   }
+}
+
+}  // namespace
+
+void save_model(const torch::nn::Module& module, const HfConfig& config, NewFolder& target,
+                const PretrainedSaveOptions& options) {
+  auto files = options.files;
+  files["config.json"] =
+      saved_config(options.files, config, options.dtype.value_or(main_dtype(module)));
+  for (const auto& [name, text] : files) {
+    target.write(name, text);
+  }
+  save_shards(module, target.temporary(), options);
+  target.commit();
 }
 
 }  // namespace detail
 
 void save_pretrained(const torch::nn::Module& module, const HfConfig& config,
                      const std::string& folder, const PretrainedSaveOptions& options) {
-  HfConfig saved = config;
-  saved.dtype = options.dtype.value_or(detail::main_dtype(module));
-  const std::string json = hf_config_json(saved);
-  detail::NewFolder target(folder);
-  target.write("config.json", json);
-  detail::save_shards(module, target.temporary(), options);
-  target.commit();
+  detail::NewFolder target(folder, options.replace);
+  detail::save_model(module, config, target, options);
 }
 
 }  // namespace models

@@ -207,20 +207,37 @@ case $scenario in
     grep -qE "^trainable  *all " "$work/train.log" || fail "not all parameters were trained"
     for which in best last; do
       [ -f "$work/models/$which/config.json" ] || fail "no $which model was saved"
+      cmp "$data/tokenizer.json" "$work/models/$which/tokenizer.json" || fail "the $which model has not the data's tokenizer"
     done
     (run_on 1 "$work/eval.log" run.mode=evaluate checkpoint.dir= decode.num_prompts=0 model.init=pretrained \
       model.path="$work/models/last") || fail "exit code $? of the evaluation"
     trained=$(value_of "eval loss" "$work/train.log") evaluated=$(value_of "eval loss" "$work/eval.log")
     echo "trained $trained, evaluated from its folder $evaluated"
     { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
-    grep -q "cannot be told: that folder has no tokenizer.json" "$work/eval.log" || fail "no word of an unknown tokenizer"
+    grep -q "tokenizer" "$work/eval.log" && fail "a warning without a reason"
     refused 64 "would not be read with lora.rank=0" lora.adapter="$work/models/last"
     refused 64 "models/best holds what another run trained" "${training[@]}"
-    # The data's own tokenizer beside the model, and another one of as many ids.
+    # Nothing is lost: neither what somebody put there nor the base, which gives the model what stands beside its weights.
+    mkdir -p "$work/theirs/last"
+    echo precious > "$work/theirs/last/notes.txt"
+    refused 64 "failed at step 0: lora.save_dir: .*theirs/last holds notes.txt, which no run writes there" "${training[@]}" lora.save_dir="$work/theirs"
+    [ "$(cat "$work/theirs/last/notes.txt")" = precious ] || fail "a refused run removed a file"
+    on_base=(model.init=pretrained model.path="$work/models/last" train.max_steps=2 train.eval_every_steps=1)
+    weights=$(sha256sum "$work/models/last/model.safetensors")
+    refused 64 "failed at step 0: lora.save_dir: .*models/last is the base" "${training[@]}" "${on_base[@]}"
+    [ "$(sha256sum "$work/models/last/model.safetensors")" = "$weights" ] || fail "a refused run changed its base"
+    rm "$work/models/last/tokenizer_config.json"
+    (run "$work/tuned.log" "${training[@]}" "${on_base[@]}" lora.save_dir="$work/tuned") || fail "exit code $? on a saved base"
+    [ "$(ls -A "$work/tuned" | xargs)" = "best last" ] || fail "left beside the models: $(ls -A "$work/tuned")"
+    for which in best last; do
+      diff <(cd "$work/models/last" && ls) <(cd "$work/tuned/$which" && ls) || fail "the $which model has not the files of its base"
+      cmp "$work/models/last/config.json" "$work/tuned/$which/config.json" || fail "the $which model has another configuration than its base"
+    done
+    # Without a tokenizer beside the model, and with another one of as many ids.
     base=(run.mode=evaluate checkpoint.dir= decode.num_prompts=0 model.init=pretrained model.path="$work/models/last")
-    cp "$data/tokenizer.json" "$work/models/last"
-    (run_on 1 "$work/eval.log" "${base[@]}") || fail "exit code $? with the data's tokenizer"
-    grep -q "tokenizer" "$work/eval.log" && fail "a warning without a reason"
+    rm "$work/models/last/tokenizer.json"
+    (run_on 1 "$work/eval.log" "${base[@]}") || fail "exit code $? without a tokenizer"
+    grep -q "cannot be told: that folder has no tokenizer.json" "$work/eval.log" || fail "no word of an unknown tokenizer"
     sed 's/"A":35,"B":36,/"B":35,"A":36,/' "$data/tokenizer.json" > "$work/models/last/tokenizer.json"
     refused 65 "not prepared with the tokenizer of model.path: .* 2 ids, the first 35, which is 'A' in .* and 'B' in .*--tokenizer" "${base[@]}"
     # Sizes that no machine holds: refused by key, and as a whole.

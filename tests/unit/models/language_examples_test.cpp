@@ -14,7 +14,6 @@
 #include "common/language_trainer.hpp"
 #include "common/parameter_hash.hpp"
 #include "common/sample_text.hpp"
-#include "common/trained_folder.hpp"
 #include "ddp/ddp.hpp"
 #include "models/pretrained/hf_config.hpp"
 #include "models/pretrained/hf_vocabulary.hpp"
@@ -202,106 +201,6 @@ TEST_CASE("token files of another tokenizer than the base's are told") {
   CHECK(lacking.refusal == "");
   CHECK_THAT(lacking.warning, Catch::Contains("1 id, 1535, which is ") &&
                                   Catch::Contains("and nothing in " + base.path()));
-}
-
-namespace {
-
-// Runs whose checkpoints and trained adapters are in folders of one folder.
-class AdapterRuns {
- public:
-  AdapterRuns() : context_(ddp::Context::create(on_cpu())) {
-    module_ = std::dynamic_pointer_cast<models::Qwen2Impl>(examples::make_qwen2({}, 64, context_));
-    examples::LoraSettings lora;
-    lora.options.rank = 2;
-    examples::add_adapters(*module_, lora);
-  }
-
-  std::string file(const std::string& name) const { return folder_.file(name); }
-
-  /// Two steps from where the checkpoints are; the message where the run is refused. An empty
-  /// `checkpoints`: without; an empty `path`: the folder in them.
-  std::string run(const std::string& checkpoints, const std::string& path = "") {
-    ddp::CheckpointOptions options;
-    options.dir = checkpoints.empty() ? "" : file(checkpoints);
-    ddp::Checkpointer checkpointer(context_, options, {});
-    const auto first_step = checkpointer.restore();
-    const auto where = path.empty() ? options.dir + "/adapters" : file(path);
-    examples::TrainedFolder trained(context_, checkpointer, *module_,
-                                    {.path = where, .is_in_checkpoint_dir = path.empty()});
-    try {
-      trained.open(first_step);
-    } catch (const ddp::SettingsError& error) {
-      return error.what();
-    }
-    trained.save_best(first_step + 1);
-    checkpointer.save(first_step + 1);
-    trained.save_last();
-    CHECK(trained.summary() == "best and last in " + where);
-    return "";
-  }
-
-  /// Killed behind its first best, before any checkpoint was due.
-  void run_until_best(const std::string& checkpoints, int64_t steps_done) {
-    ddp::CheckpointOptions options;
-    options.dir = file(checkpoints);
-    ddp::Checkpointer checkpointer(context_, options, {});
-    examples::TrainedFolder trained(
-        context_, checkpointer, *module_,
-        {.path = options.dir + "/adapters", .is_in_checkpoint_dir = true});
-    trained.open(checkpointer.restore());
-    trained.save_best(steps_done);
-    CHECK(checkpointer.last_saved_step() == steps_done);
-  }
-
- private:
-  static ddp::ContextOptions on_cpu() {
-    ddp::ContextOptions options;
-    options.device = "cpu";
-    return options;
-  }
-
-  testing::TemporaryFolder folder_;
-  ddp::Context context_;
-  std::shared_ptr<models::Qwen2Impl> module_;
-};
-
-}  // namespace
-
-TEST_CASE("what another run trained is not replaced") {
-  AdapterRuns runs;
-  const auto other = Catch::Contains("holds what another run trained");
-  CHECK(runs.run("a") == "");
-  CHECK(runs.run("a") == "");  // goes on
-  CHECK_THAT(runs.run("b", "a/adapters"), other &&
-                                              Catch::Contains("lora.save_dir: " + runs.file("a")) &&
-                                              Catch::Contains("starts at step 0"));
-  CHECK_THAT(runs.run("", "a/adapters"), other);
-  CHECK(runs.run("a", "elsewhere") == "");
-  CHECK(runs.run("a", "elsewhere") == "");
-  CHECK_THAT(runs.run("a"),
-             other && Catch::Contains("checkpoint whose run wrote to " + runs.file("elsewhere")));
-  // Killed behind the first best: the same job may start again.
-  runs.run_until_best("f", 3);
-  CHECK(runs.run("f") == "");
-}
-
-TEST_CASE("adapters belong to the checkpoints beside them, whatever their folder is called") {
-  namespace fs = std::filesystem;
-  AdapterRuns runs;
-  const auto other = Catch::Contains("holds what another run trained");
-  CHECK(runs.run("c") == "");
-  fs::rename(runs.file("c"), runs.file("d"));
-  CHECK(runs.run("d") == "");
-  fs::create_directory(runs.file("e"));  // without its checkpoints
-  fs::rename(runs.file("d/adapters"), runs.file("e/adapters"));
-  CHECK_THAT(runs.run("e"), other && Catch::Contains("checkpoint.dir: " + runs.file("e")));
-  fs::remove_all(runs.file("e/adapters/best"));
-  fs::create_directory(runs.file("e/adapters/best"));
-  CHECK_THAT(runs.run("e"), other && Catch::Contains("adapters/last "));
-  fs::rename(runs.file("e/adapters/last"), runs.file("e/adapters/last.old"));
-  CHECK_THAT(runs.run("e"), other && Catch::Contains("adapters/last.old "));
-  fs::remove_all(runs.file("e/adapters/last.old"));
-  CHECK(runs.run("e") == "");  // what is empty is no loss
 }
 
 TEST_CASE("data that cannot be evaluated are refused") {

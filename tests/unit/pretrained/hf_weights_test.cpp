@@ -2,8 +2,13 @@
 // Weights through every route into modules of any names: data is compared bit for bit.
 #include "models/pretrained/hf_weights.hpp"
 
+#include <cerrno>
 #include <filesystem>
+#include <map>
 
+#include "core/file_ops.hpp"
+#include "pretrained/replace_folder.hpp"
+#include "support/file_rights.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"
 
 namespace {
@@ -115,6 +120,146 @@ TEST_CASE("a module is saved whole or not at all, in the dtype asked for") {
     left.push_back(entry.path().filename());
   }
   CHECK(left == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("a saved model may be read by whom the umask lets") {
+  TemporaryFolder folder;
+  const testing::Umask umask(022);
+  models::save_pretrained(NamedModule(llama_like(at::kFloat)), any_config(), folder.file("a/full"),
+                          {.max_shard_bytes = 4000});
+  CHECK(testing::rights_of(folder.file("a")) == 0755);
+  CHECK(testing::rights_of(folder.file("a/full")) == 0755);
+  int num_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.file("a/full"))) {
+    INFO(entry.path());
+    CHECK(testing::rights_of(entry.path()) == 0644);
+    ++num_files;
+  }
+  CHECK(num_files > 3);  // config.json, the index and shards
+}
+
+namespace {
+
+// Names and texts of a folder, weights left out.
+std::map<std::string, std::string> texts_in(const std::string& folder) {
+  std::map<std::string, std::string> texts;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    const auto name = std::filesystem::relative(entry.path(), folder).string();
+    if (entry.is_regular_file()) {
+      texts[name] = name.ends_with(".safetensors") ? "" : testing::read_file(entry.path());
+    }
+  }
+  return texts;
+}
+
+// A file system that cannot exchange names; optionally no rename to `kept` works.
+class WithoutExchange : public ddp::detail::FileOps {
+ public:
+  explicit WithoutExchange(std::string kept = "") : kept_(std::move(kept)) {}
+  int exchange(const char*, const char*) override {
+    errno = EINVAL;
+    return -1;
+  }
+  int rename(const char* from, const char* to) override {
+    if (!kept_.empty() && to == kept_ && ++calls_ == 1) {
+      errno = EACCES;
+      return -1;
+    }
+    return FileOps::rename(from, to);
+  }
+
+ private:
+  std::string kept_;
+  int calls_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a model takes the place of an older one, and of nothing else in its folder") {
+  TemporaryFolder folder;
+  const auto tensors = llama_like(at::kFloat);
+  const NamedModule old_module(tensors), module(llama_like(at::kBFloat16));
+  const auto path = folder.file("run/best");
+  models::save_pretrained(old_module, any_config(), path,
+                          {.max_shard_bytes = 4000, .files = {{"tokenizer.json", "{}"}}});
+  CHECK_FALSE(models::find_other_file(path));
+  testing::write_file(path + "/notes.txt", "precious");
+  std::filesystem::create_directory(path + "/plots");
+  testing::write_file(path + "/plots/loss.csv", "1,2");
+  std::filesystem::create_directory(folder.file("run/best.old"));
+  testing::write_file(folder.file("run/best.new"), "mine");
+  CHECK(models::find_other_file(path) == "notes.txt");
+  models::save_pretrained(module, any_config(), path,
+                          {.files = {{"tokenizer.json", "{2}"}}, .replace = true});
+  // Shards and index of the older one are gone: transformers would read them.
+  auto texts = texts_in(folder.file("run"));
+  texts.erase("best/config.json");
+  CHECK(texts == std::map<std::string, std::string>{{"best.new", "mine"},
+                                                    {"best/model.safetensors", ""},
+                                                    {"best/notes.txt", "precious"},
+                                                    {"best/plots/loss.csv", "1,2"},
+                                                    {"best/tokenizer.json", "{2}"}});
+  CHECK(std::filesystem::exists(folder.file("run/best.old")));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.file("run")), {}) == 3);
+  expect_equal(module, ddp::load_safetensors(path + "/model.safetensors").tensors);
+
+  // Through a link to the folder; not over a file, not over a link that leads nowhere.
+  std::filesystem::create_directory_symlink(path, folder.file("link"));
+  models::save_pretrained(old_module, any_config(), folder.file("link"), {.replace = true});
+  CHECK(std::filesystem::is_symlink(folder.file("link")));
+  expect_equal(old_module, ddp::load_safetensors(path + "/model.safetensors").tensors);
+  std::filesystem::create_directory_symlink("none", folder.file("dangling"));
+  for (const char* name : {"run/best.new", "dangling"}) {
+    CHECK_THROWS_AS(
+        models::save_pretrained(module, any_config(), folder.file(name), {.replace = true}),
+        ddp::SettingsError);
+  }
+}
+
+TEST_CASE("a folder is replaced where names cannot be exchanged, and after a kill in between") {
+  TemporaryFolder folder;
+  const auto path = folder.file("best"), fresh = folder.file(".best.tmp-0123456789abcdef");
+  const auto make = [](const std::string& where, const std::string& text) {
+    std::filesystem::create_directory(where);
+    testing::write_file(where + "/model.safetensors", text);
+    testing::write_file(where + "/config.json", text);
+  };
+  const auto all = [&] { return texts_in(folder.path()); };
+  make(path, "old");
+  make(fresh, "new");
+  testing::write_file(path + "/notes.txt", "precious");
+  WithoutExchange refusing(path);  // the second rename fails: the older model has its name again
+  const auto before = all();
+  CHECK_THROWS_AS(models::detail::replace_folder(refusing, fresh, path), ddp::WriteError);
+  CHECK(all() == before);
+  WithoutExchange ops;
+  models::detail::replace_folder(ops, fresh, path);
+  const std::map<std::string, std::string> replaced{
+      {"best/config.json", "new"}, {"best/model.safetensors", ""}, {"best/notes.txt", "precious"}};
+  CHECK(all() == replaced);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+
+  // Killed between the two renames.
+  std::filesystem::rename(path, folder.file(".best.old-0123456789abcdef"));
+  make(fresh, "newer");
+  models::restore_replaced(path);
+  CHECK(all().count("best/notes.txt") == 1);
+  models::finish_interrupted_save(path);
+  CHECK(all() == replaced);
+  // Killed behind them: what is left of the older one goes, but not what others put there.
+  make(fresh, "old");
+  testing::write_file(fresh + "/more.txt", "too");
+  testing::write_file(fresh + "/adapter_model.safetensors.tmp-0123456789abcdef", "part");
+  for (const char* theirs :
+       {".best.tmp-mine", ".best.tmp-0123456789abcde", "best.tmp-0123456789abcdef"}) {
+    make(folder.file(theirs), "theirs");
+  }
+  models::finish_interrupted_save(path);
+  auto left = all();
+  CHECK(left["best/more.txt"] == "too");
+  CHECK(left["best/config.json"] == "new");
+  CHECK_FALSE(std::filesystem::exists(fresh));
+  CHECK(left.size() == replaced.size() + 1 + 3 * 2);
 }
 
 TEST_CASE("all missing, unexpected and wrongly shaped keys are listed, and nothing changes") {

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "support/file_rights.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"
 
 namespace {
@@ -121,6 +122,18 @@ TEST_CASE("an adapter comes back bit for bit, into a bare model and into an adap
                   ddp::named_weights(*other)
                       .at("model.layers.0.self_attn.q_proj.lora_B.weight")
                       .to(at::kBFloat16)));
+}
+
+TEST_CASE("a saved adapter may be read by whom the umask lets") {
+  TemporaryFolder folder;
+  const testing::Umask umask(022);
+  const auto module = adapted(kLora);
+  for (int i = 0; i < 2; ++i) {  // made, then replaced
+    models::save_adapter(*module, folder.file("adapter"));
+    CHECK(testing::rights_of(folder.file("adapter")) == 0755);
+    CHECK(testing::rights_of(folder.file("adapter/adapter_config.json")) == 0644);
+    CHECK(testing::rights_of(folder.file("adapter/adapter_model.safetensors")) == 0644);
+  }
 }
 
 TEST_CASE("layers that short names do not describe are named whole") {

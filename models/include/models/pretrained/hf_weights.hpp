@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -60,16 +61,45 @@ PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& pat
                                ddp::Communicator* communicator = nullptr,
                                const PretrainedLoadOptions& options = {});
 
+/// The text of files by name.
+using ModelFiles = std::map<std::string, std::string>;
+
+/// What a Hugging Face folder holds beside its weights: config.json, generation_config.json and the
+/// tokenizer's files, those that are there. Throws ddp::ReadError where one cannot be read.
+ModelFiles read_model_files(const std::string& folder);
+/// The tokenizer's alone: tokenizer.json, tokenizer_config.json and their kind.
+ModelFiles read_tokenizer_files(const std::string& folder);
+
 struct PretrainedSaveOptions {
   int64_t max_shard_bytes = 5'000'000'000;  ///< transformers' limit; a larger tensor is a shard
   std::optional<at::ScalarType> dtype{};    ///< of all weights; unset: as they are
+  /// Beside the weights. A config.json among them counts instead of what the call says, but for
+  /// its dtype: keys unknown here survive.
+  ModelFiles files{};
+  /// An older model in the folder is replaced, at once where the file system can: its weights go,
+  /// and the files that are written again; whatever else lies there stays.
+  bool replace = false;
 };
 
 /// Makes `folder` with config.json (`config`, its dtype set to what is saved) and the weights of
 /// `module`, which transformers' from_pretrained loads. All or nothing: written beside it and
-/// renamed. On one rank. Throws ddp::SettingsError where `folder` is there and not empty,
+/// renamed. On one rank. Throws ddp::SettingsError where `folder` is there and not empty (unless
+/// options.replace) or no folder,
 /// ddp::WriteError, and std::invalid_argument for a module with adapters (merge them first).
 void save_pretrained(const torch::nn::Module& module, const HfConfig& config,
                      const std::string& folder, const PretrainedSaveOptions& options = {});
+
+/// A file or folder in `folder` that neither save_pretrained() nor save_adapter() writes, by its
+/// name; a link is one. Nothing where there is none, or no such folder.
+std::optional<std::string> find_other_file(const std::string& folder);
+
+/// Where no file system call exchanges two names (NFS), a process killed while it replaced `folder`
+/// may have left it under the name ".NAME.old-…" beside it: gives it its name back.
+void restore_replaced(const std::string& folder);
+
+/// For a program that saves to `folder` again and again, and alone: restore_replaced(), then
+/// removes what killed saves left beside it (".NAME.tmp-…", ".NAME.old-…"). A file in there that
+/// saving does not write moves to `folder`.
+void finish_interrupted_save(const std::string& folder);
 
 }  // namespace models
