@@ -18,19 +18,22 @@ using ddp::detail::concat;
 
 template <typename F>
 void for_each_count(DecodeResult& result, F&& f) {
-  for (auto* count : {&result.num_prompts, &result.num_too_long, &result.num_equal,
-                      &result.num_calls, &result.num_equal_calls, &result.num_equal_names}) {
+  for (auto* count :
+       {&result.num_prompts, &result.num_too_long, &result.num_equal, &result.num_calls,
+        &result.num_undue_calls, &result.num_equal_calls, &result.num_equal_names}) {
     f(*count);
   }
 }
 
 void compare(const std::string& answer, const std::string& reference, DecodeResult& result) {
   const auto expected = find_api_call(reference);
+  const auto given = find_api_call(answer);
   if (!expected) {
+    result.num_undue_calls += given ? 1 : 0;
     return;
   }
   ++result.num_calls;
-  if (const auto given = find_api_call(answer)) {
+  if (given) {
     result.num_equal_calls += given->canonical == expected->canonical ? 1 : 0;
     result.num_equal_names += !given->name.empty() && given->name == expected->name ? 1 : 0;
   }
@@ -82,7 +85,7 @@ void judge(const ddp::PromptReference& asked, const std::vector<int64_t>& answer
   result.num_equal += answer == asked.reference ? 1 : 0;
   compare(answer_text, reference_text, result);
   if (result.num_prompts++ < show) {
-    result.shown += concat("document ", asked.document, "\n  prompt    ",
+    result.shown += concat("document ", asked.document, ", answer ", asked.answer, "\n  prompt    ",
                            indented(vocabulary.decode(asked.prompt)), "\n  answer    ",
                            indented(answer_text), "\n  reference ", indented(reference_text), '\n');
   }
@@ -100,7 +103,8 @@ std::string share(int64_t count, int64_t all) {
 
 void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "num_prompts",
-           .doc = "evaluation documents whose last answer is decoded and compared; 0: none",
+           .doc = "answers of the evaluation documents (each assistant turn of a chat), from the "
+                  "first on, that are decoded and compared; 0: none",
            .min = 0},
           s.num_prompts);
   v.field({.name = "max_new_tokens",
@@ -115,11 +119,15 @@ void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
 }
 
 std::string DecodeResult::to_string() const {
-  auto text = concat(share(num_equal, num_prompts), " answers equal the reference");
-  if (num_calls > 0) {
-    text = concat(share(num_equal_calls, num_calls), " API calls equal the reference, ",
-                  share(num_equal_names, num_calls), " call the same API; ", text);
+  auto text = num_calls > 0
+                  ? concat(share(num_equal_calls, num_calls), " API calls equal the reference, ",
+                           share(num_equal_names, num_calls), " call the same API")
+                  : concat("no reference of ", num_prompts, " calls an API");
+  if (num_calls < num_prompts) {
+    text = concat(text, ", ", share(num_undue_calls, num_prompts - num_calls),
+                  " answers call one where none was due");
   }
+  text = concat(text, "; ", share(num_equal, num_prompts), " answers equal the reference");
   return num_too_long > 0 ? concat(text, "; ", num_too_long, " too long for the model") : text;
 }
 

@@ -22,3 +22,7 @@ if(TARGET lora_ddp AND Python3_FOUND)
            $<TARGET_FILE:lora_ddp> ${PROJECT_SOURCE_DIR}/data/chat-sample)
   set_tests_properties(lora_ddp_peft PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240)
 endif()
+if(TARGET ddp_examples_common)
+  ddp_add_test(NAME decode_prompts SOURCES decode_prompts_test.cpp RANKS 1 2 TIMEOUT 60
+               LIBRARIES ddp_examples_common ddp ddp_models)
+endif()

@@ -261,11 +261,11 @@ void TokenDataset::require_vocab(int64_t vocab_size) const {
 std::vector<PromptReference> TokenDataset::prompt_references(int64_t limit) const {
   std::vector<PromptReference> result;
   for (int64_t document = 0; document < statistics_.num_documents; ++document) {
-    if (limit > 0 && static_cast<int64_t>(result.size()) == limit) {
-      break;
-    }
-    if (auto found = file_->prompt_reference(document)) {
-      result.push_back(std::move(*found));
+    for (auto& found : file_->prompt_references(document)) {
+      result.push_back(std::move(found));
+      if (static_cast<int64_t>(result.size()) == limit) {
+        return result;
+      }
     }
   }
   return result;

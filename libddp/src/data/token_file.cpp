@@ -113,30 +113,36 @@ int64_t TokenFile::count_targets(int64_t begin, int64_t count) const {
   return targets;
 }
 
-std::optional<PromptReference> TokenFile::prompt_reference(int64_t document) const {
+std::vector<PromptReference> TokenFile::prompt_references(int64_t document) const {
   DDP_CHECK(document >= 0 && document < num_documents_, document);
-  const int64_t begin = documents_[document];
-  int64_t end = documents_[document + 1];
+  std::vector<PromptReference> result;
   if (targets_ == nullptr) {
-    return std::nullopt;
+    return result;
   }
-  while (end > begin && targets_[end - 1] == 0) {
-    --end;
-  }
-  int64_t first = end;
-  while (first > begin && targets_[first - 1] != 0) {
-    --first;
-  }
-  if (first == begin) {
-    return std::nullopt;
-  }
+  const int64_t begin = documents_[document];
+  const uint8_t* const limit = targets_ + documents_[document + 1];
+  const auto is_set = [](uint8_t mark) { return mark != 0; };
   const auto ids = [this](int64_t from, int64_t to) {
     std::vector<int32_t> narrow(static_cast<size_t>(to - from));
     copy_tokens(from, to - from, narrow.data());
     return std::vector<int64_t>(narrow.begin(), narrow.end());
   };
-  return PromptReference{
-      .document = document, .prompt = ids(begin, first), .reference = ids(first, end)};
+  int64_t answer = 0;
+  const uint8_t* end = targets_ + begin;
+  while (true) {
+    const uint8_t* const first = std::find_if(end, limit, is_set);
+    if (first == limit) {
+      return result;
+    }
+    end = std::find_if_not(first, limit, is_set);
+    if (first != targets_ + begin) {
+      result.push_back({.document = document,
+                        .answer = answer,
+                        .prompt = ids(begin, first - targets_),
+                        .reference = ids(first - targets_, end - targets_)});
+    }
+    ++answer;
+  }
 }
 
 }  // namespace ddp

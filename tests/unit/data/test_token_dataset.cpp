@@ -4,6 +4,7 @@
 
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "data/document_packing.hpp"
 #include "ddp/core/error.hpp"
@@ -301,15 +302,26 @@ TEST_CASE("a vocabulary that belongs to another file is refused", "[tokens]") {
 }
 
 TEST_CASE("prompts and references of an evaluation split", "[tokens]") {
-  const Documents documents{{10, 11, 12}, {20, 21}, {30, 31, 32}};
-  const TokenFolder folder(make_parts(documents, Documents{{0, 0, 1}, {0, 0}, {0, 1, 1}}));
+  // A chat of three turns of the assistant, the first without a prompt, the last at the end.
+  const Documents documents{
+      {10, 11, 12}, {20, 21}, {30, 31, 32}, {40, 41, 42, 43, 44, 45, 46}, {50, 51}};
+  const TokenFolder folder(make_parts(
+      documents, Documents{{0, 0, 1}, {0, 0}, {0, 1, 1}, {1, 0, 1, 1, 0, 0, 1}, {1, 1}}));
   const auto dataset = folder.open(token_options(TokenLayout::Pad, 8), Split::Test);
+  using Ids = std::vector<int64_t>;
   const auto all = dataset.prompt_references();
-  REQUIRE(all.size() == 2);
-  CHECK(all[1].document == 2);
-  CHECK(all[1].prompt == std::vector<int64_t>{30});
-  CHECK(all[1].reference == std::vector<int64_t>{31, 32});
-  CHECK(dataset.prompt_references(1).size() == 1);
+  const std::vector<std::tuple<int64_t, int64_t, Ids, Ids>> expected{
+      {0, 0, {10, 11}, {12}},
+      {2, 0, {30}, {31, 32}},
+      {3, 1, {40, 41}, {42, 43}},
+      {3, 2, {40, 41, 42, 43, 44, 45}, {46}}};
+  REQUIRE(all.size() == expected.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    CHECK(std::tie(all[i].document, all[i].answer, all[i].prompt, all[i].reference) == expected[i]);
+  }
+  for (int64_t limit = 1; limit <= 5; ++limit) {  // counts answers, not documents
+    CHECK(dataset.prompt_references(limit).size() == std::min<size_t>(limit, all.size()));
+  }
 }
 
 TEST_CASE("ids of a file too long to be read at the start are checked with their row", "[tokens]") {

@@ -90,25 +90,28 @@ TEST_CASE("without marks every token is a target", "[tokens]") {
   CHECK_FALSE(tokens.has_targets());
   CHECK(tokens.count_targets(1, 4) == 4);
   CHECK(tokens.tokenizer().end_tokens().empty());
-  CHECK_FALSE(tokens.prompt_reference(0));
+  CHECK(tokens.prompt_references(0).empty());
 }
 
-TEST_CASE("the last answer of a document is what decoding is compared with", "[tokens]") {
+TEST_CASE("the answers of a document are what decoding is compared with", "[tokens]") {
   const File file;
   const Documents ids{{10, 11, 12, 13, 14, 15, 16}, {20, 21, 22}, {30, 31}, {40, 41}};
   const Documents marks{{0, 1, 1, 0, 1, 1, 0}, {0, 0, 1}, {0, 0}, {1, 1}};
   const TokenFile tokens(file.write(make_parts(ids, marks)));
-  const auto first = tokens.prompt_reference(0);
-  REQUIRE(first);
-  CHECK(first->document == 0);
-  CHECK(first->prompt == std::vector<int64_t>{10, 11, 12, 13});
-  CHECK(first->reference == std::vector<int64_t>{14, 15});
-  const auto second = tokens.prompt_reference(1);
-  REQUIRE(second);
-  CHECK(second->prompt == std::vector<int64_t>{20, 21});
-  CHECK(second->reference == std::vector<int64_t>{22});
-  CHECK_FALSE(tokens.prompt_reference(2));  // no answer
-  CHECK_FALSE(tokens.prompt_reference(3));  // nothing before it
+  const auto first = tokens.prompt_references(0);
+  REQUIRE(first.size() == 2);
+  CHECK(first[0].prompt == std::vector<int64_t>{10});
+  CHECK(first[0].reference == std::vector<int64_t>{11, 12});
+  CHECK(first[1].document == 0);
+  CHECK(first[1].answer == 1);
+  CHECK(first[1].prompt == std::vector<int64_t>{10, 11, 12, 13});  // with the answer before it
+  CHECK(first[1].reference == std::vector<int64_t>{14, 15});
+  const auto second = tokens.prompt_references(1);
+  REQUIRE(second.size() == 1);
+  CHECK(second[0].prompt == std::vector<int64_t>{20, 21});
+  CHECK(second[0].reference == std::vector<int64_t>{22});
+  CHECK(tokens.prompt_references(2).empty());  // no answer
+  CHECK(tokens.prompt_references(3).empty());  // nothing before it
 }
 
 TEST_CASE("a token id out of range names file, document and position", "[tokens]") {

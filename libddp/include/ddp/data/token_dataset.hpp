@@ -91,7 +91,7 @@ class TokenDataset {
   /// lacks. A larger model is fine.
   void require_vocab(int64_t vocab_size) const;
 
-  /// The first `limit` documents (0: all) that have an answer to give; see TokenFile.
+  /// The first `limit` answers (0: all) of the documents, in document order; see TokenFile.
   std::vector<PromptReference> prompt_references(int64_t limit = 0) const;
 
   const TokenFile& file() const { return *file_; }

@@ -25,9 +25,10 @@ struct TokenizerInfo {
 };
 
 /// A question to a model: the ids it reads and what it should answer, its last id (an end of turn)
-/// included.
+/// included. Earlier answers of the same document stand in the prompt, as the reference has them.
 struct PromptReference {
   int64_t document = 0;
+  int64_t answer = 0;  ///< of the document's, from 0
   std::vector<int64_t> prompt;
   std::vector<int64_t> reference;
 };
@@ -62,9 +63,10 @@ class TokenFile {
   bool is_target(int64_t token) const { return targets_ == nullptr || targets_[token] != 0; }
   int64_t count_targets(int64_t begin, int64_t count) const;
 
-  /// A document's last target span (a chat's last answer) and all that stands before it. Nothing
-  /// where the file has no targets or the document none with something before it.
-  std::optional<PromptReference> prompt_reference(int64_t document) const;
+  /// Each of a document's spans of targets (the answers of a chat) with all that stands before it,
+  /// in order. A span at the document's begin answers nothing and is left out; a file without
+  /// targets has no spans.
+  std::vector<PromptReference> prompt_references(int64_t document) const;
 
  private:
   void check_ids(int64_t begin, int64_t count) const;
