@@ -64,6 +64,20 @@ void check_options(const DistributedSampler& sampler, const LoaderOptions& optio
   }
 }
 
+// No batch size helps a rank that has no sample.
+[[noreturn]] void fail_without_sample(const DistributedSampler& sampler) {
+  if (sampler.size() == 0) {
+    throw SettingsError("DataLoader: the data set has no sample");
+  }
+  const SamplerOptions& options = sampler.options();
+  throw SettingsError(concat(
+      "DataLoader: ", sampler.size(), " samples leave none for rank ", sampler.rank(), " of ",
+      sampler.world_size(), " with sampler.drop_last=", options.drop_last ? "true" : "false",
+      " and sampler.pad=", options.pad ? "true" : "false",
+      "; fix: ", options.drop_last ? "sampler.drop_last=false, " : "",
+      options.pad ? "" : "sampler.pad=true, ", "at most ", sampler.size(), " ranks, or more data"));
+}
+
 // Adds which sample it was. Errors of the library keep type and exit code; others become the cause
 // (std::rethrow_if_nested) of an error that holds their message.
 [[noreturn]] void rethrow_with_sample(int64_t index, int64_t epoch) {
@@ -210,6 +224,9 @@ LoadedBatch LoaderEngine::acquire() {
   const auto begin = std::chrono::steady_clock::now();
   RingPayload* payload = s.ring->acquire();
   s.waited += std::chrono::steady_clock::now() - begin;
+  if (!payload && s.shape.num_samples() == 0) {
+    fail_without_sample(s.shape);
+  }
   if (!payload) {
     throw SettingsError(concat("DataLoader: an epoch of ", s.shape.size(), " samples on ",
                                s.shape.world_size(), " ranks holds no batch of ", s.batch_size,

@@ -141,6 +141,25 @@ TEST_CASE("drop_last leaves out the batch that is not full", "[loader]") {
                    "holds no batch of 31"));
 }
 
+TEST_CASE("a rank without a sample is told of the sampler, not of the batch", "[loader]") {
+  const auto refusal = [](int64_t size, const ddp::SamplerOptions& options) {
+    auto dataset = std::make_shared<Numbers>(size);
+    return message_of<ddp::SettingsError>([&] {
+      NumberLoader(dataset, DistributedSampler(size, 3, 4, options), kCpu, {.batch_size = 2})
+          .next();
+    });
+  };
+  const auto dropped = refusal(3, {.drop_last = true});
+  INFO(dropped);
+  CHECK(contains(dropped, "3 samples leave none for rank 3 of 4"));
+  CHECK(contains(dropped, "fix: sampler.drop_last=false, at most 3 ranks"));
+  CHECK_FALSE(contains(dropped, "batch_size"));
+  const auto unpadded = refusal(3, {.pad = false});
+  INFO(unpadded);
+  CHECK(contains(unpadded, "fix: sampler.pad=true, at most 3 ranks"));
+  CHECK(contains(refusal(0, {}), "no sample"));
+}
+
 TEST_CASE("evaluation sees each sample once over all ranks", "[loader]") {
   for (int64_t size : {1, 10, 13, 32}) {
     for (int world_size : {1, 2, 3, 4}) {
