@@ -19,7 +19,10 @@ constexpr std::size_t kLongestToken = 64;  // bytes; longer ones are never neede
 void describe_fields(SampleSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "num_samples", .doc = "texts printed after training; 0: none", .min = 0},
           s.num_samples);
-  v.field({.name = "prompt", .doc = "what they begin with; empty: a line's end"}, s.prompt);
+  v.field({.name = "prompt",
+           .doc = "what they begin with, cut into the longest tokens of the vocabulary that fit, "
+                  "which with a BPE tokenizer need not be its own cut; empty: a line's end"},
+          s.prompt);
   v.field({.name = "max_new_tokens",
            .doc = "longest text, cut at the model's last position",
            .unit = "tokens",
