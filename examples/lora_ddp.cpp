@@ -173,7 +173,7 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
           .lora = config.section<LoraSettings>("lora"),
           .model = config.section<Qwen2Settings>("model"),
           .summary = {}};
-  const auto data = examples::open_token_data(config.section<ddp::TokenDataOptions>("tokens"));
+  const auto data = examples::open_token_data(config.section<examples::ChatOptions>("tokens"));
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, run.model.common);
   }

@@ -34,20 +34,45 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   anything starts; the message names the file and line (or the argument), what is allowed and the
   nearest key. `--help` prints this list.
 - A program may have sections of its own: `cfg.section<T>("mine")`. `model` below is that of
-  examples/resnet_ddp; those of examples/lora_ddp and examples/gpt2_ddp stand at the end.
+  examples/resnet_ddp; those of examples/lora_ddp and examples/gpt2_ddp stand at the end, with
+  their own defaults of the library's settings.
 - The resolved settings are printed at the start and saved with every checkpoint, and all ranks must
   have the same.
 )";
 
-/// The sections that a program adds to the library's.
+const ddp::SettingRow* find_row(const ddp::SettingRows& rows, const std::string& key) {
+  const auto found = std::find_if(rows.begin(), rows.end(),
+                                  [&](const ddp::SettingRow& row) { return row.key == key; });
+  return found == rows.end() ? nullptr : &*found;
+}
+
+/// The sections that a program adds to the library's, and what it makes of those.
 std::string own_sections_of(const std::string& program, const std::vector<ddp::Section>& sections) {
-  auto rows = ddp::Config::default_rows(sections);
-  std::erase_if(rows, [&](const ddp::SettingRow& row) {
-    return std::none_of(sections.begin(), sections.end(), [&](const ddp::Section& section) {
-      return row.key.starts_with(section.name + ".");
+  const auto library = ddp::Config::default_rows();
+  const auto rows = ddp::Config::default_rows(sections);
+  ddp::SettingRows own;
+  std::string changed, unused;
+  for (const auto& row : rows) {
+    const auto* const usual = find_row(library, row.key);
+    if (usual == nullptr) {
+      own.push_back(row);
+    } else if (usual->text() != row.text()) {
+      changed += "| `" + row.key + "` | `" + row.text() + "` |\n";
+    }
+  }
+  for (const auto& row : library) {
+    const auto section = row.key.substr(0, row.key.find('.') + 1);
+    const bool has_section = std::any_of(rows.begin(), rows.end(), [&](const auto& other) {
+      return other.key.starts_with(section);
     });
-  });
-  return "\n# Sections of " + program + "\n" + ddp::settings_markdown(rows);
+    const auto name = has_section ? row.key : section + '*';
+    if (find_row(rows, row.key) == nullptr && unused.find(name) == std::string::npos) {
+      unused += (unused.empty() ? "`" : ", `") + name + '`';
+    }
+  }
+  return "\n# Sections of " + program + "\n" + ddp::settings_markdown(own) +
+         "\n## Other defaults of " + program + "\n\n| key | default |\n|---|---|\n" + changed +
+         "\nThere is no use for these, and they are refused: " + unused + ".\n";
 }
 
 std::string read_all(const char* path) {

@@ -38,12 +38,12 @@ struct Qwen2Settings {
 };
 void describe_fields(Qwen2Settings& settings, ddp::FieldVisitor& visitor);
 
-struct Gpt2Settings {
-  int64_t layers = 12;
-  int64_t hidden = 768;
-  int64_t heads = 12;
-  int64_t positions = 1024;
-  double dropout = 0.1;
+struct Gpt2Settings {  // one for the embedded text and two CPU cores
+  int64_t layers = 4;
+  int64_t hidden = 64;
+  int64_t heads = 4;
+  int64_t positions = 64;
+  double dropout = 0;
   int64_t vocab_size = 0;
   LanguageModelSettings common{};
 };

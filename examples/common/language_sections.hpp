@@ -9,12 +9,19 @@
 
 namespace examples {
 
-/// Section tokens of gpt2_ddp: a text as one stream.
+/// Section tokens of gpt2_ddp: a text as one stream; the other defaults are those of its sample.
 struct StreamOptions : ddp::TokenDataOptions {
   StreamOptions();
 };
 
-std::vector<ddp::Section> lora_sections();  ///< run, model, lora, tokens, decode
-std::vector<ddp::Section> gpt2_sections();  ///< model, tokens, sample
+/// Section tokens of lora_ddp.
+struct ChatOptions : ddp::TokenDataOptions {
+  ChatOptions();
+};
+
+/// Their own, and the library's sections with the defaults of a run on the embedded sample; without
+/// those that only images have (data, train.label_smoothing, train.mixup), which are refused.
+std::vector<ddp::Section> lora_sections();  ///< run, tokens, model, lora, decode
+std::vector<ddp::Section> gpt2_sections();  ///< tokens, model, sample
 
 }  // namespace examples

@@ -3,7 +3,7 @@
 # Runs the trainers of language models as a user does and looks at what they print.
 #
 # usage: language_ddp_test.sh learns|curve|resumes|stops|keeps|evaluates|whole|refuses PROGRAM RANKS DATA
-#   learns    with the embedded data: the evaluation loss falls, what is trained changes, the base does not
+#   learns    with the defaults, on the embedded data: the evaluation loss falls, what is trained changes, the base does not
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: the adapters at the stop are those of its checkpoint; without one they are all there is
@@ -33,8 +33,9 @@ run_on() { # run_on RANKS LOG SETTING…
   local launch=() number=$1 log=$2
   shift 2
   [ "$number" -gt 1 ] && launch=(mpirun -n "$number")
-  exec "${launch[@]}" "$program" context.device=cpu tokens.path="$data" "${model[@]}" loader.num_workers=1 optimizer.type=adamw \
-    train.max_grad_norm=1 lr_schedule.lr=0.003 metrics.dir="$work/runs" metrics.progress=plain train.eval_every_steps=1000 "$@" > "$log" 2>&1
+  exec "${launch[@]}" "$program" context.device=cpu tokens.path="$data" "${model[@]}" loader.num_workers=1 lr_schedule.type=constant \
+    lr_schedule.warmup_steps=0 lr_schedule.lr=0.003 metrics.dir="$work/runs" metrics.progress=plain train.eval_first=false \
+    train.eval_every_steps=1000 "$@" > "$log" 2>&1
 }
 run() { run_on "$ranks" "$@"; }
 
@@ -59,8 +60,9 @@ refused() { # refused CODE MESSAGE SETTING…
 
 case $scenario in
   learns)
-    (run "$work/1.log" "${dropout[@]}" train.max_steps=60 train.batch_size=$((8 / ranks)) train.eval_first=true \
-      lr_schedule.type=cosine lr_schedule.warmup_steps=5) || fail "exit code $?"
+    # Without a configuration: the program's own defaults, cut short.
+    (cd "$(dirname "$data")/.." && exec mpirun -n "$ranks" "$program" context.device=cpu train.max_steps=60 loader.num_workers=1 \
+      metrics.dir="$work/runs" metrics.progress=plain > "$work/1.log" 2>&1) || fail "exit code $?"
     grep -E "^(eval|token|tokens/s|adapters|base|trainable)" "$work/1.log"
     sed -n 's/^eval loss *\([0-9.]*\) before training, \([0-9.]*\) after.*/\1 \2/p' "$work/1.log" |
       awk '{ found = 1; exit !($2 < 0.9 * $1) } END { if (!found) exit 1 }' || fail "the evaluation loss did not fall"
@@ -251,6 +253,9 @@ case $scenario in
     refused 64 "model.path=.*huge: a (qwen2|llama) model of .* GB of parameters .* cannot be made: this machine has" "${base[@]}" model.path="$work/huge"
     ;;
   refuses)
+    saving=(train.max_steps=2)
+    refused 64 "unknown setting 'data.path'; did you mean tokens.path" data.path=/nonexistent
+    refused 64 "unknown setting 'train.label_smoothing'" train.label_smoothing=0.3
     saving=(train.max_steps=2 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints")
     (run "$work/1.log" "${saving[@]}") || fail "exit code $?"
     refused 70 "trained over another base: frozen parameters [0-9a-f]{16}, here [0-9a-f]{16}" model.seed=1

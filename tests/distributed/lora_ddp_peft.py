@@ -53,8 +53,8 @@ def main():
             [PROGRAM, "context.device=cpu", "model.init=pretrained", f"model.path={work / 'base'}", f"tokens.path={DATA}",
              "tokens.layout=pad", f"tokens.max_seq_len={MAX_LENGTH}", "tokens.num_samples=200", "lora.rank=8", "lora.alpha=24",
              "train.max_steps=20", "train.batch_size=8", "train.eval_every_steps=20", "train.eval_first=true",
-             "optimizer.type=adamw", "lr_schedule.lr=0.01", "loader.num_workers=1", f"metrics.dir={work}",
-             "metrics.run_name=run", f"lora.save_dir={work / 'adapters'}"],
+             "lr_schedule.type=constant", "lr_schedule.warmup_steps=0", "lr_schedule.lr=0.01", "loader.num_workers=1",
+             f"metrics.dir={work}", "metrics.run_name=run", f"lora.save_dir={work / 'adapters'}"],
             check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         with open(work / "run" / "evals.csv", encoding="ascii") as file:
             before, after = (float(row["eval_loss"]) for row in csv.DictReader(file))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/config.hpp"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -34,13 +35,59 @@ bool is_library_section(const std::string& name) {
   return found;
 }
 
-SettingRows library_rows(const Config& config) {
+bool has_key(const SettingRows& rows, const std::string& key) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const SettingRow& row) { return row.key == key; });
+}
+
+using RowsBySection = std::map<std::string, SettingRows>;
+
+// Of the library's sections that a program announces itself, only the keys that it has.
+SettingRows library_rows(const Config& config, const RowsBySection& of_program) {
   SettingRows rows;
   for_each_section(config, [&](const char* section, const auto& options) {
-    const SettingRows more = list_settings(section, options);
-    rows.insert(rows.end(), more.begin(), more.end());
+    const auto own = of_program.find(section);
+    for (const SettingRow& row : list_settings(section, options)) {
+      if (own == of_program.end() || has_key(own->second, row.key)) {
+        rows.push_back(row);
+      }
+    }
   });
   return rows;
+}
+
+SettingRows rows_of(const Section& section) {
+  SettingRows rows;
+  detail::list_settings(section.name, section.describe, rows);
+  return rows;
+}
+
+// A program's defaults of the library's sections that it announces.
+RowsBySection library_defaults(const std::vector<Section>& sections) {
+  RowsBySection defaults;
+  for (const Section& section : sections) {
+    if (is_library_section(section.name)) {
+      defaults[section.name] = rows_of(section);
+    }
+  }
+  return defaults;
+}
+
+template <typename T>
+void take_values(const std::string& section, const SettingRows& rows, T& options) {
+  Settings values;
+  values.add_yaml(settings_yaml(rows), "section " + section);
+  values.read(section, options);
+}
+
+// `section` is the program's own description of one of the library's: it says which keys there are.
+template <typename T>
+void read_announced(Section section, Settings& settings, T& options) {
+  const SettingRows defaults = rows_of(section);
+  if (!defaults.empty()) {  // else there is no such section, and its keys are unknown
+    settings.read_section(section.name, section.describe);
+    take_values(section.name, rows_of(section), options);
+  }
 }
 
 // Two keys for one number: what is left open follows the other, a file's follows an override's; two
@@ -78,18 +125,30 @@ std::string precision_name(AmpDtype dtype) {
 struct Config::OwnSections {
   std::mutex mutex;
   Settings settings;
-  std::map<std::string, SettingRows> rows;      // of sections that were read
-  std::map<std::string, SettingRows> defaults;  // of the same
+  RowsBySection rows;              // of sections that were read
+  RowsBySection defaults;          // of the same
+  RowsBySection library_defaults;  // the program's, of library sections
 };
 
 Config::Config() : own_(std::make_shared<OwnSections>()) {}
 
 Config Config::from_settings(Settings settings, const std::vector<Section>& own_sections) {
   Config config;
-  for_each_section(config, [&](const char* name, auto& options) { settings.read(name, options); });
+  for_each_section(config, [&](const char* name, auto& options) {
+    const auto own = std::find_if(own_sections.begin(), own_sections.end(),
+                                  [&](const Section& section) { return section.name == name; });
+    if (own == own_sections.end()) {
+      settings.read(name, options);
+    } else {
+      read_announced(*own, settings, options);
+    }
+  });
   config.own_->settings = settings;
+  config.own_->library_defaults = library_defaults(own_sections);
   for (Section section : own_sections) {  // a copy: reading changes the options it holds
-    config.read_section(section.name, section.describe);
+    if (!is_library_section(section.name)) {
+      config.read_section(section.name, section.describe);
+    }
   }
   if (own_sections.empty()) {
     settings.refuse_misspelled();
@@ -155,8 +214,8 @@ void Config::require_all_read() const {
 }
 
 SettingRows Config::rows() const {
-  SettingRows all = library_rows(*this);
   const std::lock_guard lock(own_->mutex);
+  SettingRows all = library_rows(*this, own_->library_defaults);
   for (const auto& [name, rows] : own_->rows) {
     all.insert(all.end(), rows.begin(), rows.end());
   }
@@ -166,9 +225,18 @@ SettingRows Config::rows() const {
 }
 
 SettingRows Config::default_rows(const std::vector<Section>& own_sections) {
-  SettingRows rows = library_rows(Config());
+  const RowsBySection own = library_defaults(own_sections);
+  Config config;
+  for_each_section(config, [&](const char* section, auto& options) {
+    if (const auto found = own.find(section); found != own.end() && !found->second.empty()) {
+      take_values(section, found->second, options);
+    }
+  });
+  SettingRows rows = library_rows(config, own);
   for (const Section& section : own_sections) {
-    detail::list_settings(section.name, section.describe, rows);
+    if (!is_library_section(section.name)) {
+      detail::list_settings(section.name, section.describe, rows);
+    }
   }
   return rows;
 }
@@ -178,9 +246,12 @@ std::string Config::to_yaml() const {
 }
 
 std::string Config::to_table() const {
-  SettingRows defaults = default_rows();
+  SettingRows defaults = library_rows(Config(), {});
   {
     const std::lock_guard lock(own_->mutex);
+    for (const auto& [name, own] : own_->library_defaults) {  // a later row of a key wins
+      defaults.insert(defaults.end(), own.begin(), own.end());
+    }
     for (const auto& [name, own] : own_->defaults) {
       defaults.insert(defaults.end(), own.begin(), own.end());
     }

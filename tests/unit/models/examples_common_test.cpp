@@ -118,6 +118,29 @@ TEST_CASE("the configs that ship are accepted by their program") {
   CHECK(count >= 10);
 }
 
+TEST_CASE("language programs refuse settings of images, and train text without a file") {
+  const auto parse = [](const std::vector<ddp::Section>& sections, const char* argument) {
+    const char* const arguments[] = {"program", argument};
+    return ddp::Config::from_command_line(2, arguments, sections);
+  };
+  for (const auto& sections : {examples::lora_sections(), examples::gpt2_sections()}) {
+    for (const char* image : {"train.label_smoothing=0.3", "train.mixup=0.2", "data.format=tar"}) {
+      CHECK_THAT(message_of<ddp::SettingsError>([&] { parse(sections, image); }),
+                 Catch::Contains("unknown setting"));
+    }
+    CHECK_THAT(message_of<ddp::SettingsError>([&] { parse(sections, "data.path=/nonexistent"); }),
+               Catch::Contains("unknown setting 'data.path'; did you mean tokens.path?"));
+    const auto config = parse(sections, "train.batch_size=3");
+    CHECK(config.optimizer.type == ddp::OptimizerType::AdamW);
+    CHECK(config.lr_schedule.type == ddp::LrScheduleType::Cosine);
+    CHECK(config.lr_schedule.lr < 0.01);
+    CHECK(config.lr_schedule.total_steps == config.train.max_steps);
+    CHECK(config.train.max_grad_norm == 1);
+    CHECK(config.loader.batch_size == 3);
+    CHECK(config.to_yaml().find("mixup") == std::string::npos);
+  }
+}
+
 TEST_CASE("mixup weights follow Beta(alpha, alpha) and repeat for the same draw") {
   for (const double alpha : {0.2, 1.0, 2.0}) {
     INFO("alpha " << alpha);

@@ -152,6 +152,41 @@ TEST_CASE("an announced section is checked at once and shown") {
   has(settings_help(Config::default_rows(sections)), "mine.alpha=0.5");
 }
 
+TEST_CASE("a program has its own defaults of the library's settings, and not all of them") {
+  const std::vector<Section> sections = {
+      {"data", [](FieldVisitor&) {}},
+      {"train",
+       [steps = int64_t{120}, rate = 0.25](FieldVisitor& visitor) mutable {
+         visitor.field({.name = "max_steps", .doc = "steps"}, steps);
+         visitor.field({.name = "max_grad_norm", .doc = "limit"}, rate);
+       }},
+      declare_section<mine::Options>("mine")};
+  const Config plain = parse({}, sections);
+  CHECK(plain.train.max_steps == 120);
+  CHECK(plain.train.max_grad_norm == 0.25);
+  CHECK(plain.lr_schedule.total_steps == 120);
+  CHECK(plain.train.batch_size == TrainOptions().batch_size);
+  has(plain.to_table(), "  train.max_steps");
+  const auto help = settings_help(Config::default_rows(sections));
+  has(help, "train.max_steps=120");
+  CHECK(help.find("data.") == std::string::npos);
+  CHECK(help.find("train.mixup") == std::string::npos);
+
+  const Config changed = parse({"train.max_steps=7", "mine.alpha=0.25"}, sections);
+  CHECK(changed.train.max_steps == 7);
+  CHECK(changed.train.max_grad_norm == 0.25);
+  has(changed.to_table(), "* train.max_steps");
+  CHECK(parse({}, sections).train.max_steps == 120);  // announced once, read many times
+
+  has(refusal({"data.path=images"}, sections), "unknown setting 'data.path'");
+  has(refusal({"train.mixup=0.2"}, sections), "unknown setting 'train.mixup'");
+  CHECK(refusal({"data.path=images"}) == "(accepted)");
+  Settings saved;  // what a checkpoint keeps is a file for the same program
+  saved.add_yaml(changed.to_yaml(), "saved.yaml");
+  const Config back = Config::from_settings(saved, sections);
+  CHECK(back.to_canonical() == changed.to_canonical());
+}
+
 TEST_CASE("saved settings give the same run") {
   const Config config = parse({"train.batch_size=48", "train.epochs=2", "lr_schedule.lr=0.3",
                                "data.mean=0.1,0.2,0.3", "mine.teacher=a b"});

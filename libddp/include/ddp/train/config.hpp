@@ -43,9 +43,9 @@ class Config {
   Config();
 
   /// Reads all sections above and checks every key and value. Where `own_sections` announces the
-  /// program's sections, any other key is refused here. Without an announcement, keys of sections
-  /// that the program may ask for later stay unread (see section()), unless they look misspelled.
-  ///
+  /// program's sections, any other key is refused here; one named as a section above says which of
+  /// its keys there are and what their defaults (without keys: no such section). Without any, keys
+  /// of sections that the program may ask for later stay unread, unless they look misspelled.
   /// Settings that follow from others are filled in where they were left open: loader.batch_size
   /// from train.batch_size (and back), lr_schedule.total_steps from train.max_steps
   /// (not where train.epochs is set: then the program sets it, from TrainOptions::num_steps),
