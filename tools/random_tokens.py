@@ -26,10 +26,9 @@ def documents(vocab_size, num_tokens, length, seed):
     result = Documents(vocab_size)
     for begin in range(0, num_tokens, length):
         start = begin % len(block)
-        wanted = min(length, num_tokens - begin)
-        ids = block[start:start + wanted]
-        while len(ids) < wanted:
-            ids += block[:wanted - len(ids)]
+        ids = block[start:start + length]
+        while len(ids) < length:
+            ids += block[:length - len(ids)]
         result.add(ids)
     return result
 
@@ -38,7 +37,7 @@ def main():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="folder for train, eval and vocabulary.safetensors")
     parser.add_argument("--vocab-size", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True, help="of the training split; evaluation gets a hundredth")
+    parser.add_argument("--tokens", type=int, required=True, help="of the training split, rounded up to whole documents; evaluation gets a hundredth")
     parser.add_argument("--document-length", type=int, default=1024, help="tokens (1024)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

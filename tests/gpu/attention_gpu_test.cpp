@@ -112,7 +112,7 @@ TEST_CASE("without gradients the backends give the same") {
   }
 }
 
-TEST_CASE("packed documents of ragged lengths attend to themselves alone, on every backend") {
+TEST_CASE("packed documents of ragged lengths attend to themselves alone, on every backend that packs") {
   torch::manual_seed(4);
   const std::vector<int64_t> lengths = {1, 77, 128, 3, 200, 64};
   std::vector<int32_t> bounds = {0};
@@ -121,7 +121,8 @@ TEST_CASE("packed documents of ragged lengths attend to themselves alone, on eve
   }
   const int64_t tokens = bounds.back();
   const auto offsets = torch::tensor(bounds, torch::kInt).to(torch::kCUDA);
-  for (const auto backend : kAllBackends) {
+  for (const auto backend :
+       {AttentionBackend::Auto, AttentionBackend::Flash, AttentionBackend::Math}) {
     for (const int64_t head_dim : {64, 128}) {
       CAPTURE(static_cast<int>(backend), head_dim);
       const std::vector<torch::Tensor> inputs = {leaf({tokens, 8, head_dim}, torch::kBFloat16),

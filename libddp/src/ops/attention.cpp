@@ -146,6 +146,11 @@ at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, cons
   if (options.mask.defined()) {
     refuse("packed attention takes no mask: documents are kept apart by their offsets");
   }
+  if (options.backend == AttentionBackend::Cudnn) {
+    refuse(
+        "attention backend cudnn cannot be used with packed documents; fix: use auto or flash, or "
+        "give each document its row");
+  }
   const bool wants_math = options.backend == AttentionBackend::Math ||
                           (options.backend == AttentionBackend::Auto &&
                            !unfit_for_kernels(query, kFlashMaxHeadDim).empty());

@@ -92,6 +92,9 @@ TEST_CASE("a mask takes keys out of the softmax") {
   CHECK_THROWS_WITH(ddp::ops::packed_attention(q, q, q, torch::tensor({0, 4}, torch::kInt), 4,
                                                {.mask = torch::zeros({1, 1, 4, 4})}),
                     Catch::Contains("packed attention takes no mask"));
+  CHECK_THROWS_WITH(ddp::ops::packed_attention(q, q, q, torch::tensor({0, 4}, torch::kInt), 4,
+                                               {.backend = AttentionBackend::Cudnn}),
+                    Catch::Contains("cudnn cannot be used with packed documents"));
 }
 
 TEST_CASE("a backend that cannot serve the inputs says why") {

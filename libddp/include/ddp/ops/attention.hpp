@@ -54,8 +54,8 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 ///   max_length: of the longest document, known to the host
 ///   -> [tokens, heads, head_dim]
 ///
-/// Cudnn and Auto run Flash here; Math and the CPU take document by document (and read `offsets`
-/// on the host).
+/// Auto runs Flash where it can; Math and the CPU take document by document (and read `offsets` on
+/// the host). Cudnn is refused: no kernel of it serves documents here.
 at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const at::Tensor& offsets, int64_t max_length,
                             const AttentionOptions& options = {});
