@@ -24,6 +24,7 @@
 #include "common/trained_folder.hpp"
 #include "ddp/ddp.hpp"
 #include "models/lora.hpp"
+#include "models/pretrained/peft_adapter.hpp"
 #include "models/qwen2.hpp"
 
 namespace {
@@ -88,6 +89,34 @@ struct Run {
   Qwen2Settings model;
   models::LoraSummary summary;  ///< of add_lora
 };
+
+/// The base's dtype and weights.
+std::string base_identity(LanguageTrainer& trainer) {
+  return ddp::detail::concat(trainer.module().head_weight().scalar_type(), ' ',
+                             trainer.model().frozen_identity());
+}
+
+/// An adapter's shapes fit every base of its size, its numbers only the one it was trained over.
+void require_base_of_adapter(LanguageTrainer& trainer, const Run& run) {
+  if (run.lora.adapter.empty()) {
+    return;
+  }
+  const auto adapter = models::read_adapter(run.lora.adapter);
+  const auto own = base_identity(trainer);
+  if (adapter.base_identity.empty() || adapter.base_identity == own) {
+    return;
+  }
+  const auto text = ddp::detail::concat("lora.adapter=", run.lora.adapter,
+                                        " was trained over another base: ", adapter.base_identity,
+                                        " (", adapter.base_model, "), here ", own);
+  const auto dtype_of = [](const std::string& identity) {
+    return identity.substr(0, identity.find(' '));
+  };
+  if (dtype_of(adapter.base_identity) == dtype_of(own)) {
+    throw ddp::MismatchError(text + "; fix: give model.path (or model.seed) of that base");
+  }
+  ddp::log_warning(text + ": whether only the dtype differs cannot be told");
+}
 
 void evaluate(LanguageTrainer& trainer, const Run& run) {
   std::string what = run.lora.adapter.empty() ? "the untrained model" : run.lora.adapter;
@@ -194,6 +223,7 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
     examples::require_prompts(*data.eval, run.decode);
   }
   LanguageTrainer trainer(ctx, run.cfg, module, data, adapters_text(run.lora, run.summary));
+  require_base_of_adapter(trainer, run);
   if (evaluates) {
     evaluate(trainer, run);
   } else {

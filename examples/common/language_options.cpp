@@ -134,10 +134,12 @@ void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
            .doc = "of the parameters; trained ones in bf16 get a float32 master in the optimizer"},
           s.dtype, kDtypes);
   v.field({.name = "seed", .doc = "of random weights, equal at any number of ranks"}, s.seed);
-  v.field({.name = "attention",
-           .doc = "attention kernel; auto: cudnn where it can (not with tokens.layout=pack), else flash, "
-                  "else math"},
-          s.computation.attention, ddp::ops::attention_backend_names());
+  v.field(
+      {.name = "attention",
+       .doc =
+           "attention kernel; auto: cudnn where it can (not with tokens.layout=pack), else flash, "
+           "else math"},
+      s.computation.attention, ddp::ops::attention_backend_names());
   v.field({.name = "loss_chunk_tokens",
            .doc = "tokens whose logits exist at a time; 0: all of a batch",
            .unit = "tokens",

@@ -24,6 +24,7 @@ using detail::AdapterConfig;
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kA = ".lora_A.weight";
 constexpr std::string_view kB = ".lora_B.weight";
+constexpr const char* kBaseIdentity = "base_identity";  // in the metadata of the weights
 
 std::string key_of(const std::string& layer, std::string_view half) {
   return concat(kPrefix, layer, half);
@@ -46,6 +47,7 @@ struct AdapterFiles {
   ddp::TensorMap tensors;           // under PEFT's keys
   std::vector<std::string> layers;  // each with A and B of rank r
   std::string folder;
+  std::string base_identity;
 };
 
 void check_tensor(const AdapterFiles& files, const std::string& key, int64_t rank_dimension) {
@@ -94,7 +96,8 @@ AdapterFiles open_adapter(const std::string& folder) {
   AdapterFiles files{.config = detail::read_adapter_config(folder + "/" + detail::kAdapterConfig),
                      .tensors = {},
                      .layers = {},
-                     .folder = folder};
+                     .folder = folder,
+                     .base_identity = {}};
   const std::string path = folder + "/" + detail::kAdapterWeights;
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored) &&
@@ -103,7 +106,9 @@ AdapterFiles open_adapter(const std::string& folder) {
                          " is missing: save adapter_model.bin again as safetensors (PEFT: "
                          "save_pretrained)");
   }
-  files.tensors = ddp::load_safetensors(path).tensors;
+  auto weights = ddp::load_safetensors(path);
+  files.tensors = std::move(weights.tensors);
+  files.base_identity = weights.metadata[kBaseIdentity];
   std::set<std::string> layers;
   for (const auto& [key, tensor] : files.tensors) {
     const bool half = key.ends_with(kA) || key.ends_with(kB);
@@ -204,7 +209,9 @@ AdapterConfig adapter_of(const Linears& linears) {
 
 PeftAdapter read_adapter(const std::string& folder) {
   auto files = open_adapter(folder);
-  PeftAdapter adapter{.lora = files.config.lora, .base_model = files.config.base_model};
+  PeftAdapter adapter{.lora = files.config.lora,
+                      .base_model = files.config.base_model,
+                      .base_identity = files.base_identity};
   adapter.lora.target_modules = std::move(files.layers);
   return adapter;
 }
@@ -261,7 +268,7 @@ void require_adapter_fits(const torch::nn::Module& module, const std::string& fo
 }
 
 void save_adapter(const torch::nn::Module& module, const std::string& folder,
-                  const std::string& base_model) {
+                  const std::string& base_model, const std::string& base_identity) {
   const auto linears = find_linears(module);
   auto config = adapter_of(linears);
   config.base_model = base_model;
@@ -273,8 +280,12 @@ void save_adapter(const torch::nn::Module& module, const std::string& folder,
       tensors[key_of(name, kB)] = linear->lora_b.detach();
     }
   }
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  if (!base_identity.empty()) {
+    metadata[kBaseIdentity] = base_identity;
+  }
   const auto save_in = [&](const std::string& into) {
-    ddp::save_safetensors(into + "/" + detail::kAdapterWeights, tensors, {{"format", "pt"}});
+    ddp::save_safetensors(into + "/" + detail::kAdapterWeights, tensors, metadata);
   };
   if (!detail::holds_files(folder)) {
     detail::NewFolder target(folder);

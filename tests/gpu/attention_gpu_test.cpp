@@ -112,7 +112,8 @@ TEST_CASE("without gradients the backends give the same") {
   }
 }
 
-TEST_CASE("packed documents of ragged lengths attend to themselves alone, on every backend that packs") {
+TEST_CASE(
+    "packed documents of ragged lengths attend to themselves alone, on every backend that packs") {
   torch::manual_seed(4);
   const std::vector<int64_t> lengths = {1, 77, 128, 3, 200, 64};
   std::vector<int32_t> bounds = {0};

@@ -108,8 +108,10 @@ TEST_CASE("an adapter comes back bit for bit, into a bare model and into an adap
   less_dropped.dropout = 0;
   other = adapted(less_dropped);
   randomize_adapter(*other);
-  models::save_adapter(*other, path, "elsewhere");
+  CHECK(models::read_adapter(path).base_identity.empty());
+  models::save_adapter(*other, path, "elsewhere", "bf16 0123");
   CHECK(models::read_adapter(path).base_model == "elsewhere");
+  CHECK(models::read_adapter(path).base_identity == "bf16 0123");
   CHECK(models::read_adapter(path).lora.dropout == 0);
   models::load_adapter(*bare, path);
   CHECK(same_weights(*bare, *other));

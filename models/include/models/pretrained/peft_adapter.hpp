@@ -16,6 +16,8 @@ namespace models {
 struct PeftAdapter {
   LoraOptions lora;        ///< target_modules: the full name of every layer that has an adapter
   std::string base_model;  ///< as the file names it; empty: not said
+  /// What save_adapter() was told of the base's weights; empty: nothing, as in PEFT's own files.
+  std::string base_identity;
 };
 
 /// Reads adapter_config.json and the names in adapter_model.safetensors. Throws ddp::ReadError
@@ -43,11 +45,13 @@ void require_adapter_fits(const torch::nn::Module& module, const std::string& fo
 
 /// Writes the adapters of `module` into `folder` so that PEFT loads them. On one rank. Each file is
 /// replaced atomically, and a folder made here appears with both. `base_model` is what PEFT should
-/// load below them (a path or name, or empty). Throws ddp::SettingsError where `folder` holds an
-/// adapter of another rank, alpha or set of layers, std::invalid_argument where the module has no
-/// adapter or layers of different rank or alpha, ddp::WriteError.
+/// load below them (a path or name, or empty), `base_identity` a text that tells
+/// its weights from others; it goes into the metadata of adapter_model.safetensors, which PEFT
+/// leaves unread. Throws ddp::SettingsError where `folder` holds an adapter of another rank, alpha
+/// or set of layers, std::invalid_argument where the module has no adapter or layers of different
+/// rank or alpha, ddp::WriteError.
 void save_adapter(const torch::nn::Module& module, const std::string& folder,
-                  const std::string& base_model = "");
+                  const std::string& base_model = "", const std::string& base_identity = "");
 
 /// The full model `base` + `adapter` as a new folder `output` that transformers loads: merged
 /// weights (dtype as in the base, unless `options` say another; the sum is made in float32),
