@@ -166,9 +166,9 @@ void train(LanguageTrainer& trainer, const Run& run) {
   const auto base = trainer.model().frozen_identity();
   const auto before = examples::parameter_hash(trainer.model().named_parameters());
   const int64_t first_step = trainer.restore();
-  TrainedFolder folder(
-      run.ctx, trainer.checkpointer(), qwen2_of(trainer),
-      trained_folder(run.lora, run.cfg, run.model.common.path, *trainer.data().train));
+  auto saved = trained_folder(run.lora, run.cfg, run.model.common.path, *trainer.data().train);
+  saved.from.base_identity = adapts ? base_identity(trainer) : "";
+  TrainedFolder folder(run.ctx, trainer.checkpointer(), qwen2_of(trainer), saved);
   folder.open(first_step);  // what it refuses is told before training, not when all is done
   if (first_step == 0 && run.cfg.train.eval_first) {
     decode(trainer, run.decode, run.cfg, run.ctx, " before training");

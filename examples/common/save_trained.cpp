@@ -83,9 +83,9 @@ TrainedFiles read_trained_files(const models::Qwen2Impl& module, const TrainedFr
 }
 
 void save_trained(const models::Qwen2Impl& module, const std::string& folder,
-                  const std::string& base_path, const TrainedFiles& beside) {
+                  const TrainedFrom& from, const TrainedFiles& beside) {
   if (has_adapters(module)) {
-    models::save_adapter(module, folder, base_path);
+    models::save_adapter(module, folder, from.base_path, from.base_identity);
     return;
   }
   auto config = models::make_hf_config(module.options(), module.head_weight().scalar_type());

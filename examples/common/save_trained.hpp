@@ -13,6 +13,7 @@ namespace examples {
 /// Where a model began.
 struct TrainedFrom {
   std::string base_path = "";            ///< model.path; empty: random weights
+  std::string base_identity = "";        ///< of models::save_adapter()
   std::string tokens_path = "";          ///< folder of the token files
   std::vector<int64_t> end_tokens = {};  ///< of these
 };
@@ -27,11 +28,11 @@ struct TrainedFiles {
 TrainedFiles read_trained_files(const models::Qwen2Impl& module, const TrainedFrom& from);
 
 /// Writes what a run trained into `folder`: adapters in PEFT's layout where `module` has them
-/// (`base_path` is noted as their base), else the whole model in Hugging Face's. What an earlier
+/// (`from` is noted as their base), else the whole model in Hugging Face's. What an earlier
 /// call wrote there is replaced when the new files are complete; files of others stay. On one rank.
 /// Throws ddp::WriteError.
 void save_trained(const models::Qwen2Impl& module, const std::string& folder,
-                  const std::string& base_path, const TrainedFiles& beside);
+                  const TrainedFrom& from, const TrainedFiles& beside);
 
 /// Throws what save_trained() would say after hours of training: ddp::WriteError where `folder`
 /// cannot be made or written to, ddp::SettingsError where it holds another adapter, is no folder,

@@ -118,7 +118,7 @@ void TrainedFolder::save_last() {
 
 void TrainedFolder::save(const std::string& name) {
   if (context_.is_main()) {
-    save_trained(module_, options_.path + "/" + name, options_.from.base_path, beside_);
+    save_trained(module_, options_.path + "/" + name, options_.from, beside_);
   }
   if (saved_.find(name) == std::string::npos) {
     saved_ += (saved_.empty() ? "" : " and ") + name;
