@@ -90,32 +90,10 @@ struct Run {
   models::LoraSummary summary;  ///< of add_lora
 };
 
-/// The base's dtype and weights.
+/// models::base_identity(), read once a run.
 std::string base_identity(LanguageTrainer& trainer) {
   return ddp::detail::concat(trainer.module().head_weight().scalar_type(), ' ',
                              trainer.model().frozen_identity());
-}
-
-/// An adapter's shapes fit every base of its size, its numbers only the one it was trained over.
-void require_base_of_adapter(LanguageTrainer& trainer, const Run& run) {
-  if (run.lora.adapter.empty()) {
-    return;
-  }
-  const auto adapter = models::read_adapter(run.lora.adapter);
-  const auto own = base_identity(trainer);
-  if (adapter.base_identity.empty() || adapter.base_identity == own) {
-    return;
-  }
-  const auto text = ddp::detail::concat("lora.adapter=", run.lora.adapter,
-                                        " was trained over another base: ", adapter.base_identity,
-                                        " (", adapter.base_model, "), here ", own);
-  const auto dtype_of = [](const std::string& identity) {
-    return identity.substr(0, identity.find(' '));
-  };
-  if (dtype_of(adapter.base_identity) == dtype_of(own)) {
-    throw ddp::MismatchError(text + "; fix: give model.path (or model.seed) of that base");
-  }
-  ddp::log_warning(text + ": whether only the dtype differs cannot be told");
 }
 
 void evaluate(LanguageTrainer& trainer, const Run& run) {
@@ -178,8 +156,12 @@ void train(LanguageTrainer& trainer, const Run& run) {
       folder.save_best(steps_done);
     }
   };
-  trainer.checkpointer().set_before_stop(
-      [&](int64_t steps_done) { save_at_stop(folder, steps_done, run.ctx); });
+  // A whole model takes long to write, and the time after a signal is short: its checkpoint holds
+  // it.
+  if (adapts || run.cfg.checkpoint.dir.empty()) {
+    trainer.checkpointer().set_before_stop(
+        [&](int64_t steps_done) { save_at_stop(folder, steps_done, run.ctx); });
+  }
   const auto summary = trainer.train();
   folder.save_last();
   DDP_CHECK(trainer.model().frozen_fingerprint() == base, "training changed the frozen base");
@@ -223,7 +205,9 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
     examples::require_prompts(*data.eval, run.decode);
   }
   LanguageTrainer trainer(ctx, run.cfg, module, data, adapters_text(run.lora, run.summary));
-  require_base_of_adapter(trainer, run);
+  if (!run.lora.adapter.empty()) {
+    models::require_base(run.lora.adapter, base_identity(trainer));
+  }
   if (evaluates) {
     evaluate(trainer, run);
   } else {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace examples {
 namespace {
@@ -33,7 +34,11 @@ std::string text_of(const TrainedFolderOptions& options) {
     return "checkpoint.dir";
   }
   std::error_code failed;
-  const auto path = fs::weakly_canonical(fs::absolute(options.path, failed), failed);
+  auto named = fs::absolute(options.path, failed).lexically_normal();
+  if (!named.has_filename()) {  // "folder/" is "folder", also before it exists
+    named = named.parent_path();
+  }
+  const auto path = fs::weakly_canonical(named, failed);
   return failed ? options.path : path.string();
 }
 
@@ -105,7 +110,17 @@ void TrainedFolder::save_best(int64_t steps_done) {
   }
   if (!is_noted_ && checkpointer_.last_saved_step() <= first_step_) {
     checkpointer_.save(steps_done - 1);
-    checkpointer_.wait();
+    try {
+      checkpointer_.wait();
+    } catch (const ddp::WriteError& error) {
+      // Training goes on, as behind any checkpoint that fails (checkpoint.max_failures). A `best`
+      // that no checkpoint tells of would refuse the job's next start.
+      if (context_.is_main()) {
+        ddp::log_warning(
+            ddp::detail::concat("best of step ", steps_done, " is not written: ", error.what()));
+      }
+      return;
+    }
   }
   save(kBest);
 }

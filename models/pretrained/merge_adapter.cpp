@@ -33,6 +33,7 @@ void merge_adapter(const std::string& base, const std::string& adapter, const st
   detail::NewFolder target(output, options.replace);
   auto model = make_causal_lm(config, at::TensorOptions().dtype(*saved.dtype));
   load_pretrained(*model, base);
+  require_base(adapter, base_identity(*model));
   add_adapter(*model, adapter);
   merge_lora(*model);
   detail::save_model(*model, config, target, saved);

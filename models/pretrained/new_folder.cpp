@@ -70,8 +70,7 @@ void NewFolder::commit() {
   auto& ops = system_file_ops();
   ddp::detail::sync_folder(ops, temporary_);
   if (replaces_ && holds_files(path_)) {
-    replace_folder(ops, temporary_, path_);
-    committed_ = true;
+    replace_folder(ops, temporary_, path_, [this] { committed_ = true; });
     return;
   }
   // An empty folder of that name is replaced; one that was filled meanwhile is not.

@@ -11,9 +11,11 @@
 
 #include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "pretrained/adapter_config.hpp"
 #include "pretrained/json_file.hpp"
 #include "pretrained/new_folder.hpp"
+#include "reduce/fingerprint.hpp"
 
 namespace models {
 namespace {
@@ -214,6 +216,34 @@ PeftAdapter read_adapter(const std::string& folder) {
                       .base_identity = files.base_identity};
   adapter.lora.target_modules = std::move(files.layers);
   return adapter;
+}
+
+std::string base_identity(const torch::nn::Module& module) {
+  ddp::NamedParameters base;
+  for (const auto& item : module.named_parameters()) {
+    if (!item.key().ends_with("lora_a") && !item.key().ends_with("lora_b")) {
+      base.push_back({item.key(), item.value()});
+    }
+  }
+  return base.empty()
+             ? ""
+             : concat(base.front().tensor.scalar_type(), ' ', ddp::detail::fingerprint_of(base));
+}
+
+void require_base(const std::string& folder, const std::string& identity) {
+  const auto adapter = read_adapter(folder);
+  const auto& trained = adapter.base_identity;
+  if (trained.empty() || trained == identity) {
+    return;
+  }
+  const auto text = concat("the adapter in ", folder, " was trained over another base: ", trained,
+                           adapter.base_model.empty() ? "" : " (" + adapter.base_model + ")",
+                           ", here ", identity);
+  const auto dtype_of = [](const std::string& of) { return of.substr(0, of.find(' ')); };
+  if (dtype_of(trained) == dtype_of(identity)) {
+    throw ddp::MismatchError(text + "; fix: give that base");
+  }
+  ddp::log_warning(text + ": whether only the dtype differs cannot be told");
 }
 
 LoraSummary add_adapter(torch::nn::Module& module, const std::string& folder, torch::Dtype dtype) {

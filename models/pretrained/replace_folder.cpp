@@ -106,7 +106,8 @@ bool is_saved_name(const std::string& name) {
          is_model_file(name);
 }
 
-void replace_folder(FileOps& ops, const std::string& fresh, const std::string& folder) {
+void replace_folder(FileOps& ops, const std::string& fresh, const std::string& folder,
+                    const std::function<void()>& on_replaced) {
   std::set<std::string> replaced;
   for (const auto& entry : entries_of(fresh)) {
     replaced.insert(entry.filename());
@@ -125,6 +126,9 @@ void replace_folder(FileOps& ops, const std::string& fresh, const std::string& f
       ops.rename(old.c_str(), folder.c_str());
       fail_replace(fresh, folder, error);
     }
+  }
+  if (on_replaced) {
+    on_replaced();
   }
   ddp::detail::sync_folder(ops, parent_of(folder));
   remove_but_keep_rest(ops, old, folder, [&](const std::string& name) {

@@ -3,6 +3,7 @@
 // somebody else put there.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "core/file_ops.hpp"
@@ -20,8 +21,10 @@ bool is_saved_name(const std::string& name);
 /// names `fresh` has too, and other weights; the rest is kept, in the new folder. One step where
 /// the file system can exchange two names; elsewhere (NFS) a kill between two renames leaves
 /// `folder` under another name: restore_replaced(). Throws ddp::WriteError where `folder` could not
-/// be replaced: it is then as it was, and `fresh` too.
-void replace_folder(ddp::detail::FileOps& ops, const std::string& fresh, const std::string& folder);
+/// be replaced: it is then as it was, and `fresh` too. `on_replaced` is called when the new one has
+/// its name: what then lies under `fresh` is the old one, and a failure after that leaves it there.
+void replace_folder(ddp::detail::FileOps& ops, const std::string& fresh, const std::string& folder,
+                    const std::function<void()>& on_replaced = {});
 
 /// The same as in models/pretrained/hf_weights.hpp.
 void restore_replaced(ddp::detail::FileOps& ops, const std::string& folder);

@@ -271,7 +271,7 @@ case $scenario in
     refused 74 "there is no checkpoint in checkpoint.dir" run.mode=evaluate checkpoint.dir="$work/mistyped"
     [ ! -e "$work/mistyped" ] || fail "an evaluation made a folder"
     refused 70 "adapters/last.*rank" checkpoint.dir= lora.adapter="$work/checkpoints/adapters/last" lora.rank=8
-    refused 70 "last was trained over another base: Float [0-9a-f]{16} .*here Float [0-9a-f]{16}; fix" checkpoint.dir= lora.adapter="$work/checkpoints/adapters/last" model.seed=1
+    refused 70 "last was trained over another base: Float [0-9a-f]{16}.*here Float [0-9a-f]{16}; fix" checkpoint.dir= lora.adapter="$work/checkpoints/adapters/last" model.seed=1
     refused 74 "no_such_folder" checkpoint.dir= lora.adapter="$work/no_such_folder"
     saving=(train.max_steps=2)
     refused 64 "model.init=pretrained needs model.path" model.init=pretrained

@@ -289,8 +289,16 @@ TEST_CASE("base and adapter merge into a full folder") {
   auto saved_config = json::parse(read_file(folder.file("base/config.json")));
   saved_config["a_key_of_theirs"] = 7;
   write_file(folder.file("base/config.json"), saved_config.dump());
-  models::save_adapter(*adapted(kLora), folder.file("adapter"));
-
+  const auto trained_over = models::base_identity(*base);
+  models::save_adapter(*adapted(kLora), folder.file("adapter"), "base", "BFloat16 0123");
+  CHECK_THAT(
+      message_of<ddp::MismatchError>([&] {
+        models::merge_adapter(folder.file("base"), folder.file("adapter"), folder.file("merged"));
+      }),
+      Catch::Contains("trained over another base: BFloat16 0123 (base), here " + trained_over));
+  CHECK_FALSE(std::filesystem::exists(folder.file("merged")));
+  models::require_base(folder.file("adapter"), "Float 0123");  // a warning: it cannot be told
+  models::save_adapter(*adapted(kLora), folder.file("adapter"), "base", trained_over);
   models::merge_adapter(folder.file("base"), folder.file("adapter"), folder.file("merged"));
   auto expected = model();
   expected->to(at::kBFloat16);

@@ -28,6 +28,14 @@ struct PeftAdapter {
 /// PEFT that is set and unknown here.
 PeftAdapter read_adapter(const std::string& folder);
 
+/// Tells the weights of a base from others: dtype and fingerprint of all parameters but adapters'.
+std::string base_identity(const torch::nn::Module& module);
+
+/// An adapter's shapes fit every base of its size, its numbers only the one it was trained over.
+/// Throws ddp::MismatchError where `folder` names another base than `identity`, and warns where
+/// that one was of another dtype, so that it cannot be told. PEFT's own adapters name none.
+void require_base(const std::string& folder, const std::string& identity);
+
 /// add_lora as the adapter in `folder` says (its rank, alpha, dropout, layers), then loads it; A
 /// and B are of `dtype`. Throws as read_adapter, and ddp::MismatchError listing the layers that the
 /// module lacks or that are of another size (an adapter of another base); then nothing was changed.
@@ -56,7 +64,7 @@ void save_adapter(const torch::nn::Module& module, const std::string& folder,
 /// The full model `base` + `adapter` as a new folder `output` that transformers loads: merged
 /// weights (dtype as in the base, unless `options` say another; the sum is made in float32),
 /// config.json, and the base's tokenizer files. All or nothing. Throws as load_pretrained,
-/// add_adapter and save_pretrained do.
+/// require_base, add_adapter and save_pretrained do.
 void merge_adapter(const std::string& base, const std::string& adapter, const std::string& output,
                    const PretrainedSaveOptions& options = {});
 
