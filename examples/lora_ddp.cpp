@@ -90,10 +90,10 @@ struct Run {
   models::LoraSummary summary;  ///< of add_lora
 };
 
-/// models::base_identity(), read once a run.
+/// The base is read once a run.
 std::string base_identity(LanguageTrainer& trainer) {
-  return ddp::detail::concat(trainer.module().head_weight().scalar_type(), ' ',
-                             trainer.model().frozen_identity());
+  return models::base_identity(trainer.module().head_weight().scalar_type(),
+                               trainer.model().frozen_identity());
 }
 
 void evaluate(LanguageTrainer& trainer, const Run& run) {

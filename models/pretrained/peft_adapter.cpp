@@ -227,7 +227,11 @@ std::string base_identity(const torch::nn::Module& module) {
   }
   return base.empty()
              ? ""
-             : concat(base.front().tensor.scalar_type(), ' ', ddp::detail::fingerprint_of(base));
+             : base_identity(base.front().tensor.scalar_type(), ddp::detail::fingerprint_of(base));
+}
+
+std::string base_identity(torch::Dtype dtype, const std::string& fingerprint) {
+  return concat(dtype, ' ', fingerprint);
 }
 
 void require_base(const std::string& folder, const std::string& identity) {

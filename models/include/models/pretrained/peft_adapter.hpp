@@ -30,6 +30,8 @@ PeftAdapter read_adapter(const std::string& folder);
 
 /// Tells the weights of a base from others: dtype and fingerprint of all parameters but adapters'.
 std::string base_identity(const torch::nn::Module& module);
+/// The same of a fingerprint that is known: ddp::DataParallelModel::frozen_identity().
+std::string base_identity(torch::Dtype dtype, const std::string& fingerprint);
 
 /// An adapter's shapes fit every base of its size, its numbers only the one it was trained over.
 /// Throws ddp::MismatchError where `folder` names another base than `identity`, and warns where
