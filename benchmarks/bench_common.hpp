@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the training benchmarks share: settings, timed rounds, memory, and taking turns with the
-// other program as compare.py tells.
+// What the training benchmarks share: settings, timed rounds, memory, a profile, and taking turns
+// with other programs as benchmarks/interleaved.py tells.
 #pragma once
 
 #include <torch/torch.h>
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -20,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench_profile.hpp"
 #include "ddp/amp/amp_options.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
@@ -84,6 +86,8 @@ class Settings {
                                   {"wrap", "ddp"},
                                   {"device", "auto"},
                                   {"release_memory", "false"},
+                                  {"profile", ""},
+                                  {"profile_steps", "5"},
                                   {"gate", ""},
                                   {"name", "libddp"}};
     return values;
@@ -159,6 +163,13 @@ inline double milliseconds_since(std::chrono::steady_clock::time_point begin) {
       .count();
 }
 
+/// Time that all of this process's threads have computed for.
+inline double process_cpu_us() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1e3;
+}
+
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -170,19 +181,24 @@ struct Loop {
   std::function<void()> step;
   std::vector<double> round_ms;
   double host_ms = 0;
+  double host_us = 0;  ///< of CPU, by all threads of the process
 
   /// The time in which the host issues a step into an empty queue: where it reaches the step's own
   /// time, the host is what bounds it. A queue that fills makes the host wait, so never more.
   void measure_host(at::Device device) {
-    std::vector<double> times;
-    for (int i = 0; i < 3; ++i) {
+    std::vector<double> wall_ms;
+    std::vector<double> cpu_us;
+    for (int i = 0; i < 5; ++i) {
       synchronize(device);
+      const double cpu_begin = process_cpu_us();
       const auto begin = std::chrono::steady_clock::now();
       step();
-      times.push_back(milliseconds_since(begin));
+      wall_ms.push_back(milliseconds_since(begin));
+      cpu_us.push_back(process_cpu_us() - cpu_begin);
     }
     synchronize(device);
-    host_ms = median(times);
+    host_ms = median(wall_ms);
+    host_us = median(cpu_us);
   }
   void run_round(const Settings& settings, at::Device device) {
     const int64_t steps = settings.number("steps");
@@ -200,7 +216,7 @@ struct Loop {
   double median_ms() const { return median(round_ms); }
 };
 
-/// Takes turns with another program, as compare.py tells through files.
+/// Takes turns with other programs, as benchmarks/interleaved.py tells through files.
 class Gate {
  public:
   explicit Gate(const Settings& settings)
@@ -236,8 +252,9 @@ inline ddp::Context create_context(const Settings& settings) {
   return ddp::Context::create(options);
 }
 
-/// Warm-up, then `rounds` rounds of all loops, each when it is this program's turn. Returns the
-/// device memory in use after the warm-up, in MiB.
+/// Warm-up, then `rounds` rounds of all loops, each when it is this program's turn, then the first
+/// loop's profile where one is asked for. Returns the device memory in use after the warm-up, in
+/// MiB.
 inline double measure_rounds(const Settings& settings, const ddp::Context& context,
                              std::vector<Loop>& loops) {
   const auto device = context.device();
@@ -265,6 +282,14 @@ inline double measure_rounds(const Settings& settings, const ddp::Context& conte
     }
     release(settings, device);
     answer("done" + std::to_string(round), loops.front().round_ms.back());
+  }
+  if (!settings.text("profile").empty()) {
+    gate.wait_for("profile");
+    context.communicator()->barrier();
+    // Every rank takes part in the steps; one writes.
+    const std::string path = context.is_main() ? settings.text("profile") : "/dev/null";
+    write_profile(path, device, settings.number("profile_steps"), loops.front().step);
+    answer("profiled", settings.real("profile_steps"));
   }
   return peak_mib;
 }

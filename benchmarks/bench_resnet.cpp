@@ -3,10 +3,15 @@
 //
 //   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
 //   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
-//   bench_resnet … gate=FOLDER      each round waits for a file there: see compare.py
+//   bench_resnet … step=graph       the whole step captured in one CUDA graph, then replayed
+//   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
+//   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
-// ms is the median of `rounds` means over `steps` steps; peak_mib is device-wide, read after the
-// warm-up.
+// dtype is what the model computes in. With param_dtype=fp32 that is autocast; with
+// param_dtype=bf16 convolutions and the classifier have bfloat16 parameters (float32 masters in the
+// optimizer), normalisation keeps float32. ms is the median of `rounds` means over `steps` steps,
+// host_ms and host_us wall and CPU time in which the host issues a step into an empty queue;
+// peak_mib is device-wide, read after the warm-up.
 #include <torch/torch.h>
 
 #include <iostream>
@@ -16,6 +21,7 @@
 #include <vector>
 
 #include "bench_common.hpp"
+#include "bench_graph.hpp"
 #include "ddp/amp/autocast.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -27,16 +33,38 @@ namespace {
 using bench::Loop;
 using bench::Settings;
 
-const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagenet"},
-                                    {"image_size", "224"},     {"batch_size", "256"},
-                                    {"dtype", "bf16"},         {"num_classes", "1000"},
-                                    {"channels_last", "true"}, {"bucket_cap_mb", "25"}};
+const Settings::Values kDefaults = {
+    {"model", "resnet50"},     {"stem", "imagenet"},    {"image_size", "224"},
+    {"batch_size", "256"},     {"dtype", "bf16"},       {"num_classes", "1000"},
+    {"channels_last", "true"}, {"bucket_cap_mb", "25"}, {"step", "eager"},
+    {"param_dtype", "fp32"},   {"comm_hook", "none"},   {"fp32_grads", "true"}};
+
+bool has_bf16_parameters(const Settings& settings) {
+  const bool bf16 = settings.choice<bool>("param_dtype", {{"fp32", false}, {"bf16", true}});
+  if (bf16 && settings.text("dtype") != "bf16") {
+    throw ddp::SettingsError("bench_resnet: param_dtype=bf16 with dtype=" + settings.text("dtype") +
+                             "; fix: dtype=bf16, or param_dtype=fp32");
+  }
+  return bf16;
+}
+
+/// bfloat16 where matrix units compute; BatchNorm takes such inputs with float32 parameters.
+void make_parameters_bf16(torch::nn::Module& module) {
+  for (auto& child : module.modules()) {
+    if (child->as<torch::nn::Conv2d>() != nullptr || child->as<torch::nn::Linear>() != nullptr) {
+      child->to(torch::kBFloat16);
+    }
+  }
+}
 
 models::ResNet make_model(const Settings& settings, at::Device device) {
   const auto stem = settings.text("stem") == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
   auto module = models::make_resnet(settings.text("model"),
                                     {.num_classes = settings.number("num_classes"), .stem = stem});
   module->to(device);
+  if (has_bf16_parameters(settings)) {
+    make_parameters_bf16(*module);
+  }
   if (settings.flag("channels_last")) {
     models::to_channels_last(*module);
   }
@@ -55,11 +83,17 @@ ddp::OptimizerOptions sgd() {
 class Trainers {
  public:
   Trainers(const Settings& settings, ddp::Context& context)
-      : settings_(settings), context_(context), amp_{.dtype = bench::amp_dtype(settings, "dtype")} {
+      : settings_(settings),
+        context_(context),
+        amp_{.dtype = has_bf16_parameters(settings) ? ddp::AmpDtype::Off
+                                                    : bench::amp_dtype(settings, "dtype")} {
     const int64_t size = settings.number("image_size");
     const int64_t batch = settings.number("batch_size");
     const auto on_device = torch::TensorOptions().device(context.device());
     images_ = torch::randn({batch, 3, size, size}, on_device);
+    if (has_bf16_parameters(settings)) {
+      images_ = images_.to(torch::kBFloat16);
+    }
     if (settings.flag("channels_last")) {
       images_ = images_.contiguous(at::MemoryFormat::ChannelsLast);
     }
@@ -71,6 +105,8 @@ class Trainers {
     auto module = make_model(settings_, context_.device());
     ddp::DdpOptions options;
     options.bucket_cap_mb = settings_.real("bucket_cap_mb");
+    options.comm_hook = settings_.text("comm_hook");
+    options.fp32_grads = settings_.flag("fp32_grads");
     auto model = std::make_shared<ddp::DistributedDataParallel<models::ResNet>>(
         module, context_.communicator(), options);
     auto optimizer = std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(*model, sgd()));
@@ -105,7 +141,7 @@ class Trainers {
     torch::Tensor loss;
     {
       ddp::Autocast autocast(amp_);
-      loss = torch::cross_entropy_loss(forward(), target_);
+      loss = torch::cross_entropy_loss(forward().to(torch::kFloat32), target_);
     }
     loss.backward();
   }
@@ -126,8 +162,11 @@ void print_result(const Settings& settings, const ddp::Context& context,
     line << "{\"impl\": \"libddp-" << loop.name << "\", \"model\": \"" << settings.text("model")
          << "\", \"stem\": \"" << settings.text("stem") << "\", \"world\": " << context.world_size()
          << ", \"batch_size\": " << settings.text("batch_size") << ", \"dtype\": \""
-         << settings.text("dtype") << "\", \"ms\": " << ms << ", \"img_s\": " << samples / ms * 1000
-         << ", \"peak_mib\": " << peak_mib << "}";
+         << settings.text("dtype") << "\", \"param_dtype\": \"" << settings.text("param_dtype")
+         << "\", \"step\": \"" << settings.text("step") << "\", \"comm_hook\": \""
+         << settings.text("comm_hook") << "\", \"ms\": " << ms
+         << ", \"img_s\": " << samples / ms * 1000 << ", \"host_ms\": " << loop.host_ms
+         << ", \"host_us\": " << loop.host_us << ", \"peak_mib\": " << peak_mib << "}";
     std::cout << line.str() << std::endl;
   }
 }
@@ -142,6 +181,11 @@ int measure(const Settings& settings) {
   }
   if (settings.text("wrap") != "ddp") {
     loops.push_back(trainers.plain());
+  }
+  if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
+    for (auto& loop : loops) {
+      loop = bench::captured(std::move(loop), settings, context.device());
+    }
   }
   const double peak_mib = bench::measure_rounds(settings, context, loops);
   if (context.is_main()) {

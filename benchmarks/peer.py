@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the PyTorch programs that libddp is compared with share: settings, launch, memory, and taking turns
-round by round as compare.py tells (see there)."""
+"""What the PyTorch programs that libddp is compared with share: settings, launch, memory, a captured step, and
+taking turns round by round (interleaved.py)."""
 import os
 import statistics
 import sys
@@ -11,9 +11,14 @@ import torch
 import torch.distributed as dist
 
 
+# What every program that takes turns has.
+PROTOCOL_DEFAULTS = dict(steps=20, warmup=15, lead_in=0, rounds=5, device="auto", release_memory=False, gate="", name="pytorch",
+                         profile="", profile_steps=5)
+
+
 def parse(arguments, defaults):
     """key=value arguments over `defaults`, each of its default's type; an unknown key ends the program."""
-    options = dict(defaults)
+    options = dict(PROTOCOL_DEFAULTS, **defaults)
     for argument in arguments:
         key, _, text = argument.partition("=")
         if key not in options:
@@ -66,7 +71,7 @@ def used_mib(device):
 
 
 class Gate:
-    """Takes turns with another program through files of compare.py; without `gate` it never waits."""
+    """Takes turns with other programs through files (interleaved.py); without `gate` it never waits."""
 
     def __init__(self, o):
         self.prefix = os.path.join(o.gate, o.name) if o.gate else None
@@ -95,11 +100,56 @@ def release(o, device):
         torch.cuda.empty_cache()
 
 
+class CapturedStep:
+    """`step` captured whole (forward, backward, reductions, optimizer) in one CUDA graph after `eager_steps` eager
+    ones (DDP wants 11), then replayed; all on the current stream, which must be a side stream where the model was
+    built too. `step` leaves its gradients undefined before it computes new ones."""
+
+    def __init__(self, step, eager_steps=11):
+        self.step, self.eager_steps, self.graph = step, eager_steps, None
+
+    def __call__(self):
+        if self.eager_steps > 0:
+            self.eager_steps -= 1
+            self.step()
+            return
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                self.step()
+        self.graph.replay()
+
+
+def host_work(device, step, repeats=5):
+    """(wall ms, CPU us) in which the host issues one step into an empty queue, medians."""
+    wall, cpu = [], []
+    for _ in range(repeats):
+        synchronize(device)
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        step()
+        wall.append((time.perf_counter() - begin) * 1000)
+        cpu.append((time.process_time() - cpu_begin) * 1e6)
+    synchronize(device)
+    return statistics.median(wall), statistics.median(cpu)
+
+
+def write_profile(path, device, step, steps):
+    """A Chrome trace of `steps` steps' device work by rank 0: what step_profile.py reads."""
+    activities = [torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(steps):
+            step()
+        synchronize(device)
+    if is_main():
+        profile.export_chrome_trace(path)
+
+
 def measure_rounds(o, gate, device, step):
     """(ms: the median of o.rounds means over o.steps steps, ms of each round, peak MiB after the warm-up)."""
     for _ in range(o.warmup):
         step()
     synchronize(device)
+    o.host_ms, o.host_us = host_work(device, step)
     peak = used_mib(device)
     release(o, device)
     gate.answer("ready", peak)
@@ -116,4 +166,8 @@ def measure_rounds(o, gate, device, step):
         times.append((time.perf_counter() - begin) * 1000 / o.steps)
         release(o, device)
         gate.answer(f"done{index}", times[-1])
+    if o.profile:
+        gate.wait("profile")
+        write_profile(o.profile, device, step, o.profile_steps)
+        gate.answer("profiled", o.profile_steps)
     return statistics.median(times), times, peak

@@ -27,8 +27,7 @@ import transformers
 DEFAULTS = dict(
     model="qwen2-7b", seq_len=4096, batch_size=2, dtype="bf16", vocab_size=0, num_layers=0, dropout=0.0,
     lora_rank=64, lora_alpha=128.0, lora_dropout=0.05, lora_dtype="bf16", checkpoint_every=0, compile=False,
-    wrap=True, bucket_cap_mb=25.0, comm_hook="none", clip=1.0, lr=1e-4, weight_decay=0.0, steps=10, warmup=3,
-    lead_in=0, rounds=5, release_memory=False, device="auto", seed=0, gate="", name="pytorch",
+    wrap=True, bucket_cap_mb=25.0, comm_hook="none", clip=1.0, lr=1e-4, weight_decay=0.0, steps=10, warmup=3, seed=0,
 )
 # Qwen2's published sizes, and small ones for trying the programs; benchmarks/bench_lm.cpp has the same.
 QWEN2 = {

@@ -3,13 +3,17 @@
 """The PyTorch side of every figure: torchvision's ResNet with torch.nn.parallel.DistributedDataParallel.
 
   torchrun --nproc-per-node=2 benchmarks/pytorch_resnet.py model=resnet50 image_size=224 batch_size=256
-  python3 benchmarks/pytorch_resnet.py model=resnet18 image_size=32 batch_size=512 compile=true
+  python3 benchmarks/pytorch_resnet.py model=resnet18 image_size=32 batch_size=512 step=graph
   python3 benchmarks/pytorch_resnet.py cifar10=PATH stem=cifar epochs=24     # accuracy, same recipe
 
-Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. The speed mode measures steps on
-one resident random batch; ms is the median of `rounds` means over `steps` steps. Peak memory is
+Settings are key=value (see DEFAULTS, and peer.PROTOCOL_DEFAULTS). Rank 0 prints one JSON line. The speed mode
+measures steps on one resident random batch; ms is the median of `rounds` means over `steps` steps. Peak memory is
 device-wide (cudaMemGetInfo), read after the warm-up: caching allocators do not give memory back. With
-`gate` (a folder) each round waits for a file there: see compare.py.
+`gate` (a folder) each round waits for a file there: see interleaved.py.
+
+step=eager; step=compile (torch.compile of the model); step=graph (the whole eager step, reductions and optimizer
+included, captured in one CUDA graph by hand and replayed); step=compile_graph (both). All have NHWC,
+bf16 autocast over float32 parameters and the fused optimizer.
 """
 import json
 import os
@@ -21,14 +25,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 DEFAULTS = dict(
     model="resnet50", stem="imagenet", image_size=224, num_classes=1000, batch_size=256, dtype="bf16",
-    channels_last=True, compile=False, wrap=True, steps=20, warmup=15, lead_in=0, rounds=5, bucket_cap_mb=25.0,
-    release_memory=False, device="auto", find_unused_parameters=False, gradient_as_bucket_view=True, fused=False, gate="", name="pytorch",
+    channels_last=True, step="eager", wrap=True, bucket_cap_mb=25.0, comm_hook="none", find_unused_parameters=False,
+    gradient_as_bucket_view=True, fused=True,
     cifar10="", epochs=24, lr=0.4, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_norm_and_bias=True,
     label_smoothing=0.0, pct_start=0.25, div_factor=10.0, final_div_factor=1000.0, cutout=0, seed=0,
 )
+STEPS = ("eager", "compile", "graph", "compile_graph")
 MEAN = torch.tensor([0.4914, 0.4822, 0.4465])
 STD = torch.tensor([0.2470, 0.2435, 0.2616])
 
@@ -48,7 +54,9 @@ def build(o, device):
             model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb,
             find_unused_parameters=o.find_unused_parameters,
             gradient_as_bucket_view=o.gradient_as_bucket_view)
-    return torch.compile(model) if o.compile else model
+        if o.comm_hook == "bf16_compress":
+            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    return torch.compile(model) if o.step.startswith("compile") else model
 
 
 def make_optimizer(o, model, lr):
@@ -72,15 +80,19 @@ def train_step(o, model, optimizer, device, images, target):
 
 def speed(o, gate, device, world):
     torch.manual_seed(o.seed)
+    captured = o.step.endswith("graph")
+    if captured:
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
     model = build(o, device)
     optimizer = make_optimizer(o, model, 0.1)
     images = torch.randn(o.batch_size, 3, o.image_size, o.image_size, device=device)
     if o.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     target = torch.randint(0, o.num_classes, (o.batch_size,), device=device)
-    ms, _, peak = peer.measure_rounds(o, gate, device,
-                                      lambda: train_step(o, model, optimizer, device, images, target))
-    return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(peak))
+    step = lambda: train_step(o, model, optimizer, device, images, target)
+    ms, _, peak = peer.measure_rounds(o, gate, device, peer.CapturedStep(step) if captured else step)
+    return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(peak),
+                host_ms=round(o.host_ms, 4), host_us=round(o.host_us, 1))
 
 
 def load_cifar10(path, device):
@@ -158,14 +170,16 @@ def accuracy(o, device, world):
 
 def main():
     o = peer.parse(sys.argv[1:], DEFAULTS)
+    if o.step not in STEPS:
+        sys.exit(f"step={o.step}, there are {', '.join(STEPS)}")
     gate = peer.Gate(o)
     gate.wait("start")
     device, world = peer.setup(o.device)
     torch.backends.cudnn.benchmark = True
     result = accuracy(o, device, world) if o.cifar10 else speed(o, gate, device, world)
     if peer.is_main():
-        print(json.dumps(dict(impl="pytorch-compile" if o.compile else "pytorch", model=o.model, stem=o.stem,
-                              world=world, batch_size=o.batch_size, dtype=o.dtype, **result)), flush=True)
+        print(json.dumps(dict(impl=f"pytorch-{o.step}", model=o.model, stem=o.stem, world=world,
+                              batch_size=o.batch_size, dtype=o.dtype, **result)), flush=True)
     peer.close()
 
 

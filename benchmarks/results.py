@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured rows: kept in one JSON file that later calls add to, and written as CSV and as the table of the docs."""
+import csv
+import json
+import os
+
+import step_profile
+from rows import PEER_TITLES, PEERS, ROWS
+
+BEGIN = "<!-- compare_pytorch: the lines up to the end mark are generated -->"
+END = "<!-- compare_pytorch: end -->"
+
+
+def load(path):
+    if not os.path.exists(path):
+        return {}
+    with open(path) as f:
+        return json.load(f)
+
+
+def save(path, records):
+    """Whole or not at all: written aside and renamed."""
+    with open(path + ".part", "w") as f:
+        json.dump(records, f, indent=1, sort_keys=True)
+    os.replace(path + ".part", path)
+
+
+def key(name, gpus):
+    return f"{name}/{gpus}"
+
+
+def merge(records, name, gpus, record):
+    """A new record takes the place of an older one of the same row; a row that could not be run leaves an older
+    measured one as it is."""
+    if "sides" in record or "sides" not in records.get(key(name, gpus), {}):
+        records[key(name, gpus)] = dict(record, row=name, gpus=gpus)
+
+
+def in_order(records):
+    """(row, number of GPUs, record) in the order of ROWS."""
+    for name, row in ROWS.items():
+        for gpus in row.gpus:
+            if key(name, gpus) in records:
+                yield name, row, gpus, records[key(name, gpus)]
+
+
+def peers_of(record):
+    return [name for name in PEERS if name in record["sides"]]
+
+
+def ours_of(record):
+    return [name for name in record["sides"] if name not in PEERS]
+
+
+def best(record, names):
+    names = [name for name in names if "ms" in record["sides"][name]]
+    return min(names, key=lambda name: record["sides"][name]["ms"], default=None)
+
+
+def goal_text(row, gpus, which):
+    goal = row.goals.get(gpus)
+    if goal is None:
+        return ""
+    value = getattr(goal, which)
+    return f"{value:g} x one GPU" if goal.of_one_gpu else f"{value:,g}"
+
+
+def reached(row, gpus, record, records):
+    """Our best figure in the terms of the row's goal, as text."""
+    name = best(record, ours_of(record))
+    value = row.value(record["sides"][name]["ms"], gpus)
+    goal = row.goals.get(gpus)
+    if goal is None or not goal.of_one_gpu:
+        return f"{value:,.0f}" if row.unit == "img_s" else f"{value:.3f}"
+    single = records.get(key(record["row"], 1), {})
+    if "sides" not in single or record["machine"] != single["machine"]:
+        return f"{value:,.0f}"
+    alone = row.value(single["sides"][best(single, ours_of(single))]["ms"], 1)
+    return f"{value:,.0f} ({value / alone:.3f} x one GPU)"
+
+
+def figure(row, gpus, record, side):
+    measured = record["sides"].get(side, {})
+    if "ms" not in measured:
+        return "failed" if "error" in measured else ""
+    value = row.value(measured["ms"], gpus)
+    return f"{value:,.0f}" if row.unit == "img_s" else f"{value:.3f}"
+
+
+def speed_table(records):
+    peers = [name for name in PEERS if any(name in r.get("sides", {}) for r in records.values())]
+    head = ["", "GPUs", "before", "libddp", *(PEER_TITLES[name] for name in peers), "libddp x best PyTorch", "must", "aim",
+            "emulated / libddp"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, row, gpus, record in in_order(records):
+        title = f"{row.title}, {'images/s a GPU' if row.unit == 'img_s' else 'ms'}"
+        if "sides" not in record:
+            cells = [title, str(gpus), record["not_run"]]
+            lines.append("| " + " | ".join(cells + [""] * (len(head) - len(cells))) + " |")
+            continue
+        ours, theirs = best(record, ours_of(record)), best(record, peers_of(record))
+        cells = [title, str(gpus), figure(row, gpus, record, "before"), reached(row, gpus, record, records) if ours else "failed"]
+        cells += [figure(row, gpus, record, peer) for peer in peers]
+        both = ours and theirs
+        cells.append(f"{record['sides'][theirs]['ms'] / record['sides'][ours]['ms']:.2f}" if both else "")
+        cells += [goal_text(row, gpus, "must"), goal_text(row, gpus, "aim")]
+        cells.append(f"{record['emulated_ms'] / record['sides'][ours]['ms']:.3f}" if ours and "emulated_ms" in record else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def side_columns(side):
+    profile = side.get("profile", {})
+    return [f"{side['ms']:.3f}", f"{side.get('host_us', 0):,.0f}", str(profile.get("kernels", "")),
+            f"{profile['busy_us'] / 1000:.3f}" if profile else "", f"{side['peak_mib']:,}", str(side.get("sm_mhz", "")),
+            str(side.get("power_w", "")), side["settings"]]
+
+
+def side_table(records):
+    head = ["", "GPUs", "", "ms", "host us", "kernels", "device busy ms", "peak MiB", "SM MHz", "W", "settings"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, row, gpus, record in in_order(records):
+        for side_name, side in record.get("sides", {}).items():
+            if "ms" in side:
+                title = PEER_TITLES.get(side_name, side_name)
+                lines.append("| " + " | ".join([row.title, str(gpus), title] + side_columns(side)) + " |")
+    return lines
+
+
+def profile_tables(records):
+    lines = []
+    for name, row, gpus, record in in_order(records):
+        profiles = {PEER_TITLES.get(n, n): s["profile"] for n, s in record.get("sides", {}).items() if "profile" in s}
+        if profiles:
+            lines += ["", f"{row.title}, {gpus} GPU{'s' if gpus > 1 else ''}:", "", step_profile.table(profiles)]
+    return lines
+
+
+def machine_lines(records):
+    """Which rows came from which machine and when."""
+    calls = {}
+    for name, row, gpus, record in in_order(records):
+        if "sides" in record:
+            m = record["machine"]
+            about = (f"{m.get('gpu', 'CPU')}, driver {m.get('driver', '-')}, at most {m.get('max_sm_mhz', '-')} MHz and "
+                     f"{m.get('power_limit_w', '-')} W, PyTorch {m['torch']}, CUDA {m['cuda']}, cuDNN {m.get('cudnn', '-')}, "
+                     f"NCCL {m.get('nccl', '-')}, commit {m['commit']}, {record['rounds']} rounds, {record['when']}")
+            calls.setdefault(about, []).append(f"{name} on {gpus}")
+    return [f"- {', '.join(rows)}: {about}" for about, rows in calls.items()]
+
+
+def markdown(records):
+    parts = [speed_table(records), [""], machine_lines(records), ["", "The sides of each row, and what a step costs:", ""],
+             side_table(records)]
+    profiles = profile_tables(records)
+    if profiles:
+        parts += [["", "Where a step's time goes (`benchmarks/step_profile.py`; a profiled step is some percent longer):"], profiles]
+    return "\n".join(line for part in parts for line in part)
+
+
+def write_table(path, records):
+    """Puts the tables between the marks of the document at `path`."""
+    with open(path) as f:
+        text = f.read()
+    begin, end = text.find(BEGIN), text.find(END)
+    if begin < 0 or end < begin:
+        raise ValueError(f"{path} lacks the marks {BEGIN} and {END}, in this order")
+    text = text[:begin] + BEGIN + "\n\n" + markdown(records) + "\n\n" + text[end:]
+    with open(path + ".part", "w") as f:
+        f.write(text)
+    os.replace(path + ".part", path)
+
+
+CSV_FIELDS = ["row", "gpus", "side", "ms", "value", "unit", "must", "aim", "peak_mib", "host_us", "host_ms", "kernels", "busy_us",
+              "sm_mhz", "power_w", "celsius", "emulated_ms", "rounds", "when", "gpu", "commit", "settings", "not_run"]
+
+
+def write_csv(path, records):
+    with open(path, "w", newline="") as f:
+        writer = csv.DictWriter(f, CSV_FIELDS, extrasaction="ignore")
+        writer.writeheader()
+        for name, row, gpus, record in in_order(records):
+            common = dict(row=name, gpus=gpus, unit=row.unit, must=goal_text(row, gpus, "must"), aim=goal_text(row, gpus, "aim"),
+                          **{k: record.get(k, "") for k in ("emulated_ms", "rounds", "when", "not_run")})
+            common.update(gpu=record.get("machine", {}).get("gpu", ""), commit=record.get("machine", {}).get("commit", ""))
+            for side_name, side in record.get("sides", {"": {}}).items():
+                value = {"value": round(row.value(side["ms"], gpus), 4)} if "ms" in side else {}
+                profile = {k: side["profile"][k] for k in ("kernels", "busy_us")} if "profile" in side else {}
+                writer.writerow({**common, **side, **value, **profile, "side": side_name})

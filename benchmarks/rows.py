@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the comparison with PyTorch: what is measured, on how many GPUs, and what was asked of it."""
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """`must` and `aim` in the row's unit, or, with `of_one_gpu`, as a share of the same row's rate on one GPU."""
+    must: float
+    aim: float
+    of_one_gpu: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRow:
+    """Training steps on one resident random batch, all programs taking turns."""
+    title: str
+    model: str
+    image_size: int
+    batch_size: int                 # of one GPU; with `strong` of all of them together
+    unit: str                       # img_s: images per second and GPU; ms: milliseconds of a step
+    gpus: tuple                     # how many it is measured on
+    goals: dict = dataclasses.field(default_factory=dict)  # by number of GPUs
+    strong: bool = False
+    stem: str = "imagenet"
+    num_classes: int = 10
+    steps: int = 20                 # of a round
+    probe: str = ""                 # the emulated step of the same sizes: see emulated.py
+
+    def settings(self, gpus):
+        batch = self.batch_size // gpus if self.strong else self.batch_size
+        return [f"model={self.model}", f"image_size={self.image_size}", f"batch_size={batch}", f"stem={self.stem}",
+                f"num_classes={self.num_classes}", f"steps={self.steps}", "warmup=20"]
+
+    def value(self, ms, gpus):
+        """A step's milliseconds in the row's unit."""
+        batch = self.batch_size / gpus if self.strong else self.batch_size
+        return ms if self.unit == "ms" else batch / ms * 1000
+
+
+def small_images(batch_size, must, aim, steps):
+    return StepRow(f"ResNet-18, 32 px, batch {batch_size}", "resnet18", 32, batch_size, "ms", (1,), {1: Goal(must, aim)},
+                   steps=steps, probe="resnet18")
+
+
+ROWS = {
+    "resnet50": StepRow(
+        "ResNet-50, 224 px, batch 256 a GPU", "resnet50", 224, 256, "img_s", (1, 2, 4, 8),
+        {1: Goal(8500, 9200), **{n: Goal(0.985, 0.995, of_one_gpu=True) for n in (2, 4, 8)}}, num_classes=1000,
+        steps=20, probe="resnet50"),
+    "resnet18_512": small_images(512, 0.85, 0.74, 200),
+    "resnet18_128": small_images(128, 0.57, 0.47, 200),
+    "resnet18_64": small_images(64, 0.52, 0.38, 200),
+    "resnet18_strong": StepRow(
+        "ResNet-18, 32 px, global batch 512", "resnet18", 32, 512, "ms", (2, 4, 8),
+        {2: Goal(0.70, 0.61), 4: Goal(0.62, 0.50)}, strong=True, steps=200),
+    "resnet18_3x3": StepRow(
+        "ResNet-18, 3x3 stem, 32 px, global batch 512", "resnet18", 32, 512, "ms", (1, 2, 4, 8), {4: Goal(1.95, 1.78)},
+        strong=True, stem="cifar", steps=100),
+}
+
+# The other side, by name: settings of pytorch_resnet.py.
+PEERS = {
+    "eager": ["step=eager"],
+    "compile": ["step=compile"],
+    "graph": ["step=graph"],
+    "compile_graph": ["step=compile_graph"],
+}
+PEER_TITLES = dict(eager="PyTorch eager", compile="torch.compile", graph="PyTorch, hand graph",
+                   compile_graph="torch.compile, hand graph")
+# Ours, by name: settings of bench_resnet. The first is the plain step, which the others are compared with.
+OURS = {
+    "before": ["step=eager"],
+    "libddp": ["step=graph", "param_dtype=bf16"],
+}
+# Beside those where there are several GPUs: the same with half the bytes on the wire.
+OURS_ON_SEVERAL = {
+    "libddp_bf16_wire": ["step=graph", "param_dtype=bf16", "fp32_grads=false"],
+}

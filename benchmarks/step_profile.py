@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training step's time goes on the device: kernels of a Chrome trace by class.
+
+usage: step_profile.py [--steps N] [--names] TRACE…
+       TRACE    what a benchmark wrote with profile=FILE, or torch.profiler's export_chrome_trace
+       --steps  the number of steps in each trace (5: the benchmarks' profile_steps)
+       --names  also the kernels of each class by name, the longest first
+
+Prints one Markdown table: per class the microseconds of a step and the number of kernels, for each trace. `busy` is
+the time in which any kernel ran, `span` the time from the first one's begin to the last one's end, both a step; the
+sum of the classes is larger than `busy` where streams overlap. A profiled step is some percent longer than others.
+"""
+import argparse
+import collections
+import json
+import os
+import re
+import sys
+
+# The first class whose expression is found in a kernel's name (in lower case) has it. The specific ones come first.
+CLASSES = [
+    ("collectives", r"nccl|all_?reduce|allgather|reduce_?scatter"),
+    ("optimizer", r"sgd|adam|lars|lamb|multi_tensor|foreach|lpnorm|ema_"),
+    ("batch norm", r"batch_?norm|bn_(fw|bw|stat|apply|reduc|final|forw|back)|bnorm|_bn_|welford|::bn_"),
+    ("conv wgrad", r"wgrad"),
+    ("conv dgrad", r"dgrad"),
+    ("conv fprop", r"fprop|implicit_gemm|conv2d|convolve|_conv_|scudnn|winograd"),
+    ("conv and linear as GEMM", r"gemm|nvjet|cublas|splitk|gemv|wgmma|matmul"),
+    ("layout", r"nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor"),
+    ("pool", r"pool"),
+    ("loss", r"softmax|nll|cross_entropy|log_sum"),
+    ("copies and casts", r"memcpy|memset|copy|cast|fill|cat_?array"),
+    ("reductions", r"reduce"),
+    ("element-wise", r"elementwise|triton_poi|vectorized|triton"),
+]
+OTHER = "other"
+ORDER = [name for name, _ in CLASSES] + [OTHER]
+PATTERNS = [(name, re.compile(pattern)) for name, pattern in CLASSES]
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+# What makes the host wait; cudaDeviceSynchronize is left out because a profile itself ends with it.
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+
+
+def classify(name):
+    lower = name.lower()
+    return next((kind for kind, pattern in PATTERNS if pattern.search(lower)), OTHER)
+
+
+def covered(intervals):
+    """Length of the union of (begin, end) intervals."""
+    total, last = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, last))
+        last = max(last, end)
+    return total
+
+
+def summarize(path, steps):
+    """The trace at `path` a step: classes (us and kernels), kernels, launches by graph, waits, busy_us, span_us."""
+    with open(path) as f:
+        events = [e for e in json.load(f)["traceEvents"] if e.get("ph") == "X"]
+    classes = {name: dict(us=0.0, kernels=0.0, names=collections.Counter()) for name in ORDER}
+    intervals, calls = [], collections.Counter()
+    for event in events:
+        if event.get("cat") in ("cuda_runtime", "cuda_driver"):
+            calls[event["name"]] += 1
+        if event.get("cat") not in DEVICE_CATEGORIES:
+            continue
+        kind = classes[classify(event["name"])]
+        kind["us"] += event["dur"] / steps
+        kind["kernels"] += 1 / steps
+        kind["names"][event["name"]] += event["dur"] / steps
+        intervals.append((event["ts"], event["ts"] + event["dur"]))
+    if not intervals:
+        raise ValueError(f"{path} holds no work of a device")
+    for kind in classes.values():
+        kind["us"], kind["kernels"] = round(kind["us"], 1), round(kind["kernels"], 1)
+        kind["names"] = {name: round(us, 1) for name, us in kind["names"].most_common(12)}
+    span = max(end for _, end in intervals) - min(begin for begin, _ in intervals)
+    return dict(classes=classes, kernels=round(len(intervals) / steps), busy_us=round(covered(intervals) / steps, 1),
+                span_us=round(span / steps, 1), waits=sum(calls[name] for name in WAITS) / steps,
+                graph_launches=calls["cudaGraphLaunch"] / steps)
+
+
+def table(profiles):
+    """Markdown of summaries by name, one column each."""
+    lines = ["| us a step (kernels) | " + " | ".join(profiles) + " |", "|---" * (1 + len(profiles)) + "|"]
+    for name in ORDER:
+        cells = [profile["classes"][name] for profile in profiles.values()]
+        if any(cell["kernels"] for cell in cells):
+            texts = [f"{cell['us']:,.0f} ({cell['kernels']:g})" if cell["kernels"] else "" for cell in cells]
+            lines.append(f"| {name} | " + " | ".join(texts) + " |")
+    for title, text in (("all", lambda p: f"{sum(c['us'] for c in p['classes'].values()):,.0f} ({p['kernels']})"),
+                        ("busy / span", lambda p: f"{p['busy_us']:,.0f} / {p['span_us']:,.0f}")):
+        lines.append(f"| {title} | " + " | ".join(text(profile) for profile in profiles.values()) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.strip(), add_help=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--names", action="store_true")
+    parser.add_argument("traces", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.help:
+        print(__doc__.strip())
+        return
+    if not arguments.traces or arguments.steps < 1:
+        sys.exit(__doc__.strip())
+    try:
+        profiles = {os.path.basename(path).removesuffix(".trace.json"): summarize(path, arguments.steps) for path in arguments.traces}
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"error: {error}")
+    print(table(profiles))
+    for name, profile in profiles.items() if arguments.names else ():
+        print(f"\n{name}")
+        for kind, cell in profile["classes"].items():
+            for kernel, us in cell["names"].items():
+                print(f"  {kind:24} {us:9.1f} us  {kernel[:150]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison with PyTorch: programs take turns, a failing one harms no other, rows merge, tables tell the best
+peer, and a step's kernels are counted by class. No program of a benchmark runs here: small scripts stand for them."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from study_support import ROOT, need
+
+need("torch")
+sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
+import emulated  # noqa: E402
+import interleaved  # noqa: E402
+import results  # noqa: E402
+import rows  # noqa: E402
+import step_profile  # noqa: E402
+
+TOOL = os.path.join(ROOT, "benchmarks", "compare_pytorch")
+
+# A program that takes turns as interleaved.py tells and notes when it did; its steps take `ms`.
+TAKES_TURNS = r'''#!{python}
+import json, os, sys, time
+o = dict(argument.split("=", 1) for argument in sys.argv[1:])
+def wait(what):
+    while not os.path.exists(f"{o['gate']}/{o['name']}.{what}"):
+        time.sleep(0.001)
+def answer(what, value):
+    with open(f"{o['gate']}/{o['name']}.{what}.part", "w") as f:
+        f.write(repr(value))
+    os.rename(f"{o['gate']}/{o['name']}.{what}.part", f"{o['gate']}/{o['name']}.{what}")
+def note(what):
+    if "notes" in o:
+        with open(o["notes"], "a") as f:
+            f.write(o["name"] + " " + what + "\n")
+wait("start")
+note("start")
+if o.get("fails") == "start":
+    sys.exit("out of memory, says the script")
+answer("ready", 100.0)
+times = [float(ms) for ms in o["ms"].split(":")]
+for index in range(int(o["rounds"])):
+    wait(f"go{index}")
+    note(f"round {index}")
+    if o.get("fails") == f"round {index}":
+        sys.exit(3)
+    answer(f"done{index}", times[index % len(times)])
+if "profile" in o:
+    wait("profile")
+    with open(o["profile"], "w") as f:
+        f.write(TRACE)
+    answer("profiled", 5)
+print(json.dumps(dict(host_us=12.5)))
+'''
+
+
+def kernel(name, ts, dur, cat="kernel"):
+    return dict(ph="X", cat=cat, name=name, ts=ts, dur=dur)
+
+
+TRACE = dict(traceEvents=[
+    kernel("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", 0, 100),
+    kernel("void cudnn::bn_fw_tr_1C11_kernel_NHWC<float>", 100, 40),
+    kernel("sm90_xmma_wgrad_implicit_gemm_indexed_bf16bf16", 140, 60),
+    kernel("sm90_xmma_dgrad_implicit_gemm_bf16bf16", 160, 60),  # beside the one before
+    kernel("multi_tensor_apply_kernel<FusedSgd>", 230, 10),
+    kernel("Memcpy DtoD (Device -> Device)", 240, 10, "gpu_memcpy"),
+    dict(ph="X", cat="cuda_runtime", name="cudaGraphLaunch", ts=0, dur=5),
+    dict(ph="X", cat="cuda_runtime", name="cudaStreamSynchronize", ts=6, dur=5),
+    dict(ph="i", cat="kernel", name="no kernel, has no duration", ts=6),
+])
+
+
+class Turns(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.program = self.script("program", TAKES_TURNS.replace("{python}", sys.executable).replace("TRACE", repr(json.dumps(TRACE))))
+        self.notes = os.path.join(self.folder.name, "notes")
+        launcher = interleaved.launcher
+        self.addCleanup(setattr, interleaved, "launcher", launcher)
+        interleaved.launcher = lambda program, world: []  # torchrun takes its time
+
+    def script(self, name, text):
+        path = os.path.join(self.folder.name, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as f:
+            f.write(text)
+        os.chmod(path, 0o755)
+        return path
+
+    def run_programs(self, settings, rounds, **options):
+        commands = {name: [self.program, f"notes={self.notes}"] + own for name, own in settings.items()}
+        return interleaved.run(commands, 1, os.path.join(self.folder.name, "log"), rounds, **options)
+
+    def test_programs_start_one_by_one_and_take_turns_from_both_ends(self):
+        measured = self.run_programs(dict(a=["ms=3:9:4"], b=["ms=2:1:1"]), 3)
+        with open(self.notes) as f:
+            self.assertEqual(f.read().splitlines(), ["a start", "b start", "a round 0", "b round 0", "b round 1", "a round 1",
+                                                     "a round 2", "b round 2"])
+        self.assertEqual(measured["a"]["rounds_ms"], [3, 9, 4])
+        self.assertEqual((measured["a"]["ms"], measured["b"]["ms"]), (4, 1))  # medians
+        self.assertEqual(measured["a"]["said"], dict(host_us=12.5))
+        self.assertEqual(len(measured["b"]["windows"]), 3)
+
+    def test_a_program_that_fails_harms_no_other(self):
+        for moment in ("start", "round 1"):
+            measured = self.run_programs(dict(a=["ms=3"], b=["ms=2", f"fails={moment}"], c=["ms=5"]), 3, keep_going=True)
+            self.assertEqual((measured["a"]["ms"], measured["c"]["rounds_ms"]), (3, [5, 5, 5]))
+            self.assertIn("b ended with", measured["b"]["error"])
+            self.assertIn("log.b.log", measured["b"]["error"])
+            with self.assertRaisesRegex(RuntimeError, "b ended with"):
+                self.run_programs(dict(a=["ms=3"], b=["ms=2", f"fails={moment}"]), 3)
+
+    def test_each_program_writes_its_profile_in_its_turn(self):
+        measured = self.run_programs(dict(a=["ms=1"], b=["ms=1"]), 1, profile=True)
+        self.assertEqual(step_profile.summarize(measured["b"]["trace"], 1)["kernels"], 6)
+
+    def test_the_whole_call_measures_merges_and_says_what_could_not_run(self):
+        with open(self.program) as f:
+            self.script("build/benchmarks/bench_resnet", f.read())
+        out = os.path.join(self.folder.name, "out")
+        command = [sys.executable, TOOL, os.path.join(self.folder.name, "build"), out, "--peers", "none", "--rounds", "3",
+                   "--ours", "before:ms=9", "--ours", "libddp:ms=6", "--set", "device=cpu"]
+        first = subprocess.run(command + ["--rows", "resnet18_64"], capture_output=True, text=True)
+        self.assertEqual(first.returncode, 0, first.stdout + first.stderr)
+        second = subprocess.run(command + ["--rows", "resnet18_3x3", "--gpus", "1,4", "--no-profile"], capture_output=True, text=True)
+        self.assertIn("4 GPUs wanted", second.stdout, second.stderr)
+        records = results.load(os.path.join(out, "results.json"))
+        self.assertEqual(sorted(records), ["resnet18_3x3/1", "resnet18_3x3/4", "resnet18_64/1"])
+        self.assertEqual(records["resnet18_64/1"]["sides"]["libddp"]["ms"], 6)
+        self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["host_us"], 12.5)
+        self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["profile"]["kernels"], 1)  # 6 in 5 steps
+        with open(os.path.join(out, "results.csv")) as f:
+            self.assertIn("resnet18_64,1,libddp,6.0,6.0,ms,0.52,0.38", f.read())
+        with open(os.path.join(out, "table.md")) as f:
+            self.assertIn("| ResNet-18, 32 px, batch 64, ms | 1 | 9.000 | 6.000 |", f.read())
+
+    def test_mistakes_in_the_call_are_named(self):
+        for arguments, said in ((["--rows", "resnet51"], "there is no resnet51; there are resnet50, resnet18_512"),
+                                (["--peers", "jax"], "there is no jax; there are eager"),
+                                (["--gpus", "two"], "give whole numbers"), (["--rounds", "0"], "at least 1"),
+                                (["--ours", "eager:step=graph"], "a name that is none of eager")):
+            done = subprocess.run([sys.executable, TOOL, "build", "out"] + arguments, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 64, done.stderr)
+            self.assertIn(said, done.stderr)
+        listed = subprocess.run([sys.executable, TOOL, "--list"], capture_output=True, text=True)
+        self.assertEqual([line.split()[0] for line in listed.stdout.splitlines()], list(rows.ROWS))
+
+    def test_an_emulated_step_is_found_by_its_name_and_batch(self):
+        self.script("resnet50_probe", "#!/bin/sh\n[ \"$*\" = 'bf16 plain net' ] || exit 9\n"
+                    "echo '{\"t\":\"net\",\"name\":\"R1_stem4\",\"step_sustained_ms\":30.1}'\n"
+                    "echo '{\"t\":\"net\",\"name\":\"R1_s2d\",\"step_ms\":27.0,\"step_sustained_ms\":28.3}'\n")
+        self.script("resnet18_probe", "#!/bin/sh\necho \"{\\\"t\\\":\\\"net\\\",\\\"N\\\":$BATCHES,\\\"name\\\":\\\"$ONLY\\\",\\\"b2b_us\\\":480.0}\"\n")
+        self.assertEqual(emulated.step_ms(self.folder.name, "resnet50", 256), 28.3)
+        self.assertEqual(emulated.step_ms(self.folder.name, "resnet18", 128), 0.48)
+        self.script("resnet50_probe", "#!/bin/sh\necho no plan >&2\nexit 1\n")
+        with self.assertRaisesRegex(RuntimeError, "resnet50_probe ended with 1: no plan"):
+            emulated.step_ms(self.folder.name, "resnet50", 256)
+
+
+class Settings(unittest.TestCase):
+    def test_settings_of_one_program_do_not_reach_the_other(self):
+        self.assertEqual(interleaved.split_settings(["stem=cifar", "pytorch.compile=true", "lr=1.5"], ("libddp", "pytorch")),
+                         dict(libddp=["stem=cifar", "lr=1.5"], pytorch=["stem=cifar", "compile=true", "lr=1.5"]))
+
+
+MACHINE = dict(gpu="H200", torch="2.11", cuda="13.0", commit="abc")
+
+
+def record(machine=MACHINE, **ms):
+    return dict(machine=machine, rounds=5, when="today",
+                sides={name: dict(ms=value, peak_mib=1, settings="s") for name, value in ms.items()})
+
+
+class Tables(unittest.TestCase):
+    def cells(self, records, title):
+        line = next(line for line in results.speed_table(records) if line.startswith(f"| {title}"))
+        return [cell.strip() for cell in line.strip("|").split("|")]
+
+    def test_a_later_call_replaces_a_row_but_a_smaller_machine_does_not(self):
+        records = {}
+        results.merge(records, "resnet50", 4, dict(not_run="not run: 4 GPUs wanted, 1 there"))
+        self.assertEqual(self.cells(records, "ResNet-50")[2], "not run: 4 GPUs wanted, 1 there")
+        results.merge(records, "resnet50", 4, record(libddp=40.0))
+        results.merge(records, "resnet50", 1, record(libddp=39.0))
+        results.merge(records, "resnet50", 4, dict(not_run="not run: 4 GPUs wanted, 1 there"))
+        results.merge(records, "resnet50", 1, record(libddp=32.0))
+        self.assertEqual(records["resnet50/4"]["sides"]["libddp"]["ms"], 40.0)
+        self.assertEqual(records["resnet50/1"]["sides"]["libddp"]["ms"], 32.0)
+
+    def test_the_best_of_each_side_is_compared(self):
+        records = {}
+        row = record(before=54.0, libddp=32.0, eager=55.0, compile=40.0, graph=52.0)
+        results.merge(records, "resnet50", 1, dict(row, emulated_ms=28.0))
+        #           images/s: 256 / 54 ms, 256 / 32 ms, …
+        self.assertEqual(self.cells(records, "ResNet-50"), [
+            "ResNet-50, 224 px, batch 256 a GPU, images/s a GPU", "1", "4,741", "8,000", "4,655", "6,400", "4,923", "1.25",
+            "8,500", "9,200", "0.875"])
+
+    def test_scaling_is_told_against_one_gpu_of_the_same_machine_alone(self):
+        records = {}
+        results.merge(records, "resnet50", 1, record(libddp=32.0))
+        results.merge(records, "resnet50", 4, record(libddp=40.0, eager=60.0))
+        lines = [line for line in results.speed_table(records) if line.startswith("| ResNet-50")]
+        self.assertIn("| 6,400 (0.800 x one GPU) |", lines[1])
+        self.assertIn("| 0.985 x one GPU | 0.995 x one GPU |", lines[1])
+        results.merge(records, "resnet50", 1, record(machine=dict(MACHINE, commit="other"), libddp=32.0))
+        self.assertNotIn("0.800", "".join(results.speed_table(records)))
+
+    def test_a_shared_batch_is_a_time_and_failed_sides_are_no_figures(self):
+        records = {}
+        row = record(libddp=0.7, libddp_bf16_wire=0.65, eager=10.0)
+        row["sides"]["graph"] = dict(error="graph ended with 1", settings="s")
+        results.merge(records, "resnet18_strong", 2, row)
+        self.assertEqual(self.cells(records, "ResNet-18")[2:], ["", "0.650", "10.000", "failed", "15.38", "0.7", "0.61", ""])
+        self.assertEqual(rows.ROWS["resnet18_strong"].settings(4)[2], "batch_size=128")
+
+    def test_the_document_changes_between_its_marks_alone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "performance.md")
+            with open(path, "w") as f:
+                f.write(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
+            results.write_table(path, {"resnet50/1": dict(record(libddp=32.0), row="resnet50", gpus=1)})
+            with open(path) as f:
+                text = f.read()
+            self.assertTrue(text.startswith(f"before\n{results.BEGIN}\n\n|") and text.endswith(f"\n\n{results.END}\nafter\n"), text)
+            self.assertNotIn("old", text)
+            with open(path, "w") as f:
+                f.write("no marks")
+            with self.assertRaisesRegex(ValueError, "lacks the marks"):
+                results.write_table(path, {})
+
+
+class Profiles(unittest.TestCase):
+    def summarize(self, trace, steps=1):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+            json.dump(trace, f)
+            f.flush()
+            return step_profile.summarize(f.name, steps)
+
+    def test_time_and_kernels_by_class(self):
+        profile = self.summarize(TRACE)
+        filled = {name: (c["us"], c["kernels"]) for name, c in profile["classes"].items() if c["kernels"]}
+        self.assertEqual(filled, {"conv fprop": (100, 1), "batch norm": (40, 1), "conv wgrad": (60, 1), "conv dgrad": (60, 1),
+                                  "optimizer": (10, 1), "copies and casts": (10, 1)})
+        self.assertEqual((profile["kernels"], profile["busy_us"], profile["span_us"]), (6, 240, 250))  # 40 us on two streams
+        self.assertEqual((profile["waits"], profile["graph_launches"]), (1, 1))
+        self.assertEqual(self.summarize(TRACE, 2)["busy_us"], 120)
+        self.assertIn("| conv wgrad | 60 (1) |", step_profile.table(dict(ours=profile)))
+
+    def test_names_of_kernels_seen_in_steps(self):
+        for name, kind in {
+            "void at::native::batch_norm_backward_reduce_channels_last_kernel<4>": "batch norm",
+            "triton_red_fused__native_batch_norm_legit_functional_relu_12": "batch norm",
+            "cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816wgrad_optimized_bf16_128x64_32x5_nhwc_align8>": "conv wgrad",
+            "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN": "conv and linear as GEMM",
+            "void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>": "layout",
+            "void at::native::(anonymous namespace)::max_pool_backward_nhwc<c10::BFloat16>": "pool",
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL": "collectives",
+            "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d": "loss",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": "element-wise",
+            "Memset (Device)": "copies and casts",
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>": "reductions",
+            "my_kernel": "other",
+        }.items():
+            self.assertEqual(step_profile.classify(name), kind, name)
+
+    def test_a_trace_without_a_device_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "holds no work of a device"):
+            self.summarize(dict(traceEvents=[kernel("aten::conv2d", 0, 5, "cpu_op")]))
+
+
+if __name__ == "__main__":
+    unittest.main()
