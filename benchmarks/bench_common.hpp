@@ -15,6 +15,7 @@
 #include <iostream>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -220,12 +221,14 @@ struct Loop {
 class Gate {
  public:
   explicit Gate(const Settings& settings)
-      : prefix_(settings.text("gate").empty()
-                    ? ""
-                    : settings.text("gate") + "/" + settings.text("name")) {}
+      : folder_(settings.text("gate")),
+        prefix_(folder_.empty() ? "" : folder_ + "/" + settings.text("name")) {}
 
   void wait_for(const std::string& what) const {
     while (!prefix_.empty() && !std::filesystem::exists(prefix_ + "." + what)) {
+      if (!std::filesystem::exists(folder_)) {  // whoever started this program has ended
+        throw std::runtime_error(folder_ + " is gone: nobody waits for this program");
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -241,6 +244,7 @@ class Gate {
   }
 
  private:
+  std::string folder_;
   std::string prefix_;
 };
 

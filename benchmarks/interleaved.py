@@ -11,6 +11,7 @@ the terminal that begins with { is what it says of itself.
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 READY_TIMEOUT = float(os.environ.get("READY_TIMEOUT", "240"))
 ROUND_TIMEOUT = float(os.environ.get("ROUND_TIMEOUT", "120"))
-PROFILE_STEPS = 5
+PROFILE_STEPS = 3
 # What ends a measurement but not the measurements that follow it.
 ERRORS = (RuntimeError, ValueError, OSError, subprocess.TimeoutExpired)
 
@@ -164,6 +165,7 @@ def run(commands, world, log_prefix, rounds=ROUNDS, profile=False, keep_going=Fa
     LOG_PREFIX.NAME.log, with `profile` their traces LOG_PREFIX.NAME.trace.json."""
     gate = tempfile.mkdtemp()
     programs = []
+    asked_to_end = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`
     try:
         for name, command in commands.items():
             prefix = os.path.abspath(f"{log_prefix}.{name}")
@@ -174,3 +176,4 @@ def run(commands, world, log_prefix, rounds=ROUNDS, profile=False, keep_going=Fa
         for program in programs:
             program.stop()
         shutil.rmtree(gate, ignore_errors=True)
+        signal.signal(signal.SIGTERM, asked_to_end)

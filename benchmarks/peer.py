@@ -78,6 +78,8 @@ class Gate:
 
     def wait(self, what):
         while self.prefix and not os.path.exists(f"{self.prefix}.{what}"):
+            if not os.path.exists(os.path.dirname(self.prefix)):
+                sys.exit(f"{os.path.dirname(self.prefix)} is gone: nobody waits for this program")
             time.sleep(0.001)
         if self.prefix and dist.is_initialized():
             dist.barrier()

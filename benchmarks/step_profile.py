@@ -4,7 +4,7 @@
 
 usage: step_profile.py [--steps N] [--names] TRACE…
        TRACE    what a benchmark wrote with profile=FILE, or torch.profiler's export_chrome_trace
-       --steps  the number of steps in each trace (5: the benchmarks' profile_steps)
+       --steps  the number of steps in each trace (5, as bench_resnet writes)
        --names  also the kernels of each class by name, the longest first
 
 Prints one Markdown table: per class the microseconds of a step and the number of kernels, for each trace. `busy` is

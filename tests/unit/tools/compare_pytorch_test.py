@@ -52,7 +52,7 @@ if "profile" in o:
     wait("profile")
     with open(o["profile"], "w") as f:
         f.write(TRACE)
-    answer("profiled", 5)
+    answer("profiled", 3)
 print(json.dumps(dict(host_us=12.5)))
 '''
 
@@ -133,7 +133,7 @@ class Turns(unittest.TestCase):
         self.assertEqual(sorted(records), ["resnet18_3x3/1", "resnet18_3x3/4", "resnet18_64/1"])
         self.assertEqual(records["resnet18_64/1"]["sides"]["libddp"]["ms"], 6)
         self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["host_us"], 12.5)
-        self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["profile"]["kernels"], 1)  # 6 in 5 steps
+        self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["profile"]["kernels"], 2)  # 6 in 3 steps
         with open(os.path.join(out, "results.csv")) as f:
             self.assertIn("resnet18_64,1,libddp,6.0,6.0,ms,0.52,0.38", f.read())
         with open(os.path.join(out, "table.md")) as f:
@@ -217,7 +217,10 @@ class Tables(unittest.TestCase):
         row["sides"]["graph"] = dict(error="graph ended with 1", settings="s")
         results.merge(records, "resnet18_strong", 2, row)
         self.assertEqual(self.cells(records, "ResNet-18")[2:], ["", "0.650", "10.000", "failed", "15.38", "0.7", "0.61", ""])
-        self.assertEqual(rows.ROWS["resnet18_strong"].settings(4)[2], "batch_size=128")
+        strong = rows.ROWS["resnet18_strong"]
+        self.assertEqual(strong.settings(4, ["step=graph"])[2], "batch_size=128")
+        self.assertIn("steps=200", strong.settings(4, ["step=graph", "wrap=false"]))
+        self.assertIn("steps=40", strong.settings(4, ["step=compile"]))
 
     def test_the_document_changes_between_its_marks_alone(self):
         with tempfile.TemporaryDirectory() as folder:
