@@ -24,7 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 READY_TIMEOUT = float(os.environ.get("READY_TIMEOUT", "240"))
 ROUND_TIMEOUT = float(os.environ.get("ROUND_TIMEOUT", "120"))
-PROFILE_STEPS = 3
+PROFILE_STEPS = 5
 # What ends a measurement but not the measurements that follow it.
 ERRORS = (RuntimeError, ValueError, OSError, subprocess.TimeoutExpired)
 

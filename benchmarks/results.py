@@ -11,6 +11,9 @@ BEGIN = "<!-- compare_pytorch: the lines up to the end mark are generated -->"
 END = "<!-- compare_pytorch: end -->"
 
 
+UNITS = dict(img_s="images/s a GPU")
+
+
 def load(path):
     if not os.path.exists(path):
         return {}
@@ -52,9 +55,15 @@ def ours_of(record):
     return [name for name in record["sides"] if name not in PEERS]
 
 
-def best(record, names):
-    names = [name for name in names if "ms" in record["sides"][name]]
-    return min(names, key=lambda name: record["sides"][name]["ms"], default=None)
+def best(row, gpus, record, names):
+    """The side of `names` with the best figure; None where all failed."""
+    values = {name: row.value(record["sides"][name], gpus) for name in names}
+    values = {name: value for name, value in values.items() if value is not None}
+    return (max if row.higher_is_better() else min)(values, key=values.get, default=None)
+
+
+def number(row, value):
+    return f"{value:,.0f}" if row.unit == "img_s" else f"{value:.3f}" if value < 10 else f"{value:,.2f}"
 
 
 def goal_text(row, gpus, which):
@@ -67,24 +76,24 @@ def goal_text(row, gpus, which):
 
 def reached(row, gpus, record, records):
     """Our best figure in the terms of the row's goal, as text."""
-    name = best(record, ours_of(record))
-    value = row.value(record["sides"][name]["ms"], gpus)
+    value = row.value(record["sides"][best(row, gpus, record, ours_of(record))], gpus)
     goal = row.goals.get(gpus)
-    if goal is None or not goal.of_one_gpu:
-        return f"{value:,.0f}" if row.unit == "img_s" else f"{value:.3f}"
     single = records.get(key(record["row"], 1), {})
-    if "sides" not in single or record["machine"] != single["machine"]:
-        return f"{value:,.0f}"
-    alone = row.value(single["sides"][best(single, ours_of(single))]["ms"], 1)
-    return f"{value:,.0f} ({value / alone:.3f} x one GPU)"
+    if goal is None or not goal.of_one_gpu or "sides" not in single or record["machine"] != single["machine"]:
+        return number(row, value)
+    alone = row.value(single["sides"][best(row, 1, single, ours_of(single))], 1)
+    return f"{number(row, value)} ({value / alone:.3f} x one GPU)"
 
 
 def figure(row, gpus, record, side):
     measured = record["sides"].get(side, {})
-    if "ms" not in measured:
-        return "failed" if "error" in measured else ""
-    value = row.value(measured["ms"], gpus)
-    return f"{value:,.0f}" if row.unit == "img_s" else f"{value:.3f}"
+    if "error" in measured:
+        return "failed"
+    return number(row, row.value(measured, gpus)) if measured else ""
+
+
+def gain(row, ours, theirs):
+    return f"{ours / theirs if row.higher_is_better() else theirs / ours:.2f}"
 
 
 def speed_table(records):
@@ -93,23 +102,23 @@ def speed_table(records):
             "emulated / libddp"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, row, gpus, record in in_order(records):
-        title = f"{row.title}, {'images/s a GPU' if row.unit == 'img_s' else 'ms'}"
+        title = f"{row.title}, {UNITS.get(row.unit, row.unit)}"
         if "sides" not in record:
             cells = [title, str(gpus), record["not_run"]]
             lines.append("| " + " | ".join(cells + [""] * (len(head) - len(cells))) + " |")
             continue
-        ours, theirs = best(record, ours_of(record)), best(record, peers_of(record))
+        ours, theirs = (best(row, gpus, record, names) for names in (ours_of(record), peers_of(record)))
+        values = [row.value(record["sides"][side], gpus) for side in (ours, theirs) if side]
         cells = [title, str(gpus), figure(row, gpus, record, "before"), reached(row, gpus, record, records) if ours else "failed"]
         cells += [figure(row, gpus, record, peer) for peer in peers]
-        both = ours and theirs
-        cells.append(f"{record['sides'][theirs]['ms'] / record['sides'][ours]['ms']:.2f}" if both else "")
-        cells += [goal_text(row, gpus, "must"), goal_text(row, gpus, "aim")]
+        cells += [gain(row, *values) if len(values) == 2 else "", goal_text(row, gpus, "must"), goal_text(row, gpus, "aim")]
         cells.append(f"{record['emulated_ms'] / record['sides'][ours]['ms']:.3f}" if ours and "emulated_ms" in record else "")
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def side_columns(side):
+    """Of a side that has a step's time."""
     profile = side.get("profile", {})
     return [f"{side['ms']:.3f}", f"{side.get('host_us', 0):,.0f}", str(profile.get("kernels", "")),
             f"{profile['busy_us'] / 1000:.3f}" if profile else "", f"{side['peak_mib']:,}", str(side.get("sm_mhz", "")),
@@ -125,6 +134,13 @@ def side_table(records):
                 title = PEER_TITLES.get(side_name, side_name)
                 lines.append("| " + " | ".join([row.title, str(gpus), title] + side_columns(side)) + " |")
     return lines
+
+
+def remark_lines(records):
+    """What a side has to say beyond its figures."""
+    return [f"- {row.title}, {gpus} GPUs, {PEER_TITLES.get(side_name, side_name)}: {side.get('remark') or side['error']}"
+            for name, row, gpus, record in in_order(records) for side_name, side in record.get("sides", {}).items()
+            if "remark" in side or "error" in side]
 
 
 def profile_tables(records):
@@ -150,7 +166,7 @@ def machine_lines(records):
 
 
 def markdown(records):
-    parts = [speed_table(records), [""], machine_lines(records), ["", "The sides of each row, and what a step costs:", ""],
+    parts = [speed_table(records), [""], remark_lines(records), machine_lines(records), ["", "The sides of each row, and what a step costs:", ""],
              side_table(records)]
     profiles = profile_tables(records)
     if profiles:
@@ -172,7 +188,7 @@ def write_table(path, records):
 
 
 CSV_FIELDS = ["row", "gpus", "side", "ms", "value", "unit", "must", "aim", "peak_mib", "host_us", "host_ms", "kernels", "busy_us",
-              "sm_mhz", "power_w", "celsius", "emulated_ms", "rounds", "when", "gpu", "commit", "settings", "not_run"]
+              "sm_mhz", "power_w", "celsius", "emulated_ms", "rounds", "when", "gpu", "commit", "settings", "remark", "error", "not_run"]
 
 
 def write_csv(path, records):
@@ -184,6 +200,7 @@ def write_csv(path, records):
                           **{k: record.get(k, "") for k in ("emulated_ms", "rounds", "when", "not_run")})
             common.update(gpu=record.get("machine", {}).get("gpu", ""), commit=record.get("machine", {}).get("commit", ""))
             for side_name, side in record.get("sides", {"": {}}).items():
-                value = {"value": round(row.value(side["ms"], gpus), 4)} if "ms" in side else {}
+                value = row.value(side, gpus)
+                value = {} if value is None else {"value": round(value, 4)}
                 profile = {k: side["profile"][k] for k in ("kernels", "busy_us")} if "profile" in side else {}
                 writer.writerow({**common, **side, **value, **profile, "side": side_name})

@@ -35,10 +35,32 @@ class StepRow:
         return [f"model={self.model}", f"image_size={self.image_size}", f"batch_size={batch}", f"stem={self.stem}",
                 f"num_classes={self.num_classes}", f"steps={steps}", "warmup=15"]
 
-    def value(self, ms, gpus):
-        """A step's milliseconds in the row's unit."""
+    def value(self, side, gpus):
+        """What was measured, in the row's unit; None where it failed."""
+        if "ms" not in side:
+            return None
         batch = self.batch_size / gpus if self.strong else self.batch_size
-        return ms if self.unit == "ms" else batch / ms * 1000
+        return side["ms"] if self.unit == "ms" else batch / side["ms"] * 1000
+
+    def higher_is_better(self):
+        return self.unit == "img_s"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramRow:
+    """What a program of its own measures: programs.py has a function of the row's name."""
+    title: str
+    unit: str
+    gpus: tuple
+    goals: dict
+    better: str                     # lower, higher
+    needs: str = ""                 # the option of compare_pytorch without which it cannot run
+
+    def value(self, side, gpus):
+        return side.get("value")
+
+    def higher_is_better(self):
+        return self.better == "higher"
 
 
 def small_images(batch_size, must, aim):
@@ -62,6 +84,15 @@ ROWS = {
         "ResNet-18, 3x3 stem, 32 px, global batch 512", "resnet18", 32, 512, "ms", (1, 2, 4, 8), {4: Goal(1.95, 1.78)},
         strong=True, stem="cifar", steps=80, eager_steps=40),
 }
+
+ROWS.update({
+    "cifar10": ProgramRow(
+        "CIFAR-10, ResNet-18 with 3x3 stem, 24 epochs, global batch 512; ours with an evaluation after each, PyTorch's training alone",
+        "s", (1, 2, 4), {1: Goal(13.5, 11.8), 4: Goal(4.6, 4.0)}, "lower", needs="cifar10"),
+    "all_reduce": ProgramRow(
+        "all-reduce, 4 MiB to 1 GiB, the least of NCCL's time / ours", "ratio", (2, 4, 8),
+        {n: Goal(0.98, 1.0) for n in (2, 4, 8)}, "higher"),
+})
 
 # The other side, by name: settings of pytorch_resnet.py.
 PEERS = {

@@ -15,6 +15,7 @@ need("torch")
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 import emulated  # noqa: E402
 import interleaved  # noqa: E402
+import programs  # noqa: E402
 import results  # noqa: E402
 import rows  # noqa: E402
 import step_profile  # noqa: E402
@@ -52,7 +53,7 @@ if "profile" in o:
     wait("profile")
     with open(o["profile"], "w") as f:
         f.write(TRACE)
-    answer("profiled", 3)
+    answer("profiled", 5)
 print(json.dumps(dict(host_us=12.5)))
 '''
 
@@ -133,7 +134,7 @@ class Turns(unittest.TestCase):
         self.assertEqual(sorted(records), ["resnet18_3x3/1", "resnet18_3x3/4", "resnet18_64/1"])
         self.assertEqual(records["resnet18_64/1"]["sides"]["libddp"]["ms"], 6)
         self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["host_us"], 12.5)
-        self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["profile"]["kernels"], 2)  # 6 in 3 steps
+        self.assertEqual(records["resnet18_64/1"]["sides"]["before"]["profile"]["kernels"], 1)  # 6 in 5 steps
         with open(os.path.join(out, "results.csv")) as f:
             self.assertIn("resnet18_64,1,libddp,6.0,6.0,ms,0.52,0.38", f.read())
         with open(os.path.join(out, "table.md")) as f:
@@ -160,6 +161,41 @@ class Turns(unittest.TestCase):
         self.script("resnet50_probe", "#!/bin/sh\necho no plan >&2\nexit 1\n")
         with self.assertRaisesRegex(RuntimeError, "resnet50_probe ended with 1: no plan"):
             emulated.step_ms(self.folder.name, "resnet50", 256)
+
+
+ALL_REDUCE = """# 2 ranks, float32 sum in place, NCCL_NVLS_ENABLE=0, median of 11 paired rounds
+mode          bytes    nccl_us     ddp_us  nccl_alg
+eager          4096      10.00      13.00      0.40
+eager       4194304      40.00      41.00    104.00
+graph          4096       6.00       6.50      0.60
+graph      16777216      76.00      80.00    209.00
+"""
+
+
+class OtherPrograms(unittest.TestCase):
+    def test_the_worst_all_reduce_is_told_on_both_sides_of_4_mib(self):
+        worst = programs.worst_all_reduce(ALL_REDUCE)
+        self.assertEqual(worst["value"], 0.95)
+        self.assertEqual(worst["remark"], "least at 16 MiB (graph); below 4 MiB at most 3.0 us more (eager, 4 KiB)")
+        with self.assertRaisesRegex(ValueError, "both sides of 4 MiB"):
+            programs.worst_all_reduce("eager 4096 1 2\n")
+
+    def test_a_run_is_timed_from_its_first_counted_step_to_its_last_evaluation(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.makedirs(os.path.join(folder, "run"))
+            for name, lines in (("steps", ["step,interval_seconds,time", "49,2.5,1002.5", "99,2,1004.5"]),
+                                ("epochs", ["epoch,time", "0,1005", "1,1012.25"])):
+                with open(os.path.join(folder, "run", f"{name}.csv"), "w") as f:
+                    f.write("\n".join(lines) + "\n")
+            self.assertEqual(programs.seconds_of_run(folder)["value"], 12.25)
+            os.remove(os.path.join(folder, "run", "epochs.csv"))
+            with self.assertRaisesRegex(ValueError, "holds no epochs.csv"):
+                programs.seconds_of_run(folder)
+
+    def test_a_row_that_needs_an_option_says_so(self):
+        with tempfile.TemporaryDirectory() as out:
+            done = subprocess.run([sys.executable, TOOL, "build", out, "--rows", "cifar10", "--gpus", "1", "--set", "device=cpu"], capture_output=True, text=True)
+            self.assertIn("not run: " + "--cifar10 was not given", done.stdout, done.stderr)
 
 
 class Settings(unittest.TestCase):
@@ -211,12 +247,20 @@ class Tables(unittest.TestCase):
         results.merge(records, "resnet50", 1, record(machine=dict(MACHINE, commit="other"), libddp=32.0))
         self.assertNotIn("0.800", "".join(results.speed_table(records)))
 
+    def test_a_row_of_one_number_is_compared_as_its_unit_wants(self):
+        records = {}
+        for name, ours, theirs in (("cifar10", 10.0, 25.0), ("all_reduce", 0.99, 0.5)):
+            results.merge(records, name, 2, dict(record(), sides=dict(libddp=dict(value=ours, remark="r"), eager=dict(value=theirs))))
+        self.assertEqual(self.cells(records, "CIFAR-10")[3:6], ["10.00", "25.00", "2.50"])
+        self.assertEqual(self.cells(records, "all-reduce")[3:], ["0.990", "0.500", "1.98", "0.98", "1", ""])
+        self.assertIn("r", results.remark_lines(records)[0])
+
     def test_a_shared_batch_is_a_time_and_failed_sides_are_no_figures(self):
         records = {}
         row = record(libddp=0.7, libddp_bf16_wire=0.65, eager=10.0)
         row["sides"]["graph"] = dict(error="graph ended with 1", settings="s")
         results.merge(records, "resnet18_strong", 2, row)
-        self.assertEqual(self.cells(records, "ResNet-18")[2:], ["", "0.650", "10.000", "failed", "15.38", "0.7", "0.61", ""])
+        self.assertEqual(self.cells(records, "ResNet-18")[2:], ["", "0.650", "10.00", "failed", "15.38", "0.7", "0.61", ""])
         strong = rows.ROWS["resnet18_strong"]
         self.assertEqual(strong.settings(4, ["step=graph"])[2], "batch_size=128")
         self.assertIn("steps=200", strong.settings(4, ["step=graph", "wrap=false"]))
@@ -267,6 +311,11 @@ class Profiles(unittest.TestCase):
             "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d": "loss",
             "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": "element-wise",
             "Memset (Device)": "copies and casts",
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>":
+                "copies and casts",
+            "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::launch_clamp_scalar(at::…)::{lambda()#1}>":
+                "element-wise",
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<…FusedSgdMathFunctor<float, 3>>": "optimizer",
             "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>": "reductions",
             "my_kernel": "other",
         }.items():

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that a program of its own measures, start to end: each function gives the sides of its row, with `value` in
+the row's unit and what else is to be said as `remark`."""
+import csv
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+
+import interleaved
+
+ROOT = os.path.dirname(interleaved.HERE)
+TIMEOUT = float(os.environ.get("PROGRAM_TIMEOUT", "300"))
+
+
+def measure(o, name, gpus):
+    return globals()[name](o, gpus)
+
+
+def run(command, gpus, log):
+    """The output of a program on `gpus` ranks, which is also kept in `log`."""
+    environment = dict(os.environ, NCCL_NVLS_ENABLE="0", OMP_NUM_THREADS="1")
+    with open(log, "w") as f:
+        done = subprocess.run(interleaved.launcher(command[0], gpus) + command, stdout=f, stderr=subprocess.STDOUT, env=environment,
+                              cwd=ROOT, timeout=TIMEOUT)
+    with open(log) as f:
+        text = f.read()
+    if done.returncode != 0:
+        raise RuntimeError(f"{os.path.basename(command[0])} ended with {done.returncode}: see {log}")
+    return text
+
+
+def side(function, *arguments):
+    """What `function` gives, or why it failed: one side's failure is not the other's."""
+    try:
+        return function(*arguments)
+    except interleaved.ERRORS as error:
+        return dict(error=str(error))
+
+
+def program(o, name):
+    return os.path.join(os.path.abspath(o.build), name)
+
+
+def log_path(o, name):
+    return os.path.join(os.path.abspath(o.out), "logs", f"{name}.log")
+
+
+# ---- all_reduce
+
+def all_reduce(o, gpus):
+    def ours():
+        return worst_all_reduce(run([program(o, "benchmarks/bench_all_reduce")], gpus, log_path(o, f"all_reduce_{gpus}")))
+    return dict(libddp=side(ours))
+
+
+def worst_all_reduce(text):
+    """From bench_all_reduce's lines: mode, bytes, NCCL's us, ours, …"""
+    lines = [line.split() for line in text.splitlines() if re.match(r"(eager|graph)\s+\d+\s", line)]
+    rows = [(mode, int(size), float(theirs), float(mine)) for mode, size, theirs, mine, *_ in lines]
+    large = [(theirs / mine, mode, size) for mode, size, theirs, mine in rows if size >= 4 << 20]
+    small = [(mine - theirs, mode, size) for mode, size, theirs, mine in rows if size < 4 << 20]
+    if not large or not small:
+        raise ValueError("bench_all_reduce printed no times from both sides of 4 MiB")
+    ratio, mode, size = min(large)
+    extra, small_mode, small_size = max(small)
+    return dict(value=ratio, remark=f"least at {size >> 20} MiB ({mode}); below 4 MiB at most {extra:.1f} us more "
+                                    f"({small_mode}, {small_size >> 10} KiB)")
+
+
+# ---- cifar10
+
+def cifar10(o, gpus):
+    batch = f"batch_size={512 // gpus}"
+    recipe = ["model=resnet18", f"cifar10={os.path.abspath(o.cifar10)}", "stem=cifar", batch, "epochs=24", "label_smoothing=0.1"]
+
+    def ours(settings):
+        folder = os.path.join(os.path.abspath(o.out), "logs", f"cifar10_{gpus}")
+        text = run([program(o, "examples/resnet_ddp"), "--config", os.path.join(ROOT, "examples/configs/cifar10_resnet18_cifar_stem.yaml"),
+                    f"data.path={os.path.abspath(o.cifar10)}", f"train.{batch}", "checkpoint.dir=", f"metrics.dir={folder}",
+                    "metrics.run_name=run", "metrics.progress=plain"] + settings, gpus, log_path(o, f"cifar10_{gpus}.libddp"))
+        return dict(seconds_of_run(folder), remark="test accuracy " + re.findall(r"test accuracy\s+([\d.]+ %)", text)[-1])
+
+    def theirs():
+        peer = os.path.join(interleaved.HERE, "pytorch_resnet.py")
+        said = json.loads(run([peer] + recipe, gpus, log_path(o, f"cifar10_{gpus}.eager")).strip().splitlines()[-1])
+        return dict(value=said["train_seconds"], remark=f"test accuracy {100 * said['accuracy']:.2f} %, without evaluations in between")
+
+    sides = dict(libddp=side(ours, []))
+    if "eager" in o.peers:
+        sides["eager"] = side(theirs)
+    return sides
+
+
+def seconds_of_run(folder):
+    """From the first counted step's begin to the end of the last epoch with its evaluation, by what the run wrote."""
+    def read(name):
+        paths = sorted(glob.glob(os.path.join(folder, "**", name), recursive=True), key=os.path.getmtime)
+        if not paths:
+            raise ValueError(f"{folder} holds no {name}")
+        with open(paths[-1], newline="") as f:
+            return list(csv.DictReader(f))
+
+    first, last = read("steps.csv")[0], read("epochs.csv")[-1]
+    return dict(value=float(last["time"]) - (float(first["time"]) - float(first["interval_seconds"])))
+
+
+if __name__ == "__main__":
+    sys.exit(__doc__)
