@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mean cross-entropy of classes with label smoothing, its gradient, and the count of right
+// answers, each in one read of the logits.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace ddp::ops {
+
+struct CrossEntropyOptions {
+  double label_smoothing = 0;   ///< in [0, 1]: the share of the target spread over all classes
+  int64_t ignore_index = -100;  ///< rows with this label do not count
+};
+
+struct CrossEntropyResult {
+  at::Tensor loss;  ///< 0-dim, float32 (float64 for float64 logits): mean over counted rows
+  at::Tensor
+      num_correct;  ///< 0-dim, int64, without gradient: rows whose largest logit is the label
+};
+
+/// With p = softmax(logits), q = (1 - s) onehot(label) + s / classes and s = label_smoothing:
+///
+///   loss = mean over counted rows of -sum_c q_c log p_c,   dloss/dlogits = (p - q) / counted rows
+///
+///   logits [rows, classes], float32, float64, bf16 or fp16; labels int64 [rows]
+///
+/// Defined by at::cross_entropy_loss on float32 logits, which also is the CPU path. On CUDA: one or
+/// two kernels forward, one backward, no host sync; sums in a fixed order, so that equal input
+/// gives equal bits. A label outside [0, classes) that is not ignore_index makes the loss NaN there
+/// (the CPU raises). No row counted: NaN, as in PyTorch. NaN logits are never right answers.
+CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
+                                 const CrossEntropyOptions& options = {});
+
+}  // namespace ddp::ops

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The 7x7 convolution of stride 2 and padding 3 over three channels that opens a ResNet, in shapes
+// that tensor cores like. Three input channels fill three of sixteen lanes of theirs; the exact
+// rearrangements here fill them.
+//
+//   SpaceToDepth: the image, padded by 3, is cut into 2x2 cells whose pixels become channels; the
+//                 filter, padded to 8x8, likewise becomes 4x4 over 16 channels, stride 1, no
+//                 padding (12 of the 16 channels carry something).
+//   Im2col:       each output pixel's 7x7x3 patch becomes one row of a matrix, 147 columns and 5 of
+//                 zeros: for small images, whose patches are few.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp::ops {
+
+enum class StemAlgorithm {
+  Auto,          ///< CUDA with bf16 or fp16: one of the rearrangements; otherwise Library
+  Library,       ///< at::conv2d, which defines the result
+  SpaceToDepth,  ///< runs on any device and dtype (tests)
+  Im2col,        ///< runs on any device and dtype (tests)
+};
+
+/// conv2d(image, weight, stride 2, padding 3), without bias.
+///
+///   image   [batch, 3, height, width], any layout; float32, float64, bf16, fp16 or uint8 (cast as
+///           it is: normalised or not, that is the caller's), or what stem_space_to_depth() made
+///   weight  [filters, 3, 7, 7]
+///   result  [batch, filters, (height - 1) / 2 + 1, (width - 1) / 2 + 1], channels last where an
+///           algorithm other than Library ran
+///
+/// Computes in autocast's dtype, else in weight's. Keeps the rearranged image for the backward and
+/// nothing else; the gradient of `weight` goes to its grad slot where it has one, otherwise it
+/// comes back in weight's dtype. An image that wants a gradient takes Library.
+at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
+                            StemAlgorithm algorithm = StemAlgorithm::Auto);
+
+/// The image as SpaceToDepth takes it, for loaders that can make it in their own kernel:
+///
+///   result [batch, 16, rows + 3, columns + 3], channels last, of `dtype`, with rows and columns
+///   those of the convolution's result;
+///   result[n, (dy * 2 + dx) * 4 + c, i, j] = padded[n, c, 2 i + dy, 2 j + dx], padded being the
+///   image with 3 zeros before its first row and column and zeros behind its last; c = 3 is zero.
+at::Tensor stem_space_to_depth(const at::Tensor& image, at::ScalarType dtype);
+
+}  // namespace ddp::ops

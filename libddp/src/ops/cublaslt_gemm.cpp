@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cublaslt_gemm.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace ddp::ops::detail {
+namespace {
+
+constexpr size_t kMaxWorkspaceBytes = size_t{32} << 20;
+constexpr int kMaxCandidates = 24;
+constexpr int kTimedCalls = 20;
+// Of the candidates within this factor of the fastest, the library's own order decides: noise does
+// not.
+constexpr float kSameTime = 1.02F;
+
+void check(cublasStatus_t status, const char* what) {
+  TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm: ", what, " failed with ",
+              cublasLtGetStatusName(status));
+}
+
+template <typename T, cublasStatus_t (*destroy)(T)>
+struct Handle {
+  T value = nullptr;
+  Handle() = default;
+  ~Handle() {
+    if (value != nullptr) {
+      destroy(value);
+    }
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+};
+using MatmulDesc = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using MatrixLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+/// A factor as cublasLt sees it: column-major, so the transpose of what is written here.
+struct Factor {
+  const void* data;
+  int64_t leading;
+  bool row_major;
+};
+
+Factor factor_of(const at::Tensor& matrix, const char* name) {
+  const bool row_major = matrix.stride(1) == 1 || matrix.size(1) == 1;
+  TORCH_CHECK(row_major || matrix.stride(0) == 1 || matrix.size(0) == 1, "gemm: ", name,
+              " with strides ", matrix.strides(), " is neither row-major nor column-major");
+  const int64_t leading = row_major ? matrix.stride(0) : matrix.stride(1);
+  // The stride of a dimension of size 1 means nothing, but must pass for a leading dimension.
+  return {matrix.const_data_ptr(), std::max(leading, matrix.size(row_major ? 1 : 0)), row_major};
+}
+
+int64_t alignment_of(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  return static_cast<int64_t>(std::min<uintptr_t>(address & (~address + 1), 256));
+}
+
+cudaDataType cuda_type(at::ScalarType dtype) {
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
+              "gemm: no product into ", dtype);
+  return dtype == at::kFloat ? CUDA_R_32F : dtype == at::kHalf ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+/// One product, with row-major dimensions.
+struct Problem {
+  int64_t m, n, k;
+  Factor a, b;
+  void* out;
+  int64_t out_leading;
+  const void* bias;
+  cudaDataType type, out_type;
+  float beta;
+  int device;
+
+  using Key = std::array<int64_t, 15>;
+  Key key() const {
+    return {m,
+            n,
+            k,
+            a.leading,
+            b.leading,
+            out_leading,
+            int64_t{a.row_major} * 2 + int64_t{b.row_major},
+            int64_t{type},
+            int64_t{out_type},
+            beta != 0,
+            bias != nullptr,
+            device,
+            alignment_of(a.data),
+            alignment_of(b.data),
+            alignment_of(out)};
+  }
+};
+
+void set_layout(MatrixLayout& layout, cudaDataType type, int64_t rows, int64_t columns,
+                int64_t leading) {
+  check(cublasLtMatrixLayoutCreate(&layout.value, type, static_cast<uint64_t>(rows),
+                                   static_cast<uint64_t>(columns), leading),
+        "cublasLtMatrixLayoutCreate");
+}
+
+/// The descriptors of one shape and the algorithm chosen for it.
+class Plan {
+ public:
+  Plan(cublasLtHandle_t handle, const Problem& p) : handle_(handle) {
+    check(cublasLtMatmulDescCreate(&desc_.value, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+          "cublasLtMatmulDescCreate");
+    // outᵀ [n, m] = bᵀ aᵀ, all column-major.
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.row_major ? CUBLAS_OP_N : CUBLAS_OP_T);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.row_major ? CUBLAS_OP_N : CUBLAS_OP_T);
+    if (p.bias != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.type);
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    }
+    set_layout(b_, p.type, p.b.row_major ? p.n : p.k, p.b.row_major ? p.k : p.n, p.b.leading);
+    set_layout(a_, p.type, p.a.row_major ? p.k : p.m, p.a.row_major ? p.m : p.k, p.a.leading);
+    set_layout(out_, p.out_type, p.n, p.m, p.out_leading);
+    propose(p);
+  }
+
+  void run(const Problem& p, const cublasLtMatmulHeuristicResult_t& choice, void* out,
+           void* workspace, cudaStream_t stream) {
+    if (p.bias != nullptr) {
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    }
+    const float one = 1;
+    check(cublasLtMatmul(handle_, desc_.value, &one, p.b.data, b_.value, p.a.data, a_.value,
+                         &p.beta, out, out_.value, out, out_.value, &choice.algo, workspace,
+                         choice.workspaceSize, stream),
+          "cublasLtMatmul");
+  }
+
+  /// Puts the fastest candidate first and forgets the others. The host waits.
+  void measure(const Problem& p);
+
+  const cublasLtMatmulHeuristicResult_t& choice() const { return candidates_.front(); }
+
+ private:
+  template <typename T>
+  void set(cublasLtMatmulDescAttributes_t attribute, T value) {
+    check(cublasLtMatmulDescSetAttribute(desc_.value, attribute, &value, sizeof value),
+          "cublasLtMatmulDescSetAttribute");
+  }
+
+  void propose(const Problem& p) {
+    Preference preference;
+    check(cublasLtMatmulPreferenceCreate(&preference.value), "cublasLtMatmulPreferenceCreate");
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      check(cublasLtMatmulPreferenceSetAttribute(preference.value, attribute, &value, sizeof value),
+            "cublasLtMatmulPreferenceSetAttribute");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspaceBytes);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+           static_cast<uint32_t>(alignment_of(p.b.data)));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+           static_cast<uint32_t>(alignment_of(p.a.data)));
+    for (const auto side :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      prefer(side, static_cast<uint32_t>(alignment_of(p.out)));
+    }
+    candidates_.resize(kMaxCandidates);
+    int found = 0;
+    const auto status = cublasLtMatmulAlgoGetHeuristic(handle_, desc_.value, b_.value, a_.value,
+                                                       out_.value, out_.value, preference.value,
+                                                       kMaxCandidates, candidates_.data(), &found);
+    TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS && found > 0,
+                "gemm: cublasLt has no algorithm for [", p.m, ", ", p.k, "] x [", p.k, ", ", p.n,
+                "]: ", cublasLtGetStatusName(status));
+    candidates_.resize(static_cast<size_t>(found));
+  }
+
+  cublasLtHandle_t handle_;
+  MatmulDesc desc_;
+  MatrixLayout a_, b_, out_;
+  std::vector<cublasLtMatmulHeuristicResult_t> candidates_;
+};
+
+/// Milliseconds of a replay of kTimedCalls captured calls: launched one by one, calls of 3 us would
+/// be timed by the host's pace. Negative where the candidate does not run.
+template <typename Call>
+float time_captured(const Call& call, cudaStream_t stream) {
+  cudaGraph_t graph = nullptr;
+  C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  bool ran = true;
+  try {
+    for (int i = 0; i < kTimedCalls; ++i) {
+      call();
+    }
+  } catch (const c10::Error&) {
+    ran = false;
+  }
+  const auto ended = cudaStreamEndCapture(stream, &graph);
+  cudaGraphExec_t executable = nullptr;
+  if (!ran || ended != cudaSuccess || graph == nullptr ||
+      cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) {
+    cudaGetLastError();  // this candidate's, and dealt with
+    if (graph != nullptr) {
+      cudaGraphDestroy(graph);
+    }
+    return -1;
+  }
+  cudaEvent_t events[2];
+  for (auto& event : events) {
+    C10_CUDA_CHECK(cudaEventCreate(&event));
+  }
+  float best = -1;
+  for (int round = 0; round < 4; ++round) {  // the first one warms up
+    C10_CUDA_CHECK(cudaEventRecord(events[0], stream));
+    C10_CUDA_CHECK(cudaGraphLaunch(executable, stream));
+    C10_CUDA_CHECK(cudaEventRecord(events[1], stream));
+    C10_CUDA_CHECK(cudaEventSynchronize(events[1]));
+    float elapsed = 0;
+    C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed, events[0], events[1]));
+    if (round > 0 && (best < 0 || elapsed < best)) {
+      best = elapsed;
+    }
+  }
+  for (const auto event : events) {
+    cudaEventDestroy(event);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  return best;
+}
+
+void Plan::measure(const Problem& p) {
+  // A stream of its own that waits for nothing: contents do not matter, only shapes do. The result
+  // goes to scratch memory, since a product that adds may run only once.
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
+  const auto workspace = at::empty({static_cast<int64_t>(kMaxWorkspaceBytes)}, bytes);
+  const int64_t out_bytes = p.m * p.out_leading * (p.out_type == CUDA_R_32F ? 4 : 2);
+  const auto scratch = at::zeros({out_bytes}, bytes);
+  std::vector<float> times;
+  float fastest = -1;
+  for (const auto& candidate : candidates_) {
+    times.push_back(time_captured(
+        [&] { run(p, candidate, scratch.data_ptr(), workspace.data_ptr(), stream); }, stream));
+    if (times.back() >= 0 && (fastest < 0 || times.back() < fastest)) {
+      fastest = times.back();
+    }
+  }
+  for (size_t i = 0; i < times.size(); ++i) {
+    if (times[i] >= 0 && times[i] <= fastest * kSameTime) {
+      candidates_ = {candidates_[i]};
+      break;
+    }
+  }
+  stream.synchronize();
+}
+
+/// The process's plans. They live until it ends: destroying cublasLt's handles after the driver's
+/// own teardown is undefined.
+struct Plans {
+  std::mutex mutex;
+  std::map<int, cublasLtHandle_t> handles;
+  std::map<Problem::Key, std::unique_ptr<Plan>> plans;
+
+  static Plans& instance() {
+    static auto* plans = new Plans;
+    return *plans;
+  }
+
+  cublasLtHandle_t handle(int device) {
+    auto& handle = handles[device];
+    if (handle == nullptr) {
+      check(cublasLtCreate(&handle), "cublasLtCreate");
+    }
+    return handle;
+  }
+};
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                      const GemmOptions& options) {
+  TORCH_CHECK(out.stride(1) == 1 || out.size(1) == 1,
+              "gemm: out must be row-major, not of strides ", out.strides());
+  const c10::cuda::CUDAGuard device(a.device());
+  Problem problem{.m = a.size(0),
+                  .n = b.size(1),
+                  .k = a.size(1),
+                  .a = factor_of(a, "a"),
+                  .b = factor_of(b, "b"),
+                  .out = out.mutable_data_ptr(),
+                  .out_leading = std::max(out.stride(0), out.size(1)),
+                  .bias = options.bias.defined() ? options.bias.const_data_ptr() : nullptr,
+                  .type = cuda_type(a.scalar_type()),
+                  .out_type = cuda_type(out.scalar_type()),
+                  .beta = static_cast<float>(options.beta),
+                  .device = a.device().index()};
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  auto& plans = Plans::instance();
+  const std::lock_guard lock(plans.mutex);
+  auto& plan = plans.plans[problem.key()];
+  std::unique_ptr<Plan> unmeasured;
+  if (!plan) {
+    unmeasured = std::make_unique<Plan>(plans.handle(problem.device), problem);
+    if (!is_capturing(stream)) {
+      unmeasured->measure(problem);
+      plan = std::move(unmeasured);
+    }
+  }
+  auto& chosen = plan ? *plan : *unmeasured;
+  const auto workspace = at::empty({static_cast<int64_t>(chosen.choice().workspaceSize)},
+                                   at::TensorOptions().device(a.device()).dtype(at::kByte));
+  chosen.run(problem, chosen.choice(), problem.out, workspace.data_ptr(), stream);
+}
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "ops/gemm.hpp"
+
+namespace ddp::ops::detail {
+
+/// gemm() on CUDA in bf16 or fp16.
+void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                      const GemmOptions& options);
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "ddp/ops/grad_slot.hpp"
+
+namespace ddp::ops::detail {
+
+/// Where an op writes a parameter's gradient: its grad slot, or a new tensor like the parameter.
+struct GradTarget {
+  at::Tensor memory;
+  double beta = 0;  ///< what `memory` holds is multiplied by this: 0 or 1
+  bool is_slot = false;
+
+  /// What the op's backward returns for the parameter.
+  at::Tensor result() const { return is_slot ? at::Tensor() : memory; }
+
+  /// memory = beta memory + gradient, for ops that made the gradient elsewhere.
+  void write(const at::Tensor& gradient) const {
+    if (beta == 0) {
+      memory.copy_(gradient);
+    } else {
+      memory.add_(gradient);
+    }
+  }
+};
+
+inline GradTarget grad_target(const at::Tensor& parameter) {
+  if (GradSlot* slot = find_grad_slot(parameter)) {
+    const double beta = begin_grad_write(parameter, *slot);
+    return {slot->memory, beta, true};
+  }
+  return {at::empty_like(parameter), 0, false};
+}
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "ops/kernel_types.hpp"
+
+namespace ddp::ops::detail {
+
+__device__ __forceinline__ float to_float(float value) {
+  return value;
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+__device__ __forceinline__ float to_float(__half value) {
+  return __half2float(value);
+}
+__device__ __forceinline__ float to_float(uint8_t value) {
+  return static_cast<float>(value);
+}
+
+template <typename T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+  return __float2bfloat16(value);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float value) {
+  return __float2half(value);
+}
+
+template <typename T>
+struct TypeTag {
+  using type = T;
+};
+
+/// Calls `call` with the tag of bf16 or fp16, the dtypes that the ops compute in.
+template <typename Call>
+cudaError_t with_compute_type(Element element, Call&& call) {
+  switch (element) {
+    case Element::Bfloat16:
+      return call(TypeTag<__nv_bfloat16>{});
+    case Element::Float16:
+      return call(TypeTag<__half>{});
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+/// The same with float too.
+template <typename Call>
+cudaError_t with_float_type(Element element, Call&& call) {
+  return element == Element::Float32 ? call(TypeTag<float>{})
+                                     : with_compute_type(element, static_cast<Call&&>(call));
+}
+
+/// Eight values of a 2-byte type as they lie in memory.
+template <typename T>
+union Vector8 {
+  uint4 bits;
+  T values[8];
+};
+
+}  // namespace ddp::ops::detail

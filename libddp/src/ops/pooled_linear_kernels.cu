@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/kernel_types.cuh"
+#include "ops/pooled_linear_kernels.hpp"
+
+namespace ddp::ops::detail {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 256;
+constexpr int kForwardWarps = 4;
+constexpr int kGroups = kThreads / kWarp;
+
+__host__ __device__ int blocks_for(int64_t threads) {
+  return static_cast<int>((threads + kThreads - 1) / kThreads);
+}
+
+/// Eight channels' means over an image's pixels.
+template <typename T>
+__device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[8]) {
+#pragma unroll
+  for (float& value : mean) {
+    value = 0;
+  }
+#pragma unroll 4
+  for (int pixel = 0; pixel < pixels; ++pixel) {
+    Vector8<T> vector;
+    vector.bits = *reinterpret_cast<const uint4*>(x + int64_t{pixel} * channels);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      mean[j] += to_float(vector.values[j]);
+    }
+  }
+  const float inverse = 1.0F / static_cast<float>(pixels);
+#pragma unroll
+  for (float& value : mean) {
+    value *= inverse;
+  }
+}
+
+/// A warp takes an image.
+template <typename T, typename W>
+__global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, const W* bias,
+                              float* pooled, T* logits) {
+  extern __shared__ float shared[];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int image = blockIdx.x * kForwardWarps + warp;
+  if (image >= shape.batch) {
+    return;
+  }
+  float* own = shared + warp * shape.channels;
+  const T* from = x + int64_t{image} * shape.pixels * shape.channels;
+  float* to = pooled + int64_t{image} * shape.channels;
+  for (int c = lane * 8; c < shape.channels; c += kWarp * 8) {
+    float mean[8];
+    pool_vector(from + c, shape.pixels, shape.channels, mean);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      own[c + j] = mean[j];
+      to[c + j] = mean[j];
+    }
+  }
+  __syncwarp();
+  for (int k = 0; k < shape.classes; ++k) {
+    float sum = 0;
+    const W* row = weight + k * shape.channels;
+#pragma unroll 4
+    for (int c = lane; c < shape.channels; c += kWarp) {
+      sum += own[c] * to_float(row[c]);
+    }
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(~0U, sum, offset);
+    }
+    if (lane == 0) {
+      logits[image * shape.classes + k] =
+          from_float<T>(sum + (bias == nullptr ? 0.0F : to_float(bias[k])));
+    }
+  }
+}
+
+template <typename T>
+__device__ void put(const GradOut& out, int64_t index, float value) {
+  T* data = static_cast<T*>(out.data) + index;
+  *data = from_float<T>(out.beta == 0.0F ? value : to_float(*data) + value);
+}
+
+__device__ void put(const GradOut& out, int64_t index, float value) {
+  switch (out.element) {
+    case Element::Bfloat16:
+      return put<__nv_bfloat16>(out, index, value);
+    case Element::Float16:
+      return put<__half>(out, index, value);
+    default:
+      return put<float>(out, index, value);
+  }
+}
+
+/// grad_x of eight channels of one image.
+template <typename T, typename W>
+__device__ void input_gradient(const PooledShape& shape, int block, const T* grad_logits,
+                               const W* weight, T* grad_x) {
+  const int vectors = shape.channels / 8;
+  const int index = block * kThreads + static_cast<int>(threadIdx.x);
+  if (index >= shape.batch * vectors) {
+    return;
+  }
+  const int image = index / vectors, c = index % vectors * 8;
+  float sums[8] = {};
+  for (int k = 0; k < shape.classes; ++k) {
+    const float grad = to_float(grad_logits[image * shape.classes + k]);
+    const W* row = weight + k * shape.channels + c;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      sums[j] += grad * to_float(row[j]);
+    }
+  }
+  const float inverse = 1.0F / static_cast<float>(shape.pixels);
+  Vector8<T> vector;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    vector.values[j] = from_float<T>(sums[j] * inverse);
+  }
+  T* to = grad_x + int64_t{image} * shape.pixels * shape.channels + c;
+  for (int pixel = 0; pixel < shape.pixels; ++pixel) {
+    *reinterpret_cast<uint4*>(to + int64_t{pixel} * shape.channels) = vector.bits;
+  }
+}
+
+/// 32 columns of the weight's gradient, or (the last block) the bias's, as if it were a column of
+/// ones: each warp adds up a part of the images, in a fixed order.
+template <typename T, int kClasses>
+__device__ void weight_gradient(const PooledShape& shape, int block, const T* grad_logits,
+                                const float* pooled, const GradOut& grad_weight,
+                                const GradOut& grad_bias) {
+  __shared__ float parts[kGroups][kClasses][kWarp];
+  const int lane = threadIdx.x % kWarp, group = threadIdx.x / kWarp;
+  const bool is_bias = block * kWarp >= shape.channels;
+  const int c = block * kWarp + lane;
+  float sums[kClasses] = {};
+  for (int image = group; image < shape.batch; image += kGroups) {
+    const float value = is_bias              ? 1.0F
+                        : c < shape.channels ? pooled[int64_t{image} * shape.channels + c]
+                                             : 0.0F;
+    const T* grad = grad_logits + image * shape.classes;
+#pragma unroll
+    for (int k = 0; k < kClasses; ++k) {
+      sums[k] += k < shape.classes ? value * to_float(grad[k]) : 0.0F;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kClasses; ++k) {
+    parts[group][k][lane] = sums[k];
+  }
+  __syncthreads();
+  for (int k = group; k < shape.classes; k += kGroups) {
+    float sum = 0;
+#pragma unroll
+    for (int part = 0; part < kGroups; ++part) {
+      sum += parts[part][k][lane];
+    }
+    if (!is_bias && c < shape.channels && grad_weight.data != nullptr) {
+      put(grad_weight, int64_t{k} * shape.channels + c, sum);
+    } else if (is_bias && lane == 0 && grad_bias.data != nullptr) {
+      put(grad_bias, k, sum);
+    }
+  }
+}
+
+/// The first blocks make grad_x, the others the weight's and the bias's gradients.
+template <typename T, typename W, int kClasses>
+__global__ void pooled_linear_backward(PooledShape shape, int input_blocks, const T* grad_logits,
+                                       const W* weight, const float* pooled, T* grad_x,
+                                       GradOut grad_weight, GradOut grad_bias) {
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < input_blocks) {
+    input_gradient(shape, block, grad_logits, weight, grad_x);
+  } else {
+    weight_gradient<T, kClasses>(shape, block - input_blocks, grad_logits, pooled, grad_weight,
+                                 grad_bias);
+  }
+}
+
+template <typename T>
+__global__ void pool(PooledShape shape, const T* x, T* pooled) {
+  const int vectors = shape.channels / 8;
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= int64_t{shape.batch} * vectors) {
+    return;
+  }
+  const int64_t image = index / vectors;
+  const int c = static_cast<int>(index % vectors) * 8;
+  float mean[8];
+  pool_vector(x + image * shape.pixels * shape.channels + c, shape.pixels, shape.channels, mean);
+  Vector8<T> vector;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    vector.values[j] = from_float<T>(mean[j]);
+  }
+  reinterpret_cast<uint4*>(pooled)[index] = vector.bits;
+}
+
+template <typename T>
+__global__ void unpool(PooledShape shape, const T* grad_pooled, T* grad_x) {
+  const int vectors = shape.channels / 8;
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= int64_t{shape.batch} * shape.pixels * vectors) {
+    return;
+  }
+  const int64_t image = index / (int64_t{shape.pixels} * vectors);
+  const float inverse = 1.0F / static_cast<float>(shape.pixels);
+  Vector8<T> vector;
+  vector.bits = reinterpret_cast<const uint4*>(grad_pooled)[image * vectors + index % vectors];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    vector.values[j] = from_float<T>(to_float(vector.values[j]) * inverse);
+  }
+  reinterpret_cast<uint4*>(grad_x)[index] = vector.bits;
+}
+
+}  // namespace
+
+cudaError_t launch_pooled_linear(const PooledShape& shape, const void* x, const void* weight,
+                                 const void* bias, float* pooled, void* logits,
+                                 cudaStream_t stream) {
+  return with_compute_type(shape.element, [&](auto tag) {
+    return with_float_type(shape.weights, [&](auto weight_tag) {
+      using T = typename decltype(tag)::type;
+      using W = typename decltype(weight_tag)::type;
+      const int blocks = (shape.batch + kForwardWarps - 1) / kForwardWarps;
+      const size_t bytes = sizeof(float) * kForwardWarps * static_cast<size_t>(shape.channels);
+      pooled_linear<T, W><<<blocks, kForwardWarps * kWarp, bytes, stream>>>(
+          shape, static_cast<const T*>(x), static_cast<const W*>(weight),
+          static_cast<const W*>(bias), pooled, static_cast<T*>(logits));
+      return cudaGetLastError();
+    });
+  });
+}
+
+cudaError_t launch_pooled_linear_backward(const PooledShape& shape, const void* grad_logits,
+                                          const void* weight, const float* pooled, void* grad_x,
+                                          const GradOut& grad_weight, const GradOut& grad_bias,
+                                          cudaStream_t stream) {
+  return with_compute_type(shape.element, [&](auto tag) {
+    return with_float_type(shape.weights, [&](auto weight_tag) {
+      using T = typename decltype(tag)::type;
+      using W = typename decltype(weight_tag)::type;
+      const int input_blocks =
+          grad_x == nullptr ? 0 : blocks_for(int64_t{shape.batch} * (shape.channels / 8));
+      const int columns = (shape.channels + kWarp - 1) / kWarp;
+      const auto launch = [&](auto kernel) {
+        kernel<<<input_blocks + columns + 1, kThreads, 0, stream>>>(
+            shape, input_blocks, static_cast<const T*>(grad_logits), static_cast<const W*>(weight),
+            pooled, static_cast<T*>(grad_x), grad_weight, grad_bias);
+      };
+      if (shape.classes <= kMaxFusedClasses / 2) {
+        launch(pooled_linear_backward<T, W, kMaxFusedClasses / 2>);
+      } else {
+        launch(pooled_linear_backward<T, W, kMaxFusedClasses>);
+      }
+      return cudaGetLastError();
+    });
+  });
+}
+
+cudaError_t launch_pool(const PooledShape& shape, const void* x, void* pooled,
+                        cudaStream_t stream) {
+  return with_compute_type(shape.element, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    pool<T><<<blocks_for(int64_t{shape.batch} * (shape.channels / 8)), kThreads, 0, stream>>>(
+        shape, static_cast<const T*>(x), static_cast<T*>(pooled));
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_unpool(const PooledShape& shape, const void* grad_pooled, void* grad_x,
+                          cudaStream_t stream) {
+  return with_compute_type(shape.element, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t threads = int64_t{shape.batch} * shape.pixels * (shape.channels / 8);
+    unpool<T><<<blocks_for(threads), kThreads, 0, stream>>>(
+        shape, static_cast<const T*>(grad_pooled), static_cast<T*>(grad_x));
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/kernel_types.cuh"
+#include "ops/stem_kernels.hpp"
+
+namespace ddp::ops::detail {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPad = 3;
+constexpr int kFilterSize = 7;
+// More blocks of one image read it more often from L2; fewer leave SMs without work at small
+// batches.
+constexpr int kPatchBlocks = 4;
+constexpr int kMaxSharedBytes = 48 * 1024;
+
+unsigned blocks_for(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+/// One thread writes the 16 channels of one cell.
+template <typename In, typename Out>
+__global__ void space_to_depth(StemImage image, Out* out) {
+  const int cell_columns = image.columns + kPad;
+  const int cells = (image.rows + kPad) * cell_columns;
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= int64_t{image.batch} * cells) {
+    return;
+  }
+  const int64_t n = index / cells;
+  const int cell = static_cast<int>(index - n * cells);
+  const int row = 2 * (cell / cell_columns) - kPad;
+  const int column = 2 * (cell % cell_columns) - kPad;
+  const In* in = static_cast<const In*>(image.data) + n * image.strides[0];
+  Vector8<Out> halves[2];
+#pragma unroll
+  for (int phase = 0; phase < 4; ++phase) {
+    const int h = row + phase / 2, w = column + phase % 2;
+    const bool inside = h >= 0 && h < image.height && w >= 0 && w < image.width;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float value =
+          inside && c < 3
+              ? to_float(in[c * image.strides[1] + h * image.strides[2] + w * image.strides[3]])
+              : 0.0F;
+      halves[phase / 2].values[phase % 2 * 4 + c] = from_float<Out>(value);
+    }
+  }
+  uint4* target = reinterpret_cast<uint4*>(out + index * 16);
+  target[0] = halves[0].bits;
+  target[1] = halves[1].bits;
+}
+
+/// A block holds one padded image, pixels of three channels side by side, and writes a part of its
+/// patches: one row of the filter is 21 values in a row there.
+template <typename In, typename Out>
+__global__ void patches(StemImage image, Out* out) {
+  extern __shared__ uint4 shared[];
+  Out* padded = reinterpret_cast<Out*>(shared);
+  const int width = 3 * (image.width + 2 * kPad), height = image.height + 2 * kPad;
+  const In* in = static_cast<const In*>(image.data) + blockIdx.x * image.strides[0];
+  for (int i = threadIdx.x; i < height * width; i += kThreads) {
+    const int h = i / width - kPad, w = i % width / 3 - kPad, c = i % 3;
+    const bool inside = h >= 0 && h < image.height && w >= 0 && w < image.width;
+    padded[i] = from_float<Out>(
+        inside ? to_float(in[c * image.strides[1] + h * image.strides[2] + w * image.strides[3]])
+               : 0.0F);
+  }
+  __syncthreads();
+  constexpr int kVectors = kStemPatchColumns / 8;
+  const int vectors = image.rows * image.columns * kVectors;
+  uint4* target = reinterpret_cast<uint4*>(out) + int64_t{blockIdx.x} * vectors;
+  for (int i = blockIdx.y * kThreads + threadIdx.x; i < vectors; i += gridDim.y * kThreads) {
+    const int pixel = i / kVectors, first = i % kVectors * 8;
+    const Out* corner = padded + 2 * (pixel / image.columns) * width + 6 * (pixel % image.columns);
+    Vector8<Out> vector;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int column = first + j;
+      vector.values[j] =
+          column < kStemPatch ? corner[column / 21 * width + column % 21] : from_float<Out>(0.0F);
+    }
+    target[i] = vector.bits;
+  }
+}
+
+struct Tap {
+  int channel, row, column;
+  bool exists;
+};
+
+__device__ Tap tap_at(StemPacking packing, int position) {
+  if (packing == StemPacking::Im2col) {
+    return {position % 3, position / 21, position % 21 / 3, position < kStemPatch};
+  }
+  const int phase = position % 16 / 4, channel = position % 4;
+  const int row = position / 64 * 2 + phase / 2, column = position / 16 % 4 * 2 + phase % 2;
+  return {channel, row, column, channel < 3 && row < kFilterSize && column < kFilterSize};
+}
+
+int packed_size(StemPacking packing) {
+  return packing == StemPacking::Im2col ? kStemPatchColumns : 256;
+}
+
+template <typename T, typename Packed>
+__global__ void pack_filter(StemFilter filter, StemPacking packing, int size, Packed* packed) {
+  const int index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= filter.filters * size) {
+    return;
+  }
+  const Tap tap = tap_at(packing, index % size);
+  const T* from = static_cast<const T*>(filter.data) + index / size * filter.strides[0];
+  packed[index] = from_float<Packed>(
+      tap.exists ? to_float(from[tap.channel * filter.strides[1] + tap.row * filter.strides[2] +
+                                 tap.column * filter.strides[3]])
+                 : 0.0F);
+}
+
+template <typename T, typename Packed>
+__global__ void unpack_filter(StemFilter filter, StemPacking packing, int size,
+                              const Packed* packed, bool accumulates) {
+  const int index = blockIdx.x * kThreads + threadIdx.x;
+  const Tap tap = tap_at(packing, index % size);
+  if (index >= filter.filters * size || !tap.exists) {
+    return;
+  }
+  T* to = static_cast<T*>(filter.data) + index / size * filter.strides[0] +
+          tap.channel * filter.strides[1] + tap.row * filter.strides[2] +
+          tap.column * filter.strides[3];
+  const float value = to_float(packed[index]);
+  *to = from_float<T>(accumulates ? to_float(*to) + value : value);
+}
+
+template <typename Call>
+cudaError_t with_image_type(Element element, Call&& call) {
+  return element == Element::UInt8 ? call(TypeTag<uint8_t>{})
+                                   : with_float_type(element, static_cast<Call&&>(call));
+}
+
+}  // namespace
+
+cudaError_t launch_stem_space_to_depth(const StemImage& image, void* out, Element out_element,
+                                       cudaStream_t stream) {
+  return with_image_type(image.element, [&](auto in) {
+    return with_compute_type(out_element, [&](auto to) {
+      using In = typename decltype(in)::type;
+      using Out = typename decltype(to)::type;
+      const int64_t cells = int64_t{image.batch} * (image.rows + kPad) * (image.columns + kPad);
+      space_to_depth<In, Out>
+          <<<blocks_for(cells), kThreads, 0, stream>>>(image, static_cast<Out*>(out));
+      return cudaGetLastError();
+    });
+  });
+}
+
+bool stem_patches_fit(int64_t height, int64_t width) {
+  return 3 * 2 * (height + 2 * kPad) * (width + 2 * kPad) <= kMaxSharedBytes;
+}
+
+cudaError_t launch_stem_patches(const StemImage& image, void* out, Element out_element,
+                                cudaStream_t stream) {
+  return with_image_type(image.element, [&](auto in) {
+    return with_compute_type(out_element, [&](auto to) {
+      using In = typename decltype(in)::type;
+      using Out = typename decltype(to)::type;
+      const auto bytes = sizeof(Out) * 3 * static_cast<size_t>(image.height + 2 * kPad) *
+                         static_cast<size_t>(image.width + 2 * kPad);
+      const dim3 grid(static_cast<unsigned>(image.batch), kPatchBlocks);
+      patches<In, Out><<<grid, kThreads, bytes, stream>>>(image, static_cast<Out*>(out));
+      return cudaGetLastError();
+    });
+  });
+}
+
+cudaError_t launch_stem_pack_filter(const StemFilter& filter, StemPacking packing, void* packed,
+                                    Element packed_element, cudaStream_t stream) {
+  return with_float_type(filter.element, [&](auto in) {
+    return with_compute_type(packed_element, [&](auto to) {
+      using In = typename decltype(in)::type;
+      using Packed = typename decltype(to)::type;
+      const int size = packed_size(packing);
+      pack_filter<In, Packed><<<blocks_for(int64_t{filter.filters} * size), kThreads, 0, stream>>>(
+          filter, packing, size, static_cast<Packed*>(packed));
+      return cudaGetLastError();
+    });
+  });
+}
+
+cudaError_t launch_stem_unpack_filter(const StemFilter& filter, StemPacking packing,
+                                      const void* packed, Element packed_element, bool accumulates,
+                                      cudaStream_t stream) {
+  return with_float_type(filter.element, [&](auto to) {
+    return with_float_type(packed_element, [&](auto in) {
+      using Out = typename decltype(to)::type;
+      using Packed = typename decltype(in)::type;
+      const int size = packed_size(packing);
+      unpack_filter<Out, Packed>
+          <<<blocks_for(int64_t{filter.filters} * size), kThreads, 0, stream>>>(
+              filter, packing, size, static_cast<const Packed*>(packed), accumulates);
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rearrangements of stem_convolution: kernels on CUDA in bf16 and fp16, ATen elsewhere (their
+// definition).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp::ops::detail {
+
+/// [batch * rows * columns, 152]: each output pixel's patch, (row, column, channel) of the filter.
+at::Tensor stem_patches(const at::Tensor& image, at::ScalarType dtype);
+
+/// [filters, 3, 7, 7] -> [filters, 16, 4, 4] channels last, as stem_space_to_depth() orders them.
+at::Tensor stem_filter_to_depth(const at::Tensor& filter, at::ScalarType dtype);
+/// [filters, 3, 7, 7] -> [filters, 152], as stem_patches() orders them.
+at::Tensor stem_filter_rows(const at::Tensor& filter, at::ScalarType dtype);
+
+/// The gradients of both, taken back: target = beta target + gradient, target [filters, 3, 7, 7].
+void write_filter_from_depth(const at::Tensor& packed, const at::Tensor& target, double beta);
+void write_filter_from_rows(const at::Tensor& packed, const at::Tensor& target, double beta);
+
+/// Output pixels along a side of `size`.
+inline int64_t stem_output(int64_t size) {
+  return (size - 1) / 2 + 1;
+}
+
+/// Whether the kernel behind stem_patches() takes images of that size.
+bool stem_patches_fit_image(const at::Tensor& image);
+
+}  // namespace ddp::ops::detail

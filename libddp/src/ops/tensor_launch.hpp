@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ops share on their way from tensors to kernels.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+
+#ifdef DDP_HAS_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "ops/kernel_types.hpp"
+#endif
+
+namespace ddp::ops::detail {
+
+/// Whether kernels of ours take a computation in `dtype` on `tensor`'s device.
+inline bool runs_own_kernels(const at::Tensor& tensor, at::ScalarType dtype) {
+#ifdef DDP_HAS_CUDA
+  return tensor.is_cuda() && (dtype == at::kBFloat16 || dtype == at::kHalf);
+#else
+  return static_cast<void>(tensor), static_cast<void>(dtype), false;
+#endif
+}
+
+/// Autocast's dtype where it is on for the tensor's device, else `otherwise`.
+inline at::ScalarType compute_dtype(const at::Tensor& tensor, at::ScalarType otherwise) {
+  const auto device = tensor.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
+                                                   : otherwise;
+}
+
+#ifdef DDP_HAS_CUDA
+inline Element element_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return Element::Float32;
+    case at::kBFloat16:
+      return Element::Bfloat16;
+    case at::kHalf:
+      return Element::Float16;
+    case at::kByte:
+      return Element::UInt8;
+    default:
+      TORCH_CHECK(false, "no kernel for tensors of ", dtype);
+  }
+}
+
+inline cudaStream_t stream_of(const at::Tensor& tensor) {
+  return c10::cuda::getCurrentCUDAStream(tensor.device().index());
+}
+#endif
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times of GPU work as it runs inside a captured step.
+#pragma once
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace gpu_test {
+
+/// Microseconds of one `call`: captured `calls` times in a CUDA graph, median of 25 replays. `call`
+/// runs three times before, so that whatever measures or allocates has done so.
+template <typename Call>
+double graph_us(const Call& call, int calls = 10) {
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  for (int i = 0; i < 3; ++i) {
+    call();
+  }
+  torch::cuda::synchronize();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  for (int i = 0; i < calls; ++i) {
+    call();
+  }
+  graph.capture_end();
+  std::vector<double> times;
+  for (int i = 0; i < 28; ++i) {
+    torch::cuda::synchronize();
+    const auto begin = std::chrono::steady_clock::now();
+    // Several in a row: what the host spends on a launch is hidden behind the replay before.
+    for (int j = 0; j < 4; ++j) {
+      graph.replay();
+    }
+    torch::cuda::synchronize();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    times.push_back(took.count() / (4 * calls));
+  }
+  std::nth_element(times.begin() + 3, times.begin() + 15, times.end());
+  return times[15];
+}
+
+}  // namespace gpu_test

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops of convolutional networks against the same results by LibTorch, on the CPU.
+#include <torch/torch.h>
+
+#include "ddp/ops/cross_entropy.hpp"
+#include "ddp/ops/grad_slot.hpp"
+#include "ddp/ops/pooled_linear.hpp"
+#include "ddp/ops/stem_convolution.hpp"
+#include "support/catch.hpp"
+
+using ddp::ops::StemAlgorithm;
+using torch::autograd::grad;
+
+namespace {
+
+torch::Tensor leaf(torch::IntArrayRef shape) {
+  return torch::randn(shape, torch::kDouble).requires_grad_(true);
+}
+
+/// The same sums in another order, in float64.
+bool same(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
+}
+
+}  // namespace
+
+TEST_CASE("the stem's rearrangements equal its convolution, forward and backward") {
+  torch::manual_seed(1);
+  for (const auto& [height, width] : {std::pair{32, 32}, {16, 22}, {31, 17}, {7, 8}}) {
+    const auto image = torch::randn({2, 3, height, width}, torch::kDouble);
+    auto weight = leaf({5, 3, 7, 7});
+    const auto expected = torch::conv2d(image, weight, {}, 2, 3);
+    const auto direction = torch::randn_like(expected);
+    const auto wanted = grad({expected}, {weight}, {direction})[0];
+    for (const auto algorithm : {StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
+      CAPTURE(height, width, static_cast<int>(algorithm));
+      const auto out = ddp::ops::stem_convolution(image, weight, algorithm);
+      CHECK(same(out, expected));
+      CHECK(out.is_contiguous(torch::MemoryFormat::ChannelsLast));
+      CHECK(same(grad({out}, {weight}, {direction})[0], wanted));
+      const auto last = image.contiguous(torch::MemoryFormat::ChannelsLast);
+      CHECK(torch::equal(ddp::ops::stem_convolution(last, weight, algorithm), out));
+    }
+    const auto cells = ddp::ops::stem_space_to_depth(image, torch::kDouble);
+    CHECK(same(ddp::ops::stem_convolution(cells, weight), expected));
+    CHECK(torch::equal(ddp::ops::stem_convolution(image, weight), expected));
+  }
+}
+
+TEST_CASE("the stem takes bytes as they are, and gives an image its gradient") {
+  torch::manual_seed(2);
+  const auto bytes = torch::randint(256, {2, 3, 12, 12}, torch::kByte);
+  const auto weight = leaf({4, 3, 7, 7});
+  const auto expected = torch::conv2d(bytes.to(torch::kDouble), weight, {}, 2, 3);
+  CHECK(same(ddp::ops::stem_convolution(bytes, weight, StemAlgorithm::SpaceToDepth), expected));
+  CHECK(same(ddp::ops::stem_convolution(bytes, weight, StemAlgorithm::Im2col), expected));
+  const auto image = leaf({2, 3, 12, 12});
+  const auto out = ddp::ops::stem_convolution(image, weight, StemAlgorithm::Im2col);
+  CHECK(grad({out.sum()}, {image})[0].abs().max().item<double>() > 0);
+  CHECK_THROWS_WITH(ddp::ops::stem_convolution(torch::zeros({2, 4, 8, 8}), weight),
+                    Catch::Contains("[2, 4, 8, 8]"));
+}
+
+TEST_CASE("the stem writes its weight's gradient into a grad slot, and adds to what is there") {
+  torch::manual_seed(3);
+  const auto image = torch::randn({2, 3, 16, 16}, torch::kDouble);
+  auto weight = leaf({4, 3, 7, 7});
+  const auto wanted = grad({torch::conv2d(image, weight, {}, 2, 3).sum()}, {weight})[0];
+  for (const auto algorithm : {StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
+    ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
+    ddp::ops::set_grad_slot(weight, &slot);
+    ddp::ops::stem_convolution(image, weight, algorithm).sum().backward();
+    CHECK(slot.written);
+    CHECK_FALSE(weight.grad().defined());
+    CHECK(same(slot.memory, wanted));
+    ddp::ops::stem_convolution(image, weight, algorithm).sum().backward();
+    CHECK(same(slot.memory, 2 * wanted));
+    ddp::ops::set_grad_slot(weight, nullptr);
+  }
+}
+
+TEST_CASE("cross_entropy is PyTorch's, and counts the right answers") {
+  torch::manual_seed(4);
+  const auto logits = leaf({9, 6});
+  auto labels = logits.detach().argmax(1);
+  labels[0] = -100;
+  labels[3] = (labels[3].item<int64_t>() + 1) % 6;
+  labels[5] = (labels[5].item<int64_t>() + 2) % 6;
+  for (const double smoothing : {0.0, 0.1, 1.0}) {
+    const auto result = ddp::ops::cross_entropy(logits, labels, {.label_smoothing = smoothing});
+    const auto expected =
+        torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Mean, -100, smoothing);
+    CHECK(same(result.loss, expected));
+    CHECK(result.num_correct.item<int64_t>() == 6);
+    CHECK(same(grad({result.loss}, {logits})[0], grad({expected}, {logits})[0]));
+  }
+  labels[0] = 0;
+  const auto ignored = labels[3].item<int64_t>();
+  const auto counted = labels.ne(ignored);
+  const auto others = ddp::ops::cross_entropy(logits, labels, {.ignore_index = ignored});
+  CHECK(same(others.loss,
+             torch::cross_entropy_loss(logits.index({counted}), labels.index({counted}))));
+  CHECK(others.num_correct.item<int64_t>() ==
+        logits.argmax(1).eq(labels).logical_and_(counted).sum().item<int64_t>());
+  CHECK_THROWS_WITH(ddp::ops::cross_entropy(logits, labels, {.label_smoothing = 1.5}),
+                    Catch::Contains("1.5"));
+}
+
+TEST_CASE("pooled_linear is the mean over pixels and a linear layer") {
+  torch::manual_seed(5);
+  const auto x = leaf({3, 8, 2, 4}), weight = leaf({5, 8}), bias = leaf({5});
+  const auto expected = torch::linear(x.mean({2, 3}), weight, bias);
+  const auto out = ddp::ops::pooled_linear(x, weight, bias);
+  CHECK(same(out, expected));
+  const auto direction = torch::randn_like(expected);
+  const auto grads = grad({out}, {x, weight, bias}, {direction});
+  const auto wanted = grad({expected}, {x, weight, bias}, {direction});
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(same(grads[i], wanted[i]));
+  }
+}
