@@ -2,72 +2,16 @@
 #include "optim/list_optimizer.hpp"
 
 #include <ATen/Functions.h>
-#include <fnmatch.h>
 
 #include <algorithm>
-#include <set>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
-#include "ddp/optim/make_optimizer.hpp"
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
 
-namespace ddp {
-
-AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
-  return AnyOptimizer(std::make_unique<detail::ListOptimizer>(parameters, options));
-}
-
-namespace detail {
+namespace ddp::detail {
 namespace {
-
-// The group that takes `name`: the first with a matching pattern, or nullptr.
-const ParameterGroup* find_group(const std::string& name, const OptimizerOptions& options) {
-  for (const ParameterGroup& group : options.groups) {
-    for (const std::string& pattern : group.patterns) {
-      if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0) {
-        return &group;
-      }
-    }
-  }
-  return nullptr;
-}
-
-void check_parameter(const NamedParameter& parameter) {
-  const at::Tensor& tensor = parameter.tensor;
-  if (!tensor.defined() || tensor.layout() != at::kStrided ||
-      !at::isFloatingType(tensor.scalar_type())) {
-    throw SettingsError(concat("make_optimizer: parameter ", parameter.name, " is ",
-                               tensor.defined() ? tensor.toString() : "undefined",
-                               "; optimizers take dense floating-point tensors"));
-  }
-}
-
-void check_groups_used(const std::set<const ParameterGroup*>& used,
-                       const OptimizerOptions& options) {
-  for (const ParameterGroup& group : options.groups) {
-    if (!used.contains(&group)) {
-      throw SettingsError(concat("optimizer.groups: \"", group.patterns.front(),
-                                 "\" takes no parameter: no name matches, or earlier groups took "
-                                 "those that do"));
-    }
-  }
-}
-
-bool is_half(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 || dtype == at::kHalf;
-}
-
-// Equal up to the strides of dimensions of size 1, which say nothing about memory.
-bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {
-  for (int64_t dim = 0; dim < a.dim(); ++dim) {
-    if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) {
-      return false;
-    }
-  }
-  return true;
-}
 
 // The fused kernels walk raw memory and demand one dtype and equal strides: gradients that differ
 // are brought over by one foreach copy.
@@ -90,15 +34,6 @@ std::vector<at::Tensor> gradients_like(const std::vector<at::Tensor>& params,
   return grads;
 }
 
-const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf) {
-  const at::Tensor& grad = leaf.grad();
-  if (grad.layout() != at::kStrided) {
-    throw SettingsError(concat("optimizer: the gradient of ", name,
-                               " is sparse; use a dense layer or torch::optim"));
-  }
-  return grad;
-}
-
 // What fused kernels divide gradients by, from the factors the step multiplies them by.
 std::optional<at::Tensor> grad_scale_of(const StepScalars& scalars, at::Device device) {
   const StepScalar& a = scalars.inverse_scale;
@@ -114,30 +49,12 @@ std::optional<at::Tensor> grad_scale_of(const StepScalars& scalars, at::Device d
 
 }  // namespace
 
-ListOptimizer::ListOptimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
-  validate(options);
-  rule_ = make_update_rule(options);
-  std::set<std::string> names;
-  std::set<const c10::TensorImpl*> tensors;
-  std::set<const ParameterGroup*> used_groups;
-  for (const NamedParameter& parameter : parameters) {
-    check_parameter(parameter);
-    if (!names.insert(parameter.name).second) {
-      throw SettingsError(concat("make_optimizer: two parameters are named ", parameter.name));
-    }
-    const ParameterGroup* group = find_group(parameter.name, options);
-    used_groups.insert(group);
-    if (!tensors.insert(parameter.tensor.unsafeGetTensorImpl()).second) {
-      continue;  // a shared weight is updated once, under its first name
-    }
-    double weight_decay = options.weight_decay;
-    if (!options.decay_norm_and_bias && parameter.tensor.dim() <= 1) {
-      weight_decay = 0.0;
-    }
-    add_member(parameter, group ? group->lr_scale : 1.0,
-               group ? group->weight_decay.value_or(weight_decay) : weight_decay);
+ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
+                             const OptimizerOptions& options)
+    : rule_(make_update_rule(options)) {
+  for (const ParameterSettings& settings : parameters) {
+    add_member(settings);
   }
-  check_groups_used(used_groups, options);
   for (Chunk& chunk : chunks_) {
     chunk.steps = at::zeros({static_cast<int64_t>(chunk.members.size())},
                             at::TensorOptions().dtype(at::kFloat).device(chunk.device));
@@ -147,30 +64,29 @@ ListOptimizer::ListOptimizer(const NamedParameters& parameters, const OptimizerO
   }
 }
 
-void ListOptimizer::add_member(const NamedParameter& parameter, double lr_scale,
-                               double weight_decay) {
-  parameters_.push_back(parameter);
-  const at::Tensor& leaf = parameter.tensor;
-  Member member;
-  member.name = parameter.name;
+void ListOptimizer::add_member(const ParameterSettings& settings) {
+  parameters_.push_back(settings.parameter);
+  const at::Tensor& leaf = settings.parameter.tensor;
+  ParameterState member;
+  member.name = settings.parameter.name;
   member.leaf = leaf;
   const bool half = is_half(leaf.scalar_type());
   // A leaf with holes or overlaps cannot be walked as raw memory either: a dense copy stands in.
   member.needs_master = half || !leaf.is_non_overlapping_and_dense();
   const at::ScalarType dtype = half ? at::kFloat : leaf.scalar_type();
   const auto same_chunk = [&](const Chunk& chunk) {
-    return chunk.lr_scale == lr_scale && chunk.weight_decay == weight_decay &&
+    return chunk.lr_scale == settings.lr_scale && chunk.weight_decay == settings.weight_decay &&
            chunk.device == leaf.device() && chunk.dtype == dtype;
   };
   auto chunk = std::find_if(chunks_.begin(), chunks_.end(), same_chunk);
   if (chunk == chunks_.end()) {
-    chunks_.push_back({lr_scale, weight_decay, leaf.device(), dtype, {}, {}});
+    chunks_.push_back({settings.lr_scale, settings.weight_decay, leaf.device(), dtype, {}, {}});
     chunk = chunks_.end() - 1;
   }
   chunk->members.push_back(std::move(member));
 }
 
-void ListOptimizer::make_state(Member& member) const {
+void ListOptimizer::make_state(ParameterState& member) const {
   refuse_to_make_while_capturing(concat("optimizer state of ", member.name));
   if (member.needs_master) {
     const at::ScalarType dtype =
@@ -203,9 +119,9 @@ void ListOptimizer::step(const StepScalars& scalars) {
 }
 
 void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
-  std::vector<Member*> active;
-  std::vector<Member*> beginners;
-  for (Member& member : chunk.members) {
+  std::vector<ParameterState*> active;
+  std::vector<ParameterState*> beginners;
+  for (ParameterState& member : chunk.members) {
     if (!member.leaf.grad().defined()) {
       continue;
     }
@@ -226,7 +142,7 @@ void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
   }
 }
 
-void ListOptimizer::update(Chunk& chunk, const std::vector<Member*>& active, bool first,
+void ListOptimizer::update(Chunk& chunk, const std::vector<ParameterState*>& active, bool first,
                            const StepScalars& scalars) {
   if (active.empty()) {
     return;
@@ -243,7 +159,7 @@ void ListOptimizer::update(Chunk& chunk, const std::vector<Member*>& active, boo
   std::vector<at::Tensor> grads;
   std::vector<at::Tensor> leaves;
   std::vector<at::Tensor> masters;
-  for (Member* member : active) {
+  for (ParameterState* member : active) {
     batch.params.push_back(member->updated);
     grads.push_back(checked_gradient(member->name, member->leaf));
     batch.steps.push_back(member->step);
@@ -263,7 +179,7 @@ void ListOptimizer::update(Chunk& chunk, const std::vector<Member*>& active, boo
   if (!leaves.empty()) {
     at::_foreach_copy_(leaves, masters);
   }
-  for (Member* member : active) {
+  for (ParameterState* member : active) {
     member->has_state = true;
   }
 }
@@ -285,30 +201,12 @@ void ListOptimizer::count_steps(Chunk& chunk, UpdateBatch& batch) const {
   }
 }
 
-std::map<std::string, at::Tensor> ListOptimizer::tensors_of(const Member& member) const {
-  std::map<std::string, at::Tensor> tensors;
-  const std::string prefix = "state." + member.name + ".";
-  const std::vector<std::string> slots = rule_->slots();
-  for (size_t i = 0; i < slots.size(); ++i) {
-    tensors[prefix + slots[i]] = member.slots[i];
-  }
-  if (rule_->counts_steps()) {
-    tensors[prefix + "step"] = member.step;
-  }
-  if (member.needs_master) {
-    tensors[prefix + "master"] = member.updated;
-  }
-  return tensors;
-}
-
 StateDict ListOptimizer::state_dict() const {
   StateDict state;
   state.values["type"] = rule_->type();
   for (const Chunk& chunk : chunks_) {
-    for (const Member& member : chunk.members) {
-      if (member.has_state) {
-        state.tensors.merge(tensors_of(member));
-      }
+    for (const ParameterState& member : chunk.members) {
+      add_to(state, member, *rule_);
     }
   }
   return state;
@@ -319,31 +217,30 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
   // Members as they would be with state of their own, made aside until every key is checked.
-  std::vector<Member> loaded;
+  std::vector<ParameterState> loaded;
   for (const Chunk& chunk : chunks_) {
-    for (const Member& member : chunk.members) {
-      Member& copy = loaded.emplace_back(member);
+    for (const ParameterState& member : chunk.members) {
+      ParameterState& copy = loaded.emplace_back(member);
       if (!copy.has_state) {
         make_state(copy);
       }
-      copy.has_state = check.all_or_none(tensors_of(copy));
+      copy.has_state = check.all_or_none(tensors_of(copy, *rule_));
     }
   }
   check.nothing_else();
   auto next = loaded.begin();
   for (Chunk& chunk : chunks_) {
-    for (Member& member : chunk.members) {
+    for (ParameterState& member : chunk.members) {
       member = std::move(*next++);
       if (!member.has_state) {
         member.step.zero_();
         continue;
       }
-      for (auto& [key, tensor] : tensors_of(member)) {
+      for (auto& [key, tensor] : tensors_of(member, *rule_)) {
         tensor.copy_(state.tensors.at(key));
       }
     }
   }
 }
 
-}  // namespace detail
-}  // namespace ddp
+}  // namespace ddp::detail

@@ -3,13 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
+#include "optim/parameter_settings.hpp"
+#include "optim/parameter_state.hpp"
 #include "optim/update_rule.hpp"
 
 namespace ddp::detail {
@@ -18,7 +19,7 @@ namespace ddp::detail {
 /// chunk (group, device, dtype).
 class ListOptimizer final : public Optimizer {
  public:
-  ListOptimizer(const NamedParameters& parameters, const OptimizerOptions& options);
+  ListOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
@@ -29,31 +30,21 @@ class ListOptimizer final : public Optimizer {
   void load_state_dict(const StateDict& state) override;
 
  private:
-  struct Member {
-    std::string name;
-    at::Tensor leaf;
-    at::Tensor updated;             // what the rule updates: the leaf or its master
-    std::vector<at::Tensor> slots;  // in the rule's order
-    at::Tensor step;                // 0-dim view of its chunk's counts
-    bool needs_master = false;
-    bool has_state = false;
-  };
   struct Chunk {
     double lr_scale;
     double weight_decay;
     at::Device device;
     at::ScalarType dtype;  // the rule computes in it
-    std::vector<Member> members;
+    std::vector<ParameterState> members;
     at::Tensor steps;  // [members], float32: updates made
   };
 
-  void add_member(const NamedParameter& parameter, double lr_scale, double weight_decay);
-  void make_state(Member& member) const;
+  void add_member(const ParameterSettings& settings);
+  void make_state(ParameterState& member) const;
   void step_chunk(Chunk& chunk, const StepScalars& scalars);
-  void update(Chunk& chunk, const std::vector<Member*>& active, bool first,
+  void update(Chunk& chunk, const std::vector<ParameterState*>& active, bool first,
               const StepScalars& scalars);
   void count_steps(Chunk& chunk, UpdateBatch& batch) const;
-  std::map<std::string, at::Tensor> tensors_of(const Member& member) const;
 
   std::unique_ptr<UpdateRule> rule_;
   NamedParameters parameters_;

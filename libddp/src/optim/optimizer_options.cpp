@@ -126,6 +126,14 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
   v.field({.name = "eps", .doc = "adam, adamw: added to the denominator", .min = 0.0}, o.eps);
   v.field({.name = "amsgrad", .doc = "adam, adamw: divide by the largest mean square so far"},
           o.amsgrad);
+  v.field(
+      {.name = "implementation",
+       .doc = "flat: one kernel over all parameters; list: ATen's kernels over lists of tensors; "
+              "auto: flat on CUDA where it can be had"},
+      o.implementation,
+      {{"auto", OptimizerImplementation::Auto},
+       {"flat", OptimizerImplementation::Flat},
+       {"list", OptimizerImplementation::List}});
   describe_groups(o.groups, v);
 }
 

@@ -52,7 +52,8 @@ void check_parameters(const ddp::NamedParameters& parameters, const nlohmann::js
 }
 
 void run_case(const std::string& name, const nlohmann::json& golden, bool channels_last,
-              bool lr_on_device) {
+              bool lr_on_device,
+              ddp::OptimizerImplementation implementation = ddp::OptimizerImplementation::List) {
   ddp::NamedParameters parameters;
   for (size_t k = 0; k < kShapes.size(); ++k) {
     at::Tensor tensor = weights(kShapes[k].second, static_cast<int64_t>(k)).detach();
@@ -61,7 +62,9 @@ void run_case(const std::string& name, const nlohmann::json& golden, bool channe
     }
     parameters.push_back({kShapes[k].first, tensor.requires_grad_()});
   }
-  auto optimizer = ddp::make_optimizer(parameters, options_of(name, golden["options"]));
+  ddp::OptimizerOptions options = options_of(name, golden["options"]);
+  options.implementation = implementation;
+  auto optimizer = ddp::make_optimizer(parameters, options);
   for (int64_t step = 0; step < 24; ++step) {
     for (size_t k = 0; k < parameters.size(); ++k) {
       if (parameters[k].name == "late.weight" && step < 3) {
@@ -106,6 +109,14 @@ TEST_CASE("SGD, Adam and AdamW take torch.optim's steps", "[optim]") {
     }
     DYNAMIC_SECTION(name << ", lr as a tensor") {
       run_case(name, golden_case, false, true);
+    }
+    if (golden_case["options"].value("dampening", 0.0) == 0.0) {
+      DYNAMIC_SECTION(name << ", flat") {
+        run_case(name, golden_case, false, false, ddp::OptimizerImplementation::Flat);
+      }
+      DYNAMIC_SECTION(name << ", flat, channels_last weight, lr as a tensor") {
+        run_case(name, golden_case, true, true, ddp::OptimizerImplementation::Flat);
+      }
     }
   }
 }

@@ -7,14 +7,17 @@
 
 using namespace optim_test;
 using ddp::NamedParameters;
+using ddp::OptimizerImplementation;
 using ddp::OptimizerOptions;
 using ddp::OptimizerType;
 using ddp::StateDict;
 
 namespace {
 
-OptimizerOptions options_of(OptimizerType type) {
+OptimizerOptions options_of(
+    OptimizerType type, OptimizerImplementation implementation = OptimizerImplementation::List) {
   OptimizerOptions options;
+  options.implementation = implementation;
   options.type = type;
   options.momentum = 0.9;
   options.weight_decay = 0.01;
@@ -50,8 +53,10 @@ StateDict deep_copy(const StateDict& state) {
 
 TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
   const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   NamedParameters whole = make_parameters();
-  auto uninterrupted = ddp::make_optimizer(whole, options_of(type));
+  auto uninterrupted = ddp::make_optimizer(whole, options_of(type, implementation));
   run_steps(uninterrupted, whole, 0, 5);
 
   // What a checkpoint keeps: weights and the optimizer's state.
@@ -62,7 +67,7 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
   }
   run_steps(uninterrupted, whole, 5, 9);
 
-  auto optimizer = ddp::make_optimizer(resumed, options_of(type));
+  auto optimizer = ddp::make_optimizer(resumed, options_of(type, implementation));
   const bool into_used = GENERATE(false, true);
   if (into_used) {  // state of other steps is overwritten
     std::vector<at::Tensor> before{resumed[0].tensor.detach().clone(),
@@ -86,7 +91,9 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
 
 TEST_CASE("State has PyTorch's slots under the parameters' names", "[optim]") {
   NamedParameters parameters = make_parameters();
-  auto adamw = ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW));
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  auto adamw = ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
   CHECK(adamw.state_name() == "optimizer");
   CHECK(adamw.state_dict().tensors.empty());  // as in PyTorch, before the first step
   run_steps(adamw, parameters, 0, 3);
@@ -106,8 +113,11 @@ TEST_CASE("State has PyTorch's slots under the parameters' names", "[optim]") {
 }
 
 TEST_CASE("State saved before the first step takes state away", "[optim]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   NamedParameters parameters = make_parameters();
-  auto optimizer = ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW));
+  auto optimizer =
+      ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
   const StateDict empty = optimizer.state_dict();
   run_steps(optimizer, parameters, 0, 2);
   optimizer.load_state_dict(empty);
@@ -117,8 +127,11 @@ TEST_CASE("State saved before the first step takes state away", "[optim]") {
 }
 
 TEST_CASE("State that does not fit is refused by key and changes nothing", "[optim]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   NamedParameters parameters = make_parameters();
-  auto optimizer = ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW));
+  auto optimizer =
+      ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
   run_steps(optimizer, parameters, 0, 2);
   const StateDict good = deep_copy(optimizer.state_dict());
   const auto refused = [&](const StateDict& state) {

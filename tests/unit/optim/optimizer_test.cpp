@@ -33,7 +33,12 @@ std::vector<OptimizerOptions> every_rule() {
   adam.type = OptimizerType::Adam;
   OptimizerOptions dampened = sgd(0.5);
   dampened.dampening = 0.25;
-  return {sgd(), sgd(0.9), dampened, adam, adamw()};
+  std::vector<OptimizerOptions> rules{sgd(), sgd(0.9), dampened, adam, adamw()};
+  for (OptimizerOptions options : {sgd(), sgd(0.9), adam, adamw()}) {
+    options.implementation = ddp::OptimizerImplementation::Flat;
+    rules.push_back(options);
+  }
+  return rules;
 }
 
 NamedParameters three_parameters() {
@@ -87,7 +92,9 @@ TEST_CASE("Every rule equals torch::optim", "[optim]") {
   for (const auto& parameter : theirs) {
     tensors.push_back(parameter.tensor);
   }
-  const auto run = [&](const OptimizerOptions& options, torch::optim::Optimizer& reference) {
+  const auto run = [&](OptimizerOptions options, torch::optim::Optimizer& reference) {
+    options.implementation =
+        GENERATE(ddp::OptimizerImplementation::List, ddp::OptimizerImplementation::Flat);
     auto optimizer = ddp::make_optimizer(ours, options);
     for (int64_t step = 0; step < 30; ++step) {
       set_gradients(ours, step);
@@ -251,6 +258,8 @@ TEST_CASE("Groups have their own learning rate and weight decay", "[optim]") {
   options.weight_decay = 0.5;
   options.decay_norm_and_bias = false;
   options.groups = {{.patterns = {"b.*"}, .lr_scale = 0.25, .weight_decay = 0.0}};
+  options.implementation =
+      GENERATE(ddp::OptimizerImplementation::List, ddp::OptimizerImplementation::Flat);
   auto optimizer = ddp::make_optimizer(parameters, options);
   const std::vector<at::Tensor> before = copies(parameters);
   for (const auto& parameter : parameters) {

@@ -14,14 +14,18 @@ concept HasNamedParameters = requires(const Model& model) {
   { model.named_parameters() } -> std::convertible_to<const NamedParameters&>;
 };
 
-/// SGD, Adam or AdamW over `parameters` on ATen's fused kernels: one call for each (group, device,
-/// dtype) and step, on CPU and CUDA, capturable.
+/// SGD, Adam or AdamW over `parameters`, capturable.
+///
+/// On CUDA one kernel updates all parameters (Adam: after a small one that counts): it reads the
+/// gradients where they lie, be it in a reducer's buckets, in bfloat16, float16 or float32.
+/// Elsewhere, for float64 parameters, parameters with holes in their memory, several devices and
+/// SGD with dampening (OptimizerOptions::implementation), ATen's fused kernels do it: one call for
+/// each (group, device, dtype). State is the same for both, and either takes the other's.
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
-/// gradient arrives: the rule runs on the master with a float32 gradient (half gradients are cast),
-/// then one foreach copy rounds it into the parameter. State is kept as `state.<parameter
-/// name>.<slot>` with PyTorch's slots (momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq, step)
-/// and `master`.
+/// gradient arrives: the rule runs on the master in float32, and the result is rounded into the
+/// parameter. State is kept as `state.<parameter name>.<slot>` with PyTorch's slots
+/// (momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq, step) and `master`.
 ///
 /// SGD with dampening reads found_inf on the host until its first step was not skipped, because
 /// that step is the one without dampening.

@@ -14,6 +14,13 @@ namespace ddp {
 
 enum class OptimizerType { Sgd, Adam, AdamW };
 
+/// How an optimizer is computed; what it computes and its state are the same.
+enum class OptimizerImplementation {
+  Auto,  ///< Flat on CUDA where it can be had, else List
+  Flat,  ///< one pass over all parameters: gradients are read where they lie, in their own dtype
+  List   ///< ATen's fused kernels over lists of tensors
+};
+
 /// Parameters with settings of their own. The first group with a matching pattern takes a
 /// parameter.
 struct ParameterGroup {
@@ -35,6 +42,7 @@ struct OptimizerOptions {
   double beta2 = 0.999;             ///< Adam, AdamW
   double eps = 1e-8;                ///< Adam, AdamW
   bool amsgrad = false;             ///< Adam, AdamW
+  OptimizerImplementation implementation = OptimizerImplementation::Auto;
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
   std::vector<ParameterGroup> groups{};
 };

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The passes of flat_kernels.hpp on a device: the host's on the CPU, the kernels in the order of
+// the current stream on CUDA.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "optim/flat_kernels.hpp"
+
+namespace ddp::detail {
+
+void flat_update(const FlatStep& step, const FlatGradients& gradients, c10::Device device);
+
+}  // namespace ddp::detail

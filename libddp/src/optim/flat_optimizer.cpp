@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/flat_optimizer.hpp"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
+#include "optim/capture.hpp"
+#include "optim/flat_launch.hpp"
+#include "optim/state_check.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr int64_t kAlignment = 64;  // elements: every parameter's piece begins on 256 bytes
+
+FlatDtype flat_dtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBFloat16:
+      return FlatDtype::BFloat16;
+    case at::kHalf:
+      return FlatDtype::Float16;
+    default:
+      return FlatDtype::Float32;
+  }
+}
+
+bool is_flat_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || is_half(dtype);
+}
+
+bool is_aligned(const void* pointer, at::ScalarType dtype) {
+  return reinterpret_cast<uintptr_t>(pointer) % (4 * c10::elementSize(dtype)) == 0;
+}
+
+FlatRule flat_rule_of(const OptimizerOptions& options, const UpdateRule& rule) {
+  return {.type = options.type == OptimizerType::Sgd ? FlatRuleType::Sgd : FlatRuleType::Adam,
+          .num_slots = static_cast<int>(rule.slots().size()),
+          .nesterov = options.nesterov,
+          .decoupled = options.type == OptimizerType::AdamW,
+          .momentum = static_cast<float>(options.momentum),
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .eps = static_cast<float>(options.eps)};
+}
+
+template <typename T>
+at::Tensor to_device(const std::vector<T>& table, at::Device device) {
+  const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
+  at::Tensor host = at::empty({bytes}, at::kByte);
+  std::memcpy(host.data_ptr(), table.data(), static_cast<size_t>(bytes));
+  return host.to(device);
+}
+
+}  // namespace
+
+std::string reason_against_flat(const std::vector<ParameterSettings>& parameters,
+                                const OptimizerOptions& options) {
+  if (options.dampening != 0.0) {
+    return "optimizer.dampening is not 0";
+  }
+  for (const ParameterSettings& settings : parameters) {
+    const at::Tensor& leaf = settings.parameter.tensor;
+    const std::string parameter = "parameter " + settings.parameter.name;
+    if (!is_flat_dtype(leaf.scalar_type())) {
+      return concat(parameter, " is of dtype ", leaf.scalar_type());
+    }
+    if (!leaf.is_non_overlapping_and_dense()) {
+      return parameter + " has holes in its memory";
+    }
+    if (leaf.device() != parameters.front().parameter.tensor.device()) {
+      return concat(parameter, " is on ", leaf.device(), ", others on ",
+                    parameters.front().parameter.tensor.device());
+    }
+    if (!leaf.is_cpu() && !leaf.is_cuda()) {
+      return concat(parameter, " is on ", leaf.device());
+    }
+  }
+  return parameters.empty() ? "there are no parameters" : "";
+}
+
+FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
+                             const OptimizerOptions& options)
+    : rule_(make_update_rule(options)),
+      flat_rule_(flat_rule_of(options, *rule_)),
+      settings_(parameters),
+      device_(parameters.front().parameter.tensor.device()) {
+  for (const ParameterSettings& settings : settings_) {
+    parameters_.push_back(settings.parameter);
+    ParameterState& state = states_.emplace_back();
+    state.name = settings.parameter.name;
+    state.leaf = settings.parameter.tensor;
+    state.needs_master = is_half(state.leaf.scalar_type());
+  }
+}
+
+// One allocation for the masters and one for each slot; a parameter's piece has the leaf's strides,
+// so that all of them are walked alike.
+void FlatOptimizer::make_storage() {
+  refuse_to_make_while_capturing("the optimizer's state");
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device_);
+  std::vector<int64_t> offsets(states_.size());
+  int64_t all = 0;
+  int64_t halves = 0;
+  std::vector<int64_t> master_offsets(states_.size());
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const int64_t padded = (states_[i].leaf.numel() + kAlignment - 1) / kAlignment * kAlignment;
+    offsets[i] = all;
+    all += padded;
+    master_offsets[i] = halves;
+    halves += states_[i].needs_master ? padded : 0;
+  }
+  storage_.push_back(at::empty({halves}, options));
+  for (size_t slot = 0; slot < rule_->slots().size(); ++slot) {
+    storage_.push_back(at::zeros({all}, options));
+  }
+  const auto count = static_cast<int64_t>(states_.size());
+  counts_ = at::zeros({count}, options);
+  biases_ = at::empty({count * static_cast<int64_t>(sizeof(FlatBias))}, options.dtype(at::kByte));
+  for (size_t i = 0; i < states_.size(); ++i) {
+    ParameterState& state = states_[i];
+    const at::Tensor& leaf = state.leaf;
+    state.step = counts_.select(0, static_cast<int64_t>(i));
+    state.updated = state.needs_master ? storage_.front().as_strided(leaf.sizes(), leaf.strides(),
+                                                                     master_offsets[i])
+                                       : leaf;
+    for (size_t slot = 1; slot < storage_.size(); ++slot) {
+      state.slots.push_back(storage_[slot].as_strided(leaf.sizes(), leaf.strides(), offsets[i]));
+    }
+  }
+  cut_chunks();
+  make_tables();
+}
+
+void FlatOptimizer::cut_chunks() {
+  std::vector<FlatChunk> chunks;
+  gradients_.clear();
+  for (size_t i = 0; i < states_.size(); ++i) {
+    if (gradients_.empty() || gradients_.back().num_segments == kFlatMaxGradients) {
+      FlatGradients& next = gradients_.emplace_back();
+      next.first_segment = static_cast<int32_t>(i);
+      next.first_chunk = static_cast<int32_t>(chunks.size());
+    }
+    const int64_t count = (states_[i].leaf.numel() + kFlatChunk - 1) / kFlatChunk;
+    for (int64_t k = 0; k < count; ++k) {
+      chunks.push_back({static_cast<int32_t>(i), static_cast<int32_t>(k)});
+    }
+    gradients_.back().num_segments += 1;
+    gradients_.back().num_chunks += static_cast<int32_t>(count);
+  }
+  chunks_ = to_device(chunks, device_);
+}
+
+void FlatOptimizer::make_tables() {
+  refuse_to_make_while_capturing("the optimizer's table of parameters");
+  std::vector<FlatSegment> segments;
+  leaf_pointers_.clear();
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const ParameterState& state = states_[i];
+    FlatSegment& segment = segments.emplace_back();
+    segment.weight = state.updated.data_ptr<float>();
+    segment.aligned = is_aligned(segment.weight, at::kFloat);
+    for (size_t slot = 0; slot < state.slots.size(); ++slot) {
+      segment.slots[slot] = state.slots[slot].data_ptr<float>();
+    }
+    if (state.needs_master) {
+      segment.leaf = state.leaf.data_ptr();
+      segment.leaf_dtype = flat_dtype(state.leaf.scalar_type());
+      segment.aligned = segment.aligned && is_aligned(segment.leaf, state.leaf.scalar_type());
+    }
+    segment.numel = state.leaf.numel();
+    segment.lr_scale = static_cast<float>(settings_[i].lr_scale);
+    segment.weight_decay = static_cast<float>(settings_[i].weight_decay);
+    leaf_pointers_.push_back(state.leaf.data_ptr());
+  }
+  segments_ = to_device(segments, device_);
+}
+
+// A parameter may have been given other memory (set_data, module->to): the table follows.
+bool FlatOptimizer::tables_are_current() const {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const ParameterState& state = states_[i];
+    if (state.leaf.data_ptr() == leaf_pointers_[i]) {
+      continue;
+    }
+    const at::Tensor& like = state.slots.empty() ? state.updated : state.slots.front();
+    if (state.leaf.device() != device_ || !same_memory_layout(state.leaf, like) ||
+        is_half(state.leaf.scalar_type()) != state.needs_master ||
+        !is_flat_dtype(state.leaf.scalar_type())) {
+      throw SettingsError(concat("parameter ", state.name,
+                                 " was replaced after the optimizer was made (module->to(…)?): "
+                                 "convert the module first, then make its optimizer"));
+    }
+    return false;
+  }
+  return true;
+}
+
+// Masters begin as the leaves are when their first gradients arrive.
+void FlatOptimizer::begin_states() {
+  std::vector<at::Tensor> masters;
+  std::vector<at::Tensor> leaves;
+  for (ParameterState& state : states_) {
+    if (state.has_state || !state.leaf.grad().defined()) {
+      continue;
+    }
+    refuse_to_make_while_capturing(concat("optimizer state of ", state.name));
+    state.has_state = true;
+    if (state.needs_master) {
+      masters.push_back(state.updated);
+      leaves.push_back(state.leaf);
+    }
+  }
+  if (!masters.empty()) {
+    at::_foreach_copy_(masters, leaves);
+  }
+}
+
+void FlatOptimizer::read_gradients() {
+  std::vector<at::Tensor> copies;
+  std::vector<at::Tensor> originals;
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const ParameterState& state = states_[i];
+    const at::Tensor& grad = checked_gradient(state.name, state.leaf);
+    if (grad.defined() &&
+        (!is_flat_dtype(grad.scalar_type()) || !same_memory_layout(grad, state.updated))) {
+      originals.push_back(grad);
+      set_gradient(i, copies.emplace_back(at::empty_like(state.updated)));
+    } else {
+      set_gradient(i, grad);
+    }
+  }
+  if (!copies.empty()) {
+    at::_foreach_copy_(copies, originals);
+    kept_.insert(kept_.end(), copies.begin(), copies.end());
+  }
+}
+
+void FlatOptimizer::set_gradient(size_t index, const at::Tensor& grad) {
+  FlatGradients& run = gradients_[index / kFlatMaxGradients];
+  const size_t local = index % kFlatMaxGradients;
+  run.data[local] = grad.defined() ? grad.data_ptr() : nullptr;
+  run.dtype[local] = grad.defined() ? flat_dtype(grad.scalar_type()) : FlatDtype::Float32;
+  run.aligned[local] = grad.defined() && is_aligned(run.data[local], grad.scalar_type());
+}
+
+FlatScalar FlatOptimizer::scalar(const StepScalar& given, float absent) {
+  if (!given.defined()) {
+    return {.host = absent};
+  }
+  if (given.value()) {
+    return {.host = static_cast<float>(*given.value())};
+  }
+  return {.device = kept_.emplace_back(given.tensor(device_)).data_ptr<float>()};
+}
+
+FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {
+  const bool counts = rule_->counts_steps();
+  return {.segments = static_cast<const FlatSegment*>(segments_.data_ptr()),
+          .chunks = static_cast<const FlatChunk*>(chunks_.data_ptr()),
+          .counts = counts ? counts_.data_ptr<float>() : nullptr,
+          .biases = counts ? static_cast<FlatBias*>(biases_.data_ptr()) : nullptr,
+          .rule = flat_rule_,
+          .lr = scalar(scalars.lr, 0.0F),
+          .inverse_scale = scalar(scalars.inverse_scale, 1.0F),
+          .clip_factor = scalar(scalars.clip_factor, 1.0F),
+          .found_inf = scalar(scalars.found_inf, 0.0F)};
+}
+
+void FlatOptimizer::step(const StepScalars& scalars) {
+  const TraceScope trace("optimizer", "compute");
+  if (!scalars.lr.defined()) {
+    throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
+  }
+  if (scalars.found_inf.value().value_or(0.0) != 0.0) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (storage_.empty()) {
+    make_storage();
+  } else if (!tables_are_current()) {
+    make_tables();
+  }
+  begin_states();
+  read_gradients();
+  const FlatStep step = arguments(scalars);
+  for (const FlatGradients& gradients : gradients_) {
+    flat_update(step, gradients, device_);
+  }
+  kept_.clear();
+}
+
+StateDict FlatOptimizer::state_dict() const {
+  StateDict state;
+  state.values["type"] = rule_->type();
+  for (const ParameterState& parameter : states_) {
+    add_to(state, parameter, *rule_);
+  }
+  return state;
+}
+
+void FlatOptimizer::load_state_dict(const StateDict& state) {
+  const at::NoGradGuard no_grad;
+  StateCheck check(state, state_name());
+  check.value("type", StateValue(rule_->type()));
+  if (storage_.empty()) {
+    make_storage();
+  }
+  std::vector<bool> has_state;
+  for (const ParameterState& parameter : states_) {
+    has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));
+  }
+  check.nothing_else();
+  for (size_t i = 0; i < states_.size(); ++i) {
+    states_[i].has_state = has_state[i];
+    for (auto& [key, tensor] : tensors_of(states_[i], *rule_)) {
+      if (has_state[i]) {
+        tensor.copy_(state.tensors.at(key));
+      } else {
+        tensor.zero_();
+      }
+    }
+  }
+}
+
+}  // namespace ddp::detail

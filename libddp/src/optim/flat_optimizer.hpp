@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/optim/optimizer.hpp"
+#include "ddp/optim/optimizer_options.hpp"
+#include "optim/flat_math.hpp"
+#include "optim/parameter_settings.hpp"
+#include "optim/parameter_state.hpp"
+#include "optim/update_rule.hpp"
+
+namespace ddp::detail {
+
+/// Why a FlatOptimizer cannot take these parameters and settings; empty where it can.
+std::string reason_against_flat(const std::vector<ParameterSettings>& parameters,
+                                const OptimizerOptions& options);
+
+/// An optimizer whose masters and slots lie in one piece of memory each and whose step is one pass
+/// over all parameters: it reads the gradients where they lie (in a reducer's buckets or elsewhere,
+/// in their own dtype), multiplies them by inverse_scale and clip_factor on the way, updates the
+/// float32 weight and writes the half leaf. Gradients are not changed.
+///
+/// What it computes is ListOptimizer's, and so is its state: either goes on from the other's.
+class FlatOptimizer final : public Optimizer {
+ public:
+  FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
+
+  using Optimizer::step;
+  void step(const StepScalars& scalars) override;
+  const NamedParameters& named_parameters() const override { return parameters_; }
+  bool supports_found_inf() const override { return true; }
+  bool capturable() const override { return true; }
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  void make_storage();
+  void make_tables();
+  void cut_chunks();
+  bool tables_are_current() const;
+  void begin_states();
+  void read_gradients();
+  void set_gradient(size_t index, const at::Tensor& grad);
+  FlatStep arguments(const StepScalars& scalars);
+  FlatScalar scalar(const StepScalar& given, float absent);
+
+  std::unique_ptr<UpdateRule> rule_;
+  FlatRule flat_rule_;
+  NamedParameters parameters_;
+  std::vector<ParameterSettings> settings_;
+  std::vector<ParameterState> states_;
+  at::Device device_;
+
+  std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one piece each
+  at::Tensor counts_;                // [parameters] float32, updates made
+  at::Tensor biases_;                // [parameters] FlatBias
+  at::Tensor segments_;              // the tables, as bytes on the device
+  at::Tensor chunks_;
+  std::vector<const void*> leaf_pointers_;  // of the segments, as the table has them
+  std::vector<FlatGradients> gradients_;    // of this step
+
+  std::vector<at::Tensor> kept_;  // what a step made and its kernels still read
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "ddp/optim/optimizer_options.hpp"
+#include "ddp/reduce/named_parameter.hpp"
+
+namespace ddp::detail {
+
+/// A parameter that an optimizer updates, with the settings of its group.
+struct ParameterSettings {
+  NamedParameter parameter;
+  double lr_scale = 1.0;
+  double weight_decay = 0.0;
+};
+
+/// Checks `options` and gives every parameter its settings. A shared weight is listed once, under
+/// its first name. Throws SettingsError as make_optimizer says.
+std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& parameters,
+                                                      const OptimizerOptions& options);
+
+inline bool is_half(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/parameter_state.hpp"
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
+                                             const UpdateRule& rule) {
+  std::map<std::string, at::Tensor> tensors;
+  const std::string prefix = "state." + parameter.name + ".";
+  const std::vector<std::string> slots = rule.slots();
+  for (size_t i = 0; i < slots.size(); ++i) {
+    tensors[prefix + slots[i]] = parameter.slots[i];
+  }
+  if (rule.counts_steps()) {
+    tensors[prefix + "step"] = parameter.step;
+  }
+  if (parameter.needs_master) {
+    tensors[prefix + "master"] = parameter.updated;
+  }
+  return tensors;
+}
+
+void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule) {
+  if (parameter.has_state) {
+    state.tensors.merge(tensors_of(parameter, rule));
+  }
+}
+
+const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf) {
+  const at::Tensor& grad = leaf.grad();
+  if (grad.defined() && grad.layout() != at::kStrided) {
+    throw SettingsError(concat("optimizer: the gradient of ", name,
+                               " is sparse; use a dense layer or torch::optim"));
+  }
+  return grad;
+}
+
+bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {
+  for (int64_t dim = 0; dim < a.dim(); ++dim) {
+    if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flat optimizer on one GPU: equal to the lists of ATen's kernels and to the host's loop, equal
+// bit for bit when captured; and what a step takes ("[bench]").
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "ddp/optim/make_optimizer.hpp"
+#include "support/catch.hpp"
+#include "unit/optim/optim_test_support.hpp"
+
+using namespace optim_test;
+using ddp::NamedParameters;
+using ddp::OptimizerImplementation;
+using ddp::OptimizerOptions;
+using ddp::OptimizerType;
+
+namespace {
+
+struct Rule {
+  std::string name;
+  OptimizerOptions options;
+};
+
+std::vector<Rule> rules() {
+  OptimizerOptions sgd;
+  sgd.weight_decay = 0.01;
+  sgd.decay_norm_and_bias = false;
+  OptimizerOptions momentum = sgd;
+  momentum.momentum = 0.9;
+  OptimizerOptions nesterov = momentum;
+  nesterov.nesterov = true;
+  nesterov.groups = {{.patterns = {"*.bias"}, .lr_scale = 0.5, .weight_decay = 0.25}};
+  OptimizerOptions adam = sgd;
+  adam.type = OptimizerType::Adam;
+  // Where the decay cancels a gradient, what is left is a rounding error, and a small eps would make
+  // an update of it.
+  adam.eps = 1e-5;
+  OptimizerOptions adamw = adam;
+  adamw.type = OptimizerType::AdamW;
+  OptimizerOptions amsgrad = adamw;
+  amsgrad.amsgrad = true;
+  return {{"sgd", sgd},   {"momentum", momentum}, {"nesterov", nesterov},
+          {"adam", adam}, {"adamw", adamw},       {"amsgrad", amsgrad}};
+}
+
+OptimizerOptions as(OptimizerOptions options, OptimizerImplementation implementation) {
+  options.implementation = implementation;
+  return options;
+}
+
+// Sizes around a chunk's, a vector's and one element; every leaf dtype; a leaf that begins on no
+// vector's boundary.
+NamedParameters make_parameters(at::Device device) {
+  const auto leaf = [&](at::IntArrayRef shape, int64_t k, at::ScalarType dtype) {
+    return weights(shape, k).detach().to(device, dtype).requires_grad_();
+  };
+  const at::Tensor storage = weights({5000}, 7).detach().to(device);
+  return {{"conv.weight", leaf({8, 4, 3, 3}, 0, at::kFloat)
+                              .detach()
+                              .contiguous(at::MemoryFormat::ChannelsLast)
+                              .requires_grad_()},
+          {"large.weight", leaf({331, 131}, 1, at::kBFloat16)},
+          {"large.bias", leaf({4099}, 2, at::kFloat)},
+          {"chunk.weight", leaf({64, 64}, 3, at::kHalf)},
+          {"one.bias", leaf({1}, 4, at::kFloat)},
+          {"odd.weight", storage.narrow(0, 3, 4101).detach().requires_grad_()},
+          {"short.bias", leaf({6}, 5, at::kBFloat16)}};
+}
+
+// Gradients as a reducer leaves them: in place, of the same memory in every step.
+struct Gradients {
+  explicit Gradients(const NamedParameters& parameters) {
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      const at::Tensor& leaf = parameters[k].tensor;
+      // Half leaves get gradients of either dtype.
+      const auto dtype = k % 2 == 1 ? leaf.scalar_type() : at::kFloat;
+      memory.push_back(at::zeros_like(leaf.detach(), leaf.options().dtype(dtype)));
+    }
+  }
+  void load(int64_t step) {
+    for (size_t k = 0; k < memory.size(); ++k) {
+      memory[k].copy_(gradient(memory[k].sizes(), static_cast<int64_t>(k), step));
+    }
+  }
+  std::vector<at::Tensor> memory;
+};
+
+struct Trainer {
+  Trainer(at::Device device, const OptimizerOptions& options)
+      : parameters(make_parameters(device)),
+        gradients(parameters),
+        optimizer(ddp::make_optimizer(parameters, options)) {}
+
+  void step(int64_t index, const ddp::StepScalars& scalars) {
+    gradients.load(index);
+    attach();
+    optimizer.step(scalars);
+  }
+  void attach() const {
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      parameters[k].tensor.mutable_grad() = gradients.memory[k];
+    }
+  }
+
+  NamedParameters parameters;
+  Gradients gradients;
+  ddp::AnyOptimizer optimizer;
+};
+
+void check_close(const Trainer& a, const Trainer& b, double tolerance) {
+  const ddp::StateDict state = a.optimizer.state_dict();
+  for (const auto& [key, tensor] : b.optimizer.state_dict().tensors) {
+    INFO(key);
+    CHECK(ulps(state.tensors.at(key), tensor) <= tolerance);
+  }
+  for (size_t k = 0; k < a.parameters.size(); ++k) {
+    const at::Tensor& leaf = a.parameters[k].tensor;
+    INFO(a.parameters[k].name);
+    // A half leaf: one unit of its own where rounding falls on the other side.
+    const double spacing = leaf.scalar_type() == at::kBFloat16 ? 65536.0
+                           : leaf.scalar_type() == at::kHalf   ? 8192.0
+                                                               : tolerance;
+    CHECK(ulps(leaf.to(at::kFloat), b.parameters[k].tensor.to(at::kFloat)) <= spacing);
+  }
+}
+
+void check_same(const Trainer& a, const Trainer& b) {
+  const ddp::StateDict state = a.optimizer.state_dict();
+  for (const auto& [key, tensor] : b.optimizer.state_dict().tensors) {
+    INFO(key);
+    CHECK(at::equal(state.tensors.at(key), tensor));
+  }
+  for (size_t k = 0; k < a.parameters.size(); ++k) {
+    INFO(a.parameters[k].name);
+    CHECK(at::equal(a.parameters[k].tensor.detach(), b.parameters[k].tensor.detach()));
+  }
+}
+
+}  // namespace
+
+// Fused multiply-adds round at other places than the host and ATen: a few ulp after 100 steps.
+TEST_CASE("100 flat GPU steps equal ATen's lists on the GPU and the host's loop", "[gpu]") {
+  for (const Rule& rule : rules()) {
+    INFO(rule.name);
+    Trainer flat(at::kCUDA, as(rule.options, OptimizerImplementation::Flat));
+    Trainer list(at::kCUDA, as(rule.options, OptimizerImplementation::List));
+    Trainer host(at::kCPU, as(rule.options, OptimizerImplementation::Flat));
+    for (int64_t step = 0; step < 100; ++step) {
+      const ddp::StepScalars scalars{
+          .lr = 0.0078125, .inverse_scale = 0.5, .clip_factor = step % 2 == 0 ? 1.0 : 0.75};
+      flat.step(step, scalars);
+      list.step(step, scalars);
+      host.step(step, scalars);
+    }
+    check_close(flat, list, 32.0);
+    check_close(flat, host, 32.0);
+  }
+}
+
+TEST_CASE("A captured flat step replays an eager step's bits", "[gpu]") {
+  const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(at::kCUDA);
+  for (const Rule& rule : rules()) {
+    INFO(rule.name);
+    Trainer eager(at::kCUDA, as(rule.options, OptimizerImplementation::Flat));
+    Trainer captured(at::kCUDA, as(rule.options, OptimizerImplementation::Flat));
+    const at::Tensor lr = at::full({}, 0.0625F, options);
+    const at::Tensor inverse_scale = at::full({}, 0.25F, options);
+    const at::Tensor clip = at::full({}, 1.0F, options);
+    const at::Tensor found_inf = at::zeros({}, options);
+    const ddp::StepScalars scalars{
+        .lr = lr, .inverse_scale = inverse_scale, .found_inf = found_inf, .clip_factor = clip};
+    captured.step(0, scalars);  // makes the state
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin();
+    captured.optimizer.step(scalars);
+    graph.capture_end();
+    for (int64_t step = 0; step < 50; ++step) {
+      const double rate = 0.0625 / static_cast<double>(1 + step % 3);
+      const bool skipped = step % 7 == 4;
+      const double factor = step % 5 == 0 ? 0.3 : 1.0;
+      eager.step(step, {.lr = rate,
+                        .inverse_scale = 0.25,
+                        .found_inf = skipped ? 1.0 : 0.0,
+                        .clip_factor = factor});
+      if (step > 0) {
+        lr.fill_(rate);
+        clip.fill_(factor);
+        found_inf.fill_(skipped ? 1.0 : 0.0);
+        captured.gradients.load(step);
+        graph.replay();
+      } else {
+        // The eager first step of `captured` was taken without clipping: begin as equals.
+        captured.optimizer.load_state_dict(eager.optimizer.state_dict());
+        for (size_t k = 0; k < eager.parameters.size(); ++k) {
+          captured.parameters[k].tensor.detach().copy_(eager.parameters[k].tensor.detach());
+        }
+      }
+    }
+    check_same(captured, eager);
+  }
+}
+
+TEST_CASE("Parameters without a gradient keep their bits on the GPU", "[gpu]") {
+  for (const Rule& rule : rules()) {
+    INFO(rule.name);
+    Trainer flat(at::kCUDA, as(rule.options, OptimizerImplementation::Flat));
+    flat.step(0, {.lr = 0.0625});
+    flat.gradients.load(1);
+    flat.attach();
+    flat.parameters[1].tensor.mutable_grad().reset();
+    const at::Tensor before = flat.parameters[1].tensor.detach().clone();
+    const at::Tensor moved = flat.parameters[2].tensor.detach().clone();
+    flat.optimizer.step(0.0625);
+    CHECK(at::equal(flat.parameters[1].tensor.detach(), before));
+    CHECK_FALSE(at::equal(flat.parameters[2].tensor.detach(), moved));
+    if (rule.options.type != OptimizerType::Sgd) {
+      const auto state = flat.optimizer.state_dict();
+      CHECK(state.tensors.at("state.large.weight.step").item<float>() == 1.0F);
+      CHECK(state.tensors.at("state.large.bias.step").item<float>() == 2.0F);
+    }
+  }
+}
+
+namespace {
+
+// The sizes of a ResNet's parameters, roughly: `num_weights` of which hold nearly all elements.
+NamedParameters bench_parameters(int64_t numel, int64_t num_segments, at::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
+  const int64_t num_weights = num_segments / 3;
+  NamedParameters parameters;
+  for (int64_t k = 0; k < num_segments; ++k) {
+    // A third are weights, of sizes 1 : 2 : … ; the rest are norms.
+    const bool is_weight = k % 3 == 0 && k / 3 < num_weights;
+    const int64_t share = numel * 2 * (k / 3 + 1) / (num_weights * (num_weights + 1));
+    const int64_t size = is_weight ? share : 256;
+    at::Tensor leaf = at::randn({size}, options).mul_(0.05);
+    parameters.push_back({ddp::detail::concat("p", k), leaf.requires_grad_()});
+  }
+  return parameters;
+}
+
+void bench(const std::string& name, int64_t numel, int64_t num_segments,
+           const OptimizerOptions& options, at::ScalarType leaf, at::ScalarType grad) {
+  const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
+  NamedParameters parameters = bench_parameters(numel, num_segments, leaf);
+  int64_t total = 0;
+  std::vector<at::Tensor> memory;
+  for (const auto& parameter : parameters) {
+    total += parameter.tensor.numel();
+    memory.push_back(
+        at::randn(parameter.tensor.sizes(), at::TensorOptions().dtype(grad).device(at::kCUDA)));
+    parameter.tensor.mutable_grad() = memory.back();
+  }
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  const at::Tensor lr =
+      at::full({}, 1e-3F, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA));
+  optimizer.step(ddp::StepScalars{.lr = lr});
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  optimizer.step(ddp::StepScalars{.lr = lr});
+  graph.capture_end();
+  const auto stream = at::cuda::getCurrentCUDAStream();
+  const at::Tensor flush = at::empty({64 << 20}, lr.options());  // 256 MiB: the L2 starts cold
+  std::vector<double> times;
+  for (int i = 0; i < 25; ++i) {
+    flush.fill_(static_cast<double>(i));
+    c10::Event begin(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
+    c10::Event end(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
+    begin.record(stream);
+    graph.replay();
+    end.record(stream);
+    end.synchronize();
+    times.push_back(begin.elapsedTime(end) * 1000.0);
+  }
+  std::sort(times.begin(), times.end());
+  const double us = times[times.size() / 2];
+  const int64_t num_slots = options.type == OptimizerType::Sgd ? 1 : 2;
+  const auto leaf_bytes = static_cast<int64_t>(c10::elementSize(leaf));
+  const int64_t per_parameter = static_cast<int64_t>(c10::elementSize(grad)) + 8 + 8 * num_slots +
+                                (leaf == at::kFloat ? 0 : leaf_bytes);
+  const double bytes = static_cast<double>(total * per_parameter);
+  std::cout << name << ": " << static_cast<double>(total) / 1e6 << " M, " << num_segments
+            << " segments, " << per_parameter << " B each: " << us << " us, "
+            << bytes / us / 1e6 / 4.3 * 100.0 << " % of 4.3 TB/s" << std::endl;
+}
+
+}  // namespace
+
+TEST_CASE("What a flat step takes", "[.][bench]") {
+  OptimizerOptions sgd;
+  sgd.momentum = 0.9;
+  sgd.weight_decay = 1e-4;
+  OptimizerOptions adamw;
+  adamw.type = OptimizerType::AdamW;
+  const auto list = [](const OptimizerOptions& o) { return as(o, OptimizerImplementation::List); };
+  bench("sgd resnet50 bf16/bf16", 25'600'000, 161, sgd, at::kBFloat16, at::kBFloat16);
+  bench("sgd resnet50 bf16/fp32", 25'600'000, 161, sgd, at::kBFloat16, at::kFloat);
+  bench("sgd resnet50 fp32/fp32", 25'600'000, 161, sgd, at::kFloat, at::kFloat);
+  bench("sgd resnet18 bf16/bf16", 11'200'000, 62, sgd, at::kBFloat16, at::kBFloat16);
+  bench("sgd resnet18 fp32/fp32", 11'200'000, 62, sgd, at::kFloat, at::kFloat);
+  bench("adamw gpt2 bf16/bf16", 124'400'000, 148, adamw, at::kBFloat16, at::kBFloat16);
+  bench("adamw gpt2 fp32/fp32", 124'400'000, 148, adamw, at::kFloat, at::kFloat);
+  bench("list sgd resnet50 bf16/bf16", 25'600'000, 161, list(sgd), at::kBFloat16, at::kBFloat16);
+  bench("list sgd resnet50 fp32/fp32", 25'600'000, 161, list(sgd), at::kFloat, at::kFloat);
+  bench("list sgd resnet18 fp32/fp32", 11'200'000, 62, list(sgd), at::kFloat, at::kFloat);
+  bench("list adamw gpt2 fp32/fp32", 124'400'000, 148, list(adamw), at::kFloat, at::kFloat);
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// What only the flat optimizer does: its tables, and its state in the other implementation's hands.
+// The tests of optimizer_test, _golden_test and _state_test run it too.
+#include <torch/torch.h>
+
+#include "ddp/optim/make_optimizer.hpp"
+#include "support/catch.hpp"
+#include "unit/optim/optim_test_support.hpp"
+
+using namespace optim_test;
+using ddp::NamedParameters;
+using ddp::OptimizerImplementation;
+using ddp::OptimizerOptions;
+using ddp::OptimizerType;
+using ddp::StateDict;
+
+namespace {
+
+OptimizerOptions options_of(OptimizerType type, OptimizerImplementation implementation) {
+  OptimizerOptions options;
+  options.type = type;
+  options.momentum = 0.9;
+  options.nesterov = true;
+  options.weight_decay = 0.01;
+  options.groups = {{.patterns = {"*.bias"}, .lr_scale = 0.5, .weight_decay = 0.0}};
+  options.implementation = implementation;
+  return options;
+}
+
+// Sizes around a chunk's, a vector's and one element; half leaves and channels_last among them.
+NamedParameters make_parameters() {
+  const auto leaf = [](at::IntArrayRef shape, int64_t k, at::ScalarType dtype) {
+    return weights(shape, k).detach().to(dtype).requires_grad_();
+  };
+  return {{"conv.weight", leaf({8, 4, 3, 3}, 0, at::kFloat)
+                              .detach()
+                              .contiguous(at::MemoryFormat::ChannelsLast)
+                              .requires_grad_()},
+          {"large.weight", leaf({97, 131}, 1, at::kBFloat16)},
+          {"large.bias", leaf({4099}, 2, at::kFloat)},
+          {"one.bias", leaf({1}, 3, at::kHalf)}};
+}
+
+void set_gradients(const NamedParameters& parameters, int64_t step) {
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    parameters[k].tensor.mutable_grad() =
+        gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step);
+  }
+}
+
+void run_steps(ddp::Optimizer& optimizer, const NamedParameters& parameters, int64_t from,
+               int64_t to) {
+  for (int64_t step = from; step < to; ++step) {
+    set_gradients(parameters, step);
+    optimizer.step({.lr = 0.0078125, .inverse_scale = 0.5, .clip_factor = 0.75});
+  }
+}
+
+StateDict deep_copy(const StateDict& state) {
+  StateDict copy = state;
+  for (auto& [key, tensor] : copy.tensors) {
+    tensor = tensor.clone();
+  }
+  return copy;
+}
+
+}  // namespace
+
+// Both round at other places: a few ulp of a weight after 100 steps; float32 state alike.
+TEST_CASE("100 flat steps equal those over lists", "[optim]") {
+  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);
+  NamedParameters flat = make_parameters();
+  NamedParameters list = make_parameters();
+  auto ours = ddp::make_optimizer(flat, options_of(type, OptimizerImplementation::Flat));
+  auto theirs = ddp::make_optimizer(list, options_of(type, OptimizerImplementation::List));
+  run_steps(ours, flat, 0, 100);
+  run_steps(theirs, list, 0, 100);
+  const StateDict state = ours.state_dict();
+  const StateDict expected = theirs.state_dict();
+  REQUIRE(state.tensors.size() == expected.tensors.size());
+  for (const auto& [key, tensor] : expected.tensors) {
+    INFO(key);
+    CHECK(ulps(state.tensors.at(key), tensor) <= 32.0);
+    CHECK(state.tensors.at(key).strides() == tensor.strides());
+  }
+  for (size_t k = 0; k < flat.size(); ++k) {
+    INFO(flat[k].name);
+    const double spacing = flat[k].tensor.scalar_type() == at::kBFloat16 ? 65536.0
+                           : flat[k].tensor.scalar_type() == at::kHalf   ? 8192.0
+                                                                         : 32.0;
+    CHECK(ulps(flat[k].tensor.to(at::kFloat), list[k].tensor.to(at::kFloat)) <= spacing);
+  }
+}
+
+TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
+  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::AdamW);
+  const bool to_flat = GENERATE(false, true);
+  const auto from = to_flat ? OptimizerImplementation::List : OptimizerImplementation::Flat;
+  const auto to = to_flat ? OptimizerImplementation::Flat : OptimizerImplementation::List;
+  NamedParameters whole = make_parameters();
+  auto uninterrupted = ddp::make_optimizer(whole, options_of(type, from));
+  run_steps(uninterrupted, whole, 0, 5);
+  const StateDict saved = deep_copy(uninterrupted.state_dict());
+  NamedParameters resumed;
+  for (const auto& parameter : whole) {
+    resumed.push_back({parameter.name, parameter.tensor.detach().clone().requires_grad_()});
+  }
+  auto optimizer = ddp::make_optimizer(resumed, options_of(type, to));
+  optimizer.load_state_dict(saved);
+  const StateDict loaded = optimizer.state_dict();
+  REQUIRE(loaded.tensors.size() == saved.tensors.size());
+  for (const auto& [key, tensor] : saved.tensors) {
+    INFO(key);
+    CHECK(at::equal(loaded.tensors.at(key), tensor));
+  }
+  run_steps(uninterrupted, whole, 5, 8);
+  run_steps(optimizer, resumed, 5, 8);
+  const StateDict end = optimizer.state_dict();
+  for (const auto& [key, tensor] : uninterrupted.state_dict().tensors) {
+    INFO(key);
+    CHECK(ulps(end.tensors.at(key), tensor) <= 8.0);
+  }
+}
+
+TEST_CASE("A flat step leaves gradients alone and follows parameters that move", "[optim]") {
+  NamedParameters parameters = make_parameters();
+  NamedParameters still = make_parameters();
+  const auto options = options_of(OptimizerType::Sgd, OptimizerImplementation::Flat);
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  auto reference = ddp::make_optimizer(still, options);
+  run_steps(optimizer, parameters, 0, 2);
+  run_steps(reference, still, 0, 2);
+  CHECK(at::equal(parameters[1].tensor.grad(), gradient({97, 131}, 1, 1)));
+  const at::Tensor old = parameters[2].tensor.detach();
+  parameters[2].tensor.set_data(old.clone());
+  const at::Tensor before = old.clone();
+  run_steps(optimizer, parameters, 2, 4);
+  run_steps(reference, still, 2, 4);
+  CHECK(at::equal(old, before));
+  for (size_t k = 0; k < still.size(); ++k) {
+    CHECK(at::equal(parameters[k].tensor.detach(), still[k].tensor.detach()));
+  }
+  parameters[2].tensor.set_data(old.to(at::kDouble));
+  parameters[2].tensor.mutable_grad() = at::ones({4099}, at::kDouble);
+  CHECK(contains(message_of<ddp::SettingsError>([&] { optimizer.step(0.1); }),
+                 "large.bias was replaced after the optimizer was made"));
+}
+
+TEST_CASE("More parameters than one table of gradients holds", "[optim]") {
+  NamedParameters flat;
+  NamedParameters list;
+  for (int64_t k = 0; k < 901; ++k) {
+    const std::string name = ddp::detail::concat("p", k);
+    flat.push_back({name, weights({1 + k % 3}, k)});
+    list.push_back({name, weights({1 + k % 3}, k)});
+  }
+  OptimizerOptions options;
+  options.type = OptimizerType::AdamW;
+  options.implementation = OptimizerImplementation::Flat;
+  auto ours = ddp::make_optimizer(flat, options);
+  options.implementation = OptimizerImplementation::List;
+  auto theirs = ddp::make_optimizer(list, options);
+  for (int64_t step = 0; step < 4; ++step) {
+    set_gradients(flat, step);
+    set_gradients(list, step);
+    flat[static_cast<size_t>(400 + step)].tensor.mutable_grad().reset();
+    list[static_cast<size_t>(400 + step)].tensor.mutable_grad().reset();
+    ours.step(0.0625);
+    theirs.step(0.0625);
+  }
+  for (size_t k = 0; k < flat.size(); ++k) {
+    REQUIRE(ulps(flat[k].tensor, list[k].tensor) <= 8.0);
+  }
+}
+
+TEST_CASE("What cannot be flat is refused with the reason, and auto takes the list", "[optim]") {
+  OptimizerOptions options;
+  options.implementation = OptimizerImplementation::Flat;
+  const auto refused = [&](const NamedParameters& parameters) {
+    return message_of<ddp::SettingsError>([&] { ddp::make_optimizer(parameters, options); });
+  };
+  const NamedParameters doubles{{"w", at::ones({2}, at::kDouble).requires_grad_()}};
+  CHECK(contains(refused(doubles), "parameter w is of dtype Double"));
+  CHECK(contains(refused({{"w", at::ones({4, 4}).narrow(1, 0, 2)}}), "w has holes"));
+  CHECK(contains(refused({}), "no parameters"));
+  options.momentum = 0.5;
+  options.dampening = 0.5;
+  CHECK(contains(refused({{"w", at::ones({2})}}), "optimizer.dampening"));
+  options.implementation = OptimizerImplementation::Auto;
+  CHECK_NOTHROW(ddp::make_optimizer(doubles, options));
+}
