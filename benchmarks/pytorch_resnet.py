@@ -174,6 +174,8 @@ def main():
         sys.exit(f"step={o.step}, there are {', '.join(STEPS)}")
     gate = peer.Gate(o)
     gate.wait("start")
+    if o.step.endswith("graph"):
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # as PyTorch's notes on CUDA graphs ask of DDP
     device, world = peer.setup(o.device)
     torch.backends.cudnn.benchmark = True
     result = accuracy(o, device, world) if o.cifar10 else speed(o, gate, device, world)
