@@ -148,7 +148,7 @@ def profile_tables(records):
     for name, row, gpus, record in in_order(records):
         profiles = {PEER_TITLES.get(n, n): s["profile"] for n, s in record.get("sides", {}).items() if "profile" in s}
         if profiles:
-            lines += ["", f"{row.title}, {gpus} GPU{'s' if gpus > 1 else ''}:", "", step_profile.table(profiles)]
+            lines += ["", f"{row.title}, {gpus} GPU{'s' if gpus > 1 else ''}:", "", step_profile.table(profiles, row.least_us(gpus))]
     return lines
 
 
@@ -170,7 +170,8 @@ def markdown(records):
              side_table(records)]
     profiles = profile_tables(records)
     if profiles:
-        parts += [["", "Where a step's time goes (`benchmarks/step_profile.py`; a profiled step is some percent longer):"], profiles]
+        parts += [["", "Where a step's time goes (`benchmarks/step_profile.py`; a profiled step is some percent longer; a GEMM is a "
+                       "convolution or the classifier; the roofline is `benchmarks/roofline.py`'s):"], profiles]
     return "\n".join(line for part in parts for line in part)
 
 

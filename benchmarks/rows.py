@@ -2,6 +2,8 @@
 """The rows of the comparison with PyTorch: what is measured, on how many GPUs, and what was asked of it."""
 import dataclasses
 
+import roofline
+
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
@@ -44,6 +46,11 @@ class StepRow:
 
     def higher_is_better(self):
         return self.unit == "img_s"
+
+    def least_us(self, gpus):
+        """Microseconds by class that a step takes at the least."""
+        batch = self.batch_size // gpus if self.strong else self.batch_size
+        return roofline.resnet(self.model, self.image_size, self.stem, batch, self.num_classes).us
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,17 +83,22 @@ def summarize(path, steps):
                 graph_launches=calls["cudaGraphLaunch"] / steps)
 
 
-def table(profiles):
-    """Markdown of summaries by name, one column each."""
-    lines = ["| us a step (kernels) | " + " | ".join(profiles) + " |", "|---" * (1 + len(profiles)) + "|"]
+def table(profiles, least=None):
+    """Markdown of summaries by name, one column each, and of the `least` time by class (roofline.py)."""
+    least = least or {}
+    lines = ["| us a step (kernels) | " + " | ".join([*profiles, *(["roofline"] if least else [])]) + " |",
+             "|---" * (1 + len(profiles) + bool(least)) + "|"]
     for name in ORDER:
         cells = [profile["classes"][name] for profile in profiles.values()]
-        if any(cell["kernels"] for cell in cells):
+        if name in least or any(cell["kernels"] for cell in cells):
             texts = [f"{cell['us']:,.0f} ({cell['kernels']:g})" if cell["kernels"] else "" for cell in cells]
+            texts += [f"{least[name]:,.0f}" if name in least else ""] if least else []
             lines.append(f"| {name} | " + " | ".join(texts) + " |")
     for title, text in (("all", lambda p: f"{sum(c['us'] for c in p['classes'].values()):,.0f} ({p['kernels']})"),
                         ("busy / span", lambda p: f"{p['busy_us']:,.0f} / {p['span_us']:,.0f}")):
-        lines.append(f"| {title} | " + " | ".join(text(profile) for profile in profiles.values()) + " |")
+        texts = [text(profile) for profile in profiles.values()]
+        texts += [f"{sum(least.values()):,.0f}" if title == "all" else ""] if least else []
+        lines.append(f"| {title} | " + " | ".join(texts) + " |")
     return "\n".join(lines)
 
 

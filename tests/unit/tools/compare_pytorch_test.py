@@ -17,6 +17,7 @@ import emulated  # noqa: E402
 import interleaved  # noqa: E402
 import programs  # noqa: E402
 import results  # noqa: E402
+import roofline  # noqa: E402
 import rows  # noqa: E402
 import step_profile  # noqa: E402
 
@@ -320,6 +321,22 @@ class Profiles(unittest.TestCase):
             "my_kernel": "other",
         }.items():
             self.assertEqual(step_profile.classify(name), kind, name)
+
+    def test_the_roofline_counts_the_whole_network(self):
+        self.assertEqual(roofline.resnet("resnet50", 224, "imagenet", 256, 1000).parameters, 25557032)
+        self.assertEqual(roofline.resnet("resnet18", 32, "cifar", 1, 10).parameters, 11173962)
+        # By hand: the 3x3 stem at batch 512 is 0.1% arithmetic, the rest bytes.
+        step = roofline.Step()
+        self.assertEqual(step.convolution(512, 3, 32, 64, 3, 1, input_wants_gradient=False), 32)
+        self.assertAlmostEqual(step.us["conv fprop"], 2 * (512 * 1024 * 67 + 1728) / 4.3e12 * 1e6)
+        self.assertEqual(step.us["conv dgrad"], 0)
+        # 3x3, 256 channels at 14 px, batch 256: 0.0592 TFLOP
+        step.convolution(256, 256, 14, 256, 3, 1)
+        self.assertAlmostEqual(step.us["conv dgrad"], 2 * 256 * 196 * 256 * 2304 / 790e12 * 1e6)
+        table = step_profile.table(dict(ours=self.summarize(TRACE)), {"conv dgrad": 50.4, "pool": 3.0})
+        self.assertIn("| conv dgrad | 60 (1) | 50 |", table)
+        self.assertIn("| pool |  | 3 |", table)
+        self.assertIn("| all | 280 (6) | 53 |", table)
 
     def test_a_trace_without_a_device_is_refused(self):
         with self.assertRaisesRegex(ValueError, "holds no work of a device"):
