@@ -4,6 +4,7 @@
 //   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
 //   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
 //   bench_resnet … step=graph       the whole step captured in one CUDA graph, then replayed
+//   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
@@ -23,6 +24,7 @@
 #include "bench_common.hpp"
 #include "bench_graph.hpp"
 #include "ddp/amp/autocast.hpp"
+#include "ddp/ops/cross_entropy.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "models/memory_format.hpp"
@@ -37,7 +39,13 @@ const Settings::Values kDefaults = {
     {"model", "resnet50"},     {"stem", "imagenet"},    {"image_size", "224"},
     {"batch_size", "256"},     {"dtype", "bf16"},       {"num_classes", "1000"},
     {"channels_last", "true"}, {"bucket_cap_mb", "25"}, {"step", "eager"},
-    {"param_dtype", "fp32"},   {"comm_hook", "none"},   {"fp32_grads", "true"}};
+    {"param_dtype", "fp32"},   {"comm_hook", "none"},   {"fp32_grads", "true"},
+    {"optimizer", "auto"},     {"ops", "fused"}};
+
+/// ops=plain: ATen's own, as the rows "before" have them.
+bool has_fused_ops(const Settings& settings) {
+  return settings.choice<bool>("ops", {{"plain", false}, {"fused", true}});
+}
 
 bool has_bf16_parameters(const Settings& settings) {
   const bool bf16 = settings.choice<bool>("param_dtype", {{"fp32", false}, {"bf16", true}});
@@ -71,8 +79,12 @@ models::ResNet make_model(const Settings& settings, at::Device device) {
   return module;
 }
 
-ddp::OptimizerOptions sgd() {
+ddp::OptimizerOptions sgd(const Settings& settings) {
   ddp::OptimizerOptions options;
+  options.implementation = settings.choice<ddp::OptimizerImplementation>(
+      "optimizer", {{"auto", ddp::OptimizerImplementation::Auto},
+                    {"flat", ddp::OptimizerImplementation::Flat},
+                    {"list", ddp::OptimizerImplementation::List}});
   options.weight_decay = 5e-4;
   options.momentum = 0.9;
   options.nesterov = true;
@@ -109,7 +121,8 @@ class Trainers {
     options.fp32_grads = settings_.flag("fp32_grads");
     auto model = std::make_shared<ddp::DistributedDataParallel<models::ResNet>>(
         module, context_.communicator(), options);
-    auto optimizer = std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(*model, sgd()));
+    auto optimizer =
+        std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(*model, sgd(settings_)));
     return {"ddp",
             [this, model, optimizer] {
               model->zero_grad();
@@ -125,7 +138,8 @@ class Trainers {
     for (const auto& item : module->named_parameters()) {
       parameters.push_back({item.key(), item.value()});
     }
-    auto optimizer = std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd()));
+    auto optimizer =
+        std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd(settings_)));
     return {"plain",
             [this, module, optimizer]() mutable {
               module->zero_grad();
@@ -141,7 +155,10 @@ class Trainers {
     torch::Tensor loss;
     {
       ddp::Autocast autocast(amp_);
-      loss = torch::cross_entropy_loss(forward().to(torch::kFloat32), target_);
+      const auto logits = forward();
+      loss = has_fused_ops(settings_)
+                 ? ddp::ops::cross_entropy(logits, target_).loss
+                 : torch::cross_entropy_loss(logits.to(torch::kFloat32), target_);
     }
     loss.backward();
   }

@@ -111,11 +111,7 @@ PEERS = {
 PEER_TITLES = dict(eager="PyTorch eager", compile="torch.compile", graph="PyTorch, hand graph",
                    compile_graph="torch.compile, hand graph")
 # Ours, by name: settings of bench_resnet. The first is the plain step, which the others are compared with.
-OURS = {
-    "before": ["step=eager"],
-    "libddp": ["step=graph", "param_dtype=bf16"],
-}
-# Beside those where there are several GPUs: the same with half the bytes on the wire.
-OURS_ON_SEVERAL = {
-    "libddp_bf16_wire": ["step=graph", "param_dtype=bf16", "fp32_grads=false"],
-}
+BEFORE = ["step=eager", "ops=plain", "optimizer=list"]
+BEST = ["step=graph", "param_dtype=bf16"]
+OURS = {"before": BEFORE, "libddp": BEST + ["fp32_grads=false"]}
+OURS_ON_SEVERAL = {"before": BEFORE, "libddp": BEST, "libddp_bf16_wire": BEST + ["fp32_grads=false"]}
