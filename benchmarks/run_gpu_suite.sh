@@ -80,12 +80,10 @@ PYTHON
 fi
 
 if wants speed; then
-  title "against PyTorch"
-  cases=()
-  for n in $(worlds); do
-    cases+=("resnet50:224:$((256 * n)):$n" "resnet18:32:512:$n,num_classes=10,steps=60,warmup=30")
-  done
-  bounded 330 python3 benchmarks/compare.py "$build/benchmarks/bench_resnet" "$out/speed" "${cases[@]}" || failed=1
+  title "training steps against PyTorch"
+  chosen=$(worlds | paste -sd,)
+  bounded 450 python3 benchmarks/compare_pytorch "$build" "$out/compare" --gpus "$chosen" \
+    --rows resnet50,resnet18_512,resnet18_128,resnet18_64,resnet18_strong,resnet18_3x3 || failed=1
 fi
 
 if wants all_reduce && [ -x "$build/benchmarks/bench_all_reduce" ] && [ "$gpus" -gt 1 ]; then
