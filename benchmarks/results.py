@@ -117,6 +117,27 @@ def speed_table(records):
     return lines
 
 
+def also_asked(records):
+    """What was asked of rows beyond their own unit: (text, GPUs, reached, must, aim)."""
+    for name, row, gpus, record in in_order(records):
+        ours = best(row, gpus, record, ours_of(record)) if "sides" in record else None
+        side = record["sides"][ours] if ours else {}
+        if "emulated_ms" in record and "ms" in side:
+            yield f"{row.title}: emulated step / ours", gpus, f"{record['emulated_ms'] / side['ms']:.3f}", ">= 0.92", ">= 0.98"
+        eager = record.get("sides", {}).get("eager", {})
+        if name == "resnet50" and gpus == 1 and side.get("peak_mib") and eager.get("peak_mib"):
+            ratio = f"{side['peak_mib'] / eager['peak_mib']:.3f} ({side['peak_mib']:,} / {eager['peak_mib']:,} MiB)"
+            yield f"{row.title}: peak memory / PyTorch eager's", gpus, ratio, "<= 1", "<= 0.85"
+        if "step=graph" in side.get("settings", "") and "host_us" in side:
+            waits = f", {side['profile']['waits']:g} waits for the device" if "profile" in side else ""
+            yield f"{row.title}: host's CPU time a replayed step", gpus, f"{side['host_us']:.0f} us{waits}", "<= 50 us, 0 waits", ""
+
+
+def asked_table(records):
+    lines = ["| " + " | ".join(map(str, line)) + " |" for line in also_asked(records)]
+    return ["", "| also asked | GPUs | reached | must | aim |", "|---|---|---|---|---|", *lines, ""] if lines else [""]
+
+
 def side_columns(side):
     """Of a side that has a step's time."""
     profile = side.get("profile", {})
@@ -166,7 +187,7 @@ def machine_lines(records):
 
 
 def markdown(records):
-    parts = [speed_table(records), [""], remark_lines(records), machine_lines(records), ["", "The sides of each row, and what a step costs:", ""],
+    parts = [speed_table(records), asked_table(records), remark_lines(records), machine_lines(records), ["", "The sides of each row, and what a step costs:", ""],
              side_table(records)]
     profiles = profile_tables(records)
     if profiles:

@@ -238,6 +238,17 @@ class Tables(unittest.TestCase):
             "ResNet-50, 224 px, batch 256 a GPU, images/s a GPU", "1", "4,741", "8,000", "4,655", "6,400", "4,923", "1.25",
             "8,500", "9,200", "0.875"])
 
+    def test_memory_host_work_and_the_emulated_step_are_told_too(self):
+        row = record(before=54.0, libddp=32.0, eager=55.0)
+        row["sides"]["libddp"].update(peak_mib=900, host_us=41.6, settings="step=graph", profile=dict(waits=0.0))
+        row["sides"]["eager"].update(peak_mib=1000)
+        records = {}
+        results.merge(records, "resnet50", 1, dict(row, emulated_ms=28.0))
+        self.assertEqual([line[2:4] for line in results.also_asked(records)], [
+            ("0.875", ">= 0.92"), ("0.900 (900 / 1,000 MiB)", "<= 1"), ("42 us, 0 waits for the device", "<= 50 us, 0 waits")])
+        results.merge(records, "resnet50", 1, record(before=54.0, eager=55.0))  # eager steps have no such limit
+        self.assertEqual([line[2] for line in results.also_asked(records)], ["1.000 (1 / 1 MiB)"])
+
     def test_scaling_is_told_against_one_gpu_of_the_same_machine_alone(self):
         records = {}
         results.merge(records, "resnet50", 1, record(libddp=32.0))
