@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of convolutional networks on a GPU against float64 results of the same rounded numbers.
 #include <ATen/autocast_mode.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
-#include <cstdio>
-
+#include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/pooled_linear.hpp"
 #include "ddp/ops/stem_convolution.hpp"
-#include "graph_timing.hpp"
+#include "ddp/ops/wgrad_branch.hpp"
 #include "lm_gpu_test.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::StemAlgorithm;
-using gpu_test::graph_us;
 using lm_test::leaf;
 using lm_test::reference_of;
 using lm_test::relative_error;
@@ -173,52 +174,141 @@ TEST_CASE("pooled_linear on a GPU equals float64, fused and by products, into sl
   }
 }
 
-TEST_CASE("times of stem and head", "[.][bench]") {
-  at::globalContext().setBenchmarkCuDNN(true);
-  const auto bf16 = torch::TensorOptions().device(torch::kCUDA).dtype(torch::kBFloat16);
-  for (const auto& [batch, side] : {std::pair{256, 224}, {512, 32}, {128, 32}, {64, 32}}) {
-    const auto image = torch::randn({batch, 3, side, side}, bf16).contiguous(kLast);
-    const auto weight = torch::randn({64, 3, 7, 7}, bf16).contiguous(kLast).requires_grad_(true);
-    for (const auto algorithm :
-         {StemAlgorithm::Library, StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
-      if (algorithm == StemAlgorithm::Im2col && side > 64) {
-        continue;
+namespace {
+
+struct ConvCase {
+  int64_t channels, filters, kernel, stride, height, width;
+};
+
+torch::Tensor last_leaf(torch::IntArrayRef shape, torch::Dtype dtype, double scale = 1) {
+  return leaf(shape, dtype, scale).detach().contiguous(kLast).requires_grad_(true);
+}
+
+}  // namespace
+
+TEST_CASE("conv2d on a GPU equals float64, by products and by the library") {
+  torch::manual_seed(5);
+  using ddp::ops::Conv2dAlgorithm;
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+    for (const auto weight_type : {torch::kFloat, dtype}) {
+      for (const auto& c : std::vector<ConvCase>{{64, 128, 1, 1, 7, 5},
+                                                 {64, 128, 1, 1, 1, 1},
+                                                 {256, 512, 1, 2, 2, 2},
+                                                 {512, 512, 3, 1, 1, 1},
+                                                 {256, 256, 3, 1, 2, 2},
+                                                 {256, 512, 3, 2, 2, 2},
+                                                 {64, 64, 3, 2, 8, 8}}) {
+        for (const bool last : {true, false}) {
+          CAPTURE(dtype, weight_type, c.channels, c.filters, c.kernel, c.stride, c.height, last);
+          const auto x = last_leaf({24, c.channels, c.height, c.width}, dtype);
+          auto weight = leaf({c.filters, c.channels, c.kernel, c.kernel}, weight_type, 0.05);
+          if (last) {
+            weight = weight.detach().contiguous(kLast).requires_grad_(true);
+          }
+          const auto xr = reference_of(x);
+          const auto wr = weight.detach().to(dtype).to(torch::kDouble).requires_grad_(true);
+          const auto expected = torch::conv2d(xr, wr, {}, c.stride, c.kernel / 2);
+          const auto out = ddp::ops::conv2d(
+              x, weight, c.stride, c.kernel / 2,
+              c.height > 4 && c.kernel == 1 ? Conv2dAlgorithm::Product : Conv2dAlgorithm::Auto);
+          CHECK(out.is_contiguous(kLast));
+          CHECK(relative_error(out, expected) < tolerance(dtype));
+          const auto direction = torch::randn_like(out);
+          const auto got = grad({out}, {x, weight}, {direction}, /*retain_graph=*/true);
+          const auto wanted = grad({expected}, {xr, wr}, {direction.to(torch::kDouble)});
+          CHECK(relative_error(got[0], wanted[0]) < tolerance(dtype));
+          // Four blocks of a tap, each rounded, are added up.
+          const double bound = 2 * tolerance(dtype);
+          CHECK(relative_error(got[1], wanted[1]) < bound);
+          CHECK(got[1].scalar_type() == weight_type);
+          for (const auto slot_type : {torch::kFloat, dtype}) {
+            for (const bool branch : {false, true}) {
+              const ddp::ops::WgradBranch scope(branch);
+              ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7, slot_type)};
+              ddp::ops::set_grad_slot(weight, &slot);
+              for (int i = 0; i < 2; ++i) {
+                ddp::ops::conv2d(x, weight, c.stride, c.kernel / 2).backward(direction);
+              }
+              const auto sum = slot.written ? slot.memory : weight.grad();
+              const auto current = c10::cuda::getCurrentCUDAStream().unwrap();
+              CHECK((slot.written && slot.stream != current) == branch);
+              CHECK(slot.written >= branch);
+              CHECK(relative_error(sum, 2 * wanted[1]) < bound);
+              weight.mutable_grad() = torch::Tensor();
+              ddp::ops::set_grad_slot(weight, nullptr);
+            }
+          }
+        }
       }
-      const auto forward = [&] { return ddp::ops::stem_convolution(image, weight, algorithm); };
-      const auto direction = torch::randn_like(forward());
-      const double both = graph_us([&] { grad({forward()}, {weight}, {direction}); });
-      const double there = graph_us([&] {
-        const torch::NoGradGuard no_grad;
-        forward();
-      });
-      std::printf("stem %dx%d algorithm %d: forward %.1f us, backward %.1f us\n", batch, side,
-                  static_cast<int>(algorithm), there, both - there);
     }
-    const double cut = graph_us([&] { ddp::ops::stem_space_to_depth(image, torch::kBFloat16); });
-    const double bytes = 2.0 * batch * (3.0 * side * side + 16.0 * (side / 2 + 3) * (side / 2 + 3));
-    std::printf("space_to_depth %dx%d: %.1f us, its bytes at 4.3 TB/s %.1f us\n", batch, side, cut,
-                bytes / 4.3e6);
   }
-  for (const auto& [batch, channels, side, classes] :
-       {std::tuple{256, 2048, 7, 1000}, {512, 512, 1, 10}, {128, 512, 1, 10}, {64, 512, 1, 10}}) {
-    const auto x =
-        torch::randn({batch, channels, side, side}, bf16).contiguous(kLast).requires_grad_(true);
-    const auto weight = torch::randn({classes, channels}, bf16).requires_grad_(true);
-    const auto bias = torch::randn({classes}, bf16).requires_grad_(true);
-    const auto labels = torch::randint(classes, {batch}, torch::kLong).to(torch::kCUDA);
-    const auto ours = [&] {
-      const auto logits = ddp::ops::pooled_linear(x, weight, bias);
-      return grad({ddp::ops::cross_entropy(logits, labels, {.label_smoothing = 0.1}).loss},
-                  {x, weight, bias});
-    };
-    const auto plain = [&] {
-      const auto logits =
-          torch::linear(torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1), weight, bias);
-      const auto loss = torch::cross_entropy_loss(logits.to(torch::kFloat), labels, {},
-                                                  at::Reduction::Mean, -100, 0.1);
-      return grad({loss}, {x, weight, bias});
-    };
-    std::printf("head %dx%d, %d classes: %.1f us, ATen %.1f us\n", batch, channels, classes,
-                graph_us(ours), graph_us(plain));
+}
+
+TEST_CASE("the weight gradients' branch leaves the same bits, eager and in a graph") {
+  torch::manual_seed(6);
+  const int kLayers = 6;
+  const auto dtype = torch::kBFloat16;
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  const auto x = last_leaf({256, 64, 8, 8}, dtype);
+  std::vector<torch::Tensor> weights;
+  std::vector<ddp::ops::GradSlot> slots(2 * kLayers);
+  for (int i = 0; i < 2 * kLayers; ++i) {
+    weights.push_back(last_leaf({64, 64, i % 2 == 0 ? 3 : 1, i % 2 == 0 ? 3 : 1}, dtype, 0.05));
+    slots[i].memory = torch::zeros_like(weights[i].detach(), torch::kFloat);
+    ddp::ops::set_grad_slot(weights[i], &slots[i]);
+  }
+  using ddp::ops::Conv2dAlgorithm;
+  const auto step = [&](bool branch, int64_t limit) {
+    for (auto& slot : slots) {
+      slot.written = false;
+      slot.stream = std::nullopt;
+    }
+    const ddp::ops::WgradBranch scope(branch, limit);
+    auto h = x;
+    for (int i = 0; i < 2 * kLayers; ++i) {
+      h = torch::relu(
+          ddp::ops::conv2d(h, weights[i], 1, i % 2 == 0 ? 1 : 0,
+                           i % 2 == 0 ? Conv2dAlgorithm::Auto : Conv2dAlgorithm::Product));
+    }
+    h.to(torch::kFloat).square().sum().backward();
+  };
+  const auto take = [&] {
+    std::vector<torch::Tensor> values;
+    for (int i = 0; i < 2 * kLayers; ++i) {
+      auto& grad = weights[i].mutable_grad();
+      values.push_back((slots[i].written ? slots[i].memory : grad.to(torch::kFloat)).clone());
+      slots[i].memory.zero_();
+      grad = torch::Tensor();
+    }
+    return values;
+  };
+  step(false, 0);
+  const auto plain = take();
+  const auto equal_plain = [&](const std::vector<torch::Tensor>& values) {
+    bool equal = true;
+    for (int i = 0; i < 2 * kLayers; ++i) {
+      equal = equal && torch::equal(values[i], plain[i]) && plain[i].abs().max().item<float>() > 0;
+    }
+    return equal;
+  };
+  for (const int64_t limit : {int64_t{1} << 30, int64_t{1}}) {
+    step(true, limit);
+    CHECK(equal_plain(take()));
+    at::cuda::CUDAGraph graph;
+    x.mutable_grad() = torch::Tensor();
+    graph.capture_begin();
+    step(true, limit);
+    graph.capture_end();
+    for (int replay = 0; replay < 3; ++replay) {
+      for (auto& slot : slots) {
+        slot.memory.zero_();
+      }
+      graph.replay();
+    }
+    CHECK(equal_plain(take()));
+  }
+  for (auto& weight : weights) {
+    ddp::ops::set_grad_slot(weight, nullptr);
   }
 }

@@ -85,6 +85,7 @@ __global__ void one_block(CrossEntropyRows in, CrossEntropySums out) {
     const T* logits = static_cast<const T*>(in.logits) + row * in.classes;
     float maximum = -CUDART_INF_F;
     int place = 0;
+#pragma unroll 8
     for (int c = 0; c < in.classes; ++c) {
       const float x = to_float(logits[c]);
       if (x > maximum) {
@@ -93,6 +94,7 @@ __global__ void one_block(CrossEntropyRows in, CrossEntropySums out) {
       }
     }
     float exponentials = 0, differences = 0;
+#pragma unroll 8
     for (int c = 0; c < in.classes; ++c) {
       const float difference = to_float(logits[c]) - maximum;
       exponentials += expf(difference);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/ops/grad_slot.hpp"
 
+#include <c10/core/Event.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
 
 namespace ddp::ops {
 namespace {
@@ -31,6 +35,16 @@ double begin_grad_write(const at::Tensor& parameter, GradSlot& slot) {
   const at::Tensor& grad = parameter.grad();
   const bool aliases = grad.defined() && grad.data_ptr() == slot.memory.data_ptr();
   const double beta = slot.written || aliases ? 1.0 : 0.0;
+  if (!slot.memory.is_cpu()) {
+    const auto current =
+        c10::impl::VirtualGuardImpl(slot.memory.device().type()).getStream(slot.memory.device());
+    const auto writer = std::exchange(slot.stream, current);
+    if (slot.written && writer && *writer != current) {
+      c10::Event event(current.device_type());
+      event.record(*writer);
+      event.block(current);
+    }
+  }
   slot.written = true;
   return beta;
 }

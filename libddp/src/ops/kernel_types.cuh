@@ -70,4 +70,44 @@ union Vector8 {
   T values[8];
 };
 
+/// Eight values, `stride` elements apart; one 16-byte access where they are neighbours of a 2-byte
+/// type, whose address must be a multiple of 16 then.
+template <typename T>
+__device__ __forceinline__ void load8(const T* from, int64_t stride, float (&values)[8]) {
+  if constexpr (sizeof(T) == 2) {
+    if (stride == 1) {
+      Vector8<T> vector;
+      vector.bits = *reinterpret_cast<const uint4*>(from);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        values[j] = to_float(vector.values[j]);
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    values[j] = to_float(from[j * stride]);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store8(T* to, int64_t stride, const float (&values)[8]) {
+  if constexpr (sizeof(T) == 2) {
+    if (stride == 1) {
+      Vector8<T> vector;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        vector.values[j] = from_float<T>(values[j]);
+      }
+      *reinterpret_cast<uint4*>(to) = vector.bits;
+      return;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    to[j * stride] = from_float<T>(values[j]);
+  }
+}
+
 }  // namespace ddp::ops::detail

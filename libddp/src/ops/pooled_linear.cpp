@@ -29,7 +29,7 @@ detail::PooledShape shape_of(at::IntArrayRef x, const at::Tensor& weight, at::Sc
 }
 
 bool is_fused(const detail::PooledShape& shape) {
-  return shape.classes <= detail::kMaxFusedClasses && shape.channels <= detail::kMaxFusedChannels;
+  return shape.classes <= detail::kMaxFusedClasses;
 }
 
 at::Tensor empty_grad(const std::vector<int64_t>& sizes, const at::Tensor& like) {
@@ -114,6 +114,13 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
 };
 #endif
 
+#ifdef DDP_HAS_CUDA
+// The kernels read 16 bytes at a time.
+bool is_aligned(const at::Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+#endif
+
 at::Tensor by_aten(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return at::linear(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1), weight, bias);
 }
@@ -129,7 +136,7 @@ at::Tensor pooled_linear(const at::Tensor& x, const at::Tensor& weight, const at
 #ifdef DDP_HAS_CUDA
   const auto dtype = detail::compute_dtype(x, x.scalar_type());
   if (detail::runs_own_kernels(x, dtype) && x.size(1) % 8 == 0 && x.numel() > 0 &&
-      weight.is_contiguous() && weight.scalar_type() == bias.scalar_type() &&
+      weight.is_contiguous() && is_aligned(weight) && weight.scalar_type() == bias.scalar_type() &&
       weight.scalar_type() != at::kDouble) {
     return PooledLinear::apply(x, weight, bias, dtype);
   }

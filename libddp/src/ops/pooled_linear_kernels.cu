@@ -6,7 +6,7 @@ namespace ddp::ops::detail {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kThreads = 256;
+constexpr int kThreads = 512;
 constexpr int kForwardWarps = 4;
 constexpr int kGroups = kThreads / kWarp;
 
@@ -37,40 +37,42 @@ __device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[
   }
 }
 
-/// A warp takes an image.
-template <typename T, typename W>
+/// A warp takes an image; a lane's channels meet all classes while they are in registers.
+template <typename T, typename W, int kClasses>
 __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, const W* bias,
                               float* pooled, T* logits) {
-  extern __shared__ float shared[];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int image = blockIdx.x * kForwardWarps + warp;
+  const int lane = threadIdx.x % kWarp;
+  const int image =
+      static_cast<int>(blockIdx.x) * kForwardWarps + static_cast<int>(threadIdx.x) / kWarp;
   if (image >= shape.batch) {
     return;
   }
-  float* own = shared + warp * shape.channels;
   const T* from = x + int64_t{image} * shape.pixels * shape.channels;
   float* to = pooled + int64_t{image} * shape.channels;
+  float sums[kClasses] = {};
   for (int c = lane * 8; c < shape.channels; c += kWarp * 8) {
     float mean[8];
     pool_vector(from + c, shape.pixels, shape.channels, mean);
+    store8(to + c, 1, mean);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      own[c + j] = mean[j];
-      to[c + j] = mean[j];
+    for (int k = 0; k < kClasses; ++k) {
+      if (k < shape.classes) {
+        float row[8];
+        load8(weight + k * shape.channels + c, 1, row);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          sums[k] += mean[j] * row[j];
+        }
+      }
     }
   }
-  __syncwarp();
-  for (int k = 0; k < shape.classes; ++k) {
-    float sum = 0;
-    const W* row = weight + k * shape.channels;
-#pragma unroll 4
-    for (int c = lane; c < shape.channels; c += kWarp) {
-      sum += own[c] * to_float(row[c]);
-    }
+#pragma unroll
+  for (int k = 0; k < kClasses; ++k) {
+    float sum = sums[k];
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
       sum += __shfl_xor_sync(~0U, sum, offset);
     }
-    if (lane == 0) {
+    if (lane == k && k < shape.classes) {
       logits[image * shape.classes + k] =
           from_float<T>(sum + (bias == nullptr ? 0.0F : to_float(bias[k])));
     }
@@ -105,12 +107,14 @@ __device__ void input_gradient(const PooledShape& shape, int block, const T* gra
   }
   const int image = index / vectors, c = index % vectors * 8;
   float sums[8] = {};
+#pragma unroll 5
   for (int k = 0; k < shape.classes; ++k) {
     const float grad = to_float(grad_logits[image * shape.classes + k]);
-    const W* row = weight + k * shape.channels + c;
+    float row[8];
+    load8(weight + k * shape.channels + c, 1, row);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      sums[j] += grad * to_float(row[j]);
+      sums[j] += grad * row[j];
     }
   }
   const float inverse = 1.0F / static_cast<float>(shape.pixels);
@@ -131,33 +135,41 @@ template <typename T, int kClasses>
 __device__ void weight_gradient(const PooledShape& shape, int block, const T* grad_logits,
                                 const float* pooled, const GradOut& grad_weight,
                                 const GradOut& grad_bias) {
-  __shared__ float parts[kGroups][kClasses][kWarp];
+  __shared__ float parts[2][kGroups][kWarp];
   const int lane = threadIdx.x % kWarp, group = threadIdx.x / kWarp;
   const bool is_bias = block * kWarp >= shape.channels;
   const int c = block * kWarp + lane;
+  const bool reads = !is_bias && c < shape.channels;
   float sums[kClasses] = {};
+#pragma unroll 4
   for (int image = group; image < shape.batch; image += kGroups) {
-    const float value = is_bias              ? 1.0F
-                        : c < shape.channels ? pooled[int64_t{image} * shape.channels + c]
-                                             : 0.0F;
+    const float value =
+        reads ? pooled[int64_t{image} * shape.channels + c] : static_cast<float>(is_bias);
     const T* grad = grad_logits + image * shape.classes;
 #pragma unroll
     for (int k = 0; k < kClasses; ++k) {
-      sums[k] += k < shape.classes ? value * to_float(grad[k]) : 0.0F;
+      if (k < shape.classes) {
+        sums[k] += value * to_float(grad[k]);
+      }
     }
   }
 #pragma unroll
   for (int k = 0; k < kClasses; ++k) {
-    parts[group][k][lane] = sums[k];
-  }
-  __syncthreads();
-  for (int k = group; k < shape.classes; k += kGroups) {
+    if (k >= shape.classes) {
+      break;
+    }
+    // Two buffers: a warp still adds up class k - 1 while others write class k.
+    parts[k % 2][group][lane] = sums[k];
+    __syncthreads();
+    if (group != k % kGroups) {
+      continue;
+    }
     float sum = 0;
 #pragma unroll
     for (int part = 0; part < kGroups; ++part) {
-      sum += parts[part][k][lane];
+      sum += parts[k % 2][part][lane];
     }
-    if (!is_bias && c < shape.channels && grad_weight.data != nullptr) {
+    if (reads && grad_weight.data != nullptr) {
       put(grad_weight, int64_t{k} * shape.channels + c, sum);
     } else if (is_bias && lane == 0 && grad_bias.data != nullptr) {
       put(grad_bias, k, sum);
@@ -226,10 +238,16 @@ cudaError_t launch_pooled_linear(const PooledShape& shape, const void* x, const 
       using T = typename decltype(tag)::type;
       using W = typename decltype(weight_tag)::type;
       const int blocks = (shape.batch + kForwardWarps - 1) / kForwardWarps;
-      const size_t bytes = sizeof(float) * kForwardWarps * static_cast<size_t>(shape.channels);
-      pooled_linear<T, W><<<blocks, kForwardWarps * kWarp, bytes, stream>>>(
-          shape, static_cast<const T*>(x), static_cast<const W*>(weight),
-          static_cast<const W*>(bias), pooled, static_cast<T*>(logits));
+      const auto launch = [&](auto kernel) {
+        kernel<<<blocks, kForwardWarps * kWarp, 0, stream>>>(
+            shape, static_cast<const T*>(x), static_cast<const W*>(weight),
+            static_cast<const W*>(bias), pooled, static_cast<T*>(logits));
+      };
+      if (shape.classes <= kMaxFusedClasses / 2) {
+        launch(pooled_linear<T, W, kMaxFusedClasses / 2>);
+      } else {
+        launch(pooled_linear<T, W, kMaxFusedClasses>);
+      }
       return cudaGetLastError();
     });
   });

@@ -7,9 +7,8 @@
 
 namespace ddp::ops::detail {
 
-/// Classes that the fused kernels take, and the channels whose pooled values a block can hold.
+/// Classes that the fused kernels take.
 inline constexpr int kMaxFusedClasses = 32;
-inline constexpr int kMaxFusedChannels = 2048;
 
 struct PooledShape {
   int batch, pixels, channels, classes;

@@ -11,7 +11,7 @@ constexpr int kFilterSize = 7;
 // More blocks of one image read it more often from L2; fewer leave SMs without work at small
 // batches.
 constexpr int kPatchBlocks = 4;
-constexpr int kMaxSharedBytes = 48 * 1024;
+constexpr size_t kMaxSharedBytes = 48 * 1024;
 
 unsigned blocks_for(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
@@ -50,34 +50,46 @@ __global__ void space_to_depth(StemImage image, Out* out) {
   target[1] = halves[1].bits;
 }
 
-/// A block holds one padded image, pixels of three channels side by side, and writes a part of its
-/// patches: one row of the filter is 21 values in a row there.
+/// A block writes the patches of some rows of one image. It holds the image rows that they cover,
+/// padded, pixels of three channels side by side: one row of the filter is 21 values in a row
+/// there.
 template <typename In, typename Out>
-__global__ void patches(StemImage image, Out* out) {
+__global__ void patches(StemImage image, int rows_of_block, Out* out) {
   extern __shared__ uint4 shared[];
   Out* padded = reinterpret_cast<Out*>(shared);
-  const int width = 3 * (image.width + 2 * kPad), height = image.height + 2 * kPad;
+  const int width = 3 * (image.width + 2 * kPad);
+  const int first_row = static_cast<int>(blockIdx.y) * rows_of_block;
+  const int rows = min(rows_of_block, image.rows - first_row);
+  const int lines = 2 * rows + kFilterSize - 2;
   const In* in = static_cast<const In*>(image.data) + blockIdx.x * image.strides[0];
-  for (int i = threadIdx.x; i < height * width; i += kThreads) {
-    const int h = i / width - kPad, w = i % width / 3 - kPad, c = i % 3;
-    const bool inside = h >= 0 && h < image.height && w >= 0 && w < image.width;
-    padded[i] = from_float<Out>(
-        inside ? to_float(in[c * image.strides[1] + h * image.strides[2] + w * image.strides[3]])
-               : 0.0F);
+  constexpr int kWarp = 32;
+  for (int line = static_cast<int>(threadIdx.x) / kWarp; line < lines; line += kThreads / kWarp) {
+    const int h = 2 * first_row + line - kPad;
+    const bool line_exists = h >= 0 && h < image.height;
+    for (int i = static_cast<int>(threadIdx.x) % kWarp; i < width; i += kWarp) {
+      const int c = i % 3, w = i / 3 - kPad;
+      const bool inside = line_exists && w >= 0 && w < image.width;
+      padded[line * width + i] = from_float<Out>(
+          inside ? to_float(in[c * image.strides[1] + h * image.strides[2] + w * image.strides[3]])
+                 : 0.0F);
+    }
   }
   __syncthreads();
   constexpr int kVectors = kStemPatchColumns / 8;
-  const int vectors = image.rows * image.columns * kVectors;
-  uint4* target = reinterpret_cast<uint4*>(out) + int64_t{blockIdx.x} * vectors;
-  for (int i = blockIdx.y * kThreads + threadIdx.x; i < vectors; i += gridDim.y * kThreads) {
+  uint4* target = reinterpret_cast<uint4*>(out) + (int64_t{blockIdx.x} * image.rows + first_row) *
+                                                      image.columns * int64_t{kVectors};
+  for (int i = static_cast<int>(threadIdx.x); i < rows * image.columns * kVectors; i += kThreads) {
     const int pixel = i / kVectors, first = i % kVectors * 8;
     const Out* corner = padded + 2 * (pixel / image.columns) * width + 6 * (pixel % image.columns);
+    // The eight values lie in one or two rows of the filter.
+    const int row = first / 21, column = first - row * 21;
+    const Out* here = corner + row * width + column;
+    const Out* next = here + width - 21;
     Vector8<Out> vector;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const int column = first + j;
-      vector.values[j] =
-          column < kStemPatch ? corner[column / 21 * width + column % 21] : from_float<Out>(0.0F);
+      const Out* from = column + j < 21 ? here : next;
+      vector.values[j] = first + j < kStemPatch ? from[j] : from_float<Out>(0.0F);
     }
     target[i] = vector.bits;
   }
@@ -130,6 +142,15 @@ __global__ void unpack_filter(StemFilter filter, StemPacking packing, int size,
   *to = from_float<T>(accumulates ? to_float(*to) + value : value);
 }
 
+int rows_of_block(int rows) {
+  return (rows + kPatchBlocks - 1) / kPatchBlocks;
+}
+
+size_t shared_bytes(int rows, int width) {
+  return sizeof(__half) * 3 * static_cast<size_t>(2 * rows + kFilterSize - 2) *
+         static_cast<size_t>(width + 2 * kPad);
+}
+
 template <typename Call>
 cudaError_t with_image_type(Element element, Call&& call) {
   return element == Element::UInt8 ? call(TypeTag<uint8_t>{})
@@ -153,7 +174,8 @@ cudaError_t launch_stem_space_to_depth(const StemImage& image, void* out, Elemen
 }
 
 bool stem_patches_fit(int64_t height, int64_t width) {
-  return 3 * 2 * (height + 2 * kPad) * (width + 2 * kPad) <= kMaxSharedBytes;
+  const int rows = rows_of_block(static_cast<int>((height - 1) / 2 + 1));
+  return shared_bytes(rows, static_cast<int>(width)) <= kMaxSharedBytes;
 }
 
 cudaError_t launch_stem_patches(const StemImage& image, void* out, Element out_element,
@@ -162,10 +184,11 @@ cudaError_t launch_stem_patches(const StemImage& image, void* out, Element out_e
     return with_compute_type(out_element, [&](auto to) {
       using In = typename decltype(in)::type;
       using Out = typename decltype(to)::type;
-      const auto bytes = sizeof(Out) * 3 * static_cast<size_t>(image.height + 2 * kPad) *
-                         static_cast<size_t>(image.width + 2 * kPad);
-      const dim3 grid(static_cast<unsigned>(image.batch), kPatchBlocks);
-      patches<In, Out><<<grid, kThreads, bytes, stream>>>(image, static_cast<Out*>(out));
+      const int rows = rows_of_block(image.rows);
+      const auto parts = static_cast<unsigned>((image.rows + rows - 1) / rows);
+      const dim3 grid(static_cast<unsigned>(image.batch), parts);
+      patches<In, Out><<<grid, kThreads, shared_bytes(rows, image.width), stream>>>(
+          image, rows, static_cast<Out*>(out));
       return cudaGetLastError();
     });
   });

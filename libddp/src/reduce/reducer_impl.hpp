@@ -71,7 +71,7 @@ struct Reducer::Impl {
   void queue_local_end();
   void mark_unused_parameters();
   void mark_ready(int index);
-  void note_stream(int bucket);
+  void note_streams(int bucket, const ops::GradSlot& slot);
   void gather(int bucket);
   void gather_parameter_lists(const std::vector<int>& parameters);
   void launch(int bucket);

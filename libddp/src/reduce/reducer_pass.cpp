@@ -18,6 +18,14 @@ bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
          grad.is_alias_of(slot);
 }
 
+void wait_for(const c10::Stream& other, const c10::Stream& current) {
+  if (other != current) {
+    c10::Event event(other.device_type());
+    event.record(other);
+    event.block(current);
+  }
+}
+
 }  // namespace
 
 void Reducer::Impl::check_previous_pass() const {
@@ -215,14 +223,17 @@ void Reducer::Impl::mark_unused_parameters() {
   }
 }
 
-void Reducer::Impl::note_stream(int bucket) {
+// The stream that is current in the hook, and the one on which an op wrote the slot, if another.
+void Reducer::Impl::note_streams(int bucket, const ops::GradSlot& slot) {
   if (device().is_cpu()) {
     return;
   }
-  const auto stream = detail::current_stream(device());
   auto& streams = buckets[static_cast<size_t>(bucket)].streams;
-  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
-    streams.push_back(stream);
+  for (const auto& stream :
+       {detail::current_stream(device()), slot.stream.value_or(detail::current_stream(device()))}) {
+    if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+      streams.push_back(stream);
+    }
   }
 }
 
@@ -237,7 +248,7 @@ void Reducer::Impl::mark_ready(int index) {
   }
   ready_order.push_back(index);
   const int bucket = layout.places[static_cast<size_t>(index)].bucket;
-  note_stream(bucket);
+  note_streams(bucket, parameters[static_cast<size_t>(index)].slot);
   if (mark == Mark::Pending) {
     return;
   }
@@ -259,12 +270,7 @@ void Reducer::Impl::gather(int bucket) {
   const ops::AutocastOff autocast_off(device().type());
   auto& state = buckets[static_cast<size_t>(bucket)];
   for (const auto& stream : state.streams) {
-    const auto current = detail::current_stream(device());
-    if (stream != current) {  // gradients accumulated on another stream: wait for it
-      c10::Event event(device().type());
-      event.record(stream);
-      event.block(current);
-    }
+    wait_for(stream, detail::current_stream(device()));  // gradients accumulated on another stream
   }
   gather_parameter_lists(layout.buckets[static_cast<size_t>(bucket)].parameters);
   for (const int index : layout.buckets[static_cast<size_t>(bucket)].parameters) {
@@ -286,6 +292,9 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     at::Tensor& slot = parameter.slot.memory;
     if (grad.defined() && !aliases(grad, slot)) {
       parameter.reduced = false;
+      if (parameter.slot.written && parameter.slot.stream) {  // added to below
+        wait_for(*parameter.slot.stream, detail::current_stream(device()));
+      }
       (parameter.slot.written ? add_to : copy_to).push_back(slot);
       (parameter.slot.written ? add_from : copy_from).push_back(grad);
     } else if (!grad.defined() && !parameter.slot.written) {
@@ -293,6 +302,7 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     }
     grad = slot;
     parameter.slot.written = false;
+    parameter.slot.stream = std::nullopt;
   }
   if (!copy_to.empty()) {
     at::_foreach_copy_(copy_to, copy_from);
@@ -322,13 +332,8 @@ void Reducer::Impl::launch(int index) {
     comm_start.record(device());
   }
   if (!device().is_cpu()) {
-    const auto current = detail::current_stream(device());
     for (const auto& stream : state.streams) {
-      if (stream != current) {
-        c10::Event event(device().type());
-        event.record(stream);
-        event.block(current);
-      }
+      wait_for(stream, detail::current_stream(device()));
     }
   }
   if (requires_weight && !is_weighted) {

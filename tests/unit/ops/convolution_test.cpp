@@ -2,6 +2,7 @@
 // The ops of convolutional networks against the same results by LibTorch, on the CPU.
 #include <torch/torch.h>
 
+#include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/pooled_linear.hpp"
@@ -118,4 +119,68 @@ TEST_CASE("pooled_linear is the mean over pixels and a linear layer") {
   for (std::size_t i = 0; i < 3; ++i) {
     CHECK(same(grads[i], wanted[i]));
   }
+}
+
+namespace {
+
+struct ConvCase {
+  int64_t kernel, stride, height, width;
+};
+
+// Every form of a dense product.
+const std::vector<ConvCase> kProducts = {{1, 1, 5, 3}, {1, 1, 1, 1}, {1, 2, 2, 2}, {1, 2, 1, 1},
+                                         {3, 1, 1, 1}, {3, 2, 1, 1}, {3, 1, 2, 2}, {3, 2, 2, 2}};
+
+}  // namespace
+
+TEST_CASE("convolutions as dense products equal conv2d, forward and backward") {
+  torch::manual_seed(6);
+  for (const auto& c : kProducts) {
+    for (const bool last : {false, true}) {
+      CAPTURE(c.kernel, c.stride, c.height, c.width, last);
+      auto x = leaf({3, 8, c.height, c.width}), weight = leaf({5, 8, c.kernel, c.kernel});
+      if (last) {
+        x = x.detach().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(true);
+        weight = weight.detach().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(true);
+      }
+      const int64_t padding = c.kernel / 2;
+      const auto expected = torch::conv2d(x, weight, {}, c.stride, padding);
+      const auto out =
+          ddp::ops::conv2d(x, weight, c.stride, padding, ddp::ops::Conv2dAlgorithm::Product);
+      CHECK(same(out, expected));
+      const auto direction = torch::randn_like(expected);
+      const auto grads = grad({out}, {x, weight}, {direction}, /*retain_graph=*/true);
+      const auto wanted = grad({expected}, {x, weight}, {direction});
+      CHECK(same(grads[0], wanted[0]));
+      CHECK(same(grads[1], wanted[1]));
+
+      // A slot is overwritten once (also the taps that no output uses), then added to.
+      ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
+      ddp::ops::set_grad_slot(weight, &slot);
+      out.backward(direction, /*retain_graph=*/true);
+      CHECK_FALSE(weight.grad().defined());
+      CHECK(same(slot.memory, wanted[1]));
+      out.backward(direction);
+      CHECK(same(slot.memory, 2 * wanted[1]));
+      ddp::ops::set_grad_slot(weight, nullptr);
+    }
+  }
+}
+
+TEST_CASE("conv2d makes only the gradients that are wanted, and takes the library elsewhere") {
+  torch::manual_seed(7);
+  const auto x = torch::randn({3, 8, 2, 2}, torch::kDouble), weight = leaf({5, 8, 3, 3});
+  const auto expected = torch::conv2d(x, weight, {}, 1, 1);
+  const auto out = ddp::ops::conv2d(x, weight, 1, 1, ddp::ops::Conv2dAlgorithm::Product);
+  CHECK(same(grad({out.sum()}, {weight})[0], grad({expected.sum()}, {weight})[0]));
+  const auto frozen = weight.detach(), moving = leaf({3, 8, 2, 2});
+  const auto dense = ddp::ops::conv2d(moving, frozen, 1, 1, ddp::ops::Conv2dAlgorithm::Product);
+  CHECK(same(grad({dense.sum()}, {moving})[0],
+             grad({torch::conv2d(moving, frozen, {}, 1, 1).sum()}, {moving})[0]));
+  const auto larger = torch::randn({2, 8, 7, 5}, torch::kDouble);
+  CHECK(torch::equal(ddp::ops::conv2d(larger, weight, 2, 1),
+                     torch::conv2d(larger, weight, {}, 2, 1)));
+  CHECK_THROWS_WITH(ddp::ops::conv2d(larger, weight, 2, 1, ddp::ops::Conv2dAlgorithm::Product),
+                    Catch::Contains("7x5"));
+  CHECK_THROWS_WITH(ddp::ops::conv2d(larger, weight, 1, 0), Catch::Contains("padding 0"));
 }

@@ -7,6 +7,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <optional>
 
 namespace ddp::ops {
 
@@ -15,6 +18,10 @@ namespace ddp::ops {
 struct GradSlot {
   at::Tensor memory;     ///< shaped and strided like the parameter, in the bucket's gradient dtype
   bool written = false;  ///< an op wrote `memory` in this backward (cleared when it ends)
+  /// The stream (not of a CPU) that was current for the last writer of this backward. It need not
+  /// be the one of the parameter's hook: whoever reads `memory` before the backward ends waits for
+  /// it.
+  std::optional<c10::Stream> stream = std::nullopt;
 };
 
 /// Attaches `slot` (or, with nullptr, detaches) to `parameter`. The slot must outlive the
@@ -25,9 +32,9 @@ void set_grad_slot(const at::Tensor& parameter, GradSlot* slot);
 GradSlot* find_grad_slot(const at::Tensor& parameter);
 
 /// Announces that the caller overwrites or adds to `slot->memory` now. Returns the beta to use: 0
-/// where the slot is unwritten, 1 where it already holds a part of this step's gradient. The op
-/// then returns an undefined gradient for the parameter; AccumulateGrad's post hook fires all the
-/// same.
+/// where the slot is unwritten, 1 where it already holds a part of this step's gradient; the
+/// current stream waits for another one that wrote that part. The op then returns an undefined
+/// gradient for the parameter; AccumulateGrad's post hook fires all the same.
 double begin_grad_write(const at::Tensor& parameter, GradSlot& slot);
 
 }  // namespace ddp::ops

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/ops/conv2d.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "ddp/ops/autocast_off.hpp"
+#include "ddp/ops/wgrad_branch.hpp"
+#include "ops/gemm.hpp"
+#include "ops/grad_target.hpp"
+#include "ops/tap_packing.hpp"
+#include "ops/tensor_launch.hpp"
+#include "ops/wgrad_stream.hpp"
+
+namespace ddp::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr auto kLast = at::MemoryFormat::ChannelsLast;
+
+struct Geometry {
+  int64_t kernel, stride, height, width;
+
+  int64_t output(int64_t size) const { return (size - 1) / stride + 1; }
+  bool is_pixel() const { return output(height) == 1 && output(width) == 1; }
+};
+
+Geometry geometry_of(at::IntArrayRef x, const at::Tensor& weight, int64_t stride) {
+  return {weight.size(2), stride, x[2], x[3]};
+}
+
+/// The forms that a convolution can take as one product of rows of x with rows of a matrix.
+enum class Form {
+  None,
+  Rows,    ///< 1x1, stride 1: a row is a pixel
+  Corner,  ///< 1x1 with one output pixel: it reads the first pixel alone
+  Centre,  ///< 3x3 on one pixel
+  Dense,   ///< 3x3 on 2x2 pixels: a row is an image
+};
+
+Form form_of(const Geometry& g) {
+  if (g.kernel == 1) {
+    return g.stride == 1 ? Form::Rows : g.is_pixel() ? Form::Corner : Form::None;
+  }
+  if (g.height == 1 && g.width == 1) {
+    return Form::Centre;
+  }
+  return g.height == 2 && g.width == 2 && g.stride <= 2 ? Form::Dense : Form::None;
+}
+
+/// x or its gradient, channels last, as the product's rows.
+at::Tensor input_rows(const at::Tensor& x, Form form) {
+  const auto pixels = x.permute({0, 2, 3, 1});  // [batch, height, width, channels]
+  if (form == Form::Rows || form == Form::Centre) {
+    return pixels.view({-1, x.size(1)});
+  }
+  const auto images = pixels.view({x.size(0), -1});
+  return form == Form::Corner ? images.narrow(1, 0, x.size(1)) : images;
+}
+
+/// The result or its gradient likewise.
+at::Tensor output_rows(const at::Tensor& y, Form form) {
+  const auto pixels = y.permute({0, 2, 3, 1});
+  return form == Form::Dense ? pixels.view({y.size(0), -1}) : pixels.view({-1, y.size(1)});
+}
+
+/// The part of a filter, or of its gradient, that forms without blocks use: [filters, channels].
+at::Tensor live_tap(const at::Tensor& filter) {
+  const int64_t centre = filter.size(2) / 2;
+  return filter.select(3, centre).select(2, centre);
+}
+
+detail::TapBlocks blocks_of(const Geometry& g) {
+  return detail::TapBlocks::of(static_cast<int>(g.height), static_cast<int>(g.stride));
+}
+
+/// The rows of the weight's gradient, written to its target.
+void write_product_gradient(const at::Tensor& weight, const Geometry& g, Form form,
+                            const at::Tensor& grad_rows, const at::Tensor& x_rows,
+                            const detail::GradTarget& target) {
+  if (form != Form::Dense) {
+    if (weight.size(2) > 1 && target.beta == 0) {
+      target.memory.zero_();  // the taps over padding
+    }
+    detail::gemm_into(live_tap(target.memory), target.beta, grad_rows.t(), x_rows);
+    return;
+  }
+  // Blocks are added up in float32 where the gradient keeps it.
+  const auto dtype =
+      target.memory.scalar_type() == at::kFloat ? at::kFloat : grad_rows.scalar_type();
+  const auto dense =
+      at::empty({grad_rows.size(1), x_rows.size(1)}, grad_rows.options().dtype(dtype));
+  detail::gemm(dense, grad_rows.t(), x_rows);
+  detail::fold_taps(dense, blocks_of(g), target.memory, target.beta);
+}
+
+class ProductConv : public torch::autograd::Function<ProductConv> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
+                            int64_t stride, at::ScalarType dtype) {
+    const AutocastOff no_autocast(x_in.device().type());
+    const auto x = x_in.to(dtype).contiguous(kLast);
+    const auto g = geometry_of(x.sizes(), weight, stride);
+    const Form form = form_of(g);
+    const auto matrix = form == Form::Dense ? detail::spread_taps(weight, blocks_of(g), dtype)
+                                            : live_tap(weight).to(dtype);
+    const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
+                             x.options(), kLast);
+    detail::gemm(output_rows(y, form), input_rows(x, form), matrix.t());
+    ctx->save_for_backward({x, weight, matrix});
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["x_dtype"] = x_in.scalar_type();
+    ctx->saved_data["branch_limit"] = WgradBranch::current_limit();
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1], &matrix = saved[2];
+    const AutocastOff no_autocast(x.device().type());
+    const auto g = geometry_of(x.sizes(), weight, ctx->saved_data["stride"].toInt());
+    const Form form = form_of(g);
+    const auto grad = grad_outputs[0].contiguous(kLast);
+    const auto grad_rows = output_rows(grad, form);
+    at::Tensor grad_weight, grad_x;
+    if (ctx->needs_input_grad(1)) {
+      grad_weight = detail::make_weight_gradient(
+          weight, ctx->saved_data["branch_limit"].toInt(), {x, grad}, [&] {
+            const auto target = detail::grad_target(weight);
+            write_product_gradient(weight, g, form, grad_rows, input_rows(x, form), target);
+            return target.result();
+          });
+    }
+    if (ctx->needs_input_grad(0)) {
+      grad_x = form == Form::Corner ? at::zeros_like(x) : at::empty_like(x);
+      detail::gemm(input_rows(grad_x, form), grad_rows, matrix);
+      grad_x = grad_x.to(ctx->saved_data["x_dtype"].toScalarType());
+    }
+    return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
+  }
+};
+
+/// The library's convolution, whose weight gradient may take the branch.
+class LibraryConv : public torch::autograd::Function<LibraryConv> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
+                            int64_t stride, at::ScalarType dtype) {
+    const AutocastOff no_autocast(x_in.device().type());
+    const auto x = x_in.to(dtype).contiguous(kLast);
+    const auto filter = weight.to(dtype).contiguous(kLast);
+    const int64_t padding = weight.size(2) / 2;
+    ctx->save_for_backward({x, weight, filter});
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["x_dtype"] = x_in.scalar_type();
+    ctx->saved_data["branch_limit"] = WgradBranch::current_limit();
+    return at::conv2d(x, filter, {}, stride, padding).contiguous(kLast);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1], &filter = saved[2];
+    const AutocastOff no_autocast(x.device().type());
+    const auto grad = grad_outputs[0].contiguous(kLast);
+    const int64_t stride = ctx->saved_data["stride"].toInt(), padding = weight.size(2) / 2;
+    const auto backward_of = [&](bool of_input) {
+      return at::convolution_backward(grad, x, filter, at::nullopt, {stride, stride},
+                                      {padding, padding}, {1, 1}, false, {0, 0}, 1,
+                                      {of_input, !of_input, false});
+    };
+    at::Tensor grad_weight, grad_x;
+    if (ctx->needs_input_grad(1)) {
+      const int64_t limit = ctx->saved_data["branch_limit"].toInt();
+      grad_weight = detail::make_weight_gradient(weight, limit, {x, grad, filter}, [&] {
+        auto made = std::get<1>(backward_of(false));
+        if (limit == 0 || find_grad_slot(weight) == nullptr) {
+          return made.to(weight.scalar_type());  // whoever reduces gathers many in one kernel
+        }
+        const auto target = detail::grad_target(weight);
+        target.write(made);
+        return at::Tensor();
+      });
+    }
+    if (ctx->needs_input_grad(0)) {
+      grad_x = std::get<0>(backward_of(true)).to(ctx->saved_data["x_dtype"].toScalarType());
+    }
+    return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
+  }
+};
+
+bool prefers_product(const Geometry& g) {
+  switch (form_of(g)) {
+    case Form::None:
+      return false;
+    case Form::Rows:
+      return g.height == 1 && g.width == 1;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding,
+                  Conv2dAlgorithm algorithm) {
+  TORCH_CHECK(
+      x.dim() == 4 && weight.dim() == 4 && x.size(1) == weight.size(1) &&
+          weight.size(2) == weight.size(3) && (weight.size(2) == 1 || weight.size(2) == 3) &&
+          padding == weight.size(2) / 2 && stride >= 1,
+      "conv2d: x [batch, channels, height, width] and weight [filters, channels, 1, 1] with "
+      "padding 0 or [filters, channels, 3, 3] with padding 1 are needed, not ",
+      x.sizes(), " and ", weight.sizes(), " with padding ", padding, " and stride ", stride);
+  const auto g = geometry_of(x.sizes(), weight, stride);
+  const auto dtype = detail::compute_dtype(x, x.scalar_type());
+  const bool own = detail::runs_own_kernels(x, dtype);
+  TORCH_CHECK(algorithm != Conv2dAlgorithm::Product || form_of(g) != Form::None, "conv2d: a ",
+              g.kernel, "x", g.kernel, " convolution of stride ", stride, " over ", g.height, "x",
+              g.width, " pixels is not one dense product");
+  if (algorithm == Conv2dAlgorithm::Product ||
+      (algorithm == Conv2dAlgorithm::Auto && own && prefers_product(g))) {
+    return ProductConv::apply(x, weight, stride, dtype);
+  }
+  if (own && weight.scalar_type() != at::kDouble) {
+    return LibraryConv::apply(x, weight, stride, dtype);
+  }
+  const AutocastOff no_autocast(x.device().type());
+  return at::conv2d(x.to(dtype), weight.to(dtype), {}, stride, padding);
+}
+
+}  // namespace ddp::ops

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between a 3x3 filter and its dense matrix (tap_blocks.hpp): kernels on CUDA, ATen elsewhere.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "ops/tap_blocks.hpp"
+
+namespace ddp::ops::detail {
+
+/// [filters, channels, 3, 3] -> [outs * filters, ins * channels] of `dtype`.
+at::Tensor spread_taps(const at::Tensor& filter, const TapBlocks& blocks, at::ScalarType dtype);
+
+/// target = beta target + the sums of each tap's blocks; target [filters, channels, 3, 3].
+void fold_taps(const at::Tensor& dense, const TapBlocks& blocks, const at::Tensor& target,
+               double beta);
+
+}  // namespace ddp::ops::detail
