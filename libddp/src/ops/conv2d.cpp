@@ -72,6 +72,12 @@ at::Tensor live_tap(const at::Tensor& filter) {
   return filter.select(3, centre).select(2, centre);
 }
 
+/// The tap as a product reads it: row-major.
+at::Tensor rows_of_tap(const at::Tensor& tap, at::ScalarType dtype) {
+  const auto matrix = tap.to(dtype);
+  return matrix.stride(1) == 1 ? matrix : matrix.contiguous();
+}
+
 detail::TapBlocks blocks_of(const Geometry& g) {
   return detail::TapBlocks::of(static_cast<int>(g.height), static_cast<int>(g.stride));
 }
@@ -105,7 +111,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     const auto g = geometry_of(x.sizes(), weight, stride);
     const Form form = form_of(g);
     const auto matrix = form == Form::Dense ? detail::spread_taps(weight, blocks_of(g), dtype)
-                                            : live_tap(weight).to(dtype);
+                                            : rows_of_tap(live_tap(weight), dtype);
     const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
                              x.options(), kLast);
     detail::gemm(output_rows(y, form), input_rows(x, form), matrix.t());
