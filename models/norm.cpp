@@ -13,10 +13,12 @@ void Norm::set(torch::nn::AnyModule layer) {
                      batch_norm->options.track_running_stats() &&
                      batch_norm->options.momentum().has_value();
   batch_norm_ = plain ? batch_norm : nullptr;
+  tickets_ = torch::Tensor();
 }
 
 void Norm::reset(torch::nn::Module& owner, const std::string& name, const NormFactory& factory,
-                 int64_t num_features) {
+                 int64_t num_features, bool fused) {
+  fused_ = fused;
   set(factory ? factory(num_features) : torch::nn::AnyModule(torch::nn::BatchNorm2d(num_features)));
   owner.register_module(name, module_);
 }
@@ -34,6 +36,48 @@ torch::Tensor Norm::forward(const torch::Tensor& input) {
   return torch::batch_norm(input, bn.weight, bn.bias, bn.running_mean, bn.running_var,
                            bn.is_training(), *bn.options.momentum(), bn.options.eps(),
                            at::globalContext().userEnabledCuDNN());
+}
+
+ddp::ops::BatchNormLayer Norm::batch_norm() {
+  const auto& bn = *batch_norm_;
+  if (fused_ && bn.weight.is_cuda() &&
+      (!tickets_.defined() || tickets_.device() != bn.weight.device())) {
+    tickets_ = ddp::ops::batch_norm_tickets(bn.weight);
+  }
+  return {bn.weight,        bn.bias,          bn.running_mean,
+          bn.running_var,   bn.is_training(), *bn.options.momentum(),
+          bn.options.eps(), fused_,           tickets_};
+}
+
+torch::Tensor Norm::forward_relu(const torch::Tensor& input) {
+  return batch_norm_ != nullptr ? ddp::ops::batch_norm_relu(input, batch_norm())
+                                : forward(input).relu_();
+}
+
+ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, const torch::Tensor& residual) {
+  if (batch_norm_ != nullptr) {
+    return ddp::ops::batch_norm_add_relu(input, batch_norm(), residual);
+  }
+  auto out = forward(input);
+  out += residual;
+  out.relu_();
+  return {out, out};
+}
+
+ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, Norm& other,
+                                      const torch::Tensor& other_input) {
+  if (batch_norm_ != nullptr && other.batch_norm_ != nullptr) {
+    return ddp::ops::batch_norm_add_relu(input, batch_norm(), other_input, other.batch_norm());
+  }
+  return forward_add_relu(input, other.forward(other_input));
+}
+
+ddp::ops::Fork Norm::forward_relu_max_pool(const torch::Tensor& input) {
+  if (batch_norm_ != nullptr) {
+    return ddp::ops::batch_norm_relu_max_pool(input, batch_norm());
+  }
+  const auto out = torch::max_pool2d(forward(input).relu_(), 3, 2, 1);
+  return {out, out};
 }
 
 void Norm::append_counter(std::vector<torch::Tensor>& counters) const {

@@ -7,6 +7,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "ddp/ops/pooled_linear.hpp"
+#include "ddp/ops/stem_convolution.hpp"
+
 namespace models {
 namespace detail {
 namespace {
@@ -33,6 +36,22 @@ NormType& select_norm(const std::string& name,
   throw std::invalid_argument("no normalisation layer is called \"" + name + "\" here");
 }
 
+/// Images as weights of 16 bits read them.
+torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weight) {
+  const bool half =
+      weight.scalar_type() == torch::kBFloat16 || weight.scalar_type() == torch::kHalf;
+  return half ? images.to(weight.scalar_type()) : images;
+}
+
+/// relu(norm(x) + shortcut), with the projection on the shortcut where there is one.
+ddp::ops::Fork end_block(const torch::Tensor& x, Norm& norm, Downsample& downsample,
+                         const torch::Tensor& shortcut) {
+  if (downsample) {
+    return norm.forward_add_relu(x, downsample->bn, downsample->conv->forward(shortcut));
+  }
+  return norm.forward_add_relu(x, shortcut);
+}
+
 }  // namespace
 
 Downsample make_downsample(const BlockOptions& options, int64_t out_channels) {
@@ -49,11 +68,7 @@ DownsampleImpl::DownsampleImpl(BlockOptions options, int64_t out_channels)
 
 void DownsampleImpl::reset() {
   conv = register_module("0", conv1x1(options_.in_channels, out_channels_, options_.stride));
-  bn.reset(*this, "1", options_.norm, out_channels_);
-}
-
-torch::Tensor DownsampleImpl::forward(const torch::Tensor& input) {
-  return bn.forward(conv->forward(input));
+  bn.reset(*this, "1", options_.norm, out_channels_, options_.fused_ops);
 }
 
 std::shared_ptr<torch::nn::Module> DownsampleImpl::norm(const std::string& name) const {
@@ -73,19 +88,17 @@ void BasicBlockImpl::reset() {
   // Made first and registered last, as in torchvision: it draws its random numbers first.
   downsample_ = make_downsample(o, o.planes * kExpansion);
   conv1_ = register_module("conv1", conv3x3(o.in_channels, o.planes, o.stride));
-  bn1_.reset(*this, "bn1", o.norm, o.planes);
+  bn1_.reset(*this, "bn1", o.norm, o.planes, o.fused_ops);
   conv2_ = register_module("conv2", conv3x3(o.planes, o.planes));
-  bn2_.reset(*this, "bn2", o.norm, o.planes);
+  bn2_.reset(*this, "bn2", o.norm, o.planes, o.fused_ops);
   if (downsample_) {
     register_module("downsample", downsample_);
   }
 }
 
-torch::Tensor BasicBlockImpl::forward(const torch::Tensor& input) {
-  auto out = bn1_.forward(conv1_->forward(input)).relu_();
-  out = bn2_.forward(conv2_->forward(out));
-  out += downsample_ ? downsample_->forward(input) : input;
-  return out.relu_();
+ddp::ops::Fork BasicBlockImpl::forward(const ddp::ops::Fork& input) {
+  auto out = bn1_.forward_relu(conv1_->forward(input.branch));
+  return end_block(conv2_->forward(out), bn2_, downsample_, input.shortcut);
 }
 
 void BasicBlockImpl::append_counters(std::vector<torch::Tensor>& counters) const {
@@ -120,22 +133,20 @@ void BottleneckImpl::reset() {
   const int64_t out_channels = o.planes * kExpansion;
   downsample_ = make_downsample(o, out_channels);  // first, as in BasicBlock
   conv1_ = register_module("conv1", conv1x1(o.in_channels, o.planes));
-  bn1_.reset(*this, "bn1", o.norm, o.planes);
+  bn1_.reset(*this, "bn1", o.norm, o.planes, o.fused_ops);
   conv2_ = register_module("conv2", conv3x3(o.planes, o.planes, o.stride));
-  bn2_.reset(*this, "bn2", o.norm, o.planes);
+  bn2_.reset(*this, "bn2", o.norm, o.planes, o.fused_ops);
   conv3_ = register_module("conv3", conv1x1(o.planes, out_channels));
-  bn3_.reset(*this, "bn3", o.norm, out_channels);
+  bn3_.reset(*this, "bn3", o.norm, out_channels, o.fused_ops);
   if (downsample_) {
     register_module("downsample", downsample_);
   }
 }
 
-torch::Tensor BottleneckImpl::forward(const torch::Tensor& input) {
-  auto out = bn1_.forward(conv1_->forward(input)).relu_();
-  out = bn2_.forward(conv2_->forward(out)).relu_();
-  out = bn3_.forward(conv3_->forward(out));
-  out += downsample_ ? downsample_->forward(input) : input;
-  return out.relu_();
+ddp::ops::Fork BottleneckImpl::forward(const ddp::ops::Fork& input) {
+  auto out = bn1_.forward_relu(conv1_->forward(input.branch));
+  out = bn2_.forward_relu(conv2_->forward(out));
+  return end_block(conv3_->forward(out), bn3_, downsample_, input.shortcut);
 }
 
 void BottleneckImpl::append_counters(std::vector<torch::Tensor>& counters) const {
@@ -193,7 +204,7 @@ void StageImpl::reset() {
   }
 }
 
-torch::Tensor StageImpl::forward(torch::Tensor input) {
+ddp::ops::Fork StageImpl::forward(ddp::ops::Fork input) {
   for (const auto& block : blocks_) {
     input = block->forward(input);
   }
@@ -230,7 +241,7 @@ void ResNetImpl::reset() {
                                                           .stride(cifar ? 1 : 2)
                                                           .padding(cifar ? 1 : 3)
                                                           .bias(false)));
-  bn1_.reset(*this, "bn1", options_.norm, 64);
+  bn1_.reset(*this, "bn1", options_.norm, 64, options_.fused_ops);
   stages_.clear();
   int64_t channels = 64;
   for (std::size_t i = 0; i < num_blocks_.size(); ++i) {
@@ -238,7 +249,8 @@ void ResNetImpl::reset() {
                                .planes = int64_t{64} << i,
                                .stride = i == 0 ? 1 : 2,
                                .norm = options_.norm,
-                               .zero_init_residual = options_.zero_init_residual};
+                               .zero_init_residual = options_.zero_init_residual,
+                               .fused_ops = options_.fused_ops};
     stages_.push_back(register_module("layer" + std::to_string(i + 1),
                                       detail::Stage(first, num_blocks_[i], bottleneck_)));
     channels = stages_.back()->out_channels();
@@ -268,15 +280,24 @@ torch::Tensor ResNetImpl::forward(const torch::Tensor& input) {
     }
     count_batches(counters);
   }
-  auto x = bn1_.forward(conv1_->forward(input)).relu_();
-  if (options_.stem == Stem::Imagenet) {
-    x = torch::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
-  }
+  auto x = forward_stem(input);
   for (auto& stage : stages_) {
     x = stage->forward(x);
   }
-  x = torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
-  return fc_->forward(x);
+  if (options_.fused_ops) {
+    return ddp::ops::pooled_linear(x.branch, fc_->weight, fc_->bias);
+  }
+  return fc_->forward(torch::adaptive_avg_pool2d(x.branch, {1, 1}).flatten(1));
+}
+
+ddp::ops::Fork ResNetImpl::forward_stem(const torch::Tensor& input) {
+  if (options_.stem == Stem::Imagenet) {
+    return bn1_.forward_relu_max_pool(
+        options_.fused_ops ? ddp::ops::stem_convolution(input, conv1_->weight)
+                           : conv1_->forward(detail::as_weights(input, conv1_->weight)));
+  }
+  const auto out = bn1_.forward_relu(conv1_->forward(detail::as_weights(input, conv1_->weight)));
+  return {out, out};
 }
 
 std::shared_ptr<torch::nn::Module> ResNetImpl::norm(const std::string& name) const {

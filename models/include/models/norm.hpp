@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/ops/batch_norm.hpp"
+
 namespace models {
 
 /// Makes the normalisation of `num_features` channels: any module whose forward takes and returns
@@ -19,20 +21,31 @@ namespace models {
 ///     return torch::nn::AnyModule(ddp::SyncBatchNorm(c, communicator)); }});
 using NormFactory = std::function<torch::nn::AnyModule(int64_t num_features)>;
 
-/// A normalisation child of a model.
+/// A normalisation child of a model, and what follows it there.
 ///
-/// BatchNorm2d is called without type erasure, and does not count its batches itself: the model
-/// adds one to all its counters in a single launch (count_batches), where torch::nn::BatchNorm2d
-/// and Python launch one each.
+/// BatchNorm2d is called without type erasure, by the fused ops of ddp/ops/batch_norm.hpp, and does
+/// not count its batches itself: the model adds one to all its counters in a single launch
+/// (count_batches), where torch::nn::BatchNorm2d and Python launch one each. Any other layer is
+/// called as it is and followed by ATen's ops.
 class Norm {
  public:
-  /// Registers a new layer with `owner` under `name`; during Module::reset().
+  /// Registers a new layer with `owner` under `name`; during Module::reset(). `fused` false: ATen's
+  /// ops for BatchNorm2d too.
   void reset(torch::nn::Module& owner, const std::string& name, const NormFactory& factory,
-             int64_t num_features);
+             int64_t num_features, bool fused = true);
   /// Replaces the layer registered with `owner` under `name`.
   void replace(torch::nn::Module& owner, const std::string& name, torch::nn::AnyModule layer);
 
   torch::Tensor forward(const torch::Tensor& input);
+  /// relu(norm(input))
+  torch::Tensor forward_relu(const torch::Tensor& input);
+  /// relu(norm(input) + residual)
+  ddp::ops::Fork forward_add_relu(const torch::Tensor& input, const torch::Tensor& residual);
+  /// relu(norm(input) + other(other_input))
+  ddp::ops::Fork forward_add_relu(const torch::Tensor& input, Norm& other,
+                                  const torch::Tensor& other_input);
+  /// max_pool2d(relu(norm(input)), kernel 3, stride 2, padding 1)
+  ddp::ops::Fork forward_relu_max_pool(const torch::Tensor& input);
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
   /// Appends num_batches_tracked if forward leaves the counting to the model.
   void append_counter(std::vector<torch::Tensor>& counters) const;
@@ -41,10 +54,13 @@ class Norm {
 
  private:
   void set(torch::nn::AnyModule layer);
+  ddp::ops::BatchNormLayer batch_norm();
 
   torch::nn::AnyModule layer_;
   std::shared_ptr<torch::nn::Module> module_;
   torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, where the fast path applies
+  bool fused_ = true;
+  torch::Tensor tickets_;  // the kernels' counters: no state of the model
 };
 
 /// Adds one to every counter. No host synchronisation.

@@ -30,6 +30,7 @@ struct ResNetOptions {
   Stem stem = Stem::Imagenet;
   NormFactory norm = {};            ///< empty: BatchNorm2d
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
+  bool fused_ops = true;  ///< false: ATen's ops alone (stem, BatchNorm2d, sum, ReLU, pools)
 };
 
 namespace detail {
@@ -40,23 +41,23 @@ struct BlockOptions {
   int64_t stride = 1;
   NormFactory norm = {};
   bool zero_init_residual = false;
+  bool fused_ops = true;
 };
 
 /// What a stage needs of its blocks.
 class ResidualBlock {
  public:
   virtual ~ResidualBlock() = default;
-  virtual torch::Tensor forward(const torch::Tensor& input) = 0;
+  virtual ddp::ops::Fork forward(const ddp::ops::Fork& input) = 0;
   virtual void append_counters(std::vector<torch::Tensor>& counters) const = 0;
   virtual void finish_initialisation() = 0;
 };
 
-/// The projection on a block's shortcut: convolution "0", normalisation "1".
+/// The projection on a block's shortcut: convolution "0", normalisation "1". The block calls both.
 class DownsampleImpl : public torch::nn::Cloneable<DownsampleImpl>, public ddp::ops::NormOwner {
  public:
   DownsampleImpl(BlockOptions options, int64_t out_channels);
   void reset() override;
-  torch::Tensor forward(const torch::Tensor& input);
   std::vector<std::string> norm_names() const override { return {"1"}; }
   std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
   void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override;
@@ -78,7 +79,7 @@ class BasicBlockImpl : public torch::nn::Cloneable<BasicBlockImpl>,
   static constexpr int64_t kExpansion = 1;
   explicit BasicBlockImpl(BlockOptions options);
   void reset() override;
-  torch::Tensor forward(const torch::Tensor& input) override;
+  ddp::ops::Fork forward(const ddp::ops::Fork& input) override;
   void append_counters(std::vector<torch::Tensor>& counters) const override;
   void finish_initialisation() override;
   std::vector<std::string> norm_names() const override { return {"bn1", "bn2"}; }
@@ -100,7 +101,7 @@ class BottleneckImpl : public torch::nn::Cloneable<BottleneckImpl>,
   static constexpr int64_t kExpansion = 4;
   explicit BottleneckImpl(BlockOptions options);
   void reset() override;
-  torch::Tensor forward(const torch::Tensor& input) override;
+  ddp::ops::Fork forward(const ddp::ops::Fork& input) override;
   void append_counters(std::vector<torch::Tensor>& counters) const override;
   void finish_initialisation() override;
   std::vector<std::string> norm_names() const override { return {"bn1", "bn2", "bn3"}; }
@@ -119,7 +120,7 @@ class StageImpl : public torch::nn::Cloneable<StageImpl> {
  public:
   StageImpl(BlockOptions first, int64_t num_blocks, bool bottleneck);
   void reset() override;
-  torch::Tensor forward(torch::Tensor input);
+  ddp::ops::Fork forward(ddp::ops::Fork input);
   void append_counters(std::vector<torch::Tensor>& counters) const;
   void finish_initialisation();
   int64_t out_channels() const;
@@ -137,8 +138,10 @@ TORCH_MODULE(Stage);
 
 }  // namespace detail
 
-/// Input [batch, 3, height, width], output logits [batch, num_classes]. Keeps the memory format of
+/// Input [batch, 3, height, width] (with the ImageNet stem also what ddp::ops::stem_space_to_depth
+/// made), output logits [batch, num_classes]. Keeps the memory format of
 /// its input: give channels_last images to a model of channels_last weights (to_channels_last).
+/// With weights of 16 bits (to_half_but_norms) images are cast to them and logits have their dtype.
 class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::NormOwner {
  public:
   /// `num_blocks` of the four stages; `bottleneck` chooses the kind of block.
@@ -152,6 +155,7 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::Nor
 
  private:
   void initialise();
+  ddp::ops::Fork forward_stem(const torch::Tensor& input);
 
   ResNetOptions options_;
   std::vector<int64_t> num_blocks_;

@@ -9,6 +9,7 @@
 
 #include "formula.hpp"
 #include "models/memory_format.hpp"
+#include "models/precision.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 
@@ -202,6 +203,31 @@ TEST_CASE("a clone has the same values and its own memory") {
     CHECK(torch::equal(ours[i].second, theirs[i].second));
     CHECK(ours[i].second.data_ptr() != theirs[i].second.data_ptr());
   }
+}
+
+TEST_CASE("half weights keep normalisation in float32 and follow the float32 model") {
+  torch::NoGradGuard no_grad;
+  auto model = models::resnet18({.num_classes = 4, .norm = [](int64_t channels) {
+                                   return torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
+                                 }});
+  auto half = std::dynamic_pointer_cast<models::ResNetImpl>(model->clone());
+  models::to_channels_last(*half);
+  models::to_half_but_norms(*half, torch::kBFloat16);
+  for (const auto& item : half->named_parameters()) {
+    INFO(item.key());
+    const bool norm = formula::ends_with(item.key(), "fc.bias") ? false : item.value().dim() == 1;
+    CHECK(item.value().scalar_type() == (norm ? torch::kFloat : torch::kBFloat16));
+    CHECK(item.value().is_contiguous(at::MemoryFormat::ChannelsLast) == (item.value().dim() == 4));
+  }
+  for (const auto& item : half->named_buffers()) {
+    CHECK(item.value().scalar_type() != torch::kBFloat16);
+  }
+  const auto x = formula::uniform("input", {4, 3, 64, 64}) * 4;
+  const auto expected = model->forward(x);
+  const auto logits = half->forward(x.contiguous(at::MemoryFormat::ChannelsLast));
+  CHECK(logits.scalar_type() == torch::kBFloat16);
+  CHECK(relative_difference(logits.to(torch::kFloat), expected) < 0.05);
+  CHECK_THROWS_AS(models::to_half_but_norms(*half, torch::kFloat), std::invalid_argument);
 }
 
 TEST_CASE("wrong options are refused with the setting's name") {

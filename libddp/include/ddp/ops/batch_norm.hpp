@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// BatchNorm over [batch, channels, height, width] together with what follows it in a residual
+// network: ReLU, the sum with a shortcut, max pool (Ioffe and Szegedy, arXiv:1502.03167).
+//
+// Own CUDA kernels serve bfloat16 and float16 activations in channels_last, with channels a
+// multiple of 8 and float32 weight, bias and running estimates. They read an activation twice
+// forward (statistics, result) and twice backward, save x, the batch's mean and invstd and one bit
+// an element for the ReLU instead of y, and compute in float32. Results do not depend on timing.
+// Everything else (CPU, other dtypes and layouts; gradients through running estimates) is composed
+// of ATen's ops, which define the result: at::batch_norm, add, at::relu, at::max_pool2d.
+//
+// Training moves running_mean and running_var in place, as at::batch_norm. No host synchronisation;
+// capturable in a CUDA graph. The kernels' backward cannot be differentiated again.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace ddp::ops {
+
+/// A BatchNorm2d's tensors ([channels]) and settings.
+struct BatchNormLayer {
+  at::Tensor weight, bias;
+  at::Tensor running_mean, running_var;
+  bool training = true;  ///< batch statistics; false: the running estimates
+  double momentum = 0.1;
+  double eps = 1e-5;
+  bool fused = true;  ///< false: ATen's ops always
+  /// Counters of the kernels, made by batch_norm_tickets and kept with the layer; may be undefined:
+  /// then each call makes some. As the running estimates, not for two streams at once.
+  at::Tensor tickets;
+};
+
+/// Zeros for BatchNormLayer::tickets; undefined while the current stream is being captured, for
+/// memory of a graph must not be kept outside it.
+at::Tensor batch_norm_tickets(const at::Tensor& weight);
+
+/// One activation that two consumers read: the next block's convolutions and its shortcut.
+///
+/// Both tensors are the same memory. Where the kernels run they are two outputs of one autograd
+/// node, so that the backward gets two gradients and adds them while it reads them; elsewhere they
+/// are one tensor. Do not change either in place.
+struct Fork {
+  at::Tensor branch, shortcut;
+};
+
+/// relu(bn(x))
+at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
+
+/// relu(bn(x) + residual), the end of a residual block. `residual` is shaped as x.
+Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& residual);
+
+/// relu(bn(x) + bn_z(z)), the end of a block whose shortcut is a convolution. z is shaped as x.
+Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& z,
+                         const BatchNormLayer& bn_z);
+
+/// max_pool2d(relu(bn(x)), kernel 3, stride 2, padding 1): the stem.
+Fork batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn);
+
+}  // namespace ddp::ops

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/ops/batch_norm.hpp"
+
+#include <ATen/ATen.h>
+
+#include "ops/batch_norm_fused.hpp"
+
+namespace ddp::ops {
+namespace {
+
+at::Tensor normalised(const at::Tensor& x, const BatchNormLayer& bn) {
+  return at::batch_norm(x, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training,
+                        bn.momentum, bn.eps, at::globalContext().userEnabledCuDNN());
+}
+
+Fork both(const at::Tensor& tensor) {
+  return {tensor, tensor};
+}
+
+}  // namespace
+
+at::Tensor batch_norm_tickets(const at::Tensor& weight) {
+  if (detail::is_capturing(weight)) {
+    return {};
+  }
+  return at::zeros({2 * weight.numel()}, weight.options().dtype(at::kInt).requires_grad(false));
+}
+
+at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
+  if (detail::fits_kernels(x, bn)) {
+    return detail::fused_batch_norm_relu(x, bn);
+  }
+  return normalised(x, bn).relu_();
+}
+
+Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
+                         const at::Tensor& residual) {
+  if (detail::fits_kernels(x, bn) && detail::fits_beside(residual, x, bn)) {
+    return detail::fused_batch_norm_add_relu(x, bn, residual, nullptr);
+  }
+  auto out = normalised(x, bn);
+  out += residual;
+  return both(out.relu_());
+}
+
+Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& z,
+                         const BatchNormLayer& bn_z) {
+  if (detail::fits_kernels(x, bn) && detail::fits_kernels(z, bn_z) &&
+      detail::fits_beside(z, x, bn) && bn.training == bn_z.training) {
+    return detail::fused_batch_norm_add_relu(x, bn, z, &bn_z);
+  }
+  auto out = normalised(x, bn);
+  out += normalised(z, bn_z);
+  return both(out.relu_());
+}
+
+Fork batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn) {
+  if (detail::fits_kernels(x, bn)) {
+    return detail::fused_batch_norm_relu_max_pool(x, bn);
+  }
+  return both(at::max_pool2d(normalised(x, bn).relu_(), 3, 2, 1));
+}
+
+}  // namespace ddp::ops

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// relu(bn(x)), relu(bn(x) + residual) and relu(bn(x) + bn2(z)) on a GPU.
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "ops/batch_norm_call.hpp"
+#include "ops/batch_norm_fused.hpp"
+
+namespace ddp::ops::detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool is_channel_vector(const at::Tensor& vector, const at::Tensor& x) {
+  return vector.defined() && vector.scalar_type() == at::kFloat && vector.is_contiguous() &&
+         vector.numel() == x.size(1) && vector.device() == x.device();
+}
+
+/// What a forward computes beside y; undefined what it need not keep.
+struct Results {
+  at::Tensor y, mask, statistics, statistics2;
+};
+
+at::Tensor empty_mask(const at::Tensor& x) {
+  return at::empty({x.numel() / 8}, x.options().dtype(at::kByte).requires_grad(false));
+}
+
+// Statistics and result in one kernel. False: the activation is too large.
+bool run_small_forward(const KernelScope& kernels, const at::Tensor& x, const BatchNormLayer& bn,
+                       const at::Tensor& addend, const BatchNormLayer* bn2, ApplyCall apply,
+                       Results& results) {
+  SmallForwardCall call;
+  call.small = kernels.small_grid(x, addend.defined() ? 2 : 1);
+  if (call.small.rows_of_thread == 0) {
+    return false;
+  }
+  results.statistics = empty_statistics(bn.weight);
+  call.first = statistics_call(x, bn, results.statistics);
+  apply.bn = affine_of(results.statistics, bn.weight, bn.bias);
+  if (bn2 != nullptr) {
+    results.statistics2 = empty_statistics(bn2->weight);
+    call.second = statistics_call(addend, *bn2, results.statistics2);
+    apply.bn2 = affine_of(results.statistics2, bn2->weight, bn2->bias);
+  }
+  const Scratch scratch(call.small.grid, bn2 != nullptr ? 4 : 2, bn.tickets, bn.weight);
+  call.first.scratch = scratch.pointers();
+  call.apply = apply;
+  kernels(launch_small_forward, call);
+  return true;
+}
+
+Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& addend,
+                    const BatchNormLayer* bn2, bool keep) {
+  const KernelScope kernels(x);
+  Results results;
+  results.y = at::empty_like(x);
+  ApplyCall call;
+  call.x = x.const_data_ptr();
+  call.addend = pointer(addend);
+  call.second = bn2 != nullptr;
+  call.y = results.y.mutable_data_ptr();
+  if (keep) {
+    results.mask = empty_mask(x);
+    call.mask = results.mask.mutable_data_ptr<uint8_t>();
+  }
+  if (bn.training && run_small_forward(kernels, x, bn, addend, bn2, call, results)) {
+    return results;
+  }
+  if (bn.training) {
+    results.statistics = take_statistics(kernels, x, bn);
+    call.bn = affine_of(results.statistics, bn.weight, bn.bias);
+    if (bn2 != nullptr) {
+      results.statistics2 = take_statistics(kernels, addend, *bn2);
+      call.bn2 = affine_of(results.statistics2, bn2->weight, bn2->bias);
+    }
+  } else {
+    call.bn = evaluation_affine(bn);
+    call.bn2 = bn2 != nullptr ? evaluation_affine(*bn2) : Affine{};
+  }
+  call.grid = kernels.map_grid(x);
+  kernels(launch_apply, call);
+  return results;
+}
+
+/// The backward of all forms: gradients of x and of its parameters; with `second` also of z, and
+/// with `sum` d itself, the residual's.
+void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& mask,
+                  const at::Tensor& tickets, const at::Tensor& grad, const at::Tensor& grad2,
+                  const at::Tensor& sum) {
+  const KernelScope kernels(first.x);
+  BackwardReduceCall reduce;
+  reduce.grad = grad.const_data_ptr();
+  reduce.grad2 = pointer(grad2);
+  reduce.mask = mask.const_data_ptr<uint8_t>();
+  reduce.sum = sum.defined() ? sum.mutable_data_ptr() : nullptr;
+  reduce.first = first.target();
+  reduce.second_used = second != nullptr;
+  reduce.second = second != nullptr ? second->target() : BackwardTarget{};
+
+  const auto small = kernels.small_grid(first.x, second != nullptr ? 3 : 2);
+  const bool is_small = small.rows_of_thread > 0;
+  reduce.grid = is_small ? small.grid : kernels.sums_grid(first.x);
+  const Scratch scratch(reduce.grid, second != nullptr ? 3 : 2, tickets, first.weight);
+  reduce.scratch = scratch.pointers();
+  if (is_small) {
+    if (second != nullptr) {
+      reduce.sum = nullptr;  // no second kernel reads it
+    }
+    kernels(launch_small_backward, SmallBackwardCall{small, reduce});
+    return;
+  }
+  kernels(launch_backward_reduce, reduce);
+
+  BackwardApplyCall apply;
+  apply.grid = kernels.map_grid(first.x);
+  apply.grad = sum.defined() ? sum.const_data_ptr() : reduce.grad;
+  apply.mask = sum.defined() ? nullptr : reduce.mask;
+  apply.first = reduce.first;
+  apply.second_used = reduce.second_used;
+  apply.second = reduce.second;
+  kernels(launch_backward_apply, apply);
+}
+
+class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias, const BatchNormLayer* bn) {
+    const auto results = run_forward(x, *bn, {}, nullptr, /*keep=*/true);
+    ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets});
+    return results.y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    BackwardNorm norm(saved[0], saved[1], saved[2], saved[4]);
+    const auto grad = laid_out(grads[0], norm.x.scalar_type());
+    run_backward(norm, nullptr, saved[3], saved[5], grad, {}, {});
+    return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
+  }
+};
+
+// Two outputs, the branch's and the shortcut's handle.
+class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& bias, const at::Tensor& addend,
+                               const std::optional<at::Tensor>& weight2,
+                               const std::optional<at::Tensor>& bias2, const BatchNormLayer* bn,
+                               const BatchNormLayer* bn2) {
+    const auto results = run_forward(x, *bn, addend, bn2, /*keep=*/true);
+    // The residual itself is not needed again.
+    ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets,
+                            bn2 != nullptr ? addend : at::Tensor(), weight2.value_or(at::Tensor()),
+                            bias2.value_or(at::Tensor()), results.statistics2});
+    ctx->set_materialize_grads(false);
+    return {results.y, second_handle(results.y)};
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto& z = saved[6];
+    const auto dtype = saved[0].scalar_type();
+    auto grad = laid_out(grads[0].defined() ? grads[0] : grads[1], dtype);
+    const auto grad2 = grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor();
+    if (!grad.defined()) {
+      return variable_list(8);
+    }
+    BackwardNorm first(saved[0], saved[1], saved[2], saved[4]);
+    if (z.defined()) {
+      BackwardNorm second(z, saved[7], saved[8], saved[9]);
+      const auto sum = grad2.defined() ? at::empty_like(grad) : at::Tensor();
+      run_backward(first, &second, saved[3], saved[5], grad, grad2, sum);
+      return {first.grad_x,
+              first.grad_weight.result(),
+              first.grad_bias.result(),
+              second.grad_x,
+              second.grad_weight.result(),
+              second.grad_bias.result(),
+              at::Tensor(),
+              at::Tensor()};
+    }
+    const auto sum = at::empty_like(grad);
+    run_backward(first, nullptr, saved[3], saved[5], grad, grad2, sum);
+    return {first.grad_x,
+            first.grad_weight.result(),
+            first.grad_bias.result(),
+            sum,
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+}  // namespace
+
+bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
+  const bool evaluation_with_grad =
+      !bn.training && needs_grad({x, bn.weight, bn.bias});  // through the running estimates
+  constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 elements; kernels count in 32 bits
+  return bn.fused && x.is_cuda() && x.dim() == 4 &&
+         (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && x.numel() > 0 &&
+         x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
+         x.is_contiguous(at::MemoryFormat::ChannelsLast) && is_channel_vector(bn.weight, x) &&
+         is_channel_vector(bn.bias, x) && is_channel_vector(bn.running_mean, x) &&
+         is_channel_vector(bn.running_var, x) && !evaluation_with_grad;
+}
+
+bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {
+  return other.device() == x.device() && other.scalar_type() == x.scalar_type() &&
+         other.sizes() == x.sizes() && other.is_contiguous(at::MemoryFormat::ChannelsLast) &&
+         (bn.training || !needs_grad({other}));
+}
+
+bool is_capturing(const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) {
+    return false;
+  }
+  const c10::cuda::CUDAGuard guard(tensor.device());
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+at::Tensor fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
+  if (!needs_grad({x, bn.weight, bn.bias})) {
+    return run_forward(x, bn, {}, nullptr, /*keep=*/false).y;
+  }
+  return BatchNormRelu::apply(x, bn.weight, bn.bias, &bn);
+}
+
+Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
+                               const at::Tensor& addend, const BatchNormLayer* bn_addend) {
+  // An undefined tensor is no argument of an autograd function.
+  std::optional<at::Tensor> weight2, bias2;
+  if (bn_addend != nullptr) {
+    weight2 = bn_addend->weight;
+    bias2 = bn_addend->bias;
+  }
+  if (!needs_grad({x, bn.weight, bn.bias, addend, weight2.value_or(at::Tensor()),
+                   bias2.value_or(at::Tensor())})) {
+    const auto y = run_forward(x, bn, addend, bn_addend, /*keep=*/false).y;
+    return {y, y};
+  }
+  const auto outputs =
+      BatchNormAddRelu::apply(x, bn.weight, bn.bias, addend, weight2, bias2, &bn, bn_addend);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of batch_norm_kernels.hpp share: 16-byte vectors of 8 channels, the split of an
+// activation over threads, and the arithmetic of a channel.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "ops/batch_norm_sums.cuh"
+
+namespace ddp::ops::detail {
+
+using Vector = uint4;
+
+template <typename T>
+struct Pair;
+template <>
+struct Pair<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+  static __device__ float2 widen(Type v) { return __bfloat1622float2(v); }
+  static __device__ Type narrow(float a, float b) { return __floats2bfloat162_rn(a, b); }
+};
+template <>
+struct Pair<__half> {
+  using Type = __half2;
+  static __device__ float2 widen(Type v) { return __half22float2(v); }
+  static __device__ Type narrow(float a, float b) { return __floats2half2_rn(a, b); }
+};
+
+template <typename T>
+__device__ void unpack(const Vector& packed, float (&values)[8]) {
+  const auto* pairs = reinterpret_cast<const typename Pair<T>::Type*>(&packed);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = Pair<T>::widen(pairs[i]);
+    values[2 * i] = pair.x;
+    values[2 * i + 1] = pair.y;
+  }
+}
+
+template <typename T>
+__device__ Vector pack(const float (&values)[8]) {
+  Vector packed;
+  auto* pairs = reinterpret_cast<typename Pair<T>::Type*>(&packed);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = Pair<T>::narrow(values[2 * i], values[2 * i + 1]);
+  }
+  return packed;
+}
+
+/// The grid of a kernel whose registers let one block, not kBlocksPerSm, onto a multiprocessor.
+inline dim3 half_grid(const BatchNormGrid& grid) {
+  return dim3(grid.blocks > 1 ? grid.blocks / kBlocksPerSm : 1, grid.slices);
+}
+
+/// Eight channels' values of a per-channel vector.
+__device__ inline void load8(const float* values, int vector, float (&out)[8]) {
+  const auto* quads = reinterpret_cast<const float4*>(values) + 2 * vector;
+  const float4 a = quads[0], b = quads[1];
+  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+  out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+}
+
+/// A thread's place: its vector of channels, its first row, and the step to its next row.
+/// Vectors are counted in 32 bits: an activation has fewer than 2^31.
+struct Lane {
+  int vector, row, step;
+
+  __device__ explicit Lane(const BatchNormGrid& grid)
+      : vector(static_cast<int>(blockIdx.y) * grid.slice +
+               (static_cast<int>(threadIdx.x) & (grid.slice - 1))) {
+    const int rows_of_block = kThreads / grid.slice;
+    row = static_cast<int>(blockIdx.x) * rows_of_block + static_cast<int>(threadIdx.x) / grid.slice;
+    step = static_cast<int>(gridDim.x) * rows_of_block;
+  }
+};
+
+/// Calls visit(rows of this thread): kRows at once, then what is left. `visit` gets the first
+/// vector's index, the distance of the next in vectors, and how many rows there are; that is a
+/// constant in the long run, so that no load waits for a comparison.
+template <int kRows, typename Visit>
+__device__ void for_each_row(const BatchNormGrid& grid, const Lane& lane, const Visit& visit) {
+  const int rows = static_cast<int>(grid.rows);
+  const int distance = lane.step * grid.vectors;
+  int row = lane.row;
+  int at = row * grid.vectors + lane.vector;
+  for (; row < rows - (kRows - 1) * lane.step; row += kRows * lane.step) {
+    visit(at, distance, kRows);
+    at += kRows * distance;
+  }
+  if (row < rows) {
+    visit(at, distance, (rows - row + lane.step - 1) / lane.step);
+  }
+}
+
+/// Gradients of a channel's weight and bias, and the coefficients of grad_x = a d + b x + c, from
+/// the sums of d and of d * (x - mean) over `rows` (Ioffe and Szegedy, arXiv:1502.03167, section
+/// 3).
+struct ChannelBackward {
+  float grad_weight, grad_bias, a, b, c;
+
+  __device__ ChannelBackward(const BackwardTarget& target, int channel, int64_t rows, double sum,
+                             double product) {
+    const double mean = target.mean[channel], invstd = target.invstd[channel];
+    const double scale = target.weight[channel] * invstd;
+    const double share = 1.0 / static_cast<double>(rows);
+    const double slope = -scale * invstd * invstd * product * share;
+    grad_weight = static_cast<float>(product * invstd);
+    grad_bias = static_cast<float>(sum);
+    a = static_cast<float>(scale);
+    b = static_cast<float>(slope);
+    c = static_cast<float>(-scale * sum * share - slope * mean);
+  }
+  __device__ void write_grads(const BackwardTarget& target, int channel) const {
+    float& weight_slot = target.grad_weight[channel];
+    float& bias_slot = target.grad_bias[channel];
+    weight_slot = target.add_to_weight ? weight_slot + grad_weight : grad_weight;
+    bias_slot = target.add_to_bias ? bias_slot + grad_bias : grad_bias;
+  }
+};
+
+/// In the last block of a reduction.
+__device__ inline void finish_backward(const BackwardTarget& target, int channel, int channels,
+                                       int64_t rows, double sum, double product) {
+  const ChannelBackward result(target, channel, rows, sum, product);
+  result.write_grads(target, channel);
+  target.coefficients[channel] = result.a;
+  target.coefficients[channels + channel] = result.b;
+  target.coefficients[2 * channels + channel] = result.c;
+}
+
+/// Mean and invstd of a channel, from the sums of x - shift and of its square.
+struct ChannelStatistics {
+  double mean, variance;
+  float invstd;
+
+  __device__ ChannelStatistics(int64_t rows, float eps, double shift, double sum, double square) {
+    const double share = 1.0 / static_cast<double>(rows);
+    const double centre = sum * share;
+    mean = shift + centre;
+    variance = square * share - centre * centre;
+    variance = variance < 0 ? 0 : variance;  // NaN stays
+    invstd = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(eps)));
+  }
+  /// Writes them and moves the running estimates.
+  __device__ void write(const StatisticsCall& call, int channel, int64_t rows) const {
+    call.mean[channel] = static_cast<float>(mean);
+    call.invstd[channel] = invstd;
+    const auto count = static_cast<double>(rows);
+    const double unbiased = rows > 1 ? variance * count / (count - 1) : variance;
+    const double momentum = call.momentum;
+    float& running_mean = call.running_mean[channel];
+    float& running_var = call.running_var[channel];
+    running_mean = static_cast<float>((1 - momentum) * running_mean + momentum * mean);
+    running_var = static_cast<float>((1 - momentum) * running_var + momentum * unbiased);
+  }
+};
+
+/// One channel of x's first row: the shift of its sums. A variance from plain sums of squares would
+/// lose its digits where a channel's mean is far from zero.
+template <typename T>
+__device__ double first_row(const void* x, int channel) {
+  return static_cast<float>(static_cast<const T*>(x)[channel]);
+}
+
+/// Adds x - shift and its square to a thread's sums.
+template <typename T>
+__device__ void add_moments(const Vector& packed, const float (&shift)[8], float (&sum)[8],
+                            float (&square)[8]) {
+  float values[8];
+  unpack<T>(packed, values);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float centred = values[i] - shift[i];
+    sum[i] += centred;
+    square[i] += centred * centred;
+  }
+}
+
+/// bn(x) = scale * x + shift.
+struct ScaleShift {
+  float scale[8], shift[8];
+
+  ScaleShift() = default;
+  __device__ ScaleShift(const Affine& bn, int vector) {
+    float mean[8], weight[8], bias[8];
+    load8(bn.mean, vector, mean);
+    load8(bn.invstd, vector, scale);
+    load8(bn.weight, vector, weight);
+    load8(bn.bias, vector, bias);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float invstd = bn.from_variance ? rsqrtf(scale[i] + bn.eps) : scale[i];
+      scale[i] = invstd * weight[i];
+      shift[i] = bias[i] - mean[i] * scale[i];
+    }
+  }
+};
+
+/// grad_x = a d + b x + c.
+struct Coefficients {
+  float a[8], b[8], c[8];
+
+  Coefficients() = default;
+  __device__ Coefficients(const float* coefficients, int vectors, int vector) {
+    load8(coefficients, vector, a);
+    load8(coefficients, vectors + vector, b);
+    load8(coefficients, 2 * vectors + vector, c);
+  }
+};
+
+enum class Form { Plain, Residual, TwoNorms };
+
+/// One vector's values after the ReLU; bit i of the result: value i passed.
+template <typename T, Form kForm>
+__device__ unsigned normalise(const Vector& packed, const Vector& added, const ScaleShift& bn,
+                              const ScaleShift& bn2, float (&values)[8]) {
+  float others[8];
+  unpack<T>(packed, values);
+  if constexpr (kForm != Form::Plain) {
+    unpack<T>(added, others);
+  }
+  unsigned passed = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float value = values[i] * bn.scale[i] + bn.shift[i];
+    if constexpr (kForm == Form::Residual) {
+      value += others[i];
+    } else if constexpr (kForm == Form::TwoNorms) {
+      value += others[i] * bn2.scale[i];
+    }
+    const bool passes = !(value <= 0);  // NaN passes, as through at::relu
+    passed |= static_cast<unsigned>(passes) << i;
+    values[i] = passes ? value : 0;
+  }
+  return passed;
+}
+
+/// Keeps what the ReLU let pass.
+__device__ inline void keep_passed(unsigned passed, float (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    values[i] = (passed >> i & 1) != 0 ? values[i] : 0;
+  }
+}
+
+template <typename T>
+__device__ void add_to(float (&values)[8], const Vector& packed) {
+  float others[8];
+  unpack<T>(packed, others);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    values[i] += others[i];
+  }
+}
+
+/// sum += d * (x - mean)
+template <typename T>
+__device__ void add_products(const float (&d)[8], const Vector& x, const float (&mean)[8],
+                             float (&sum)[8]) {
+  float values[8];
+  unpack<T>(x, values);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    sum[i] += d[i] * (values[i] - mean[i]);
+  }
+}
+
+template <typename T>
+__device__ void write_grad(const Coefficients& with, const float (&d)[8], const Vector& input,
+                           Vector* grad_x) {
+  float values[8];
+  unpack<T>(input, values);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    values[i] = with.a[i] * d[i] + (with.b[i] * values[i] + with.c[i]);
+  }
+  *grad_x = pack<T>(values);
+}
+
+}  // namespace ddp::ops::detail

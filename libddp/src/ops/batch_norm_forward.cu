@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward passes: the statistics of an activation, and its normalisation with sum and ReLU.
+#include <algorithm>
+
+#include "ops/batch_norm_device.cuh"
+
+namespace ddp::ops::detail {
+namespace {
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(StatisticsCall call) {
+  const BatchNormGrid& grid = call.grid;
+  const Lane lane(grid);
+  const auto* x = static_cast<const Vector*>(call.x);
+  float shift[8];
+  unpack<T>(x[lane.vector], shift);
+  float sums[2][8] = {};
+  for_each_row<kOneInput>(grid, lane, [&](int at, int distance, int count) {
+    Vector packed[kOneInput];
+#pragma unroll
+    for (int j = 0; j < kOneInput; ++j) {
+      if (j < count) {
+        packed[j] = x[at + j * distance];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kOneInput; ++j) {
+      if (j < count) {
+        add_moments<T>(packed[j], shift, sums[0], sums[1]);
+      }
+    }
+  });
+  double totals[2];
+  if (grid_sums<2>(sums, grid, call.scratch, totals)) {
+    if (static_cast<int>(threadIdx.x) < 8 * grid.slice) {
+      const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + threadIdx.x;
+      const ChannelStatistics statistics(grid.rows, call.eps, first_row<T>(call.x, channel),
+                                         totals[0], totals[1]);
+      statistics.write(call, channel, grid.rows);
+    }
+  }
+}
+
+template <typename T, Form kForm>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall call) {
+  constexpr int kRows = kForm == Form::Plain ? kOneInput : kMoreInputs;
+  const BatchNormGrid& grid = call.grid;
+  const Lane lane(grid);
+  const auto* x = static_cast<const Vector*>(call.x);
+  const auto* addend = static_cast<const Vector*>(call.addend);
+  auto* y = static_cast<Vector*>(call.y);
+  ScaleShift bn(call.bn, lane.vector), bn2;
+  if constexpr (kForm == Form::TwoNorms) {
+    bn2 = ScaleShift(call.bn2, lane.vector);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      bn.shift[i] += bn2.shift[i];
+    }
+  }
+  for_each_row<kRows>(grid, lane, [&](int at, int distance, int count) {
+    Vector packed[kRows], added[kRows];
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      if (j < count) {
+        packed[j] = x[at + j * distance];
+        if constexpr (kForm != Form::Plain) {
+          added[j] = addend[at + j * distance];
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRows; ++j) {
+      if (j < count) {
+        float values[8];
+        const unsigned passed = normalise<T, kForm>(packed[j], added[j], bn, bn2, values);
+        y[at + j * distance] = pack<T>(values);
+        if (call.mask != nullptr) {
+          call.mask[at + j * distance] = static_cast<uint8_t>(passed);
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void apply(const ApplyCall& call, dim3 blocks, cudaStream_t stream) {
+  if (call.addend == nullptr) {
+    apply_kernel<T, Form::Plain><<<blocks, kThreads, 0, stream>>>(call);
+  } else if (!call.second) {
+    apply_kernel<T, Form::Residual><<<blocks, kThreads, 0, stream>>>(call);
+  } else {
+    apply_kernel<T, Form::TwoNorms><<<blocks, kThreads, 0, stream>>>(call);
+  }
+}
+
+BatchNormGrid make_grid(int64_t rows, int64_t channels, int num_sms, int max_slice) {
+  BatchNormGrid grid;
+  grid.rows = rows;
+  grid.vectors = static_cast<int>(channels / 8);
+  grid.slice = 1;
+  while (grid.slice < max_slice && grid.vectors % (2 * grid.slice) == 0) {
+    grid.slice *= 2;
+  }
+  const int rows_of_block = kThreads / grid.slice;
+  const int64_t useful = (rows + rows_of_block - 1) / rows_of_block;
+  grid.slices = grid.vectors / grid.slice;
+  const int64_t resident = std::max(1, num_sms * kBlocksPerSm / grid.slices);
+  grid.blocks = static_cast<int>(std::min(useful, resident));
+  return grid;
+}
+
+}  // namespace
+
+BatchNormGrid sums_grid(int64_t rows, int64_t channels, int num_sms) {
+  return make_grid(rows, channels, num_sms, kSumsSlice);
+}
+
+BatchNormGrid map_grid(int64_t rows, int64_t channels, int num_sms) {
+  return make_grid(rows, channels, num_sms, kMapSlice);
+}
+
+cudaError_t launch_statistics(const StatisticsCall& call, Half dtype, cudaStream_t stream) {
+  const dim3 blocks(call.grid.blocks, call.grid.slices);
+  if (dtype == Half::Bfloat16) {
+    statistics_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(call);
+  } else {
+    statistics_kernel<__half><<<blocks, kThreads, 0, stream>>>(call);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t launch_apply(const ApplyCall& call, Half dtype, cudaStream_t stream) {
+  const dim3 blocks(call.grid.blocks, call.grid.slices);
+  if (dtype == Half::Bfloat16) {
+    apply<__nv_bfloat16>(call, blocks, stream);
+  } else {
+    apply<__half>(call, blocks, stream);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace ddp::ops::detail

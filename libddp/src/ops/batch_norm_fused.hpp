@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forms of ddp/ops/batch_norm.hpp that own kernels compute; a build without CUDA has none.
+#pragma once
+
+#include "ddp/ops/batch_norm.hpp"
+
+namespace ddp::ops::detail {
+
+#ifdef DDP_HAS_CUDA
+
+/// Whether the kernels take `x` and `bn` as they are.
+bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn);
+/// Whether `other` is laid out as `x`, which fits together with `bn`.
+bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn);
+
+/// Whether the current stream of `tensor`'s device is being captured.
+bool is_capturing(const at::Tensor& tensor);
+
+at::Tensor fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
+/// `bn_addend` nullptr: the addend is added as it is.
+Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
+                               const at::Tensor& addend, const BatchNormLayer* bn_addend);
+Fork fused_batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn);
+
+#else
+
+inline bool fits_kernels(const at::Tensor&, const BatchNormLayer&) {
+  return false;
+}
+inline bool fits_beside(const at::Tensor&, const at::Tensor&, const BatchNormLayer&) {
+  return false;
+}
+inline bool is_capturing(const at::Tensor&) {
+  return false;
+}
+inline at::Tensor fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer&) {
+  return x;
+}
+inline Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer&, const at::Tensor&,
+                                      const BatchNormLayer*) {
+  return {x, x};
+}
+inline Fork fused_batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer&) {
+  return {x, x};
+}
+
+#endif
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA kernels of ddp/ops/batch_norm.hpp: raw pointers, no LibTorch.
+//
+// An activation is a matrix [rows, channels] of 16-bit values in memory order (channels_last), rows
+// = batch * height * width, channels a multiple of 8. Per-channel vectors are float32. Every launch
+// is asynchronous on `stream` and returns the launch's error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ddp::ops::detail {
+
+enum class Half { Bfloat16, Float16 };
+
+/// How a grid covers an activation: a block takes `slice` vectors of 8 channels (gridDim.y slices)
+/// of many rows (gridDim.x blocks share them).
+struct BatchNormGrid {
+  int64_t rows = 0;
+  int vectors = 0;  ///< of a row: channels / 8
+  int slice = 0;    ///< a power of two that divides `vectors`
+  int slices = 0;   ///< gridDim.y
+  int blocks = 0;   ///< gridDim.x
+};
+
+/// All blocks of the grid are resident on `num_sms` multiprocessors at once. rows * channels / 8
+/// must be below 2^31. Kernels that sum take sums_grid, the others map_grid.
+BatchNormGrid sums_grid(int64_t rows, int64_t channels, int num_sms);
+BatchNormGrid map_grid(int64_t rows, int64_t channels, int num_sms);
+
+/// Where blocks meet. A reduction writes its blocks' sums to `partials`; the last block of a slice
+/// adds them in the order of the blocks, so results never depend on timing.
+struct ReductionScratch {
+  float* partials = nullptr;  ///< at least partial_floats(grid, sums)
+  /// Two counters a slice, zero before the first use: blocks that arrived (zero again when a kernel
+  /// ends) and how often all did.
+  unsigned* tickets = nullptr;
+};
+
+/// Sums a channel: 2 forward; 2 backward, 3 of two normalisations.
+inline size_t partial_floats(const BatchNormGrid& grid, int sums) {
+  return static_cast<size_t>(grid.blocks) * grid.vectors * 8 * sums;
+}
+
+/// What normalises a channel: (x - mean) * invstd * weight + bias.
+struct Affine {
+  const float* mean = nullptr;
+  const float* invstd = nullptr;  ///< or, with from_variance, the variance
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+  float eps = 0;
+  bool from_variance = false;
+};
+
+/// Batch statistics of x: mean and invstd = 1 / sqrt(biased variance + eps), and the running
+/// estimates moved by `momentum` (the unbiased variance, as PyTorch).
+struct StatisticsCall {
+  BatchNormGrid grid;
+  ReductionScratch scratch;
+  const void* x = nullptr;
+  float* mean = nullptr;
+  float* invstd = nullptr;
+  float* running_mean = nullptr;
+  float* running_var = nullptr;
+  float momentum = 0;
+  float eps = 0;
+};
+cudaError_t launch_statistics(const StatisticsCall& call, Half dtype, cudaStream_t stream);
+
+/// y = relu(bn(x)), relu(bn(x) + residual) or relu(bn(x) + bn2(z)).
+struct ApplyCall {
+  BatchNormGrid grid;
+  const void* x = nullptr;
+  Affine bn;
+  const void* addend = nullptr;  ///< residual or z; nullptr: none
+  bool second = false;           ///< the addend is normalised by bn2
+  Affine bn2;
+  void* y = nullptr;
+  uint8_t* mask =
+      nullptr;  ///< bit i of byte [row, vector]: element 8 * vector + i passes; or nullptr
+};
+cudaError_t launch_apply(const ApplyCall& call, Half dtype, cudaStream_t stream);
+
+/// One normalisation's part of a backward pass.
+struct BackwardTarget {
+  const void* x = nullptr;
+  const float* mean = nullptr;
+  const float* invstd = nullptr;
+  const float* weight = nullptr;
+  float* grad_weight = nullptr;
+  float* grad_bias = nullptr;
+  bool add_to_weight = false;     ///< add to grad_weight
+  bool add_to_bias = false;       ///< add to grad_bias
+  float* coefficients = nullptr;  ///< [3, channels]: grad_x = a * d + b * x + c
+  void* grad_x = nullptr;
+};
+
+/// d = mask ? grad (+ grad2) : 0, and from its sums the parameters' gradients and the coefficients
+/// of launch_backward_apply. With `sum` d is written there, rounded, and then summed.
+struct BackwardReduceCall {
+  BatchNormGrid grid;
+  ReductionScratch scratch;
+  const void* grad = nullptr;
+  const void* grad2 = nullptr;  ///< or nullptr
+  const uint8_t* mask = nullptr;
+  void* sum = nullptr;  ///< or nullptr
+  BackwardTarget first;
+  bool second_used = false;
+  BackwardTarget second;
+};
+cudaError_t launch_backward_reduce(const BackwardReduceCall& call, Half dtype, cudaStream_t stream);
+
+/// grad_x of one or two normalisations of the same d: `grad` under `mask`, or a sum without mask.
+struct BackwardApplyCall {
+  BatchNormGrid grid;
+  const void* grad = nullptr;
+  const uint8_t* mask = nullptr;  ///< nullptr: grad is d
+  BackwardTarget first;
+  bool second_used = false;
+  BackwardTarget second;
+};
+cudaError_t launch_backward_apply(const BackwardApplyCall& call, Half dtype, cudaStream_t stream);
+
+/// The grid of the kernels that do a whole forward or backward: each thread keeps `rows_of_thread`
+/// rows of its slice in registers (rows_of_thread 0: the activation is too large, or `inputs`
+/// activations are). The blocks wait for each other, so all must be resident: at most one for each
+/// multiprocessor, launched cooperatively.
+struct SmallGrid {
+  BatchNormGrid grid;
+  int rows_of_thread = 0;
+};
+SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int inputs);
+
+/// launch_statistics (of `second` too where apply.second) and launch_apply in one kernel; the
+/// calls' grids and scratches are not read but for `first`'s scratch, whose partials hold 2 or 4
+/// sums.
+struct SmallForwardCall {
+  SmallGrid small;
+  StatisticsCall first;
+  StatisticsCall second;
+  ApplyCall apply;
+};
+cudaError_t launch_small_forward(const SmallForwardCall& call, Half dtype, cudaStream_t stream);
+
+/// launch_backward_reduce and launch_backward_apply in one kernel; coefficients are not written.
+struct SmallBackwardCall {
+  SmallGrid small;
+  BackwardReduceCall reduce;
+};
+cudaError_t launch_small_backward(const SmallBackwardCall& call, Half dtype, cudaStream_t stream);
+
+/// Sizes of the 3x3 max pool of stride 2 and padding 1 behind a normalisation.
+struct PoolShape {
+  int batch = 0, height = 0, width = 0;
+  int pooled_height = 0, pooled_width = 0;  ///< (height + 1) / 2, (width + 1) / 2
+};
+
+/// y = max_pool(relu(bn(x))); index: a byte an element of y, the place 0..8 in the window that won,
+/// 15 where nothing passed the ReLU; or nullptr.
+struct PoolForwardCall {
+  BatchNormGrid grid;  ///< over y
+  PoolShape shape;
+  const void* x = nullptr;
+  Affine bn;
+  void* y = nullptr;
+  uint8_t* index = nullptr;
+};
+cudaError_t launch_pool_forward(const PoolForwardCall& call, Half dtype, cudaStream_t stream);
+
+/// Backward of pool, ReLU and normalisation: with `apply` false the sums (parameters' gradients and
+/// coefficients), with true grad_x. `grad` and `grad2` (or nullptr) belong to y.
+struct PoolBackwardCall {
+  BatchNormGrid grid;  ///< over y: a thread owns the 2x2 pixels of x at one element of y
+  ReductionScratch scratch;
+  PoolShape shape;
+  const void* grad = nullptr;
+  const void* grad2 = nullptr;
+  const uint8_t* index = nullptr;
+  BackwardTarget target;
+  bool apply = false;
+};
+cudaError_t launch_pool_backward(const PoolBackwardCall& call, Half dtype, cudaStream_t stream);
+
+}  // namespace ddp::ops::detail

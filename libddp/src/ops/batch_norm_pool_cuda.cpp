@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// max_pool2d(relu(bn(x))) of a stem on a GPU.
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "ops/batch_norm_call.hpp"
+#include "ops/batch_norm_fused.hpp"
+
+namespace ddp::ops::detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+PoolShape shape_of(const at::Tensor& x) {
+  PoolShape shape;
+  shape.batch = static_cast<int>(x.size(0));
+  shape.height = static_cast<int>(x.size(2));
+  shape.width = static_cast<int>(x.size(3));
+  shape.pooled_height = (shape.height + 1) / 2;
+  shape.pooled_width = (shape.width + 1) / 2;
+  return shape;
+}
+
+BatchNormGrid grid_of(const KernelScope& kernels, const PoolShape& shape, const at::Tensor& x) {
+  const int64_t rows = int64_t{1} * shape.batch * shape.pooled_height * shape.pooled_width;
+  return sums_grid(rows, x.size(1), kernels.num_sms());
+}
+
+struct Results {
+  at::Tensor y, index, statistics;
+};
+
+Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, bool keep) {
+  const KernelScope kernels(x);
+  Results results;
+  PoolForwardCall call;
+  call.shape = shape_of(x);
+  call.grid = grid_of(kernels, call.shape, x);
+  call.x = x.const_data_ptr();
+  if (bn.training) {
+    results.statistics = take_statistics(kernels, x, bn);
+    call.bn = affine_of(results.statistics, bn.weight, bn.bias);
+  } else {
+    call.bn = evaluation_affine(bn);
+  }
+  results.y = at::empty({x.size(0), x.size(1), call.shape.pooled_height, call.shape.pooled_width},
+                        x.options().requires_grad(false), at::MemoryFormat::ChannelsLast);
+  call.y = results.y.mutable_data_ptr();
+  if (keep) {
+    results.index =
+        at::empty({results.y.numel()}, x.options().dtype(at::kByte).requires_grad(false));
+    call.index = results.index.mutable_data_ptr<uint8_t>();
+  }
+  kernels(launch_pool_forward, call);
+  return results;
+}
+
+class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPool> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& bias, const BatchNormLayer* bn) {
+    const auto results = run_forward(x, *bn, /*keep=*/true);
+    ctx->save_for_backward({x, weight, bias, results.index, results.statistics, bn->tickets});
+    ctx->set_materialize_grads(false);
+    return {results.y, second_handle(results.y)};
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    if (!grads[0].defined() && !grads[1].defined()) {
+      return variable_list(4);
+    }
+    const auto saved = ctx->get_saved_variables();
+    BackwardNorm norm(saved[0], saved[1], saved[2], saved[4]);
+    const auto dtype = norm.x.scalar_type();
+    const auto grad = laid_out(grads[0].defined() ? grads[0] : grads[1], dtype);
+    const auto grad2 = grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor();
+    const KernelScope kernels(norm.x);
+    PoolBackwardCall call;
+    call.shape = shape_of(norm.x);
+    call.grid = grid_of(kernels, call.shape, norm.x);
+    const Scratch scratch(call.grid, 2, saved[5], norm.weight);
+    call.scratch = scratch.pointers();
+    call.grad = grad.const_data_ptr();
+    call.grad2 = pointer(grad2);
+    call.index = saved[3].const_data_ptr<uint8_t>();
+    call.target = norm.target();
+    kernels(launch_pool_backward, call);
+    call.apply = true;
+    kernels(launch_pool_backward, call);
+    return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Fork fused_batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn) {
+  if (!needs_grad({x, bn.weight, bn.bias})) {
+    const auto y = run_forward(x, bn, /*keep=*/false).y;
+    return {y, y};
+  }
+  const auto outputs = BatchNormReluMaxPool::apply(x, bn.weight, bn.bias, &bn);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace ddp::ops::detail

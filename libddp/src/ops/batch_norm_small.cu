@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole forward or backward in one kernel, for activations that the registers of a GPU hold: read
+// once, summed, and used again when all blocks know the sums.
+#include <algorithm>
+
+#include "ops/batch_norm_device.cuh"
+
+namespace ddp::ops::detail {
+namespace {
+
+// Narrower slices than the large kernels': more of them share the reading of the partials, which
+// every block does here.
+constexpr int kSmallSlice = 4;
+constexpr int kSmallChannels = 8 * kSmallSlice;
+
+/// The rows a thread keeps; visit(j, index of the vector).
+template <int kRows, typename Visit>
+__device__ void for_kept_rows(const BatchNormGrid& grid, const Lane& lane, const Visit& visit) {
+#pragma unroll
+  for (int j = 0; j < kRows; ++j) {
+    const int row = lane.row + j * lane.step;
+    if (row < static_cast<int>(grid.rows)) {
+      visit(j, row * grid.vectors + lane.vector);
+    }
+  }
+}
+
+/// Eight neighbouring values of shared memory.
+__device__ void take8(const float* values, float (&out)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    out[i] = values[i];
+  }
+}
+
+/// In thread t < channels of the slice: its channel's scale and shift; the slice's first block
+/// writes the statistics.
+template <typename T>
+__device__ void finish_channel(const StatisticsCall& call, const Affine& bn, int64_t rows,
+                               int channel, double sum, double square, float& scale, float& shift) {
+  const ChannelStatistics statistics(rows, call.eps, first_row<T>(call.x, channel), sum, square);
+  if (blockIdx.x == 0) {
+    statistics.write(call, channel, rows);
+  }
+  scale = statistics.invstd * bn.weight[channel];
+  shift = bn.bias[channel] - static_cast<float>(statistics.mean) * scale;
+}
+
+template <typename T, Form kForm, int kRows>
+__global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForwardCall call) {
+  constexpr bool kTwo = kForm == Form::TwoNorms;
+  constexpr int kSums = kTwo ? 4 : 2;
+  const BatchNormGrid& grid = call.small.grid;
+  const Lane lane(grid);
+  const auto* x = static_cast<const Vector*>(call.apply.x);
+  const auto* addend = static_cast<const Vector*>(call.apply.addend);
+  Vector packed[kRows], added[kRows];
+  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+    packed[j] = x[at];
+    if constexpr (kForm != Form::Plain) {
+      added[j] = addend[at];
+    }
+  });
+  float shift[8], shift2[8], sums[kSums][8] = {};
+  unpack<T>(x[lane.vector], shift);
+  if constexpr (kTwo) {
+    unpack<T>(addend[lane.vector], shift2);
+  }
+  for_kept_rows<kRows>(grid, lane, [&](int j, int) {
+    add_moments<T>(packed[j], shift, sums[0], sums[1]);
+    if constexpr (kTwo) {
+      add_moments<T>(added[j], shift2, sums[2], sums[3]);
+    }
+  });
+  double totals[kSums];
+  grid_sums_everywhere<kSums>(sums, grid, call.first.scratch, totals);
+
+  __shared__ float scales[kSmallChannels], shifts[kSmallChannels], scales2[kSmallChannels];
+  const int place = static_cast<int>(threadIdx.x);
+  if (place < 8 * grid.slice) {
+    const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + place;
+    finish_channel<T>(call.first, call.apply.bn, grid.rows, channel, totals[0], totals[1],
+                      scales[place], shifts[place]);
+    if constexpr (kTwo) {
+      float other = 0;
+      finish_channel<T>(call.second, call.apply.bn2, grid.rows, channel, totals[2], totals[3],
+                        scales2[place], other);
+      shifts[place] += other;
+    }
+  }
+  __syncthreads();
+  const int first = 8 * (place & (grid.slice - 1));
+  ScaleShift bn, bn2;
+  take8(scales + first, bn.scale);
+  take8(shifts + first, bn.shift);
+  if constexpr (kTwo) {
+    take8(scales2 + first, bn2.scale);
+  }
+  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+    float values[8];
+    const unsigned passed = normalise<T, kForm>(packed[j], added[j], bn, bn2, values);
+    static_cast<Vector*>(call.apply.y)[at] = pack<T>(values);
+    if (call.apply.mask != nullptr) {
+      call.apply.mask[at] = static_cast<uint8_t>(passed);
+    }
+  });
+}
+
+/// Coefficients of a slice's channels, and the part of them that a thread needs.
+struct SliceCoefficients {
+  float a[kSmallChannels], b[kSmallChannels], c[kSmallChannels];
+
+  __device__ void set(int place, const ChannelBackward& from) {
+    a[place] = from.a, b[place] = from.b, c[place] = from.c;
+  }
+  __device__ Coefficients of(int first) const {
+    Coefficients taken;
+    take8(a + first, taken.a);
+    take8(b + first, taken.b);
+    take8(c + first, taken.c);
+    return taken;
+  }
+};
+
+/// In thread t < channels of the slice: coefficients; the slice's first block writes the gradients.
+__device__ void finish_channel(const BackwardTarget& target, int64_t rows, int channel, int place,
+                               double sum, double product, SliceCoefficients& coefficients) {
+  const ChannelBackward result(target, channel, rows, sum, product);
+  coefficients.set(place, result);
+  if (blockIdx.x == 0) {
+    result.write_grads(target, channel);
+  }
+}
+
+template <typename T, bool kTwoGrads, bool kTwoNorms, int kRows>
+__global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwardCall call) {
+  constexpr int kSums = kTwoNorms ? 3 : 2;
+  const BackwardReduceCall& reduce = call.reduce;
+  const BatchNormGrid& grid = call.small.grid;
+  const Lane lane(grid);
+  Vector d[kRows], inputs[kRows], inputs2[kRows], grads2[kRows];
+  unsigned passed[kRows];
+  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+    d[j] = static_cast<const Vector*>(reduce.grad)[at];
+    inputs[j] = static_cast<const Vector*>(reduce.first.x)[at];
+    passed[j] = reduce.mask[at];
+    if constexpr (kTwoGrads) {
+      grads2[j] = static_cast<const Vector*>(reduce.grad2)[at];
+    }
+    if constexpr (kTwoNorms) {
+      inputs2[j] = static_cast<const Vector*>(reduce.second.x)[at];
+    }
+  });
+  float mean[8], mean2[8], sums[kSums][8] = {};
+  load8(reduce.first.mean, lane.vector, mean);
+  if constexpr (kTwoNorms) {
+    load8(reduce.second.mean, lane.vector, mean2);
+  }
+  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+    float values[8];
+    unpack<T>(d[j], values);
+    if constexpr (kTwoGrads) {
+      add_to<T>(values, grads2[j]);
+    }
+    keep_passed(passed[j], values);
+    d[j] = pack<T>(values);
+    if (reduce.sum != nullptr) {
+      static_cast<Vector*>(reduce.sum)[at] = d[j];
+    }
+    unpack<T>(d[j], values);  // the rounded values count, as in the large kernels
+    add_products<T>(values, inputs[j], mean, sums[1]);
+    if constexpr (kTwoNorms) {
+      add_products<T>(values, inputs2[j], mean2, sums[2]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sums[0][i] += values[i];
+    }
+  });
+  double totals[kSums];
+  grid_sums_everywhere<kSums>(sums, grid, reduce.scratch, totals);
+
+  __shared__ SliceCoefficients shared[kTwoNorms ? 2 : 1];
+  const int place = static_cast<int>(threadIdx.x);
+  if (place < 8 * grid.slice) {
+    const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + place;
+    finish_channel(reduce.first, grid.rows, channel, place, totals[0], totals[1], shared[0]);
+    if constexpr (kTwoNorms) {
+      finish_channel(reduce.second, grid.rows, channel, place, totals[0], totals[2], shared[1]);
+    }
+  }
+  __syncthreads();
+  const int first = 8 * (place & (grid.slice - 1));
+  const Coefficients with = shared[0].of(first);
+  Coefficients with2;
+  if constexpr (kTwoNorms) {
+    with2 = shared[1].of(first);
+  }
+  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+    float values[8];
+    unpack<T>(d[j], values);
+    write_grad<T>(with, values, inputs[j], static_cast<Vector*>(reduce.first.grad_x) + at);
+    if constexpr (kTwoNorms) {
+      write_grad<T>(with2, values, inputs2[j], static_cast<Vector*>(reduce.second.grad_x) + at);
+    }
+  });
+}
+
+/// Cooperative: started only where all blocks have room, beside other kernels that wait too.
+template <typename Call>
+cudaError_t launch_together(void (*kernel)(Call), const Call& call, const BatchNormGrid& grid,
+                            cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid.blocks, grid.slices);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, call);
+}
+
+template <typename T, int kRows>
+cudaError_t forward(const SmallForwardCall& call, cudaStream_t stream) {
+  auto* kernel = small_forward_kernel<T, Form::Plain, kRows>;
+  if (call.apply.addend != nullptr) {
+    kernel = call.apply.second ? small_forward_kernel<T, Form::TwoNorms, kRows>
+                               : small_forward_kernel<T, Form::Residual, kRows>;
+  }
+  return launch_together(kernel, call, call.small.grid, stream);
+}
+
+template <typename T, int kRows>
+cudaError_t backward(const SmallBackwardCall& call, cudaStream_t stream) {
+  const bool two = call.reduce.second_used;
+  auto* kernel = two ? small_backward_kernel<T, false, true, kRows>
+                     : small_backward_kernel<T, false, false, kRows>;
+  if (call.reduce.grad2 != nullptr) {
+    kernel = two ? small_backward_kernel<T, true, true, kRows>
+                 : small_backward_kernel<T, true, false, kRows>;
+  }
+  return launch_together(kernel, call, call.small.grid, stream);
+}
+
+}  // namespace
+
+SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int inputs) {
+  SmallGrid small;
+  BatchNormGrid& grid = small.grid;
+  grid.rows = rows;
+  grid.vectors = static_cast<int>(channels / 8);
+  grid.slice = 1;
+  while (grid.slice < kSmallSlice && grid.vectors % (2 * grid.slice) == 0) {
+    grid.slice *= 2;
+  }
+  grid.slices = grid.vectors / grid.slice;
+  const int64_t rows_of_block = kThreads / grid.slice;
+  const int64_t useful = (rows + rows_of_block - 1) / rows_of_block;
+  grid.blocks = static_cast<int>(std::min<int64_t>(useful, num_sms / grid.slices));
+  if (grid.blocks == 0) {
+    return small;
+  }
+  const int64_t rows_of_thread = (useful + grid.blocks - 1) / grid.blocks;
+  const int most = inputs == 1 ? 8 : 4;
+  for (int kept = 1; kept <= most && small.rows_of_thread == 0; kept *= 2) {
+    small.rows_of_thread = rows_of_thread <= kept ? kept : 0;
+  }
+  return small;
+}
+
+cudaError_t launch_small_forward(const SmallForwardCall& call, Half dtype, cudaStream_t stream) {
+  const bool bf16 = dtype == Half::Bfloat16;
+  switch (call.small.rows_of_thread) {
+    case 1:
+      return bf16 ? forward<__nv_bfloat16, 1>(call, stream) : forward<__half, 1>(call, stream);
+    case 2:
+      return bf16 ? forward<__nv_bfloat16, 2>(call, stream) : forward<__half, 2>(call, stream);
+    case 4:
+      return bf16 ? forward<__nv_bfloat16, 4>(call, stream) : forward<__half, 4>(call, stream);
+    case 8:
+      return bf16 ? forward<__nv_bfloat16, 8>(call, stream) : forward<__half, 8>(call, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+cudaError_t launch_small_backward(const SmallBackwardCall& call, Half dtype, cudaStream_t stream) {
+  const bool bf16 = dtype == Half::Bfloat16;
+  switch (call.small.rows_of_thread) {
+    case 1:
+      return bf16 ? backward<__nv_bfloat16, 1>(call, stream) : backward<__half, 1>(call, stream);
+    case 2:
+      return bf16 ? backward<__nv_bfloat16, 2>(call, stream) : backward<__half, 2>(call, stream);
+    case 4:
+      return bf16 ? backward<__nv_bfloat16, 4>(call, stream) : backward<__half, 4>(call, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace ddp::ops::detail
