@@ -11,6 +11,7 @@
 
 #if DDP_HAS_CUDA
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #endif
 
@@ -35,6 +36,7 @@ class CapturedStep {
       return;
     }
     if (!captured_) {
+      c10::cuda::CUDACachingAllocator::emptyCache();  // what the eager steps used is used no more
       graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
       step_();
       graph_.capture_end();

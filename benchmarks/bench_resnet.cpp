@@ -9,10 +9,10 @@
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
 // dtype is what the model computes in. With param_dtype=fp32 that is autocast; with
-// param_dtype=bf16 convolutions and the classifier have bfloat16 parameters (float32 masters in the
-// optimizer), normalisation keeps float32. ms is the median of `rounds` means over `steps` steps,
-// host_ms and host_us wall and CPU time in which the host issues a step into an empty queue;
-// peak_mib is device-wide, read after the warm-up.
+// param_dtype=bf16 all parameters but those of normalisation are bfloat16 (float32 masters in the
+// optimizer). ms is the median of `rounds` means over `steps` steps, host_ms and host_us wall and
+// CPU time in which the host issues a step into an empty queue; peak_mib is device-wide, read after
+// the warm-up.
 #include <torch/torch.h>
 
 #include <iostream>
@@ -28,6 +28,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "models/memory_format.hpp"
+#include "models/precision.hpp"
 #include "models/resnet.hpp"
 
 namespace {
@@ -56,22 +57,15 @@ bool has_bf16_parameters(const Settings& settings) {
   return bf16;
 }
 
-/// bfloat16 where matrix units compute; BatchNorm takes such inputs with float32 parameters.
-void make_parameters_bf16(torch::nn::Module& module) {
-  for (auto& child : module.modules()) {
-    if (child->as<torch::nn::Conv2d>() != nullptr || child->as<torch::nn::Linear>() != nullptr) {
-      child->to(torch::kBFloat16);
-    }
-  }
-}
-
 models::ResNet make_model(const Settings& settings, at::Device device) {
   const auto stem = settings.text("stem") == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
-  auto module = models::make_resnet(settings.text("model"),
-                                    {.num_classes = settings.number("num_classes"), .stem = stem});
+  auto module =
+      models::make_resnet(settings.text("model"), {.num_classes = settings.number("num_classes"),
+                                                   .stem = stem,
+                                                   .fused_ops = has_fused_ops(settings)});
   module->to(device);
   if (has_bf16_parameters(settings)) {
-    make_parameters_bf16(*module);
+    models::to_half_but_norms(*module, torch::kBFloat16);
   }
   if (settings.flag("channels_last")) {
     models::to_channels_last(*module);

@@ -21,15 +21,16 @@ import sys
 # The first class whose expression is found in a kernel's name (in lower case) has it. The specific ones come first.
 CLASSES = [
     ("collectives", r"nccl|all_?reduce|allgather|reduce_?scatter"),
-    ("optimizer", r"sgd|adam|lars_|lamb(?!da)|multi_tensor|foreach|lpnorm|optimizer|clip_grad"),
-    ("batch norm", r"batch_?norm|bn_(fw|bw|stat|apply|reduc|final|forw|back)|bnorm|_bn_|welford|::bn_"),
+    ("optimizer", r"sgd|adam|lars_|lamb(?!da)|multi_tensor|foreach|lpnorm|optimizer|clip_grad|flat_update"),
+    ("batch norm", r"batch_?norm|bn_(fw|bw|stat|apply|reduc|final|forw|back)|bnorm|_bn_|welford|::bn_"
+                   r"|ddp::ops::.*::(statistics|apply|grad|reduce|small_forward|small_backward)_kernel"),
     ("conv wgrad", r"wgrad"),
     ("conv dgrad", r"dgrad"),
     ("conv fprop", r"fprop|implicit_gemm|conv2d|convolve|_conv_|scudnn|winograd"),
     ("conv and linear as GEMM", r"gemm|nvjet|cublas|splitk|gemv|wgmma|matmul"),
-    ("layout", r"nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor|addpadding"),
+    ("layout", r"ddp::ops::.*::(space_to_depth|patches|pack_filter|unpack_filter|spread|fold|publish)|nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor|addpadding"),
     ("pool", r"pool"),
-    ("loss", r"softmax|nll|cross_entropy|log_sum"),
+    ("loss", r"crossentropy|softmax|nll|cross_entropy|log_sum"),
     ("copies and casts", r"memcpy|memset|copy|cast|fill|cat_?array"),
     ("reductions", r"reduce"),
     ("element-wise", r"elementwise|triton_poi|vectorized|triton"),

@@ -329,6 +329,13 @@ class Profiles(unittest.TestCase):
                 "element-wise",
             "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<…FusedSgdMathFunctor<float, 3>>": "optimizer",
             "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>": "reductions",
+            "void ddp::ops::detail::(anonymous namespace)::statistics_kernel<__nv_bfloat16>(ddp::ops::detail::StatisticsCall)": "batch norm",
+            "void ddp::ops::detail::(anonymous namespace)::reduce_kernel<__nv_bfloat16, true>(ddp::ops::detail::BackwardReduceCall)":
+                "batch norm",
+            "void ddp::ops::detail::(anonymous namespace)::backward_kernel<__nv_bfloat16, true>(ddp::ops::detail::PoolBackwardCall)": "pool",
+            "void ddp::ops::detail::(anonymous namespace)::pack_filter<float, __nv_bfloat16>(ddp::ops::detail::StemFilter)": "layout",
+            "void ddp::ops::detail::(anonymous namespace)::row_losses<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows)": "loss",
+            "void ddp::detail::(anonymous namespace)::flat_update<ddp::detail::FlatSgd<1> >(ddp::detail::FlatStep)": "optimizer",
             "my_kernel": "other",
         }.items():
             self.assertEqual(step_profile.classify(name), kind, name)
