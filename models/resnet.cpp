@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/pooled_linear.hpp"
 #include "ddp/ops/stem_convolution.hpp"
 
@@ -36,6 +37,14 @@ NormType& select_norm(const std::string& name,
   throw std::invalid_argument("no normalisation layer is called \"" + name + "\" here");
 }
 
+/// conv(x); fused: by ddp::ops::conv2d.
+torch::Tensor convolve(torch::nn::Conv2d& conv, const torch::Tensor& x, bool fused) {
+  if (!fused) {
+    return conv->forward(x);
+  }
+  return ddp::ops::conv2d(x, conv->weight, conv->options.stride()->at(0), conv->weight.size(2) / 2);
+}
+
 /// Images as weights of 16 bits read them.
 torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weight) {
   const bool half =
@@ -45,9 +54,9 @@ torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weigh
 
 /// relu(norm(x) + shortcut), with the projection on the shortcut where there is one.
 ddp::ops::Fork end_block(const torch::Tensor& x, Norm& norm, Downsample& downsample,
-                         const torch::Tensor& shortcut) {
+                         const torch::Tensor& shortcut, bool fused) {
   if (downsample) {
-    return norm.forward_add_relu(x, downsample->bn, downsample->conv->forward(shortcut));
+    return norm.forward_add_relu(x, downsample->bn, convolve(downsample->conv, shortcut, fused));
   }
   return norm.forward_add_relu(x, shortcut);
 }
@@ -97,8 +106,9 @@ void BasicBlockImpl::reset() {
 }
 
 ddp::ops::Fork BasicBlockImpl::forward(const ddp::ops::Fork& input) {
-  auto out = bn1_.forward_relu(conv1_->forward(input.branch));
-  return end_block(conv2_->forward(out), bn2_, downsample_, input.shortcut);
+  auto out = bn1_.forward_relu(convolve(conv1_, input.branch, options_.fused_ops));
+  return end_block(convolve(conv2_, out, options_.fused_ops), bn2_, downsample_, input.shortcut,
+                   options_.fused_ops);
 }
 
 void BasicBlockImpl::append_counters(std::vector<torch::Tensor>& counters) const {
@@ -144,9 +154,10 @@ void BottleneckImpl::reset() {
 }
 
 ddp::ops::Fork BottleneckImpl::forward(const ddp::ops::Fork& input) {
-  auto out = bn1_.forward_relu(conv1_->forward(input.branch));
-  out = bn2_.forward_relu(conv2_->forward(out));
-  return end_block(conv3_->forward(out), bn3_, downsample_, input.shortcut);
+  auto out = bn1_.forward_relu(convolve(conv1_, input.branch, options_.fused_ops));
+  out = bn2_.forward_relu(convolve(conv2_, out, options_.fused_ops));
+  return end_block(convolve(conv3_, out, options_.fused_ops), bn3_, downsample_, input.shortcut,
+                   options_.fused_ops);
 }
 
 void BottleneckImpl::append_counters(std::vector<torch::Tensor>& counters) const {

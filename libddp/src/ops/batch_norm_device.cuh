@@ -17,12 +17,14 @@ struct Pair;
 template <>
 struct Pair<__nv_bfloat16> {
   using Type = __nv_bfloat162;
+  static constexpr unsigned kLowest = 0xff80ff80u;  // minus infinity, twice
   static __device__ float2 widen(Type v) { return __bfloat1622float2(v); }
   static __device__ Type narrow(float a, float b) { return __floats2bfloat162_rn(a, b); }
 };
 template <>
 struct Pair<__half> {
   using Type = __half2;
+  static constexpr unsigned kLowest = 0xfc00fc00u;
   static __device__ float2 widen(Type v) { return __half22float2(v); }
   static __device__ Type narrow(float a, float b) { return __floats2half2_rn(a, b); }
 };
@@ -94,23 +96,71 @@ __device__ void for_each_row(const BatchNormGrid& grid, const Lane& lane, const 
   }
 }
 
+/// What a channel's statistics are made from beside the sums; loaded early.
+struct ChannelBefore {
+  float shift, weight, bias;  ///< shift: x's first row
+
+  /// A variance from plain sums of squares would lose its digits where a channel's mean is far from
+  /// zero, so they are taken of x - shift.
+  template <typename T>
+  __device__ static ChannelBefore load(const void* x, const Affine& bn, int channel) {
+    return {static_cast<float>(static_cast<const T*>(x)[channel]), bn.weight[channel],
+            bn.bias[channel]};
+  }
+};
+
+/// Mean and invstd of a channel, from the sums of x - shift and of its square.
+struct ChannelStatistics {
+  float mean, variance, invstd;
+
+  __device__ ChannelStatistics(int64_t rows, float eps, float shift, double sum, double square) {
+    const double share = 1.0F / static_cast<float>(rows);
+    const double centre = sum * share;
+    const double spread = square * share - centre * centre;
+    mean = static_cast<float>(shift + centre);
+    variance = static_cast<float>(spread);
+    variance = variance < 0 ? 0 : variance;  // NaN stays
+    invstd = 1.0F / sqrtf(variance + eps);
+  }
+  /// Writes them and moves the running estimates.
+  __device__ void write(const StatisticsCall& call, int channel, int64_t rows) const {
+    call.mean[channel] = mean;
+    call.invstd[channel] = invstd;
+    const auto count = static_cast<float>(rows);
+    const float unbiased = rows > 1 ? variance * (count / (count - 1)) : variance;
+    float& running_mean = call.running_mean[channel];
+    float& running_var = call.running_var[channel];
+    running_mean += call.momentum * (mean - running_mean);
+    running_var += call.momentum * (unbiased - running_var);
+  }
+};
+
+/// Of a channel in a backward pass; loaded early.
+struct ChannelSaved {
+  float mean, invstd, weight;
+
+  __device__ ChannelSaved(const BackwardTarget& target, int channel)
+      : mean(target.mean[channel]),
+        invstd(target.invstd[channel]),
+        weight(target.weight[channel]) {}
+};
+
 /// Gradients of a channel's weight and bias, and the coefficients of grad_x = a d + b x + c, from
 /// the sums of d and of d * (x - mean) over `rows` (Ioffe and Szegedy, arXiv:1502.03167, section
 /// 3).
 struct ChannelBackward {
   float grad_weight, grad_bias, a, b, c;
 
-  __device__ ChannelBackward(const BackwardTarget& target, int channel, int64_t rows, double sum,
-                             double product) {
-    const double mean = target.mean[channel], invstd = target.invstd[channel];
-    const double scale = target.weight[channel] * invstd;
-    const double share = 1.0 / static_cast<double>(rows);
-    const double slope = -scale * invstd * invstd * product * share;
-    grad_weight = static_cast<float>(product * invstd);
+  __device__ ChannelBackward(const ChannelSaved& saved, int64_t rows, double sum, double product) {
+    const double share = 1.0F / static_cast<float>(rows);
+    const double scale = static_cast<double>(saved.weight) * saved.invstd;
+    const double normalised = product * saved.invstd;
+    const double slope = -scale * saved.invstd * normalised * share;
+    grad_weight = static_cast<float>(normalised);
     grad_bias = static_cast<float>(sum);
     a = static_cast<float>(scale);
     b = static_cast<float>(slope);
-    c = static_cast<float>(-scale * sum * share - slope * mean);
+    c = static_cast<float>(-scale * sum * share - slope * saved.mean);
   }
   __device__ void write_grads(const BackwardTarget& target, int channel) const {
     float& weight_slot = target.grad_weight[channel];
@@ -123,45 +173,11 @@ struct ChannelBackward {
 /// In the last block of a reduction.
 __device__ inline void finish_backward(const BackwardTarget& target, int channel, int channels,
                                        int64_t rows, double sum, double product) {
-  const ChannelBackward result(target, channel, rows, sum, product);
+  const ChannelBackward result(ChannelSaved(target, channel), rows, sum, product);
   result.write_grads(target, channel);
   target.coefficients[channel] = result.a;
   target.coefficients[channels + channel] = result.b;
   target.coefficients[2 * channels + channel] = result.c;
-}
-
-/// Mean and invstd of a channel, from the sums of x - shift and of its square.
-struct ChannelStatistics {
-  double mean, variance;
-  float invstd;
-
-  __device__ ChannelStatistics(int64_t rows, float eps, double shift, double sum, double square) {
-    const double share = 1.0 / static_cast<double>(rows);
-    const double centre = sum * share;
-    mean = shift + centre;
-    variance = square * share - centre * centre;
-    variance = variance < 0 ? 0 : variance;  // NaN stays
-    invstd = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(eps)));
-  }
-  /// Writes them and moves the running estimates.
-  __device__ void write(const StatisticsCall& call, int channel, int64_t rows) const {
-    call.mean[channel] = static_cast<float>(mean);
-    call.invstd[channel] = invstd;
-    const auto count = static_cast<double>(rows);
-    const double unbiased = rows > 1 ? variance * count / (count - 1) : variance;
-    const double momentum = call.momentum;
-    float& running_mean = call.running_mean[channel];
-    float& running_var = call.running_var[channel];
-    running_mean = static_cast<float>((1 - momentum) * running_mean + momentum * mean);
-    running_var = static_cast<float>((1 - momentum) * running_var + momentum * unbiased);
-  }
-};
-
-/// One channel of x's first row: the shift of its sums. A variance from plain sums of squares would
-/// lose its digits where a channel's mean is far from zero.
-template <typename T>
-__device__ double first_row(const void* x, int channel) {
-  return static_cast<float>(static_cast<const T*>(x)[channel]);
 }
 
 /// Adds x - shift and its square to a thread's sums.

@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
   if (grid_sums<2>(sums, grid, call.scratch, totals)) {
     if (static_cast<int>(threadIdx.x) < 8 * grid.slice) {
       const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + threadIdx.x;
-      const ChannelStatistics statistics(grid.rows, call.eps, first_row<T>(call.x, channel),
-                                         totals[0], totals[1]);
+      const auto first = static_cast<float>(static_cast<const T*>(call.x)[channel]);
+      const ChannelStatistics statistics(grid.rows, call.eps, first, totals[0], totals[1]);
       statistics.write(call, channel, grid.rows);
     }
   }

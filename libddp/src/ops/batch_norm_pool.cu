@@ -24,13 +24,77 @@ struct Place {
   }
 };
 
-__device__ uint2 pack_bytes(const unsigned (&bytes)[8]) {
-  return make_uint2(bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24,
-                    bytes[4] | bytes[5] << 8 | bytes[6] << 16 | bytes[7] << 24);
-}
+/// Two neighbouring elements of 16 bits, compared as they are.
+template <typename T>
+struct Two {
+  using Type = typename Pair<T>::Type;
+  static __device__ Type of(const unsigned& bits) { return *reinterpret_cast<const Type*>(&bits); }
+  static __device__ unsigned bits(const Type& pair) {
+    return *reinterpret_cast<const unsigned*>(&pair);
+  }
+  /// All ones in each half where a > b.
+  static __device__ unsigned greater(unsigned a, unsigned b) { return __hgt2_mask(of(a), of(b)); }
+  /// NaN where either is.
+  static __device__ unsigned larger(unsigned a, unsigned b) {
+    return bits(__hmax2_nan(of(a), of(b)));
+  }
+};
+
+/// How eight channels are ordered: relu(bn(x)) grows with x, falls with it where the scale is
+/// negative, and is the same for all x where that is zero. (x & keep) ^ flip grows with it.
+struct Order {
+  unsigned keep[4], flip[4];
+
+  __device__ explicit Order(const ScaleShift& bn) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      keep[i] =
+          (bn.scale[2 * i] == 0 ? 0u : 0xffffu) | (bn.scale[2 * i + 1] == 0 ? 0u : 0xffff0000u);
+      flip[i] = (bn.scale[2 * i] < 0 ? 0x8000u : 0u) | (bn.scale[2 * i + 1] < 0 ? 0x80000000u : 0u);
+    }
+  }
+};
+
+/// The largest of a window in that order, and its place in each half of `winner`.
+struct Best {
+  unsigned key[4], winner[4];
+
+  template <typename T>
+  __device__ void take(const Vector& packed, const Order& order, unsigned place) {
+    const unsigned elements[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned candidate = (elements[i] & order.keep[i]) ^ order.flip[i];
+      const unsigned wins = Two<T>::greater(candidate, key[i]);
+      winner[i] = (winner[i] & ~wins) | (place * 0x10001u & wins);
+      key[i] = Two<T>::larger(candidate, key[i]);
+    }
+  }
+};
 
 __device__ unsigned byte_of(const uint2& bytes, int i) {
   return ((i < 4 ? bytes.x : bytes.y) >> (8 * (i & 3))) & 255u;
+}
+
+/// The pooled values after the ReLU and, where asked for, the places that won.
+template <typename T>
+__device__ void write_pooled(const PoolForwardCall& call, int at, const Best& best,
+                             const ScaleShift& bn) {
+  float values[8];
+  unpack<T>(make_uint4(best.key[0], best.key[1], best.key[2], best.key[3]), values);
+  unsigned places[2] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float value = values[i] * bn.scale[i] + bn.shift[i];
+    const bool passes = !(value <= 0);  // NaN passes, as through at::relu
+    const unsigned winner = best.winner[i / 2] >> (16 * (i & 1)) & 15u;
+    places[i / 4] |= (passes ? winner : kNothing) << (8 * (i & 3));
+    values[i] = passes ? value : 0;
+  }
+  static_cast<Vector*>(call.y)[at] = pack<T>(values);
+  if (call.index != nullptr) {
+    reinterpret_cast<uint2*>(call.index)[at] = make_uint2(places[0], places[1]);
+  }
 }
 
 template <typename T>
@@ -39,7 +103,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(PoolFor
   const PoolShape& shape = call.shape;
   const Lane lane(grid);
   const auto* x = static_cast<const Vector*>(call.x);
-  const ScaleShift bn(call.bn, lane.vector);
+  ScaleShift bn(call.bn, lane.vector);
+  const Order order(bn);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    bn.scale[i] = fabsf(bn.scale[i]);  // keys carry the sign
+  }
   for (int row = lane.row; row < grid.rows; row += lane.step) {
     const Place place(static_cast<unsigned>(row), shape);
     const Vector* image =
@@ -55,31 +124,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(PoolFor
       const int at = inside[k] ? h * shape.width + w : 0;
       window[k] = image[static_cast<size_t>(at) * grid.vectors];
     }
-    float best[8] = {};
-    unsigned winner[8];
+    Best best;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      winner[i] = kNothing;
+    for (int i = 0; i < 4; ++i) {
+      best.key[i] = Pair<T>::kLowest;
+      best.winner[i] = kNothing * 0x10001u;
     }
 #pragma unroll
     for (int k = 0; k < 9; ++k) {
-      float values[8];
-      unpack<T>(window[k], values);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float value = values[i] * bn.scale[i] + bn.shift[i];
-        // NaN wins, as in at::max_pool2d.
-        if (inside[k] && (value > best[i] || value != value)) {
-          best[i] = value;
-          winner[i] = k;
-        }
+      if (inside[k]) {
+        best.take<T>(window[k], order, k);
       }
     }
-    const int at = row * grid.vectors + lane.vector;
-    static_cast<Vector*>(call.y)[at] = pack<T>(best);
-    if (call.index != nullptr) {
-      reinterpret_cast<uint2*>(call.index)[at] = pack_bytes(winner);
-    }
+    write_pooled<T>(call, row * grid.vectors + lane.vector, best, bn);
   }
 }
 

@@ -33,19 +33,6 @@ __device__ void take8(const float* values, float (&out)[8]) {
   }
 }
 
-/// In thread t < channels of the slice: its channel's scale and shift; the slice's first block
-/// writes the statistics.
-template <typename T>
-__device__ void finish_channel(const StatisticsCall& call, const Affine& bn, int64_t rows,
-                               int channel, double sum, double square, float& scale, float& shift) {
-  const ChannelStatistics statistics(rows, call.eps, first_row<T>(call.x, channel), sum, square);
-  if (blockIdx.x == 0) {
-    statistics.write(call, channel, rows);
-  }
-  scale = statistics.invstd * bn.weight[channel];
-  shift = bn.bias[channel] - static_cast<float>(statistics.mean) * scale;
-}
-
 template <typename T, Form kForm, int kRows>
 __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForwardCall call) {
   constexpr bool kTwo = kForm == Form::TwoNorms;
@@ -61,9 +48,15 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
       added[j] = addend[at];
     }
   });
+  const SliceBarrier barrier(call.first.scratch);
+  const int place = static_cast<int>(threadIdx.x);
+  const int channel = (static_cast<int>(blockIdx.y) * 8 * grid.slice + place) % (8 * grid.vectors);
+  const auto before = ChannelBefore::load<T>(x, call.apply.bn, channel);
+  ChannelBefore before2{};
   float shift[8], shift2[8], sums[kSums][8] = {};
   unpack<T>(x[lane.vector], shift);
   if constexpr (kTwo) {
+    before2 = ChannelBefore::load<T>(addend, call.apply.bn2, channel);
     unpack<T>(addend[lane.vector], shift2);
   }
   for_kept_rows<kRows>(grid, lane, [&](int j, int) {
@@ -72,20 +65,24 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
       add_moments<T>(added[j], shift2, sums[2], sums[3]);
     }
   });
-  double totals[kSums];
-  grid_sums_everywhere<kSums>(sums, grid, call.first.scratch, totals);
+  double totals[kSums] = {};
+  grid_sums_everywhere<kSums>(sums, grid, call.first.scratch, barrier, totals);
 
   __shared__ float scales[kSmallChannels], shifts[kSmallChannels], scales2[kSmallChannels];
-  const int place = static_cast<int>(threadIdx.x);
-  if (place < 8 * grid.slice) {
-    const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + place;
-    finish_channel<T>(call.first, call.apply.bn, grid.rows, channel, totals[0], totals[1],
-                      scales[place], shifts[place]);
+  const bool finishes = place < 8 * grid.slice;
+  const ChannelStatistics statistics(grid.rows, call.first.eps, before.shift, totals[0], totals[1]);
+  if (finishes) {
+    const float scale = statistics.invstd * before.weight;
+    scales[place] = scale;
+    shifts[place] = before.bias - statistics.mean * scale;
     if constexpr (kTwo) {
-      float other = 0;
-      finish_channel<T>(call.second, call.apply.bn2, grid.rows, channel, totals[2], totals[3],
-                        scales2[place], other);
-      shifts[place] += other;
+      const ChannelStatistics other(grid.rows, call.second.eps, before2.shift, totals[2],
+                                    totals[3]);
+      scales2[place] = other.invstd * before2.weight;
+      shifts[place] += before2.bias - other.mean * scales2[place];
+      if (blockIdx.x == 0) {
+        other.write(call.second, channel, grid.rows);
+      }
     }
   }
   __syncthreads();
@@ -104,6 +101,9 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
       call.apply.mask[at] = static_cast<uint8_t>(passed);
     }
   });
+  if (finishes && blockIdx.x == 0) {
+    statistics.write(call.first, channel, grid.rows);
+  }
 }
 
 /// Coefficients of a slice's channels, and the part of them that a thread needs.
@@ -121,16 +121,6 @@ struct SliceCoefficients {
     return taken;
   }
 };
-
-/// In thread t < channels of the slice: coefficients; the slice's first block writes the gradients.
-__device__ void finish_channel(const BackwardTarget& target, int64_t rows, int channel, int place,
-                               double sum, double product, SliceCoefficients& coefficients) {
-  const ChannelBackward result(target, channel, rows, sum, product);
-  coefficients.set(place, result);
-  if (blockIdx.x == 0) {
-    result.write_grads(target, channel);
-  }
-}
 
 template <typename T, bool kTwoGrads, bool kTwoNorms, int kRows>
 __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwardCall call) {
@@ -151,6 +141,11 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
       inputs2[j] = static_cast<const Vector*>(reduce.second.x)[at];
     }
   });
+  const SliceBarrier barrier(reduce.scratch);
+  const int place = static_cast<int>(threadIdx.x);
+  const int channel = (static_cast<int>(blockIdx.y) * 8 * grid.slice + place) % (8 * grid.vectors);
+  const ChannelSaved saved(reduce.first, channel);
+  const ChannelSaved saved2(kTwoNorms ? reduce.second : reduce.first, channel);
   float mean[8], mean2[8], sums[kSums][8] = {};
   load8(reduce.first.mean, lane.vector, mean);
   if constexpr (kTwoNorms) {
@@ -177,16 +172,17 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
       sums[0][i] += values[i];
     }
   });
-  double totals[kSums];
-  grid_sums_everywhere<kSums>(sums, grid, reduce.scratch, totals);
+  double totals[kSums] = {};
+  grid_sums_everywhere<kSums>(sums, grid, reduce.scratch, barrier, totals);
 
   __shared__ SliceCoefficients shared[kTwoNorms ? 2 : 1];
-  const int place = static_cast<int>(threadIdx.x);
-  if (place < 8 * grid.slice) {
-    const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + place;
-    finish_channel(reduce.first, grid.rows, channel, place, totals[0], totals[1], shared[0]);
+  const bool finishes = place < 8 * grid.slice;
+  const ChannelBackward result(saved, grid.rows, totals[0], totals[1]);
+  const ChannelBackward result2(saved2, grid.rows, totals[0], totals[kSums - 1]);
+  if (finishes) {
+    shared[0].set(place, result);
     if constexpr (kTwoNorms) {
-      finish_channel(reduce.second, grid.rows, channel, place, totals[0], totals[2], shared[1]);
+      shared[1].set(place, result2);
     }
   }
   __syncthreads();
@@ -204,6 +200,12 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
       write_grad<T>(with2, values, inputs2[j], static_cast<Vector*>(reduce.second.grad_x) + at);
     }
   });
+  if (finishes && blockIdx.x == 0) {
+    result.write_grads(reduce.first, channel);
+    if constexpr (kTwoNorms) {
+      result2.write_grads(reduce.second, channel);
+    }
+  }
 }
 
 /// Cooperative: started only where all blocks have room, beside other kernels that wait too.

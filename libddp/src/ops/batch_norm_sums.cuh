@@ -17,13 +17,61 @@ constexpr int kMapSlice = 32;
 constexpr int kOneInput = 4;    // rows a thread loads before it uses the first, where a row
 constexpr int kMoreInputs = 2;  // is one vector, and where it is two or more
 
-/// Adds a block's sums and writes them to its row of the partials, [kSums, channels of the slice].
+/// Shared memory of a reduction.
 template <int kSums>
-__device__ void write_partials(const float (&sums)[kSums][8], int slice, float* shared,
-                               float* partials) {
-  const int width = 8 * slice;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+struct ReductionMemory {
+  static constexpr int kColumns = kSums * 8 * kSumsSlice;
+  static_assert(kColumns <= kThreads);
+  union {
+    float warps[kWarps * kColumns];  // each warp's sums
+    float groups[4 * kThreads];      // each thread's sums of four columns of the partials
+  };
+  double totals[kColumns];
+  bool last;
+};
+
+/// One step of the sums over a warp: lanes kOffset apart exchange half of their values each, so
+/// that each keeps kCount / 2. `first` is the number of the first value kept.
+template <int kOffset, int kCount, int kValues>
+__device__ void halve(float (&values)[kValues], int lane, int& first) {
+  constexpr int kHalf = kCount / 2;
+  const bool upper = (lane & kOffset) != 0;
 #pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float sent = upper ? values[i] : values[kHalf + i];
+    const float kept = upper ? values[kHalf + i] : values[i];
+    values[i] = kept + __shfl_xor_sync(~0u, sent, kOffset);
+  }
+  first += upper ? kHalf : 0;
+}
+
+/// Writes a warp's sums to its row [kSums, channels of the slice]; lanes whose numbers differ by a
+/// multiple of kSlice belong to the same channels.
+template <int kSlice, int kSums>
+__device__ void write_warp_sums(const float (&sums)[kSums][8], int lane, float* row) {
+  static_assert(kSlice == 4 || kSlice == 8);
+  constexpr int kValues = 8 * kSums, kKept = kValues * kSlice / 32;
+  float values[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    values[i] = sums[i / 8][i % 8];
+  }
+  int first = 0;
+  halve<16, kValues>(values, lane, first);
+  halve<8, kValues / 2>(values, lane, first);
+  if constexpr (kSlice == 4) {
+    halve<4, kValues / 4>(values, lane, first);
+  }
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const int value = first + i;
+    row[value / 8 * 8 * kSlice + 8 * (lane % kSlice) + value % 8] = values[i];
+  }
+}
+
+/// The same for any slice.
+template <int kSums>
+__device__ void write_warp_sums(const float (&sums)[kSums][8], int slice, int lane, float* row) {
   for (int k = 0; k < kSums; ++k) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -32,75 +80,85 @@ __device__ void write_partials(const float (&sums)[kSums][8], int slice, float* 
         value += __shfl_xor_sync(~0u, value, offset);
       }
       if (lane < slice) {
-        shared[(warp * kSums + k) * width + 8 * lane + i] = value;
+        row[(k * slice + lane) * 8 + i] = value;
       }
     }
   }
+}
+
+/// Adds a block's sums and writes them to its row of the partials, [kSums, channels of the slice].
+template <int kSums>
+__device__ void write_partials(const float (&sums)[kSums][8], int slice,
+                               ReductionMemory<kSums>& memory, float* partials) {
+  const int columns = kSums * 8 * slice;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  float* row = memory.warps + warp * columns;
+  if (slice == 8) {
+    write_warp_sums<8>(sums, lane, row);
+  } else if (slice == 4) {
+    write_warp_sums<4>(sums, lane, row);
+  } else {
+    write_warp_sums(sums, slice, lane, row);
+  }
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) < kSums * width) {
+  if (static_cast<int>(threadIdx.x) < columns) {
     float total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      total += shared[w * kSums * width + threadIdx.x];
+      total += memory.warps[w * columns + threadIdx.x];
     }
-    partials[threadIdx.x] = total;
+    __stcg(partials + threadIdx.x, total);
   }
 }
 
-/// In the last block: adds the rows of all blocks in their order. Thread t < channels of the slice
-/// gets its channel's totals.
+/// Adds the rows of all blocks in their order. Thread t < channels of the slice gets its channel's
+/// totals.
 template <int kSums>
-__device__ void add_partials(int slice, double* shared, const float* partials,
+__device__ void add_partials(int slice, ReductionMemory<kSums>& memory, const float* partials,
                              double (&totals)[kSums]) {
-  const int width = 8 * slice;
-  const int columns = kSums * width / 4;  // of four floats
-  const int groups = kThreads / columns;
-  const int group = threadIdx.x / columns, column = threadIdx.x % columns;
+  const int width = 8 * slice, columns = kSums * width;
   const int blocks = static_cast<int>(gridDim.x);
-  double mine[4] = {};
+  const int quads = columns / 4;
+  const int groups = min(kThreads / quads, blocks);
+  const int group = static_cast<int>(threadIdx.x) / quads;
+  const int quad = static_cast<int>(threadIdx.x) % quads;
   if (group < groups) {
-    const auto* rows = reinterpret_cast<const float4*>(partials) + column;
+    const auto* rows = reinterpret_cast<const float4*>(partials) + quad;
+    float4 mine = make_float4(0, 0, 0, 0);
     constexpr int kInFlight = 8;
     for (int first = group; first < blocks; first += kInFlight * groups) {
       float4 values[kInFlight];
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) {
         const int block = first + j * groups;
-        values[j] = block < blocks ? __ldcg(rows + static_cast<size_t>(block) * columns)
+        values[j] = block < blocks ? __ldcg(rows + static_cast<size_t>(block) * quads)
                                    : make_float4(0, 0, 0, 0);
       }
 #pragma unroll
       for (int j = 0; j < kInFlight; ++j) {
-        mine[0] += values[j].x, mine[1] += values[j].y;
-        mine[2] += values[j].z, mine[3] += values[j].w;
+        mine.x += values[j].x, mine.y += values[j].y;
+        mine.z += values[j].z, mine.w += values[j].w;
       }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      shared[4 * threadIdx.x + i] = mine[i];
-    }
+    reinterpret_cast<float4*>(memory.groups)[group * quads + quad] = mine;
   }
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) < width) {
+  const int place = static_cast<int>(threadIdx.x);
+  if (place < columns) {
+    double total = 0;
+#pragma unroll 8
+    for (int g = 0; g < groups; ++g) {
+      total += memory.groups[g * columns + place];
+    }
+    memory.totals[place] = total;
+  }
+  __syncthreads();
+  if (place < width) {
     for (int k = 0; k < kSums; ++k) {
-      double total = 0;
-      for (int g = 0; g < groups; ++g) {
-        total += shared[g * 4 * columns + k * width + threadIdx.x];
-      }
-      totals[k] = total;
+      totals[k] = memory.totals[k * width + place];
     }
   }
 }
-
-/// Shared memory of a reduction: of floats, a row of sums from each warp; of doubles, four columns
-/// of each thread.
-template <int kSums>
-struct ReductionMemory {
-  double values[4 * kThreads];
-  bool last;
-  static_assert(kWarps * kSums * 8 * kSumsSlice * sizeof(float) <= sizeof(values));
-  static_assert(kSums * 8 * kSumsSlice <= kThreads);
-};
 
 /// This slice's rows of the partials, and this block's among them.
 template <int kSums>
@@ -122,53 +180,70 @@ __device__ bool grid_sums(const float (&sums)[kSums][8], const BatchNormGrid& gr
                           const ReductionScratch& scratch, double (&totals)[kSums]) {
   __shared__ ReductionMemory<kSums> memory;
   const SlicePartials<kSums> partials(grid, scratch);
-  write_partials<kSums>(sums, grid.slice, reinterpret_cast<float*>(memory.values), partials.block);
-  // Each thread's partials must be seen before the ticket that announces them.
-  __threadfence();
+  write_partials(sums, grid.slice, memory, partials.block);
   __syncthreads();
   unsigned* arrived = scratch.tickets + 2 * blockIdx.y;
   if (threadIdx.x == 0) {
+    // The block's partials, ordered before by the barrier, must be seen before the ticket.
+    __threadfence();
     memory.last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    __threadfence();
   }
   __syncthreads();
   if (!memory.last) {
     return false;
   }
-  __threadfence();
-  add_partials<kSums>(grid.slice, memory.values, partials.slice, totals);
+  add_partials(grid.slice, memory, partials.slice, totals);
   if (threadIdx.x == 0) {
     *arrived = 0;  // ready for the next kernel of the stream
   }
   return true;
 }
 
-/// As grid_sums, but in every block of the slice: each waits for all others, which must be
-/// resident.
-template <int kSums>
-__device__ void grid_sums_everywhere(const float (&sums)[kSums][8], const BatchNormGrid& grid,
-                                     const ReductionScratch& scratch, double (&totals)[kSums]) {
-  __shared__ ReductionMemory<kSums> memory;
-  const SlicePartials<kSums> partials(grid, scratch);
-  write_partials<kSums>(sums, grid.slice, reinterpret_cast<float*>(memory.values), partials.block);
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    unsigned* arrived = scratch.tickets + 2 * blockIdx.y;
-    volatile unsigned* rounds = arrived + 1;
-    const unsigned round = *rounds;  // cannot change before this block arrives
-    __threadfence();
-    if (atomicAdd(arrived, 1u) == gridDim.x - 1) {
-      *arrived = 0;
+/// Where the blocks of a slice wait for each other. All must be resident.
+class SliceBarrier {
+ public:
+  /// Early: the count cannot change before this block arrives, and reading it takes a while.
+  __device__ explicit SliceBarrier(const ReductionScratch& scratch)
+      : arrived_(scratch.tickets + 2 * blockIdx.y) {
+    if (threadIdx.x == 0) {
+      round_ = *rounds();
+    }
+  }
+  __device__ void wait() const {
+    __syncthreads();
+    if (threadIdx.x == 0) {
       __threadfence();
-      *rounds = round + 1;
-    } else {
-      while (*rounds == round) {
+      if (atomicAdd(arrived_, 1u) == gridDim.x - 1) {
+        *arrived_ = 0;
+        __threadfence();
+        *rounds() = round_ + 1;
+      } else {
+        while (*rounds() == round_) {
+        }
+        __threadfence();
       }
     }
-    __threadfence();
+    __syncthreads();
   }
-  __syncthreads();
-  add_partials<kSums>(grid.slice, memory.values, partials.slice, totals);
+
+ private:
+  __device__ volatile unsigned* rounds() const { return arrived_ + 1; }
+
+  unsigned* arrived_;
+  unsigned round_ = 0;
+};
+
+/// As grid_sums, but in every block of the slice.
+template <int kSums>
+__device__ void grid_sums_everywhere(const float (&sums)[kSums][8], const BatchNormGrid& grid,
+                                     const ReductionScratch& scratch, const SliceBarrier& barrier,
+                                     double (&totals)[kSums]) {
+  __shared__ ReductionMemory<kSums> memory;
+  const SlicePartials<kSums> partials(grid, scratch);
+  write_partials(sums, grid.slice, memory, partials.block);
+  barrier.wait();
+  add_partials(grid.slice, memory, partials.slice, totals);
 }
 
 }  // namespace ddp::ops::detail
