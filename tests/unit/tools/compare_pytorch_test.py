@@ -141,9 +141,18 @@ class Turns(unittest.TestCase):
         with open(os.path.join(out, "table.md")) as f:
             self.assertIn("| ResNet-18, 32 px, batch 64, ms | 1 | 9.000 | 6.000 |", f.read())
 
+        # Rows measured elsewhere, into the document.
+        document = self.script("performance.md", f"{results.BEGIN}\n{results.END}\n")
+        third = subprocess.run([sys.executable, TOOL, "build", os.path.join(self.folder.name, "other"), "--rows", "none",
+                                "--add", os.path.join(out, "results.json"), "--docs", document], capture_output=True, text=True)
+        self.assertEqual(third.returncode, 0, third.stderr)
+        with open(document) as f:
+            self.assertIn("| ResNet-18, 32 px, batch 64, ms | 1 | 9.000 | 6.000 |", f.read())
+
     def test_mistakes_in_the_call_are_named(self):
         for arguments, said in ((["--rows", "resnet51"], "there is no resnet51; there are resnet50, resnet18_512"),
                                 (["--peers", "jax"], "there is no jax; there are eager"),
+                                (["--rows", "none", "--add", "nowhere.json"], "--add nowhere.json: there is no such file"),
                                 (["--gpus", "two"], "give whole numbers"), (["--rounds", "0"], "at least 1"),
                                 (["--ours", "eager:step=graph"], "a name that is none of eager")):
             done = subprocess.run([sys.executable, TOOL, "build", "out"] + arguments, capture_output=True, text=True)
