@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// all_reduce through the communicator against NCCL's own loop: same buffer, same launch mode,
-// paired rounds. One process a GPU:
+// all_reduce through the communicator against NCCL's own loops, ring and symmetric window, in the
+// same launch mode and the same rounds. One process a GPU:
 //
-//   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [bytes [rounds]]
+//   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [key=value …]
 //
-// `bytes` is the largest buffer's size (1 GiB). A round times both loops one after the other, order
-// swapped each time; the figures are medians over the rounds, of the slowest rank. algbw = bytes /
-// time, busbw = algbw * 2 (n-1) / n, in GB/s (10^9).
+//   max_bytes (1 GiB)  largest buffer; sizes start at 4 KiB and grow by 4
+//   rounds (21)        each times all loops one after the other, in turning order
+//   ctas (0)           fewest thread blocks of every communicator here; 0 leaves NCCL's choice
+//   dtype (float32)    or bfloat16
+//   op (sum)           or avg, of ours only: NCCL's symmetric kernels know sums alone
+//   modes (both)       eager, graph or both
+//
+// Figures are medians over the rounds, of the slowest rank. algbw = bytes / time, busbw = algbw * 2
+// (n-1) / n, in GB/s (10^9). nccl = the better of ring and symmetric; ratio = its time / ours.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -19,6 +25,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "ddp/comm/context.hpp"
@@ -37,11 +45,21 @@ void check(ncclResult_t code, const char* what) {
   }
 }
 
+struct Settings {
+  int64_t max_bytes = int64_t{1} << 30;
+  int rounds = 21;
+  int ctas = 0;
+  at::ScalarType dtype = at::kFloat;
+  ddp::ReduceOp op = ddp::ReduceOp::Sum;
+  std::vector<bool> captured{false, true};
+};
+
 // What is compared against: NCCL alone, on a high-priority stream as the communicator has.
 class PlainNccl {
  public:
-  explicit PlainNccl(ddp::Context& context)
-      : stream_(c10::cuda::getStreamFromPool(true, context.device().index())) {
+  PlainNccl(ddp::Context& context, const Settings& settings)
+      : stream_(c10::cuda::getStreamFromPool(true, context.device().index())),
+        dtype_(settings.dtype == at::kFloat ? ncclFloat32 : ncclBfloat16) {
     ncclUniqueId id{};
     if (context.rank() == 0) {
       check(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -49,7 +67,12 @@ class PlainNccl {
     const auto bytes =
         context.control_plane().broadcast(std::string(id.internal, sizeof(id.internal)));
     std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
-    check(ncclCommInitRank(&comm_, context.world_size(), id, context.rank()), "ncclCommInitRank");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (settings.ctas > 0) {
+      config.minCTAs = settings.ctas;
+    }
+    check(ncclCommInitRankConfig(&comm_, context.world_size(), id, context.rank(), &config),
+          "ncclCommInitRankConfig");
   }
   PlainNccl(const PlainNccl&) = delete;
   PlainNccl& operator=(const PlainNccl&) = delete;
@@ -58,12 +81,31 @@ class PlainNccl {
   c10::cuda::CUDAStream stream() const { return stream_; }
   void all_reduce(const at::Tensor& tensor) {
     check(ncclAllReduce(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()),
-                        ncclFloat32, ncclSum, comm_, stream_.stream()),
+                        dtype_, ncclSum, comm_, stream_.stream()),
           "ncclAllReduce");
+  }
+
+  /// Memory of ncclMemAlloc in a symmetric window of this communicator.
+  at::Tensor allocate_window(int64_t num_bytes, at::Device device) {
+    void* memory = nullptr;
+    ncclWindow_t window{};
+    check(ncclMemAlloc(&memory, static_cast<size_t>(num_bytes)), "ncclMemAlloc");
+    check(ncclCommWindowRegister(comm_, memory, static_cast<size_t>(num_bytes), &window,
+                                 NCCL_WIN_COLL_SYMMETRIC),
+          "ncclCommWindowRegister");
+    return at::from_blob(
+        memory, {num_bytes},
+        [comm = comm_, window](void* p) {
+          cudaDeviceSynchronize();
+          ncclCommWindowDeregister(comm, window);
+          ncclMemFree(p);
+        },
+        at::device(device).dtype(at::kByte), device);
   }
 
  private:
   c10::cuda::CUDAStream stream_;
+  ncclDataType_t dtype_;
   ncclComm_t comm_ = nullptr;
 };
 
@@ -119,12 +161,13 @@ Loop plain_loop(PlainNccl& nccl, const at::Tensor& tensor, int iterations) {
 }
 
 // As the reducer does: launched one after the other, waited for at the end.
-Loop communicator_loop(ddp::Communicator& comm, const at::Tensor& tensor, int iterations) {
-  return [&comm, tensor, iterations] {
+Loop communicator_loop(ddp::Communicator& comm, const at::Tensor& tensor, ddp::ReduceOp op,
+                       int iterations) {
+  return [&comm, tensor, op, iterations] {
     std::vector<ddp::WorkPtr> works;
     works.reserve(static_cast<size_t>(iterations));
     for (int i = 0; i < iterations; ++i) {
-      works.push_back(comm.all_reduce(tensor));
+      works.push_back(comm.all_reduce(tensor, op));
     }
     for (const auto& work : works) {
       work->wait();
@@ -141,82 +184,133 @@ struct Captured {
   }
 };
 
-void measure(ddp::Context& context, PlainNccl& nccl, int64_t num_bytes, bool captured, int rounds) {
+// Ring, symmetric, ours: medians over the rounds, of the slowest rank.
+std::vector<double> time_loops(ddp::Context& context, std::vector<Loop> loops, bool captured,
+                               int iterations, int rounds) {
+  std::vector<std::unique_ptr<Captured>> graphs;
+  for (auto& loop : loops) {
+    loop();
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    if (captured) {
+      graphs.push_back(std::make_unique<Captured>(loop));
+      loop = [graph = graphs.back().get()] { graph->graph.replay(); };
+    }
+  }
+  std::vector<std::vector<double>> times(loops.size());
+  for (int round = -2; round < rounds; ++round) {  // two to warm up
+    for (size_t turn = 0; turn < loops.size(); ++turn) {
+      const auto which = (turn + static_cast<size_t>(round + 2)) % loops.size();
+      context.communicator()->barrier();
+      const double us = slowest_rank(context, time_loop(loops[which], iterations));
+      if (round >= 0) {
+        times[which].push_back(us);
+      }
+    }
+  }
+  std::vector<double> medians;
+  for (const auto& of_loop : times) {
+    medians.push_back(median(of_loop));
+  }
+  return medians;
+}
+
+void print_row(const ddp::Context& context, bool captured, int64_t num_bytes,
+               const std::vector<double>& us) {
+  const double factor = 2.0 * (context.world_size() - 1) / context.world_size();
+  const auto busbw = [&](double time) {
+    return static_cast<double>(num_bytes) / time / 1e3 * factor;
+  };
+  const double best = std::min(us[0], us[1]);
+  std::printf("%-6s %12lld %10.2f %10.2f %10.2f %10.2f %9.2f %9.2f %8.4f %8.2f\n",
+              captured ? "graph" : "eager", static_cast<long long>(num_bytes), best, us[2], us[0],
+              us[1], busbw(best), busbw(us[2]), best / us[2], us[2] - best);
+  std::fflush(stdout);
+}
+
+void measure(ddp::Context& context, PlainNccl& ring, PlainNccl& symmetric, const Settings& settings,
+             int64_t num_bytes, bool captured) {
   auto& comm = *context.communicator();
   const int iterations = num_bytes <= (1 << 20) ? 100 : num_bytes <= (64 << 20) ? 20 : 5;
-  auto tensor = comm.allocate(num_bytes).view(at::kFloat);
-  tensor.zero_();
-  Loop plain = plain_loop(nccl, tensor, iterations);
-  Loop ours = communicator_loop(comm, tensor, iterations);
-  plain();
-  ours();
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  std::unique_ptr<Captured> plain_graph;
-  std::unique_ptr<Captured> our_graph;
-  if (captured) {
-    plain_graph = std::make_unique<Captured>(plain);
-    our_graph = std::make_unique<Captured>(ours);
-    plain = [&] { plain_graph->graph.replay(); };
-    ours = [&] { our_graph->graph.replay(); };
-  }
-  std::vector<double> plain_us;
-  std::vector<double> our_us;
-  for (int round = -2; round < rounds; ++round) {  // two to warm up
-    double us[2];
-    for (int turn = 0; turn < 2; ++turn) {
-      const int which = (turn + round) & 1;
-      comm.barrier();
-      us[which] = slowest_rank(context, time_loop(which == 0 ? plain : ours, iterations));
-    }
-    if (round >= 0) {
-      plain_us.push_back(us[0]);
-      our_us.push_back(us[1]);
-    }
-  }
+  const auto make = [&](const at::Tensor& memory) { return memory.view(settings.dtype).zero_(); };
+  const auto on_ring = make(at::empty({num_bytes}, at::device(context.device()).dtype(at::kByte)));
+  const auto in_window = make(symmetric.allocate_window(num_bytes, context.device()));
+  const auto in_arena = make(comm.allocate(num_bytes));
+  const auto us = time_loops(
+      context,
+      {plain_loop(ring, on_ring, iterations), plain_loop(symmetric, in_window, iterations),
+       communicator_loop(comm, in_arena, settings.op, iterations)},
+      captured, iterations, settings.rounds);
   if (context.is_main()) {
-    const double theirs = median(plain_us);
-    const double mine = median(our_us);
-    const double factor = 2.0 * (context.world_size() - 1) / context.world_size();
-    const auto algbw = [&](double us) { return static_cast<double>(num_bytes) / us / 1e3; };
-    std::printf("%-6s %12lld %10.2f %10.2f %9.2f %9.2f %9.2f %9.2f %8.4f %8.2f\n",
-                captured ? "graph" : "eager", static_cast<long long>(num_bytes), theirs, mine,
-                algbw(theirs), algbw(mine), algbw(theirs) * factor, algbw(mine) * factor,
-                theirs / mine, mine - theirs);
-    std::fflush(stdout);
+    print_row(context, captured, num_bytes, us);
   }
 }
 
-void run(int64_t max_bytes, int rounds) {
+void run(const Settings& settings) {
   ddp::ContextOptions options;
   options.device = "cuda";
+  options.communicator.nccl_min_ctas = settings.ctas;
   auto context = ddp::Context::create(options);
   if (std::string(context.communicator()->backend()) != "nccl") {
     throw ddp::SettingsError("bench_all_reduce needs at least two ranks with a GPU each");
   }
   {
-    PlainNccl nccl(context);
+    PlainNccl ring(context, settings);
+    PlainNccl symmetric(context, settings);
     if (context.is_main()) {
       const char* nvls = std::getenv("NCCL_NVLS_ENABLE");
       std::printf(
-          "# %d ranks, float32 sum in place, NCCL_NVLS_ENABLE=%s, median of %d paired rounds\n",
-          context.world_size(), nvls == nullptr ? "unset" : nvls, rounds);
-      std::printf("%-6s %12s %10s %10s %9s %9s %9s %9s %8s %8s\n", "mode", "bytes", "nccl_us",
-                  "ddp_us", "nccl_alg", "ddp_alg", "nccl_bus", "ddp_bus", "ratio", "extra_us");
+          "# %d ranks, %s, ours: %s, in place, min CTAs %d, NCCL_NVLS_ENABLE=%s, median of %d "
+          "rounds\n",
+          context.world_size(), c10::toString(settings.dtype), to_string(settings.op),
+          settings.ctas, nvls == nullptr ? "unset" : nvls, settings.rounds);
+      std::printf("%-6s %12s %10s %10s %10s %10s %9s %9s %8s %8s\n", "mode", "bytes", "nccl_us",
+                  "ddp_us", "ring_us", "symm_us", "nccl_bus", "ddp_bus", "ratio", "extra_us");
     }
-    for (const bool captured : {false, true}) {
-      for (int64_t bytes = 4096; bytes <= max_bytes; bytes *= 4) {
-        measure(context, nccl, bytes, captured, rounds);
+    for (const bool captured : settings.captured) {
+      for (int64_t bytes = 4096; bytes <= settings.max_bytes; bytes *= 4) {
+        measure(context, ring, symmetric, settings, bytes, captured);
       }
+    }
+    if (context.is_main()) {
+      std::printf("# plan: %s\n",
+                  context.plan().find("all_reduce").value_or("nothing measured").c_str());
     }
   }
   context.close();
+}
+
+Settings parse(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const auto equals = argument.find('=');
+    const auto key = argument.substr(0, equals);
+    const auto value = equals == std::string::npos ? "" : argument.substr(equals + 1);
+    if (key == "max_bytes") {
+      settings.max_bytes = std::stoll(value);
+    } else if (key == "rounds") {
+      settings.rounds = std::max(1, std::stoi(value));
+    } else if (key == "ctas") {
+      settings.ctas = std::stoi(value);
+    } else if (argument == "dtype=float32" || argument == "dtype=bfloat16") {
+      settings.dtype = value == "float32" ? at::kFloat : at::kBFloat16;
+    } else if (argument == "op=sum" || argument == "op=avg") {
+      settings.op = value == "sum" ? ddp::ReduceOp::Sum : ddp::ReduceOp::Avg;
+    } else if (argument == "modes=eager" || argument == "modes=graph") {
+      settings.captured = {value == "graph"};
+    } else if (argument != "modes=both") {
+      throw ddp::SettingsError("bench_all_reduce: " + argument +
+                               ": no such setting; its first lines name them");
+    }
+  }
+  return settings;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    run(argc > 1 ? std::atoll(argv[1]) : int64_t{1} << 30, argc > 2 ? std::atoi(argv[2]) : 21);
+    run(parse(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_all_reduce: %s\n", error.what());
     return 1;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-ddp_add_test(NAME communicator_test SOURCES communicator_test.cpp communicator_groups_test.cpp RANKS 1 2 4)
+ddp_add_test(NAME communicator_test SOURCES communicator_test.cpp communicator_groups_test.cpp communicator_plan_test.cpp RANKS 1 2 4)
 if(DDP_HAS_MPI)
   # Owns MPI itself: no Context, Catch2's plain main.
   add_executable(mpi_communicator_test mpi_communicator_test.cpp)

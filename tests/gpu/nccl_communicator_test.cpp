@@ -266,7 +266,7 @@ TEST_CASE("a collective waits for what its stream was given before") {
 
 TEST_CASE("a symmetric window is reduced, and its memory outlives the communicator") {
   ddp::CommunicatorOptions options;
-  options.nccl_symmetric_memory = true;
+  options.nccl_algorithm = "symmetric";
   at::Tensor memory;
   {
     auto comm = make(options);

@@ -3,6 +3,9 @@
 // memory never moves, nothing in a backward waits on the host, and the communicator's stream joins
 // the capture.
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/Sleep.h>
+
+#include <cstdio>
 
 #include "distributed/ddp_test_utils.hpp"
 
@@ -68,6 +71,78 @@ TEST_CASE("a captured weighted step replays") {
       grad.div_(4);
     }
     require_equal(grads_of(*module), expected);
+  }
+}
+
+TEST_CASE("each replay tells how long it waited for reductions") {
+  if (world() == 1) {
+    return;
+  }
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  auto input = torch::zeros({3, 4}, on_device());
+  const auto step = [&] {
+    model.zero_grad();
+    model.forward(input).sum().backward();
+  };
+  for (int warm_up = 0; warm_up < 4; ++warm_up) {
+    step();
+  }
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  step();
+  graph.capture_end();
+  const auto replay_ms = [&](bool late) {
+    group()->barrier();
+    if (late && rank() == 1) {
+      at::cuda::sleep(80'000'000);  // 40 ms or more
+    }
+    graph.replay();
+    return model.exposed_communication_ms();
+  };
+  replay_ms(false);
+  for (int round = 0; round < 2; ++round) {
+    const double waited = replay_ms(true);
+    CHECK((rank() == 1 || waited > 20));
+    const double at_once = replay_ms(false);
+    CHECK(at_once > 0);
+    CHECK(at_once < 20);
+  }
+}
+
+TEST_CASE("automatic buckets: chosen from the device's times, then captured") {
+  DdpOptions options;
+  options.bucket_cap_mb = kAutoBuckets;
+  const auto comm = group()->split(0, rank());
+  torch::nn::Sequential module;
+  for (int layer = 0; layer < 12; ++layer) {
+    module->push_back(torch::nn::Linear(1024, 1024));
+  }
+  module->to(context().device());
+  DistributedDataParallel model(module, comm, options);
+  auto input = torch::ones({2048, 1024}, on_device());
+  const auto step = [&] {
+    model.zero_grad();
+    model.forward(input).sum().backward();
+  };
+  for (int warm_up = 0; warm_up < 5; ++warm_up) {
+    step();
+  }
+  const auto eager = grads_of(*module);
+  if (world() > 1) {
+    CHECK(model.reducer().layout().buckets.size() > 1);  // 48 MiB in about 4 ms
+    CHECK_FALSE(comm->plan().empty());
+  }
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  step();
+  graph.capture_end();
+  for (int replay = 0; replay < 3; ++replay) {
+    graph.replay();
+    require_equal(grads_of(*module), eager);
+  }
+  if (rank() == 0) {
+    std::printf("plan: %s\n", comm->plan().to_json().c_str());
   }
 }
 

@@ -1,10 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/comm/communicator.hpp"
 
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "comm/text_exchange.hpp"
 #include "ddp/comm/launch_sequencer.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp {
+namespace {
+
+constexpr const char* kTableName = "all_reduce";
+constexpr int kTimedRuns = 3;
+
+// The slowest rank's times: every rank waits for it. Equal on all ranks afterwards.
+std::vector<AllReduceRow> slowest(Communicator& communicator,
+                                  const std::vector<AllReduceRow>& rows) {
+  std::vector<double> times;
+  for (const auto& row : rows) {
+    times.insert(times.end(), {row.ring_us, row.symmetric_us});
+  }
+  auto tensor = at::tensor(times, at::kDouble).to(communicator.device());
+  communicator.all_reduce(tensor, ReduceOp::Max)->wait();
+  tensor = tensor.cpu();
+  auto result = rows;
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i].ring_us = tensor.const_data_ptr<double>()[2 * i];
+    result[i].symmetric_us = tensor.const_data_ptr<double>()[2 * i + 1];
+  }
+  return result;
+}
+
+}  // namespace
 
 const char* to_string(ReduceOp op) {
   switch (op) {
@@ -30,6 +61,67 @@ void Communicator::share_launch_sequencer_of(const Communicator& parent) {
 
 LaunchSequencer& Communicator::launch_sequencer() {
   return *launch_sequencer_;
+}
+
+Plan& Communicator::plan() {
+  if (plan_ == nullptr) {
+    auto identity = plan_identity();
+    identity["backend"] = backend();
+    identity["world_size"] = std::to_string(world_size());
+    plan_ = std::make_unique<Plan>(std::move(identity));
+  }
+  return *plan_;
+}
+
+void Communicator::adopt_plan(const std::string& json, const std::string& origin) {
+  const auto agreed = world_size() == 1 ? json : detail::broadcast_text(*this, json, 0);
+  const auto difference = plan().adopt(agreed, origin);
+  if (!difference.empty()) {
+    if (rank() == 0) {
+      log_warning(detail::concat("the measured choices of ", origin, " are of another system (",
+                                 difference, "): they are measured anew"));
+    }
+    return;
+  }
+  if (const auto table = plan().find(kTableName)) {
+    table_ = AllReduceTable::from_json(*table);
+  }
+}
+
+const AllReduceTable& Communicator::all_reduce_table() {
+  if (world_size() == 1) {
+    return table_;
+  }
+  // Rank 0's word: a rank that knows no table must not measure alone.
+  const auto known = detail::broadcast_text(*this, plan().find(kTableName).value_or(""), 0);
+  if (known.empty()) {
+    table_ = AllReduceTable(slowest(*this, measure_all_reduce()));
+    plan().set(kTableName, table_.to_json());
+  } else {
+    table_ = AllReduceTable::from_json(known);
+  }
+  return table_;
+}
+
+// With the host waiting for each: a backend that has streams and graphs measures by itself.
+std::vector<AllReduceRow> Communicator::measure_all_reduce() {
+  std::vector<AllReduceRow> rows;
+  for (const int64_t num_bytes :
+       {int64_t{4} << 10, int64_t{64} << 10, int64_t{1} << 20, int64_t{8} << 20}) {
+    auto buffer = at::zeros({num_bytes / 4}, at::device(device()).dtype(at::kFloat));
+    double best_us = 0;
+    for (int run = -1; run < kTimedRuns; ++run) {  // one to warm up
+      barrier();
+      const auto begin = std::chrono::steady_clock::now();
+      all_reduce(buffer)->wait_host();
+      const auto us =
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+              .count();
+      best_us = run <= 0 ? us : std::min(best_us, us);
+    }
+    rows.push_back({.num_bytes = num_bytes, .ring_us = best_us});
+  }
+  return rows;
 }
 
 }  // namespace ddp

@@ -27,9 +27,13 @@ struct Context::State {
   CommunicatorPtr communicator;
   std::vector<std::function<void()>> teardowns;
   std::function<void()> at_first_step;
+  std::string plan_file;
+  int64_t plan_version = 0;  // of what the file holds
   int exceptions_at_start = std::uncaught_exceptions();
   bool closed = false;
 
+  void read_plan();
+  void write_plan();
   void run_teardowns();
   void abandon(const std::string& reason);
 };
@@ -147,6 +151,8 @@ Context Context::create(const ContextOptions& options) {
     torch::manual_seed(static_cast<uint64_t>(options.seed));
     state->communicator = detail::create_communicator(launch, state->control_plane, state->device,
                                                       options.communicator, state->mpi);
+    state->plan_file = options.plan_file;
+    state->read_plan();
   } catch (const std::exception& error) {
     FailureCause cause;
     cause.where = "start";
@@ -158,6 +164,28 @@ Context Context::create(const ContextOptions& options) {
     throw;
   }
   return Context(std::move(state));
+}
+
+// Rank 0's setting counts: the file is its own.
+void Context::State::read_plan() {
+  const auto text = control_plane->broadcast(
+      launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
+  if (!text.empty()) {
+    communicator->adopt_plan(text, plan_file.empty() ? "rank 0's plan file" : plan_file);
+    plan_version = communicator->plan().version();
+  }
+}
+
+void Context::State::write_plan() {
+  if (launch.rank != 0 || plan_file.empty() || communicator->plan().version() == plan_version) {
+    return;
+  }
+  try {
+    write_plan_file(plan_file, communicator->plan());
+  } catch (const WriteError& error) {
+    // Nothing of the run is lost: the next one measures again.
+    log_warning(concat("context.plan_file=", plan_file, ": ", error.what()));
+  }
 }
 
 void Context::State::run_teardowns() {
@@ -214,6 +242,7 @@ void Context::close() {
   auto& state = *state_;
   try {
     state.run_teardowns();
+    state.write_plan();
     // Everybody's collectives are done, so that a backend may end in any way it likes.
     state.control_plane->barrier();
     if (state.communicator.use_count() > 1) {

@@ -23,9 +23,11 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                  .min = 0,
                  .max = 64},
                 options.nccl_max_ctas);
-  visitor.field({.name = "nccl_symmetric_memory",
-                 .doc = "gradient memory registered as a NCCL symmetric window (sums only)"},
-                options.nccl_symmetric_memory);
+  visitor.field({.name = "nccl_algorithm",
+                 .doc = "of gradient reductions: ring; symmetric (windows, few thread blocks, one "
+                        "node); auto measures both once and keeps the result in the plan",
+                 .choices = {"auto", "ring", "symmetric"}},
+                options.nccl_algorithm);
 }
 
 void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {
@@ -61,6 +63,11 @@ void describe_fields(ContextOptions& options, FieldVisitor& visitor) {
                 options.device);
   visitor.field({.name = "seed", .doc = "of the initial weights, equal on all ranks", .min = 0},
                 options.seed);
+  visitor.field({.name = "plan_file",
+                 .doc = "file that keeps measured choices for the next run on the same hardware; "
+                        "empty: only checkpoints keep them",
+                 .may_differ = true},
+                options.plan_file);
   visitor.section("communicator", options.communicator);
   visitor.section("control_plane", options.control_plane);
 }

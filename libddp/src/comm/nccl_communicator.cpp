@@ -6,56 +6,11 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/nccl_communicator_impl.hpp"
+#include "comm/nccl_types.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
-namespace {
-
-// NCCL has no int16 and no bool: bool reduces as bytes of 0 and 1, int16 through int32.
-ncclDataType_t to_nccl(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-      return ncclFloat32;
-    case c10::kDouble:
-      return ncclFloat64;
-    case c10::kHalf:
-      return ncclFloat16;
-    case c10::kBFloat16:
-      return ncclBfloat16;
-    case c10::kChar:
-      return ncclInt8;
-    case c10::kInt:
-      return ncclInt32;
-    case c10::kLong:
-      return ncclInt64;
-    case c10::kByte:
-    case c10::kBool:
-      return ncclUint8;
-    default:
-      throw InternalError("a dtype without an NCCL datatype passed the argument checks");
-  }
-}
-
-ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
-  if (dtype == c10::kBool) {
-    return op == ReduceOp::Sum || op == ReduceOp::Max ? ncclMax : ncclMin;
-  }
-  switch (op) {
-    case ReduceOp::Sum:
-      return ncclSum;
-    case ReduceOp::Avg:
-      return ncclAvg;
-    case ReduceOp::Min:
-      return ncclMin;
-    case ReduceOp::Max:
-      return ncclMax;
-    case ReduceOp::Product:
-      return ncclProd;
-  }
-  throw InternalError("unknown ReduceOp");
-}
-
-}  // namespace
 
 WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& output,
                                        const at::Tensor& input, ReduceOp op) {
@@ -88,19 +43,6 @@ WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& outpu
         const c10::cuda::CUDAStreamGuard guard(stream);
         output.as_strided({output.numel()}, {1}).copy_(wide_output);
       });
-}
-
-WorkPtr NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
-  check_all_reduce(info(), tensor, op);
-  if (tensor.scalar_type() == at::kShort) {
-    return reduce_int16("all_reduce", tensor, tensor, op);
-  }
-  return launch("all_reduce", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
-    void* data = tensor.data_ptr();
-    return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()),
-                         to_nccl(tensor.scalar_type()), to_nccl(op, tensor.scalar_type()), comm,
-                         stream);
-  });
 }
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
@@ -165,7 +107,11 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
   check_allocation(num_bytes);
   const c10::cuda::CUDAGuard guard(device_);
   if (memory_ && num_bytes > 0) {
-    return memory_->allocate(num_bytes);
+    auto memory = memory_->allocate(num_bytes);
+    if (options_.nccl_algorithm == "auto" && known_table().empty()) {
+      all_reduce_table();  // now: later calls may be captured
+    }
+    return memory;
   }
   return at::empty({num_bytes},
                    at::device(device()).dtype(at::kByte));  // caching: 512-byte aligned
@@ -177,9 +123,18 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
   const c10::cuda::CUDAGuard guard(device.index());
   ncclComm_t comm = connect_nccl(control_plane, device.index(), options);
-  auto made =
-      std::make_shared<NcclCommunicator>(comm, device.index(), options, std::move(on_failure),
-                                         std::make_shared<std::atomic<int64_t>>(0));
+  std::string no_windows;
+  if (options.nccl_algorithm != "ring" && control_plane.world_size() > 1) {
+    no_windows = why_no_windows(control_plane);
+    if (!no_windows.empty() && control_plane.rank() == 0) {
+      log(options.nccl_algorithm == "symmetric" ? LogLevel::Warning : LogLevel::Info,
+          concat("context.communicator.nccl_algorithm=", options.nccl_algorithm,
+                 ": symmetric windows are not available, ring is used: ", no_windows));
+    }
+  }
+  auto made = std::make_shared<NcclCommunicator>(
+      comm, device.index(), options, std::move(on_failure),
+      std::make_shared<std::atomic<int64_t>>(0), std::move(no_windows));
   made->start_watchdog();
   return made;
 }

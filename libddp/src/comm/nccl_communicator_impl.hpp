@@ -14,9 +14,11 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/argument_checks.hpp"
@@ -33,8 +35,10 @@ namespace ddp::detail {
 class NcclCommunicator final : public Communicator,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
+  /// `no_windows`: why memory cannot be registered, see why_no_windows().
   NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device, const CommunicatorOptions& options,
-                   CollectiveFailureHandler on_failure, std::shared_ptr<std::atomic<int64_t>> step);
+                   CollectiveFailureHandler on_failure, std::shared_ptr<std::atomic<int64_t>> step,
+                   std::string no_windows);
   ~NcclCommunicator() override;
   void start_watchdog();
   const CollectiveCounters& counters() const { return *origin_->counters; }
@@ -44,7 +48,12 @@ class NcclCommunicator final : public Communicator,
   int world_size() const override { return world_size_; }
   at::Device device() const override { return {at::kCUDA, device_}; }
 
-  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override;
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
+    return reduce_in_place(tensor, op, /*overlapped=*/false);
+  }
+  WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op) override {
+    return reduce_in_place(tensor, op, /*overlapped=*/true);
+  }
   WorkPtr broadcast(at::Tensor tensor, int root) override;
   WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr all_gather(at::Tensor output, at::Tensor input) override;
@@ -57,6 +66,10 @@ class NcclCommunicator final : public Communicator,
   at::Tensor allocate(int64_t num_bytes) override;
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { step_->store(step, std::memory_order_relaxed); }
+
+ protected:
+  Plan::Identity plan_identity() const override;
+  std::vector<AllReduceRow> measure_all_reduce() override;
 
  private:
   using Works = std::span<const std::shared_ptr<NcclWork>>;
@@ -73,6 +86,12 @@ class NcclCommunicator final : public Communicator,
                  const Call& call, std::function<void()> after = nullptr);
   template <typename Call>
   void enqueue(const char* name, const Call& call);
+  // Which algorithm, and its times (nccl_algorithm.cpp)
+  WorkPtr reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped);
+  AllReduceAlgorithm choose_algorithm(const at::Tensor& tensor, ReduceOp op, bool overlapped) const;
+  ncclRedOp_t ring_sum(ncclDataType_t dtype);
+  double time_all_reduce(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm,
+                         bool in_window);
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
                        ReduceOp op);
   /// Events and counters behind `works`, which were just enqueued.
@@ -94,7 +113,9 @@ class NcclCommunicator final : public Communicator,
   const c10::cuda::CUDAStream stream_;
   const std::shared_ptr<const WorkOrigin> origin_;
   CudaEventPool::Event ready_;  // the caller's stream came this far
-  std::shared_ptr<NcclMemory> memory_;
+  const std::string no_windows_;
+  std::shared_ptr<NcclMemory> memory_;  // null: windows are not wanted or not available
+  std::map<ncclDataType_t, ncclRedOp_t> ring_sums_;
   at::Tensor barrier_buffer_;
 
   std::recursive_timed_mutex mutex_;  // who launches; held from group_start to group_end

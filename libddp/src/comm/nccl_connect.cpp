@@ -58,6 +58,11 @@ void check_options(const CommunicatorOptions& options) {
                                ": allowed are 0 (NCCL's choice) or more, the minimum not above the "
                                "maximum"));
   }
+  if (options.nccl_algorithm != "auto" && options.nccl_algorithm != "ring" &&
+      options.nccl_algorithm != "symmetric") {
+    throw SettingsError(concat("context.communicator.nccl_algorithm=", options.nccl_algorithm,
+                               " is unknown: use auto, ring or symmetric"));
+  }
 }
 
 // NCCL would end with ncclInvalidUsage on some ranks and hang on others.

@@ -31,7 +31,8 @@ std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& strea
 NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
                                    const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
-                                   std::shared_ptr<std::atomic<int64_t>> step)
+                                   std::shared_ptr<std::atomic<int64_t>> step,
+                                   std::string no_windows)
     : comm_(comm),
       device_(device),
       options_(options),
@@ -39,10 +40,11 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
       step_(std::move(step)),
       stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
       origin_(make_origin(stream_, state_)),
-      ready_(origin_->events->take()) {
+      ready_(origin_->events->take()),
+      no_windows_(std::move(no_windows)) {
   check_nccl(ncclCommUserRank(comm_, &rank_), comm_, "ncclCommUserRank");
   check_nccl(ncclCommCount(comm_, &world_size_), comm_, "ncclCommCount");
-  if (options_.nccl_symmetric_memory) {
+  if (options_.nccl_algorithm != "ring" && no_windows_.empty() && world_size_ > 1) {
     memory_ = std::make_shared<NcclMemory>(comm_, device_);
   }
 }
@@ -184,7 +186,8 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   if (child == nullptr) {
     return nullptr;
   }
-  auto made = std::make_shared<NcclCommunicator>(child, device_, options_, on_failure_, step_);
+  auto made =
+      std::make_shared<NcclCommunicator>(child, device_, options_, on_failure_, step_, no_windows_);
   made->share_launch_sequencer_of(*this);
   made->start_watchdog();
   const std::lock_guard handle_lock(handle_mutex_);

@@ -3,9 +3,15 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <cuda.h>
+
+#include <cstdlib>
+#include <string_view>
 
 #include "comm/cuda_check.hpp"
 #include "comm/nccl_connect.hpp"
+#include "core/tcp_socket.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -13,6 +19,78 @@
 #endif
 
 namespace ddp::detail {
+namespace {
+
+bool is_set_to(const char* variable, std::string_view value) {
+  const char* text = std::getenv(variable);
+  return text != nullptr && text == value;
+}
+
+// Windows are shared as handles of virtual memory, which ncclMemAlloc gives only where the driver
+// and NCCL_CUMEM_ENABLE allow it; else it is cudaMalloc. Through the runtime, so that nothing links
+// against the driver's library.
+bool gives_shareable_memory() {
+  void* retain = nullptr;
+  void* release = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  if (cudaGetDriverEntryPointByVersion("cuMemRetainAllocationHandle", &retain, 12000,
+                                       cudaEnableDefault, &found) != cudaSuccess ||
+      found != cudaDriverEntryPointSuccess ||
+      cudaGetDriverEntryPointByVersion("cuMemRelease", &release, 12000, cudaEnableDefault,
+                                       &found) != cudaSuccess ||
+      found != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();  // no error of the program: ring is used
+    return false;
+  }
+  void* memory = nullptr;
+  check_nccl(ncclMemAlloc(&memory, 4096), nullptr, "ncclMemAlloc");
+  CUmemGenericAllocationHandle handle{};
+  const auto code =
+      reinterpret_cast<CUresult (*)(CUmemGenericAllocationHandle*, void*)>(retain)(&handle, memory);
+  if (code == CUDA_SUCCESS) {
+    reinterpret_cast<CUresult (*)(CUmemGenericAllocationHandle)>(release)(handle);
+  }
+  ncclMemFree(memory);
+  return code == CUDA_SUCCESS;
+}
+
+std::string why_not_here() {
+#ifndef DDP_NCCL_HAS_WINDOWS
+  return "this build's NCCL is older than 2.27";
+#else
+  int version = 0;
+  check_nccl(ncclGetVersion(&version), nullptr, "ncclGetVersion");
+  if (version < NCCL_VERSION(2, 27, 0)) {
+    return concat("NCCL ", version, " is older than 2.27");
+  }
+  for (const auto& [variable, value] : {std::pair{"NCCL_CUMEM_ENABLE", "0"},
+                                        {"NCCL_WIN_ENABLE", "0"},
+                                        {"NCCL_P2P_DISABLE", "1"},
+                                        {"NCCL_P2P_LEVEL", "LOC"},
+                                        {"NCCL_P2P_LEVEL", "0"}}) {
+    if (is_set_to(variable, value)) {
+      return concat(variable, "=", value, " is set");
+    }
+  }
+  return gives_shareable_memory() ? "" : "NCCL does not allocate shareable memory here";
+#endif
+}
+
+}  // namespace
+
+std::string why_no_windows(ControlPlane& control_plane) {
+  const auto reasons = control_plane.all_gather(why_not_here());
+  const auto hosts = control_plane.all_gather(host_name());
+  for (size_t rank = 0; rank < reasons.size(); ++rank) {
+    if (!reasons[rank].empty()) {
+      return concat(reasons[rank], " (rank ", rank, ")");
+    }
+    if (hosts[rank] != hosts[0]) {
+      return concat("the ranks are on several nodes (", hosts[0], ", ", hosts[rank], ")");
+    }
+  }
+  return {};
+}
 
 at::Tensor NcclMemory::allocate(int64_t num_bytes) {
 #ifdef DDP_NCCL_HAS_WINDOWS
@@ -34,24 +112,33 @@ at::Tensor NcclMemory::allocate(int64_t num_bytes) {
   }
   {
     const std::lock_guard lock(mutex_);
-    windows_[memory] = window;
+    windows_[static_cast<const char*>(memory)] = {window, padded};
   }
   const at::Device device(at::kCUDA, device_);
   return at::from_blob(
       memory, {num_bytes}, [self = shared_from_this()](void* p) { self->free(p); },
       at::device(device).dtype(at::kByte), device);
 #else
-  throw SettingsError(concat(
-      "context.communicator.nccl_symmetric_memory=true needs NCCL 2.27 or newer to allocate ",
-      num_bytes, " bytes; set it to false"));
+  throw InternalError(concat("a window of ", num_bytes, " bytes without NCCL 2.27"));
 #endif
+}
+
+bool NcclMemory::contains(const void* data, size_t num_bytes) {
+  const auto* begin = static_cast<const char*>(data);
+  const std::lock_guard lock(mutex_);
+  auto after = windows_.upper_bound(begin);
+  if (after == windows_.begin()) {
+    return false;
+  }
+  --after;
+  return begin + num_bytes <= after->first + after->second.num_bytes;
 }
 
 void NcclMemory::close() {
   const std::lock_guard lock(mutex_);
 #ifdef DDP_NCCL_HAS_WINDOWS
   for (const auto& [memory, window] : windows_) {
-    check_nccl(ncclCommWindowDeregister(comm_, window), comm_, "ncclCommWindowDeregister");
+    check_nccl(ncclCommWindowDeregister(comm_, window.handle), comm_, "ncclCommWindowDeregister");
   }
 #endif
   windows_.clear();
@@ -75,8 +162,10 @@ void NcclMemory::free(void* memory) {
       return;  // a kernel that never ends may still hold it; the process is about to leave
     }
 #ifdef DDP_NCCL_HAS_WINDOWS
-    if (const auto found = windows_.find(memory); found != windows_.end()) {
-      check_nccl(ncclCommWindowDeregister(comm_, found->second), comm_, "ncclCommWindowDeregister");
+    if (const auto found = windows_.find(static_cast<const char*>(memory));
+        found != windows_.end()) {
+      check_nccl(ncclCommWindowDeregister(comm_, found->second.handle), comm_,
+                 "ncclCommWindowDeregister");
       windows_.erase(found);
     }
 #endif

@@ -8,8 +8,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+
+#include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
+
+/// Why the ranks of `control_plane` cannot share symmetric windows; empty: they can. The same text
+/// on all ranks. Collective. The current device must be the rank's.
+std::string why_no_windows(ControlPlane& control_plane);
 
 /// Memory of ncclMemAlloc, registered with one communicator as a symmetric window. The memory
 /// outlives the communicator, its registration does not.
@@ -20,6 +27,8 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   /// uint8 [num_bytes] with num_bytes > 0. Collective: every rank registers at the same place, one
   /// call at a time. The current device must be the communicator's.
   at::Tensor allocate(int64_t num_bytes);
+  /// Whether all of it lies in one window.
+  bool contains(const void* data, size_t num_bytes);
   /// Before the communicator is destroyed.
   void close();
   /// The communicator was aborted: nothing is deregistered or freed any more.
@@ -32,7 +41,11 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   std::atomic<bool> abandoned_{false};
   std::mutex mutex_;  // never held while peers or the device are waited for, which only abort ends
   ncclComm_t comm_;
-  std::map<void*, ncclWindow_t> windows_;
+  struct Window {
+    ncclWindow_t handle;
+    size_t num_bytes;
+  };
+  std::map<const char*, Window> windows_;  // by address
 };
 
 }  // namespace ddp::detail

@@ -21,7 +21,7 @@ class RowLister final : public FieldVisitor {
     add(field, SettingRow::Type::Integer, {std::to_string(value)});
   }
   void field(const Field& field, double& value) override {
-    add(field, SettingRow::Type::Number, {number_text(value)});
+    add(field, SettingRow::Type::Number, {number_or_word(field, value)});
   }
   void field(const Field& field, std::string& value) override {
     add(field, SettingRow::Type::Text, {value});
@@ -74,6 +74,15 @@ std::string number_text(double value) {
   return std::string(buffer, end);
 }
 
+std::string number_or_word(const Field& field, double value) {
+  for (size_t i = 0; i < field.choices.size(); ++i) {
+    if (value == -1.0 - static_cast<double>(i)) {
+      return field.choices[i];
+    }
+  }
+  return number_text(value);
+}
+
 // 10000000, not 1e+07: limits of whole numbers are read by people.
 std::string limit_text(double value) {
   constexpr double kPlain = 1e15;
@@ -124,7 +133,8 @@ std::string SettingRow::allowed() const {
     case Type::Integer:
       return detail::allowed_range(shown, "a whole number");
     case Type::Number:
-      return detail::allowed_range(shown, "a number");
+      return detail::allowed_range(shown, "a number") +
+             (choices.empty() ? "" : detail::concat(", or ", choices));
     case Type::Text:
       return choices.empty() ? "a text" : detail::concat("one of ", choices);
     case Type::IntegerList:

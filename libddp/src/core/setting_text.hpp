@@ -29,6 +29,9 @@ class SectionPath {
 
 /// The shortest text that reads back to the same number.
 std::string number_text(double value);
+/// A number's choices are words that may stand instead of it ("auto"): the first is kept as -1, the
+/// next as -2, …
+std::string number_or_word(const Field& field, double value);
 /// "<what> from 1 to 8", "<what> of at least 1" or just "<what>".
 std::string allowed_range(const Field& field, const std::string& what);
 std::string join(const std::vector<std::string>& items, const char* separator);

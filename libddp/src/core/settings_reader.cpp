@@ -55,6 +55,12 @@ bool accept(const Field& field, const std::string& text, int64_t& value) {
   return true;
 }
 bool accept(const Field& field, const std::string& text, double& value) {
+  // Words instead of a number, such as "auto": the first is kept as -1, the next as -2, …
+  const auto word = std::find(field.choices.begin(), field.choices.end(), text);
+  if (word != field.choices.end()) {
+    value = -1.0 - static_cast<double>(word - field.choices.begin());
+    return true;
+  }
   const auto parsed = parse_double(text);
   if (!parsed || !in_range(field, *parsed)) {
     return false;
@@ -138,6 +144,15 @@ std::string default_text(const T& value) {
   }
 }
 
+template <typename T>
+std::string shown_default(const Field& field, const T& value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return number_or_word(field, value);
+  } else {
+    return default_text(value);
+  }
+}
+
 }  // namespace
 
 Given* SettingsReader::find(const Field& field) {
@@ -160,7 +175,7 @@ void SettingsReader::read_one(const Field& field, SettingRow::Type type, T& valu
   const bool wants_text = std::is_same_v<T, std::string>;
   if (given->is_list || given->is_null || (given->is_quoted && !wants_text) ||
       !accept(field, given->items.front(), value)) {
-    fail({path_.key(field.name), type, {default_text(value)}, field}, *given,
+    fail({path_.key(field.name), type, {shown_default(field, value)}, field}, *given,
          given->items.empty() ? "" : given->items.front());
   }
 }

@@ -26,11 +26,21 @@ struct OpenBucket {
   int64_t bytes = 0;
 };
 
+struct ClosedBucket {
+  int key = 0;
+  std::vector<int> parameters;
+  int launch = 0;  // closed together with others of this number
+};
+
 // The lists of parameters only; places come later.
-std::vector<std::pair<int, std::vector<int>>> group_parameters(
-    const std::vector<ParameterSpec>& parameters, const std::vector<int64_t>& limits,
-    const std::vector<int>& order) {
-  std::vector<std::pair<int, std::vector<int>>> closed;
+std::vector<ClosedBucket> group_parameters(const std::vector<ParameterSpec>& parameters,
+                                           const BucketLayoutOptions& options,
+                                           const std::vector<int>& order) {
+  const auto& limits = options.limits_bytes;
+  std::vector<ClosedBucket> closed;
+  int launch = 0;
+  size_t next_cut = 0;
+  int num_taken = 0;
   std::map<int, OpenBucket> open;
   std::map<int, size_t> cursor;
   std::map<std::pair<int, int>, std::vector<int>> groups;
@@ -40,8 +50,21 @@ std::vector<std::pair<int, std::vector<int>>> group_parameters(
       groups[{spec.key, spec.group}].push_back(index);
     }
   }
+  const auto close_all = [&] {
+    for (auto& [key, bucket] : open) {
+      if (!bucket.parameters.empty()) {
+        closed.push_back({key, std::move(bucket.parameters), launch});
+        bucket = {};
+      }
+    }
+    ++launch;
+  };
   std::vector<bool> placed(parameters.size());
   for (int index : order) {
+    if (next_cut < options.cuts.size() && num_taken++ == options.cuts[next_cut]) {
+      close_all();
+      ++next_cut;
+    }
     if (placed[static_cast<size_t>(index)]) {
       continue;
     }
@@ -56,17 +79,13 @@ std::vector<std::pair<int, std::vector<int>>> group_parameters(
       placed[static_cast<size_t>(member)] = true;
     }
     auto& limit = cursor[spec.key];
-    if (!limits.empty() && bucket.bytes >= limits[limit]) {
-      closed.emplace_back(spec.key, std::move(bucket.parameters));
+    if (options.cuts.empty() && !limits.empty() && bucket.bytes >= limits[limit]) {
+      closed.push_back({spec.key, std::move(bucket.parameters), launch++});
       bucket = {};
       limit = std::min(limit + 1, limits.size() - 1);
     }
   }
-  for (auto& [key, bucket] : open) {
-    if (!bucket.parameters.empty()) {
-      closed.emplace_back(key, std::move(bucket.parameters));
-    }
-  }
+  close_all();  // the tail: all keys together
   return closed;
 }
 
@@ -81,27 +100,34 @@ BucketLayout assign_buckets(const std::vector<ParameterSpec>& parameters,
               "the order must name every parameter once");
     sequence = order;
   }
-  auto lists = group_parameters(parameters, options.limits_bytes, sequence);
+  DDP_CHECK(options.cuts.empty() || !order.empty(), "cuts need the order they were chosen for");
+  auto lists = group_parameters(parameters, options, sequence);
   if (order.empty()) {
     std::stable_sort(lists.begin(), lists.end(), [](const auto& a, const auto& b) {
-      return *std::min_element(a.second.begin(), a.second.end()) <
-             *std::min_element(b.second.begin(), b.second.end());
+      return *std::min_element(a.parameters.begin(), a.parameters.end()) <
+             *std::min_element(b.parameters.begin(), b.parameters.end());
     });
     std::reverse(lists.begin(), lists.end());
   }
 
   BucketLayout layout;
   layout.places.resize(parameters.size());
-  for (auto& [key, members] : lists) {
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const int key = lists[i].key;
     if (layout.arena_numel.size() <= static_cast<size_t>(key)) {
       layout.arena_numel.resize(static_cast<size_t>(key) + 1);
     }
     auto& arena_end = layout.arena_numel[static_cast<size_t>(key)];
     Bucket bucket{.key = key,
-                  .parameters = std::move(members),
+                  .parameters = std::move(lists[i].parameters),
                   .offsets = {},
                   .begin = arena_end,
-                  .numel = 0};
+                  .numel = 0,
+                  .launch = 0};
+    if (i > 0) {
+      const int before = layout.buckets.back().launch;
+      bucket.launch = lists[i].launch == lists[i - 1].launch ? before : before + 1;
+    }
     const int64_t aligned =
         alignment_elements(parameters[static_cast<size_t>(bucket.parameters.front())], options);
     for (int index : bucket.parameters) {

@@ -16,15 +16,20 @@ void scale_divided_sum(GradBucket& bucket) {
   }
 }
 
+WorkPtr reduce_sum(const GradBucket& bucket, const at::Tensor& tensor) {
+  return bucket.is_tail ? bucket.communicator->all_reduce(tensor, ReduceOp::Sum)
+                        : bucket.communicator->all_reduce_overlapped(tensor, ReduceOp::Sum);
+}
+
 class AllReduceHook final : public CommHook {
  public:
   std::string name() const override { return "all_reduce"; }
+  bool starts_in_group() const override { return true; }
 
   void start(GradBucket& bucket) override {
     bucket.buffer.div_(bucket.divisor);
     works_.resize(std::max(works_.size(), static_cast<size_t>(bucket.index) + 1));
-    works_[static_cast<size_t>(bucket.index)] =
-        bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
+    works_[static_cast<size_t>(bucket.index)] = reduce_sum(bucket, bucket.buffer);
   }
 
   void finish(GradBucket& bucket) override {
@@ -37,6 +42,8 @@ class AllReduceHook final : public CommHook {
   std::vector<WorkPtr> works_;
 };
 
+// What travels lies in the communicator's own memory, made once for each layout: NCCL's symmetric
+// kernels add bfloat16 in float32 there and round once, where a ring rounds at every hop.
 class CompressHook final : public CommHook {
  public:
   explicit CompressHook(at::ScalarType wire_dtype) : wire_dtype_(wire_dtype) {}
@@ -44,30 +51,38 @@ class CompressHook final : public CommHook {
   std::string name() const override {
     return wire_dtype_ == at::kHalf ? "fp16_compress" : "bf16_compress";
   }
+  double wire_fraction() const override { return 0.5; }
 
   void start(GradBucket& bucket) override {
-    pending_.resize(std::max(pending_.size(), static_cast<size_t>(bucket.index) + 1));
-    auto& pending = pending_[static_cast<size_t>(bucket.index)];
+    buckets_.resize(std::max(buckets_.size(), static_cast<size_t>(bucket.index) + 1));
+    auto& own = buckets_[static_cast<size_t>(bucket.index)];
+    if (!own.wire.defined()) {
+      const auto bytes =
+          bucket.buffer.numel() * static_cast<int64_t>(c10::elementSize(wire_dtype_));
+      own.wire = bucket.communicator->allocate(bytes).view(wire_dtype_);
+    }
     // Divided before the sum, so that the sum of many ranks stays within the wire's range.
-    pending.wire = bucket.buffer.to(wire_dtype_, /*non_blocking=*/true).div_(bucket.divisor);
-    pending.work = bucket.communicator->all_reduce(pending.wire, ReduceOp::Sum);
+    own.wire.copy_(bucket.buffer, /*non_blocking=*/true).div_(bucket.divisor);
+    own.work = reduce_sum(bucket, own.wire);
   }
 
   void finish(GradBucket& bucket) override {
-    auto& pending = pending_[static_cast<size_t>(bucket.index)];
-    pending.work->wait();
-    bucket.buffer.copy_(pending.wire, /*non_blocking=*/true);
-    pending = {};
+    auto& own = buckets_[static_cast<size_t>(bucket.index)];
+    own.work->wait();
+    own.work = nullptr;
+    bucket.buffer.copy_(own.wire, /*non_blocking=*/true);
     scale_divided_sum(bucket);
   }
 
+  void reset() override { buckets_.clear(); }
+
  private:
-  struct Pending {
+  struct Bucket {
     at::Tensor wire;
     WorkPtr work;
   };
   at::ScalarType wire_dtype_;
-  std::vector<Pending> pending_;
+  std::vector<Bucket> buckets_;
 };
 
 class FunctionHook final : public CommHook {

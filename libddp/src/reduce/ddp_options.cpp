@@ -12,10 +12,12 @@ constexpr double kDefaultFirstBucketMb = 1;
 
 void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "bucket_cap_mb",
-                 .doc = "gradients are reduced in buckets of about this size",
+                 .doc = "gradients are reduced in buckets of about this size; auto: cut where the "
+                        "least communication is exposed, by times measured in the first backwards",
                  .unit = "MiB",
                  .min = 1e-6,
-                 .max = 1 << 20},
+                 .max = 1 << 20,
+                 .choices = {"auto"}},
                 options.bucket_cap_mb);
   visitor.field(
       {.name = "first_bucket_mb",
@@ -60,7 +62,11 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
                 options.fp32_grads);
 }
 
-std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {
+std::vector<int64_t> bucket_limits_bytes(const DdpOptions& given) {
+  DdpOptions options = given;
+  if (chooses_buckets(options)) {
+    options.bucket_cap_mb = kDefaultBucketCapMb;  // where nothing can be measured
+  }
   const double first = options.first_bucket_mb > 0                    ? options.first_bucket_mb
                        : options.bucket_cap_mb == kDefaultBucketCapMb ? kDefaultFirstBucketMb
                                                                       : options.bucket_cap_mb;

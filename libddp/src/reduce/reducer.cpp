@@ -89,7 +89,10 @@ Reducer::Impl::~Impl() {
 // Once: later layouts move offsets inside this memory, so that its address, and with it a window
 // registered with NCCL or a captured graph, stays valid.
 void Reducer::Impl::allocate_arena() {
-  const BucketLayoutOptions limits{.limits_bytes = bucket_limits_bytes(options),
+  // Chosen buckets may be as small as one parameter.
+  const BucketLayoutOptions limits{.limits_bytes = chooses_buckets(options)
+                                                       ? std::vector<int64_t>{1}
+                                                       : bucket_limits_bytes(options),
                                    .world_size = communicator->world_size()};
   for (size_t key = 0; key < arenas.size(); ++key) {
     const auto dtype = arenas[key].scalar_type();
@@ -154,52 +157,6 @@ void Reducer::Impl::compare_hooks() {
                                          " has \"", names[rank], "\", rank 0 has \"", names[0],
                                          "\". Register the same hook on every rank"));
     }
-  }
-}
-
-bool Reducer::Impl::rebuild_is_due() const {
-  const bool order_is_known = options.static_graph ? num_passes >= 2 : num_passes >= 1;
-  return !has_rebuilt && order_is_known && communicator->world_size() > 1 &&
-         (options.static_graph || !options.find_unused_parameters) && !parameters.empty();
-}
-
-void Reducer::Impl::rebuild() {
-  const at::NoGradGuard no_grad;
-  // Rank 0's order, so that all ranks cut the same buckets.
-  auto order = at::tensor(previous_ready_order, at::kInt).to(device());
-  DDP_CHECK(order.numel() == static_cast<int64_t>(parameters.size()), "incomplete ready order");
-  communicator->broadcast(order, 0)->wait();
-  order = order.cpu();
-  const std::vector<int> agreed(order.data_ptr<int>(), order.data_ptr<int>() + order.numel());
-
-  // Gradients that live in the arena (no_sync steps before this forward) move with their slots.
-  std::vector<std::pair<size_t, at::Tensor>> kept;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor& grad = parameters[i].tensor.grad();
-    if (grad.defined() && grad.is_alias_of(parameters[i].slot.memory)) {
-      kept.emplace_back(i, grad.clone());
-    }
-  }
-  const BucketLayout old = layout;
-  auto rebuilt = assign_buckets(
-      specs,
-      {.limits_bytes = bucket_limits_bytes(options), .world_size = communicator->world_size()},
-      agreed);
-  rebuilt.version = old.version + 1;
-  for (auto& arena : arenas) {
-    arena.zero_();
-  }
-  install_layout(std::move(rebuilt));
-  for (const auto& [i, grad] : kept) {
-    parameters[i].slot.memory.copy_(grad);
-    parameters[i].tensor.mutable_grad() = parameters[i].slot.memory;
-  }
-  has_rebuilt = true;
-  if (hook) {
-    hook->reset();
-  }
-  for (const auto& listener : layout_listeners) {
-    listener(old, layout);
   }
 }
 
@@ -287,7 +244,7 @@ at::Tensor Reducer::bucket_buffer(int index) const {
 
 double Reducer::exposed_communication_ms() {
   const std::lock_guard lock(impl_->mutex);
-  return detail::TimeMark::milliseconds(impl_->wait_begin, impl_->wait_end);
+  return detail::TimeMark::milliseconds(impl_->exposed_begin, impl_->exposed_end);
 }
 
 void Reducer::record_forward_start() {

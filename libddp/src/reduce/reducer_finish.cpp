@@ -36,7 +36,10 @@ void Reducer::Impl::finish_pass() {
   const std::lock_guard lock(mutex);
   backward_trace.end();
   const TraceScope trace("wait for reductions", "compute");
-  wait_begin.record(device());
+  const bool marks_replays = communicator->world_size() > 1;  // at 1 nothing is waited for
+  if (marks_replays || !detail::is_capturing(device())) {
+    exposed_begin.record_replayed(device());
+  }
   if (is_weighted) {
     weight_work->wait();
     weight_work = nullptr;
@@ -48,6 +51,9 @@ void Reducer::Impl::finish_pass() {
     finish_bucket(state);
   }
   add_set_aside();
+  if (marks_replays || !detail::is_capturing(device())) {
+    exposed_end.record_replayed(device());
+  }
   wait_end.record(device());
   const auto used = globally_used();
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -65,6 +71,7 @@ void Reducer::Impl::finish_pass() {
   }
   unused_set_changed = unused_set_changed || (num_passes > 0 && unused != previous_unused);
   previous_unused = std::move(unused);
+  takes_host_time = takes_ready_times = false;
   statistics_pending = statistics_pending || is_measured;
   is_measured = false;
   measurement_decided = false;

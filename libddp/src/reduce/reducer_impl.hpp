@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <unordered_map>
 
@@ -55,8 +56,17 @@ struct Reducer::Impl {
   void install_layout(BucketLayout layout);
   void install_hooks();
   void compare_hooks();
+
+  // The rebuild (reducer_buckets.cpp)
+  bool will_rebuild() const;
   bool rebuild_is_due() const;
   void rebuild();
+  std::string plan_name() const;
+  bool measures_buckets() const;
+  void begin_ready_times();
+  void note_ready_time(int parameter, bool all_ready);
+  std::string choose_buckets_here(const std::vector<int>& order, const AllReduceTable& table);
+  std::vector<int> agree_on_cuts(const std::vector<int>& order);
 
   // One pass (reducer_pass.cpp)
   void prepare(const std::vector<at::Tensor>& outputs);
@@ -75,6 +85,7 @@ struct Reducer::Impl {
   void gather(int bucket);
   void gather_parameter_lists(const std::vector<int>& parameters);
   void launch(int bucket);
+  void start_reductions(size_t first, size_t last);
   void attach_gradients();
 
   // Its end (reducer_finish.cpp)
@@ -152,8 +163,15 @@ struct Reducer::Impl {
   at::Tensor used_map;  // int32 [num_parameters]
   WorkPtr used_work;
 
-  detail::TimeMark forward_start, backward_start, compute_end, comm_start, wait_begin, wait_end;
-  TraceSpan backward_trace;  // from the first gradient on
+  detail::TimeMark forward_start, backward_start, compute_end, comm_start, wait_end;
+  detail::TimeMark exposed_begin, exposed_end;  // of every pass, replayed ones too
+  bool takes_host_time = false;                 // the running pass, for ddp.bucket_cap_mb=auto
+  bool takes_ready_times = false;
+  std::chrono::steady_clock::time_point host_begin;
+  double host_backward_ms = 0;
+  detail::TimeMark ready_begin;
+  std::vector<detail::TimeMark> ready_times;  // by parameter
+  TraceSpan backward_trace;                   // from the first gradient on
   struct Sums {
     int64_t count = 0;
     double forward = 0, backward = 0, comm = 0, overlap = 0;

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "ddp/ops/autocast_off.hpp"
 #include "reduce/reducer_impl.hpp"
@@ -117,6 +118,7 @@ void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
   if (is_measured) {
     backward_start.record(device());
   }
+  begin_ready_times();
 }
 
 void Reducer::Impl::check_gradient(const Parameter& parameter) const {
@@ -248,7 +250,9 @@ void Reducer::Impl::mark_ready(int index) {
   }
   ready_order.push_back(index);
   const int bucket = layout.places[static_cast<size_t>(index)].bucket;
-  note_streams(bucket, parameters[static_cast<size_t>(index)].slot);
+  const auto& slot = parameters[static_cast<size_t>(index)].slot;
+  note_streams(bucket, slot);
+  note_ready_time(index, mark == Mark::AllReady);
   if (mark == Mark::Pending) {
     return;
   }
@@ -321,19 +325,29 @@ void Reducer::Impl::attach_gradients() {
   }
 }
 
-// Called in the agreed order, possibly by another model's hook.
+// Called in the agreed order, possibly by another model's hook. Buckets of one launch number wait
+// for the last of them.
 void Reducer::Impl::launch(int index) {
+  const auto last = static_cast<size_t>(index);
+  const int number = layout.buckets[last].launch;
+  if (last + 1 < buckets.size() && layout.buckets[last + 1].launch == number) {
+    return;
+  }
+  size_t first = last;
+  while (first > 0 && layout.buckets[first - 1].launch == number) {
+    --first;
+  }
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(device().type());
   const TraceLabel label("bucket", index);
-  auto& state = buckets[static_cast<size_t>(index)];
-  auto& bucket = state.bucket;
-  if (index == 0 && is_measured) {
+  if (first == 0 && is_measured) {
     comm_start.record(device());
   }
   if (!device().is_cpu()) {
-    for (const auto& stream : state.streams) {
-      wait_for(stream, detail::current_stream(device()));
+    for (size_t b = first; b <= last; ++b) {
+      for (const auto& stream : buckets[b].streams) {
+        wait_for(stream, detail::current_stream(device()));
+      }
     }
   }
   if (requires_weight && !is_weighted) {
@@ -341,25 +355,35 @@ void Reducer::Impl::launch(int index) {
         "join: JoinOptions::weighted=true, but the loop called loss.backward(): call "
         "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
   }
-  bucket.divisor = divisor != 0 ? divisor : communicator->world_size();
-  bucket.inverse_divisor = is_weighted ? weight_sum : at::Tensor();
-  {
-    // The sum of weights rides in the launch of the first bucket.
-    GroupScope group(*communicator);
-    if (index == 0 && is_weighted) {
-      weight_sum.fill_(weight);
-      weight_work = communicator->all_reduce(weight_sum, ReduceOp::Sum);
-    }
-    if (!hook) {
-      state.work = communicator->all_reduce(bucket.buffer,
-                                            scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg);
-    }
-  }
-  if (hook) {
-    hook->start(bucket);
-  }
-  if (bucket.is_last) {
+  start_reductions(first, last);
+  if (buckets[last].bucket.is_last) {
     launch_used_map();
+  }
+}
+
+void Reducer::Impl::start_reductions(size_t first, size_t last) {
+  std::optional<GroupScope> group(std::in_place, *communicator);
+  // The sum of weights rides in the launch of the first bucket.
+  if (first == 0 && is_weighted) {
+    weight_sum.fill_(weight);
+    weight_work = communicator->all_reduce(weight_sum, ReduceOp::Sum);
+  }
+  if (hook && !hook->starts_in_group()) {
+    group.reset();
+  }
+  const auto op = scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg;
+  const bool is_tail = last + 1 == buckets.size();  // all before are hidden behind the backward
+  for (size_t b = first; b <= last; ++b) {
+    auto& bucket = buckets[b].bucket;
+    bucket.divisor = divisor != 0 ? divisor : communicator->world_size();
+    bucket.inverse_divisor = is_weighted ? weight_sum : at::Tensor();
+    bucket.is_tail = is_tail;
+    if (hook) {
+      hook->start(bucket);
+    } else {
+      buckets[b].work = is_tail ? communicator->all_reduce(bucket.buffer, op)
+                                : communicator->all_reduce_overlapped(bucket.buffer, op);
+    }
   }
 }
 

@@ -3,24 +3,7 @@
 
 #include "reduce/reducer_impl.hpp"
 
-#ifdef DDP_HAS_CUDA
-#include <c10/cuda/CUDAGraphsC10Utils.h>
-#endif
-
 namespace ddp {
-namespace detail {
-
-bool is_capturing([[maybe_unused]] at::Device device) {
-#ifdef DDP_HAS_CUDA
-  return device.is_cuda() &&
-         c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-#else
-  return false;
-#endif
-}
-
-}  // namespace detail
-
 namespace {
 constexpr int64_t kMeasuredFirst = 10;
 constexpr int64_t kMeasuredEvery = 100;

@@ -17,6 +17,10 @@ inline c10::Stream current_stream(at::Device device) {
 /// Whether the current stream of `device` is being captured into a graph; marks are not taken then.
 bool is_capturing(at::Device device);
 
+/// The current stream of a CUDA device stands still for about this long (at most 200 ms); nothing
+/// on other devices.
+void delay_device(at::Device device, double milliseconds);
+
 class TimeMark {
  public:
   /// Enqueues the mark; the host does not wait.
@@ -33,6 +37,16 @@ class TimeMark {
       event_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     }
     event_->record(current_stream(device));
+  }
+
+  /// As record(); inside a capture too, where every replay takes the mark anew. There it needs an
+  /// earlier record() or nothing is marked.
+  void record_replayed(at::Device device) {
+    if (is_capturing(device)) {
+      record_in_capture(device);
+    } else {
+      record(device);
+    }
   }
 
   bool recorded() const { return recorded_; }
@@ -52,6 +66,8 @@ class TimeMark {
   }
 
  private:
+  void record_in_capture(at::Device device);
+
   bool recorded_ = false;
   std::chrono::steady_clock::time_point host_;
   std::optional<c10::Event> event_;

@@ -236,6 +236,41 @@ TEST_CASE("arguments of a program") {
   CHECK_THROWS_AS(settings.add_override("=3"), SettingsError);
 }
 
+namespace {
+struct Sized {
+  double cap_mb = 25;
+};
+void describe_fields(Sized& options, FieldVisitor& visitor) {
+  visitor.field({.name = "cap_mb", .doc = "size", .min = 1, .max = 64, .choices = {"auto", "none"}},
+                options.cap_mb);
+}
+}  // namespace
+
+TEST_CASE("a number for which words may stand") {
+  const auto read_cap = [](const std::string& value) {
+    Settings settings;
+    settings.add_yaml("s: {cap_mb: " + value + "}", "run.yaml");
+    Sized options;
+    settings.read("s", options);
+    // What is printed reads back to the same value.
+    const auto rows = list_settings("s", options);
+    CHECK(rows.at(0).text() == value);
+    Settings again;
+    again.add_yaml(settings_yaml(rows), "saved.yaml");
+    Sized second;
+    again.read("s", second);
+    CHECK(second.cap_mb == options.cap_mb);
+    return options.cap_mb;
+  };
+  CHECK(read_cap("2.5") == 2.5);
+  CHECK(read_cap("auto") == -1);
+  CHECK(read_cap("none") == -2);
+  for (const auto* bad : {"0", "-1", "65", "aut"}) {
+    CHECK(message_of([&] { read_cap(bad); }).find("is not a number from 1 to 64, or auto, none") !=
+          std::string::npos);
+  }
+}
+
 TEST_CASE("the nearest name") {
   const std::vector<std::string> names = {"train.batch_size", "train.lr", "data.path"};
   CHECK(detail::nearest("train.bathc_size", names) == "train.batch_size");

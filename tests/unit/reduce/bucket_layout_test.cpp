@@ -78,6 +78,26 @@ TEST_CASE("layout: parameters of one group share a bucket") {
         Lists{{0, 3}, {1}, {2}});
 }
 
+TEST_CASE("layout: cuts close the buckets of every key, which are launched together") {
+  const auto layout = assign_buckets(two_dtypes(), {.cuts = {1, 4, 6}}, {5, 4, 3, 2, 1, 0});
+  CHECK(lists(layout) == Lists{{5}, {4, 2}, {3}, {0}, {1}});
+  std::vector<int> launches;
+  for (const auto& bucket : layout.buckets) {
+    launches.push_back(bucket.launch);
+  }
+  CHECK(launches == std::vector<int>{0, 1, 1, 2, 2});
+  CHECK(lists(assign_buckets(floats({1, 2, 3}), {.cuts = {3}}, {2, 1, 0})) == Lists{{2, 1, 0}});
+}
+
+TEST_CASE("layout: the buckets left at the end are launched together, full ones alone") {
+  const auto layout = assign_buckets(two_dtypes(), {.limits_bytes = {400}}, in_order(6));
+  REQUIRE(layout.buckets.size() == 4);
+  CHECK(layout.buckets[0].launch == 0);
+  CHECK(layout.buckets[1].launch == 1);
+  CHECK(layout.buckets[2].launch == 2);
+  CHECK(layout.buckets[3].launch == 2);
+}
+
 TEST_CASE("layout: gradients are aligned, buckets padded, arenas without overlap") {
   std::mt19937 generator(3);
   for (int round = 0; round < 200; ++round) {

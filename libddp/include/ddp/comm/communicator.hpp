@@ -18,7 +18,9 @@
 #include <string>
 #include <vector>
 
+#include "ddp/comm/all_reduce_table.hpp"
 #include "ddp/comm/work.hpp"
+#include "ddp/core/plan.hpp"
 
 namespace ddp {
 
@@ -38,6 +40,11 @@ class Communicator {
 
   /// In place.
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;
+  /// The same result to a caller who goes on computing meanwhile: it may take a little longer and
+  /// leaves more of the device to the computation.
+  virtual WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) {
+    return all_reduce(std::move(tensor), op);
+  }
   virtual WorkPtr broadcast(at::Tensor tensor, int root = 0) = 0;
   /// `input` has world_size times the elements of `output`; rank r receives the r-th part reduced.
   /// `output` may be that part of `input`.
@@ -61,7 +68,7 @@ class Communicator {
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
   /// Memory the backend reduces fastest, uint8 [num_bytes], 256-byte aligned, uninitialised. It
-  /// outlives the communicator.
+  /// outlives the communicator. Collective: the same sizes in the same order on every rank.
   virtual at::Tensor allocate(int64_t num_bytes) = 0;
 
   /// Ends all pending operations with an error on this rank; any thread, idempotent. After it every
@@ -71,6 +78,17 @@ class Communicator {
   /// Which step this rank works on, for the messages of failures. Until it is 1 the longer
   /// `first_step_timeout` holds. Cheap; any thread; groups made by split() follow.
   virtual void set_step(int64_t /*step*/) {}
+
+  /// What was measured on this group, and pinned from a checkpoint or a file. Equal on all ranks as
+  /// long as all make the same calls.
+  Plan& plan();
+  /// Takes over the choices of rank 0's `json` where they were made on the same hardware and
+  /// versions; the log says where not. Collective; the host waits. Throws ReadError naming
+  /// `origin`, on all ranks.
+  void adopt_plan(const std::string& json, const std::string& origin);
+  /// Times of all_reduce by size, from the plan, or measured when first asked for. Collective; the
+  /// host waits. Empty for a group of one.
+  const AllReduceTable& all_reduce_table();
 
   /// The agreed order in which several models launch their buckets, here and on the groups made by
   /// split(): two groups that share ranks must not be launched on in different orders (see
@@ -82,8 +100,17 @@ class Communicator {
   /// For split(); before the new group is used.
   void share_launch_sequencer_of(const Communicator& parent);
 
+  /// What measured choices depend on besides backend and world size.
+  virtual Plan::Identity plan_identity() const { return {}; }
+  /// This rank's times; the slowest rank's are kept.
+  virtual std::vector<AllReduceRow> measure_all_reduce();
+  /// What all_reduce_table() gave last, or adopt_plan() brought; empty before.
+  const AllReduceTable& known_table() const { return table_; }
+
  private:
   std::shared_ptr<LaunchSequencer> launch_sequencer_;
+  std::unique_ptr<Plan> plan_;
+  AllReduceTable table_;
 };
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;
@@ -110,9 +137,10 @@ struct CommunicatorOptions {
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step ended
   int64_t nccl_min_ctas = 0;                                ///< 0 leaves NCCL's own choice
   int64_t nccl_max_ctas = 0;
-  /// allocate() gives memory registered as an NCCL symmetric window (then allocate() is
-  /// collective).
-  bool nccl_symmetric_memory = false;
+  /// Of all-reduces of float sums and means in memory of allocate(), which is then registered as
+  /// symmetric window: ring, symmetric, or auto: by a table measured once and kept in the plan.
+  /// Where windows are not available ring is used, and said once.
+  std::string nccl_algorithm = "auto";
 };
 
 /// The group of one: every operation is the identity and returns completed work.

@@ -23,6 +23,8 @@ struct ContextOptions {
   ControlPlaneOptions control_plane{};
   LaunchArguments launch;
   int64_t seed = 0;  ///< same initial weights on all ranks; see seed_ranks()
+  /// Rank 0 reads it at the start and writes it where choices were measured; empty: none.
+  std::string plan_file;
   /// Not a setting: set_progress calls it once, before the first step (>= 0) counts as begun.
   std::function<void()> at_first_step = {};
 };
@@ -54,6 +56,8 @@ class Context {
   const LaunchEnvironment& launch() const;
   CommunicatorPtr communicator() const;
   ControlPlane& control_plane() const;
+  /// The measured choices of this run: the world communicator's.
+  Plan& plan() const { return communicator()->plan(); }
 
   /// From here on every rank draws differently (dropout, augmentation): seed * world_size + rank.
   void seed_ranks(int64_t seed) const;

@@ -21,6 +21,10 @@ struct BucketLayoutOptions {
   /// Bucket b of a key closes once it holds limits_bytes[min(b, last)] bytes or more; empty means
   /// one bucket a key. A bucket may exceed its limit, because no parameter is split.
   std::vector<int64_t> limits_bytes;
+  /// Instead of limits, with an order: after each of these numbers of parameters (ascending, the
+  /// last being all of them) every key's bucket closes. A keep-together group counts where its
+  /// first member stands.
+  std::vector<int> cuts = {};
   int64_t alignment_bytes = 64;  ///< of each gradient inside the arena
   int64_t world_size = 1;        ///< a bucket's element count is a multiple of it
 };
@@ -31,6 +35,7 @@ struct Bucket {
   std::vector<int64_t> offsets;  ///< of each gradient in elements, from the bucket's begin
   int64_t begin = 0;             ///< in elements, from the begin of the key's arena
   int64_t numel = 0;             ///< with padding
+  int launch = 0;  ///< buckets of equal number, next to each other, are reduced by one group call
 };
 
 struct BucketLayout {

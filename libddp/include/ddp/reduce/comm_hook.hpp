@@ -19,6 +19,7 @@ namespace ddp {
 struct GradBucket {
   int index = 0;         ///< in launch order
   bool is_last = false;  ///< the last one of this backward
+  bool is_tail = false;  ///< of the last launch, which nothing hides: reduce it as fast as possible
   at::Tensor buffer;     ///< flat 1-D, the undivided gradients with padding (zeros) between them
   std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;
@@ -42,6 +43,10 @@ class CommHook {
   virtual void finish(GradBucket& bucket) = 0;
   /// The buckets were laid out anew: state kept by bucket index is void.
   virtual void reset() {}
+  /// start() only enqueues operations, so that several buckets' may go into one group call.
+  virtual bool starts_in_group() const { return false; }
+  /// Bytes sent for each byte of gradients, for ddp.bucket_cap_mb=auto.
+  virtual double wire_fraction() const { return 1; }
 };
 
 /// The hook that `options.comm_hook` names; nullptr for "none", where the reducer all-reduces

@@ -15,9 +15,11 @@ enum class BroadcastBuffers {
   Off,
 };
 
+inline constexpr double kAutoBuckets = -1;  ///< "auto"
+
 /// The settings of DistributedDataParallel; names and defaults are PyTorch's.
 struct DdpOptions {
-  double bucket_cap_mb = 25;
+  double bucket_cap_mb = 25;  ///< kAutoBuckets: chosen from times measured in the first backwards
   double first_bucket_mb = 0;
   bool find_unused_parameters = false;
   bool static_graph = false;
@@ -30,6 +32,11 @@ struct DdpOptions {
   bool fp32_grads = true;
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);
+
+/// ddp.bucket_cap_mb=auto.
+inline bool chooses_buckets(const DdpOptions& options) {
+  return options.bucket_cap_mb == kAutoBuckets;
+}
 
 /// The smallest bucket limits, in bytes, that these options stand for: [first, cap].
 std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options);

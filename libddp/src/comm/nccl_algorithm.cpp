@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which algorithm reduces, and how long each takes.
+//
+// NCCL takes its symmetric kernels for every sum of floats inside a registered window, and for
+// nothing else: a mean, or a sum written as "multiply with 1, then sum", goes around the ring. So
+// one communicator has both: the symmetric kernels with the few thread blocks they ask for, the
+// ring with many.
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "comm/nccl_communicator_impl.hpp"
+#include "comm/nccl_types.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // beyond it times grow linearly
+constexpr int kTimedRuns = 5;
+
+// The kernel that turns a sum into a mean, behind the collective: its launch, then read and write.
+double scale_us(size_t num_bytes) {
+  constexpr double kLaunchUs = 2;
+  constexpr double kBytesPerUs = 4.3e6;
+  return kLaunchUs + 2 * static_cast<double>(num_bytes) / kBytesPerUs;
+}
+
+bool has_symmetric_sum(c10::ScalarType dtype) {
+  return dtype == c10::kFloat || dtype == c10::kHalf || dtype == c10::kBFloat16;
+}
+
+// What a graph and its timing need, given back also where something throws.
+struct TimedGraph {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+
+  TimedGraph() = default;
+  TimedGraph(const TimedGraph&) = delete;
+  TimedGraph& operator=(const TimedGraph&) = delete;
+  ~TimedGraph() {
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+  }
+
+  template <typename Body>
+  void capture(cudaStream_t stream, const Body& body) {
+    check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
+    check_cuda(cudaEventCreate(&end), "cudaEventCreate");
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+               "cudaStreamBeginCapture");
+    try {
+      body();
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);
+      throw;
+    }
+    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  }
+
+  double run_us(cudaStream_t stream) const {
+    check_cuda(cudaEventRecord(begin, stream), "cudaEventRecord");
+    check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    check_cuda(cudaEventRecord(end, stream), "cudaEventRecord");
+    check_cuda(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    return static_cast<double>(ms) * 1e3;
+  }
+};
+
+}  // namespace
+
+AllReduceAlgorithm NcclCommunicator::choose_algorithm(const at::Tensor& tensor, ReduceOp op,
+                                                      bool overlapped) const {
+  if (!memory_ || (op != ReduceOp::Sum && op != ReduceOp::Avg) ||
+      !has_symmetric_sum(tensor.scalar_type()) ||
+      !memory_->contains(tensor.const_data_ptr(), tensor.nbytes())) {
+    return AllReduceAlgorithm::Ring;
+  }
+  if (options_.nccl_algorithm == "symmetric") {
+    return AllReduceAlgorithm::Symmetric;
+  }
+  return known_table().choose(static_cast<int64_t>(tensor.nbytes()), overlapped,
+                              op == ReduceOp::Avg ? scale_us(tensor.nbytes()) : 0);
+}
+
+// "Multiply with 1, then sum": exact, and not one of the symmetric kernels' operations.
+ncclRedOp_t NcclCommunicator::ring_sum(ncclDataType_t dtype) {
+  const auto found = ring_sums_.find(dtype);
+  if (found != ring_sums_.end()) {
+    return found->second;
+  }
+  float one = 1;
+  uint16_t half_one = dtype == ncclFloat16 ? 0x3c00 : 0x3f80;
+  void* scalar = dtype == ncclFloat32 ? static_cast<void*>(&one) : &half_one;
+  ncclRedOp_t made{};
+  check_nccl(ncclRedOpCreatePreMulSum(&made, scalar, dtype, ncclScalarHostImmediate, comm_), comm_,
+             "ncclRedOpCreatePreMulSum");
+  return ring_sums_[dtype] = made;  // ends with the communicator
+}
+
+WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
+  check_all_reduce(info(), tensor, op);
+  if (tensor.scalar_type() == at::kShort) {
+    return reduce_int16("all_reduce", tensor, tensor, op);
+  }
+  const std::lock_guard lock(mutex_);
+  state_->check("all_reduce");
+  const auto dtype = to_nccl(tensor.scalar_type());
+  const bool symmetric = choose_algorithm(tensor, op, overlapped) == AllReduceAlgorithm::Symmetric;
+  auto nccl_op = to_nccl(op, tensor.scalar_type());
+  std::function<void()> after;
+  if (symmetric && op == ReduceOp::Avg) {
+    nccl_op = ncclSum;
+    after = [tensor, factor = 1.0 / world_size_, stream = stream_] {
+      const c10::cuda::CUDAStreamGuard guard(stream);
+      tensor.mul_(factor);
+    };
+  } else if (!symmetric && op == ReduceOp::Sum && memory_ &&
+             has_symmetric_sum(tensor.scalar_type()) &&
+             memory_->contains(tensor.const_data_ptr(), tensor.nbytes())) {
+    nccl_op = ring_sum(dtype);
+  }
+  return launch(
+      "all_reduce", tensor, {tensor},
+      [&](ncclComm_t comm, cudaStream_t stream) {
+        void* data = tensor.data_ptr();
+        return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()), dtype, nccl_op, comm,
+                             stream);
+      },
+      std::move(after));
+}
+
+Plan::Identity NcclCommunicator::plan_identity() const {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
+  int nccl = 0;
+  check_nccl(ncclGetVersion(&nccl), nullptr, "ncclGetVersion");
+  return {{"gpu", properties.name},
+          {"nccl", std::to_string(nccl)},
+          {"cudnn", std::to_string(at::detail::getCUDAHooks().versionCuDNN())},
+          {"windows", memory_ ? "yes" : "no"},
+          {"nccl_ctas", concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas)}};
+}
+
+// In a graph, as most steps run: a host that launches slowly would hide what the device takes.
+double NcclCommunicator::time_all_reduce(float* data, int64_t num_bytes,
+                                         AllReduceAlgorithm algorithm, bool in_window) {
+  const int calls = num_bytes <= (1 << 20) ? 50 : num_bytes <= (16 << 20) ? 20 : 5;
+  const auto op =
+      in_window && algorithm == AllReduceAlgorithm::Ring ? ring_sum(ncclFloat32) : ncclSum;
+  const auto call = [&] {
+    enqueue("all_reduce", [&](ncclComm_t comm, cudaStream_t stream) {
+      return ncclAllReduce(data, data, static_cast<size_t>(num_bytes) / sizeof(float), ncclFloat32,
+                           op, comm, stream);
+    });
+  };
+  call();  // connects
+  TimedGraph timed;
+  timed.capture(stream_.stream(), [&] {
+    for (int i = 0; i < calls; ++i) {
+      call();
+    }
+  });
+  timed.run_us(stream_.stream());
+  double best = timed.run_us(stream_.stream());
+  for (int run = 1; run < kTimedRuns; ++run) {
+    best = std::min(best, timed.run_us(stream_.stream()));
+  }
+  return best / calls;
+}
+
+std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
+  const std::lock_guard lock(mutex_);
+  const c10::cuda::CUDAGuard guard(device_);
+  const c10::cuda::CUDAStreamGuard stream_guard(stream_);
+  const auto memory = memory_
+                          ? memory_->allocate(kLargestMeasured)
+                          : at::empty({kLargestMeasured}, at::device(device()).dtype(at::kByte));
+  auto floats = memory.view(at::kFloat).zero_();
+  auto* data = floats.mutable_data_ptr<float>();
+  std::vector<AllReduceRow> rows;
+  for (int64_t num_bytes = 4096; num_bytes <= kLargestMeasured; num_bytes *= 4) {
+    AllReduceRow row{.num_bytes = num_bytes};
+    row.ring_us = time_all_reduce(data, num_bytes, AllReduceAlgorithm::Ring, memory_ != nullptr);
+    if (memory_) {
+      row.symmetric_us = time_all_reduce(data, num_bytes, AllReduceAlgorithm::Symmetric, true);
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small texts over a communicator, where no control plane is at hand.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ddp/comm/communicator.hpp"
+
+namespace ddp::detail {
+
+/// Every rank's text, indexed by rank. The host waits. Collective.
+std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text);
+
+/// Root's text on every rank. The host waits. Collective.
+std::string broadcast_text(Communicator& communicator, const std::string& text, int root);
+
+}  // namespace ddp::detail

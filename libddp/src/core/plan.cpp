@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/plan.hpp"
+
+#include <sys/stat.h>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/file_ops.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+namespace {
+
+using detail::concat;
+using Json = nlohmann::json;
+
+constexpr const char* kIdentity = "measured on";
+constexpr const char* kChoices = "choices";
+constexpr std::size_t kMaxBytes = std::size_t{1} << 20;  // a plan has some kilobytes
+
+[[noreturn]] void fail(const std::string& origin, const std::string& why) {
+  throw ReadError(concat(origin, " is not a plan of measured choices: ", why,
+                         "; fix: remove it, and it is measured anew"));
+}
+
+std::string first_difference(const Plan::Identity& theirs, const Plan::Identity& ours) {
+  for (const auto& [name, value] : ours) {
+    const auto found = theirs.find(name);
+    const std::string other = found == theirs.end() ? "unknown" : found->second;
+    if (other != value) {
+      return concat(name, ": ", other, ", here ", value);
+    }
+  }
+  return {};
+}
+
+Json parse(const std::string& json, const std::string& origin) {
+  if (json.size() > kMaxBytes) {
+    fail(origin, concat("it has ", json.size(), " bytes, at most ", kMaxBytes, " are read"));
+  }
+  auto parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object() || !parsed.contains(kIdentity) || !parsed[kIdentity].is_object() ||
+      !parsed.contains(kChoices) || !parsed[kChoices].is_object()) {
+    fail(origin, concat("\"", kIdentity, "\" and \"", kChoices, "\" are expected"));
+  }
+  return parsed;
+}
+
+}  // namespace
+
+std::optional<std::string> Plan::find(const std::string& name) const {
+  const auto found = choices_.find(name);
+  return found == choices_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Plan::set(const std::string& name, const std::string& json) {
+  if (!Json::accept(json)) {
+    throw SettingsError(concat("the plan's choice ", name, " is not JSON: ", json.substr(0, 80)));
+  }
+  choices_[name] = json;
+  ++version_;
+}
+
+std::string Plan::to_json() const {
+  Json json;
+  json[kIdentity] = Json::object();
+  for (const auto& [name, value] : identity_) {
+    json[kIdentity][name] = value;
+  }
+  json[kChoices] = Json::object();
+  for (const auto& [name, value] : choices_) {
+    json[kChoices][name] = Json::parse(value);
+  }
+  return json.dump(1);
+}
+
+std::string Plan::adopt(const std::string& json, const std::string& origin) {
+  const auto parsed = parse(json, origin);
+  Identity theirs;
+  for (const auto& [name, value] : parsed[kIdentity].items()) {
+    if (!value.is_string()) {
+      fail(origin, concat("\"", name, "\" in \"", kIdentity, "\" is no text"));
+    }
+    theirs[name] = value.get<std::string>();
+  }
+  const auto difference = first_difference(theirs, identity_);
+  if (!difference.empty()) {
+    return difference;
+  }
+  for (const auto& [name, value] : parsed[kChoices].items()) {
+    choices_[name] = value.dump();
+  }
+  ++version_;
+  return {};
+}
+
+std::string read_plan_file(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) {
+      return {};
+    }
+    throw ReadError(concat(path, ": ", std::strerror(errno)));
+  }
+  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) > kMaxBytes) {
+    fail(path, concat("a file of at most ", kMaxBytes, " bytes is expected"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) {
+    throw ReadError(concat(path, ": cannot be read"));
+  }
+  return text.str();
+}
+
+void write_plan_file(const std::string& path, const Plan& plan) {
+  const auto text = plan.to_json() + "\n";
+  detail::replace_file(detail::system_file_ops(), path, {text});
+}
+
+}  // namespace ddp

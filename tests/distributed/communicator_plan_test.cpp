@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a communicator measures of itself is equal on all ranks, and pinned by a plan.
+#include <ATen/ATen.h>
+
+#include <string>
+
+#include "comm/text_exchange.hpp"
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/error.hpp"
+#include "distributed/communicator_test_utils.hpp"
+#include "support/catch.hpp"
+#include "support/multi_rank_main.hpp"
+
+using namespace communicator_test;
+
+namespace {
+
+ddp::CommunicatorPtr fresh() {
+  return comm().split(0, comm().rank());
+}
+
+}  // namespace
+
+TEST_CASE("the table of all_reduce times is one on all ranks, and measured once") {
+  const auto group = fresh();
+  const auto& table = group->all_reduce_table();
+  if (group->world_size() == 1) {
+    CHECK(table.empty());
+    return;
+  }
+  REQUIRE(table.rows().size() >= 4);
+  const auto text = table.to_json();
+  for (const auto& other : ddp::detail::all_gather_text(*group, text)) {
+    CHECK(other == text);
+  }
+  CHECK(group->plan().find("all_reduce").has_value());
+  CHECK(group->all_reduce_table().to_json() == text);
+}
+
+TEST_CASE("a plan pins the table; rank 0's counts; another system's is dropped") {
+  const auto group = fresh();
+  if (group->world_size() == 1) {
+    return;
+  }
+  ddp::Plan saved(group->plan().identity());
+  saved.set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  group->adopt_plan(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
+  CHECK(group->all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+
+  auto identity = group->plan().identity();
+  identity["world_size"] = "77";
+  ddp::Plan foreign(identity);
+  foreign.set("all_reduce", "[[1024,99.0,0.0]]");
+  group->adopt_plan(foreign.to_json(), "a test");
+  CHECK(group->all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  CHECK_THROWS_AS(group->adopt_plan("{", "a test"), ddp::ReadError);
+}
+
+TEST_CASE("an overlapped all_reduce gives the same result") {
+  auto tensor = here(data_of(comm().rank(), 5000, at::kFloat));
+  comm().all_reduce_overlapped(tensor)->wait();
+  CHECK(tensor.cpu().equal(reference(5000, at::kFloat, ReduceOp::Sum, comm().world_size())));
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reductions in memory that is registered as symmetric window: ring and symmetric kernels, sums and
+// means, alone, in groups and in graphs. Data are small integers: every result is exact.
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+
+#include "comm/nccl_communicator.hpp"
+#include "support/catch.hpp"
+#include "support/multi_rank_main.hpp"
+
+namespace {
+
+using ddp::ReduceOp;
+
+ddp::CommunicatorPtr make(const std::string& algorithm) {
+  auto& context = ddp::test::context();
+  ddp::CommunicatorOptions options;
+  options.nccl_algorithm = algorithm;
+  return ddp::detail::make_nccl_communicator(context.control_plane(), context.device(), options,
+                                             nullptr);
+}
+
+int world_size() {
+  return ddp::test::context().world_size();
+}
+int rank() {
+  return ddp::test::context().rank();
+}
+void synchronize() {
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+// 1, 2, …, 16, 1, … times rank + 1: sums of 4 ranks are exact in bfloat16, means as well.
+at::Tensor data(int64_t n, at::ScalarType dtype, int of_rank) {
+  const auto values = at::remainder(at::arange(n, at::device(ddp::test::context().device())), 16);
+  return ((values + 1) * (of_rank + 1)).to(dtype);
+}
+at::Tensor reduced(int64_t n, at::ScalarType dtype, ReduceOp op) {
+  auto sum = at::zeros({n}, at::device(ddp::test::context().device()).dtype(at::kFloat));
+  for (int r = 0; r < world_size(); ++r) {
+    sum += data(n, at::kFloat, r);
+  }
+  return (op == ReduceOp::Avg ? sum / world_size() : sum).to(dtype);
+}
+
+template <typename Body>
+void capture(at::cuda::CUDAGraph& graph, const Body& body) {
+  const auto device = ddp::test::context().device().index();
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device));
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  body();
+  graph.capture_end();
+}
+
+}  // namespace
+
+TEST_CASE("sums and means in a window, whatever the algorithm") {
+  const auto* algorithm = GENERATE("ring", "symmetric", "auto");
+  CAPTURE(algorithm);
+  const auto comm = make(algorithm);
+  const auto memory = comm->allocate(8 << 20);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const auto typed = memory.view(dtype);
+    for (const int64_t n : {int64_t{1}, int64_t{1000}, int64_t{100'000}, typed.numel() - 64}) {
+      for (const auto op : {ReduceOp::Sum, ReduceOp::Avg}) {
+        auto part = typed.narrow(0, 64, n);
+        part.copy_(data(n, dtype, rank()));
+        comm->all_reduce(part, op)->wait();
+        CHECK(part.equal(reduced(n, dtype, op)));
+        part.copy_(data(n, dtype, rank()));
+        comm->all_reduce_overlapped(part, op)->wait();
+        CHECK(part.equal(reduced(n, dtype, op)));
+      }
+    }
+  }
+  auto doubles = memory.view(at::kDouble).narrow(0, 0, 100);  // not one of the symmetric kernels'
+  doubles.copy_(data(100, at::kDouble, rank()));
+  comm->all_reduce(doubles)->wait();
+  CHECK(doubles.equal(reduced(100, at::kDouble, ReduceOp::Sum)));
+}
+
+TEST_CASE("windows in groups and graphs") {
+  const auto* algorithm = GENERATE("ring", "symmetric", "auto");
+  CAPTURE(algorithm);
+  const auto comm = make(algorithm);
+  auto memory = comm->allocate(4 << 20).view(at::kFloat);
+  auto a = memory.narrow(0, 0, 1000);
+  auto b = memory.narrow(0, 4096, 300'000);
+  const auto a_data = data(1000, at::kFloat, rank());
+  const auto b_data = data(300'000, at::kFloat, rank());
+  const auto step = [&] {
+    a.copy_(a_data);
+    b.copy_(b_data);
+    ddp::WorkPtr mean;
+    ddp::WorkPtr sum;
+    {
+      const ddp::GroupScope group(*comm);
+      mean = comm->all_reduce(a, ReduceOp::Avg);
+      sum = comm->all_reduce(b, ReduceOp::Sum);
+    }
+    mean->wait();
+    sum->wait();
+  };
+  const auto check = [&] {
+    synchronize();
+    CHECK(a.equal(reduced(1000, at::kFloat, ReduceOp::Avg)));
+    CHECK(b.equal(reduced(300'000, at::kFloat, ReduceOp::Sum)));
+  };
+  step();
+  check();
+  at::cuda::CUDAGraph graph;
+  capture(graph, step);
+  for (int replay = 0; replay < 3; ++replay) {
+    memory.zero_();
+    synchronize();
+    graph.replay();
+    check();
+  }
+}
+
+TEST_CASE("a symmetric sum of bfloat16 is rounded once") {
+  if (world_size() < 4) {
+    return;  // two values are rounded once by any algorithm
+  }
+  const auto comm = make("symmetric");
+  auto values = comm->allocate(2 << 20).view(at::kBFloat16);
+  values.fill_(rank() == 0 ? 256.0 : 1.0);  // 256 + 1 is 256 in bfloat16
+  comm->all_reduce(values)->wait();
+  const auto expected = at::full({1}, 256.0 + world_size() - 1, at::kFloat).to(at::kBFloat16);
+  CHECK(values.eq(expected.item()).all().item<bool>());
+}
+
+TEST_CASE("windows end in any order, before and after their communicator") {
+  auto comm = make("auto");
+  auto first = comm->allocate(1 << 20);
+  auto second = comm->allocate(3 << 20);
+  first = at::Tensor();
+  auto floats = second.view(at::kFloat);
+  floats.copy_(data(floats.numel(), at::kFloat, rank()));
+  comm->all_reduce(floats)->wait();
+  first = comm->allocate(1 << 20);
+  synchronize();
+  comm = nullptr;
+  CHECK(floats.equal(reduced(floats.numel(), at::kFloat, ReduceOp::Sum)));
+}
+
+TEST_CASE("without windows ring is used") {
+  REQUIRE(setenv("NCCL_P2P_LEVEL", "LOC", 1) == 0);  // read by us; NCCL has read it before
+  const auto comm = make("symmetric");
+  REQUIRE(unsetenv("NCCL_P2P_LEVEL") == 0);
+  auto floats = comm->allocate(1 << 20).view(at::kFloat);
+  floats.copy_(data(floats.numel(), at::kFloat, rank()));
+  comm->all_reduce(floats, ReduceOp::Avg)->wait();
+  CHECK(floats.equal(reduced(floats.numel(), at::kFloat, ReduceOp::Avg)));
+  if (world_size() > 1) {
+    CHECK(comm->plan().identity().at("windows") == "no");
+  }
+}
+
+TEST_CASE("auto measures a table and keeps it in the plan") {
+  if (world_size() == 1) {
+    return;
+  }
+  const auto comm = make("auto");
+  const auto memory = comm->allocate(1 << 20);
+  const auto saved = comm->plan().to_json();
+  const auto& rows = comm->all_reduce_table().rows();
+  REQUIRE(rows.size() >= 4);
+  CHECK(rows.back().ring_us > rows.front().ring_us);
+  CHECK(comm->all_reduce_table().has_symmetric());
+  const auto other = make("auto");
+  other->adopt_plan(saved, "the test");
+  CHECK((other->all_reduce_table().rows() == rows));
+}
