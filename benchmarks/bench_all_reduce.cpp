@@ -7,6 +7,7 @@
 //   max_bytes (1 GiB)  largest buffer; sizes start at 4 KiB and grow by 4
 //   rounds (21)        each times all loops one after the other, in turning order
 //   ctas (0)           fewest thread blocks of every communicator here; 0 leaves NCCL's choice
+//   algorithm (auto)   of ours: auto, ring or symmetric
 //   dtype (float32)    or bfloat16
 //   op (sum)           or avg, of ours only: NCCL's symmetric kernels know sums alone
 //   modes (both)       eager, graph or both
@@ -49,6 +50,7 @@ struct Settings {
   int64_t max_bytes = int64_t{1} << 30;
   int rounds = 21;
   int ctas = 0;
+  std::string algorithm = "auto";
   at::ScalarType dtype = at::kFloat;
   ddp::ReduceOp op = ddp::ReduceOp::Sum;
   std::vector<bool> captured{false, true};
@@ -249,6 +251,7 @@ void run(const Settings& settings) {
   ddp::ContextOptions options;
   options.device = "cuda";
   options.communicator.nccl_min_ctas = settings.ctas;
+  options.communicator.nccl_algorithm = settings.algorithm;
   auto context = ddp::Context::create(options);
   if (std::string(context.communicator()->backend()) != "nccl") {
     throw ddp::SettingsError("bench_all_reduce needs at least two ranks with a GPU each");
@@ -290,6 +293,8 @@ Settings parse(int argc, char** argv) {
       settings.max_bytes = std::stoll(value);
     } else if (key == "rounds") {
       settings.rounds = std::max(1, std::stoi(value));
+    } else if (key == "algorithm") {
+      settings.algorithm = value;
     } else if (key == "ctas") {
       settings.ctas = std::stoi(value);
     } else if (argument == "dtype=float32" || argument == "dtype=bfloat16") {

@@ -40,6 +40,26 @@ ddp::CheckpointOptions options_in(const SharedFolder& folder) {
 
 }  // namespace
 
+TEST_CASE("measured choices are saved and pinned on resume") {
+  SharedFolder folder;
+  const testing::ResumeCase setup{testing::Precision::Fp32, ddp::OptimizerType::Sgd, 1};
+  auto& plan = context().plan();
+  plan.set("a measured choice", "[1,2]");
+  {
+    ResumeRun run(setup, context().communicator());
+    ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
+    REQUIRE(checkpointer.restore() == 0);
+    run.step();
+    checkpointer.save(0);
+    checkpointer.wait();
+  }
+  plan.set("a measured choice", "[3]");  // a later measurement says something else
+  ResumeRun run(setup, context().communicator());
+  ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
+  CHECK(checkpointer.restore() == 1);
+  CHECK(plan.find("a measured choice") == "[1,2]");
+}
+
 TEST_CASE("ranks resume bit for bit, each with its own random numbers") {
   const bool async = GENERATE(false, true);
   const auto precision = GENERATE(testing::Precision::Fp32, testing::Precision::Bf16Leaves);

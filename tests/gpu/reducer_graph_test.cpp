@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "distributed/ddp_test_utils.hpp"
+#include "reduce/time_mark.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -71,6 +72,30 @@ TEST_CASE("a captured weighted step replays") {
       grad.div_(4);
     }
     require_equal(grads_of(*module), expected);
+  }
+}
+
+TEST_CASE("a mark inside a graph is taken anew by every replay") {
+  const auto device = context().device();
+  ddp::detail::TimeMark begin;
+  ddp::detail::TimeMark end;
+  begin.record(device);
+  end.record(device);
+  auto work = torch::zeros({1 << 20}, on_device());
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  begin.record_replayed(device);
+  work.add_(1);
+  ddp::detail::delay_device(device, 10);
+  end.record_replayed(device);
+  graph.capture_end();
+  CHECK(ddp::detail::TimeMark::milliseconds(begin, end) < 5);  // not replayed yet: the eager marks
+  for (int replay = 0; replay < 3; ++replay) {
+    begin.record(device);  // in between, eagerly
+    graph.replay();
+    const double took = ddp::detail::TimeMark::milliseconds(begin, end);
+    CHECK(took > 5);
+    CHECK(took < 40);
   }
 }
 

@@ -61,8 +61,9 @@ class CompressHook final : public CommHook {
           bucket.buffer.numel() * static_cast<int64_t>(c10::elementSize(wire_dtype_));
       own.wire = bucket.communicator->allocate(bytes).view(wire_dtype_);
     }
-    // Divided before the sum, so that the sum of many ranks stays within the wire's range.
-    own.wire.copy_(bucket.buffer, /*non_blocking=*/true).div_(bucket.divisor);
+    // Divided before the sum, so that the sum of many ranks stays within the wire's range; one
+    // kernel, one rounding.
+    at::div_out(own.wire, bucket.buffer, at::scalar_tensor(bucket.divisor));
     own.work = reduce_sum(bucket, own.wire);
   }
 

@@ -175,6 +175,11 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
   if (const auto it = plan_and_settings.find("settings"); it != plan_and_settings.end()) {
     texts_["settings"] = it->second;
   }
+  const auto communicator = communicator_.lock();
+  if (const auto plan = texts_.find("plan");
+      plan != texts_.end() && communicator != nullptr && !options_.read_only) {
+    communicator->adopt_plan(plan->second, path_of(folder));
+  }
 }
 
 int64_t CheckpointerImpl::restore() {
@@ -219,6 +224,7 @@ int64_t CheckpointerImpl::restore() {
 Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& options,
                            std::initializer_list<StatefulRef> objects)
     : Checkpointer(context.control_plane(), context.device(), options, objects) {
+  impl_->set_communicator(context.communicator());
   impl_->set_announce([&context](int64_t step) { context.set_progress(step, ""); });
 }
 

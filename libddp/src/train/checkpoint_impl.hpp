@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/comm/communicator.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "train/background_task.hpp"
 #include "train/checkpoint_files.hpp"
@@ -47,6 +48,8 @@ class CheckpointerImpl {
     }
   }
   void set_announce(std::function<void(int64_t step)> announce) { announce_ = std::move(announce); }
+  /// Whose plan of measured choices is saved, and pinned by restore().
+  void set_communicator(const CommunicatorPtr& communicator) { communicator_ = communicator; }
   bool is_read_only() const { return options_.read_only; }
   int64_t last_saved_step() const { return last_saved_step_; }
   std::map<std::string, std::string>& texts() { return texts_; }
@@ -108,6 +111,7 @@ class CheckpointerImpl {
   std::function<bool()> stop_check_;
   std::function<void(int64_t)> before_stop_;
   std::function<void(int64_t)> announce_;
+  std::weak_ptr<Communicator> communicator_;
   std::map<std::string, std::string> texts_;
 
   std::optional<Pending> pending_;

@@ -143,6 +143,11 @@ void CheckpointerImpl::start_commit(const std::vector<Status>& statuses) {
   }
   manifest.values = snapshot_.values;
   manifest.leaf_dtypes = snapshot_.leaf_dtypes;
+  if (const auto communicator = communicator_.lock(); communicator != nullptr && is_main()) {
+    if (!communicator->plan().empty()) {
+      texts_["plan"] = communicator->plan().to_json();
+    }
+  }
   manifest.texts = texts_;
   writer_.start([this, manifest = std::move(manifest), saving = pending_->folder,
                  damaged = damaged_] {

@@ -79,14 +79,16 @@ TEST_CASE("layout: parameters of one group share a bucket") {
 }
 
 TEST_CASE("layout: cuts close the buckets of every key, which are launched together") {
-  const auto layout = assign_buckets(two_dtypes(), {.cuts = {1, 4, 6}}, {5, 4, 3, 2, 1, 0});
+  const auto layout =
+      assign_buckets(two_dtypes(), {.limits_bytes = {}, .cuts = {1, 4, 6}}, {5, 4, 3, 2, 1, 0});
   CHECK(lists(layout) == Lists{{5}, {4, 2}, {3}, {0}, {1}});
   std::vector<int> launches;
   for (const auto& bucket : layout.buckets) {
     launches.push_back(bucket.launch);
   }
   CHECK(launches == std::vector<int>{0, 1, 1, 2, 2});
-  CHECK(lists(assign_buckets(floats({1, 2, 3}), {.cuts = {3}}, {2, 1, 0})) == Lists{{2, 1, 0}});
+  CHECK(lists(assign_buckets(floats({1, 2, 3}), {.limits_bytes = {}, .cuts = {3}}, {2, 1, 0})) ==
+        Lists{{2, 1, 0}});
 }
 
 TEST_CASE("layout: the buckets left at the end are launched together, full ones alone") {

@@ -140,7 +140,7 @@ struct CommunicatorOptions {
   /// Of all-reduces of float sums and means in memory of allocate(), which is then registered as
   /// symmetric window: ring, symmetric, or auto: by a table measured once and kept in the plan.
   /// Where windows are not available ring is used, and said once.
-  std::string nccl_algorithm = "auto";
+  std::string nccl_algorithm = "ring";
 };
 
 /// The group of one: every operation is the identity and returns completed work.
