@@ -72,6 +72,7 @@ class PlainNccl {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (settings.ctas > 0) {
       config.minCTAs = settings.ctas;
+      config.maxCTAs = std::max(settings.ctas, 32);
     }
     check(ncclCommInitRankConfig(&comm_, context.world_size(), id, context.rank(), &config),
           "ncclCommInitRankConfig");

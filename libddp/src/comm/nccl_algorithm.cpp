@@ -80,11 +80,6 @@ struct TimedGraph {
 
 AllReduceAlgorithm NcclCommunicator::choose_algorithm(const at::Tensor& tensor, ReduceOp op,
                                                       bool overlapped) const {
-  if (!memory_ || (op != ReduceOp::Sum && op != ReduceOp::Avg) ||
-      !has_symmetric_sum(tensor.scalar_type()) ||
-      !memory_->contains(tensor.const_data_ptr(), tensor.nbytes())) {
-    return AllReduceAlgorithm::Ring;
-  }
   if (options_.nccl_algorithm == "symmetric") {
     return AllReduceAlgorithm::Symmetric;
   }
@@ -115,7 +110,11 @@ WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op,
   const std::lock_guard lock(mutex_);
   state_->check("all_reduce");
   const auto dtype = to_nccl(tensor.scalar_type());
-  const bool symmetric = choose_algorithm(tensor, op, overlapped) == AllReduceAlgorithm::Symmetric;
+  const bool in_window = memory_ && (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
+                         has_symmetric_sum(tensor.scalar_type()) &&
+                         memory_->contains(tensor.const_data_ptr(), tensor.nbytes());
+  const bool symmetric =
+      in_window && choose_algorithm(tensor, op, overlapped) == AllReduceAlgorithm::Symmetric;
   auto nccl_op = to_nccl(op, tensor.scalar_type());
   std::function<void()> after;
   if (symmetric && op == ReduceOp::Avg) {
@@ -124,9 +123,7 @@ WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op,
       const c10::cuda::CUDAStreamGuard guard(stream);
       tensor.mul_(factor);
     };
-  } else if (!symmetric && op == ReduceOp::Sum && memory_ &&
-             has_symmetric_sum(tensor.scalar_type()) &&
-             memory_->contains(tensor.const_data_ptr(), tensor.nbytes())) {
+  } else if (!symmetric && in_window && op == ReduceOp::Sum) {
     nccl_op = ring_sum(dtype);
   }
   return launch(

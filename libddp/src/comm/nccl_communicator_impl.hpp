@@ -88,6 +88,7 @@ class NcclCommunicator final : public Communicator,
   void enqueue(const char* name, const Call& call);
   // Which algorithm, and its times (nccl_algorithm.cpp)
   WorkPtr reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped);
+  /// Of a float sum or mean inside a window.
   AllReduceAlgorithm choose_algorithm(const at::Tensor& tensor, ReduceOp op, bool overlapped) const;
   ncclRedOp_t ring_sum(ncclDataType_t dtype);
   double time_all_reduce(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm,

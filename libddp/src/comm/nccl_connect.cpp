@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -16,6 +17,8 @@ namespace ddp::detail {
 namespace {
 
 using namespace std::chrono_literals;
+
+constexpr int kDefaultMaxCtas = 32;
 
 const char* hint_of(ncclResult_t code) {
   switch (code) {
@@ -43,6 +46,8 @@ ncclConfig_t make_config(const CommunicatorOptions& options, bool blocking) {
   config.blocking = blocking ? 1 : 0;
   if (options.nccl_min_ctas > 0) {
     config.minCTAs = static_cast<int>(options.nccl_min_ctas);
+    config.maxCTAs =
+        std::max(config.minCTAs, kDefaultMaxCtas);  // NCCL refuses one without the other
   }
   if (options.nccl_max_ctas > 0) {
     config.maxCTAs = static_cast<int>(options.nccl_max_ctas);

@@ -83,7 +83,8 @@ void Reducer::Impl::begin_ready_times() {
 
 void Reducer::Impl::note_ready_time(int parameter, bool all_ready) {
   if (takes_ready_times) {
-    ready_times[static_cast<size_t>(parameter)].record(device());
+    const auto index = static_cast<size_t>(parameter);
+    ready_times[index].record(device(), parameters[index].slot.stream);
   }
   if (takes_host_time && all_ready) {
     host_backward_ms =

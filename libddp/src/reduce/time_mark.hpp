@@ -24,7 +24,7 @@ void delay_device(at::Device device, double milliseconds);
 class TimeMark {
  public:
   /// Enqueues the mark; the host does not wait.
-  void record(at::Device device) {
+  void record(at::Device device, std::optional<c10::Stream> stream = std::nullopt) {
     recorded_ = !is_capturing(device);
     if (!recorded_) {
       return;
@@ -36,7 +36,7 @@ class TimeMark {
     if (!event_) {
       event_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     }
-    event_->record(current_stream(device));
+    event_->record(stream.value_or(current_stream(device)));
   }
 
   /// As record(); inside a capture too, where every replay takes the mark anew. There it needs an
