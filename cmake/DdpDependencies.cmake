@@ -81,6 +81,38 @@ if(NOT TURBOJPEG_INCLUDE_DIR OR NOT TURBOJPEG_LIBRARY)
   message(FATAL_ERROR "ddp needs libjpeg-turbo: apt-get install libturbojpeg0-dev (./quickstart.sh does this)")
 endif()
 
+# Decoding a part of an image needs libjpeg-turbo's older interface, which its turbojpeg holds but does
+# not show. Linked statically, so that nothing more has to be installed beside libddp.
+find_path(JPEGLIB_INCLUDE_DIR jpeglib.h)
+find_library(JPEGLIB_LIBRARY NAMES libjpeg.a)
+mark_as_advanced(JPEGLIB_INCLUDE_DIR JPEGLIB_LIBRARY)
+set(DDP_HAS_LIBJPEG FALSE)
+if(JPEGLIB_INCLUDE_DIR AND JPEGLIB_LIBRARY)
+  include(CheckSourceCompiles)
+  set(CMAKE_REQUIRED_INCLUDES ${JPEGLIB_INCLUDE_DIR})
+  set(CMAKE_REQUIRED_LIBRARIES ${JPEGLIB_LIBRARY})
+  set(CMAKE_REQUIRED_FLAGS -fPIC)
+  set(CMAKE_REQUIRED_LINK_OPTIONS -shared LINKER:--exclude-libs,libjpeg.a)
+  check_source_compiles(CXX "#include <cstddef>
+    #include <cstdio>
+    #include <jpeglib.h>
+    int main() {
+      jpeg_decompress_struct info; JDIMENSION x = 0; JSAMPROW row = nullptr;
+      jpeg_create_decompress(&info); jpeg_mem_src(&info, row, 0); jpeg_read_header(&info, TRUE);
+      jpeg_start_decompress(&info); jpeg_crop_scanline(&info, &x, &x); jpeg_skip_scanlines(&info, x);
+      jpeg_read_scanlines(&info, &row, 1); jpeg_abort_decompress(&info); jpeg_destroy_decompress(&info);
+    }"
+    DDP_LIBJPEG_WORKS)
+  foreach(_name INCLUDES LIBRARIES FLAGS LINK_OPTIONS)
+    unset(CMAKE_REQUIRED_${_name})
+  endforeach()
+  set(DDP_HAS_LIBJPEG ${DDP_LIBJPEG_WORKS})
+endif()
+if(NOT DDP_HAS_LIBJPEG AND NOT DDP_CORE_ONLY)
+  message(STATUS "ddp: JPEG images are decoded whole: no static libjpeg-turbo with jpeglib.h was found "
+                 "(Debian: libjpeg62-turbo-dev, Ubuntu: libjpeg-turbo8-dev)")
+endif()
+
 if(DDP_CORE_ONLY)
   function(ddp_use_pch)
   endfunction()

@@ -112,8 +112,24 @@ void print_summary(const TrainingSummary& summary, const std::string& hash, cons
   std::cout << out.str() << std::flush;
 }
 
+/// What autocast would round the images to anyway; mixup mixes them before that.
+ddp::ImageDtype image_dtype(const ddp::Config& cfg) {
+  if (cfg.loader.image_dtype != ddp::ImageDtype::Auto || cfg.train.mixup > 0) {
+    return cfg.loader.image_dtype;
+  }
+  switch (cfg.amp.dtype) {
+    case ddp::AmpDtype::Bf16:
+      return ddp::ImageDtype::Bf16;
+    case ddp::AmpDtype::Fp16:
+      return ddp::ImageDtype::Fp16;
+    default:
+      return ddp::ImageDtype::Auto;
+  }
+}
+
 void train(ddp::Context& ctx, ddp::Config cfg) {
   const auto model_options = cfg.section<ModelOptions>("model");
+  cfg.loader.image_dtype = image_dtype(cfg);
   at::globalContext().setBenchmarkCuDNN(cfg.train.cudnn_benchmark && !cfg.train.deterministic);
   const auto data = make_data(cfg.data, model_options);
   auto module = examples::make_model(model_options, data.train->num_classes(), ctx.communicator());

@@ -30,17 +30,23 @@ class CudaCopier : public DeviceCopier {
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
 
   void start(const std::vector<at::Tensor*>& tensors) override {
-    c10::cuda::CUDAStreamGuard guard(stream_);
-    for (at::Tensor* tensor : tensors) {
-      if (tensor->defined() && tensor->is_cpu()) {
-        at::Tensor target =
-            at::empty_like(*tensor, tensor->options().device(device_).pinned_memory(false));
-        target.copy_(*tensor, /*non_blocking=*/true);
-        // Page-locked buffers belong to the loader's slots; others may go with this reference,
-        // since a copy from pageable memory has read it when it returns.
-        *tensor = std::move(target);
+    start([&] {
+      for (at::Tensor* tensor : tensors) {
+        if (tensor->defined() && tensor->is_cpu()) {
+          at::Tensor target =
+              at::empty_like(*tensor, tensor->options().device(device_).pinned_memory(false));
+          target.copy_(*tensor, /*non_blocking=*/true);
+          // Page-locked buffers belong to the loader's slots; others may go with this reference,
+          // since a copy from pageable memory has read it when it returns.
+          *tensor = std::move(target);
+        }
       }
-    }
+    });
+  }
+
+  void start(const std::function<void()>& work) override {
+    c10::cuda::CUDAStreamGuard guard(stream_);
+    work();
     at::cuda::CUDAEvent event;
     event.record(stream_);
     unfinished_.push_back(std::make_shared<at::cuda::CUDAEvent>(std::move(event)));

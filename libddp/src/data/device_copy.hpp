@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -15,6 +16,8 @@ class DeviceCopier {
   /// Starts copying and replaces each tensor by the one on the device. The host memory must stay as
   /// it is until finish_oldest().
   virtual void start(const std::vector<at::Tensor*>& tensors) = 0;
+  /// Does `work` on the copy stream, which may read host memory until finish_oldest().
+  virtual void start(const std::function<void()>& work) = 0;
   /// The current stream waits for the oldest copy not yet joined, whose device tensors these are.
   virtual void join(const std::vector<at::Tensor*>& tensors) = 0;
   /// Copies whose host memory may still be read.

@@ -27,6 +27,22 @@ bool uses_pinned_memory(at::Device device, const LoaderOptions& options) {
   return device.is_cuda() && options.pin_memory;
 }
 
+at::ScalarType scalar_type(ImageDtype dtype) {
+  switch (dtype) {
+    case ImageDtype::Bf16:
+      return at::kBFloat16;
+    case ImageDtype::Fp16:
+      return at::kHalf;
+    default:
+      return at::kFloat;
+  }
+}
+
+at::Tensor as_image_dtype(at::Tensor data, ImageDtype dtype) {
+  return dtype == ImageDtype::Auto || !data.is_floating_point() ? data
+                                                                : data.to(scalar_type(dtype));
+}
+
 DirectBuilder::DirectBuilder(std::shared_ptr<const Dataset> dataset, int num_slots,
                              int64_t max_batch, bool pinned)
     : dataset_(std::move(dataset)),

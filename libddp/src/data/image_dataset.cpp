@@ -19,18 +19,6 @@ namespace ddp::detail {
 
 namespace {
 
-// The smallest decoding (1/8, 1/4, 1/2 of the size, done inside the inverse DCT) that still has
-// `size` pixels across `box`.
-int choose_denominator(const CropBox& box, int size) {
-  const int shorter = std::min(box.width, box.height);
-  for (int denominator : {8, 4, 2}) {
-    if (shorter / denominator >= size) {
-      return denominator;
-    }
-  }
-  return 1;
-}
-
 int64_t num_used(const DataOptions& options, int64_t size, bool train) {
   if (options.num_samples > size) {
     log_warning(concat("data.num_samples=", options.num_samples, ", but the ",
@@ -108,28 +96,38 @@ void ImageDataset::write(int64_t index, int64_t epoch, float* data, int64_t* tar
     const auto at = static_cast<size_t>(index);
     const int side = transform_.image_size();
     const size_t num_bytes = static_cast<size_t>(side) * static_cast<size_t>(side) * 3;
-    transform_.apply({decoded_.pixels.data() + at * num_bytes, side, side}, side, side,
+    transform_.apply({decoded_.pixels.data() + at * num_bytes, side, side},
                      static_cast<uint64_t>(epoch), static_cast<uint64_t>(index), data);
     *target = decoded_.labels[at];
     return;
   }
-  const int64_t used = first_good(
-      index, [&](int64_t candidate) { decode_and_apply(candidate, index, epoch, data); });
-  *target = source_->label(used);
+  thread_local std::vector<uint8_t> pixels;
+  RegionPlan plan;
+  *target = read_region(index, epoch, plan, [&](const RegionPlan& p) {
+    const size_t num_bytes =
+        static_cast<size_t>(p.region.width) * static_cast<size_t>(p.region.height) * 3;
+    if (pixels.size() < num_bytes) {
+      pixels.resize(num_bytes);
+    }
+    return pixels.data();
+  });
+  const CropBox& region = plan.region;
+  transform_.apply({pixels.data(), region.width, region.height, region.x, region.y}, plan, data);
 }
 
-void ImageDataset::decode_and_apply(int64_t source_index, int64_t index, int64_t epoch,
-                                    float* data) const {
+int64_t ImageDataset::read_region(
+    int64_t index, int64_t epoch, RegionPlan& plan,
+    const std::function<uint8_t*(const RegionPlan&)>& allocate) const {
   thread_local std::vector<uint8_t> bytes;
-  thread_local RgbImage image;
-  source_->read(source_index, bytes);
-  const DataSource where = source_->locate(source_index);
-  const JpegHeader header = read_jpeg_header(bytes, where, options_.max_pixels);
-  const auto e = static_cast<uint64_t>(epoch), i = static_cast<uint64_t>(index);
-  const CropBox box = transform_.source_box(header.width, header.height, e, i);
-  decode_jpeg(bytes, where, choose_denominator(box, transform_.image_size()), image);
-  transform_.apply({image.pixels.data(), image.width, image.height}, header.width, header.height, e,
-                   i, data);
+  const int64_t used = first_good(index, [&](int64_t candidate) {
+    source_->read(candidate, bytes);
+    const DataSource where = source_->locate(candidate);
+    const JpegHeader header = read_jpeg_header(bytes, where, options_.max_pixels);
+    plan = transform_.plan(header.width, header.height, static_cast<uint64_t>(epoch),
+                           static_cast<uint64_t>(index));
+    decode_jpeg_region(bytes, where, plan.denominator, plan.region, allocate(plan));
+  });
+  return source_->label(used);
 }
 
 // One image as [size, size, 3] bytes: as it is where it has that size, else resized and cut.
@@ -147,9 +145,8 @@ void ImageDataset::decode_square(int64_t index, RgbImage& image, uint8_t* out) c
   std::vector<float> resized;
   const int shorter = std::min(image.width, image.height);
   resample({image.pixels.data(), image.width, image.height},
-           {(image.width - shorter) / 2.0, (image.height - shorter) / 2.0, double(shorter),
-            double(shorter)},
-           side, resized);
+           {(image.width - shorter) / 2.0, double(shorter), image.width, side},
+           {(image.height - shorter) / 2.0, double(shorter), image.height, side}, resized);
   std::transform(resized.begin(), resized.end(), out, [](float v) {
     return static_cast<uint8_t>(std::clamp(std::lround(v), 0L, 255L));
   });

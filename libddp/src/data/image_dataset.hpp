@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -39,11 +41,24 @@ class ImageDataset : public Dataset {
     return source_ ? source_->class_names() : std::vector<std::string>{};
   }
   int64_t num_skipped() const override;
+  const ImageDataset* image_dataset() const override { return this; }
+
+  /// The images where they are kept decoded, else nullptr.
+  const DecodedImages* decoded() const { return decoded_.labels.empty() ? nullptr : &decoded_; }
+  const ImageTransform& transform() const { return transform_; }
+  /// Decodes what a sample of an epoch needs of its image to [region.height, region.width, 3] in
+  /// memory that `allocate` gives for a plan; returns its target. Several threads at once. Not of
+  /// images kept decoded.
+  int64_t read_region(int64_t index, int64_t epoch, RegionPlan& plan,
+                      const std::function<uint8_t*(const RegionPlan&)>& allocate) const;
+  /// What makes a sample of a decoded image, where that is no resizing.
+  std::optional<SmallImageTransform> small_image_transform() const {
+    return transform_.small_image_transform();
+  }
 
  private:
   void decode_all();
   void decode_square(int64_t index, RgbImage& image, uint8_t* out) const;
-  void decode_and_apply(int64_t source_index, int64_t index, int64_t epoch, float* data) const;
   void check_labels() const;
   /// Calls `use(candidate)` with index, index + 1, … until one does not throw DataError; the answer
   /// is the same on every rank, as it depends on the files alone.

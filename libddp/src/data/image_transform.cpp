@@ -9,48 +9,33 @@ namespace ddp::detail {
 
 namespace {
 
-// For each output place the first input place and its weights.
-struct Taps {
+// The taps of a whole axis.
+struct AxisTaps {
   std::vector<int> first;
   std::vector<int> count;
   std::vector<float> weight;  // [size, stride]
   int stride = 0;
 };
 
-void make_taps(double begin, double length, int limit, int size, Taps& taps) {
-  const double scale = length / size;
-  const double radius = std::max(scale, 1.0);
-  const int low = std::max(static_cast<int>(std::floor(begin)), 0);
-  const int high = std::min(static_cast<int>(std::ceil(begin + length)), limit);
-  taps.stride = static_cast<int>(std::ceil(radius)) * 2 + 1;
-  taps.first.resize(static_cast<size_t>(size));
-  taps.count.resize(static_cast<size_t>(size));
-  taps.weight.assign(static_cast<size_t>(size) * static_cast<size_t>(taps.stride), 0.0f);
-  for (int i = 0; i < size; ++i) {
-    const double centre = begin + (i + 0.5) * scale;
-    int first = std::max(static_cast<int>(std::floor(centre - radius + 0.5)), low);
-    first = std::min(first, high - 1);
-    const int end =
-        std::clamp(static_cast<int>(std::floor(centre + radius + 0.5)), first + 1, high);
-    const int count = std::min(end - first, taps.stride);
-    float* weight = &taps.weight[static_cast<size_t>(i) * static_cast<size_t>(taps.stride)];
-    double sum = 0;
-    for (int k = 0; k < count; ++k) {
-      sum += std::max(1.0 - std::abs((first + k + 0.5 - centre) / radius), 0.0);
-    }
-    for (int k = 0; k < count; ++k) {
-      const double w = std::max(1.0 - std::abs((first + k + 0.5 - centre) / radius), 0.0);
-      weight[k] = static_cast<float>(sum > 0 ? w / sum : (k == 0 ? 1.0 : 0.0));
-    }
-    taps.first[static_cast<size_t>(i)] = first;
-    taps.count[static_cast<size_t>(i)] = count;
+void make_taps(const ResampleAxis& axis, AxisTaps& all) {
+  const auto size = static_cast<size_t>(axis.size);
+  all.stride = max_taps(axis);
+  all.first.resize(size);
+  all.count.resize(size);
+  all.weight.resize(size * static_cast<size_t>(all.stride));
+  for (size_t i = 0; i < size; ++i) {
+    const Taps taps = find_taps(axis, static_cast<int>(i));
+    all.first[i] = taps.first;
+    all.count[i] = taps.count;
+    write_weights(taps, &all.weight[i * static_cast<size_t>(all.stride)]);
   }
 }
 
-void resample_row(const uint8_t* row, const Taps& taps, int size, float* out) {
+// `row` begins at column `x` of the image.
+void resample_row(const uint8_t* row, int x, const AxisTaps& taps, int size, float* out) {
   for (int i = 0; i < size; ++i) {
     const auto at = static_cast<size_t>(i);
-    const uint8_t* in = row + static_cast<ptrdiff_t>(taps.first[at]) * 3;
+    const uint8_t* in = row + static_cast<ptrdiff_t>(taps.first[at] - x) * 3;
     const float* weight = &taps.weight[at * static_cast<size_t>(taps.stride)];
     float r = 0, g = 0, b = 0;
     for (int k = 0; k < taps.count[at]; ++k, in += 3) {
@@ -64,29 +49,44 @@ void resample_row(const uint8_t* row, const Taps& taps, int size, float* out) {
   }
 }
 
+// The smallest decoding (1/8, 1/4, 1/2 of the size, done inside the inverse DCT) that still has
+// `size` pixels across `box`.
+int choose_denominator(const CropBox& box, int size) {
+  const int shorter = std::min(box.width, box.height);
+  for (int denominator : {8, 4, 2}) {
+    if (shorter / denominator >= size) {
+      return denominator;
+    }
+  }
+  return 1;
+}
+
 }  // namespace
 
-void resample(const ImageView& image, const RealBox& box, int size, std::vector<float>& out) {
+void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
+              std::vector<float>& out) {
   // Kept a thread: 224 px need some 600 KB a sample.
-  thread_local Taps columns, rows;
+  thread_local AxisTaps column_taps, row_taps;
   thread_local std::vector<float> narrow;
-  make_taps(box.x, box.width, image.width, size, columns);
-  make_taps(box.y, box.height, image.height, size, rows);
-  const int top = rows.first.front();
-  const int bottom = rows.first.back() + rows.count.back();
-  const size_t row_length = static_cast<size_t>(size) * 3;
+  make_taps(columns, column_taps);
+  make_taps(rows, row_taps);
+  const int top = row_taps.first.front();
+  const int bottom = row_taps.first.back() + row_taps.count.back();
+  const size_t row_length = static_cast<size_t>(columns.size) * 3;
   narrow.resize(row_length * static_cast<size_t>(bottom - top));
   for (int y = top; y < bottom; ++y) {
-    const uint8_t* row = image.pixels + static_cast<ptrdiff_t>(y) * image.width * 3;
-    resample_row(row, columns, size, &narrow[row_length * static_cast<size_t>(y - top)]);
+    const uint8_t* row = image.pixels + static_cast<ptrdiff_t>(y - image.y) * image.width * 3;
+    resample_row(row, image.x, column_taps, columns.size,
+                 &narrow[row_length * static_cast<size_t>(y - top)]);
   }
-  out.assign(row_length * static_cast<size_t>(size), 0.0f);
-  for (size_t y = 0; y < static_cast<size_t>(size); ++y) {
+  const auto num_rows = static_cast<size_t>(rows.size);
+  out.assign(row_length * num_rows, 0.0f);
+  for (size_t y = 0; y < num_rows; ++y) {
     float* target = &out[row_length * y];
-    for (int k = 0; k < rows.count[y]; ++k) {
+    for (int k = 0; k < row_taps.count[y]; ++k) {
       const float weight =
-          rows.weight[y * static_cast<size_t>(rows.stride) + static_cast<size_t>(k)];
-      const float* in = &narrow[row_length * static_cast<size_t>(rows.first[y] + k - top)];
+          row_taps.weight[y * static_cast<size_t>(row_taps.stride) + static_cast<size_t>(k)];
+      const float* in = &narrow[row_length * static_cast<size_t>(row_taps.first[y] + k - top)];
       for (size_t i = 0; i < row_length; ++i) {
         target[i] += weight * in[i];
       }
@@ -108,12 +108,29 @@ ImageTransform::ImageTransform(const DataOptions& options, bool train)
   for (size_t c = 0; c < 3; ++c) {
     const auto mean = static_cast<float>(options.mean[c]);
     const auto std = static_cast<float>(options.std[c]);
+    mean_[c] = mean;
+    std_[c] = std;
     for (size_t v = 0; v < 256; ++v) {
-      table_[c][v] = (static_cast<float>(v) / 255.0f - mean) / std;  // torchvision's rounding
+      table_[c][v] = normalise_byte(static_cast<uint8_t>(v), mean, std);
     }
     scale_[c] = 1.0f / (255.0f * std);
     shift_[c] = -mean / std;
   }
+}
+
+std::optional<SmallImageTransform> ImageTransform::small_image_transform() const {
+  const CropBox box = source_box(size_, size_, 0, 0);
+  if (mode_ == Augment::RandomResizedCrop || (mode_ == Augment::None && box.width != size_)) {
+    return std::nullopt;
+  }
+  return SmallImageTransform{.side = size_,
+                             .random = mode_ == Augment::PadCrop,
+                             .flip = flip_,
+                             .pad = pad_,
+                             .cutout = cutout_,
+                             .seed = seed_,
+                             .mean = {mean_[0], mean_[1], mean_[2]},
+                             .std = {std_[0], std_[1], std_[2]}};
 }
 
 RandomResizedCrop ImageTransform::draw(int width, int height, uint64_t epoch,
@@ -135,31 +152,59 @@ CropBox ImageTransform::source_box(int width, int height, uint64_t epoch, uint64
   return {(width - fits) / 2, (height - fits) / 2, fits, fits};
 }
 
-void ImageTransform::apply(const ImageView& image, int full_width, int full_height, uint64_t epoch,
-                           uint64_t index, float* out) const {
+RegionPlan ImageTransform::plan(int width, int height, uint64_t epoch, uint64_t index) const {
+  const CropBox box = source_box(width, height, epoch, index);
+  return plan_at(choose_denominator(box, size_), width, height, epoch, index);
+}
+
+RegionPlan ImageTransform::plan_at(int denominator, int width, int height, uint64_t epoch,
+                                   uint64_t index) const {
+  const bool random = mode_ == Augment::RandomResizedCrop;
+  const CropBox box = source_box(width, height, epoch, index);
+  RegionPlan plan;
+  plan.denominator = denominator;
+  plan.whole_width = (width + denominator - 1) / denominator;
+  plan.whole_height = (height + denominator - 1) / denominator;
+  plan.as_it_is = !random && box.width == size_ && box.height == size_ &&
+                  plan.whole_width == size_ && plan.whole_height == size_;
+  const double shrink_x = static_cast<double>(plan.whole_width) / width;
+  const double shrink_y = static_cast<double>(plan.whole_height) / height;
+  plan.box = {box.x * shrink_x, box.y * shrink_y, box.width * shrink_x, box.height * shrink_y};
+  const ResampleAxis columns{plan.box.x, plan.box.width, plan.whole_width, size_};
+  const ResampleAxis rows{plan.box.y, plan.box.height, plan.whole_height, size_};
+  plan.region = {axis_low(columns), axis_low(rows), axis_high(columns) - axis_low(columns),
+                 axis_high(rows) - axis_low(rows)};
+  if (random) {
+    const RandomResizedCrop crop = draw(width, height, epoch, index);
+    plan.flip = flip_ && crop.flip;
+    plan.cutout = cutout_ > 0;
+    plan.cutout_x = crop.cutout_x;
+    plan.cutout_y = crop.cutout_y;
+  }
+  return plan;
+}
+
+void ImageTransform::apply(const ImageView& image, uint64_t epoch, uint64_t index,
+                           float* out) const {
   if (mode_ == Augment::PadCrop) {
     pad_crop(image, epoch, index, out);
-    return;
+  } else {
+    apply(image, plan_at(1, image.width, image.height, epoch, index), out);
   }
-  const bool random = mode_ == Augment::RandomResizedCrop;
-  const CropBox box = source_box(full_width, full_height, epoch, index);
-  if (!random && box.width == size_ && box.height == size_ && image.width == size_ &&
-      image.height == size_) {
+}
+
+void ImageTransform::apply(const ImageView& image, const RegionPlan& plan, float* out) const {
+  if (plan.as_it_is) {
     copy_same_size(image, out);
     return;
   }
   thread_local std::vector<float> resized;
-  const double shrink_x = static_cast<double>(image.width) / full_width;
-  const double shrink_y = static_cast<double>(image.height) / full_height;
-  resample(image, {box.x * shrink_x, box.y * shrink_y, box.width * shrink_x, box.height * shrink_y},
-           size_, resized);
-  if (!random) {
-    normalise(resized.data(), false, out);
-    return;
+  resample(image, {plan.box.x, plan.box.width, plan.whole_width, size_},
+           {plan.box.y, plan.box.height, plan.whole_height, size_}, resized);
+  normalise(resized.data(), plan.flip, out);
+  if (plan.cutout) {
+    cut_out(plan.cutout_x, plan.cutout_y, out);
   }
-  const RandomResizedCrop crop = draw(full_width, full_height, epoch, index);
-  normalise(resized.data(), flip_ && crop.flip, out);
-  cut_out(crop.cutout_x, crop.cutout_y, out);
 }
 
 void ImageTransform::pad_crop(const ImageView& image, uint64_t epoch, uint64_t index,

@@ -4,18 +4,24 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "data/resample_taps.hpp"
+#include "data/small_image.hpp"
 #include "ddp/data/augmentation.hpp"
 #include "ddp/data/options.hpp"
 
 namespace ddp::detail {
 
-/// 8-bit RGB in memory that somebody else owns, [height, width, 3].
+/// 8-bit RGB in memory that somebody else owns, [height, width, 3]: an image, or the part of one
+/// that begins at column x, row y.
 struct ImageView {
   const uint8_t* pixels = nullptr;
   int width = 0;
   int height = 0;
+  int x = 0;
+  int y = 0;
 };
 
 struct RealBox {
@@ -25,10 +31,24 @@ struct RealBox {
   double height = 0;
 };
 
-/// Resizes a part of `image` to [size, size, 3] floats in 0..255 (memory is reused): the triangle
-/// filter widened by the scale, as Pillow's BILINEAR (Resample.c), without its rounding to 8 bits.
-/// Pixels outside the box do not count.
-void resample(const ImageView& image, const RealBox& box, int size, std::vector<float>& out);
+/// What becomes of one JPEG image in one epoch: plain numbers, for host and device.
+struct RegionPlan {
+  int denominator = 1;  ///< decoded at 1 / denominator of the size
+  int whole_width = 0;  ///< of the image at that size, in whose pixels the rest is
+  int whole_height = 0;
+  CropBox region;  ///< all pixels that count
+  RealBox box;     ///< what is resized to the output
+  bool flip = false;
+  bool as_it_is = false;  ///< the image has the output's size: nothing is resized
+  int cutout_x = 0;       ///< centre of the cut square, where `cutout`
+  int cutout_y = 0;
+  bool cutout = false;
+};
+
+/// Resizes a part of an image to [size, size, 3] floats in 0..255 (memory is reused), as
+/// resample_taps.hpp says; Pillow's own result is rounded to 8 bits.
+void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
+              std::vector<float>& out);
 
 class ImageTransform {
  public:
@@ -39,15 +59,29 @@ class ImageTransform {
   /// What the sample's image has to be: any size, or image_size x image_size already.
   bool needs_square() const { return mode_ == Augment::PadCrop; }
 
-  /// The part of a full-size image that apply() will look at (the same draws).
-  CropBox source_box(int width, int height, uint64_t epoch, uint64_t index) const;
+  /// The same as one function of a value, for images of image_size: nothing where apply() resizes
+  /// them.
+  std::optional<SmallImageTransform> small_image_transform() const;
 
-  /// Writes [3, S, S], or [S, S, 3] with channels_last. `full_width` and `full_height` are the
-  /// file's where `image` was decoded at a part of its size.
-  void apply(const ImageView& image, int full_width, int full_height, uint64_t epoch,
-             uint64_t index, float* out) const;
+  /// What happens to the sample, whose file has `width` x `height` pixels; not for PadCrop.
+  RegionPlan plan(int width, int height, uint64_t epoch, uint64_t index) const;
+
+  /// Writes [3, S, S], or [S, S, 3] with channels_last, from at least plan.region.
+  void apply(const ImageView& image, const RegionPlan& plan, float* out) const;
+  /// The same of a whole image kept decoded.
+  void apply(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
+
+  bool channels_last() const { return channels_last_; }
+  int cutout() const { return cutout_; }
+  /// normalised = pixel * scale + shift where images are resized, as torchvision where not.
+  const std::array<float, 3>& scale() const { return scale_; }
+  const std::array<float, 3>& shift() const { return shift_; }
+  const std::array<float, 3>& mean() const { return mean_; }
+  const std::array<float, 3>& std() const { return std_; }
 
  private:
+  CropBox source_box(int width, int height, uint64_t epoch, uint64_t index) const;
+  RegionPlan plan_at(int denominator, int width, int height, uint64_t epoch, uint64_t index) const;
   RandomResizedCrop draw(int width, int height, uint64_t epoch, uint64_t index) const;
   void pad_crop(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
   void copy_same_size(const ImageView& image, float* out) const;
@@ -64,7 +98,9 @@ class ImageTransform {
   bool channels_last_;
   RandomResizedCropBounds bounds_;
   std::array<std::array<float, 256>, 3> table_;  ///< normalised value of an 8-bit one
-  std::array<float, 3> scale_;                   ///< normalised = pixel * scale + shift
+  std::array<float, 3> mean_;
+  std::array<float, 3> std_;
+  std::array<float, 3> scale_;  ///< normalised = pixel * scale + shift
   std::array<float, 3> shift_;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/data/augmentation.hpp"
 
 namespace ddp::detail {
 
@@ -44,5 +45,14 @@ JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource&
 /// reused). Call read_jpeg_header first. One decoder a thread is kept.
 void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
                  RgbImage& out);
+
+/// Decodes a part of the image at 1 / `denominator` of its size, in pixels of that size, to
+/// [region.height, region.width, 3]: the bytes that decode_jpeg gives there. Where
+/// decodes_regions(), little more than the part is decoded, and damage below it is not noticed,
+/// but for a missing end. Call read_jpeg_header first.
+void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
+                        int denominator, const CropBox& region, uint8_t* out);
+/// Whether this build found libjpeg-turbo's jpeglib.h beside turbojpeg.h.
+bool decodes_regions();
 
 }  // namespace ddp::detail

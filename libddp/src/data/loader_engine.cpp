@@ -10,6 +10,7 @@
 
 #include "data/batch_plan.hpp"
 #include "data/device_copy.hpp"
+#include "data/loader_state.hpp"
 #include "data/prefetch_ring.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
@@ -30,53 +31,6 @@ struct RingPayload {
   std::vector<int64_t> indices;
 };
 using Ring = PrefetchRing<RingPayload>;
-
-// Where the loader stands when the training loop has consumed a batch.
-struct Place {
-  int64_t epoch = 0;
-  int64_t position = 0;
-};
-
-int64_t global_batch(const DistributedSampler& sampler, const LoaderOptions& options) {
-  return options.global_batch_size > 0 ? options.global_batch_size
-                                       : options.batch_size * sampler.world_size();
-}
-
-SamplerOptions unshuffled(SamplerOptions options) {
-  options.shuffle = false;
-  return options;
-}
-
-void check_options(const DistributedSampler& sampler, const LoaderOptions& options) {
-  if (options.batch_size < 1) {
-    throw SettingsError(concat("loader.batch_size=", options.batch_size, " must be at least 1"));
-  }
-  if (options.global_batch_size < 0 ||
-      (options.global_batch_size > 0 && options.global_batch_size < sampler.world_size())) {
-    throw SettingsError(concat("loader.global_batch_size=", options.global_batch_size,
-                               " is smaller than the ", sampler.world_size(),
-                               " ranks that share it: every rank needs a sample; use fewer ranks"));
-  }
-  if (options.num_workers < 0 || options.prefetch_batches < 1) {
-    throw SettingsError(
-        concat("loader.num_workers=", options.num_workers, " must be at least 0 and ",
-               "loader.prefetch_batches=", options.prefetch_batches, " at least 1"));
-  }
-}
-
-// No batch size helps a rank that has no sample.
-[[noreturn]] void fail_without_sample(const DistributedSampler& sampler) {
-  if (sampler.size() == 0) {
-    throw SettingsError("DataLoader: the data set has no sample");
-  }
-  const SamplerOptions& options = sampler.options();
-  throw SettingsError(concat(
-      "DataLoader: ", sampler.size(), " samples leave none for rank ", sampler.rank(), " of ",
-      sampler.world_size(), " with sampler.drop_last=", options.drop_last ? "true" : "false",
-      " and sampler.pad=", options.pad ? "true" : "false",
-      "; fix: ", options.drop_last ? "sampler.drop_last=false, " : "",
-      options.pad ? "" : "sampler.pad=true, ", "at most ", sampler.size(), " ranks, or more data"));
-}
 
 // Adds which sample it was. Errors of the library keep type and exit code; others become the cause
 // (std::rethrow_if_nested) of an error that holds their message.
@@ -102,10 +56,9 @@ struct LoaderEngine::State {
         BatchBuilder& batch_builder)
       : options(opts),
         builder(batch_builder),
-        shape(original.size(), original.rank(), original.world_size(),
-              unshuffled(original.options())),
+        shape(shape_of(original)),
         sampler(original),
-        batch_size(global_batch(original, opts)),
+        batch_size(global_batch_size(original, opts)),
         copier(make_device_copier(device)) {}
 
   // Called by the ring, one call at a time.
@@ -188,7 +141,7 @@ struct LoaderEngine::State {
 
 LoaderEngine::LoaderEngine(const DistributedSampler& sampler, at::Device device,
                            const LoaderOptions& options, BatchBuilder& builder) {
-  check_options(sampler, options);
+  check_loader_options(sampler, options);
   state_ = std::make_unique<State>(sampler, device, options, builder);
   state_->start({sampler.epoch(), sampler.position()});
 }
@@ -208,9 +161,9 @@ int LoaderEngine::num_slots(const LoaderOptions& options) {
 }
 
 int64_t LoaderEngine::max_batch(const DistributedSampler& sampler, const LoaderOptions& options) {
-  check_options(sampler, options);
+  check_loader_options(sampler, options);
   const int64_t world_size = sampler.world_size();
-  return (global_batch(sampler, options) + world_size - 1) / world_size;
+  return (global_batch_size(sampler, options) + world_size - 1) / world_size;
 }
 
 LoadedBatch LoaderEngine::acquire() {
@@ -224,14 +177,8 @@ LoadedBatch LoaderEngine::acquire() {
   const auto begin = std::chrono::steady_clock::now();
   RingPayload* payload = s.ring->acquire();
   s.waited += std::chrono::steady_clock::now() - begin;
-  if (!payload && s.shape.num_samples() == 0) {
-    fail_without_sample(s.shape);
-  }
   if (!payload) {
-    throw SettingsError(concat("DataLoader: an epoch of ", s.shape.size(), " samples on ",
-                               s.shape.world_size(), " ranks holds no batch of ", s.batch_size,
-                               " for rank ", s.shape.rank(),
-                               ": reduce loader.batch_size, or set loader.drop_last=false"));
+    fail_without_batch(s.shape, s.batch_size);
   }
   return {payload->slot, static_cast<int64_t>(payload->indices.size())};
 }
@@ -262,6 +209,10 @@ void LoaderEngine::copy_to_device(const std::vector<at::Tensor*>& tensors) {
   state_->copier->start(tensors);
 }
 
+void LoaderEngine::make_on_device(const std::function<void()>& work) {
+  state_->copier->start(work);
+}
+
 void LoaderEngine::join_copy(const std::vector<at::Tensor*>& tensors) {
   state_->copier->join(tensors);
 }
@@ -286,44 +237,11 @@ double LoaderEngine::wait_ms() const {
 }
 
 StateDict LoaderEngine::state_dict() const {
-  StateDict result;
-  result.values = {{"epoch", epoch()},
-                   {"position", position()},
-                   {"size", state_->shape.size()},
-                   {"seed", state_->shape.options().seed},
-                   {"shuffle", state_->sampler.options().shuffle}};
-  return result;
+  return make_loader_state(state_->sampler, epoch(), position());
 }
 
 void LoaderEngine::load_state_dict(const StateDict& state) {
-  const StateDict own = state_dict();
-  for (const auto& [key, value] : own.values) {
-    const auto found = state.values.find(key);
-    if (found == state.values.end()) {
-      throw MismatchError(concat("loader state: key ", key, " is missing"));
-    }
-    if (found->second.index() != value.index()) {
-      throw MismatchError(concat("loader state: key ", key, " has another type"));
-    }
-    if (key != "epoch" && key != "position" && found->second != value) {
-      const auto text = [](const StateValue& v) {
-        return std::visit([](const auto& x) { return concat(x); }, v);
-      };
-      throw MismatchError(concat("loader state: ", key, " was ", text(found->second), " and is ",
-                                 text(value),
-                                 ": the order of samples cannot go on where it stopped"));
-    }
-  }
-  for (const auto& [key, value] : state.values) {
-    if (!own.values.contains(key)) {
-      throw MismatchError(concat("loader state: key ", key, " is unexpected"));
-    }
-  }
-  const auto epoch = std::get<int64_t>(state.values.at("epoch"));
-  const auto position = std::get<int64_t>(state.values.at("position"));
-  if (epoch < 0 || position < 0) {
-    throw MismatchError(concat("loader state: epoch ", epoch, ", position ", position));
-  }
+  const auto [epoch, position] = read_loader_state(state, state_->sampler);
   restart(epoch, position);
 }
 

@@ -115,6 +115,28 @@ void describe_fields(SamplerOptions& o, FieldVisitor& v) {
       o.pad);
 }
 
+static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
+  v.field({.name = "device_resident",
+           .doc = "keep a set of decoded images in GPU memory; auto: where it fits"},
+          o.device_resident,
+          {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
+  v.field({.name = "device_resident_limit_mb",
+           .doc = "largest set that device_resident=auto keeps there",
+           .unit = "MiB",
+           .min = 0},
+          o.device_resident_limit_mb);
+  v.field({.name = "device_transform",
+           .doc = "crop, resize, flip and normalise JPEG images on the GPU"},
+          o.device_transform,
+          {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
+  v.field({.name = "image_dtype", .doc = "of image batches; auto: what amp computes in, or fp32"},
+          o.image_dtype,
+          {{"auto", ImageDtype::Auto},
+           {"fp32", ImageDtype::Fp32},
+           {"bf16", ImageDtype::Bf16},
+           {"fp16", ImageDtype::Fp16}});
+}
+
 void describe_fields(LoaderOptions& o, FieldVisitor& v) {
   v.field({.name = "batch_size", .doc = "samples a rank and step", .min = 1, .max = 1e7},
           o.batch_size);
@@ -135,6 +157,7 @@ void describe_fields(LoaderOptions& o, FieldVisitor& v) {
           o.drop_last);
   v.field({.name = "pin_memory", .doc = "page-locked buffers and a copy stream on CUDA"},
           o.pin_memory);
+  describe_device_fields(o, v);
 }
 
 }  // namespace ddp

@@ -103,9 +103,8 @@ TEST_CASE("JPEG files decode and resize as Pillow does", "[jpeg]") {
     if (size == 0) {
       resized.assign(image.pixels.begin(), image.pixels.end());
     } else {
-      ddp::detail::resample({image.pixels.data(), 32, 32},
-                            {double(left), double(top), double(width), double(height)}, size,
-                            resized);
+      ddp::detail::resample({image.pixels.data(), 32, 32}, {double(left), double(width), 32, size},
+                            {double(top), double(height), 32, size}, resized);
     }
     for (float value : resized) {
       int expected = 0;

@@ -29,21 +29,12 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
+#include "ddp/data/device_image_loader.hpp"
 #include "ddp/data/loader_engine.hpp"
 
 namespace ddp {
-
-struct Batch {
-  at::Tensor data;    ///< [N, …]
-  at::Tensor target;  ///< [N]
-  int64_t size() const { return data.size(0); }
-};
-template <typename F>
-void for_each_tensor(Batch& batch, F&& f) {
-  f(batch.data);
-  f(batch.target);
-}
 
 /// Stacks examples along a new first dimension.
 struct DefaultCollate {
@@ -195,20 +186,22 @@ class DataLoader : public Stateful {
     int64_t left_;
     std::optional<BatchType> batch_;
   };
-  Iterator begin() { return Iterator(this, engine_->batches_left()); }
+  Iterator begin() { return Iterator(this, place_->batches_left()); }
   Iterator end() { return Iterator(nullptr, 0); }
 
-  int64_t epoch() const { return engine_->epoch(); }        ///< of the batch that next() returns
-  int64_t position() const { return engine_->position(); }  ///< places consumed by all ranks in it
-  int64_t num_batches() const { return engine_->num_batches(); }  ///< of this rank in a whole epoch
+  int64_t epoch() const { return place_->epoch(); }        ///< of the batch that next() returns
+  int64_t position() const { return place_->position(); }  ///< places consumed by all ranks in it
+  int64_t num_batches() const { return place_->num_batches(); }  ///< of this rank in a whole epoch
   /// Milliseconds that next() waited for workers since construction.
-  double wait_ms() const { return engine_->wait_ms(); }
+  double wait_ms() const { return place_->wait_ms(); }
+  /// What makes the batches where the data set lies in GPU memory, else nullptr.
+  DeviceImageLoader* device_images() { return resident_.get(); }
   const DatasetT& dataset() const { return *dataset_; }
 
   std::string state_name() const override { return "loader"; }
-  StateDict state_dict() const override { return engine_->state_dict(); }
+  StateDict state_dict() const override { return place_->state_dict(); }
   void load_state_dict(const StateDict& state) override {
-    engine_->load_state_dict(state);
+    place_->load_state_dict(state);
     staged_.clear();
     read_ahead_error_ = nullptr;
   }
@@ -221,28 +214,42 @@ class DataLoader : public Stateful {
   void stage();
 
   std::shared_ptr<DatasetT> dataset_;
+  std::unique_ptr<detail::DeviceBuilder> on_device_;  // this, or direct_, or collating_
   std::unique_ptr<detail::DirectBuilder> direct_;
   std::unique_ptr<Builder> collating_;
+  std::unique_ptr<DeviceImageLoader> resident_;   // instead of builders and engine
   std::unique_ptr<detail::LoaderEngine> engine_;  // destroyed first: its threads use the builders
-  std::deque<BatchType> staged_;                  ///< on their way to the device
-  std::exception_ptr read_ahead_error_;           ///< thrown by the next next()
+  detail::LoaderPlace* place_ = nullptr;          // resident_ or engine_
+  ImageDtype image_dtype_;
+  std::deque<BatchType> staged_;         ///< on their way to the device
+  std::exception_ptr read_ahead_error_;  ///< thrown by the next next()
 };
 
 template <typename DatasetT, typename Collate>
 DataLoader<DatasetT, Collate>::DataLoader(std::shared_ptr<DatasetT> dataset,
                                           const DistributedSampler& sampler, at::Device device,
                                           const LoaderOptions& options, Collate collate)
-    : dataset_(std::move(dataset)) {
+    : dataset_(std::move(dataset)), image_dtype_(options.image_dtype) {
   if (!dataset_ || static_cast<int64_t>(dataset_->size()) != sampler.size()) {
     throw SettingsError(detail::concat("DataLoader: the sampler was made for ", sampler.size(),
                                        " samples, the data set has ",
                                        dataset_ ? static_cast<int64_t>(dataset_->size()) : 0,
                                        ": construct it with dataset->size()"));
   }
+  if constexpr (kMayWriteDirectly) {
+    if (DeviceImageLoader::is_chosen(*dataset_, device, options)) {
+      resident_ = std::make_unique<DeviceImageLoader>(dataset_, sampler, device, options);
+      place_ = resident_.get();
+      return;
+    }
+  }
   const int num_slots = detail::LoaderEngine::num_slots(options);
   detail::BatchBuilder* builder = nullptr;
   if constexpr (kMayWriteDirectly) {
-    if (dataset_->layout()) {
+    on_device_ = detail::make_device_builder(dataset_, device, options, num_slots,
+                                             detail::LoaderEngine::max_batch(sampler, options));
+    builder = on_device_.get();
+    if (!builder && dataset_->layout()) {
       direct_ = std::make_unique<detail::DirectBuilder>(
           dataset_, num_slots, detail::LoaderEngine::max_batch(sampler, options),
           detail::uses_pinned_memory(device, options));
@@ -254,6 +261,7 @@ DataLoader<DatasetT, Collate>::DataLoader(std::shared_ptr<DatasetT> dataset,
     builder = collating_.get();
   }
   engine_ = std::make_unique<detail::LoaderEngine>(sampler, device, options, *builder);
+  place_ = engine_.get();
 }
 
 template <typename DatasetT, typename Collate>
@@ -269,6 +277,14 @@ auto DataLoader<DatasetT, Collate>::take(int slot) -> BatchType {
 template <typename DatasetT, typename Collate>
 void DataLoader<DatasetT, Collate>::stage() {
   const detail::LoadedBatch loaded = engine_->acquire();
+  if constexpr (kMayWriteDirectly) {
+    if (on_device_) {
+      BatchType made;
+      engine_->make_on_device([&] { made = on_device_->make(loaded.slot); });
+      staged_.push_back(std::move(made));
+      return;
+    }
+  }
   BatchType batch = take(loaded.slot);
   if (!engine_->copies_to_device()) {
     engine_->release();
@@ -290,6 +306,11 @@ void DataLoader<DatasetT, Collate>::stage() {
 
 template <typename DatasetT, typename Collate>
 auto DataLoader<DatasetT, Collate>::next() -> BatchType {
+  if constexpr (kMayWriteDirectly) {
+    if (resident_) {
+      return resident_->next();
+    }
+  }
   if (const auto error = std::exchange(read_ahead_error_, nullptr)) {
     std::rethrow_exception(error);
   }
@@ -304,6 +325,9 @@ auto DataLoader<DatasetT, Collate>::next() -> BatchType {
     engine_->join_copy(tensors);
   }
   engine_->consume();
+  if constexpr (kMayWriteDirectly) {
+    batch.data = detail::as_image_dtype(std::move(batch.data), image_dtype_);
+  }
   // The next batch's copy runs beside this step, where it is ready; an error waits for its turn.
   if (engine_->copies_to_device() && staged_.empty() && engine_->ready()) {
     try {
@@ -317,10 +341,10 @@ auto DataLoader<DatasetT, Collate>::next() -> BatchType {
 
 template <typename DatasetT, typename Collate>
 void DataLoader<DatasetT, Collate>::begin_epoch(int64_t epoch) {
-  if (engine_->epoch() == epoch && engine_->position() == 0) {
+  if (place_->epoch() == epoch && place_->position() == 0) {
     return;
   }
-  engine_->restart(epoch, 0);
+  place_->restart(epoch, 0);
   staged_.clear();
   read_ahead_error_ = nullptr;
 }

@@ -18,6 +18,10 @@
 
 namespace ddp {
 
+namespace detail {
+class ImageDataset;
+}
+
 /// One sample: `data` of any shape, and `target`, an int64 scalar for classification.
 struct Example {
   at::Tensor data;
@@ -54,6 +58,8 @@ class Dataset {
   virtual std::vector<std::string> class_names() const { return {}; }
   /// Corrupt samples met so far and replaced (data.corrupt = skip).
   virtual int64_t num_skipped() const { return 0; }
+  /// The library's own data set of images, whose batches a GPU can make; for the loaders.
+  virtual const detail::ImageDataset* image_dataset() const { return nullptr; }
 };
 
 enum class Split { Train, Test };

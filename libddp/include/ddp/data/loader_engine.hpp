@@ -6,10 +6,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
+#include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/distributed_sampler.hpp"
 #include "ddp/data/options.hpp"
@@ -26,18 +28,45 @@ class BatchBuilder {
   virtual void finish(int slot) = 0;
 };
 
+/// Makes batches on the device from what its slots hold on the host.
+class DeviceBuilder : public BatchBuilder {
+ public:
+  /// On the current stream, without waiting for it. The slot's memory is read until the stream has
+  /// come here.
+  virtual Batch make(int slot) = 0;
+};
+/// For JPEG images on a GPU where options.device_transform lets it; else nullptr. Throws
+/// SettingsError where device_transform=on cannot be.
+std::unique_ptr<DeviceBuilder> make_device_builder(const std::shared_ptr<const Dataset>& dataset,
+                                                   at::Device device, const LoaderOptions& options,
+                                                   int num_slots, int64_t max_batch);
+
 /// A batch that is ready.
 struct LoadedBatch {
   int slot = -1;
   int64_t num_samples = 0;
 };
 
-class LoaderEngine {
+/// Where a loader stands in the stream of batches.
+class LoaderPlace {
+ public:
+  virtual ~LoaderPlace() = default;
+  virtual int64_t epoch() const = 0;        ///< of the next batch that the training loop consumes
+  virtual int64_t position() const = 0;     ///< places of that epoch consumed by all ranks together
+  virtual int64_t num_batches() const = 0;  ///< of this rank in a whole epoch
+  virtual int64_t batches_left() const = 0;  ///< in this epoch
+  virtual double wait_ms() const = 0;        ///< that the training loop waited for batches
+  virtual StateDict state_dict() const = 0;
+  virtual void load_state_dict(const StateDict& state) = 0;
+  virtual void restart(int64_t epoch, int64_t position) = 0;
+};
+
+class LoaderEngine : public LoaderPlace {
  public:
   /// `builder` outlives the engine and has num_slots(options) slots.
   LoaderEngine(const DistributedSampler& sampler, at::Device device, const LoaderOptions& options,
                BatchBuilder& builder);
-  ~LoaderEngine();
+  ~LoaderEngine() override;
 
   static int num_slots(const LoaderOptions& options);
   /// Largest number of samples this rank has in a batch. Throws SettingsError for a global batch
@@ -50,22 +79,24 @@ class LoaderEngine {
   bool ready() const;  ///< acquire() would not wait
   void release();      ///< the oldest acquired slot may be used again
   void consume();      ///< the oldest batch not yet consumed goes to the training loop
-  void restart(int64_t epoch, int64_t position);
+  void restart(int64_t epoch, int64_t position) override;
 
   /// Copies host tensors to the device on the copy stream; the slot is released when they have left
   /// it. Only where copies_to_device().
   bool copies_to_device() const;
   void copy_to_device(const std::vector<at::Tensor*>& tensors);
+  /// The same for a batch that `work` makes on the copy stream from the slot's memory.
+  void make_on_device(const std::function<void()>& work);
   /// The current stream waits for the oldest copy not yet joined.
   void join_copy(const std::vector<at::Tensor*>& tensors);
 
-  int64_t epoch() const;     ///< of the next batch that the training loop consumes
-  int64_t position() const;  ///< places of that epoch consumed by all ranks together
-  int64_t num_batches() const;
-  int64_t batches_left() const;
-  double wait_ms() const;
-  StateDict state_dict() const;
-  void load_state_dict(const StateDict& state);
+  int64_t epoch() const override;
+  int64_t position() const override;
+  int64_t num_batches() const override;
+  int64_t batches_left() const override;
+  double wait_ms() const override;
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
 
  private:
   struct State;
@@ -107,5 +138,10 @@ class DirectBuilder : public BatchBuilder {
 
 /// Whether loaders use pinned buffers for `device`.
 bool uses_pinned_memory(at::Device device, const LoaderOptions& options);
+
+/// What `dtype` names in LibTorch.
+at::ScalarType scalar_type(ImageDtype dtype);
+/// A batch's data as the options want them.
+at::Tensor as_image_dtype(at::Tensor data, ImageDtype dtype);
 
 }  // namespace ddp::detail

@@ -65,6 +65,15 @@ struct SamplerOptions {
                     ///< sample once, ranks differ by at most one
 };
 
+/// Whether something is done on the GPU: where it can be, always (else an error), or never.
+enum class DevicePolicy { Auto, On, Off };
+enum class ImageDtype {
+  Auto,  ///< float32; trainers may take what their model computes in
+  Fp32,
+  Bf16,
+  Fp16
+};
+
 struct LoaderOptions {
   int64_t batch_size = 32;        ///< samples a rank and step
   int64_t global_batch_size = 0;  ///< samples of all ranks a step, shared as evenly as possible; 0:
@@ -73,6 +82,14 @@ struct LoaderOptions {
   int64_t prefetch_batches = 4;   ///< batches made or being made ahead of the step
   bool drop_last = false;         ///< drop an epoch's last batch where it is not full
   bool pin_memory = true;  ///< page-locked buffers and a copy stream where the device is CUDA
+  /// A data set of decoded images of one size lies in GPU memory as bytes, and one kernel makes a
+  /// batch of them.
+  DevicePolicy device_resident = DevicePolicy::Auto;
+  int64_t device_resident_limit_mb = 2048;  ///< largest data set that `auto` puts there
+  /// Decoded parts of JPEG images go to the GPU as bytes and are resized, flipped and normalised
+  /// there.
+  DevicePolicy device_transform = DevicePolicy::Auto;
+  ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
 };
 
 /// The settings of an evaluation loader: no shuffle, each sample once.

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/data/device_image_loader.hpp"
+
+#include "data/image_dataset.hpp"
+#include "data/loader_state.hpp"
+#include "ddp/core/error.hpp"
+
+#ifdef DDP_HAS_CUDA
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <utility>
+
+#include "data/augmentation_kernels.hpp"
+#include "data/batch_plan.hpp"
+#include "data/epoch_plan.hpp"
+#include "data/kernel_dtype.hpp"
+#endif
+
+namespace ddp {
+
+using detail::concat;
+
+std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device) {
+  if (!device.is_cuda()) {
+    return concat("the device is ", device.str(), ": context.device=cuda");
+  }
+#ifdef DDP_HAS_CUDA
+  const detail::ImageDataset* images = dataset.image_dataset();
+  if (images == nullptr || !images->decoded()) {
+    return "the data set is not one of decoded images of one size: data.cache=ram, or "
+           "loader.device_resident=auto";
+  }
+  const auto transform = images->small_image_transform();
+  if (!transform) {
+    return "its images are resized for each batch: data.augment=pad_crop or none, with "
+           "data.eval_resize=data.image_size";
+  }
+  if (transform->side > detail::kMaxResidentSide) {
+    return concat("data.image_size=", transform->side, " is larger than ", detail::kMaxResidentSide,
+                  " px");
+  }
+  return {};
+#else
+  (void)dataset;
+  return "this build has no CUDA parts";
+#endif
+}
+
+bool DeviceImageLoader::is_chosen(const Dataset& dataset, at::Device device,
+                                  const LoaderOptions& options) {
+  if (options.device_resident == DevicePolicy::Off) {
+    return false;
+  }
+  const std::string reason = why_not(dataset, device);
+  if (options.device_resident == DevicePolicy::On && !reason.empty()) {
+    throw SettingsError(concat("loader.device_resident=on cannot be: ", reason));
+  }
+  if (!reason.empty()) {
+    return false;
+  }
+  const int64_t side = dataset.image_dataset()->layout()->shape[1];
+  return options.device_resident == DevicePolicy::On ||
+         dataset.size() * side * side * 3 <= options.device_resident_limit_mb * 1024 * 1024;
+}
+
+#ifdef DDP_HAS_CUDA
+namespace {
+
+void check(cudaError_t status) {
+  DDP_CHECK(status == cudaSuccess, cudaGetErrorString(status));
+}
+
+}  // namespace
+
+//   host thread   take() ……………………… take() | epoch over: order of the next one, planned by then
+//   stream        batch k   step k   batch k+1   step k+1 … | order ──> device, cursor to its start
+//   helper        plans the next epoch's order
+//
+// The order goes up on the stream that makes the batches, so nothing reads it while it changes.
+struct DeviceImageLoader::State {
+  State(const detail::ImageDataset& images, const DistributedSampler& original, at::Device where,
+        const LoaderOptions& opts)
+      : options(opts),
+        shape(detail::shape_of(original)),
+        sampler(original),
+        batch_size(detail::global_batch_size(original, opts)),
+        max_batch(detail::LoaderEngine::max_batch(original, opts)),
+        device(where),
+        transform(*images.small_image_transform()),
+        channels_last(images.layout()->channels_last),
+        dtype(detail::scalar_type(opts.image_dtype)) {
+    const int64_t n = images.size(), side = transform.side;
+    auto upload = [&](const void* from, at::IntArrayRef sizes, at::ScalarType type) {
+      return at::from_blob(const_cast<void*>(from), sizes, type).to(device);
+    };
+    pixels = upload(images.decoded()->pixels.data(), {n, side, side, 3}, at::kByte);
+    std::vector<float> values;
+    for (int c = 0; c < 3; ++c) {
+      for (int v = 0; v < 256; ++v) {
+        values.push_back(
+            detail::normalise_byte(static_cast<uint8_t>(v), transform.mean[c], transform.std[c]));
+      }
+    }
+    table = upload(values.data(), {3, 256}, at::kFloat);
+    labels = upload(images.decoded()->labels.data(), {n}, at::kLong);
+    // A resumed epoch may begin anywhere and is dealt anew: one batch more than usual.
+    const int64_t capacity =
+        max_batch * (detail::count_batches(shape, 0, batch_size, opts.drop_last) + 1);
+    order = at::empty({capacity}, at::TensorOptions().device(device).dtype(at::kInt));
+    cursor = at::empty({static_cast<int64_t>(sizeof(detail::DeviceCursor))},
+                       at::TensorOptions().device(device).dtype(at::kByte));
+  }
+  ~State() {
+    if (following.valid()) {
+      following.wait();
+    }
+  }
+
+  detail::EpochPlan plan(int64_t epoch, int64_t position) {
+    return detail::plan_epoch(sampler, epoch, position, batch_size, options.drop_last);
+  }
+
+  void start(detail::Place place) {
+    if (following.valid()) {
+      following.get();
+    }
+    current = plan(place.epoch, place.position);
+    if (current.batches.empty() && place.position > 0) {
+      place = {place.epoch + 1, 0};
+      current = plan(place.epoch, 0);
+    }
+    consumed = place;
+    begin_plan();
+  }
+
+  void begin_plan() {
+    next_batch = 0;
+    offset = 0;
+    must_upload = true;
+    following = std::async(std::launch::async,
+                           [this, epoch = current.epoch + 1] { return plan(epoch, 0); });
+  }
+
+  // The next batch's size and where it begins; the training loop has it from here on.
+  std::pair<int64_t, int64_t> take() {
+    if (next_batch == current.batches.size()) {
+      const auto begin = std::chrono::steady_clock::now();
+      current = following.get();
+      waited += std::chrono::steady_clock::now() - begin;
+      begin_plan();
+    }
+    if (current.batches.empty()) {
+      detail::fail_without_batch(shape, batch_size);
+    }
+    const auto [size, end] = current.batches[next_batch++];
+    const bool last = next_batch == current.batches.size();
+    consumed = last ? detail::Place{current.epoch + 1, 0} : detail::Place{current.epoch, end};
+    return {size, std::exchange(offset, offset + size)};
+  }
+
+  // Brings order and cursor to the device where the batch at `begin` does not follow the last one.
+  void place_cursor(int64_t begin) {
+    follow_current_stream();
+    if (!must_upload && cursor_follows) {
+      return;
+    }
+    const auto count = static_cast<int64_t>(current.indices.size());
+    if (std::exchange(must_upload, false)) {
+      DDP_CHECK(count <= order.size(0), "an epoch's order is longer than planned");
+      // From the caching host allocator: not given out again before the copy has ended.
+      const at::Tensor staging =
+          at::empty({count}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
+      std::memcpy(staging.mutable_data_ptr<int32_t>(), current.indices.data(),
+                  current.indices.size() * sizeof(int32_t));
+      order.narrow(0, 0, count).copy_(staging, /*non_blocking=*/true);
+    }
+    check(detail::launch_set_cursor(device_cursor(), begin, count, current.epoch, stream()));
+    cursor_follows = true;
+  }
+
+  void launch(Batch& batch) {
+    const detail::ResidentSet set{pixels.const_data_ptr<uint8_t>(),
+                                  labels.const_data_ptr<int64_t>(), order.const_data_ptr<int32_t>(),
+                                  table.const_data_ptr<float>(), device_cursor()};
+    check(detail::launch_resident_batch(set, transform, batch.size(), detail::kernel_dtype(dtype),
+                                        channels_last, batch.data.mutable_data_ptr(),
+                                        batch.target.mutable_data_ptr<int64_t>(), stream()));
+  }
+
+  Batch make_batch(int64_t size) const {
+    const auto on_device = at::TensorOptions().device(device);
+    return {
+        at::empty({size, 3, transform.side, transform.side}, on_device.dtype(dtype),
+                  channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous),
+        at::empty({size}, on_device.dtype(at::kLong))};
+  }
+
+  cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(device.index()); }
+  detail::DeviceCursor* device_cursor() const {
+    return static_cast<detail::DeviceCursor*>(cursor.mutable_data_ptr());
+  }
+
+  // The cursor's last change must be over before another stream reads it.
+  void follow_current_stream() {
+    const auto now = c10::cuda::getCurrentCUDAStream(device.index());
+    if (last_stream && *last_stream != now) {
+      at::cuda::CUDAEvent event;
+      event.record(*last_stream);
+      event.block(now);
+    }
+    last_stream = now;
+  }
+
+  LoaderOptions options;
+  DistributedSampler shape;
+  DistributedSampler sampler;  // plan()'s
+  int64_t batch_size;
+  int64_t max_batch;
+  at::Device device;
+  detail::SmallImageTransform transform;
+  bool channels_last;
+  at::ScalarType dtype;
+  at::Tensor pixels, labels, table, order, cursor;
+  detail::EpochPlan current;
+  std::future<detail::EpochPlan> following;
+  size_t next_batch = 0;
+  int64_t offset = 0;           // of next_batch in the order
+  bool must_upload = true;      // the device has another order
+  bool cursor_follows = false;  // the device's cursor stands at the next batch
+  detail::Place consumed;
+  std::chrono::nanoseconds waited{0};
+  std::optional<c10::cuda::CUDAStream> last_stream;
+};
+
+DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
+                                     const DistributedSampler& sampler, at::Device device,
+                                     const LoaderOptions& options) {
+  detail::check_loader_options(sampler, options);
+  if (const std::string reason = why_not(*dataset, device); !reason.empty()) {
+    throw SettingsError(concat("DeviceImageLoader: ", reason));
+  }
+  if (device.index() < 0) {
+    device = at::Device(at::kCUDA, c10::cuda::current_device());
+  }
+  state_ = std::make_unique<State>(*dataset->image_dataset(), sampler, device, options);
+  state_->start({sampler.epoch(), sampler.position()});
+}
+
+DeviceImageLoader::~DeviceImageLoader() = default;
+
+Batch DeviceImageLoader::next() {
+  State& s = *state_;
+  const auto [size, begin] = s.take();
+  s.place_cursor(begin);
+  Batch batch = s.make_batch(size);
+  s.launch(batch);
+  return batch;
+}
+
+Batch DeviceImageLoader::make_buffers() const {
+  return state_->make_batch(state_->max_batch);
+}
+
+int64_t DeviceImageLoader::prepare() {
+  const auto [size, begin] = state_->take();
+  state_->place_cursor(begin);
+  return size;
+}
+
+void DeviceImageLoader::enqueue(Batch& batch) {
+  const State& s = *state_;
+  const auto format =
+      s.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  const at::Tensor& data = batch.data;
+  if (data.device() != s.device || data.scalar_type() != s.dtype || data.dim() != 4 ||
+      data.size(0) < 1 || data.size(1) != 3 || data.size(2) != s.transform.side ||
+      data.size(3) != s.transform.side || !data.is_contiguous(format) ||
+      batch.target.device() != s.device || batch.target.scalar_type() != at::kLong ||
+      batch.target.dim() != 1 || batch.target.size(0) != data.size(0) ||
+      !batch.target.is_contiguous()) {
+    throw SettingsError(
+        "DeviceImageLoader::enqueue: the batch is not one of make_buffers(), nor its first "
+        "samples (narrow(0, 0, n))");
+  }
+  state_->launch(batch);
+}
+
+int64_t DeviceImageLoader::epoch() const {
+  return state_->consumed.epoch;
+}
+int64_t DeviceImageLoader::position() const {
+  return state_->consumed.position;
+}
+int64_t DeviceImageLoader::num_batches() const {
+  return detail::count_batches(state_->shape, 0, state_->batch_size, state_->options.drop_last);
+}
+int64_t DeviceImageLoader::batches_left() const {
+  return detail::count_batches(state_->shape, position(), state_->batch_size,
+                               state_->options.drop_last);
+}
+double DeviceImageLoader::wait_ms() const {
+  return std::chrono::duration<double, std::milli>(state_->waited).count();
+}
+StateDict DeviceImageLoader::state_dict() const {
+  return detail::make_loader_state(state_->sampler, epoch(), position());
+}
+void DeviceImageLoader::load_state_dict(const StateDict& state) {
+  const auto [epoch, position] = detail::read_loader_state(state, state_->sampler);
+  restart(epoch, position);
+}
+void DeviceImageLoader::restart(int64_t epoch, int64_t position) {
+  state_->start({epoch, position});
+}
+
+#else  // no CUDA: is_chosen() says no, so that none of these is called
+
+struct DeviceImageLoader::State {};
+
+DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
+                                     const DistributedSampler&, at::Device device,
+                                     const LoaderOptions&) {
+  throw SettingsError(concat("DeviceImageLoader: ", why_not(*dataset, device)));
+}
+DeviceImageLoader::~DeviceImageLoader() = default;
+Batch DeviceImageLoader::next() {
+  return {};
+}
+Batch DeviceImageLoader::make_buffers() const {
+  return {};
+}
+int64_t DeviceImageLoader::prepare() {
+  return 0;
+}
+void DeviceImageLoader::enqueue(Batch&) {}
+int64_t DeviceImageLoader::epoch() const {
+  return 0;
+}
+int64_t DeviceImageLoader::position() const {
+  return 0;
+}
+int64_t DeviceImageLoader::num_batches() const {
+  return 0;
+}
+int64_t DeviceImageLoader::batches_left() const {
+  return 0;
+}
+double DeviceImageLoader::wait_ms() const {
+  return 0;
+}
+StateDict DeviceImageLoader::state_dict() const {
+  return {};
+}
+void DeviceImageLoader::load_state_dict(const StateDict&) {}
+void DeviceImageLoader::restart(int64_t, int64_t) {}
+
+#endif
+
+}  // namespace ddp

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// A part of a JPEG image through libjpeg-turbo's older interface, which can leave rows and columns
+// out: the bits of what is left out above still have to be read, but nothing is transformed,
+// enlarged or converted for it, and what follows the last row is not looked at.
+#include <cstring>
+#include <vector>
+
+#include "data/jpeg.hpp"
+#include "ddp/core/error.hpp"
+
+#ifdef DDP_HAS_LIBJPEG
+#include <setjmp.h>
+
+#include <cstdio>
+// jpeglib.h needs <cstdio> before it.
+#include <jerror.h>
+#include <jpeglib.h>
+
+#include <algorithm>
+#include <iterator>
+#endif
+
+namespace ddp::detail {
+
+namespace {
+
+void copy_region(const RgbImage& image, const CropBox& region, uint8_t* out) {
+  const size_t row = static_cast<size_t>(region.width) * 3;
+  for (int y = 0; y < region.height; ++y) {
+    const auto from =
+        static_cast<size_t>(region.y + y) * static_cast<size_t>(image.width) + size_t(region.x);
+    std::memcpy(out + static_cast<size_t>(y) * row, image.pixels.data() + from * 3, row);
+  }
+}
+
+void decode_whole(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
+                  const CropBox& region, uint8_t* out) {
+  thread_local RgbImage image;
+  decode_jpeg(bytes, source, denominator, image);
+  copy_region(image, region, out);
+}
+
+#ifdef DDP_HAS_LIBJPEG
+
+// Enlarging the colour planes looks at the neighbours of a pixel, and at the border of what is
+// decoded takes the border itself: so many columns more make the wanted ones what they are in the
+// whole image.
+constexpr int kMargin = 4;
+
+// The library's own error manager is not used: it prints to stderr, and in distributions' static
+// libraries it is the one part that cannot go into a shared library.
+constexpr const char* kMessages[] = {
+#define JCOPYRIGHT_SHORT ""  // of a header that is not installed
+#define JVERSION ""
+#define JMESSAGE(code, text) text,
+#include <jerror.h>
+};
+
+struct Decoder {
+  jpeg_decompress_struct info{};
+  jpeg_error_mgr errors{};
+  jmp_buf on_error;
+  char message[JMSG_LENGTH_MAX] = {};
+  std::vector<uint8_t> row;
+
+  Decoder() {
+    info.err = &errors;
+    errors.error_exit = [](j_common_ptr common) { fail(common); };
+    errors.output_message = [](j_common_ptr) {};
+    errors.reset_error_mgr = [](j_common_ptr common) { common->err->num_warnings = 0; };
+    errors.format_message = [](j_common_ptr common, char* text) { format(*common->err, text); };
+    // A warning means damaged or missing data.
+    errors.emit_message = [](j_common_ptr common, int level) {
+      if (level < 0) {
+        fail(common);
+      }
+    };
+    info.client_data = this;
+    jpeg_create_decompress(&info);
+  }
+  ~Decoder() { jpeg_destroy_decompress(&info); }
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+
+  static void format(const jpeg_error_mgr& error, char* text) {
+    const auto code = static_cast<size_t>(error.msg_code);
+    const char* pattern = code < std::size(kMessages) ? kMessages[code] : "unknown error";
+    if (std::strstr(pattern, "%s") != nullptr) {
+      std::snprintf(text, JMSG_LENGTH_MAX, "%s", pattern);
+    } else {
+      const int* i = error.msg_parm.i;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+#pragma GCC diagnostic ignored "-Wformat-security"
+      std::snprintf(text, JMSG_LENGTH_MAX, pattern, i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7]);
+#pragma GCC diagnostic pop
+    }
+  }
+
+  [[noreturn]] static void fail(j_common_ptr common) {
+    auto* self = static_cast<Decoder*>(common->client_data);
+    format(*common->err, self->message);
+    longjmp(self->on_error, 1);
+  }
+};
+
+enum class Outcome { Done, NotHere, Failed };
+
+// Holds nothing with a destructor: an error jumps out of it.
+Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denominator,
+               const CropBox& region, uint8_t* out) {
+  jpeg_decompress_struct& info = decoder.info;
+  if (setjmp(decoder.on_error) != 0) {
+    jpeg_abort_decompress(&info);
+    return Outcome::Failed;
+  }
+  jpeg_mem_src(&info, bytes.data(), bytes.size());
+  (void)jpeg_read_header(&info, TRUE);
+  if (info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK) {
+    jpeg_abort_decompress(&info);
+    return Outcome::NotHere;
+  }
+  info.out_color_space = JCS_RGB;
+  info.scale_num = 1;
+  info.scale_denom = static_cast<unsigned>(denominator);
+  (void)jpeg_start_decompress(&info);
+  const auto limit = static_cast<int>(info.output_width);
+  JDIMENSION x = static_cast<JDIMENSION>(std::max(region.x - kMargin, 0));
+  JDIMENSION width =
+      static_cast<JDIMENSION>(std::min(region.x + region.width + kMargin, limit)) - x;
+  jpeg_crop_scanline(&info, &x, &width);
+  const size_t needed = static_cast<size_t>(info.output_width) * 3;
+  if (decoder.row.size() < needed) {
+    decoder.row.resize(needed);
+  }
+  if (region.y > 0) {
+    (void)jpeg_skip_scanlines(&info, static_cast<JDIMENSION>(region.y));
+  }
+  const size_t skip = (static_cast<size_t>(region.x) - x) * 3;
+  const size_t length = static_cast<size_t>(region.width) * 3;
+  JSAMPROW row = decoder.row.data();
+  for (int y = 0; y < region.height; ++y) {
+    (void)jpeg_read_scanlines(&info, &row, 1);
+    std::memcpy(out + static_cast<size_t>(y) * length, row + skip, length);
+  }
+  jpeg_abort_decompress(&info);
+  return Outcome::Done;
+}
+
+// Whether the end marker stands at the end, perhaps with some padding behind it: a file cut short
+// has none, and the rows above the cut would not tell.
+bool has_end(const std::vector<uint8_t>& bytes) {
+  constexpr size_t kPadding = 1024;
+  const size_t first = bytes.size() - std::min(bytes.size(), kPadding);
+  for (size_t i = bytes.size(); i >= first + 2; --i) {
+    if (bytes[i - 2] == 0xff && bytes[i - 1] == 0xd9) {
+      return true;
+    }
+  }
+  return false;
+}
+
+#endif
+
+}  // namespace
+
+#ifdef DDP_HAS_LIBJPEG
+
+void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
+                        int denominator, const CropBox& region, uint8_t* out) {
+  thread_local Decoder decoder;
+  const Outcome outcome =
+      has_end(bytes) ? decode(decoder, bytes, denominator, region, out) : Outcome::NotHere;
+  if (outcome == Outcome::Failed) {
+    throw CorruptImage(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
+                              " bytes: ", decoder.message));
+  }
+  if (outcome == Outcome::NotHere) {
+    decode_whole(bytes, source, denominator, region, out);
+  }
+}
+
+bool decodes_regions() {
+  return true;
+}
+
+#else
+
+void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
+                        int denominator, const CropBox& region, uint8_t* out) {
+  decode_whole(bytes, source, denominator, region, out);
+}
+
+bool decodes_regions() {
+  return false;
+}
+
+#endif
+
+}  // namespace ddp::detail

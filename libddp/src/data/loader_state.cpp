@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data/loader_state.hpp"
+
+#include <variant>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+namespace {
+
+// No batch size helps a rank that has no sample.
+[[noreturn]] void fail_without_sample(const DistributedSampler& sampler) {
+  if (sampler.size() == 0) {
+    throw SettingsError("DataLoader: the data set has no sample");
+  }
+  const SamplerOptions& options = sampler.options();
+  throw SettingsError(concat(
+      "DataLoader: ", sampler.size(), " samples leave none for rank ", sampler.rank(), " of ",
+      sampler.world_size(), " with sampler.drop_last=", options.drop_last ? "true" : "false",
+      " and sampler.pad=", options.pad ? "true" : "false",
+      "; fix: ", options.drop_last ? "sampler.drop_last=false, " : "",
+      options.pad ? "" : "sampler.pad=true, ", "at most ", sampler.size(), " ranks, or more data"));
+}
+
+}  // namespace
+
+int64_t global_batch_size(const DistributedSampler& sampler, const LoaderOptions& options) {
+  return options.global_batch_size > 0 ? options.global_batch_size
+                                       : options.batch_size * sampler.world_size();
+}
+
+void check_loader_options(const DistributedSampler& sampler, const LoaderOptions& options) {
+  if (options.batch_size < 1) {
+    throw SettingsError(concat("loader.batch_size=", options.batch_size, " must be at least 1"));
+  }
+  if (options.global_batch_size < 0 ||
+      (options.global_batch_size > 0 && options.global_batch_size < sampler.world_size())) {
+    throw SettingsError(concat("loader.global_batch_size=", options.global_batch_size,
+                               " is smaller than the ", sampler.world_size(),
+                               " ranks that share it: every rank needs a sample; use fewer ranks"));
+  }
+  if (options.num_workers < 0 || options.prefetch_batches < 1) {
+    throw SettingsError(
+        concat("loader.num_workers=", options.num_workers, " must be at least 0 and ",
+               "loader.prefetch_batches=", options.prefetch_batches, " at least 1"));
+  }
+}
+
+DistributedSampler shape_of(const DistributedSampler& sampler) {
+  SamplerOptions options = sampler.options();
+  options.shuffle = false;
+  return {sampler.size(), sampler.rank(), sampler.world_size(), options};
+}
+
+void fail_without_batch(const DistributedSampler& shape, int64_t batch_size) {
+  if (shape.num_samples() == 0) {
+    fail_without_sample(shape);
+  }
+  throw SettingsError(concat("DataLoader: an epoch of ", shape.size(), " samples on ",
+                             shape.world_size(), " ranks holds no batch of ", batch_size,
+                             " for rank ", shape.rank(),
+                             ": reduce loader.batch_size, or set loader.drop_last=false"));
+}
+
+StateDict make_loader_state(const DistributedSampler& sampler, int64_t epoch, int64_t position) {
+  StateDict result;
+  result.values = {{"epoch", epoch},
+                   {"position", position},
+                   {"size", sampler.size()},
+                   {"seed", sampler.options().seed},
+                   {"shuffle", sampler.options().shuffle}};
+  return result;
+}
+
+Place read_loader_state(const StateDict& state, const DistributedSampler& sampler) {
+  const StateDict own = make_loader_state(sampler, 0, 0);
+  for (const auto& [key, value] : own.values) {
+    const auto found = state.values.find(key);
+    if (found == state.values.end()) {
+      throw MismatchError(concat("loader state: key ", key, " is missing"));
+    }
+    if (found->second.index() != value.index()) {
+      throw MismatchError(concat("loader state: key ", key, " has another type"));
+    }
+    if (key != "epoch" && key != "position" && found->second != value) {
+      const auto text = [](const StateValue& v) {
+        return std::visit([](const auto& x) { return concat(x); }, v);
+      };
+      throw MismatchError(concat("loader state: ", key, " was ", text(found->second), " and is ",
+                                 text(value),
+                                 ": the order of samples cannot go on where it stopped"));
+    }
+  }
+  for (const auto& [key, value] : state.values) {
+    if (!own.values.contains(key)) {
+      throw MismatchError(concat("loader state: key ", key, " is unexpected"));
+    }
+  }
+  const auto epoch = std::get<int64_t>(state.values.at("epoch"));
+  const auto position = std::get<int64_t>(state.values.at("position"));
+  if (epoch < 0 || position < 0) {
+    throw MismatchError(concat("loader state: epoch ", epoch, ", position ", position));
+  }
+  return {epoch, position};
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// One value of a batch from a decoded image of the model's size: pad-crop, flip, cutout, normalise.
+// Host and device call the same functions and get the same float; ImageTransform's row-wise loops
+// are its faster form for a whole image on the CPU.
+#pragma once
+
+#include <cstdint>
+
+#include "ddp/data/augmentation.hpp"
+
+namespace ddp::detail {
+
+/// What happens to the images of a set: plain numbers, passed to kernels by value.
+struct SmallImageTransform {
+  int side = 0;         ///< of image and output
+  bool random = false;  ///< pad-crop, flip and cutout; otherwise the image as it is
+  bool flip = false;
+  int pad = 0;
+  int cutout = 0;
+  uint64_t seed = 0;
+  float mean[3] = {0, 0, 0};
+  float std[3] = {1, 1, 1};
+};
+
+/// How one sample is augmented in one epoch.
+DDP_HOST_DEVICE inline PadCrop draw_small_image(const SmallImageTransform& transform,
+                                                uint64_t epoch, uint64_t index) {
+  if (!transform.random) {
+    return {};
+  }
+  SampleRng rng(transform.seed, epoch, index);
+  PadCrop crop = draw_pad_crop(rng, transform.side, transform.pad);
+  crop.flip = crop.flip && transform.flip;
+  return crop;
+}
+
+/// torchvision's (v / 255 - mean) / std, each operation rounded by itself.
+DDP_HOST_DEVICE inline float normalise_byte(uint8_t value, float mean, float std) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(__fsub_rn(__fdiv_rn(static_cast<float>(value), 255.0f), mean), std);
+#else
+  return (static_cast<float>(value) / 255.0f - mean) / std;
+#endif
+}
+
+/// What the output shows in column x, row y, channel c: a byte, or -1 where it is cut out. `image`
+/// is [side, side, 3].
+DDP_HOST_DEVICE inline int small_image_byte(const uint8_t* image,
+                                            const SmallImageTransform& transform,
+                                            const PadCrop& crop, int x, int y, int c) {
+  const int side = transform.side;
+  if (transform.random && transform.cutout > 0) {
+    const int left = crop.cutout_x - transform.cutout / 2;
+    const int top = crop.cutout_y - transform.cutout / 2;
+    if (x >= left && x < left + transform.cutout && y >= top && y < top + transform.cutout) {
+      return -1;
+    }
+  }
+  const int from_x = (crop.flip ? side - 1 - x : x) + crop.dx;
+  const int from_y = y + crop.dy;
+  const bool inside = from_x >= 0 && from_x < side && from_y >= 0 && from_y < side;
+  return inside ? image[(from_y * side + from_x) * 3 + c] : 0;
+}
+
+/// Its value: what is cut out is 0, which stands for the mean.
+DDP_HOST_DEVICE inline float small_image_value(const uint8_t* image,
+                                               const SmallImageTransform& transform,
+                                               const PadCrop& crop, int x, int y, int c) {
+  const int byte = small_image_byte(image, transform, crop, x, y, c);
+  return byte < 0 ? 0.0f
+                  : normalise_byte(static_cast<uint8_t>(byte), transform.mean[c], transform.std[c]);
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// JPEG images finished on the GPU: the bits of the CPU's loader.
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/torch.h>
+
+#include "ddp/data/data_loader.hpp"
+#include "support/catch.hpp"
+#include "unit/data/data_test_support.hpp"
+#include "unit/data/jpeg_writer.hpp"
+#include "unit/data/tar_writer.hpp"
+
+using ddp::DataLoader;
+using ddp::DistributedSampler;
+
+namespace {
+
+const at::Device kGpu(at::kCUDA, 0);
+
+void write_shard(const data_test::TempFolder& folder, int num_images, int (*width)(int),
+                 int (*height)(int), int damaged = -1) {
+  std::string tar;
+  for (int i = 0; i < num_images; ++i) {
+    const std::string key = std::to_string(1000 + i);
+    std::string bytes = data_test::make_jpeg(
+        width(i), height(i), i % 5 == 0 ? TJSAMP_GRAY : TJSAMP_420, static_cast<uint64_t>(i));
+    if (i == damaged) {
+      bytes.resize(bytes.size() / 2);
+    }
+    tar += data_test::tar_entry(key + ".jpg", bytes);
+    tar += data_test::tar_entry(key + ".cls", std::to_string(i % 7));
+  }
+  data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
+}
+
+}  // namespace
+
+TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  data_test::TempFolder folder;
+  write_shard(
+      folder, 48, [](int i) { return 90 + i * 13; }, [](int i) { return 640 - i * 11; });
+  const auto augment = GENERATE(ddp::Augment::RandomResizedCrop, ddp::Augment::None);
+  const int64_t size = GENERATE(96, 33, 300);
+  const bool channels_last = GENERATE(true, false);
+  const auto dtype = GENERATE(ddp::ImageDtype::Bf16, ddp::ImageDtype::Fp32);
+  const auto dataset = ddp::make_dataset({.path = folder.path(),
+                                          .image_size = size,
+                                          .seed = 4,
+                                          .augment = augment,
+                                          .cutout = 20,
+                                          .channels_last = channels_last,
+                                          .cache = ddp::CachePolicy::Off});
+  const DistributedSampler sampler(48, 0, 1);
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 20, .image_dtype = dtype});
+  DataLoader gpu(
+      dataset, sampler, kGpu,
+      {.batch_size = 20, .device_transform = ddp::DevicePolicy::On, .image_dtype = dtype});
+  for (int i = 0; i < 7; ++i) {
+    const auto expected = cpu.next();
+    const auto batch = gpu.next();
+    REQUIRE(batch.data.is_cuda());
+    REQUIRE(batch.data.strides() == expected.data.strides());
+    REQUIRE(batch.data.scalar_type() == expected.data.scalar_type());
+    REQUIRE(torch::equal(batch.data.cpu(), expected.data));
+    REQUIRE(torch::equal(batch.target.cpu(), expected.target));
+    REQUIRE(gpu.position() == cpu.position());
+  }
+}
+
+TEST_CASE("parts larger than a batch's block has room for", "[jpeg]") {
+  data_test::TempFolder folder;
+  // Whole images of 252 px, decoded at 1/4: 63 px, nearly four times the output's pixels.
+  write_shard(
+      folder, 24, [](int) { return 252; }, [](int) { return 252; });
+  const auto dataset = ddp::make_dataset({.path = folder.path(),
+                                          .image_size = 32,
+                                          .augment = ddp::Augment::RandomResizedCrop,
+                                          .min_scale = 0.999,
+                                          .min_ratio = 0.999,
+                                          .max_ratio = 1.001,
+                                          .cache = ddp::CachePolicy::Off});
+  const DistributedSampler sampler(24, 0, 1);
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 12});
+  DataLoader gpu(dataset, sampler, kGpu, {.batch_size = 12});
+  for (int i = 0; i < 6; ++i) {
+    REQUIRE(torch::equal(gpu.next().data.cpu(), cpu.next().data));
+  }
+}
+
+TEST_CASE("a corrupt image is an error with its place, or skipped and counted", "[jpeg]") {
+  data_test::TempFolder folder;
+  write_shard(
+      folder, 16, [](int i) { return 120 + i; }, [](int) { return 130; }, 5);
+  ddp::DataOptions options{.path = folder.path(),
+                           .image_size = 64,
+                           .augment = ddp::Augment::RandomResizedCrop,
+                           .cache = ddp::CachePolicy::Off};
+  const DistributedSampler sampler(16, 0, 1, {.shuffle = false});
+  {
+    DataLoader gpu(ddp::make_dataset(options), sampler, kGpu, {.batch_size = 16});
+    const std::string message = data_test::message_of<ddp::DataError>([&] { (void)gpu.next(); });
+    CAPTURE(message);
+    REQUIRE(data_test::contains(message, "train.tar at offset"));
+    REQUIRE(data_test::contains(message, "loading sample 5 of epoch 0"));
+  }
+  options.corrupt = ddp::CorruptPolicy::Skip;
+  options.max_corrupt_fraction = 0.1;
+  const auto dataset = ddp::make_dataset(options);
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 16});
+  DataLoader gpu(dataset, sampler, kGpu, {.batch_size = 16});
+  const auto batch = gpu.next();
+  REQUIRE(batch.target[5].item<int64_t>() == 6 % 7);  // the next good one's
+  REQUIRE(torch::equal(batch.data.cpu(), cpu.next().data));
+  REQUIRE(dataset->num_skipped() == 1);
+}
