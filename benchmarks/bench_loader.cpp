@@ -2,25 +2,39 @@
 // Rates of each stage of data loading, one number a line: what one core does, what the loader
 // gives.
 //
-//   bench_loader [CIFAR_PATH [JPEG_FOLDER]]
+//   bench_loader [CIFAR_PATH [JPEG_PATH]]
+//   bench_loader jpeg JPEG_PATH [BATCH [WORKERS…]]
 //
-// CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_FOLDER: class folders
-// of photographs, for decode and random-resized-crop at 224 px.
+// CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_PATH: photographs, as
+// class folders, tar shards, or one tar file of JPEG images without labels, for random-resized-crop
+// at 224 px; few of them are repeated. `jpeg` runs that part alone; with a GPU it also shows what
+// the copy, the kernels and the whole loader do.
 #include <torch/torch.h>
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "data/image_dataset.hpp"
 #include "data/image_source.hpp"
 #include "data/image_transform.hpp"
 #include "data/jpeg.hpp"
+#include "data/tar_index.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/dataset.hpp"
+
+#ifdef DDP_HAS_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGuard.h>
+#endif
 
 namespace {
 
@@ -93,9 +107,132 @@ void bench_decode(ddp::detail::ImageSource& source, const std::string& name) {
   print(name + ", read and decode at 1/2, one core", each(2));
 }
 
+// Links to the files of a folder until there are `count`: enough for several batches.
+void repeat_files(const std::filesystem::path& folder, size_t count) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files.push_back(entry.path());
+  }
+  for (size_t i = files.size(); i < count && !files.empty(); ++i) {
+    std::filesystem::create_hard_link(files[i % files.size()],
+                                      folder / ("again" + std::to_string(i) + ".jpg"));
+  }
+}
+
+// A folder that shows the file at `path` as the shard of a data set, where it is a file.
+std::string as_data_path(const std::string& path) {
+  namespace fs = std::filesystem;
+  if (!fs::is_regular_file(path)) {
+    return path;
+  }
+  const fs::path folder = fs::temp_directory_path() / ("bench_loader_" + std::to_string(getpid()));
+  fs::create_directories(folder / "train" / "photographs");
+  const ddp::detail::DataFile file(path);
+  for (const auto& entry : ddp::detail::read_tar_index(file)) {
+    std::string bytes(static_cast<size_t>(entry.size), '\0');
+    file.read_at(entry.offset, bytes.data(), entry.size);
+    const fs::path name = fs::path(entry.name).filename().replace_extension(".jpg");
+    std::ofstream(folder / "train" / "photographs" / name, std::ios::binary) << bytes;
+  }
+  repeat_files(folder / "train" / "photographs", 4096);
+  return folder.string();
+}
+
+void bench_part(const ddp::Dataset& dataset) {
+  const auto* images = dataset.image_dataset();
+  std::vector<uint8_t> memory;
+  ddp::detail::RegionPlan plan;
+  int64_t next = 0, num_bytes = 0, count = 0;
+  print("photographs, read and decode the crop's part, one core", images_per_second([&] {
+          (void)images->read_region(next % dataset.size(), next / dataset.size(), plan,
+                                    [&](const ddp::detail::RegionPlan& p) {
+                                      const auto size = static_cast<size_t>(p.region.width) *
+                                                        static_cast<size_t>(p.region.height) * 3;
+                                      memory.resize(std::max(memory.size(), size));
+                                      num_bytes += static_cast<int64_t>(size);
+                                      return memory.data();
+                                    });
+          ++next;
+          ++count;
+          return 1;
+        }));
+  std::printf("photographs: %.0f KB a part, decoded %s\n", double(num_bytes) / 1e3 / double(count),
+              ddp::detail::decodes_regions() ? "alone" : "with the whole image");
+}
+
+#ifdef DDP_HAS_CUDA
+// Copy and kernels of a batch, without loader threads.
+void bench_device_stages(const std::shared_ptr<const ddp::Dataset>& dataset, int64_t batch_size,
+                         const ddp::LoaderOptions& options) {
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  const auto builder = ddp::detail::make_device_builder(dataset, at::kCUDA, options, 1, batch_size);
+  builder->resize(0, batch_size);
+  for (int64_t i = 0; i < batch_size; ++i) {
+    builder->fill(0, i, i % dataset->size(), i / dataset->size());
+  }
+  builder->finish(0);
+  print("photographs, copy and kernels of a batch", images_per_second([&] {
+          (void)builder->make(0);
+          stream.synchronize();
+          return batch_size;
+        }));
+}
+#endif
+
+void bench_photographs(const std::string& given, int64_t batch_size,
+                       const std::vector<int64_t>& num_workers) {
+  const std::string path = as_data_path(given);
+  ddp::DataOptions options{.path = path, .image_size = 224, .channels_last = true};
+  options.cache = ddp::CachePolicy::Off;
+  const auto dataset = ddp::make_dataset(options);
+  bench_part(*dataset);
+#ifdef DDP_HAS_CUDA
+  if (at::cuda::is_available()) {
+    const auto stream = c10::cuda::getStreamFromPool();
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    ddp::LoaderOptions loading{
+        .batch_size = batch_size, .drop_last = true, .image_dtype = ddp::ImageDtype::Bf16};
+    bench_device_stages(dataset, batch_size, loading);
+    for (int64_t workers : num_workers) {
+      loading.num_workers = workers;
+      ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCUDA,
+                             loading);
+      print(ddp::detail::concat("photographs to the GPU, 224 px bf16, ", workers, " workers"),
+            images_per_second([&] {
+              const auto batch = loader.next();
+              stream.synchronize();
+              return batch.size();
+            }));
+    }
+  }
+#endif
+  for (int64_t workers : num_workers) {
+    ddp::DataLoader loader(
+        dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCPU,
+        {.batch_size = std::min<int64_t>(batch_size, dataset->size()), .num_workers = workers});
+    print(ddp::detail::concat("photographs on the CPU, 224 px fp32, ", workers, " workers"),
+          images_per_second([&] { return loader.next().size(); }));
+  }
+  if (path != given) {
+    std::filesystem::remove_all(path);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 2 && std::string(argv[1]) == "jpeg") {
+    std::vector<int64_t> num_workers;
+    for (int i = 4; i < argc; ++i) {
+      num_workers.push_back(std::atoll(argv[i]));
+    }
+    if (num_workers.empty()) {
+      num_workers.push_back(std::thread::hardware_concurrency());
+    }
+    bench_photographs(argv[2], argc > 3 ? std::atoll(argv[3]) : 256, num_workers);
+    return 0;
+  }
   const std::string cifar = argc > 1 ? argv[1] : "data/cifar10-sample";
   std::printf("cores: %u\n", std::thread::hardware_concurrency());
   for (const auto& [count, name] :
@@ -118,12 +255,12 @@ int main(int argc, char** argv) {
   bench_stages({.format = ddp::DataFormat::Synthetic, .image_size = 224, .channels_last = true},
                "synthetic 224 px, channels_last");
   if (argc > 2) {
-    bench_decode(*ddp::detail::open_folder_source(argv[2], ddp::Split::Train), "photographs");
-    bench_stages({.format = ddp::DataFormat::Folder,
-                  .path = argv[2],
-                  .image_size = 224,
-                  .channels_last = true},
-                 "photographs, random-resized-crop 224 px");
+    const std::string photographs = as_data_path(argv[2]);
+    const bool shards = !ddp::detail::find_tar_shards(photographs, ddp::Split::Train).empty();
+    bench_decode(shards ? *ddp::detail::open_tar_source(photographs, ddp::Split::Train)
+                        : *ddp::detail::open_folder_source(photographs, ddp::Split::Train),
+                 "photographs");
+    bench_photographs(photographs, 256, {1, std::thread::hardware_concurrency()});
   }
   return 0;
 }
