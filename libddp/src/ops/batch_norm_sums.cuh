@@ -19,7 +19,7 @@ constexpr int kMoreInputs = 2;  // is one vector, and where it is two or more
 
 /// Shared memory of a reduction.
 template <int kSums>
-struct ReductionMemory {
+struct alignas(16) ReductionMemory {  // groups are written four at a time
   static constexpr int kColumns = kSums * 8 * kSumsSlice;
   static_assert(kColumns <= kThreads);
   union {
