@@ -128,6 +128,9 @@ def also_asked(records):
         if name == "resnet50" and gpus == 1 and side.get("peak_mib") and eager.get("peak_mib"):
             ratio = f"{side['peak_mib'] / eager['peak_mib']:.3f} ({side['peak_mib']:,} / {eager['peak_mib']:,} MiB)"
             yield f"{row.title}: peak memory / PyTorch eager's", gpus, ratio, "<= 1", "<= 0.85"
+        if name == "resnet50" and gpus > 1 and "exposed_comm_ms" in side:
+            share = f"{side['exposed_comm_ms'] / side['ms']:.2%} ({side['exposed_comm_ms']:.3f} ms)"
+            yield f"{row.title}: exposed communication of a step", gpus, share, "<= 1.5%", "<= 0.5%"
         if "step=graph" in side.get("settings", "") and "host_us" in side:
             waits = f", {side['profile']['waits']:g} waits for the device" if "profile" in side else ""
             yield f"{row.title}: host's CPU time a replayed step", gpus, f"{side['host_us']:.0f} us{waits}", "<= 50 us, 0 waits", ""

@@ -255,6 +255,10 @@ class Tables(unittest.TestCase):
         results.merge(records, "resnet50", 1, dict(row, emulated_ms=28.0))
         self.assertEqual([line[2:4] for line in results.also_asked(records)], [
             ("0.875", ">= 0.92"), ("0.900 (900 / 1,000 MiB)", "<= 1"), ("42 us, 0 waits for the device", "<= 50 us, 0 waits")])
+        scaled = record(libddp=32.0)
+        scaled["sides"]["libddp"]["exposed_comm_ms"] = 0.08
+        self.assertEqual([line[2] for line in results.also_asked({"resnet50/4": dict(scaled, row="resnet50", gpus=4)})],
+                         ["0.25% (0.080 ms)"])
         results.merge(records, "resnet50", 1, record(before=54.0, eager=55.0))  # eager steps have no such limit
         self.assertEqual([line[2] for line in results.also_asked(records)], ["1.000 (1 / 1 MiB)"])
 
