@@ -22,6 +22,7 @@
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/config.hpp"
+#include "ddp/train/graphed_step.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
 #include "ddp/train/weights.hpp"

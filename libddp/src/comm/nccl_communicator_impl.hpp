@@ -66,6 +66,7 @@ class NcclCommunicator final : public Communicator,
   at::Tensor allocate(int64_t num_bytes) override;
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { step_->store(step, std::memory_order_relaxed); }
+  int64_t num_operations() const override { return num_operations_.load(); }
 
  protected:
   Plan::Identity plan_identity() const override;
@@ -122,6 +123,7 @@ class NcclCommunicator final : public Communicator,
   std::recursive_timed_mutex mutex_;  // who launches; held from group_start to group_end
   std::mutex handle_mutex_;           // comm_ itself, children_
   int64_t next_sequence_ = 1;
+  std::atomic<int64_t> num_operations_{0};
   int group_depth_ = 0;
   std::vector<std::shared_ptr<NcclWork>> group_;
   std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
@@ -154,6 +156,7 @@ WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
   const c10::cuda::CUDAGuard guard(device_);
   const CollectiveRecord record{name, next_sequence_++, described.numel(),
                                 static_cast<int64_t>(described.nbytes()), described.scalar_type()};
+  num_operations_ = record.sequence;
   auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
   work->after = std::move(after);
   const bool captured = begin_launch();

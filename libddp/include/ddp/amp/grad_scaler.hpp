@@ -54,6 +54,9 @@ class GradScaler : public Stateful {
   /// Sets the scale.
   void update(double new_scale);
 
+  /// Forgets unscale_ and step since the last update(): after an exception between them.
+  void reset_step() { optimizer_states_.clear(); }
+
   bool is_enabled() const { return enabled_; }
   /// Host waits. 1 where not enabled.
   double get_scale() const;

@@ -78,6 +78,8 @@ class Communicator {
   /// Which step this rank works on, for the messages of failures. Until it is 1 the longer
   /// `first_step_timeout` holds. Cheap; any thread; groups made by split() follow.
   virtual void set_step(int64_t /*step*/) {}
+  /// Operations called so far on this rank, captured ones too. 0 where a backend does not count.
+  virtual int64_t num_operations() const { return 0; }
 
   /// What was measured on this group, and pinned from a checkpoint or a file. Equal on all ranks as
   /// long as all make the same calls.

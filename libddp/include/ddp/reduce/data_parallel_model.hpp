@@ -52,6 +52,9 @@ class DataParallelModel : public Stateful {
   const DdpOptions& options() const { return options_; }
   Reducer& reducer() { return *reducer_; }
   bool has_collective_forward() const { return tensors_.has_collective_forward; }
+  bool is_training() const { return !tensors_.is_training || tensors_.is_training(); }
+  /// Inside join().
+  bool is_joining() const { return join_ != nullptr; }
 
   /// Leaves every .grad undefined: no memory is written.
   void zero_grad();

@@ -80,6 +80,16 @@ class Reducer {
   /// Takes part in a synchronised backward of the other ranks with zeros. Collective.
   void shadow_backward();
 
+  /// No rebuild is to come and the hooks were compared: what a backward does may be captured.
+  bool is_settled() const;
+  /// The host's side of a training step: weights that add up, which gradients were reduced or set
+  /// aside, each parameter's .grad.
+  struct HostState;
+  std::shared_ptr<const HostState> host_state() const;
+  /// Puts it back after a step that was begun and not run (a failed capture): no pass is open then.
+  /// On the CPU reductions that began are waited for, so that every rank has to have begun them.
+  void restore(const HostState& state);
+
   const BucketLayout& layout() const;
   /// Called after each rebuild with the old and the new layout.
   void add_layout_listener(std::function<void(const BucketLayout&, const BucketLayout&)> listener);

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ddp {
+
+/// Whether a step runs as one CUDA graph.
+enum class CudaGraph {
+  Auto,  ///< on a GPU, where the step can be captured; said once where it cannot, and why
+  On,    ///< a step that cannot be captured is an error
+  Off
+};
+
+struct GraphedStepOptions {
+  CudaGraph mode = CudaGraph::Auto;
+  /// Steps run eagerly before the first capture: by then cuDNN has chosen its algorithms, NCCL is
+  /// connected, the buckets have their final order and the optimizer has its state. At least 1; a
+  /// model whose buckets are still to be laid out anew adds steps. Every further graph (another
+  /// shape) is preceded by one eager step of its own.
+  int64_t warmup_steps = 3;
+  int64_t max_graphs = 8;                  ///< kept at a time; further shapes run eagerly
+  std::string name = "the training step";  ///< in messages
+};
+
+}  // namespace ddp

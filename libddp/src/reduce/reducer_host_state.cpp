@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step changes on the host, kept and put back: a capture runs the host's side of a step and
+// nothing of the device's, and where it fails neither must have happened.
+#include "reduce/reducer_impl.hpp"
+
+namespace ddp {
+
+struct Reducer::HostState {
+  struct Parameter {
+    at::Tensor grad;
+    at::Tensor set_aside;
+    bool used = false;
+    bool reduced = false;
+    bool written = false;
+  };
+  std::vector<Parameter> parameters;
+  double weight = 0;
+  bool is_weighted = false;
+  int64_t num_passes = 0;
+  std::vector<int> previous_ready_order;
+  std::vector<bool> previous_unused;
+  bool unused_set_changed = false;
+};
+
+bool Reducer::is_settled() const {
+  const std::lock_guard lock(impl_->mutex);
+  return (impl_->hooks_compared || impl_->communicator->world_size() == 1) &&
+         !impl_->rebuild_is_due() && impl_->num_passes > (impl_->options.static_graph ? 1 : 0);
+}
+
+std::shared_ptr<const Reducer::HostState> Reducer::host_state() const {
+  const std::lock_guard lock(impl_->mutex);
+  auto state = std::make_shared<HostState>();
+  for (const auto& parameter : impl_->parameters) {
+    state->parameters.push_back({.grad = parameter.tensor.grad(),
+                                 .set_aside = parameter.set_aside,
+                                 .used = parameter.used,
+                                 .reduced = parameter.reduced,
+                                 .written = parameter.slot.written});
+  }
+  state->weight = impl_->weight;
+  state->is_weighted = impl_->is_weighted;
+  state->num_passes = impl_->num_passes;
+  state->previous_ready_order = impl_->previous_ready_order;
+  state->previous_unused = impl_->previous_unused;
+  state->unused_set_changed = impl_->unused_set_changed;
+  return state;
+}
+
+void Reducer::restore(const HostState& state) {
+  auto& impl = *impl_;
+  const std::lock_guard lock(impl.mutex);
+  impl.communicator->launch_sequencer().end_pass(impl.model_id);
+  impl.scheduler.begin_pass();
+  for (auto& bucket : impl.buckets) {
+    bucket.streams.clear();
+    if (bucket.work != nullptr && impl.device().is_cpu()) {
+      bucket.work->wait();  // it uses the arena; a captured one never began
+    }
+    bucket.work = nullptr;
+  }
+  for (size_t i = 0; i < impl.parameters.size(); ++i) {
+    auto& parameter = impl.parameters[i];
+    const auto& kept = state.parameters[i];
+    parameter.tensor.mutable_grad() = kept.grad;
+    parameter.set_aside = kept.set_aside;
+    parameter.used = kept.used;
+    parameter.reduced = kept.reduced;
+    parameter.slot.written = kept.written;
+    parameter.fires = 0;
+  }
+  impl.weight = state.weight;
+  impl.is_weighted = state.is_weighted;
+  impl.weight_work = nullptr;
+  impl.used_work = nullptr;
+  impl.num_passes = state.num_passes;
+  impl.previous_ready_order = state.previous_ready_order;
+  impl.previous_unused = state.previous_unused;
+  impl.unused_set_changed = state.unused_set_changed;
+  impl.ready_order.clear();
+  impl.open_forwards.clear();
+  impl.untracked_forwards = 0;
+  impl.forward_since_pass = false;
+  impl.refuses_second = false;
+  impl.expects_sync = false;
+  impl.unused_marked = false;
+  impl.end_queued = false;
+  impl.local_end_task = -1;
+  impl.backward_trace.end();
+  impl.is_measured = false;
+  impl.measurement_decided = false;
+}
+
+}  // namespace ddp

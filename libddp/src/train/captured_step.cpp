@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/captured_step.hpp"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstring>
+
+#include "comm/cuda_check.hpp"
+#include "train/captured_graph.hpp"
+
+namespace ddp {
+
+GraphPool::GraphPool() : id(at::cuda::graph_pool_handle()) {}
+
+namespace detail {
+namespace {
+
+constexpr int kSequenceFloats = 4;  // 16 bytes, of which 8 are used
+
+void put_numbers(const StepNumbers& numbers, uint64_t sequence, FeedArguments& arguments) {
+  arguments.numbers[StepFeed::kLr] = static_cast<float>(numbers.lr);
+  arguments.numbers[StepFeed::kStep] = static_cast<float>(numbers.step);
+  arguments.num_numbers = StepFeed::kFirstFree;
+  arguments.sequence = sequence;
+}
+
+// Appends what a CPU tensor holds; returns where.
+int put_tensor(const at::Tensor& tensor, FeedArguments& arguments) {
+  const int first = arguments.num_numbers;
+  if (tensor.scalar_type() != at::kFloat || first + tensor.numel() > kMaxFeedNumbers) {
+    throw SettingsError(
+        concat("GraphedStep: a batch holds a tensor of ", tensor.numel(), " ",
+               c10::toString(tensor.scalar_type()), " on the CPU; only a few float32 numbers (",
+               kMaxFeedNumbers - StepFeed::kFirstFree,
+               " a step) travel to the device with a step: move the tensor there in the loader"));
+  }
+  const auto dense = tensor.contiguous();
+  std::memcpy(arguments.numbers + first, dense.const_data_ptr<float>(), dense.nbytes());
+  arguments.num_numbers += static_cast<int>(tensor.numel());
+  return first;
+}
+
+void put_copy(const at::Tensor& from, void* to, FeedArguments& arguments) {
+  if (arguments.num_copies == kMaxFeedCopies) {
+    throw SettingsError(concat("GraphedStep: a batch of more than ", kMaxFeedCopies,
+                               " tensors: stack some of them into one"));
+  }
+  // Input that lies in the graph's own memory already is not copied.
+  const auto bytes = from.const_data_ptr() == to ? 0 : from.nbytes();
+  arguments.copies[arguments.num_copies++] = {from.const_data_ptr(), to, bytes};
+}
+
+}  // namespace
+
+StepFeed::StepFeed(at::Device device)
+    : memory_(at::empty({kSequenceFloats + kMaxFeedNumbers},
+                        at::TensorOptions().dtype(at::kFloat).device(device))),
+      numbers_(memory_.narrow(0, kSequenceFloats, kMaxFeedNumbers)) {}
+
+at::Tensor StepFeed::numbers_like(const at::Tensor& like, int index) const {
+  return numbers_.narrow(0, index, like.numel()).view(like.sizes());
+}
+
+const uint64_t* StepFeed::sequence() const {
+  return static_cast<const uint64_t*>(memory_.const_data_ptr());
+}
+
+void feed_eagerly(const StepFeed& feed, const StepNumbers& numbers, uint64_t sequence,
+                  const std::vector<at::Tensor*>& inputs) {
+  FeedArguments arguments{};
+  put_numbers(numbers, sequence, arguments);
+  for (at::Tensor* input : inputs) {
+    if (input->defined() && input->is_cpu()) {
+      *input = feed.numbers_like(*input, put_tensor(*input, arguments));
+    }
+  }
+  arguments.sequence_target = static_cast<uint64_t*>(feed.memory_.mutable_data_ptr());
+  arguments.numbers_target = feed.numbers_.mutable_data_ptr<float>();
+  const auto stream = c10::cuda::getCurrentCUDAStream(feed.memory_.device().index());
+  check_cuda(launch_feed(arguments, stream.stream()), "the kernel that feeds a step");
+}
+
+struct CapturedStep::Impl {
+  explicit Impl(const StepFeed& feed) {
+    arguments.sequence_target = static_cast<uint64_t*>(feed.memory_.mutable_data_ptr());
+    arguments.numbers_target = feed.numbers_.mutable_data_ptr<float>();
+  }
+
+  /// Fills `arguments` for one step.
+  void set(const StepNumbers& numbers, uint64_t sequence, const std::vector<at::Tensor*>& from) {
+    arguments.num_copies = 0;
+    put_numbers(numbers, sequence, arguments);
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (!from[i]->defined()) {
+        continue;
+      }
+      if (from[i]->is_cpu()) {
+        put_tensor(*from[i], arguments);
+      } else {
+        put_copy(*from[i], inputs[i].mutable_data_ptr(), arguments);
+      }
+    }
+  }
+
+  FeedArguments arguments{};
+  std::vector<at::Tensor> inputs;  // the graph's own, in the batch's order
+  CapturedGraph graph;
+};
+
+CapturedStep::CapturedStep() = default;
+CapturedStep::~CapturedStep() {
+  object_ = nullptr;  // before the graph whose memory it is
+}
+
+std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std::string* failing) {
+  std::unique_ptr<CapturedStep> step(new CapturedStep());
+  step->impl_ = std::make_unique<Impl>(request.feed);
+  auto& impl = *step->impl_;
+  int number = StepFeed::kFirstFree;
+  for (at::Tensor* input : request.call.inputs) {
+    auto& own = impl.inputs.emplace_back();
+    if (!input->defined()) {
+      continue;
+    }
+    if (input->is_cpu()) {
+      own = request.feed.numbers_like(*input, number);
+      number += static_cast<int>(input->numel());
+    } else {
+      own = at::empty_strided(input->sizes(), input->strides(), input->options());
+    }
+  }
+  impl.set(request.call.numbers, request.sequence, request.call.inputs);
+  for (size_t i = 0; i < impl.inputs.size(); ++i) {
+    *request.call.inputs[i] = impl.inputs[i];
+  }
+  const StepScalars scalars{.lr = request.feed.number(StepFeed::kLr),
+                            .step = request.feed.number(StepFeed::kStep)};
+  // Weights that an autocast scope outside the step cast would be those of this step for ever.
+  at::autocast::clear_cache();
+  const FailingOperation failing_operation;
+  try {
+    impl.graph.begin(request.pool.id, request.generators, impl.arguments);
+    {
+      auto output = request.call.run(scalars);
+      const auto logged = StepRing::scalars_of(output.tensors);
+      request.ring.publish(logged, request.feed.sequence());
+      step->num_scalars_ = static_cast<int>(logged.size());
+      step->object_ = std::move(output.object);
+    }
+    at::autocast::clear_cache();
+    impl.graph.end();
+    if (const auto copies = impl.graph.host_copies(); !copies.empty()) {
+      throw SettingsError("it " + copies);
+    }
+  } catch (...) {
+    *failing = failing_operation.names();
+    at::autocast::clear_cache();
+    impl.graph.abandon();
+    throw;
+  }
+  return step;
+}
+
+void CapturedStep::instantiate() {
+  impl_->graph.instantiate();
+}
+
+void CapturedStep::replay(const StepNumbers& numbers, uint64_t sequence,
+                          const std::vector<at::Tensor*>& inputs) {
+  impl_->set(numbers, sequence, inputs);
+  impl_->graph.launch(impl_->arguments);
+}
+
+int64_t CapturedStep::num_nodes() const {
+  return impl_->graph.num_nodes();
+}
+
+void free_cached_memory() {
+  c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+void check_device(at::Device device) {
+  const auto code = cudaStreamQuery(c10::cuda::getCurrentCUDAStream(device.index()).stream());
+  if (code != cudaErrorNotReady) {
+    check_cuda(code, "a step");
+  }
+}
+
+bool stream_can_be_captured(at::Device device) {
+  return c10::cuda::getCurrentCUDAStream(device.index()) !=
+         c10::cuda::getDefaultCUDAStream(device.index());
+}
+
+}  // namespace detail
+}  // namespace ddp

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/train/graphed_step.hpp"
+#include "train/step_ring.hpp"
+
+namespace ddp {
+
+/// A memory pool of the allocator that captures draw from.
+class GraphPool {
+ public:
+  GraphPool();
+  const std::pair<unsigned long long, unsigned long long> id;
+};
+
+namespace detail {
+
+/// The device's copy of a step's numbers: [0] lr, [1] step, then what small tensors of the batch
+/// hold.
+class StepFeed {
+ public:
+  static constexpr int kLr = 0;
+  static constexpr int kStep = 1;
+  static constexpr int kFirstFree = 2;
+
+  explicit StepFeed(at::Device device);
+  at::Tensor number(int index) const { return numbers_.select(0, index); }
+  /// `count` numbers from `index` on, as a tensor of the same sizes as `like`.
+  at::Tensor numbers_like(const at::Tensor& like, int index) const;
+  const uint64_t* sequence() const;
+
+ private:
+  friend class CapturedStep;
+  friend void feed_eagerly(const StepFeed&, const StepNumbers&, uint64_t,
+                           const std::vector<at::Tensor*>&);
+
+  at::Tensor memory_;   // sequence, then numbers
+  at::Tensor numbers_;  // float32 [kMaxFeedNumbers]
+};
+
+/// The numbers of an eager step: CPU tensors among `inputs` become views of the feed.
+void feed_eagerly(const StepFeed& feed, const StepNumbers& numbers, uint64_t sequence,
+                  const std::vector<at::Tensor*>& inputs);
+
+/// One graph with its own inputs.
+class CapturedStep {
+ public:
+  struct Request {
+    const StepFeed& feed;
+    const StepRing& ring;
+    const GraphPool& pool;
+    const std::vector<at::Generator>& generators;
+    StepCall& call;
+    uint64_t sequence;
+  };
+
+  /// Captures request.call.run on its inputs, which become this graph's. Executes nothing. Throws
+  /// what the step throws; failing_operation() then names where.
+  static std::unique_ptr<CapturedStep> capture(const Request& request, std::string* failing);
+  ~CapturedStep();
+
+  /// After all ranks have captured.
+  void instantiate();
+  /// Enqueues one step on `inputs`, which look like those it was captured on.
+  void replay(const StepNumbers& numbers, uint64_t sequence,
+              const std::vector<at::Tensor*>& inputs);
+
+  const std::shared_ptr<const void>& object() const { return object_; }
+  int num_scalars() const { return num_scalars_; }
+  int64_t num_nodes() const;
+
+ private:
+  CapturedStep();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<const void> object_;
+  int num_scalars_ = 0;
+};
+
+/// Before captures: what eager steps left in the allocator's cache goes back to the device.
+void free_cached_memory();
+/// Throws where the device is in error; never waits.
+void check_device(at::Device device);
+/// The current stream is one that can be captured.
+bool stream_can_be_captured(at::Device device);
+
+}  // namespace detail
+}  // namespace ddp

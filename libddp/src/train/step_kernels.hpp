@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes into a step and what comes out of it, as one kernel each.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace ddp::detail {
+
+constexpr int kMaxFeedCopies = 64;
+constexpr int kMaxFeedNumbers = 32;
+constexpr int kMaxPublished = 16;
+
+struct FeedCopy {
+  const void* from;
+  void* to;
+  uint64_t bytes;
+};
+
+/// By value: a kernel's arguments are copied when it is launched, so that the host may go on to the
+/// next step at once, with nothing to wait for and no pinned memory to use in turn.
+struct FeedArguments {
+  FeedCopy copies[kMaxFeedCopies];
+  float numbers[kMaxFeedNumbers];
+  uint64_t sequence;
+  uint64_t* sequence_target;  ///< device
+  float* numbers_target;      ///< device [num_numbers]
+  int num_copies;
+  int num_numbers;
+};
+
+/// Copies all of it. Regions do not overlap.
+cudaError_t launch_feed(const FeedArguments& arguments, cudaStream_t stream);
+/// Gives a captured feed other arguments for later launches of `graph`; those under way keep
+/// theirs. Sizes must be the captured ones.
+cudaError_t set_feed(cudaGraphExec_t graph, cudaGraphNode_t node, const FeedArguments& arguments);
+
+enum class NumberType : uint8_t { Float, Double, Half, BFloat16, Int64, Int32, Byte };
+
+/// One step's numbers in mapped host memory. `sequence` is written last.
+struct PublishedSlot {
+  uint64_t sequence;
+  double values[kMaxPublished];
+};
+
+struct PublishArguments {
+  const void* numbers[kMaxPublished];
+  NumberType types[kMaxPublished];
+  int count;
+  const uint64_t* sequence;  ///< device
+  PublishedSlot* slots;      ///< mapped host memory [num_slots]
+  int num_slots;
+};
+
+/// slots[*sequence % num_slots] = {*sequence, numbers}.
+cudaError_t launch_publish(const PublishArguments& arguments, cudaStream_t stream);
+
+}  // namespace ddp::detail

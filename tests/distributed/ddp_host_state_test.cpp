@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step that was begun and not run, as a failed capture leaves it, has no effect on the next.
+#include <stdexcept>
+
+#include "distributed/ddp_test_utils.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+/// Throws half-way through a backward: the parameters behind it got no gradient.
+struct ThrowInBackward : torch::autograd::Function<ThrowInBackward> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("half-way");
+  }
+};
+
+struct HalfImpl : MlpImpl {
+  bool throws = false;
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto hidden = torch::relu(second(torch::relu(first(x))));
+    return third(throws ? ThrowInBackward::apply(hidden) : hidden);
+  }
+};
+TORCH_MODULE(Half);
+
+}  // namespace
+
+TEST_CASE("a backward that broke off is undone on the host") {
+  for (const double cap : bucket_caps()) {
+    CAPTURE(cap);
+    Half module;
+    Mlp reference;
+    DistributedDataParallel model(module, group(), with_cap(cap));
+    const auto backward = [&](int64_t step) {
+      model.forward(batch_of(rank(), step, 4)).sum().backward();
+    };
+    REQUIRE_FALSE(model.reducer().is_settled());
+    for (int64_t step = 0; step < 3; ++step) {
+      model.zero_grad();
+      backward(step);
+    }
+    REQUIRE(model.reducer().is_settled());
+    const auto passes = model.logging_data().num_synchronised_backwards;
+    const auto before = grads_of(*module);
+
+    const auto state = model.reducer().host_state();
+    module->throws = true;
+    model.zero_grad();
+    // Its first bucket may be under way on all ranks alike: the reduction ends, unused.
+    REQUIRE_THROWS_WITH(backward(7), Catch::Contains("half-way"));
+    module->throws = false;
+    model.reducer().restore(*state);
+    REQUIRE(model.logging_data().num_synchronised_backwards == passes);
+    for (const auto& parameter : module->parameters()) {
+      REQUIRE(parameter.grad().defined());
+    }
+    REQUIRE(before.size() == 6);
+
+    model.zero_grad();
+    backward(9);
+    require_equal(grads_of(*module), mean_reference(reference, [&](Mlp& plain) {
+                    return plain->forward(concatenated(9, 4)).sum();
+                  }));
+  }
+}
+
+TEST_CASE("weights that were added before a step broke off stay") {
+  Half module;
+  Mlp reference;
+  DistributedDataParallel model(module, group());
+  for (int64_t step = 0; step < 3; ++step) {
+    model.zero_grad();
+    model.weighted_backward(model.forward(batch_of(rank(), step, 4, 4)).sum(), 4);
+  }
+  model.zero_grad();
+  {
+    const auto no_sync = model.no_sync();
+    model.weighted_backward(model.forward(batch_of(rank(), 5, 4, 4)).sum(), 4);
+  }
+  const auto state = model.reducer().host_state();
+  module->throws = true;
+  REQUIRE_THROWS(model.weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 100));
+  module->throws = false;
+  model.reducer().restore(*state);
+  // The slots hold what the accumulator added before it broke off, so only the divisor is compared.
+  for (const auto& parameter : module->parameters()) {
+    parameter.mutable_grad() = at::Tensor();
+  }
+  model.weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 4);
+  auto expected = mean_reference(
+      reference, [&](Mlp& plain) { return plain->forward(concatenated(6, 4, 4)).sum(); });
+  for (auto& grad : expected) {
+    grad.div_(8);
+  }
+  require_equal(grads_of(*module), expected);
+}

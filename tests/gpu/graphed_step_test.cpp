@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// A replayed training step gives an eager one's bits: parameters, buffers, optimizer, scaler and
+// every logged number, over 200 steps.
+#include <ATen/cuda/CUDAContext.h>
+
+#include "gpu/graphed_step_test.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+constexpr int64_t kSteps = 200;
+
+std::vector<Setup> setups() {
+  Setup plain{.name = "fp32, SGD, dropout, clip"};
+  plain.optimizer = {.weight_decay = 1e-4, .momentum = 0.9, .nesterov = true};
+  plain.max_grad_norm = 0.5;
+  Setup bf16{.name = "bf16, AdamW, last partial batch"};
+  bf16.amp.dtype = AmpDtype::Bf16;
+  bf16.optimizer = {.type = OptimizerType::AdamW, .weight_decay = 0.01};
+  bf16.partial_every = 7;
+  Setup fp16{.name = "fp16, loss scale that overflows, clip, average of the weights"};
+  fp16.amp = {.dtype = AmpDtype::Fp16, .growth_interval = 4};
+  fp16.optimizer = {.momentum = 0.9};
+  fp16.max_grad_norm = 1.0;
+  fp16.ema = true;
+  Setup accumulated{.name = "two micro-batches, weighted, bf16"};
+  accumulated.amp.dtype = AmpDtype::Bf16;
+  accumulated.optimizer = {.type = OptimizerType::Adam};
+  accumulated.micro_batches = 2;
+  accumulated.weighted = true;
+  return {plain, bf16, fp16, accumulated};
+}
+
+}  // namespace
+
+TEST_CASE("200 replayed steps are 200 eager ones, bit for bit") {
+  for (const auto& setup : setups()) {
+    CAPTURE(setup.name);
+    const auto eager = train(setup, CudaGraph::Off, kSteps);
+    const auto graphed = train(setup, CudaGraph::On, kSteps);
+    REQUIRE(eager.counts.eager == kSteps);
+    REQUIRE(graphed.counts.replayed > kSteps - 12);
+    REQUIRE(graphed.counts.captures == (setup.partial_every > 0 ? 2 : 1));
+    REQUIRE(graphed.log == eager.log);
+    require_equal(graphed.tensors, eager.tensors);
+    REQUIRE(eager.log.front() != eager.log.back());
+    if (setup.amp.dtype == AmpDtype::Fp16) {
+      // It doubles every four steps until gradients overflow, so that many did.
+      REQUIRE(graphed.loss_scale == eager.loss_scale);
+      REQUIRE(eager.loss_scale < 65536.0 * (1LL << 30));
+    }
+  }
+}
+
+TEST_CASE("replays do not make the host wait") {
+  Setup setup{.name = "no waits"};
+  setup.amp = {.dtype = AmpDtype::Fp16, .growth_interval = 4};
+  setup.max_grad_norm = 1.0;
+  setup.refuse_host_waits_after = 10;
+  const auto graphed = train(setup, CudaGraph::On, 60);
+  REQUIRE(graphed.counts.replayed > 50);
+}
+
+TEST_CASE("numbers can be read late, and the host does not run away") {
+  auto weight = torch::zeros({1}, on_device());
+  GraphedStep step(context(), {}, [&](const Batch& batch, const StepScalars& scalars) {
+    weight.add_(batch.data.mean());
+    return std::vector{weight, scalars.lr.tensor(weight.device())};
+  });
+  std::vector<StepLog> logs;
+  for (int64_t i = 0; i < 300; ++i) {
+    const auto data = torch::full({512, 512}, 1.0, on_device());
+    logs.push_back(step({data, data}, {.lr = 0.25 * static_cast<double>(i), .step = i}).log);
+    if (i >= StepLog::kMaxStepsAhead) {
+      const auto late = i - StepLog::kMaxStepsAhead;
+      REQUIRE(logs[static_cast<size_t>(late)].is_ready());
+      REQUIRE(logs[static_cast<size_t>(late)][0] == static_cast<double>(late + 1));
+      REQUIRE(logs[static_cast<size_t>(late)][1] == 0.25 * static_cast<double>(late));
+    }
+  }
+  REQUIRE(logs[299][0] == 300);
+  REQUIRE(logs[299].is_ready());
+  REQUIRE_THROWS_AS(logs[0][0], InternalError);
+  REQUIRE(step.counts().replayed == 297);
+}
+
+TEST_CASE("shapes, modes and moved parameters have graphs of their own") {
+  Net module;
+  module->to(context().device());
+  DistributedDataParallel model(module, group());
+  auto optimizer = make_optimizer(model, OptimizerOptions{});
+  const GraphedParts parts{.models = {&model}, .optimizers = {&optimizer}};
+  GraphedStep step(
+      context(), parts,
+      [&](const Batch& batch, const StepScalars& scalars) {
+        model.zero_grad();
+        auto loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target);
+        loss.backward();
+        optimizer.step(scalars);
+        return loss;
+      },
+      GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2});
+  GraphedStep evaluation(
+      context(), parts,
+      [&](const Batch& batch, const StepScalars&) {
+        return model.module()->forward(batch.data).sum();
+      },
+      GraphedStepOptions{.mode = CudaGraph::On}, step.pool());
+  REQUIRE(evaluation.pool() == step.pool());
+  const auto run = [&](int64_t size, int num) {
+    for (int i = 0; i < num; ++i) {
+      step(image_batch(i, size), {.lr = 0.01});
+    }
+  };
+  run(8, 8);
+  REQUIRE(step.counts().captures == 1);
+  run(5, 3);
+  REQUIRE(step.counts().captures == 2);
+  const auto eager_before = step.counts().eager;
+  run(3, 2);  // a third kind: eagerly
+  REQUIRE(step.counts().captures == 2);
+  REQUIRE(step.counts().eager == eager_before + 2);
+  run(8, 1);
+  REQUIRE(step.counts().eager == eager_before + 2);
+
+  module->eval();
+  {
+    const torch::NoGradGuard no_grad;
+    for (int i = 0; i < 6; ++i) {
+      const auto batch = image_batch(100 + i, 8);
+      const double expected = module->forward(batch.data).sum().item<double>();
+      {
+        const torch::AutoGradMode grad(true);
+        module->train();
+        step(image_batch(i, 8), {.lr = 0.0});  // overwrites the pool, not the weights
+        module->eval();
+      }
+      const double sum = evaluation(batch, {}).log[0];
+      // Running statistics moved a little in between: the very forward now.
+      const double now = module->forward(batch.data).sum().item<double>();
+      REQUIRE(sum == now);
+      REQUIRE(std::isfinite(expected));
+    }
+  }
+  REQUIRE(evaluation.counts().replayed == 3);
+  module->train();
+
+  // A parameter's memory moves: captured anew, and the new memory is trained.
+  {
+    const torch::NoGradGuard no_grad;
+    module->fc->weight.set_data(module->fc->weight.clone());
+  }
+  const auto before = module->fc->weight.detach().clone();
+  run(8, 3);
+  REQUIRE(step.counts().captures == 3);
+  REQUIRE_FALSE(torch::equal(before, module->fc->weight));
+}
+
+TEST_CASE("[bench] host time of a replayed step", "[.][bench]") {
+  Setup setup{.name = "bench"};
+  setup.amp.dtype = AmpDtype::Bf16;
+  setup.optimizer = {.momentum = 0.9};
+  setup.max_grad_norm = 1.0;
+  bench_host_time(setup);
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// GraphedStep where nothing is captured: the step runs as the plain lambda does.
+#include <torch/torch.h>
+
+#include <map>
+
+#include "ddp/optim/make_optimizer.hpp"
+#include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/train/graphed_step.hpp"
+#include "support/catch.hpp"
+
+namespace {
+
+using namespace ddp;
+
+Context make_context() {
+  ContextOptions options;
+  options.device = "cpu";
+  return Context::create(options);
+}
+
+struct Outputs {
+  at::Tensor loss;
+  std::map<std::string, at::Tensor> others;
+  int64_t num_samples = 0;
+};
+void for_each_tensor(const Outputs& outputs, const TensorVisitor& visit) {
+  visit(outputs.loss);
+  for (const auto& [name, tensor] : outputs.others) {
+    visit(tensor);
+  }
+}
+
+struct Unknown {};
+
+Batch batch_of(int64_t step) {
+  torch::manual_seed(static_cast<uint64_t>(100 + step));
+  return {torch::randn({4, 3}), torch::randint(0, 2, {4})};
+}
+
+struct Trained {
+  torch::nn::Linear module{3, 2};
+  std::vector<double> losses;
+};
+
+}  // namespace
+
+TEST_CASE("on the CPU a step is its lambda, with the host's numbers") {
+  auto ctx = make_context();
+  const auto train = [&](bool graphed) {
+    torch::manual_seed(1);
+    Trained trained;
+    DistributedDataParallel model(trained.module, ctx.communicator());
+    auto optimizer = make_optimizer(model, {.momentum = 0.9});
+    const auto lambda = [&](const Batch& batch, const StepScalars& scalars) {
+      model.zero_grad();
+      auto loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target);
+      loss.backward();
+      optimizer.step(scalars);
+      return std::vector{loss};
+    };
+    GraphedStep step(ctx, {.models = {&model}, .optimizers = {&optimizer}}, lambda);
+    for (int64_t i = 0; i < 5; ++i) {
+      const double lr = 0.1 / static_cast<double>(i + 1);
+      if (graphed) {
+        const auto result = step(batch_of(i), {.lr = lr, .step = i});
+        REQUIRE(result.log.is_ready());
+        REQUIRE_FALSE(result.outputs[0].requires_grad());
+        trained.losses.push_back(result.log[0]);
+      } else {
+        trained.losses.push_back(
+            lambda(batch_of(i), {.lr = lr, .step = static_cast<double>(i)})[0].item<double>());
+      }
+    }
+    if (graphed) {
+      REQUIRE(step.counts().eager == 5);
+      REQUIRE(step.counts().replayed == 0);
+      REQUIRE(step.counts().why_eager.empty());
+    }
+    return trained;
+  };
+  const auto plain = train(false);
+  const auto graphed = train(true);
+  REQUIRE(plain.losses == graphed.losses);
+  REQUIRE(torch::equal(plain.module->weight, graphed.module->weight));
+  REQUIRE(plain.losses.front() != plain.losses.back());
+}
+
+TEST_CASE("a step's log holds the numbers of one element, in the order of its outputs") {
+  auto ctx = make_context();
+  GraphedStep step(ctx, {}, [](const std::vector<Batch>& batches, const StepScalars& scalars) {
+    return Outputs{.loss = batches[0].data.sum() + batches[1].data.sum(),
+                   .others = {{"all", batches[0].data},
+                              {"correct", torch::tensor(int64_t{7})},
+                              {"lr", scalars.lr.tensor(at::kCPU)},
+                              {"step", scalars.step.tensor(at::kCPU).reshape({1, 1})}},
+                   .num_samples = 2};
+  });
+  const auto ones = Batch{torch::ones({2, 3}), torch::zeros({2})};
+  const auto result = step({ones, ones}, {.lr = 0.5, .step = 9});
+  REQUIRE(result.outputs.num_samples == 2);
+  REQUIRE(result.log.size() == 4);
+  CHECK(result.log[0] == 12);
+  CHECK(result.log[1] == 7);
+  CHECK(result.log[2] == 0.5);
+  CHECK(result.log[3] == 9);
+  CHECK_THROWS_AS(result.log[4], SettingsError);
+  CHECK_THROWS_AS(result.log[-1], SettingsError);
+}
+
+TEST_CASE("what GraphedStep does not know or cannot do is said") {
+  auto ctx = make_context();
+  const auto step_of = [](const Batch& batch, const StepScalars&) { return batch.data.sum(); };
+  CHECK_THROWS_WITH(GraphedStep(ctx, {}, step_of, GraphedStepOptions{.warmup_steps = 0}),
+                    Catch::Contains("warmup_steps is 0"));
+  CHECK_THROWS_WITH(GraphedStep(ctx, {}, step_of, GraphedStepOptions{.max_graphs = 0}),
+                    Catch::Contains("max_graphs is 0"));
+  CHECK_THROWS_WITH(GraphedStep(ctx, {}, step_of, GraphedStepOptions{.mode = CudaGraph::On}),
+                    Catch::Contains("train.cuda_graph=on") && Catch::Contains("cpu"));
+  GraphedStep no_batch(ctx, {}, [](const Unknown&, const StepScalars&) { return at::Tensor(); });
+  CHECK_THROWS_WITH(no_batch({}, {}), Catch::Contains("batch of type"));
+  GraphedStep no_result(ctx, {}, [](const Batch&, const StepScalars&) { return Unknown{}; });
+  CHECK_THROWS_WITH(no_result(batch_of(0), {}), Catch::Contains("result of type"));
+  GraphedStep many(ctx, {}, [](const Batch&, const StepScalars&) {
+    return std::vector<at::Tensor>(17, torch::zeros({}));
+  });
+  CHECK_THROWS_WITH(many(batch_of(0), {}), Catch::Contains("17 tensors of one element"));
+}
