@@ -15,6 +15,24 @@ torch::Tensor count_hits(const torch::Tensor& logits, const torch::Tensor& targe
   return logits.detach().argmax(1).eq(target).sum();
 }
 
+struct Images {
+  ddp::Batch batch;
+  at::Tensor mixup_weight;  // undefined: not mixed
+};
+
+const Images& of(const TrainingBatch& batch) {
+  return *static_cast<const Images*>(batch.object.get());
+}
+
+TrainingBatch make_batch(ddp::Batch batch, at::Tensor mixup_weight) {
+  const auto size = batch.size();
+  auto images = std::make_shared<Images>(Images{std::move(batch), std::move(mixup_weight)});
+  return {.object = images,
+          .tensors = {&images->batch.data, &images->batch.target, &images->mixup_weight},
+          .num_targets = size,
+          .num_samples = size};
+}
+
 }  // namespace
 
 ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
@@ -25,33 +43,40 @@ ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
   }
 }
 
-void ImageTask::load(int64_t draw) {
-  batch_ = parts_.train_loader.next();
+TrainingBatch ImageTask::load(int64_t draw) {
+  auto images = parts_.train_loader.next();
+  at::Tensor weight;
   if (settings_.mixup > 0) {
-    mixup_weight_ = mixup_weight(settings_.mixup, settings_.seed, draw, settings_.rank);
-    batch_.data = mix_images(batch_.data, mixup_weight_);
+    const double mixed = mixup_weight(settings_.mixup, settings_.seed, draw, settings_.rank);
+    images.data = mix_images(images.data, mixed);
+    weight = torch::tensor({mixed, 1.0 - mixed}, torch::kFloat32);
   }
+  return make_batch(std::move(images), std::move(weight));
 }
 
-MicroBatchResult ImageTask::forward() {
-  const auto batch = std::exchange(batch_, {});
-  const auto logits = parts_.forward(batch.data);
-  auto loss = classification_loss(logits, batch.target, settings_.label_smoothing, mixup_weight_);
+MicroBatchResult ImageTask::forward(const TrainingBatch& batch) {
+  const auto& images = of(batch);
+  const auto logits = parts_.forward(images.batch.data);
+  auto loss = classification_loss(logits, images.batch.target, settings_.label_smoothing,
+                                  images.mixup_weight);
   if (settings_.weighted) {
-    loss = loss * static_cast<double>(batch.size());
+    loss = loss * static_cast<double>(images.batch.size());
   }
-  return {.loss = loss,
-          .num_correct = count_hits(logits, batch.target),
-          .num_targets = batch.size(),
-          .num_samples = batch.size()};
+  return {.loss = loss, .num_correct = count_hits(logits, images.batch.target)};
 }
 
-void ImageTask::evaluate(EvaluationSums& sums) {
+void ImageTask::for_each_evaluation_batch(
+    const std::function<void(TrainingBatch batch)>& evaluate) {
   for (auto& batch : parts_.eval_loader) {
-    const auto logits = parts_.forward(batch.data);
-    sums.add(torch::cross_entropy_loss(logits, batch.target, {}, at::Reduction::Sum),
-             count_hits(logits, batch.target), batch.size());
+    evaluate(make_batch(batch, {}));
   }
+}
+
+MicroBatchResult ImageTask::evaluate(const TrainingBatch& batch) {
+  const auto& [data, target] = of(batch).batch;
+  const auto logits = parts_.forward(data);
+  return {.loss = torch::cross_entropy_loss(logits, target, {}, at::Reduction::Sum),
+          .num_correct = count_hits(logits, target)};
 }
 
 }  // namespace examples

@@ -33,15 +33,14 @@ class ImageTask : public TrainingTask {
 
   int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
   bool loss_is_sum() const override { return settings_.weighted; }
-  void load(int64_t draw) override;
-  MicroBatchResult forward() override;
-  void evaluate(EvaluationSums& sums) override;
+  TrainingBatch load(int64_t draw) override;
+  MicroBatchResult forward(const TrainingBatch& batch) override;
+  void for_each_evaluation_batch(const std::function<void(TrainingBatch batch)>& evaluate) override;
+  MicroBatchResult evaluate(const TrainingBatch& batch) override;
 
  private:
   ImageParts parts_;
   ImageSettings settings_;
-  ddp::Batch batch_;
-  double mixup_weight_ = 1.0;
 };
 
 }  // namespace examples

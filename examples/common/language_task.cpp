@@ -14,25 +14,41 @@ models::TokenInput token_input(const ddp::TokenBatch& batch) {
           .max_document_length = batch.max_document_length};
 }
 
-void LanguageTask::load(int64_t /*draw*/) {
-  batch_ = parts_.train_loader.next();
-  num_tokens_ += batch_.num_tokens;
-  num_places_ += batch_.input_ids.numel();
+namespace {
+
+TrainingBatch make_batch(ddp::TokenBatch batch) {
+  auto tokens = std::make_shared<ddp::TokenBatch>(std::move(batch));
+  return {.object = tokens,
+          .tensors = {&tokens->input_ids, &tokens->labels, &tokens->position_ids,
+                      &tokens->document_offsets},
+          .num_targets = tokens->num_targets,
+          .num_samples = tokens->num_tokens};
 }
 
-MicroBatchResult LanguageTask::forward() {
-  const auto batch = std::exchange(batch_, {});
-  const auto output = parts_.forward(token_input(batch), batch.labels);
-  return {.loss = output.loss_sum,
-          .num_correct = output.num_correct,
-          .num_targets = batch.num_targets,
-          .num_samples = batch.num_tokens};
+}  // namespace
+
+TrainingBatch LanguageTask::load(int64_t /*draw*/) {
+  auto batch = parts_.train_loader.next();
+  num_tokens_ += batch.num_tokens;
+  num_places_ += batch.input_ids.numel();
+  return make_batch(std::move(batch));
 }
 
-void LanguageTask::evaluate(EvaluationSums& sums) {
+MicroBatchResult LanguageTask::forward(const TrainingBatch& batch) {
+  const auto& tokens = *static_cast<const ddp::TokenBatch*>(batch.object.get());
+  const auto output = parts_.forward(token_input(tokens), tokens.labels);
+  return {.loss = output.loss_sum, .num_correct = output.num_correct};
+}
+
+std::string LanguageTask::why_not_captured() const {
+  return "a step over tokens weighs its gradients by the number of its targets, which the host "
+         "counts anew for every batch";
+}
+
+void LanguageTask::for_each_evaluation_batch(
+    const std::function<void(TrainingBatch batch)>& evaluate) {
   for (auto& batch : parts_.eval_loader) {
-    const auto output = parts_.forward(token_input(batch), batch.labels);
-    sums.add(output.loss_sum, output.num_correct, batch.num_targets);
+    evaluate(make_batch(batch));
   }
 }
 

@@ -33,9 +33,11 @@ class LanguageTask : public TrainingTask {
   int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
   bool loss_is_sum() const override { return true; }
   double target_weight() const override { return parts_.target_weight; }
-  void load(int64_t draw) override;
-  MicroBatchResult forward() override;
-  void evaluate(EvaluationSums& sums) override;
+  TrainingBatch load(int64_t draw) override;
+  MicroBatchResult forward(const TrainingBatch& batch) override;
+  std::string why_not_captured() const override;
+  void for_each_evaluation_batch(const std::function<void(TrainingBatch batch)>& evaluate) override;
+  MicroBatchResult evaluate(const TrainingBatch& batch) override { return forward(batch); }
 
   /// This rank's training so far: tokens, and places in its batches.
   int64_t num_tokens() const { return num_tokens_; }
@@ -43,7 +45,6 @@ class LanguageTask : public TrainingTask {
 
  private:
   LanguageParts parts_;
-  ddp::TokenBatch batch_;
   int64_t num_tokens_ = 0;
   int64_t num_places_ = 0;
 };

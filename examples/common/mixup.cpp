@@ -28,15 +28,16 @@ at::Tensor mix_images(const at::Tensor& images, double weight) {
 }
 
 at::Tensor classification_loss(const at::Tensor& logits, const at::Tensor& target,
-                               double label_smoothing, double mixup_weight) {
+                               double label_smoothing, const at::Tensor& mixup_weights) {
   const auto loss = [&](const at::Tensor& labels) {
     return torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Mean, -100,
                                      label_smoothing);
   };
-  if (mixup_weight >= 1.0) {
+  if (!mixup_weights.defined()) {
     return loss(target);
   }
-  return mixup_weight * loss(target) + (1.0 - mixup_weight) * loss(target.flip(0));
+  const auto weights = mixup_weights.to(logits.device(), /*non_blocking=*/true);
+  return weights[0] * loss(target) + weights[1] * loss(target.flip(0));
 }
 
 }  // namespace examples

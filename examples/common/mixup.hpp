@@ -16,9 +16,10 @@ double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank);
 /// weight * images + (1 - weight) * images in reverse order; [batch, …].
 at::Tensor mix_images(const at::Tensor& images, double weight);
 
-/// Cross entropy, mean over the batch. With `mixup_weight` < 1 the target of the images mixed by
-/// mix_images: weight * loss(target) + (1 - weight) * loss(target reversed).
+/// Cross entropy, mean over the batch. With `mixup_weights`, float32 {weight, 1 - weight}, the
+/// target of the images mixed by mix_images: weight * loss(target) + (1 - weight) * loss(target
+/// reversed).
 at::Tensor classification_loss(const at::Tensor& logits, const at::Tensor& target,
-                               double label_smoothing, double mixup_weight = 1.0);
+                               double label_smoothing, const at::Tensor& mixup_weights = {});
 
 }  // namespace examples

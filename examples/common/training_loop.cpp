@@ -17,8 +17,50 @@ int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps) {
 TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings)
     : parts_(parts),
       settings_(settings),
+      sums_(parts.context.device()),
+      step_(
+          parts_.context,
+          {.models = {&parts_.model}, .optimizers = {&parts_.optimizer}, .scaler = &parts_.scaler},
+          [this](const Batches& batches, const ddp::StepScalars& scalars) {
+            return run_step(batches, scalars);
+          },
+          training_options()),
+      evaluation_(
+          parts_.context, {.models = {&parts_.model}},
+          [this](const TrainingBatch& batch, const ddp::StepScalars&) {
+            ddp::Autocast autocast(settings_.amp);
+            const auto result = parts_.task.evaluate(batch);
+            sums_.add(result.loss, result.num_correct, batch.num_targets);
+            return std::vector<at::Tensor>{};
+          },
+          evaluation_options(), step_.pool()),
       batches_per_epoch_(parts.task.num_batches()),
-      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {}
+      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {
+  if (settings.train.cuda_graph != ddp::CudaGraph::Off &&
+      training_options().mode == ddp::CudaGraph::Off && parts.context.is_main()) {
+    ddp::log_info("steps run without a CUDA graph: " + parts.task.why_not_captured());
+  }
+}
+
+ddp::GraphedStepOptions TrainingLoop::training_options() const {
+  ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
+  const auto reason = parts_.task.why_not_captured();
+  if (reason.empty() || !parts_.context.device().is_cuda()) {
+    return options;
+  }
+  if (options.mode == ddp::CudaGraph::On) {
+    throw ddp::SettingsError("train.cuda_graph=on: " + reason + "; use auto or off");
+  }
+  options.mode = ddp::CudaGraph::Off;
+  return options;
+}
+
+ddp::GraphedStepOptions TrainingLoop::evaluation_options() const {
+  auto options = training_options();
+  options.collective = false;
+  options.name = "the evaluation step";
+  return options;
+}
 
 TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first_step) {
   TrainingSummary summary;
@@ -69,6 +111,11 @@ bool TrainingLoop::evaluates_after(int64_t step) const {
          (is_last(step) || (epoch + 1) % train.eval_every == 0);
 }
 
+bool TrainingLoop::wants_norm(int64_t step) const {
+  const bool logged = settings_.log_every > 0 && (step + 1) % settings_.log_every == 0;
+  return settings_.train.max_grad_norm > 0 || logged;
+}
+
 ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
   // An epoch's last step takes the batches that are left.
   const int64_t accum = settings_.train.grad_accum_steps;
@@ -77,52 +124,74 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
   ddp::StepMetrics metrics;
   metrics.lr = parts_.lr_schedule.at(step);
   metrics.num_targets = 0;
-  parts_.model.zero_grad();
+  Batches batches;
   for (int64_t micro = 0; micro < num_micro_steps; ++micro) {
-    parts_.task.load(step * accum + micro);
+    const auto& batch = batches.emplace_back(parts_.task.load(step * accum + micro));
+    metrics.num_samples += batch.num_samples;
+    *metrics.num_targets += batch.num_targets;
+  }
+  norm_is_wanted_ = wants_norm(step);
+  // An epoch's last batch may be smaller, and not by as much on every rank.
+  const bool has_last = first_batch + num_micro_steps >= batches_per_epoch_;
+  const bool uneven = has_last && parts_.context.world_size() > 1;
+  metrics.log = step_(std::move(batches), {.lr = *metrics.lr,
+                                           .step = step,
+                                           .variant = (norm_is_wanted_ ? 1 : 0) + (uneven ? 2 : 0)})
+                    .log;
+  metrics.loss_at = 0;
+  metrics.num_correct_at = 1;
+  metrics.grad_norm_at = norm_is_wanted_ ? 2 : -1;
+  return metrics;
+}
+
+TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
+                                                 const ddp::StepScalars& scalars) {
+  StepOutputs outputs;
+  int64_t num_targets = 0;
+  parts_.model.zero_grad();
+  for (size_t micro = 0; micro < batches.size(); ++micro) {
     std::optional<ddp::NoSync> no_sync;
-    if (micro + 1 < num_micro_steps) {
+    if (micro + 1 < batches.size()) {
       no_sync.emplace(parts_.model);
     }
-    micro_step(num_micro_steps, metrics);
+    micro_step(batches[micro], batches.size(), outputs);
+    num_targets += batches[micro].num_targets;
   }
   if (parts_.task.loss_is_sum()) {
-    metrics.loss = metrics.loss / static_cast<double>(std::max<int64_t>(1, *metrics.num_targets));
+    outputs.loss = outputs.loss / static_cast<double>(std::max<int64_t>(1, num_targets));
   }
   parts_.scaler.unscale_(parts_.optimizer);
-  const bool logged = settings_.log_every > 0 && (step + 1) % settings_.log_every == 0;
-  if (settings_.train.max_grad_norm > 0 || logged) {
-    metrics.grad_norm = ddp::clip_grad_norm_(parts_.model, settings_.train.max_grad_norm);
+  if (norm_is_wanted_) {
+    outputs.grad_norm = ddp::clip_grad_norm_(parts_.model, settings_.train.max_grad_norm);
   }
-  parts_.scaler.step(parts_.optimizer, *metrics.lr);
+  parts_.scaler.step(parts_.optimizer, scalars);
   parts_.scaler.update();
   if (parts_.ema != nullptr) {
     parts_.ema->update();
   }
-  return metrics;
+  return outputs;
 }
 
-void TrainingLoop::micro_step(int64_t num_micro_steps, ddp::StepMetrics& metrics) {
+void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps,
+                              StepOutputs& outputs) {
   MicroBatchResult result;
   {
     ddp::Autocast autocast(settings_.amp);
-    result = parts_.task.forward();
+    result = parts_.task.forward(batch);
   }
   auto share = result.loss;
   if (parts_.task.loss_is_sum()) {
     const double weight = parts_.task.target_weight();
     parts_.model.weighted_backward(parts_.scaler.scale(share * weight),
-                                   static_cast<double>(result.num_targets) * weight);
+                                   static_cast<double>(batch.num_targets) * weight);
   } else {
     // The loss's share of the step's mean; the usual single batch costs no extra kernels.
     share = num_micro_steps == 1 ? share : share / static_cast<double>(num_micro_steps);
     parts_.scaler.scale(share).backward();
   }
-  const bool first = !metrics.loss.defined();
-  metrics.loss = first ? share.detach() : metrics.loss + share.detach();
-  metrics.num_correct = first ? result.num_correct : metrics.num_correct + result.num_correct;
-  metrics.num_samples += result.num_samples;
-  *metrics.num_targets += result.num_targets;
+  const bool first = !outputs.loss.defined();
+  outputs.loss = first ? share.detach() : outputs.loss + share.detach();
+  outputs.num_correct = first ? result.num_correct : outputs.num_correct + result.num_correct;
 }
 
 EvalResult TrainingLoop::evaluate_after(int64_t steps_done) {
@@ -162,14 +231,15 @@ EvalResult TrainingLoop::evaluate() {
     swap.emplace(parts_.ema->swap_in());
   }
   parts_.module.eval();
-  EvaluationSums sums(parts_.context.device());
+  sums_.clear();
   {
-    ddp::Autocast autocast(settings_.amp);  // one scope: each weight is cast once
-    parts_.task.evaluate(sums);
+    ddp::Autocast autocast(settings_.amp);  // one scope: eager steps cast each weight once
+    parts_.task.for_each_evaluation_batch(
+        [this](TrainingBatch batch) { evaluation_(std::move(batch), {}); });
   }
   parts_.module.train();
-  parts_.context.communicator()->all_reduce(sums.values())->wait();
-  const auto host = sums.values().to(torch::kCPU);
+  parts_.context.communicator()->all_reduce(sums_.values())->wait();
+  const auto host = sums_.values().to(torch::kCPU);
   const auto* values = host.const_data_ptr<double>();
   const double count = std::max(1.0, values[2]);
   return {.loss = values[0] / count,

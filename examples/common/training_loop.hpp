@@ -25,7 +25,7 @@ struct EvalResult {
 
 /// What the loop drives; all of it outlives the loop.
 struct TrainingParts {
-  const ddp::Context& context;
+  ddp::Context& context;
   ddp::DataParallelModel& model;
   torch::nn::Module& module;  ///< inside `model`: switched between training and evaluation
   TrainingTask& task;
@@ -75,9 +75,28 @@ class TrainingLoop {
   EvalResult evaluate();
 
  private:
+  /// What a step's lambda returns; logged in this order.
+  struct StepOutputs {
+    at::Tensor loss;
+    at::Tensor num_correct;
+    at::Tensor grad_norm;  ///< undefined where nobody wants it
+    friend void for_each_tensor(const StepOutputs& outputs, const ddp::TensorVisitor& visit) {
+      visit(outputs.loss);
+      visit(outputs.num_correct);
+      visit(outputs.grad_norm);
+    }
+  };
+  using Batches = std::vector<TrainingBatch>;
+
+  ddp::GraphedStepOptions training_options() const;
+  ddp::GraphedStepOptions evaluation_options() const;
   ddp::StepMetrics train_step(int64_t step);
+  bool wants_norm(int64_t step) const;
+  /// A whole optimizer step, eager or captured: reads nothing that differs between steps but its
+  /// arguments (and whether the norm is wanted, which makes another variant).
+  StepOutputs run_step(const Batches& batches, const ddp::StepScalars& scalars);
   /// Forward and backward of one batch; adds its share to the step's loss and right answers.
-  void micro_step(int64_t num_micro_steps, ddp::StepMetrics& metrics);
+  void micro_step(const TrainingBatch& batch, size_t num_micro_steps, StepOutputs& outputs);
   bool is_last(int64_t step) const { return step + 1 == settings_.num_steps; }
   bool ends_epoch(int64_t step) const;
   bool evaluates_after(int64_t step) const;
@@ -87,6 +106,10 @@ class TrainingLoop {
 
   TrainingParts parts_;
   TrainingSettings settings_;
+  EvaluationSums sums_;
+  ddp::GraphedStep<Batches, StepOutputs> step_;
+  ddp::GraphedStep<TrainingBatch, std::vector<at::Tensor>> evaluation_;
+  bool norm_is_wanted_ = false;  // in the present step
   int64_t batches_per_epoch_;
   int64_t steps_per_epoch_;
   bool first_epoch_ = true;

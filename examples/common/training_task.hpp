@@ -5,6 +5,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace examples {
 
@@ -12,6 +16,9 @@ namespace examples {
 class EvaluationSums {
  public:
   explicit EvaluationSums(at::Device device);
+
+  /// Back to nothing, in the same memory.
+  void clear() { values_.zero_(); }
 
   /// A batch: its loss summed over its targets, how many of them were right, how many there are.
   void add(const at::Tensor& loss_sum, const at::Tensor& num_correct, int64_t num_targets);
@@ -23,12 +30,27 @@ class EvaluationSums {
   at::Tensor values_;
 };
 
-/// What a micro-batch gave this rank.
-struct MicroBatchResult {
-  at::Tensor loss;          ///< 0-dim, to be differentiated: TrainingTask::loss_is_sum says of what
-  at::Tensor num_correct;   ///< 0-dim: of the targets
+/// A batch as the task that loaded it understands it.
+struct TrainingBatch {
+  std::shared_ptr<void> object;  ///< the task's own
+  /// Those inside `object` that forward reads. A captured step puts its own memory in their place;
+  /// a few float32 on the CPU are numbers that differ from step to step.
+  std::vector<at::Tensor*> tensors;
   int64_t num_targets = 0;  ///< what the loss is over
   int64_t num_samples = 0;  ///< what the throughput counts
+};
+template <typename F>
+void for_each_tensor(TrainingBatch& batch, F&& f) {
+  for (at::Tensor* tensor : batch.tensors) {
+    f(*tensor);
+  }
+}
+
+/// What a micro-batch gave this rank.
+struct MicroBatchResult {
+  at::Tensor loss;  ///< 0-dim, to be differentiated: TrainingTask::loss_is_sum says of what (in an
+                    ///< evaluation: the sum)
+  at::Tensor num_correct;  ///< 0-dim: of the targets
 };
 
 class TrainingTask {
@@ -50,12 +72,19 @@ class TrainingTask {
 
   /// Takes the next training batch. `draw` numbers micro-batches through the whole run: what is
   /// random about a batch depends on it, so that a resumed run draws the same.
-  virtual void load(int64_t draw) = 0;
-  /// The wrapped model's forward on that batch, in the caller's autocast. Lets the batch go.
-  virtual MicroBatchResult forward() = 0;
+  virtual TrainingBatch load(int64_t draw) = 0;
+  /// The wrapped model's forward on a batch of load(), in the caller's autocast.
+  virtual MicroBatchResult forward(const TrainingBatch& batch) = 0;
+  /// Why a step must not be captured into a CUDA graph; empty: forward depends on the batch's
+  /// tensors and their shapes alone.
+  virtual std::string why_not_captured() const { return {}; }
 
-  /// Adds this rank's part of the whole evaluation set. Each target of the set is on one rank.
-  virtual void evaluate(EvaluationSums& sums) = 0;
+  /// Calls `evaluate` with the batches of this rank's part of the whole evaluation set. Each target
+  /// of the set is on one rank.
+  virtual void for_each_evaluation_batch(
+      const std::function<void(TrainingBatch batch)>& evaluate) = 0;
+  /// The forward on such a batch; sums.
+  virtual MicroBatchResult evaluate(const TrainingBatch& batch) = 0;
 };
 
 }  // namespace examples

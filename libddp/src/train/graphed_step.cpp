@@ -4,23 +4,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <set>
 #include <sstream>
 
 #include "ddp/core/logging.hpp"
-#include "ddp/core/trace_recorder.hpp"
-#include "train/captured_step.hpp"
-#include "train/step_ring.hpp"
-
-#ifdef DDP_HAS_CUDA
-#include "train/captured_graph.hpp"
-#endif
+#include "train/graphed_step_state.hpp"
 
 namespace ddp::detail {
 namespace {
-
-/// What makes one graph another: which batch, and in which modes.
-using Key = std::vector<int64_t>;
 
 void add_layout(const at::Tensor& tensor, Key& key) {
   if (!tensor.defined()) {
@@ -32,16 +22,6 @@ void add_layout(const at::Tensor& tensor, Key& key) {
   key.push_back(tensor.dim());
   key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
   key.insert(key.end(), tensor.strides().begin(), tensor.strides().end());
-}
-
-std::string shapes_of(const std::vector<at::Tensor*>& inputs) {
-  std::ostringstream out;
-  for (const at::Tensor* input : inputs) {
-    if (input->defined()) {
-      out << (out.tellp() > 0 ? " " : "") << input->sizes();
-    }
-  }
-  return out.str();
 }
 
 void check(const GraphedStepOptions& options, at::Device device) {
@@ -62,68 +42,35 @@ void check(const GraphedStepOptions& options, at::Device device) {
 
 }  // namespace
 
-struct GraphedStepCore::State {
-  State(Context& ctx, GraphedParts given, GraphedStepOptions opts, std::shared_ptr<GraphPool> p)
-      : context(ctx),
-        parts(std::move(given)),
-        options(std::move(opts)),
-        device(ctx.device()),
-        pool(std::move(p)) {
-    check(options, device);
-    ring = std::make_shared<StepRing>(device, [this] { check_job(); });
-#ifdef DDP_HAS_CUDA
-    if (device.is_cuda()) {
-      feed.emplace(device);
-      wanted = options.mode != CudaGraph::Off;
-      if (pool == nullptr && wanted) {
-        pool = std::make_shared<GraphPool>();
-      }
+std::string shapes_of(const std::vector<at::Tensor*>& inputs) {
+  std::ostringstream out;
+  for (const at::Tensor* input : inputs) {
+    if (input->defined()) {
+      out << (out.tellp() > 0 ? " " : "") << input->sizes();
     }
-#endif
   }
+  return out.str();
+}
 
-  struct Entry {
-    Key key;
-    int64_t eager_steps = 0;
-    std::unique_ptr<CapturedStep> graph;
-  };
-
-  void check_job() const;
-  void make_key(const StepCall& call);
-  uint64_t fingerprint() const;
-  std::string why_not() const;
-  bool is_settled() const;
-  Entry* find_entry();
-  bool may_capture(const Entry& entry) const;
-  StepDone run(StepCall& call);
-  StepDone run_eager(StepCall& call);
-  void give_up(const std::string& reason);
+GraphedStepCore::State::State(Context& ctx, GraphedParts given, GraphedStepOptions opts,
+                              std::shared_ptr<GraphPool> p)
+    : context(ctx),
+      parts(std::move(given)),
+      options(std::move(opts)),
+      device(ctx.device()),
+      pool(std::move(p)) {
+  check(options, device);
+  ring = std::make_shared<StepRing>(device, [this] { check_job(); });
 #ifdef DDP_HAS_CUDA
-  StepDone run_cuda(StepCall& call);
-  StepDone replay(Entry& entry, StepCall& call);
-  bool capture(Entry& entry, StepCall& call);
-  std::string agree(const std::string& own, int64_t num_operations);
-  int64_t num_operations() const;
-  std::string try_capture(Entry& entry, StepCall& call, int64_t* operations);
+  if (device.is_cuda()) {
+    feed.emplace(device);
+    wanted = options.mode != CudaGraph::Off;
+    if (pool == nullptr && wanted) {
+      pool = std::make_shared<GraphPool>();
+    }
+  }
 #endif
-
-  Context& context;
-  const GraphedParts parts;
-  const GraphedStepOptions options;
-  const at::Device device;
-  std::shared_ptr<GraphPool> pool;
-  std::shared_ptr<StepRing> ring;
-#ifdef DDP_HAS_CUDA
-  std::optional<StepFeed> feed;
-#endif
-  bool wanted = false;  // to capture
-  bool too_many_said = false;
-  uint64_t sequence = 0;
-  uint64_t last_fingerprint = 0;
-  Key key;  // of the present call
-  std::vector<Entry> entries;
-  GraphedStepCounts counts;
-};
+}
 
 // A replay calls nothing that would notice that the job failed.
 void GraphedStepCore::State::check_job() const {
@@ -266,164 +213,7 @@ StepDone GraphedStepCore::State::run_eager(StepCall& call) {
   return {std::move(output.object), log};
 }
 
-#ifdef DDP_HAS_CUDA
-
-StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
-  if (context.control_plane().failed()) {
-    check_job();
-  }
-  ++sequence;
-  if (sequence > StepLog::kMaxStepsAhead) {
-    ring->wait(sequence - StepLog::kMaxStepsAhead);
-  }
-  if (!wanted) {
-    return run_eager(call);
-  }
-  if (const auto now = fingerprint(); now != last_fingerprint) {
-    last_fingerprint = now;
-    entries.clear();
-    counts.graphs = 0;
-  }
-  make_key(call);
-  Entry* entry = find_entry();
-  if (entry == nullptr) {
-    if (!too_many_said && context.is_main()) {
-      log_warning(concat(options.name, " met more than ", options.max_graphs,
-                         " kinds of batches (now ", shapes_of(call.inputs),
-                         "): these run without a CUDA graph; batches of one shape, or a larger "
-                         "GraphedStepOptions::max_graphs, would not"));
-    }
-    too_many_said = true;
-    return run_eager(call);
-  }
-  if (entry->graph == nullptr) {
-    if (const auto reason = why_not(); !reason.empty()) {
-      give_up(reason);
-      return run_eager(call);
-    }
-    if (!may_capture(*entry) || !capture(*entry, call)) {
-      if (wanted) {
-        ++entry->eager_steps;
-      }
-      return run_eager(call);
-    }
-  }
-  return replay(*entry, call);
-}
-
-StepDone GraphedStepCore::State::replay(Entry& entry, StepCall& call) {
-  const TraceScope trace("graphed step", "compute");
-  entry.graph->replay(call.numbers, sequence, call.inputs);
-  ++counts.replayed;
-  return {entry.graph->object(), ring->log(sequence, entry.graph->num_scalars())};
-}
-
-int64_t GraphedStepCore::State::num_operations() const {
-  std::set<Communicator*> communicators{context.communicator().get()};
-  for (const auto* model : parts.models) {
-    communicators.insert(model->communicator().get());
-  }
-  int64_t sum = 0;
-  for (const auto* communicator : communicators) {
-    sum += communicator->num_operations();
-  }
-  return sum;
-}
-
-/// The reason why it failed here; empty: it did not.
-std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, int64_t* operations) {
-  std::vector<std::shared_ptr<const Reducer::HostState>> states;
-  for (auto* model : parts.models) {
-    states.push_back(model->reducer().host_state());
-  }
-  const auto inputs_before = [&] {
-    std::vector<at::Tensor> inputs;
-    for (const at::Tensor* input : call.inputs) {
-      inputs.push_back(*input);
-    }
-    return inputs;
-  }();
-  free_cached_memory();
-  const int64_t before = num_operations();
-  std::string failing;
-  std::string reason;
-  try {
-    entry.graph = CapturedStep::capture({.feed = *feed,
-                                         .ring = *ring,
-                                         .pool = *pool,
-                                         .generators = parts.generators,
-                                         .call = call,
-                                         .sequence = sequence},
-                                        &failing);
-  } catch (const PeerLostError&) {
-    throw;
-  } catch (const std::exception&) {
-    reason = capture_failure(std::current_exception(), failing);
-  }
-  *operations = num_operations() - before;
-  // The replay, or the eager step, reads the batch itself.
-  for (size_t i = 0; i < inputs_before.size(); ++i) {
-    *call.inputs[i] = inputs_before[i];
-  }
-  if (!reason.empty()) {
-    for (size_t i = 0; i < states.size(); ++i) {
-      parts.models[i]->reducer().restore(*states[i]);
-    }
-    if (parts.scaler != nullptr) {
-      parts.scaler->reset_step();
-    }
-  }
-  return reason;
-}
-
-/// The first rank's reason, on all ranks; empty: all captured the same collectives.
-std::string GraphedStepCore::State::agree(const std::string& own, int64_t num_operations) {
-  if (context.world_size() == 1) {
-    return own;
-  }
-  const auto texts =
-      context.control_plane().all_gather(concat(num_operations, own.empty() ? "" : " ", own));
-  std::vector<int64_t> numbers;
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (const auto space = texts[rank].find(' '); space != std::string::npos) {
-      return concat("on rank ", rank, ": ", texts[rank].substr(space + 1));
-    }
-    numbers.push_back(std::stoll(texts[rank]));
-    if (numbers[rank] != numbers[0]) {
-      return concat("the ranks captured different steps: rank ", rank, " calls ", numbers[rank],
-                    " collectives in it, rank 0 ", numbers[0],
-                    "; every rank has to run the same step");
-    }
-  }
-  return {};
-}
-
-/// False: this step has to run eagerly, and all others if give_up() was called.
-bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
-  int64_t operations = 0;
-  auto reason = agree(try_capture(entry, call, &operations), operations);
-  if (reason.empty()) {
-    try {
-      entry.graph->instantiate();
-    } catch (const std::exception&) {
-      reason = capture_failure(std::current_exception(), "cudaGraphInstantiate");
-    }
-    reason = agree(reason, operations);
-  }
-  if (!reason.empty()) {
-    give_up(reason);
-    return false;
-  }
-  ++counts.captures;
-  ++counts.graphs;
-  if (context.is_main()) {
-    log_info(concat(options.name, " is a CUDA graph now: ", entry.graph->num_nodes(),
-                    " nodes, batch ", shapes_of(call.inputs)));
-  }
-  return true;
-}
-
-#else
+#ifndef DDP_HAS_CUDA
 
 struct CapturedStep::Impl {};
 CapturedStep::~CapturedStep() = default;

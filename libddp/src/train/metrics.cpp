@@ -130,8 +130,36 @@ void MetricsImpl::add_on_device(const StepMetrics& metrics) {
   }
 }
 
+void MetricsImpl::add_logged(const StepMetrics& metrics) {
+  if (metrics.loss_at < 0 && metrics.num_correct_at < 0) {
+    reads_device_ = true;
+    return;
+  }
+  reads_device_ = reads_device_ && now_.steps > 0;
+  const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
+  now_.loss_samples += metrics.loss_at >= 0 ? n : 0;
+  now_.correct_samples += metrics.num_correct_at >= 0 ? n : 0;
+  logged_.push_back({metrics.log, metrics.loss_at, metrics.num_correct_at, n});
+  read_logs(/*all=*/false);
+}
+
+// Without `all` only what is there already: the host does not wait.
+void MetricsImpl::read_logs(bool all) {
+  while (!logged_.empty() && (all || logged_.front().log.is_ready())) {
+    const auto& [log, loss_at, num_correct_at, n] = logged_.front();
+    if (loss_at >= 0) {
+      logged_loss_sum_ += n * log[loss_at];
+    }
+    if (num_correct_at >= 0) {
+      logged_correct_ += log[num_correct_at];
+    }
+    logged_.pop_front();
+  }
+}
+
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   add_on_device(metrics);
+  add_logged(metrics);
   const auto n = static_cast<double>(metrics.num_samples);
   now_.samples += n;
   now_.steps += 1;
@@ -160,23 +188,33 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
 }
 
 // The only place where the host waits for the device. Returns the gradient norm.
-std::optional<double> MetricsImpl::fetch(const at::Tensor& grad_norm) {
+std::optional<double> MetricsImpl::fetch(const StepMetrics& metrics) {
   at::NoGradGuard no_grad;
-  auto values = sums_;
-  if (grad_norm.defined()) {
-    values = at::cat({sums_, grad_norm.detach().reshape({1}).to(sums_.options())});
+  std::optional<double> norm;
+  read_logs(/*all=*/true);
+  if (metrics.grad_norm_at >= 0) {
+    norm = metrics.log[metrics.grad_norm_at];
   }
-  const auto host = values.cpu();
-  const double* data = host.const_data_ptr<double>();
-  now_.loss_sum = data[0];
-  now_.correct = data[1];
+  now_.loss_sum = logged_loss_sum_;
+  now_.correct = logged_correct_;
+  if (reads_device_) {
+    auto values = sums_;
+    if (metrics.grad_norm.defined()) {
+      values = at::cat({sums_, metrics.grad_norm.detach().reshape({1}).to(sums_.options())});
+    }
+    const auto host = values.cpu();
+    const double* data = host.const_data_ptr<double>();
+    now_.loss_sum += data[0];
+    now_.correct += data[1];
+    norm = metrics.grad_norm.defined() ? std::optional(data[2]) : norm;
+  }
   now_.seconds = first_step_ ? 0 : seconds_now();
   now_.energy_j = first_step_ ? 0 : energy_now();
   if (loader_wait) {
     now_.loader_wait_ms = loader_wait();
   }
   sample_gpu();
-  return grad_norm.defined() ? std::optional(data[2]) : std::nullopt;
+  return norm;
 }
 
 void MetricsImpl::sample_gpu() {
@@ -211,7 +249,7 @@ JobNumbers MetricsImpl::gather(const RankNumbers& own) {
 }
 
 void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
-  const auto grad_norm = fetch(metrics.grad_norm);
+  const auto grad_norm = fetch(metrics);
   auto own = numbers_since(at_log_);
   own.exposed_comm_ms = exposed_comm ? exposed_comm() : NAN;
   at_log_ = now_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -95,8 +96,10 @@ class MetricsImpl {
   double seconds_now() const;
   double energy_now() const;
   void add_on_device(const StepMetrics& metrics);
+  void add_logged(const StepMetrics& metrics);
+  void read_logs(bool all);
   void make_tracer(int64_t next_step);
-  std::optional<double> fetch(const at::Tensor& grad_norm);
+  std::optional<double> fetch(const StepMetrics& metrics);
   RankNumbers numbers_since(const Counts& start);
   JobNumbers gather(const RankNumbers& own);
   void log_step(int64_t step, const StepMetrics& metrics);
@@ -122,6 +125,17 @@ class MetricsImpl {
 
   at::Tensor sums_;  ///< float64 [2] on the device: loss times samples, right answers
   at::Tensor loss_sum_, correct_sum_;
+  bool reads_device_ = true;  ///< false: all numbers so far came by logs
+  /// Steps whose numbers the host has not read yet, and the sums of those it has.
+  struct Logged {
+    StepLog log;
+    int loss_at;
+    int num_correct_at;
+    double num_targets;
+  };
+  std::deque<Logged> logged_;
+  double logged_loss_sum_ = 0;
+  double logged_correct_ = 0;
   Counts now_, at_log_, at_epoch_;
   bool first_step_ = true;
   Clock::time_point started_ = Clock::now();

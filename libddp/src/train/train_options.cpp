@@ -76,6 +76,11 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
            .max = 100},
           o.mixup);
   describe_evaluation(o, v);
+  v.field({.name = "cuda_graph",
+           .doc = "run training and evaluation steps as CUDA graphs; auto: on a GPU, where they can "
+                  "be captured"},
+          o.cuda_graph,
+          {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
   v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
           o.deterministic);
   v.field({.name = "cudnn_benchmark",

@@ -252,17 +252,19 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
     CHECK(task.num_batches() == 2);
     int64_t num_tokens = 0, num_targets = 0;
     for (int64_t draw = 0; draw < 2; ++draw) {
-      task.load(draw);
-      const auto result = task.forward();
-      CHECK(result.loss.item<double>() == static_cast<double>(result.num_targets));
-      num_tokens += result.num_samples;
-      num_targets += result.num_targets;
+      const auto batch = task.load(draw);
+      CHECK(task.forward(batch).loss.item<double>() == static_cast<double>(batch.num_targets));
+      num_tokens += batch.num_samples;
+      num_targets += batch.num_targets;
     }
     CHECK(num_tokens == data.train->statistics().num_tokens);
     CHECK(num_targets == data.train->statistics().num_targets);
     CHECK(task.num_tokens() == num_tokens);
     CHECK(task.num_places() > num_tokens);  // documents of other lengths: padding
-    task.evaluate(sums);
+    task.for_each_evaluation_batch([&](const examples::TrainingBatch& batch) {
+      const auto result = task.evaluate(batch);
+      sums.add(result.loss, result.num_correct, batch.num_targets);
+    });
   }
   for (int i = 0; i < 3; ++i) {
     CHECK(sums.values()[i].item<int64_t>() == data.eval->statistics().num_targets);

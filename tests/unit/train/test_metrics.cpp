@@ -10,6 +10,7 @@
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
 #include "train/metrics_impl.hpp"
+#include "train/step_ring.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
@@ -339,4 +340,40 @@ TEST_CASE("tokens are the samples of a language run, its targets weigh the loss"
   REQUIRE(std::stod(evals[0].at("eval_loss")) == 1.5);
   REQUIRE(std::stod(evals[0].at("eval_accuracy")) == 0.25);
   REQUIRE(read_csv(folder.file("run/epochs.csv"))[0].count("tokens_per_second") == 1);
+}
+
+TEST_CASE("numbers that come by a step's log count as tensors do") {
+  const auto epoch_of = [](bool by_log) {
+    const TemporaryFolder folder;
+    testing::ThreadJob job(1);
+    testing::ThreadControlPlane plane(job, 0);
+    ddp::Metrics metrics(plane, at::kCPU, {}, options_in(folder));
+    for (int step = 0; step < 6; ++step) {
+      const auto loss = torch::full({}, step + 0.5);
+      const auto correct = torch::tensor(int64_t{step});
+      const auto norm = torch::full({}, 3.0 * step);
+      ddp::StepMetrics given{.num_samples = 8, .num_targets = 2 + step};
+      if (by_log) {
+        given.log = ddp::detail::StepRing::log_now({norm, loss, correct});
+        given.grad_norm_at = 0;
+        given.loss_at = 1;
+        given.num_correct_at = 2;
+      } else {
+        given.loss = loss;
+        given.num_correct = correct;
+        given.grad_norm = norm;
+      }
+      metrics.end_step(step, given);
+    }
+    const auto epoch = metrics.end_epoch(0);
+    const auto rows = read_csv(metrics.folder() + "/steps.csv");
+    REQUIRE(rows.size() == 3);
+    REQUIRE(std::stod(rows[2].at("grad_norm")) == 15);
+    return std::vector<double>{*epoch.train_loss, *epoch.train_accuracy,
+                               std::stod(rows[1].at("loss"))};
+  };
+  const auto expected = epoch_of(false);
+  REQUIRE(epoch_of(true) == expected);
+  // Steps 2 and 3 have 4 and 5 targets.
+  REQUIRE(expected[2] == (4 * 2.5 + 5 * 3.5) / 9);
 }

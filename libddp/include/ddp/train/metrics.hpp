@@ -33,6 +33,7 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/train/metrics_options.hpp"
+#include "ddp/train/step_log.hpp"
 
 namespace ddp {
 
@@ -49,6 +50,12 @@ struct StepMetrics {
   /// What `loss` is the mean over and `num_correct` counts, where that is not num_samples: of a
   /// language model the tokens that have a label.
   std::optional<int64_t> num_targets = {};
+  /// Where a GraphedStep ran the step: its numbers, instead of the tensors above, and which of them
+  /// are what (-1: none). The host reads them when the device has come that far: no kernel more.
+  StepLog log = {};
+  int loss_at = -1;
+  int num_correct_at = -1;
+  int grad_norm_at = -1;
 };
 
 struct EpochMetrics {

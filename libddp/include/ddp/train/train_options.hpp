@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/train/graphed_step_options.hpp"
 
 namespace ddp {
 
@@ -21,9 +22,10 @@ struct TrainOptions {
                                  ///< and not by epochs
   bool eval_first = false;       ///< evaluate before the first step, too
   int64_t eval_batch_size = 0;   ///< samples a rank; 0: batch_size
-  bool deterministic = false;    ///< only kernels that give the same bits every time
-  bool cudnn_benchmark = true;   ///< cuDNN tries its algorithms once a shape
-  bool allow_tf32 = false;       ///< float32 matrix products in TF32 on CUDA
+  CudaGraph cuda_graph = CudaGraph::Auto;  ///< run training and evaluation steps as CUDA graphs
+  bool deterministic = false;              ///< only kernels that give the same bits every time
+  bool cudnn_benchmark = true;             ///< cuDNN tries its algorithms once a shape
+  bool allow_tf32 = false;                 ///< float32 matrix products in TF32 on CUDA
 
   /// Optimizer steps of the whole run: `epochs` times `steps_per_epoch`, cut at `max_steps`; 0
   /// leaves either out. Throws SettingsError where both are 0.

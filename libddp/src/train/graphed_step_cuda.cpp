@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// When a step is captured, what the ranks agree on then, and its replays.
+#include <algorithm>
+#include <set>
+
+#include "ddp/core/logging.hpp"
+#include "ddp/core/trace_recorder.hpp"
+#include "train/captured_graph.hpp"
+#include "train/graphed_step_state.hpp"
+
+namespace ddp::detail {
+
+StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
+  if (context.control_plane().failed()) {
+    check_job();
+  }
+  ++sequence;
+  if (sequence > StepLog::kMaxStepsAhead) {
+    ring->wait(sequence - StepLog::kMaxStepsAhead);
+  }
+  if (!wanted) {
+    return run_eager(call);
+  }
+  if (const auto now = fingerprint(); now != last_fingerprint) {
+    last_fingerprint = now;
+    entries.clear();
+    counts.graphs = 0;
+  }
+  make_key(call);
+  Entry* entry = find_entry();
+  if (entry == nullptr) {
+    if (!too_many_said && context.is_main()) {
+      log_warning(concat(options.name, " met more than ", options.max_graphs,
+                         " kinds of batches (now ", shapes_of(call.inputs),
+                         "): these run without a CUDA graph; batches of one shape, or a larger "
+                         "GraphedStepOptions::max_graphs, would not"));
+    }
+    too_many_said = true;
+    return run_eager(call);
+  }
+  if (entry->graph == nullptr) {
+    if (const auto reason = why_not(); !reason.empty()) {
+      give_up(reason);
+      return run_eager(call);
+    }
+    if (!may_capture(*entry) || !capture(*entry, call)) {
+      if (wanted) {
+        ++entry->eager_steps;
+      }
+      return run_eager(call);
+    }
+  }
+  return replay(*entry, call);
+}
+
+StepDone GraphedStepCore::State::replay(Entry& entry, StepCall& call) {
+  const TraceScope trace("graphed step", "compute");
+  entry.graph->replay(call.numbers, sequence, call.inputs);
+  ++counts.replayed;
+  return {entry.graph->object(), ring->log(sequence, entry.graph->num_scalars())};
+}
+
+int64_t GraphedStepCore::State::num_operations() const {
+  std::set<Communicator*> communicators{context.communicator().get()};
+  for (const auto* model : parts.models) {
+    communicators.insert(model->communicator().get());
+  }
+  int64_t sum = 0;
+  for (const auto* communicator : communicators) {
+    sum += communicator->num_operations();
+  }
+  return sum;
+}
+
+/// The reason why it failed here; empty: it did not.
+std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, int64_t* operations) {
+  std::vector<std::shared_ptr<const Reducer::HostState>> states;
+  for (auto* model : parts.models) {
+    states.push_back(model->reducer().host_state());
+  }
+  const auto inputs_before = [&] {
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor* input : call.inputs) {
+      inputs.push_back(*input);
+    }
+    return inputs;
+  }();
+  free_cached_memory();
+  const int64_t before = num_operations();
+  std::string failing;
+  std::string reason;
+  try {
+    entry.graph = CapturedStep::capture({.feed = *feed,
+                                         .ring = *ring,
+                                         .pool = *pool,
+                                         .generators = parts.generators,
+                                         .call = call,
+                                         .sequence = sequence},
+                                        &failing);
+  } catch (const PeerLostError&) {
+    throw;
+  } catch (const std::exception&) {
+    reason = capture_failure(std::current_exception(), failing);
+  }
+  *operations = num_operations() - before;
+  // The replay, or the eager step, reads the batch itself.
+  for (size_t i = 0; i < inputs_before.size(); ++i) {
+    *call.inputs[i] = inputs_before[i];
+  }
+  if (!reason.empty()) {
+    for (size_t i = 0; i < states.size(); ++i) {
+      parts.models[i]->reducer().restore(*states[i]);
+    }
+    if (parts.scaler != nullptr) {
+      parts.scaler->reset_step();
+    }
+  }
+  return reason;
+}
+
+/// The first rank's reason, on all ranks; empty: all captured the same collectives.
+std::string GraphedStepCore::State::agree(const std::string& own, int64_t num_operations) {
+  if (!options.collective && own.empty() && num_operations > 0) {
+    return "it calls collectives, although GraphedStepOptions::collective is false";
+  }
+  if (context.world_size() == 1 || !options.collective) {
+    return own;
+  }
+  const auto texts =
+      context.control_plane().all_gather(concat(num_operations, own.empty() ? "" : " ", own));
+  std::vector<int64_t> numbers;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (const auto space = texts[rank].find(' '); space != std::string::npos) {
+      return concat("on rank ", rank, ": ", texts[rank].substr(space + 1));
+    }
+    numbers.push_back(std::stoll(texts[rank]));
+    if (numbers[rank] != numbers[0]) {
+      return concat("the ranks captured different steps: rank ", rank, " calls ", numbers[rank],
+                    " collectives in it, rank 0 ", numbers[0],
+                    "; every rank has to run the same step");
+    }
+  }
+  return {};
+}
+
+/// False: this step has to run eagerly, and all others if give_up() was called.
+bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
+  int64_t operations = 0;
+  auto reason = agree(try_capture(entry, call, &operations), operations);
+  if (reason.empty()) {
+    try {
+      entry.graph->instantiate();
+    } catch (const std::exception&) {
+      reason = capture_failure(std::current_exception(), "cudaGraphInstantiate");
+    }
+    reason = agree(reason, operations);
+  }
+  if (!reason.empty()) {
+    give_up(reason);
+    return false;
+  }
+  ++counts.captures;
+  ++counts.graphs;
+  if (context.is_main()) {
+    log_info(concat(options.name, " is a CUDA graph now: ", entry.graph->num_nodes(),
+                    " nodes, batch ", shapes_of(call.inputs)));
+  }
+  return true;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/train/graphed_step.hpp"
+#include "train/captured_step.hpp"
+#include "train/step_ring.hpp"
+
+namespace ddp::detail {
+
+/// What makes one graph another: which batch, and in which modes.
+using Key = std::vector<int64_t>;
+
+struct GraphedStepCore::State {
+  State(Context& ctx, GraphedParts given, GraphedStepOptions opts, std::shared_ptr<GraphPool> p);
+
+  struct Entry {
+    Key key;
+    int64_t eager_steps = 0;
+    std::unique_ptr<CapturedStep> graph;
+  };
+
+  void check_job() const;
+  void make_key(const StepCall& call);
+  uint64_t fingerprint() const;
+  std::string why_not() const;
+  bool is_settled() const;
+  Entry* find_entry();
+  bool may_capture(const Entry& entry) const;
+  StepDone run(StepCall& call);
+  StepDone run_eager(StepCall& call);
+  void give_up(const std::string& reason);
+#ifdef DDP_HAS_CUDA
+  StepDone run_cuda(StepCall& call);
+  StepDone replay(Entry& entry, StepCall& call);
+  bool capture(Entry& entry, StepCall& call);
+  std::string agree(const std::string& own, int64_t num_operations);
+  int64_t num_operations() const;
+  std::string try_capture(Entry& entry, StepCall& call, int64_t* operations);
+#endif
+
+  Context& context;
+  const GraphedParts parts;
+  const GraphedStepOptions options;
+  const at::Device device;
+  std::shared_ptr<GraphPool> pool;
+  std::shared_ptr<StepRing> ring;
+#ifdef DDP_HAS_CUDA
+  std::optional<StepFeed> feed;
+#endif
+  bool wanted = false;  // to capture
+  bool too_many_said = false;
+  uint64_t sequence = 0;
+  uint64_t last_fingerprint = 0;
+  Key key;  // of the present call
+  std::vector<Entry> entries;
+  GraphedStepCounts counts;
+};
+
+/// Of a batch, for messages.
+std::string shapes_of(const std::vector<at::Tensor*>& inputs);
+
+}  // namespace ddp::detail
