@@ -100,3 +100,15 @@ TEST_CASE("weights that were added before a step broke off stay") {
   }
   require_equal(grads_of(*module), expected);
 }
+
+TEST_CASE("what can never be captured is known beforehand") {
+  Mlp module;
+  DdpOptions unused;
+  unused.find_unused_parameters = true;
+  REQUIRE_THAT(DistributedDataParallel(module, group(), unused).reducer().why_not_captured(),
+               Catch::Contains("find_unused_parameters"));
+  DistributedDataParallel model(module, group());
+  REQUIRE(model.reducer().why_not_captured().empty());
+  model.register_comm_hook(make_powersgd_hook({}));
+  REQUIRE_THAT(model.reducer().why_not_captured(), Catch::Contains("powersgd"));
+}

@@ -25,7 +25,7 @@ struct Bad {
 
 std::vector<Bad> bad_steps() {
   const auto nothing = [](const at::Tensor&) {};
-  at::Tensor kept;
+  const auto pinned = torch::ones({3}).pin_memory();
   return {
       {"waits in forward",
        [](const at::Tensor& loss) { loss.item<float>(); },
@@ -37,6 +37,10 @@ std::vector<Bad> bad_steps() {
        {"aten::nonzero", "waits for the device"}},
       {"copies from the host",
        [](const at::Tensor& loss) { torch::ones({3}).to(loss.device(), /*non_blocking=*/true); },
+       nothing,
+       {"aten::copy_", "CPU"}},
+      {"copies from page-locked memory",
+       [pinned](const at::Tensor& loss) { pinned.to(loss.device(), /*non_blocking=*/true); },
        nothing,
        {"12 bytes from host memory"}},
       {"too much memory",

@@ -38,6 +38,7 @@ class PowerSgdHook final : public CommHook {
                           " min_compression_rate=", options_.min_compression_rate,
                           " seed=", options_.seed);
   }
+  bool capturable() const override { return false; }  // steps_, and the first Q
 
   void reset() override { states_.clear(); }
 

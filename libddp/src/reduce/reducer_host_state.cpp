@@ -28,6 +28,18 @@ bool Reducer::is_settled() const {
          !impl_->rebuild_is_due() && impl_->num_passes > (impl_->options.static_graph ? 1 : 0);
 }
 
+std::string Reducer::why_not_captured() const {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->options.find_unused_parameters && !impl_->options.static_graph) {
+    return "ddp.find_unused_parameters=true reads on the host which parameters were used; set it "
+           "to false, or ddp.static_graph=true";
+  }
+  if (impl_->hook != nullptr && !impl_->hook->capturable()) {
+    return "the comm hook " + impl_->hook->name() + " keeps count of its steps on the host";
+  }
+  return {};
+}
+
 std::shared_ptr<const Reducer::HostState> Reducer::host_state() const {
   const std::lock_guard lock(impl_->mutex);
   auto state = std::make_shared<HostState>();

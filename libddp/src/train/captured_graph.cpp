@@ -49,10 +49,14 @@ bool is_on_host(const void* pointer) {
 
 // The caught exceptions' own traces are no help to a user.
 std::string first_lines(std::string text) {
+  text.resize(std::min(text.size(), text.find("Search for `cuda")));
   const auto second = text.find('\n', text.find('\n') + 1);
   text.resize(std::min(text.size(), std::min<size_t>(second, 300)));
   for (char& c : text) {
     c = c == '\n' ? ' ' : c;
+  }
+  while (!text.empty() && (text.back() == ' ' || text.back() == '.')) {
+    text.pop_back();
   }
   return text;
 }

@@ -121,10 +121,9 @@ std::string GraphedStepCore::State::why_not() const {
                     "do; use ddp::make_optimizer");
     }
   }
-  for (const auto* model : parts.models) {
-    if (model->options().find_unused_parameters && !model->options().static_graph) {
-      return "ddp.find_unused_parameters=true reads on the host which parameters were used; set it "
-             "to false, or ddp.static_graph=true";
+  for (auto* model : parts.models) {
+    if (auto reason = model->reducer().why_not_captured(); !reason.empty()) {
+      return reason;
     }
     if (model->is_joining()) {
       return "inside join() the ranks tell each other before every forward who still has input";

@@ -47,6 +47,9 @@ class CommHook {
   virtual bool starts_in_group() const { return false; }
   /// Bytes sent for each byte of gradients, for ddp.bucket_cap_mb=auto.
   virtual double wire_fraction() const { return 1; }
+  /// Whether a CUDA graph may capture it: it keeps no count or other state on the host that changes
+  /// from step to step, for a replay repeats what the captured step did.
+  virtual bool capturable() const { return true; }
 };
 
 /// The hook that `options.comm_hook` names; nullptr for "none", where the reducer all-reduces

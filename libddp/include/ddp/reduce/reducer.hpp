@@ -82,6 +82,8 @@ class Reducer {
 
   /// No rebuild is to come and the hooks were compared: what a backward does may be captured.
   bool is_settled() const;
+  /// Why a backward can never be captured, with these settings; empty: it can.
+  std::string why_not_captured() const;
   /// The host's side of a training step: weights that add up, which gradients were reduced or set
   /// aside, each parameter's .grad.
   struct HostState;
