@@ -36,16 +36,24 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& s
           evaluation_options(), step_.pool()),
       batches_per_epoch_(parts.task.num_batches()),
       steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {
-  if (settings.train.cuda_graph != ddp::CudaGraph::Off &&
-      training_options().mode == ddp::CudaGraph::Off && parts.context.is_main()) {
-    ddp::log_info("steps run without a CUDA graph: " + parts.task.why_not_captured());
+  const auto reason = parts.task.why_not_captured();
+  if (settings.train.cuda_graph == ddp::CudaGraph::Auto && parts.context.device().is_cuda() &&
+      !reason.empty() && parts.context.is_main()) {
+    ddp::log_info("steps run without a CUDA graph: " + reason);
   }
 }
 
 ddp::GraphedStepOptions TrainingLoop::training_options() const {
   ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
+  const bool cuda = parts_.context.device().is_cuda();
+  if (options.mode == ddp::CudaGraph::Auto && cuda && parts_.context.world_size() > 1) {
+    // Replays with NCCL's collectives in them are an explicit choice, until they have been compared
+    // with eager steps on as many GPUs.
+    options.mode = ddp::CudaGraph::Off;
+    return options;
+  }
   const auto reason = parts_.task.why_not_captured();
-  if (reason.empty() || !parts_.context.device().is_cuda()) {
+  if (reason.empty() || !cuda || options.mode == ddp::CudaGraph::Off) {
     return options;
   }
   if (options.mode == ddp::CudaGraph::On) {
