@@ -54,7 +54,7 @@ class Settings {
       }
       const bool is_number = parse<double>(values_[key]).has_value();  // its default is one
       values_[key] = argument.substr(equals + 1);
-      if (is_number) {
+      if (is_number && values_[key] != "auto") {  // which number() and real() refuse
         convert<double>(key);
       }
     }

@@ -3,7 +3,7 @@
 //
 //   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
 //   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
-//   bench_resnet … step=graph       the whole step captured in one CUDA graph, then replayed
+//   bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
 //   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
@@ -15,6 +15,7 @@
 // the warm-up.
 #include <torch/torch.h>
 
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -22,11 +23,11 @@
 #include <vector>
 
 #include "bench_common.hpp"
-#include "bench_graph.hpp"
 #include "ddp/amp/autocast.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/train/graphed_step.hpp"
 #include "models/memory_format.hpp"
 #include "models/precision.hpp"
 #include "models/resnet.hpp"
@@ -85,87 +86,122 @@ ddp::OptimizerOptions sgd(const Settings& settings) {
   return options;
 }
 
-/// The same step with and without the wrapper around the module.
-class Trainers {
+struct ImageBatch {
+  torch::Tensor images;
+  torch::Tensor target;
+};
+template <typename Visitor>
+void for_each_tensor(ImageBatch& batch, const Visitor& visit) {
+  visit(batch.images);
+  visit(batch.target);
+}
+
+ImageBatch random_batch(const Settings& settings, at::Device device) {
+  const int64_t size = settings.number("image_size");
+  const int64_t batch = settings.number("batch_size");
+  const auto dtype = has_bf16_parameters(settings) ? torch::kBFloat16 : torch::kFloat32;
+  const auto format = settings.flag("channels_last") ? at::MemoryFormat::ChannelsLast
+                                                     : at::MemoryFormat::Contiguous;
+  return {torch::randn({batch, 3, size, size}, device).to(dtype).contiguous(format),
+          torch::randint(settings.number("num_classes"), {batch},
+                         torch::TensorOptions().device(device).dtype(torch::kLong))};
+}
+
+/// A model with its optimizer, with or without the wrapper around it.
+class Trainer {
  public:
-  Trainers(const Settings& settings, ddp::Context& context)
+  Trainer(const Settings& settings, ddp::Context& context, bool wrapped)
       : settings_(settings),
-        context_(context),
         amp_{.dtype = has_bf16_parameters(settings) ? ddp::AmpDtype::Off
-                                                    : bench::amp_dtype(settings, "dtype")} {
-    const int64_t size = settings.number("image_size");
-    const int64_t batch = settings.number("batch_size");
-    const auto on_device = torch::TensorOptions().device(context.device());
-    images_ = torch::randn({batch, 3, size, size}, on_device);
-    if (has_bf16_parameters(settings)) {
-      images_ = images_.to(torch::kBFloat16);
-    }
-    if (settings.flag("channels_last")) {
-      images_ = images_.contiguous(at::MemoryFormat::ChannelsLast);
-    }
-    target_ =
-        torch::randint(settings.number("num_classes"), {batch}, on_device.dtype(torch::kLong));
-  }
-
-  Loop wrapped() {
-    auto module = make_model(settings_, context_.device());
-    ddp::DdpOptions options;
-    options.bucket_cap_mb = settings_.real("bucket_cap_mb");
-    options.comm_hook = settings_.text("comm_hook");
-    options.fp32_grads = settings_.flag("fp32_grads");
-    auto model = std::make_shared<ddp::DistributedDataParallel<models::ResNet>>(
-        module, context_.communicator(), options);
-    auto optimizer =
-        std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(*model, sgd(settings_)));
-    return {"ddp",
-            [this, model, optimizer] {
-              model->zero_grad();
-              backward([&] { return model->forward(images_); });
-              optimizer->step(0.1);
-            },
-            {}};
-  }
-
-  Loop plain() {
-    auto module = make_model(settings_, context_.device());
+                                                    : bench::amp_dtype(settings, "dtype")},
+        batch_(random_batch(settings, context.device())),
+        module_(make_model(settings, context.device())) {
     ddp::NamedParameters parameters;
-    for (const auto& item : module->named_parameters()) {
-      parameters.push_back({item.key(), item.value()});
+    if (wrapped) {
+      ddp::DdpOptions options;
+      options.bucket_cap_mb = settings.text("bucket_cap_mb") == "auto"
+                                  ? ddp::kAutoBuckets
+                                  : settings.real("bucket_cap_mb");
+      options.comm_hook = settings.text("comm_hook");
+      options.fp32_grads = settings.flag("fp32_grads");
+      model_ = std::make_unique<Model>(module_, context.communicator(), options);
+      parameters = model_->named_parameters();
+    } else {
+      for (const auto& item : module_->named_parameters()) {
+        parameters.push_back({item.key(), item.value()});
+      }
     }
-    auto optimizer =
-        std::make_shared<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd(settings_)));
-    return {"plain",
-            [this, module, optimizer]() mutable {
-              module->zero_grad();
-              backward([&] { return module->forward(images_); });
-              optimizer->step(0.1);
-            },
-            {}};
+    optimizer_ =
+        std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd(settings)));
+    if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
+      capture(context);
+    }
+  }
+
+  void step() {
+    if (graphed_) {
+      (*graphed_)(batch_, {.lr = kLr, .step = num_steps_++});
+    } else {
+      run(batch_, {.lr = kLr});
+    }
+  }
+  /// Of the last step, as a further member of a JSON object; empty where nothing is reduced.
+  std::string exposed_communication() const {
+    if (!model_) {
+      return "";
+    }
+    return ", \"exposed_comm_ms\": " + std::to_string(model_->exposed_communication_ms());
   }
 
  private:
-  template <typename Forward>
-  void backward(const Forward& forward) {
+  using Model = ddp::DistributedDataParallel<models::ResNet>;
+  using Step = std::function<torch::Tensor(const ImageBatch&, const ddp::StepScalars&)>;
+  static constexpr double kLr = 0.1;
+
+  torch::Tensor run(const ImageBatch& batch, const ddp::StepScalars& scalars) {
+    if (model_) {
+      model_->zero_grad();
+    } else {
+      module_->zero_grad();
+    }
     torch::Tensor loss;
     {
       ddp::Autocast autocast(amp_);
-      const auto logits = forward();
+      const auto logits = model_ ? model_->forward(batch.images) : module_->forward(batch.images);
       loss = has_fused_ops(settings_)
-                 ? ddp::ops::cross_entropy(logits, target_).loss
-                 : torch::cross_entropy_loss(logits.to(torch::kFloat32), target_);
+                 ? ddp::ops::cross_entropy(logits, batch.target).loss
+                 : torch::cross_entropy_loss(logits.to(torch::kFloat32), batch.target);
     }
     loss.backward();
+    optimizer_->step(scalars);
+    return loss.detach();
+  }
+
+  void capture(ddp::Context& context) {
+    ddp::GraphedParts parts;
+    parts.optimizers = {optimizer_.get()};
+    if (model_) {
+      parts.models = {model_.get()};
+    }
+    graphed_ = std::make_unique<ddp::GraphedStep<ImageBatch, torch::Tensor>>(
+        context, parts, Step([this](const ImageBatch& batch, const ddp::StepScalars& scalars) {
+          return run(batch, scalars);
+        }),
+        ddp::GraphedStepOptions{.mode = ddp::CudaGraph::On});
   }
 
   const Settings& settings_;
-  ddp::Context& context_;
   ddp::AmpOptions amp_;
-  torch::Tensor images_;
-  torch::Tensor target_;
+  ImageBatch batch_;
+  models::ResNet module_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<ddp::AnyOptimizer> optimizer_;
+  std::unique_ptr<ddp::GraphedStep<ImageBatch, torch::Tensor>> graphed_;
+  int64_t num_steps_ = 0;
 };
 
 void print_result(const Settings& settings, const ddp::Context& context,
-                  const std::vector<Loop>& loops, double peak_mib) {
+                  const std::vector<Loop>& loops, double peak_mib, const std::string& exposed) {
   for (const auto& loop : loops) {
     const double ms = loop.median_ms();
     const auto samples = static_cast<double>(settings.number("batch_size") * context.world_size());
@@ -177,7 +213,7 @@ void print_result(const Settings& settings, const ddp::Context& context,
          << "\", \"step\": \"" << settings.text("step") << "\", \"comm_hook\": \""
          << settings.text("comm_hook") << "\", \"ms\": " << ms
          << ", \"img_s\": " << samples / ms * 1000 << ", \"host_ms\": " << loop.host_ms
-         << ", \"host_us\": " << loop.host_us << ", \"peak_mib\": " << peak_mib << "}";
+         << ", \"host_us\": " << loop.host_us << ", \"peak_mib\": " << peak_mib << exposed << "}";
     std::cout << line.str() << std::endl;
   }
 }
@@ -185,24 +221,21 @@ void print_result(const Settings& settings, const ddp::Context& context,
 int measure(const Settings& settings) {
   auto context = bench::create_context(settings);
   at::globalContext().setBenchmarkCuDNN(true);
-  Trainers trainers(settings, context);
+  std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<Loop> loops;
-  if (settings.text("wrap") != "plain") {
-    loops.push_back(trainers.wrapped());
-  }
-  if (settings.text("wrap") != "ddp") {
-    loops.push_back(trainers.plain());
-  }
-  if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
-    for (auto& loop : loops) {
-      loop = bench::captured(std::move(loop), settings, context.device());
+  for (const bool wrapped : {true, false}) {
+    if (settings.text("wrap") != (wrapped ? "plain" : "ddp")) {
+      trainers.push_back(std::make_unique<Trainer>(settings, context, wrapped));
+      auto* trainer = trainers.back().get();
+      loops.push_back({wrapped ? "ddp" : "plain", [trainer] { trainer->step(); }, {}});
     }
   }
   const double peak_mib = bench::measure_rounds(settings, context, loops);
   if (context.is_main()) {
-    print_result(settings, context, loops, peak_mib);
+    print_result(settings, context, loops, peak_mib, trainers.front()->exposed_communication());
   }
   loops.clear();
+  trainers.clear();
   context.close();
   return 0;
 }
