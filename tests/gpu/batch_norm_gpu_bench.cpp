@@ -204,7 +204,8 @@ void time_pool(const Bench& b) {
 void time_small(const Bench& b) {
   for (const int inputs : {1, 2, 3}) {
     SmallForwardCall call;
-    call.small = small_batch_norm_grid(b.grid.rows, b.channels, b.num_sms, std::min(inputs, 2));
+    call.small =
+        small_batch_norm_grid(b.grid.rows, b.channels, b.num_sms, std::min(inputs, 2), true);
     if (call.small.rows_of_thread == 0) {
       continue;
     }
@@ -227,7 +228,8 @@ void time_small(const Bench& b) {
   }
   for (const int inputs : {2, 3, 4}) {
     SmallBackwardCall call;
-    call.small = small_batch_norm_grid(b.grid.rows, b.channels, b.num_sms, inputs == 4 ? 3 : 2);
+    call.small =
+        small_batch_norm_grid(b.grid.rows, b.channels, b.num_sms, inputs == 4 ? 3 : 2, true);
     if (call.small.rows_of_thread == 0) {
       continue;
     }

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
     load8(call.second.mean, lane.vector, mean2);
   }
   float sums[kSums][8] = {};
-  for_each_row<kRows>(grid, lane, [&](int at, int distance, int count) {
+  for_each_row<kRows, From::End>(grid, lane, [&](int at, int distance, int count) {
     Vector grads[kRows], grads2[kRows], inputs[kRows], inputs2[kRows];
     unsigned passed[kRows];
 #pragma unroll
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, kTwoNorms ? 1 : kBlocksPerSm)
   if constexpr (kTwoNorms) {
     second = Coefficients(call.second.coefficients, grid.vectors, lane.vector);
   }
-  for_each_row<kRows>(grid, lane, [&](int at, int distance, int count) {
+  for_each_row<kRows, From::Start>(grid, lane, [&](int at, int distance, int count) {
     Vector grads[kRows], inputs[kRows], inputs2[kRows];
     unsigned passed[kRows];
 #pragma unroll

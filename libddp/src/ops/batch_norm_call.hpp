@@ -30,7 +30,8 @@ class KernelScope {
   }
   /// For one kernel over `inputs` activations like x; rows_of_thread 0: too large.
   SmallGrid small_grid(const at::Tensor& x, int inputs) const {
-    return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), num_sms(), inputs);
+    const bool clusters = at::cuda::getCurrentDeviceProperties()->major >= 9;
+    return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), num_sms(), inputs, clusters);
   }
 
   template <typename Call>

@@ -78,15 +78,20 @@ struct Lane {
   }
 };
 
+/// Where a kernel begins. The kernel before wrote or read an activation's end last, and that is
+/// what the L2 cache still holds: sums go through it backwards, and the pass after them forwards
+/// again.
+enum class From { Start, End };
+
 /// Calls visit(rows of this thread): kRows at once, then what is left. `visit` gets the first
 /// vector's index, the distance of the next in vectors, and how many rows there are; that is a
 /// constant in the long run, so that no load waits for a comparison.
-template <int kRows, typename Visit>
+template <int kRows, From kFrom, typename Visit>
 __device__ void for_each_row(const BatchNormGrid& grid, const Lane& lane, const Visit& visit) {
   const int rows = static_cast<int>(grid.rows);
-  const int distance = lane.step * grid.vectors;
+  const int distance = (kFrom == From::Start ? 1 : -1) * lane.step * grid.vectors;
   int row = lane.row;
-  int at = row * grid.vectors + lane.vector;
+  int at = (kFrom == From::Start ? row : rows - 1 - row) * grid.vectors + lane.vector;
   for (; row < rows - (kRows - 1) * lane.step; row += kRows * lane.step) {
     visit(at, distance, kRows);
     at += kRows * distance;

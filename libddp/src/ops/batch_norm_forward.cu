@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
   float shift[8];
   unpack<T>(x[lane.vector], shift);
   float sums[2][8] = {};
-  for_each_row<kOneInput>(grid, lane, [&](int at, int distance, int count) {
+  for_each_row<kOneInput, From::End>(grid, lane, [&](int at, int distance, int count) {
     Vector packed[kOneInput];
 #pragma unroll
     for (int j = 0; j < kOneInput; ++j) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall
       bn.shift[i] += bn2.shift[i];
     }
   }
-  for_each_row<kRows>(grid, lane, [&](int at, int distance, int count) {
+  for_each_row<kRows, From::Start>(grid, lane, [&](int at, int distance, int count) {
     Vector packed[kRows], added[kRows];
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {

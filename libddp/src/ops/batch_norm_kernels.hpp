@@ -125,13 +125,15 @@ cudaError_t launch_backward_apply(const BackwardApplyCall& call, Half dtype, cud
 
 /// The grid of the kernels that do a whole forward or backward: each thread keeps `rows_of_thread`
 /// rows of its slice in registers (rows_of_thread 0: the activation is too large, or `inputs`
-/// activations are). The blocks wait for each other, so all must be resident: at most one for each
-/// multiprocessor, launched cooperatively.
+/// activations are). The blocks of a slice wait for each other: few are a cluster (where the GPU
+/// has `clusters`), more must all be resident, at most one for each multiprocessor.
 struct SmallGrid {
   BatchNormGrid grid;
   int rows_of_thread = 0;
+  bool cluster = false;
 };
-SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int inputs);
+SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int inputs,
+                                bool clusters);
 
 /// launch_statistics (of `second` too where apply.second) and launch_apply in one kernel; the
 /// calls' grids and scratches are not read but for `first`'s scratch, whose partials hold 2 or 4

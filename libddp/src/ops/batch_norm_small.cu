@@ -66,7 +66,11 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
     }
   });
   double totals[kSums] = {};
-  grid_sums_everywhere<kSums>(sums, grid, call.first.scratch, barrier, totals);
+  if (call.small.cluster) {
+    cluster_sums<kSums>(sums, grid, totals);
+  } else {
+    grid_sums_everywhere<kSums>(sums, grid, call.first.scratch, barrier, totals);
+  }
 
   __shared__ float scales[kSmallChannels], shifts[kSmallChannels], scales2[kSmallChannels];
   const bool finishes = place < 8 * grid.slice;
@@ -103,6 +107,9 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
   });
   if (finishes && blockIdx.x == 0) {
     statistics.write(call.first, channel, grid.rows);
+  }
+  if (call.small.cluster) {
+    leave_cluster();
   }
 }
 
@@ -173,7 +180,11 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
     }
   });
   double totals[kSums] = {};
-  grid_sums_everywhere<kSums>(sums, grid, reduce.scratch, barrier, totals);
+  if (call.small.cluster) {
+    cluster_sums<kSums>(sums, grid, totals);
+  } else {
+    grid_sums_everywhere<kSums>(sums, grid, reduce.scratch, barrier, totals);
+  }
 
   __shared__ SliceCoefficients shared[kTwoNorms ? 2 : 1];
   const bool finishes = place < 8 * grid.slice;
@@ -206,15 +217,25 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
       result2.write_grads(reduce.second, channel);
     }
   }
+  if (call.small.cluster) {
+    leave_cluster();
+  }
 }
 
-/// Cooperative: started only where all blocks have room, beside other kernels that wait too.
+/// As a cluster for each slice, or cooperative: either way started only where the blocks that wait
+/// for each other have room, beside other kernels that wait too.
 template <typename Call>
-cudaError_t launch_together(void (*kernel)(Call), const Call& call, const BatchNormGrid& grid,
-                            cudaStream_t stream) {
+cudaError_t launch_together(void (*kernel)(Call), const Call& call, cudaStream_t stream) {
+  const BatchNormGrid& grid = call.small.grid;
   cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
+  if (call.small.cluster) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(grid.blocks);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  } else {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid.blocks, grid.slices);
   config.blockDim = dim3(kThreads);
@@ -231,7 +252,7 @@ cudaError_t forward(const SmallForwardCall& call, cudaStream_t stream) {
     kernel = call.apply.second ? small_forward_kernel<T, Form::TwoNorms, kRows>
                                : small_forward_kernel<T, Form::Residual, kRows>;
   }
-  return launch_together(kernel, call, call.small.grid, stream);
+  return launch_together(kernel, call, stream);
 }
 
 template <typename T, int kRows>
@@ -243,12 +264,13 @@ cudaError_t backward(const SmallBackwardCall& call, cudaStream_t stream) {
     kernel = two ? small_backward_kernel<T, true, true, kRows>
                  : small_backward_kernel<T, true, false, kRows>;
   }
-  return launch_together(kernel, call, call.small.grid, stream);
+  return launch_together(kernel, call, stream);
 }
 
 }  // namespace
 
-SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int inputs) {
+SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int inputs,
+                                bool clusters) {
   SmallGrid small;
   BatchNormGrid& grid = small.grid;
   grid.rows = rows;
@@ -263,6 +285,14 @@ SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int
   grid.blocks = static_cast<int>(std::min<int64_t>(useful, num_sms / grid.slices));
   if (grid.blocks == 0) {
     return small;
+  }
+  constexpr int64_t kClusterBlocks = 8, kClusterRows = 2;
+  if (clusters && useful <= kClusterBlocks * kClusterRows) {
+    grid.blocks = 1;  // a power of two
+    while (grid.blocks < std::min(useful, kClusterBlocks)) {
+      grid.blocks *= 2;
+    }
+    small.cluster = true;
   }
   const int64_t rows_of_thread = (useful + grid.blocks - 1) / grid.blocks;
   const int most = inputs == 1 ? 8 : 4;

@@ -3,6 +3,8 @@
 // rows are added in the order of the blocks once all are there.
 #pragma once
 
+#include <cooperative_groups.h>
+
 #include "ops/batch_norm_kernels.hpp"
 
 namespace ddp::ops::detail {
@@ -86,10 +88,10 @@ __device__ void write_warp_sums(const float (&sums)[kSums][8], int slice, int la
   }
 }
 
-/// Adds a block's sums and writes them to its row of the partials, [kSums, channels of the slice].
+/// A block's sums, [kSums, channels of the slice]: thread t below that number gets the t-th.
 template <int kSums>
-__device__ void write_partials(const float (&sums)[kSums][8], int slice,
-                               ReductionMemory<kSums>& memory, float* partials) {
+__device__ float block_sum(const float (&sums)[kSums][8], int slice,
+                           ReductionMemory<kSums>& memory) {
   const int columns = kSums * 8 * slice;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   float* row = memory.warps + warp * columns;
@@ -101,12 +103,22 @@ __device__ void write_partials(const float (&sums)[kSums][8], int slice,
     write_warp_sums(sums, slice, lane, row);
   }
   __syncthreads();
+  float total = 0;
   if (static_cast<int>(threadIdx.x) < columns) {
-    float total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       total += memory.warps[w * columns + threadIdx.x];
     }
+  }
+  return total;
+}
+
+/// Adds a block's sums and writes them to its row of the partials.
+template <int kSums>
+__device__ void write_partials(const float (&sums)[kSums][8], int slice,
+                               ReductionMemory<kSums>& memory, float* partials) {
+  const float total = block_sum(sums, slice, memory);
+  if (static_cast<int>(threadIdx.x) < kSums * 8 * slice) {
     __stcg(partials + threadIdx.x, total);
   }
 }
@@ -244,6 +256,47 @@ __device__ void grid_sums_everywhere(const float (&sums)[kSums][8], const BatchN
   write_partials(sums, grid.slice, memory, partials.block);
   barrier.wait();
   add_partials(grid.slice, memory, partials.slice, totals);
+}
+
+/// The same where a cluster holds the blocks of a slice: their sums stay in shared memory, which no
+/// block may leave before leave_cluster.
+template <int kSums>
+__device__ void cluster_sums(const float (&sums)[kSums][8], const BatchNormGrid& grid,
+                             double (&totals)[kSums]) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ ReductionMemory<kSums> memory;
+  __shared__ float block[ReductionMemory<kSums>::kColumns];
+  const int width = 8 * grid.slice, columns = kSums * width;
+  const int place = static_cast<int>(threadIdx.x);
+  const float mine = block_sum(sums, grid.slice, memory);
+  if (place < columns) {
+    block[place] = mine;
+  }
+  auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  if (place < columns) {
+    double total = 0;
+    const unsigned blocks = gridDim.x;
+#pragma unroll 8
+    for (unsigned rank = 0; rank < blocks; ++rank) {
+      total += *cluster.map_shared_rank(block + place, rank);
+    }
+    memory.totals[place] = total;
+  }
+  cluster.barrier_arrive();
+  __syncthreads();
+  if (place < width) {
+    for (int k = 0; k < kSums; ++k) {
+      totals[k] = memory.totals[k * width + place];
+    }
+  }
+#endif
+}
+
+__device__ inline void leave_cluster() {
+#if __CUDA_ARCH__ >= 900
+  cooperative_groups::this_cluster().barrier_wait();
+#endif
 }
 
 }  // namespace ddp::ops::detail
