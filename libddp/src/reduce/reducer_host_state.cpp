@@ -25,7 +25,7 @@ struct Reducer::HostState {
 bool Reducer::is_settled() const {
   const std::lock_guard lock(impl_->mutex);
   return (impl_->hooks_compared || impl_->communicator->world_size() == 1) &&
-         !impl_->rebuild_is_due() && impl_->num_passes > (impl_->options.static_graph ? 1 : 0);
+         !impl_->will_rebuild() && impl_->num_passes > (impl_->options.static_graph ? 1 : 0);
 }
 
 std::string Reducer::why_not_captured() const {
