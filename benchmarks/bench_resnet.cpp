@@ -42,7 +42,7 @@ const Settings::Values kDefaults = {
     {"batch_size", "256"},     {"dtype", "bf16"},       {"num_classes", "1000"},
     {"channels_last", "true"}, {"bucket_cap_mb", "25"}, {"step", "eager"},
     {"param_dtype", "fp32"},   {"comm_hook", "none"},   {"fp32_grads", "true"},
-    {"optimizer", "auto"},     {"ops", "fused"}};
+    {"optimizer", "auto"},     {"ops", "fused"},        {"side_streams", "auto"}};
 
 /// ops=plain: ATen's own, as the rows "before" have them.
 bool has_fused_ops(const Settings& settings) {
@@ -58,13 +58,22 @@ bool has_bf16_parameters(const Settings& settings) {
   return bf16;
 }
 
-models::ResNet make_model(const Settings& settings, at::Device device) {
+/// side_streams=auto: on one GPU, where nothing else runs beside the step.
+bool has_side_streams(const Settings& settings, const ddp::Context& context) {
+  return has_fused_ops(settings) &&
+         settings.choice<bool>(
+             "side_streams",
+             {{"auto", context.world_size() == 1}, {"true", true}, {"false", false}});
+}
+
+models::ResNet make_model(const Settings& settings, const ddp::Context& context) {
   const auto stem = settings.text("stem") == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
-  auto module =
-      models::make_resnet(settings.text("model"), {.num_classes = settings.number("num_classes"),
-                                                   .stem = stem,
-                                                   .fused_ops = has_fused_ops(settings)});
-  module->to(device);
+  auto module = models::make_resnet(settings.text("model"),
+                                    {.num_classes = settings.number("num_classes"),
+                                     .stem = stem,
+                                     .fused_ops = has_fused_ops(settings),
+                                     .side_streams = has_side_streams(settings, context)});
+  module->to(context.device());
   if (has_bf16_parameters(settings)) {
     models::to_half_but_norms(*module, torch::kBFloat16);
   }
@@ -115,7 +124,7 @@ class Trainer {
         amp_{.dtype = has_bf16_parameters(settings) ? ddp::AmpDtype::Off
                                                     : bench::amp_dtype(settings, "dtype")},
         batch_(random_batch(settings, context.device())),
-        module_(make_model(settings, context.device())) {
+        module_(make_model(settings, context)) {
     ddp::NamedParameters parameters;
     if (wrapped) {
       ddp::DdpOptions options;

@@ -9,7 +9,9 @@
 
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/pooled_linear.hpp"
+#include "ddp/ops/side_task.hpp"
 #include "ddp/ops/stem_convolution.hpp"
+#include "ddp/ops/wgrad_branch.hpp"
 
 namespace models {
 namespace detail {
@@ -52,13 +54,29 @@ torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weigh
   return half ? images.to(weight.scalar_type()) : images;
 }
 
-/// relu(norm(x) + shortcut), with the projection on the shortcut where there is one.
+// Above this many elements an activation's kernels fill a GPU: nothing is gained beside them.
+constexpr int64_t kMaxSideElements = int64_t{1} << 23;
+// Likewise for images of more pixels a side.
+constexpr int64_t kMaxSideImage = 64;
+
+/// What a block's shortcut carries: the input, or its projection, made beside the branch.
+ddp::ops::SideTask start_shortcut(Downsample& downsample, const torch::Tensor& input,
+                                  const BlockOptions& options) {
+  const bool beside = downsample && options.side_streams && input.numel() <= kMaxSideElements;
+  return {input,
+          [&](const torch::Tensor& x) {
+            return downsample ? convolve(downsample->conv, x, options.fused_ops) : x;
+          },
+          beside};
+}
+
+/// relu(norm(x) + shortcut), a projected shortcut with its own norm.
 ddp::ops::Fork end_block(const torch::Tensor& x, Norm& norm, Downsample& downsample,
-                         const torch::Tensor& shortcut, bool fused) {
+                         ddp::ops::SideTask& shortcut) {
   if (downsample) {
-    return norm.forward_add_relu(x, downsample->bn, convolve(downsample->conv, shortcut, fused));
+    return norm.forward_add_relu(x, downsample->bn, shortcut.wait());
   }
-  return norm.forward_add_relu(x, shortcut);
+  return norm.forward_add_relu(x, shortcut.wait());
 }
 
 }  // namespace
@@ -106,9 +124,9 @@ void BasicBlockImpl::reset() {
 }
 
 ddp::ops::Fork BasicBlockImpl::forward(const ddp::ops::Fork& input) {
-  auto out = bn1_.forward_relu(convolve(conv1_, input.branch, options_.fused_ops));
-  return end_block(convolve(conv2_, out, options_.fused_ops), bn2_, downsample_, input.shortcut,
-                   options_.fused_ops);
+  auto shortcut = start_shortcut(downsample_, input.shortcut, options_);
+  const auto out = bn1_.forward_relu(convolve(conv1_, input.branch, options_.fused_ops));
+  return end_block(convolve(conv2_, out, options_.fused_ops), bn2_, downsample_, shortcut);
 }
 
 void BasicBlockImpl::append_counters(std::vector<torch::Tensor>& counters) const {
@@ -154,10 +172,10 @@ void BottleneckImpl::reset() {
 }
 
 ddp::ops::Fork BottleneckImpl::forward(const ddp::ops::Fork& input) {
+  auto shortcut = start_shortcut(downsample_, input.shortcut, options_);
   auto out = bn1_.forward_relu(convolve(conv1_, input.branch, options_.fused_ops));
   out = bn2_.forward_relu(convolve(conv2_, out, options_.fused_ops));
-  return end_block(convolve(conv3_, out, options_.fused_ops), bn3_, downsample_, input.shortcut,
-                   options_.fused_ops);
+  return end_block(convolve(conv3_, out, options_.fused_ops), bn3_, downsample_, shortcut);
 }
 
 void BottleneckImpl::append_counters(std::vector<torch::Tensor>& counters) const {
@@ -261,7 +279,8 @@ void ResNetImpl::reset() {
                                .stride = i == 0 ? 1 : 2,
                                .norm = options_.norm,
                                .zero_init_residual = options_.zero_init_residual,
-                               .fused_ops = options_.fused_ops};
+                               .fused_ops = options_.fused_ops,
+                               .side_streams = options_.side_streams};
     stages_.push_back(register_module("layer" + std::to_string(i + 1),
                                       detail::Stage(first, num_blocks_[i], bottleneck_)));
     channels = stages_.back()->out_channels();
@@ -291,6 +310,8 @@ torch::Tensor ResNetImpl::forward(const torch::Tensor& input) {
     }
     count_batches(counters);
   }
+  const ddp::ops::WgradBranch weight_gradients_beside(options_.side_streams &&
+                                                      input.size(-1) <= detail::kMaxSideImage);
   auto x = forward_stem(input);
   for (auto& stage : stages_) {
     x = stage->forward(x);

@@ -37,6 +37,7 @@ models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
   models::ResNetOptions resnet{.num_classes = num_classes};
   resnet.stem = options.stem == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
   resnet.zero_init_residual = options.zero_init_residual;
+  resnet.side_streams = communicator->world_size() == 1;
   if (options.sync_batch_norm) {
     resnet.norm = [communicator](int64_t channels) {
       return torch::nn::AnyModule(ddp::SyncBatchNorm(channels, communicator));

@@ -195,17 +195,6 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
   }
 };
 
-bool prefers_product(const Geometry& g) {
-  switch (form_of(g)) {
-    case Form::None:
-      return false;
-    case Form::Rows:
-      return g.height == 1 && g.width == 1;
-    default:
-      return true;
-  }
-}
-
 }  // namespace
 
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding,
@@ -224,7 +213,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride,
               g.kernel, "x", g.kernel, " convolution of stride ", stride, " over ", g.height, "x",
               g.width, " pixels is not one dense product");
   if (algorithm == Conv2dAlgorithm::Product ||
-      (algorithm == Conv2dAlgorithm::Auto && own && prefers_product(g))) {
+      (algorithm == Conv2dAlgorithm::Auto && own && form_of(g) != Form::None)) {
     return ProductConv::apply(x, weight, stride, dtype);
   }
   if (own && weight.scalar_type() != at::kDouble) {

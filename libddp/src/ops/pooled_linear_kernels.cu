@@ -37,6 +37,12 @@ __device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[
   }
 }
 
+/// Classes that do not exist repeat the last one, and their sums are dropped: a branch around each
+/// load would make the loads wait for each other.
+__device__ __forceinline__ int existing(int k, const PooledShape& shape) {
+  return min(k, shape.classes - 1);
+}
+
 /// A warp takes an image; a lane's channels meet all classes while they are in registers.
 template <typename T, typename W, int kClasses>
 __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, const W* bias,
@@ -56,13 +62,11 @@ __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, co
     store8(to + c, 1, mean);
 #pragma unroll
     for (int k = 0; k < kClasses; ++k) {
-      if (k < shape.classes) {
-        float row[8];
-        load8(weight + k * shape.channels + c, 1, row);
+      float row[8];
+      load8(weight + existing(k, shape) * shape.channels + c, 1, row);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          sums[k] += mean[j] * row[j];
-        }
+      for (int j = 0; j < 8; ++j) {
+        sums[k] += mean[j] * row[j];
       }
     }
   }
@@ -148,9 +152,7 @@ __device__ void weight_gradient(const PooledShape& shape, int block, const T* gr
     const T* grad = grad_logits + image * shape.classes;
 #pragma unroll
     for (int k = 0; k < kClasses; ++k) {
-      if (k < shape.classes) {
-        sums[k] += value * to_float(grad[k]);
-      }
+      sums[k] += value * to_float(grad[existing(k, shape)]);
     }
   }
 #pragma unroll
@@ -179,9 +181,10 @@ __device__ void weight_gradient(const PooledShape& shape, int block, const T* gr
 
 /// The first blocks make grad_x, the others the weight's and the bias's gradients.
 template <typename T, typename W, int kClasses>
-__global__ void pooled_linear_backward(PooledShape shape, int input_blocks, const T* grad_logits,
-                                       const W* weight, const float* pooled, T* grad_x,
-                                       GradOut grad_weight, GradOut grad_bias) {
+__global__ void __launch_bounds__(kThreads)
+    pooled_linear_backward(PooledShape shape, int input_blocks, const T* grad_logits,
+                           const W* weight, const float* pooled, T* grad_x, GradOut grad_weight,
+                           GradOut grad_bias) {
   const int block = static_cast<int>(blockIdx.x);
   if (block < input_blocks) {
     input_gradient(shape, block, grad_logits, weight, grad_x);

@@ -30,7 +30,10 @@ struct ResNetOptions {
   Stem stem = Stem::Imagenet;
   NormFactory norm = {};            ///< empty: BatchNorm2d
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
-  bool fused_ops = true;  ///< false: ATen's ops alone (stem, BatchNorm2d, sum, ReLU, pools)
+  bool fused_ops = true;  ///< false: ATen's ops alone (convolutions, BatchNorm2d, sum, ReLU, pools)
+  /// On CUDA, with fused_ops and small images, shortcuts' convolutions and weight gradients run on
+  /// side streams (ddp/ops/side_task.hpp, wgrad_branch.hpp). Results are the same.
+  bool side_streams = false;
 };
 
 namespace detail {
@@ -42,6 +45,7 @@ struct BlockOptions {
   NormFactory norm = {};
   bool zero_init_residual = false;
   bool fused_ops = true;
+  bool side_streams = false;
 };
 
 /// What a stage needs of its blocks.

@@ -10,7 +10,7 @@
 namespace ddp::ops {
 
 enum class Conv2dAlgorithm {
-  Auto,     ///< CUDA with bf16 or fp16: Product for images of 1x1 and 2x2 pixels; else Library
+  Auto,     ///< CUDA with bf16 or fp16: Product where there is such a form; else Library
   Library,  ///< at::conv2d's kernels, which define the result
   Product,  ///< dense products, on any device and dtype; raises where there is no such form
 };

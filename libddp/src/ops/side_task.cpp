@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/ops/side_task.hpp"
+
+#include <ATen/ATen.h>
+
+#ifdef DDP_HAS_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <map>
+#include <mutex>
+#endif
+
+namespace ddp::ops {
+
+#ifdef DDP_HAS_CUDA
+namespace {
+
+c10::cuda::CUDAStream side_stream(c10::DeviceIndex device) {
+  static std::mutex mutex;
+  static auto* streams = new std::map<c10::DeviceIndex, c10::cuda::CUDAStream>;
+  const std::lock_guard lock(mutex);
+  const auto found = streams->find(device);
+  return found != streams->end()
+             ? found->second
+             : streams->emplace(device, c10::cuda::getStreamFromPool(false, device)).first->second;
+}
+
+}  // namespace
+#endif
+
+SideTask::SideTask(const at::Tensor& input,
+                   const std::function<at::Tensor(const at::Tensor&)>& make, bool beside) {
+#ifdef DDP_HAS_CUDA
+  if (beside && input.is_cuda()) {
+    const auto device = input.device().index();
+    const auto main = c10::cuda::getCurrentCUDAStream(device), side = side_stream(device);
+    c10::Event ready(c10::DeviceType::CUDA);
+    ready.record(main);
+    ready.block(side);
+    const c10::cuda::CUDAStreamGuard guard(side);
+    result_ = make(input);
+    // Each is made on one stream and read on the other, in the backward too: the allocator must not
+    // hand its memory out again before the reader is done.
+    input.record_stream(side);
+    result_.record_stream(main);
+    done_.emplace(c10::DeviceType::CUDA);
+    done_->record(side);
+    return;
+  }
+#else
+  static_cast<void>(beside);
+#endif
+  result_ = make(input);
+}
+
+at::Tensor SideTask::wait() {
+#ifdef DDP_HAS_CUDA
+  if (done_) {
+    done_->block(c10::cuda::getCurrentCUDAStream(result_.device().index()));
+  }
+#endif
+  return result_;
+}
+
+}  // namespace ddp::ops
