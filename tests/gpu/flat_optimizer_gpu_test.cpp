@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flat optimizer on one GPU: equal to the lists of ATen's kernels and to the host's loop, equal
-// bit for bit when captured; and what a step takes ("[bench]").
+// bit for bit when captured.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <iostream>
-
+#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
@@ -36,15 +35,20 @@ std::vector<Rule> rules() {
   nesterov.groups = {{.patterns = {"*.bias"}, .lr_scale = 0.5, .weight_decay = 0.25}};
   OptimizerOptions adam = sgd;
   adam.type = OptimizerType::Adam;
-  // Where the decay cancels a gradient, what is left is a rounding error, and a small eps would make
-  // an update of it.
+  // Where the decay cancels a gradient, what is left is a rounding error, and a small eps would
+  // make an update of it.
   adam.eps = 1e-5;
   OptimizerOptions adamw = adam;
   adamw.type = OptimizerType::AdamW;
   OptimizerOptions amsgrad = adamw;
   amsgrad.amsgrad = true;
-  return {{"sgd", sgd},   {"momentum", momentum}, {"nesterov", nesterov},
-          {"adam", adam}, {"adamw", adamw},       {"amsgrad", amsgrad}};
+  OptimizerOptions lars = momentum;
+  lars.type = OptimizerType::Lars;
+  lars.trust_coefficient = 0.125;
+  OptimizerOptions lamb = adam;
+  lamb.type = OptimizerType::Lamb;
+  return {{"sgd", sgd},     {"momentum", momentum}, {"nesterov", nesterov}, {"adam", adam},
+          {"adamw", adamw}, {"amsgrad", amsgrad},   {"lars", lars},         {"lamb", lamb}};
 }
 
 OptimizerOptions as(OptimizerOptions options, OptimizerImplementation implementation) {
@@ -218,7 +222,7 @@ TEST_CASE("Parameters without a gradient keep their bits on the GPU", "[gpu]") {
     flat.optimizer.step(0.0625);
     CHECK(at::equal(flat.parameters[1].tensor.detach(), before));
     CHECK_FALSE(at::equal(flat.parameters[2].tensor.detach(), moved));
-    if (rule.options.type != OptimizerType::Sgd) {
+    if (rule.options.type != OptimizerType::Sgd && rule.options.type != OptimizerType::Lars) {
       const auto state = flat.optimizer.state_dict();
       CHECK(state.tensors.at("state.large.weight.step").item<float>() == 1.0F);
       CHECK(state.tensors.at("state.large.bias.step").item<float>() == 2.0F);
@@ -226,87 +230,69 @@ TEST_CASE("Parameters without a gradient keep their bits on the GPU", "[gpu]") {
   }
 }
 
-namespace {
-
-// The sizes of a ResNet's parameters, roughly: `num_weights` of which hold nearly all elements.
-NamedParameters bench_parameters(int64_t numel, int64_t num_segments, at::ScalarType dtype) {
-  const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
-  const int64_t num_weights = num_segments / 3;
-  NamedParameters parameters;
-  for (int64_t k = 0; k < num_segments; ++k) {
-    // A third are weights, of sizes 1 : 2 : … ; the rest are norms.
-    const bool is_weight = k % 3 == 0 && k / 3 < num_weights;
-    const int64_t share = numel * 2 * (k / 3 + 1) / (num_weights * (num_weights + 1));
-    const int64_t size = is_weight ? share : 256;
-    at::Tensor leaf = at::randn({size}, options).mul_(0.05);
-    parameters.push_back({ddp::detail::concat("p", k), leaf.requires_grad_()});
-  }
-  return parameters;
-}
-
-void bench(const std::string& name, int64_t numel, int64_t num_segments,
-           const OptimizerOptions& options, at::ScalarType leaf, at::ScalarType grad) {
+// Sums run in another order than the host's.
+TEST_CASE("A GPU scan finds what the host's does, and the same bits each time", "[gpu]") {
+  const auto flat = as(rules().front().options, OptimizerImplementation::Flat);
   const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
-  NamedParameters parameters = bench_parameters(numel, num_segments, leaf);
-  int64_t total = 0;
-  std::vector<at::Tensor> memory;
-  for (const auto& parameter : parameters) {
-    total += parameter.tensor.numel();
-    memory.push_back(
-        at::randn(parameter.tensor.sizes(), at::TensorOptions().dtype(grad).device(at::kCUDA)));
-    parameter.tensor.mutable_grad() = memory.back();
+  Trainer gpu(at::kCUDA, flat);
+  Trainer host(at::kCPU, flat);
+  for (int64_t step = 0; step < 3; ++step) {
+    gpu.gradients.load(step);
+    host.gradients.load(step);
+    if (step > 0) {
+      gpu.gradients.memory[3][63][63] = std::nan("");
+      host.gradients.memory[3][63][63] = std::nan("");
+    }
+    gpu.attach();
+    host.attach();
+    const auto found = gpu.optimizer.scan_gradients(0.5, 2.0);
+    const auto again = gpu.optimizer.scan_gradients(0.5, 2.0);
+    const auto expected = host.optimizer.scan_gradients(0.5, 2.0);
+    CHECK(at::equal(at::nan_to_num(found.norm, 7.0), at::nan_to_num(again.norm, 7.0)));
+    CHECK(at::allclose(found.norm.cpu(), expected.norm, 1e-6, 0.0, /*equal_nan=*/true));
+    CHECK(at::allclose(found.clip_factor.cpu(), expected.clip_factor, 1e-6, 0.0, true));
+    CHECK(found.found_inf.item<float>() == (step > 0 ? 1.0F : 0.0F));
+    CHECK(found.first_non_finite.item<int>() == (step > 0 ? 3 : -1));
   }
-  auto optimizer = ddp::make_optimizer(parameters, options);
-  const at::Tensor lr =
-      at::full({}, 1e-3F, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA));
-  optimizer.step(ddp::StepScalars{.lr = lr});
+  CHECK(gpu.optimizer.non_finite_report().num_scans == 4);
+  CHECK(gpu.optimizer.non_finite_report().parameter == "chunk.weight");
+  // Captured, on other gradients.
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
-  optimizer.step(ddp::StepScalars{.lr = lr});
+  const auto captured = gpu.optimizer.scan_gradients(0.5, 2.0);
   graph.capture_end();
-  const auto stream = at::cuda::getCurrentCUDAStream();
-  const at::Tensor flush = at::empty({64 << 20}, lr.options());  // 256 MiB: the L2 starts cold
-  std::vector<double> times;
-  for (int i = 0; i < 25; ++i) {
-    flush.fill_(static_cast<double>(i));
-    c10::Event begin(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
-    c10::Event end(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
-    begin.record(stream);
-    graph.replay();
-    end.record(stream);
-    end.synchronize();
-    times.push_back(begin.elapsedTime(end) * 1000.0);
-  }
-  std::sort(times.begin(), times.end());
-  const double us = times[times.size() / 2];
-  const int64_t num_slots = options.type == OptimizerType::Sgd ? 1 : 2;
-  const auto leaf_bytes = static_cast<int64_t>(c10::elementSize(leaf));
-  const int64_t per_parameter = static_cast<int64_t>(c10::elementSize(grad)) + 8 + 8 * num_slots +
-                                (leaf == at::kFloat ? 0 : leaf_bytes);
-  const double bytes = static_cast<double>(total * per_parameter);
-  std::cout << name << ": " << static_cast<double>(total) / 1e6 << " M, " << num_segments
-            << " segments, " << per_parameter << " B each: " << us << " us, "
-            << bytes / us / 1e6 / 4.3 * 100.0 << " % of 4.3 TB/s" << std::endl;
+  gpu.gradients.load(5);
+  graph.replay();
+  const auto eager = gpu.optimizer.scan_gradients(0.5, 2.0);
+  CHECK(at::equal(captured.norm, eager.norm));
+  CHECK(at::equal(captured.clip_factor, eager.clip_factor));
+  CHECK(captured.first_non_finite.item<int>() == -1);
 }
 
-}  // namespace
-
-TEST_CASE("What a flat step takes", "[.][bench]") {
-  OptimizerOptions sgd;
-  sgd.momentum = 0.9;
-  sgd.weight_decay = 1e-4;
-  OptimizerOptions adamw;
-  adamw.type = OptimizerType::AdamW;
-  const auto list = [](const OptimizerOptions& o) { return as(o, OptimizerImplementation::List); };
-  bench("sgd resnet50 bf16/bf16", 25'600'000, 161, sgd, at::kBFloat16, at::kBFloat16);
-  bench("sgd resnet50 bf16/fp32", 25'600'000, 161, sgd, at::kBFloat16, at::kFloat);
-  bench("sgd resnet50 fp32/fp32", 25'600'000, 161, sgd, at::kFloat, at::kFloat);
-  bench("sgd resnet18 bf16/bf16", 11'200'000, 62, sgd, at::kBFloat16, at::kBFloat16);
-  bench("sgd resnet18 fp32/fp32", 11'200'000, 62, sgd, at::kFloat, at::kFloat);
-  bench("adamw gpt2 bf16/bf16", 124'400'000, 148, adamw, at::kBFloat16, at::kBFloat16);
-  bench("adamw gpt2 fp32/fp32", 124'400'000, 148, adamw, at::kFloat, at::kFloat);
-  bench("list sgd resnet50 bf16/bf16", 25'600'000, 161, list(sgd), at::kBFloat16, at::kBFloat16);
-  bench("list sgd resnet50 fp32/fp32", 25'600'000, 161, list(sgd), at::kFloat, at::kFloat);
-  bench("list sgd resnet18 fp32/fp32", 11'200'000, 62, list(sgd), at::kFloat, at::kFloat);
-  bench("list adamw gpt2 fp32/fp32", 124'400'000, 148, list(adamw), at::kFloat, at::kFloat);
+// One rounding of the product more or less: 2 ulp after 20 updates.
+TEST_CASE("Averages by one kernel equal ATen's", "[gpu]") {
+  const double decay = GENERATE(0.25, 0.75, 0.999);
+  NamedParameters gpu = make_parameters(at::kCUDA);
+  NamedParameters cpu = make_parameters(at::kCPU);
+  for (NamedParameters* list : {&gpu, &cpu}) {
+    const at::Device device = list->front().tensor.device();
+    list->push_back(
+        {"counter", at::zeros({}, at::TensorOptions().dtype(at::kLong).device(device))});
+  }
+  ddp::Ema on_gpu(gpu, {.decay = decay});
+  ddp::Ema on_cpu(cpu, {.decay = decay});
+  for (int64_t step = 0; step < 20; ++step) {
+    for (NamedParameters* list : {&gpu, &cpu}) {
+      for (size_t k = 0; k < list->size(); ++k) {
+        at::Tensor tensor = (*list)[k].tensor.detach();
+        tensor.copy_(gradient(tensor.sizes(), static_cast<int64_t>(k), step));
+      }
+    }
+    on_gpu.update();
+    on_cpu.update();
+  }
+  for (size_t k = 0; k < gpu.size(); ++k) {
+    INFO(gpu[k].name);
+    CHECK(ulps(on_gpu.averages()[k].tensor, on_cpu.averages()[k].tensor) <= 2.0);
+  }
 }

@@ -37,6 +37,11 @@ at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device)
   return combined;
 }
 
+// Of what a step was given, which may be nothing, and `factor`.
+StepScalar product(const StepScalar& given, const at::Tensor& factor) {
+  return given.defined() ? factor * given.tensor(factor.device()) : factor;
+}
+
 bool has_fp16(const std::vector<at::Tensor>& gradients) {
   return std::any_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
     return gradient.scalar_type() == at::kHalf;
@@ -160,34 +165,68 @@ void GradScaler::step(Optimizer& optimizer, const StepScalars& scalars) {
   }
   StepScalars given = scalars;
   if (state.stage == Stage::Ready) {
-    if (optimizer.supports_found_inf() && has_fp16(optimizer.gradients())) {
-      given.inverse_scale = only_check(optimizer, state, scalars.inverse_scale);
+    // fp16 gradients would lose bits if they were unscaled in place, and others would be written
+    // for nothing where the optimizer multiplies them anyway: look at them only.
+    if (optimizer.supports_found_inf() &&
+        (optimizer.scales_gradients_in_step() || has_fp16(optimizer.gradients()))) {
+      scan(optimizer, state, given, /*max_norm=*/0.0);
     } else {
       unscale_(optimizer);
     }
   }
+  finish_step(optimizer, state, std::move(given));
+}
+
+GradientScan GradScaler::clip_and_step(Optimizer& optimizer, const StepScalars& scalars,
+                                       double max_norm) {
+  StepScalars given = scalars;
+  if (!enabled_) {
+    GradientScan found = optimizer.scan_gradients(scalars.inverse_scale, max_norm);
+    given.clip_factor = product(scalars.clip_factor, found.clip_factor);
+    optimizer.step(given);
+    return found;
+  }
+  check_scale_made("clip_and_step");
+  OptimizerState& state = optimizer_states_[&optimizer];
+  if (state.stage != Stage::Ready) {
+    fail(detail::concat("clip_and_step() is being called after ",
+                        state.stage == Stage::Unscaled ? "unscale_()" : "step()",
+                        " and before update(): it does both itself"));
+  }
+  GradientScan found = scan(optimizer, state, given, max_norm);
+  finish_step(optimizer, state, std::move(given));
+  return found;
+}
+
+// Looks at the gradients as they are; what unscales and clips them becomes the step's to do.
+GradientScan GradScaler::scan(Optimizer& optimizer, OptimizerState& state, StepScalars& scalars,
+                              double max_norm) {
+  const at::NoGradGuard no_grad;
+  if (optimizer.gradients().empty()) {
+    return {};  // finish_step says so
+  }
+  scalars.inverse_scale = product(scalars.inverse_scale, inverse_scale());
+  GradientScan found = optimizer.scan_gradients(scalars.inverse_scale, max_norm);
+  scalars.clip_factor = product(scalars.clip_factor, found.clip_factor);
+  state.found_infs = {found.found_inf};
+  if (reduce_found_inf_) {
+    reduce_found_inf_(state.found_infs.front());
+  }
+  return found;
+}
+
+void GradScaler::finish_step(Optimizer& optimizer, OptimizerState& state, StepScalars scalars) {
   if (state.found_infs.empty()) {
     fail("no inf checks were recorded for this optimizer: it has no gradients");
   }
   const at::Tensor found_inf = combine(state.found_infs, scale_.device());
   if (optimizer.supports_found_inf()) {
-    given.found_inf = found_inf;
-    optimizer.step(given);
+    scalars.found_inf = found_inf;
+    optimizer.step(scalars);
   } else if (found_inf.item<float>() == 0.0F) {
-    optimizer.step(given);
+    optimizer.step(scalars);
   }
   state.stage = Stage::Stepped;
-}
-
-// fp16 gradients would lose bits if they were unscaled in place: look at them only. Returns what
-// the optimizer multiplies them by in float32.
-at::Tensor GradScaler::only_check(Optimizer& optimizer, OptimizerState& state,
-                                  const StepScalar& users_inverse_scale) {
-  const at::Tensor one = at::ones({}, scale_.options());
-  state.found_infs = check_and_unscale(optimizer, one, /*allow_fp16=*/true);
-  const at::Tensor inverse = inverse_scale();
-  return users_inverse_scale.defined() ? inverse * users_inverse_scale.tensor(inverse.device())
-                                       : inverse;
 }
 
 // In double: a float32 reciprocal is imprecise under some compilers' options.

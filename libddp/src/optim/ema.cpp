@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "optim/flat_averages.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
 
@@ -41,7 +42,7 @@ void describe_fields(EmaOptions& o, FieldVisitor& v) {
 }
 
 Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
-    : tensors_(tensors), decay_(options.decay) {
+    : tensors_(tensors), decay_(options.decay), flat_(std::make_shared<detail::FlatAverages>()) {
   if (!(decay_ >= 0.0 && decay_ <= 1.0)) {
     throw SettingsError(detail::concat("ema.decay is ", decay_, ": must be between 0 and 1"));
   }
@@ -54,6 +55,8 @@ Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
 void Ema::update() {
   refuse_swapped("update");
   const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> flat_averages;
+  std::vector<at::Tensor> flat_weights;
   std::vector<at::Tensor> averages;
   std::vector<at::Tensor> weights;
   std::vector<at::Tensor> copied_to;
@@ -66,6 +69,9 @@ void Ema::update() {
     if (!at::isFloatingType(average.scalar_type())) {
       copied_to.push_back(average);
       copied_from.push_back(weight);
+    } else if (detail::FlatAverages::takes(average, weight, tensors_.front().tensor.device())) {
+      flat_averages.push_back(average);
+      flat_weights.push_back(weight);
     } else if (weight.scalar_type() != average.scalar_type()) {
       halves.push_back(weight);
       weights.push_back(casts.emplace_back(at::empty_like(average)));
@@ -75,6 +81,7 @@ void Ema::update() {
       averages.push_back(average);
     }
   }
+  flat_->update(flat_averages, flat_weights, 1.0 - decay_);
   foreach_copy(copied_to, copied_from);
   foreach_copy(casts, halves);
   // lerp needs one dtype and device a call; both lists fall into the same groups.

@@ -28,24 +28,49 @@ void write(void* data, FlatDtype dtype, int64_t i, float value) {
   }
 }
 
-template <typename Rule>
-void update_segment(const FlatStep& step, const FlatSegment& segment, const FlatFactors& factors,
-                    const void* gradient, FlatDtype dtype) {
+// Calls body(gradient, weight, slots) for every element and keeps what it makes of them.
+template <typename Rule, bool WritesWeight, bool WritesSlots, typename Body>
+void for_each_element(const FlatSegment& segment, const void* gradient, FlatDtype dtype,
+                      Body body) {
   for (int64_t i = 0; i < segment.numel; ++i) {
     float weight = segment.weight[i];
     float slots[kFlatMaxSlots] = {};
     for (int slot = 0; slot < Rule::kSlots; ++slot) {
       slots[slot] = segment.slots[slot][i];
     }
-    Rule::apply(step.rule, factors, read(gradient, dtype, i), weight, slots);
-    segment.weight[i] = weight;
-    for (int slot = 0; slot < Rule::kSlots; ++slot) {
+    body(read(gradient, dtype, i), weight, slots);
+    for (int slot = 0; WritesSlots && slot < Rule::kSlots; ++slot) {
       segment.slots[slot][i] = slots[slot];
     }
-    if (segment.leaf != nullptr) {
-      write(segment.leaf, segment.leaf_dtype, i, weight);
+    if (WritesWeight) {
+      segment.weight[i] = weight;
+      if (segment.leaf != nullptr) {
+        write(segment.leaf, segment.leaf_dtype, i, weight);
+      }
     }
   }
+}
+
+template <typename Rule>
+void update_segment(const FlatStep& step, int32_t index, const void* gradient, FlatDtype dtype) {
+  const FlatSegment& segment = step.segments[index];
+  if constexpr (Rule::kMeasures) {
+    const FlatFactors factors = flat_factors(step, segment, index);
+    double weights = 0.0;
+    double updates = 0.0;
+    for_each_element<Rule, false, Rule::kMeasureWritesSlots>(
+        segment, gradient, dtype, [&](float grad, float weight, float* slots) {
+          const double update = Rule::measure(step.rule, factors, grad, weight, slots);
+          weights += static_cast<double>(weight) * weight;
+          updates += update * update;
+        });
+    flat_trust(step, index, weights, updates);
+  }
+  const FlatFactors factors = flat_factors(step, segment, index);
+  for_each_element<Rule, true, Rule::kApplyWritesSlots>(
+      segment, gradient, dtype, [&](float grad, float& weight, float* slots) {
+        Rule::apply(step.rule, factors, grad, weight, slots);
+      });
 }
 
 }  // namespace
@@ -59,15 +84,46 @@ void host_flat_update(const FlatStep& step, const FlatGradients& gradients) {
       continue;
     }
     const int32_t index = gradients.first_segment + i;
-    if (step.counts != nullptr) {
+    if (step.rule.counts()) {
       flat_count(step, index);
     }
-    const FlatSegment& segment = step.segments[index];
-    const FlatFactors factors = flat_factors(step, segment, index);
     with_flat_rule(step.rule, [&](auto rule) {
-      update_segment<decltype(rule)>(step, segment, factors, gradients.data[i], gradients.dtype[i]);
+      update_segment<decltype(rule)>(step, index, gradients.data[i], gradients.dtype[i]);
     });
   }
+}
+
+void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients) {
+  for (int32_t c = gradients.first_chunk; c < gradients.first_chunk + gradients.num_chunks; ++c) {
+    const FlatChunk chunk = scan.chunks[c];
+    const int32_t local = chunk.segment - gradients.first_segment;
+    const void* const data = gradients.data[local];
+    const int64_t begin = static_cast<int64_t>(chunk.index) * kFlatChunk;
+    const int64_t end =
+        data == nullptr ? begin : std::min(begin + kFlatChunk, scan.segments[chunk.segment].numel);
+    double sum = 0.0;
+    bool finite = true;
+    for (int64_t i = begin; i < end; ++i) {
+      const float gradient = read(data, gradients.dtype[local], i);
+      finite = finite && flat_is_finite(gradient);
+      const double scaled = gradient * scan.inverse_scale.get();
+      sum += scaled * scaled;
+    }
+    scan.sums[c] = static_cast<float>(sum);
+    scan.bad[c] = finite ? 0 : 1;
+  }
+}
+
+void host_flat_scan_end(const FlatScan& scan) {
+  double square = 0.0;
+  int32_t first_bad = -1;
+  for (int32_t c = 0; c < scan.num_chunks; ++c) {
+    square += scan.sums[c];
+    if (first_bad < 0 && scan.bad[c] != 0) {
+      first_bad = scan.chunks[c].segment;
+    }
+  }
+  flat_conclude(scan, square, first_bad);
 }
 
 }  // namespace ddp::detail

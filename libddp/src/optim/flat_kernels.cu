@@ -1,113 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "optim/flat_kernels.hpp"
+#include "optim/flat_memory.cuh"
+#include "optim/flat_sums.cuh"
 
 namespace ddp::detail {
 namespace {
 
-// Four elements are read or written at once where all of them lie inside [0, numel) and on 16 bytes
-// (8 for halves).
-__device__ __forceinline__ float4 read_float4(const float* data, bool whole, int64_t i,
-                                              int64_t numel) {
-  if (whole) {
-    return *reinterpret_cast<const float4*>(data + i);
-  }
-  return {data[i], i + 1 < numel ? data[i + 1] : 0.0F, i + 2 < numel ? data[i + 2] : 0.0F,
-          i + 3 < numel ? data[i + 3] : 0.0F};
+// A thread's elements of one chunk.
+struct Place {
+  int64_t index;
+  bool inside;
+  bool whole;  // four of them may be moved at once
+};
+
+__device__ __forceinline__ Place place_of(const FlatChunk& chunk, int vector, int64_t numel,
+                                          bool aligned) {
+  const int64_t index = static_cast<int64_t>(chunk.index) * kFlatChunk +
+                        (vector * kFlatThreads + static_cast<int>(threadIdx.x)) * 4;
+  return {index, index < numel, aligned && index + 4 <= numel};
 }
 
-__device__ __forceinline__ void write_float4(float* data, bool whole, int64_t i, int64_t numel,
-                                             const float4& value) {
-  if (whole) {
-    *reinterpret_cast<float4*>(data + i) = value;
-    return;
-  }
-  const float* values = &value.x;
-  for (int k = 0; k < 4 && i + k < numel; ++k) {
-    data[i + k] = values[k];
-  }
-}
-
-__device__ __forceinline__ float2 widen(__nv_bfloat162 pair) {
-  return __bfloat1622float2(pair);
-}
-__device__ __forceinline__ float2 widen(__half2 pair) {
-  return __half22float2(pair);
-}
-__device__ __forceinline__ void narrow(float a, float b, __nv_bfloat162& pair) {
-  pair = __floats2bfloat162_rn(a, b);
-}
-__device__ __forceinline__ void narrow(float a, float b, __half2& pair) {
-  pair = __floats2half2_rn(a, b);
-}
-__device__ __forceinline__ void narrow(float a, __nv_bfloat16& value) {
-  value = __float2bfloat16_rn(a);
-}
-__device__ __forceinline__ void narrow(float a, __half& value) {
-  value = __float2half_rn(a);
-}
-
-template <typename Half, typename Pair>
-__device__ __forceinline__ float4 read_half4(const void* data, bool whole, int64_t i,
-                                             int64_t numel) {
-  const Half* halves = static_cast<const Half*>(data) + i;
-  if (whole) {
-    const uint2 bits = *reinterpret_cast<const uint2*>(halves);
-    const float2 low = widen(*reinterpret_cast<const Pair*>(&bits.x));
-    const float2 high = widen(*reinterpret_cast<const Pair*>(&bits.y));
-    return {low.x, low.y, high.x, high.y};
-  }
-  return {static_cast<float>(halves[0]), i + 1 < numel ? static_cast<float>(halves[1]) : 0.0F,
-          i + 2 < numel ? static_cast<float>(halves[2]) : 0.0F,
-          i + 3 < numel ? static_cast<float>(halves[3]) : 0.0F};
-}
-
-template <typename Half, typename Pair>
-__device__ __forceinline__ void write_half4(void* data, bool whole, int64_t i, int64_t numel,
-                                            const float4& value) {
-  Half* halves = static_cast<Half*>(data) + i;
-  if (whole) {
-    uint2 bits;
-    narrow(value.x, value.y, *reinterpret_cast<Pair*>(&bits.x));
-    narrow(value.z, value.w, *reinterpret_cast<Pair*>(&bits.y));
-    *reinterpret_cast<uint2*>(halves) = bits;
-    return;
-  }
-  const float* values = &value.x;
-  for (int k = 0; k < 4 && i + k < numel; ++k) {
-    narrow(values[k], halves[k]);
-  }
-}
-
-// The dtype is the same for a whole block, so the branches cost nothing beside the memory.
-__device__ __forceinline__ float4 read_gradient(const void* data, FlatDtype dtype, bool whole,
-                                                int64_t i, int64_t numel) {
-  if (dtype == FlatDtype::BFloat16) {
-    return read_half4<__nv_bfloat16, __nv_bfloat162>(data, whole, i, numel);
-  }
-  if (dtype == FlatDtype::Float16) {
-    return read_half4<__half, __half2>(data, whole, i, numel);
-  }
-  return read_float4(static_cast<const float*>(data), whole, i, numel);
-}
-
-__device__ __forceinline__ void write_leaf(const FlatSegment& segment, bool whole, int64_t i,
-                                           const float4& value) {
-  if (segment.leaf_dtype == FlatDtype::BFloat16) {
-    write_half4<__nv_bfloat16, __nv_bfloat162>(segment.leaf, whole, i, segment.numel, value);
-  } else {
-    write_half4<__half, __half2>(segment.leaf, whole, i, segment.numel, value);
-  }
-}
-
-template <typename Rule>
-__device__ __forceinline__ void apply4(const FlatRule& rule, const FlatFactors& factors,
-                                       const float4& gradient, float4& weight,
-                                       float4 (&slots)[kFlatMaxSlots]) {
-  const float* gradients = &gradient.x;
-  float* weights = &weight.x;
+// Calls body(k, own slots) for the four elements and keeps the slots that it changes.
+template <typename Rule, typename Body>
+__device__ __forceinline__ void for_each_of_four(float4 (&slots)[kFlatMaxSlots], Body body) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     float own[kFlatMaxSlots];
@@ -115,7 +30,7 @@ __device__ __forceinline__ void apply4(const FlatRule& rule, const FlatFactors& 
     for (int slot = 0; slot < Rule::kSlots; ++slot) {
       own[slot] = (&slots[slot].x)[k];
     }
-    Rule::apply(rule, factors, gradients[k], weights[k], own);
+    body(k, own);
 #pragma unroll
     for (int slot = 0; slot < Rule::kSlots; ++slot) {
       (&slots[slot].x)[k] = own[slot];
@@ -123,8 +38,46 @@ __device__ __forceinline__ void apply4(const FlatRule& rule, const FlatFactors& 
   }
 }
 
-// One block a chunk. All of a thread's reads are issued before its first write, so that enough
-// bytes are under way to fill the memory's bandwidth.
+template <typename Rule>
+__device__ __forceinline__ void write_slots(const FlatSegment& segment, const Place& place,
+                                            const float4 (&slots)[kFlatMaxSlots]) {
+#pragma unroll
+  for (int slot = 0; slot < Rule::kSlots; ++slot) {
+    write_float4(segment.slots[slot], place.whole, place.index, segment.numel, slots[slot]);
+  }
+}
+
+// What a thread reads of its chunk. All of it is under way before the first write, so that enough
+// bytes fly to fill the memory's bandwidth.
+template <typename Rule, bool ReadsGradient>
+struct Elements {
+  float4 gradient[kFlatVectors];
+  float4 weight[kFlatVectors];
+  float4 slots[kFlatVectors][kFlatMaxSlots];
+
+  __device__ __forceinline__ void read(const FlatChunk& chunk, const FlatSegment& segment,
+                                       const void* data, FlatDtype dtype, bool aligned) {
+#pragma unroll
+    for (int v = 0; v < kFlatVectors; ++v) {
+      const Place place = place_of(chunk, v, segment.numel, aligned);
+      if (place.inside) {
+        if constexpr (ReadsGradient) {
+          gradient[v] = read_gradient(data, dtype, place.whole, place.index, segment.numel);
+        } else {
+          gradient[v] = {};
+        }
+        weight[v] = read_float4(segment.weight, place.whole, place.index, segment.numel);
+#pragma unroll
+        for (int slot = 0; slot < Rule::kSlots; ++slot) {
+          slots[v][slot] =
+              read_float4(segment.slots[slot], place.whole, place.index, segment.numel);
+        }
+      }
+    }
+  }
+};
+
+// One block a chunk.
 template <typename Rule>
 __global__ void __launch_bounds__(kFlatThreads)
     flat_update(const __grid_constant__ FlatStep step,
@@ -136,41 +89,92 @@ __global__ void __launch_bounds__(kFlatThreads)
     return;
   }
   const FlatSegment segment = step.segments[chunk.segment];
-  const FlatDtype dtype = gradients.dtype[local];
   const bool aligned = segment.aligned && gradients.aligned[local];
   const FlatFactors factors = flat_factors(step, segment, chunk.segment);
-  const int64_t begin = static_cast<int64_t>(chunk.index) * kFlatChunk + threadIdx.x * 4;
-  float4 gradient[kFlatVectors];
-  float4 weight[kFlatVectors];
-  float4 slots[kFlatVectors][kFlatMaxSlots];
+  Elements<Rule, Rule::kApplyReadsGradient> own;
+  own.read(chunk, segment, data, gradients.dtype[local], aligned);
 #pragma unroll
   for (int v = 0; v < kFlatVectors; ++v) {
-    const int64_t i = begin + v * kFlatThreads * 4;
-    if (i < segment.numel) {
-      const bool whole = aligned && i + 4 <= segment.numel;
-      gradient[v] = read_gradient(data, dtype, whole, i, segment.numel);
-      weight[v] = read_float4(segment.weight, whole, i, segment.numel);
-#pragma unroll
-      for (int slot = 0; slot < Rule::kSlots; ++slot) {
-        slots[v][slot] = read_float4(segment.slots[slot], whole, i, segment.numel);
+    const Place place = place_of(chunk, v, segment.numel, aligned);
+    if (place.inside) {
+      for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
+        Rule::apply(step.rule, factors, (&own.gradient[v].x)[k], (&own.weight[v].x)[k], slots);
+      });
+      write_float4(segment.weight, place.whole, place.index, segment.numel, own.weight[v]);
+      if constexpr (Rule::kApplyWritesSlots) {
+        write_slots<Rule>(segment, place, own.slots[v]);
+      }
+      if (segment.leaf != nullptr) {
+        write_leaf(segment, place.whole, place.index, own.weight[v]);
       }
     }
   }
+}
+
+// One block a chunk: the sums of squares that trust ratios are made of.
+template <typename Rule>
+__global__ void __launch_bounds__(kFlatThreads)
+    flat_measure(const __grid_constant__ FlatStep step,
+                 const __grid_constant__ FlatGradients gradients) {
+  const int index = gradients.first_chunk + static_cast<int>(blockIdx.x);
+  const FlatChunk chunk = step.chunks[index];
+  const int local = chunk.segment - gradients.first_segment;
+  const void* const data = gradients.data[local];
+  if (data == nullptr || step.found_inf.get() != 0.0F) {
+    return;
+  }
+  const FlatSegment segment = step.segments[chunk.segment];
+  const bool aligned = segment.aligned && gradients.aligned[local];
+  const FlatFactors factors = flat_factors(step, segment, chunk.segment);
+  Elements<Rule, true> own;
+  own.read(chunk, segment, data, gradients.dtype[local], aligned);
+  FlatSquares squares;
 #pragma unroll
   for (int v = 0; v < kFlatVectors; ++v) {
-    const int64_t i = begin + v * kFlatThreads * 4;
-    if (i < segment.numel) {
-      const bool whole = aligned && i + 4 <= segment.numel;
-      apply4<Rule>(step.rule, factors, gradient[v], weight[v], slots[v]);
-      write_float4(segment.weight, whole, i, segment.numel, weight[v]);
-#pragma unroll
-      for (int slot = 0; slot < Rule::kSlots; ++slot) {
-        write_float4(segment.slots[slot], whole, i, segment.numel, slots[v][slot]);
-      }
-      if (segment.leaf != nullptr) {
-        write_leaf(segment, whole, i, weight[v]);
+    const Place place = place_of(chunk, v, segment.numel, aligned);
+    if (place.inside) {
+      for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
+        // Elements behind the end are zeros and add nothing.
+        const float weight = (&own.weight[v].x)[k];
+        const float update =
+            Rule::measure(step.rule, factors, (&own.gradient[v].x)[k], weight, slots);
+        squares.weight += weight * weight;
+        squares.update += update * update;
+      });
+      if constexpr (Rule::kMeasureWritesSlots) {
+        write_slots<Rule>(segment, place, own.slots[v]);
       }
     }
+  }
+  squares.weight = sum_over_block(squares.weight);
+  squares.update = sum_over_block(squares.update);
+  if (threadIdx.x == 0) {
+    step.squares[index] = squares;
+  }
+}
+
+// One block a segment.
+__global__ void __launch_bounds__(kFlatThreads)
+    flat_trust_ratios(const __grid_constant__ FlatStep step,
+                      const __grid_constant__ FlatGradients gradients) {
+  const int local = static_cast<int>(blockIdx.x);
+  if (gradients.data[local] == nullptr || step.found_inf.get() != 0.0F) {
+    return;
+  }
+  const int index = gradients.first_segment + local;
+  const FlatSegment& segment = step.segments[index];
+  const auto num_chunks = static_cast<int>((segment.numel + kFlatChunk - 1) / kFlatChunk);
+  double weight = 0.0;
+  double update = 0.0;
+  for (int c = static_cast<int>(threadIdx.x); c < num_chunks; c += kFlatThreads) {
+    const FlatSquares squares = step.squares[segment.first_chunk + c];
+    weight += squares.weight;
+    update += squares.update;
+  }
+  weight = sum_over_block(weight);
+  update = sum_over_block(update);
+  if (threadIdx.x == 0) {
+    flat_trust(step, index, weight, update);
   }
 }
 
@@ -188,12 +192,17 @@ __global__ void flat_count_updates(const __grid_constant__ FlatStep step,
 
 cudaError_t launch_flat_update(const FlatStep& step, const FlatGradients& gradients,
                                cudaStream_t stream) {
-  if (step.counts != nullptr) {
+  if (step.rule.counts()) {
     const int blocks = (gradients.num_segments + kFlatThreads - 1) / kFlatThreads;
     flat_count_updates<<<blocks, kFlatThreads, 0, stream>>>(step, gradients);
   }
   with_flat_rule(step.rule, [&](auto rule) {
-    flat_update<decltype(rule)><<<gradients.num_chunks, kFlatThreads, 0, stream>>>(step, gradients);
+    using Rule = decltype(rule);
+    if constexpr (Rule::kMeasures) {
+      flat_measure<Rule><<<gradients.num_chunks, kFlatThreads, 0, stream>>>(step, gradients);
+      flat_trust_ratios<<<gradients.num_segments, kFlatThreads, 0, stream>>>(step, gradients);
+    }
+    flat_update<Rule><<<gradients.num_chunks, kFlatThreads, 0, stream>>>(step, gradients);
   });
   return cudaGetLastError();
 }

@@ -10,15 +10,30 @@
 
 namespace ddp::detail {
 
-/// Updates the segments of `gradients`; counts their updates first where the rule needs it. The
-/// order of operations for an element is flat_math.hpp's.
+// An element's operations and their order are flat_math.hpp's; sums run in an order that depends on
+// nothing but the sizes, without atomics, so that every run gives the same bits.
+
+/// Updates the segments of `gradients`; first counts their updates and finds their trust ratios,
+/// where the rule has them.
 void host_flat_update(const FlatStep& step, const FlatGradients& gradients);
 
+/// Fills `scan.sums` for the chunks of `gradients`.
+void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients);
+/// After all of them: fills `scan.found` and `scan.report`.
+void host_flat_scan_end(const FlatScan& scan);
+
 #ifdef DDP_HAS_CUDA
-/// The same by one kernel over all elements, in the order of `stream`, after one small one that
-/// counts. Both may be captured.
+// The same in the order of `stream`, for capturing too.
+
+/// SGD: one kernel; Adam: two; LARS: three; LAMB: four.
 cudaError_t launch_flat_update(const FlatStep& step, const FlatGradients& gradients,
                                cudaStream_t stream);
+cudaError_t launch_flat_scan(const FlatScan& scan, const FlatGradients& gradients,
+                             cudaStream_t stream);
+cudaError_t launch_flat_scan_end(const FlatScan& scan, cudaStream_t stream);
+/// average += share * (weight - average), with at::lerp's formula.
+cudaError_t launch_flat_average(const FlatAverage* averages, const FlatChunk* chunks,
+                                int num_chunks, float share, cudaStream_t stream);
 #endif
 
 }  // namespace ddp::detail

@@ -38,4 +38,28 @@ void flat_update(const FlatStep& step, const FlatGradients& gradients, c10::Devi
       [&](auto stream) { return launch_flat_update(step, gradients, stream); });
 }
 
+void flat_scan(const FlatScan& scan, const FlatGradients& gradients, c10::Device device) {
+  if (gradients.num_chunks == 0) {
+    return;
+  }
+  run_on(
+      device, [&] { host_flat_scan(scan, gradients); },
+      [&](auto stream) { return launch_flat_scan(scan, gradients, stream); });
+}
+
+void flat_scan_end(const FlatScan& scan, c10::Device device) {
+  run_on(
+      device, [&] { host_flat_scan_end(scan); },
+      [&](auto stream) { return launch_flat_scan_end(scan, stream); });
+}
+
+void flat_average(const FlatAverage* averages, const FlatChunk* chunks, int num_chunks, float share,
+                  c10::Device device) {
+  run_on(
+      device, [] { DDP_CHECK(false, "averages on the CPU are ATen's"); },
+      [&](auto stream) {
+        return launch_flat_average(averages, chunks, num_chunks, share, stream);
+      });
+}
+
 }  // namespace ddp::detail

@@ -10,5 +10,10 @@
 namespace ddp::detail {
 
 void flat_update(const FlatStep& step, const FlatGradients& gradients, c10::Device device);
+void flat_scan(const FlatScan& scan, const FlatGradients& gradients, c10::Device device);
+void flat_scan_end(const FlatScan& scan, c10::Device device);
+/// CUDA only.
+void flat_average(const FlatAverage* averages, const FlatChunk* chunks, int num_chunks, float share,
+                  c10::Device device);
 
 }  // namespace ddp::detail

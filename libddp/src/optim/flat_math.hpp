@@ -33,8 +33,10 @@ struct FlatSegment {
   int64_t numel = 0;
   float lr_scale = 1.0F;
   float weight_decay = 0.0F;
+  int32_t first_chunk = 0;
   FlatDtype leaf_dtype = FlatDtype::Float32;
   bool aligned = false;  ///< four elements of each may be moved at once
+  bool adapts = true;    ///< LARS, LAMB: has a trust ratio
 };
 
 /// A piece of a segment, for one block of threads: elements [index, index + 1) * kFlatChunk.
@@ -43,7 +45,7 @@ struct FlatChunk {
   int32_t index = 0;
 };
 constexpr int kFlatThreads = 256;
-constexpr int kFlatVectors = 4;  ///< of four elements, that a thread moves
+constexpr int kFlatVectors = 2;  ///< of four elements, that a thread moves
 constexpr int kFlatChunk = kFlatThreads * kFlatVectors * 4;
 
 /// Where the gradients of a run of segments lie in this step. Travels as a kernel's argument, which
@@ -59,7 +61,7 @@ struct FlatGradients {
   bool aligned[kFlatMaxGradients] = {};
 };
 
-enum class FlatRuleType : uint8_t { Sgd, Adam };
+enum class FlatRuleType : uint8_t { Sgd, Adam, Lars, Lamb };
 
 struct FlatRule {
   FlatRuleType type = FlatRuleType::Sgd;
@@ -71,21 +73,37 @@ struct FlatRule {
   double beta1 = 0.0;
   double beta2 = 0.0;
   float eps = 0.0F;
+  float trust_coefficient = 0.0F;
+
+  DDP_HOST_DEVICE bool counts() const {
+    return type == FlatRuleType::Adam || type == FlatRuleType::Lamb;
+  }
+  DDP_HOST_DEVICE bool measures() const {
+    return type == FlatRuleType::Lars || type == FlatRuleType::Lamb;
+  }
 };
 
-/// What the step's number makes of Adam's means (PyTorch's bias_correction1 and the root of
-/// bias_correction2).
+/// What is known of a segment in a step: what the number of updates makes of Adam's means
+/// (PyTorch's bias_correction1 and the root of bias_correction2), and the trust ratio.
 struct FlatBias {
   float correction1 = 1.0F;
   float correction2_sqrt = 1.0F;
+  float trust_ratio = 1.0F;
+};
+
+/// Sums of squares over a chunk's or a segment's elements.
+struct FlatSquares {
+  float weight = 0.0F;
+  float update = 0.0F;  ///< LARS: of the gradient; LAMB: of the update before the trust ratio
 };
 
 /// One step; pointers lie on the parameters' device.
 struct FlatStep {
   const FlatSegment* segments = nullptr;
   const FlatChunk* chunks = nullptr;
-  float* counts = nullptr;     ///< [segments] updates made; Adam
-  FlatBias* biases = nullptr;  ///< [segments] of this step; Adam
+  float* counts = nullptr;         ///< [segments] updates made; Adam, LAMB
+  FlatBias* biases = nullptr;      ///< [segments] of this step; Adam, LARS, LAMB
+  FlatSquares* squares = nullptr;  ///< [chunks] of this step; LARS, LAMB
   FlatRule rule;
   FlatScalar lr;
   FlatScalar inverse_scale;
@@ -102,12 +120,15 @@ struct FlatFactors {
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
   float eps;
-  FlatBias bias;
+  float mean_scale;    // 1 / correction1
+  float square_scale;  // 1 / correction2_sqrt
+  float trust_ratio;
 };
 
 DDP_HOST_DEVICE FlatFactors flat_factors(const FlatStep& step, const FlatSegment& segment,
                                          int32_t index) {
   const FlatRule& rule = step.rule;
+  const FlatBias bias = rule.counts() || rule.measures() ? step.biases[index] : FlatBias{};
   return {.gradient = step.inverse_scale.get() * step.clip_factor.get(),
           .lr = step.lr.get() * segment.lr_scale,
           .weight_decay = segment.weight_decay,
@@ -117,7 +138,9 @@ DDP_HOST_DEVICE FlatFactors flat_factors(const FlatStep& step, const FlatSegment
           .beta2 = static_cast<float>(rule.beta2),
           .one_minus_beta2 = static_cast<float>(1.0 - rule.beta2),
           .eps = rule.eps,
-          .bias = step.biases != nullptr ? step.biases[index] : FlatBias{}};
+          .mean_scale = rule.counts() ? 1.0F / bias.correction1 : 1.0F,
+          .square_scale = rule.counts() ? 1.0F / bias.correction2_sqrt : 1.0F,
+          .trust_ratio = bias.trust_ratio};
 }
 
 /// Counts the update of segment `index` and says what that makes of its means.
@@ -126,12 +149,38 @@ DDP_HOST_DEVICE void flat_count(const FlatStep& step, int32_t index) {
   step.counts[index] = count;
   step.biases[index] = {
       static_cast<float>(1.0 - pow(step.rule.beta1, static_cast<double>(count))),
-      static_cast<float>(sqrt(1.0 - pow(step.rule.beta2, static_cast<double>(count))))};
+      static_cast<float>(sqrt(1.0 - pow(step.rule.beta2, static_cast<double>(count)))), 1.0F};
 }
+
+/// Sets the trust ratio from the sums of squares over the whole segment `index`.
+DDP_HOST_DEVICE void flat_trust(const FlatStep& step, int32_t index, double weight_square,
+                                double update_square) {
+  const FlatSegment& segment = step.segments[index];
+  float ratio = 1.0F;
+  if (segment.adapts && weight_square > 0.0 && update_square > 0.0) {
+    const auto weight = static_cast<float>(sqrt(weight_square));
+    const auto update = static_cast<float>(sqrt(update_square));
+    ratio = step.rule.type == FlatRuleType::Lars
+                ? step.rule.trust_coefficient * weight /
+                      (update + segment.weight_decay * weight + step.rule.eps)
+                : weight / update;
+  }
+  step.biases[index].trust_ratio = ratio;
+}
+
+// Every rule is `apply` for one element. Those with a trust ratio have `measure` too, which runs
+// over all elements before: it may change slots and returns what the ratio's denominator is the
+// norm of.
+struct FlatRuleBase {
+  static constexpr bool kMeasures = false;
+  static constexpr bool kMeasureWritesSlots = false;
+  static constexpr bool kApplyReadsGradient = true;
+  static constexpr bool kApplyWritesSlots = true;
+};
 
 /// torch.optim.SGD with dampening 0; NumSlots 1 with momentum, else 0.
 template <int NumSlots>
-struct FlatSgd {
+struct FlatSgd : FlatRuleBase {
   static constexpr int kSlots = NumSlots;
   static DDP_HOST_DEVICE void apply(const FlatRule& rule, const FlatFactors& f, float gradient,
                                     float& weight, float* slots) {
@@ -146,7 +195,7 @@ struct FlatSgd {
 
 /// torch.optim.Adam and AdamW; NumSlots 3 with amsgrad, else 2.
 template <int NumSlots>
-struct FlatAdam {
+struct FlatAdam : FlatRuleBase {
   static constexpr int kSlots = NumSlots;
   static DDP_HOST_DEVICE void apply(const FlatRule& rule, const FlatFactors& f, float gradient,
                                     float& weight, float* slots) {
@@ -164,19 +213,117 @@ struct FlatAdam {
       square = slots[2] > square ? slots[2] : square;
       slots[2] = square;
     }
-    const float denominator = sqrtf(square) / f.bias.correction2_sqrt + f.eps;
-    weight -= f.lr / f.bias.correction1 * slots[0] / denominator;
+    const float denominator = sqrtf(square) * f.square_scale + f.eps;
+    weight -= f.lr * f.mean_scale * slots[0] / denominator;
+  }
+};
+
+/// LARS as OptimizerOptions says.
+struct FlatLars : FlatRuleBase {
+  static constexpr int kSlots = 1;
+  static constexpr bool kMeasures = true;
+  static DDP_HOST_DEVICE float measure(const FlatRule& /*rule*/, const FlatFactors& f,
+                                       float gradient, float /*weight*/, float* /*slots*/) {
+    return gradient * f.gradient;
+  }
+  static DDP_HOST_DEVICE void apply(const FlatRule& /*rule*/, const FlatFactors& f, float gradient,
+                                    float& weight, float* slots) {
+    const float update = gradient * f.gradient + f.weight_decay * weight;
+    slots[0] = f.momentum * slots[0] + f.lr * f.trust_ratio * update;
+    weight -= slots[0];
+  }
+};
+
+/// LAMB as OptimizerOptions says. The means are brought up to date by `measure`; `apply` makes the
+/// same update of them again, which costs no more memory than keeping it would.
+struct FlatLamb : FlatRuleBase {
+  static constexpr int kSlots = 2;
+  static constexpr bool kMeasures = true;
+  static constexpr bool kMeasureWritesSlots = true;
+  static constexpr bool kApplyReadsGradient = false;
+  static constexpr bool kApplyWritesSlots = false;
+  static DDP_HOST_DEVICE float update(const FlatFactors& f, float weight, const float* slots) {
+    return slots[0] * f.mean_scale / (sqrtf(slots[1]) * f.square_scale + f.eps) +
+           f.weight_decay * weight;
+  }
+  static DDP_HOST_DEVICE float measure(const FlatRule& /*rule*/, const FlatFactors& f,
+                                       float gradient, float weight, float* slots) {
+    gradient *= f.gradient;
+    slots[0] = f.beta1 * slots[0] + f.one_minus_beta1 * gradient;
+    slots[1] = f.beta2 * slots[1] + f.one_minus_beta2 * gradient * gradient;
+    return update(f, weight, slots);
+  }
+  static DDP_HOST_DEVICE void apply(const FlatRule& /*rule*/, const FlatFactors& f,
+                                    float /*gradient*/, float& weight, float* slots) {
+    weight -= f.lr * f.trust_ratio * update(f, weight, slots);
   }
 };
 
 /// Calls `body` with the rule's arithmetic as a type.
 template <typename Body>
 void with_flat_rule(const FlatRule& rule, Body body) {
-  if (rule.type == FlatRuleType::Sgd) {
-    rule.num_slots == 0 ? body(FlatSgd<0>()) : body(FlatSgd<1>());
-  } else {
-    rule.num_slots == 2 ? body(FlatAdam<2>()) : body(FlatAdam<3>());
+  switch (rule.type) {
+    case FlatRuleType::Sgd:
+      rule.num_slots == 0 ? body(FlatSgd<0>()) : body(FlatSgd<1>());
+      break;
+    case FlatRuleType::Adam:
+      rule.num_slots == 2 ? body(FlatAdam<2>()) : body(FlatAdam<3>());
+      break;
+    case FlatRuleType::Lars:
+      body(FlatLars());
+      break;
+    case FlatRuleType::Lamb:
+      body(FlatLamb());
   }
+}
+
+/// A pass that only looks: the norm of all gradients and whether they are finite.
+struct FlatScan {
+  const FlatSegment* segments = nullptr;
+  const FlatChunk* chunks = nullptr;
+  FlatScalar inverse_scale;
+  float max_norm = 0.0F;
+  int32_t num_chunks = 0;
+  float* sums = nullptr;   ///< [chunks] of squares
+  int32_t* bad = nullptr;  ///< [chunks] 1 where an element is inf or NaN, else 0
+  float* found = nullptr;  ///< [4]: norm, found_inf, clip_factor; the bits of an int32: first bad
+  int32_t* report = nullptr;  ///< [2]: scans that found such an element, the last one's segment
+};
+
+DDP_HOST_DEVICE bool flat_is_finite(float value) {
+  return value - value == 0.0F;
+}
+
+/// Writes what a scan found.
+DDP_HOST_DEVICE void flat_conclude(const FlatScan& scan, double square, int32_t first_bad) {
+  const auto norm = static_cast<float>(sqrt(square));
+  scan.found[0] = norm;
+  scan.found[1] = first_bad >= 0 ? 1.0F : 0.0F;
+  float factor = 1.0F;
+  if (scan.max_norm > 0.0F) {
+    factor = scan.max_norm / (norm + 1e-6F);
+    factor = factor > 1.0F ? 1.0F : factor;  // a NaN stays, as in PyTorch
+  }
+  scan.found[2] = factor;
+  reinterpret_cast<int32_t*>(scan.found)[3] = first_bad;
+  if (first_bad >= 0) {
+    scan.report[0] += 1;
+    scan.report[1] = first_bad;
+  }
+}
+
+/// One tensor of a moving average.
+struct FlatAverage {
+  float* average = nullptr;
+  const void* weight = nullptr;
+  int64_t numel = 0;
+  FlatDtype dtype = FlatDtype::Float32;  ///< of the weight
+  bool aligned = false;
+};
+
+/// at::lerp's formula.
+DDP_HOST_DEVICE float flat_lerp(float from, float to, float share) {
+  return share < 0.5F ? from + share * (to - from) : to - (to - from) * (1.0F - share);
 }
 
 }  // namespace ddp::detail

@@ -4,12 +4,12 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "optim/capture.hpp"
 #include "optim/flat_launch.hpp"
+#include "optim/flat_tables.hpp"
 #include "optim/state_check.hpp"
 
 namespace ddp::detail {
@@ -17,49 +17,36 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // elements: every parameter's piece begins on 256 bytes
 
-FlatDtype flat_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBFloat16:
-      return FlatDtype::BFloat16;
-    case at::kHalf:
-      return FlatDtype::Float16;
+FlatRuleType flat_rule_type(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::Sgd:
+      return FlatRuleType::Sgd;
+    case OptimizerType::Lars:
+      return FlatRuleType::Lars;
+    case OptimizerType::Lamb:
+      return FlatRuleType::Lamb;
     default:
-      return FlatDtype::Float32;
+      return FlatRuleType::Adam;
   }
 }
 
-bool is_flat_dtype(at::ScalarType dtype) {
-  return dtype == at::kFloat || is_half(dtype);
-}
-
-bool is_aligned(const void* pointer, at::ScalarType dtype) {
-  return reinterpret_cast<uintptr_t>(pointer) % (4 * c10::elementSize(dtype)) == 0;
-}
-
 FlatRule flat_rule_of(const OptimizerOptions& options, const UpdateRule& rule) {
-  return {.type = options.type == OptimizerType::Sgd ? FlatRuleType::Sgd : FlatRuleType::Adam,
+  return {.type = flat_rule_type(options.type),
           .num_slots = static_cast<int>(rule.slots().size()),
           .nesterov = options.nesterov,
           .decoupled = options.type == OptimizerType::AdamW,
           .momentum = static_cast<float>(options.momentum),
           .beta1 = options.beta1,
           .beta2 = options.beta2,
-          .eps = static_cast<float>(options.eps)};
-}
-
-template <typename T>
-at::Tensor to_device(const std::vector<T>& table, at::Device device) {
-  const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
-  at::Tensor host = at::empty({bytes}, at::kByte);
-  std::memcpy(host.data_ptr(), table.data(), static_cast<size_t>(bytes));
-  return host.to(device);
+          .eps = static_cast<float>(options.eps),
+          .trust_coefficient = static_cast<float>(options.trust_coefficient)};
 }
 
 }  // namespace
 
 std::string reason_against_flat(const std::vector<ParameterSettings>& parameters,
                                 const OptimizerOptions& options) {
-  if (options.dampening != 0.0) {
+  if (options.type == OptimizerType::Sgd && options.dampening != 0.0) {
     return "optimizer.dampening is not 0";
   }
   for (const ParameterSettings& settings : parameters) {
@@ -144,14 +131,19 @@ void FlatOptimizer::cut_chunks() {
       next.first_segment = static_cast<int32_t>(i);
       next.first_chunk = static_cast<int32_t>(chunks.size());
     }
-    const int64_t count = (states_[i].leaf.numel() + kFlatChunk - 1) / kFlatChunk;
-    for (int64_t k = 0; k < count; ++k) {
-      chunks.push_back({static_cast<int32_t>(i), static_cast<int32_t>(k)});
-    }
+    first_chunks_.push_back(static_cast<int32_t>(chunks.size()));
+    append_chunks(chunks, i, states_[i].leaf.numel());
     gradients_.back().num_segments += 1;
-    gradients_.back().num_chunks += static_cast<int32_t>(count);
+    gradients_.back().num_chunks =
+        static_cast<int32_t>(chunks.size()) - gradients_.back().first_chunk;
   }
   chunks_ = to_device(chunks, device_);
+  num_chunks_ = static_cast<int64_t>(chunks.size());
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
+  if (flat_rule_.measures()) {
+    squares_ = at::empty({num_chunks_ * static_cast<int64_t>(sizeof(FlatSquares))}, options);
+  }
+  sums_ = at::zeros({2, num_chunks_}, options.dtype(at::kFloat));
 }
 
 void FlatOptimizer::make_tables() {
@@ -174,6 +166,8 @@ void FlatOptimizer::make_tables() {
     segment.numel = state.leaf.numel();
     segment.lr_scale = static_cast<float>(settings_[i].lr_scale);
     segment.weight_decay = static_cast<float>(settings_[i].weight_decay);
+    segment.first_chunk = first_chunks_[i];
+    segment.adapts = settings_[i].adapts;
     leaf_pointers_.push_back(state.leaf.data_ptr());
   }
   segments_ = to_device(segments, device_);
@@ -258,11 +252,11 @@ FlatScalar FlatOptimizer::scalar(const StepScalar& given, float absent) {
 }
 
 FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {
-  const bool counts = rule_->counts_steps();
   return {.segments = static_cast<const FlatSegment*>(segments_.data_ptr()),
           .chunks = static_cast<const FlatChunk*>(chunks_.data_ptr()),
-          .counts = counts ? counts_.data_ptr<float>() : nullptr,
-          .biases = counts ? static_cast<FlatBias*>(biases_.data_ptr()) : nullptr,
+          .counts = counts_.data_ptr<float>(),
+          .biases = static_cast<FlatBias*>(biases_.data_ptr()),
+          .squares = squares_.defined() ? static_cast<FlatSquares*>(squares_.data_ptr()) : nullptr,
           .rule = flat_rule_,
           .lr = scalar(scalars.lr, 0.0F),
           .inverse_scale = scalar(scalars.inverse_scale, 1.0F),
@@ -279,11 +273,7 @@ void FlatOptimizer::step(const StepScalars& scalars) {
     return;
   }
   const at::NoGradGuard no_grad;
-  if (storage_.empty()) {
-    make_storage();
-  } else if (!tables_are_current()) {
-    make_tables();
-  }
+  prepare_storage();
   begin_states();
   read_gradients();
   const FlatStep step = arguments(scalars);
@@ -291,6 +281,42 @@ void FlatOptimizer::step(const StepScalars& scalars) {
     flat_update(step, gradients, device_);
   }
   kept_.clear();
+}
+
+void FlatOptimizer::prepare_storage() {
+  kept_.clear();
+  if (storage_.empty()) {
+    make_storage();
+  } else if (!tables_are_current()) {
+    make_tables();
+  }
+}
+
+GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
+  const TraceScope trace("scan gradients", "compute");
+  const at::NoGradGuard no_grad;
+  prepare_storage();
+  read_gradients();
+  // New memory each time: callers keep the norm until it is logged.
+  const at::Tensor found = at::empty({4}, counts_.options());
+  const FlatScan scan{.segments = static_cast<const FlatSegment*>(segments_.data_ptr()),
+                      .chunks = static_cast<const FlatChunk*>(chunks_.data_ptr()),
+                      .inverse_scale = scalar(inverse_scale, 1.0F),
+                      .max_norm = static_cast<float>(max_norm),
+                      .num_chunks = static_cast<int32_t>(num_chunks_),
+                      .sums = sums_.data_ptr<float>(),
+                      .bad = reinterpret_cast<int32_t*>(sums_.data_ptr<float>() + num_chunks_),
+                      .found = found.data_ptr<float>(),
+                      .report = non_finite_counts(device_).data_ptr<int32_t>()};
+  for (const FlatGradients& gradients : gradients_) {
+    flat_scan(scan, gradients, device_);
+  }
+  flat_scan_end(scan, device_);
+  kept_.clear();
+  return {.norm = found.select(0, 0),
+          .found_inf = found.select(0, 1),
+          .clip_factor = found.select(0, 2),
+          .first_non_finite = found.view(at::kInt).select(0, 3)};
 }
 
 StateDict FlatOptimizer::state_dict() const {

@@ -35,10 +35,14 @@ class FlatOptimizer final : public Optimizer {
   const NamedParameters& named_parameters() const override { return parameters_; }
   bool supports_found_inf() const override { return true; }
   bool capturable() const override { return true; }
+  bool scales_gradients_in_step() const override { return true; }
+  /// Two kernels, however many parameters there are.
+  GradientScan scan_gradients(const StepScalar& inverse_scale, double max_norm) override;
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
  private:
+  void prepare_storage();
   void make_storage();
   void make_tables();
   void cut_chunks();
@@ -59,8 +63,12 @@ class FlatOptimizer final : public Optimizer {
   std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one piece each
   at::Tensor counts_;                // [parameters] float32, updates made
   at::Tensor biases_;                // [parameters] FlatBias
+  at::Tensor squares_;               // [chunks] FlatSquares; LARS, LAMB
+  at::Tensor sums_;                  // [2, chunks] of a scan: squares, and whether one is bad
   at::Tensor segments_;              // the tables, as bytes on the device
   at::Tensor chunks_;
+  int64_t num_chunks_ = 0;
+  std::vector<int32_t> first_chunks_;       // [parameters]
   std::vector<const void*> leaf_pointers_;  // of the segments, as the table has them
   std::vector<FlatGradients> gradients_;    // of this step
 

@@ -76,11 +76,12 @@ void ListOptimizer::add_member(const ParameterSettings& settings) {
   const at::ScalarType dtype = half ? at::kFloat : leaf.scalar_type();
   const auto same_chunk = [&](const Chunk& chunk) {
     return chunk.lr_scale == settings.lr_scale && chunk.weight_decay == settings.weight_decay &&
-           chunk.device == leaf.device() && chunk.dtype == dtype;
+           chunk.adapts == settings.adapts && chunk.device == leaf.device() && chunk.dtype == dtype;
   };
   auto chunk = std::find_if(chunks_.begin(), chunks_.end(), same_chunk);
   if (chunk == chunks_.end()) {
-    chunks_.push_back({settings.lr_scale, settings.weight_decay, leaf.device(), dtype, {}, {}});
+    chunks_.push_back(
+        {settings.lr_scale, settings.weight_decay, settings.adapts, leaf.device(), dtype, {}, {}});
     chunk = chunks_.end() - 1;
   }
   chunk->members.push_back(std::move(member));
@@ -151,6 +152,7 @@ void ListOptimizer::update(Chunk& chunk, const std::vector<ParameterState*>& act
   batch.first = first;
   batch.lr_scale = chunk.lr_scale;
   batch.weight_decay = chunk.weight_decay;
+  batch.adapts = chunk.adapts;
   batch.grad_scale = grad_scale_of(scalars, chunk.device);
   if (scalars.found_inf.defined()) {
     batch.found_inf = scalars.found_inf.tensor(chunk.device);

@@ -33,6 +33,7 @@ class ListOptimizer final : public Optimizer {
   struct Chunk {
     double lr_scale;
     double weight_decay;
+    bool adapts;
     at::Device device;
     at::ScalarType dtype;  // the rule computes in it
     std::vector<ParameterState> members;

@@ -105,27 +105,43 @@ void require_beta(const std::string& setting, double value) {
 }  // namespace
 
 void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
-  v.field({.name = "type", .doc = "update rule, as in torch.optim"}, o.type,
+  v.field({.name = "type",
+           .doc = "update rule, as in torch.optim; lars: arXiv:1708.03888; lamb: "
+                  "arXiv:1904.00962"},
+          o.type,
           {{"sgd", OptimizerType::Sgd},
            {"adam", OptimizerType::Adam},
-           {"adamw", OptimizerType::AdamW}});
+           {"adamw", OptimizerType::AdamW},
+           {"lars", OptimizerType::Lars},
+           {"lamb", OptimizerType::Lamb}});
   v.field({.name = "weight_decay",
-           .doc = "sgd, adam: added to the gradient; adamw: decoupled",
+           .doc = "sgd, adam, lars: added to the gradient; adamw, lamb: decoupled",
            .min = 0.0},
           o.weight_decay);
   v.field({.name = "decay_norm_and_bias",
            .doc = "false: no weight decay on parameters with one dimension"},
           o.decay_norm_and_bias);
-  v.field({.name = "momentum", .doc = "sgd: momentum factor", .min = 0.0}, o.momentum);
+  v.field({.name = "momentum", .doc = "sgd, lars: momentum factor", .min = 0.0}, o.momentum);
   v.field({.name = "dampening", .doc = "sgd: dampening of momentum"}, o.dampening);
   v.field({.name = "nesterov", .doc = "sgd: Nesterov momentum; needs momentum"}, o.nesterov);
-  v.field({.name = "beta1", .doc = "adam, adamw: decay of the mean", .min = 0.0, .max = 1.0},
+  v.field({.name = "beta1", .doc = "adam, adamw, lamb: decay of the mean", .min = 0.0, .max = 1.0},
           o.beta1);
-  v.field({.name = "beta2", .doc = "adam, adamw: decay of the mean square", .min = 0.0, .max = 1.0},
+  v.field({.name = "beta2",
+           .doc = "adam, adamw, lamb: decay of the mean square",
+           .min = 0.0,
+           .max = 1.0},
           o.beta2);
-  v.field({.name = "eps", .doc = "adam, adamw: added to the denominator", .min = 0.0}, o.eps);
+  v.field({.name = "eps", .doc = "adam, adamw, lars, lamb: added to the denominator", .min = 0.0},
+          o.eps);
   v.field({.name = "amsgrad", .doc = "adam, adamw: divide by the largest mean square so far"},
           o.amsgrad);
+  v.field({.name = "trust_coefficient",
+           .doc = "lars: times the ratio of the norms of weight and gradient",
+           .min = 0.0},
+          o.trust_coefficient);
+  v.field({.name = "adapt_norm_and_bias",
+           .doc = "lars, lamb: true: parameters with one dimension have a trust ratio too"},
+          o.adapt_norm_and_bias);
   v.field(
       {.name = "implementation",
        .doc = "flat: one kernel over all parameters; list: ATen's kernels over lists of tensors; "
@@ -147,6 +163,9 @@ void validate(const OptimizerOptions& o) {
     throw SettingsError(detail::concat("optimizer.nesterov needs optimizer.momentum > 0 (is ",
                                        o.momentum, ") and optimizer.dampening = 0 (is ",
                                        o.dampening, ")"));
+  }
+  if (o.type == OptimizerType::Lars && !(o.trust_coefficient > 0.0)) {
+    fail("trust_coefficient", o.trust_coefficient, "must be more than 0");
   }
   for (const ParameterGroup& group : o.groups) {
     if (group.patterns.empty()) {

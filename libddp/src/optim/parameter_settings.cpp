@@ -69,7 +69,8 @@ std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& par
     settings.push_back(
         {.parameter = parameter,
          .lr_scale = group ? group->lr_scale : 1.0,
-         .weight_decay = group ? group->weight_decay.value_or(weight_decay) : weight_decay});
+         .weight_decay = group ? group->weight_decay.value_or(weight_decay) : weight_decay,
+         .adapts = options.adapt_norm_and_bias || parameter.tensor.dim() > 1});
   }
   check_groups_used(used_groups, options);
   return settings;

@@ -13,6 +13,7 @@ struct ParameterSettings {
   NamedParameter parameter;
   double lr_scale = 1.0;
   double weight_decay = 0.0;
+  bool adapts = true;  ///< LARS, LAMB: it has a trust ratio
 };
 
 /// Checks `options` and gives every parameter its settings. A shared weight is listed once, under

@@ -98,13 +98,110 @@ class AdamRule final : public UpdateRule {
   bool amsgrad_;
 };
 
+at::Tensor scaled_gradient(const UpdateBatch& batch, size_t i) {
+  return batch.grad_scale ? at::div(batch.grads[i], *batch.grad_scale) : batch.grads[i];
+}
+
+// Only the device may know that nothing is to change.
+void assign(const UpdateBatch& batch, const at::Tensor& tensor, const at::Tensor& value) {
+  tensor.copy_(batch.found_inf ? at::where(at::ne(*batch.found_inf, 0.0), tensor, value) : value);
+}
+
+// `ratio` where both norms are more than 0, else 1.
+at::Tensor trust_ratio(const at::Tensor& ratio, const at::Tensor& a, const at::Tensor& b) {
+  return at::where(at::logical_and(at::gt(a, 0.0), at::gt(b, 0.0)), ratio, at::ones_like(ratio));
+}
+
+// One parameter at a time, in elementary operations: this defines what the flat optimizer computes.
+class LarsRule final : public UpdateRule {
+ public:
+  explicit LarsRule(const OptimizerOptions& options)
+      : momentum_(options.momentum),
+        trust_coefficient_(options.trust_coefficient),
+        eps_(options.eps) {}
+
+  std::string type() const override { return "lars"; }
+  std::vector<std::string> slots() const override { return {"momentum_buffer"}; }
+  bool counts_steps() const override { return false; }
+
+  void update(const UpdateBatch& batch, const StepScalar& lr) const override {
+    for (size_t i = 0; i < batch.params.size(); ++i) {
+      const at::Tensor& weight = batch.params[i];
+      const at::Tensor gradient = scaled_gradient(batch, i);
+      at::Tensor update = gradient + batch.weight_decay * weight;
+      if (batch.adapts) {
+        const at::Tensor w = at::linalg_vector_norm(weight);
+        const at::Tensor g = at::linalg_vector_norm(gradient);
+        update = update *
+                 trust_ratio(trust_coefficient_ * w / (g + batch.weight_decay * w + eps_), w, g);
+      }
+      const at::Tensor& slot = batch.slots[0][i];
+      with_lr(batch, lr, [&](const auto& rate) {
+        const at::Tensor moved = momentum_ * slot + rate * update;
+        assign(batch, weight, weight - moved);
+        assign(batch, slot, moved);
+      });
+    }
+  }
+
+ private:
+  double momentum_;
+  double trust_coefficient_;
+  double eps_;
+};
+
+class LambRule final : public UpdateRule {
+ public:
+  explicit LambRule(const OptimizerOptions& options)
+      : beta1_(options.beta1), beta2_(options.beta2), eps_(options.eps) {}
+
+  std::string type() const override { return "lamb"; }
+  std::vector<std::string> slots() const override { return {"exp_avg", "exp_avg_sq"}; }
+  bool counts_steps() const override { return true; }
+
+  void update(const UpdateBatch& batch, const StepScalar& lr) const override {
+    for (size_t i = 0; i < batch.params.size(); ++i) {
+      const at::Tensor& weight = batch.params[i];
+      const at::Tensor gradient = scaled_gradient(batch, i);
+      const at::Tensor mean = beta1_ * batch.slots[0][i] + (1.0 - beta1_) * gradient;
+      const at::Tensor square = beta2_ * batch.slots[1][i] + (1.0 - beta2_) * gradient * gradient;
+      const at::Tensor count = batch.steps[i].to(at::kDouble);
+      const auto correction = [&](double beta) {
+        return at::rsub(at::pow(at::Scalar(beta), count), 1.0).to(weight.scalar_type());
+      };
+      at::Tensor update =
+          mean / correction(beta1_) / (at::sqrt(square / correction(beta2_)) + eps_) +
+          batch.weight_decay * weight;
+      if (batch.adapts) {
+        const at::Tensor w = at::linalg_vector_norm(weight);
+        const at::Tensor u = at::linalg_vector_norm(update);
+        update = update * trust_ratio(w / u, w, u);
+      }
+      with_lr(batch, lr, [&](const auto& rate) { assign(batch, weight, weight - rate * update); });
+      assign(batch, batch.slots[0][i], mean);
+      assign(batch, batch.slots[1][i], square);
+    }
+  }
+
+ private:
+  double beta1_;
+  double beta2_;
+  double eps_;
+};
+
 }  // namespace
 
 std::unique_ptr<UpdateRule> make_update_rule(const OptimizerOptions& options) {
-  if (options.type == OptimizerType::Sgd) {
-    return std::make_unique<SgdRule>(options);
+  switch (options.type) {
+    case OptimizerType::Sgd:
+      return std::make_unique<SgdRule>(options);
+    case OptimizerType::Lars:
+      return std::make_unique<LarsRule>(options);
+    case OptimizerType::Lamb:
+      return std::make_unique<LambRule>(options);
+    default:
+      return std::make_unique<AdamRule>(options);
   }
-  return std::make_unique<AdamRule>(options);
 }
 
 }  // namespace ddp::detail

@@ -23,6 +23,7 @@ struct UpdateBatch {
   bool first = false;                          // nobody here was updated before
   double lr_scale = 1.0;
   double weight_decay = 0.0;
+  bool adapts = true;                    // LARS, LAMB: they have trust ratios
   std::optional<at::Tensor> grad_scale;  // gradients are divided by it
   std::optional<at::Tensor> found_inf;   // 1: change nothing
 };
@@ -30,7 +31,7 @@ struct UpdateBatch {
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
-  /// "sgd", "adam", "adamw".
+  /// "sgd", "adam", "adamw", "lars", "lamb".
   virtual std::string type() const = 0;
   /// Names of the tensors kept for a parameter, each of its shape; made as zeros.
   virtual std::vector<std::string> slots() const = 0;

@@ -87,6 +87,63 @@ TEST_CASE("unscale_, clip and step compose", "[amp]") {
   CHECK(f.weight[0].item<float>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
 }
 
+// Written factors are powers of two, but for the clip factor: one rounding more or less.
+TEST_CASE("clip_and_step equals unscale_, clip_grad_norm_ and step", "[amp]") {
+  const auto implementation =
+      GENERATE(ddp::OptimizerImplementation::List, ddp::OptimizerImplementation::Flat);
+  const bool is_enabled = GENERATE(false, true);
+  const double max_norm = GENERATE(0.0, 0.25, 100.0);
+  ddp::OptimizerOptions options;
+  options.momentum = 0.5;
+  options.implementation = implementation;
+  const auto make_scaler = [&] { return GradScaler(is_enabled ? enabled() : AmpOptions()); };
+  GradScaler apart_scaler = make_scaler();
+  GradScaler one_scaler = make_scaler();
+  Fixture apart;
+  Fixture one;
+  apart.optimizer = ddp::make_optimizer({{"w", apart.weight}}, options);
+  one.optimizer = ddp::make_optimizer({{"w", one.weight}}, options);
+  for (int step = 0; step < 6; ++step) {
+    const bool overflows = is_enabled && step == 2;
+    const auto backward = [&](Fixture& f, GradScaler& scaler) {
+      f.optimizer.zero_grad();
+      const at::Tensor factors = at::tensor({1.0F, -2.0F, overflows ? 1e38F : 0.5F});
+      scaler.scale((f.weight * factors).sum()).backward();
+    };
+    backward(apart, apart_scaler);
+    apart_scaler.unscale_(apart.optimizer);
+    const at::Tensor norm = ddp::clip_grad_norm_(apart.optimizer.named_parameters(), max_norm);
+    apart_scaler.step(apart.optimizer, 0.125);
+    apart_scaler.update();
+    backward(one, one_scaler);
+    const ddp::GradientScan scan = one_scaler.clip_and_step(one.optimizer, {.lr = 0.125}, max_norm);
+    one_scaler.update();
+    CHECK(ulps(one.weight, apart.weight) <= 2.0);
+    if (overflows) {
+      CHECK(scan.found_inf.item<float>() == 1.0F);
+    } else {
+      CHECK(scan.norm.item<double>() == Approx(norm.item<double>()).epsilon(1e-6));
+    }
+  }
+  CHECK(one_scaler.get_scale() == apart_scaler.get_scale());
+  CHECK(one.optimizer.non_finite_report().parameter == (is_enabled ? "w" : ""));
+}
+
+TEST_CASE("clip_and_step cannot follow unscale_ or step", "[amp]") {
+  GradScaler scaler(enabled());
+  Fixture f;
+  const auto clip = [&] { scaler.clip_and_step(f.optimizer, {.lr = 0.1}, 1.0); };
+  CHECK(contains(error_of(clip), "scale(loss) was not called"));
+  f.backward(scaler);
+  scaler.unscale_(f.optimizer);
+  CHECK(contains(error_of(clip), "called after unscale_()"));
+  scaler.step(f.optimizer, 0.1);
+  CHECK(contains(error_of(clip), "called after step()"));
+  scaler.update();
+  f.optimizer.zero_grad();
+  CHECK(contains(error_of(clip), "no inf checks were recorded"));
+}
+
 TEST_CASE("Misuse is refused with PyTorch's words", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f;

@@ -20,7 +20,8 @@ OptimizerOptions options_of(OptimizerType type, OptimizerImplementation implemen
   OptimizerOptions options;
   options.type = type;
   options.momentum = 0.9;
-  options.nesterov = true;
+  options.nesterov = type == OptimizerType::Sgd;
+  options.trust_coefficient = 0.125;
   options.weight_decay = 0.01;
   options.groups = {{.patterns = {"*.bias"}, .lr_scale = 0.5, .weight_decay = 0.0}};
   options.implementation = implementation;
@@ -68,7 +69,8 @@ StateDict deep_copy(const StateDict& state) {
 
 // Both round at other places: a few ulp of a weight after 100 steps; float32 state alike.
 TEST_CASE("100 flat steps equal those over lists", "[optim]") {
-  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);
+  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW,
+                             OptimizerType::Lars, OptimizerType::Lamb);
   NamedParameters flat = make_parameters();
   NamedParameters list = make_parameters();
   auto ours = ddp::make_optimizer(flat, options_of(type, OptimizerImplementation::Flat));
@@ -93,7 +95,7 @@ TEST_CASE("100 flat steps equal those over lists", "[optim]") {
 }
 
 TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
-  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::AdamW);
+  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::AdamW, OptimizerType::Lamb);
   const bool to_flat = GENERATE(false, true);
   const auto from = to_flat ? OptimizerImplementation::List : OptimizerImplementation::Flat;
   const auto to = to_flat ? OptimizerImplementation::Flat : OptimizerImplementation::List;

@@ -52,7 +52,8 @@ StateDict deep_copy(const StateDict& state) {
 }  // namespace
 
 TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
-  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);
+  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW,
+                             OptimizerType::Lars, OptimizerType::Lamb);
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   NamedParameters whole = make_parameters();

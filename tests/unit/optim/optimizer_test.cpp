@@ -33,8 +33,13 @@ std::vector<OptimizerOptions> every_rule() {
   adam.type = OptimizerType::Adam;
   OptimizerOptions dampened = sgd(0.5);
   dampened.dampening = 0.25;
-  std::vector<OptimizerOptions> rules{sgd(), sgd(0.9), dampened, adam, adamw()};
-  for (OptimizerOptions options : {sgd(), sgd(0.9), adam, adamw()}) {
+  OptimizerOptions lars = sgd(0.9);
+  lars.type = OptimizerType::Lars;
+  lars.weight_decay = 0.05;
+  OptimizerOptions lamb = adamw();
+  lamb.type = OptimizerType::Lamb;
+  std::vector<OptimizerOptions> rules{sgd(), sgd(0.9), dampened, adam, adamw(), lars, lamb};
+  for (OptimizerOptions options : {sgd(), sgd(0.9), adam, adamw(), lars, lamb}) {
     options.implementation = ddp::OptimizerImplementation::Flat;
     rules.push_back(options);
   }

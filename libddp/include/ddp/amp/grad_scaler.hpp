@@ -24,6 +24,10 @@ namespace ddp {
 ///     scaler.step(optimizer, lr);
 ///     scaler.update();              // once, after all optimizers
 ///
+/// With clipping, clip_and_step instead of unscale_, clip_grad_norm_ and step reads the gradients
+/// once more and writes them never, where the optimizer can multiply them on its way
+/// (Optimizer::scales_gradients_in_step).
+///
 /// Not enabled (AmpOptions::grad_scaling) it passes everything through. The decision is made on
 /// reduced gradients, so every rank that all-reduces them decides alike. The host waits only in
 /// step() for an optimizer that cannot take found_inf on the device, in get_scale() and in
@@ -48,6 +52,11 @@ class GradScaler : public Stateful {
   /// In a captured step the learning rate is a device tensor in `scalars`.
   void step(Optimizer& optimizer, const StepScalars& scalars);
   void step(Optimizer& optimizer, StepScalar lr);
+
+  /// unscale_, clip_grad_norm_ to `max_norm` (0 or less: only measured) and step in one. What
+  /// `.grad` holds afterwards is unspecified. Not enabled, it clips and steps, whatever the norm
+  /// is. The result's norm is that of the unscaled gradients before clipping.
+  GradientScan clip_and_step(Optimizer& optimizer, const StepScalars& scalars, double max_norm);
 
   /// Lowers the scale where a check found inf or NaN, else counts and raises it at the interval.
   void update();
@@ -89,8 +98,9 @@ class GradScaler : public Stateful {
   void check_scale_made(const char* function) const;
   std::vector<at::Tensor> check_and_unscale(Optimizer& optimizer, const at::Tensor& inverse_scale,
                                             bool allow_fp16);
-  at::Tensor only_check(Optimizer& optimizer, OptimizerState& state,
-                        const StepScalar& users_inverse_scale);
+  GradientScan scan(Optimizer& optimizer, OptimizerState& state, StepScalars& scalars,
+                    double max_norm);
+  void finish_step(Optimizer& optimizer, OptimizerState& state, StepScalars scalars);
   at::Tensor inverse_scale() const;
   int64_t growth_tracker() const;
 

@@ -13,6 +13,10 @@
 
 namespace ddp {
 
+namespace detail {
+class FlatAverages;
+}
+
 struct EmaOptions {
   double decay = 0.999;  ///< share of the average that stays at each update
 };
@@ -31,7 +35,8 @@ class Ema : public Stateful {
   explicit Ema(const Model& model, const EmaOptions& options = {})
       : Ema(model.named_parameters(), options) {}
 
-  /// After each optimizer step. The host does not wait; capturable.
+  /// After each optimizer step. The host does not wait; capturable, after a first call that is not
+  /// captured. On CUDA one kernel updates all averages in float32.
   void update();
 
   /// Puts the averages into the weights until the returned object dies, which puts the very bits
@@ -64,6 +69,7 @@ class Ema : public Stateful {
   NamedParameters tensors_;
   NamedParameters averages_;
   double decay_;
+  std::shared_ptr<detail::FlatAverages> flat_;
   bool swapped_ = false;
 };
 

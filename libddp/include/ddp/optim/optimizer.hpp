@@ -47,6 +47,21 @@ struct StepScalars {
   StepScalar clip_factor = {};    ///< gradients are multiplied by it: min(1, max_norm / norm)
 };
 
+/// What one pass over an optimizer's gradients finds, on their device.
+struct GradientScan {
+  at::Tensor norm;         ///< 0-dim float32, the 2-norm of all gradients as one vector
+  at::Tensor found_inf;    ///< 0-dim float32, 1 where an element is inf or NaN, else 0
+  at::Tensor clip_factor;  ///< 0-dim float32, min(1, max_norm / (norm + 1e-6)) or, unlimited, 1
+  at::Tensor first_non_finite;  ///< 0-dim int32, index into named_parameters() of the first
+                                ///< gradient with inf or NaN, or -1
+};
+
+/// What the scans of an optimizer found so far.
+struct NonFiniteReport {
+  int64_t num_scans = 0;  ///< that found inf or NaN
+  std::string parameter;  ///< whose gradient was the first such one in the last of them
+};
+
 /// Updates parameters from their `.grad`.
 ///
 /// A step never makes the host wait for the device unless a class says so. Parameters whose `.grad`
@@ -63,6 +78,16 @@ class Optimizer : public Stateful {
   /// The defined gradients it reads in its next step: what a GradScaler unscales and checks.
   virtual std::vector<at::Tensor> gradients() const;
 
+  /// Measures gradients * inverse_scale and finds inf and NaN (in the gradients as they are), for
+  /// the found_inf and clip_factor of a step. `max_norm` <= 0 does not limit. Gradients are not
+  /// changed; the host does not wait; the first call may not be captured, later ones may.
+  virtual GradientScan scan_gradients(const StepScalar& inverse_scale = {}, double max_norm = 0.0);
+  /// Names what scans found: for a message some steps later. The host waits.
+  virtual NonFiniteReport non_finite_report() const;
+  /// Whether its step multiplies gradients by inverse_scale and clip_factor at no cost, so that
+  /// nobody should rewrite gradients before it.
+  virtual bool scales_gradients_in_step() const { return false; }
+
   /// Whether `found_inf` on the device makes it skip: no host has to look.
   virtual bool supports_found_inf() const = 0;
   /// Whether a CUDA graph may capture its step.
@@ -73,6 +98,14 @@ class Optimizer : public Stateful {
 
   /// "optimizer"; programs with several optimizers give the others names of their own.
   std::string state_name() const override { return "optimizer"; }
+
+ protected:
+  /// int32 [2] on `device`, made by the first call: scans that found something, and the index of
+  /// the last one's first parameter.
+  const at::Tensor& non_finite_counts(at::Device device);
+
+ private:
+  at::Tensor non_finite_counts_;
 };
 
 /// An optimizer of any kind as a value: what make_optimizer returns. Moves, does not copy.
@@ -86,6 +119,12 @@ class AnyOptimizer final : public Optimizer {
     return optimizer_->named_parameters();
   }
   std::vector<at::Tensor> gradients() const override { return optimizer_->gradients(); }
+  GradientScan scan_gradients(const StepScalar& inverse_scale = {},
+                              double max_norm = 0.0) override {
+    return optimizer_->scan_gradients(inverse_scale, max_norm);
+  }
+  NonFiniteReport non_finite_report() const override { return optimizer_->non_finite_report(); }
+  bool scales_gradients_in_step() const override { return optimizer_->scales_gradients_in_step(); }
   bool supports_found_inf() const override { return optimizer_->supports_found_inf(); }
   bool capturable() const override { return optimizer_->capturable(); }
   std::string state_name() const override { return optimizer_->state_name(); }

@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-enum class OptimizerType { Sgd, Adam, AdamW };
+enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb };
 
 /// How an optimizer is computed; what it computes and its state are the same.
 enum class OptimizerImplementation {
@@ -30,18 +30,35 @@ struct ParameterGroup {
   std::optional<double> weight_decay{};  ///< instead of OptimizerOptions::weight_decay
 };
 
-/// Formulas are those of torch.optim.SGD, Adam and AdamW of the same settings.
+/// Formulas are those of torch.optim.SGD, Adam and AdamW of the same settings, and for a parameter
+/// w with gradient g, weight decay d and learning rate lr (after its group's lr_scale):
+///
+/// LARS (You, Gitman, Ginsburg, arXiv:1708.03888, algorithm 1; as in MLPerf Training's references):
+///     ratio = trust_coefficient * |w| / (|g| + d * |w| + eps)
+///     m     = momentum * m + lr * ratio * (g + d * w)
+///     w     = w - m
+/// LAMB (You et al., arXiv:1904.00962, algorithm 2 with phi(x) = x and Adam's bias corrections; the
+/// gradient's norm is not divided out: clip it, as NVIDIA's BERT does):
+///     m     = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
+///     u     = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + d * w
+///     ratio = |w| / |u|
+///     w     = w - lr * ratio * u
+/// with 2-norms over the whole parameter. The ratio is 1 where a norm is 0, and for parameters with
+/// one dimension (biases, norms) unless adapt_norm_and_bias.
 struct OptimizerOptions {
   OptimizerType type = OptimizerType::Sgd;
-  double weight_decay = 0.0;        ///< SGD, Adam: added to the gradient; AdamW: decoupled
-  bool decay_norm_and_bias = true;  ///< false: no weight decay on parameters with one dimension
-  double momentum = 0.0;            ///< SGD
-  double dampening = 0.0;           ///< SGD
-  bool nesterov = false;            ///< SGD; needs momentum > 0 and dampening = 0
-  double beta1 = 0.9;               ///< Adam, AdamW
-  double beta2 = 0.999;             ///< Adam, AdamW
-  double eps = 1e-8;                ///< Adam, AdamW
-  bool amsgrad = false;             ///< Adam, AdamW
+  double weight_decay = 0.0;         ///< SGD, Adam: added to the gradient; AdamW: decoupled
+  bool decay_norm_and_bias = true;   ///< false: no weight decay on parameters with one dimension
+  double momentum = 0.0;             ///< SGD, LARS
+  double dampening = 0.0;            ///< SGD
+  bool nesterov = false;             ///< SGD; needs momentum > 0 and dampening = 0
+  double beta1 = 0.9;                ///< Adam, AdamW, LAMB
+  double beta2 = 0.999;              ///< Adam, AdamW, LAMB
+  double eps = 1e-8;                 ///< Adam, AdamW, LARS, LAMB
+  bool amsgrad = false;              ///< Adam, AdamW
+  double trust_coefficient = 0.001;  ///< LARS
+  bool adapt_norm_and_bias =
+      false;  ///< LARS, LAMB: also parameters with one dimension have a ratio
   OptimizerImplementation implementation = OptimizerImplementation::Auto;
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
   std::vector<ParameterGroup> groups{};

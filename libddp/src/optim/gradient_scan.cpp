@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizer::scan_gradients for gradients of any kind, from ATen's foreach operations.
+#include <ATen/Functions.h>
+
+#include <limits>
+
+#include "ddp/core/error.hpp"
+#include "ddp/optim/optimizer.hpp"
+#include "optim/capture.hpp"
+#include "optim/parameter_settings.hpp"
+#include "optim/parameter_state.hpp"
+#include "optim/tensor_groups.hpp"
+
+namespace ddp {
+namespace {
+
+// The `order`-norm of every gradient as one float32 tensor [parameters] on `device`; 0 for
+// undefined ones.
+at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device device) {
+  const at::Tensor zero = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+  std::vector<at::Tensor> norms(parameters.size(), zero);
+  std::vector<at::Tensor> gradients;
+  for (const NamedParameter& parameter : parameters) {
+    const at::Tensor& grad = detail::checked_gradient(parameter.name, parameter.tensor);
+    if (grad.defined()) {
+      gradients.push_back(grad);
+    }
+  }
+  for (const detail::TensorGroup& group : detail::group_tensors(gradients)) {
+    const std::optional<at::ScalarType> wider =
+        detail::is_half(group.dtype) ? std::optional(at::kFloat) : std::nullopt;
+    const std::vector<at::Tensor> found = at::_foreach_norm(group.tensors, order, wider);
+    size_t next = 0;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& grad = parameters[i].tensor.grad();
+      if (grad.defined() && grad.device() == group.device && grad.scalar_type() == group.dtype) {
+        norms[i] = found[next++].to(device, at::kFloat, /*non_blocking=*/true);
+      }
+    }
+  }
+  return at::stack(norms);
+}
+
+}  // namespace
+
+GradientScan Optimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
+  const at::NoGradGuard no_grad;
+  const NamedParameters& parameters = named_parameters();
+  if (parameters.empty()) {
+    throw SettingsError("Optimizer::scan_gradients: the optimizer has no parameters");
+  }
+  const at::Device device = parameters.front().tensor.device();
+  GradientScan scan;
+  scan.norm = at::linalg_vector_norm(norms_of(parameters, 2.0, device));
+  if (inverse_scale.defined()) {
+    scan.norm = scan.norm * inverse_scale.tensor(device);
+  }
+  scan.clip_factor = max_norm > 0.0
+                         ? at::clamp_max(at::reciprocal(scan.norm + 1e-6) * max_norm, 1.0)
+                         : at::ones_like(scan.norm);
+  // The largest magnitude is finite exactly where all are; NaN propagates through it.
+  const at::Tensor bad = at::logical_not(
+      at::isfinite(norms_of(parameters, std::numeric_limits<double>::infinity(), device)));
+  const at::Tensor any = bad.any();
+  scan.found_inf = any.to(at::kFloat);
+  const at::Tensor first = at::argmax(bad.to(at::kInt)).to(at::kInt);
+  scan.first_non_finite = at::where(any, first, at::full_like(first, -1));
+  const at::Tensor& counts = non_finite_counts(device);
+  counts.select(0, 0).add_(any);
+  counts.select(0, 1).copy_(at::where(any, first, counts.select(0, 1)));
+  return scan;
+}
+
+const at::Tensor& Optimizer::non_finite_counts(at::Device device) {
+  if (!non_finite_counts_.defined()) {
+    detail::refuse_to_make_while_capturing("the count of gradients that are not finite");
+    non_finite_counts_ = at::zeros({2}, at::TensorOptions().dtype(at::kInt).device(device));
+  }
+  return non_finite_counts_;
+}
+
+NonFiniteReport Optimizer::non_finite_report() const {
+  if (!non_finite_counts_.defined()) {
+    return {};
+  }
+  const at::Tensor counts = non_finite_counts_.cpu();
+  NonFiniteReport report{.num_scans = counts[0].item<int64_t>(), .parameter = ""};
+  if (report.num_scans > 0) {
+    report.parameter = named_parameters().at(counts[1].item<int>()).name;
+  }
+  return report;
+}
+
+}  // namespace ddp
