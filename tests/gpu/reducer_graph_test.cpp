@@ -7,6 +7,7 @@
 
 #include <cstdio>
 
+#include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/time_mark.hpp"
 
@@ -186,4 +187,47 @@ TEST_CASE("find_unused_parameters refuses to be captured") {
   model.zero_grad();
   REQUIRE_THROWS_WITH(model.forward(input), Catch::Contains("captured"));
   graph.capture_end();
+}
+
+TEST_CASE("a captured step whose buckets are updated during backward replays the eager bits") {
+  OptimizerOptions rule;
+  rule.type = OptimizerType::AdamW;
+  rule.overlap_backward = true;
+  for (const double cap : bucket_caps()) {
+    CAPTURE(cap);
+    Mlp captured_module;
+    Mlp eager_module;
+    DistributedDataParallel captured(captured_module, group(), with_cap(cap));
+    DistributedDataParallel eager(eager_module, group(), with_cap(cap));
+    auto captured_optimizer = make_optimizer(captured, rule);
+    auto eager_optimizer = make_optimizer(eager, rule);
+    auto input = torch::zeros({3, 4}, on_device());
+    const auto rate = torch::full({}, 0.015625, on_device());
+    const auto step = [&](auto& model, AnyOptimizer& optimizer) {
+      model.zero_grad();
+      auto loss = model.forward(input).sum();
+      optimizer.begin_step({.lr = rate});
+      loss.backward();
+      optimizer.step(StepScalars{.lr = rate});
+    };
+    for (int warm_up = 0; warm_up < 4; ++warm_up) {
+      input.copy_(batch_of(rank(), 20 + warm_up, 4));
+      step(captured, captured_optimizer);
+      step(eager, eager_optimizer);
+    }
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    step(captured, captured_optimizer);
+    graph.capture_end();
+    for (int replay = 0; replay < 8; ++replay) {
+      input.copy_(batch_of(rank(), replay, 4));
+      rate.fill_(0.015625 / (1 + replay));
+      graph.replay();
+      step(eager, eager_optimizer);
+      for (size_t i = 0; i < eager_module->parameters().size(); ++i) {
+        REQUIRE(torch::equal(captured_module->parameters()[i].detach(),
+                             eager_module->parameters()[i].detach()));
+      }
+    }
+  }
 }

@@ -116,8 +116,7 @@ template <typename Rule>
 __global__ void __launch_bounds__(kFlatThreads)
     flat_measure(const __grid_constant__ FlatStep step,
                  const __grid_constant__ FlatGradients gradients) {
-  const int index = gradients.first_chunk + static_cast<int>(blockIdx.x);
-  const FlatChunk chunk = step.chunks[index];
+  const FlatChunk chunk = step.chunks[gradients.first_chunk + static_cast<int>(blockIdx.x)];
   const int local = chunk.segment - gradients.first_segment;
   const void* const data = gradients.data[local];
   if (data == nullptr || step.found_inf.get() != 0.0F) {
@@ -149,7 +148,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   squares.weight = sum_over_block(squares.weight);
   squares.update = sum_over_block(squares.update);
   if (threadIdx.x == 0) {
-    step.squares[index] = squares;
+    step.squares[segment.first_chunk + chunk.index] = squares;
   }
 }
 

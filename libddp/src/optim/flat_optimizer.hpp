@@ -3,12 +3,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <c10/core/Stream.h>
+
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
+#include "ddp/reduce/reducer.hpp"
 #include "optim/flat_math.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
@@ -32,16 +36,32 @@ class FlatOptimizer final : public Optimizer {
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
+  void begin_step(const StepScalars& scalars) override;
   const NamedParameters& named_parameters() const override { return parameters_; }
   bool supports_found_inf() const override { return true; }
   bool capturable() const override { return true; }
   bool scales_gradients_in_step() const override { return true; }
   /// Two kernels, however many parameters there are.
   GradientScan scan_gradients(const StepScalar& inverse_scale, double max_norm) override;
+
+  /// Updates the buckets it is told of after begin_step(); does nothing once this is gone.
+  Reducer::BucketListener bucket_listener();
+
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
  private:
+  // A bucket's parameters as a table of their own.
+  struct BucketTable {
+    std::vector<size_t> parameters;
+    at::Tensor chunks;
+    FlatGradients gradients;
+  };
+  void update_bucket(const GradBucket& bucket, const WorkPtr& work);
+  BucketTable& table_of(const GradBucket& bucket);
+  size_t index_of(const at::Tensor& leaf) const;
+  void join_begun_step(const StepScalars& scalars);
+
   void prepare_storage();
   void make_storage();
   void make_tables();
@@ -50,6 +70,7 @@ class FlatOptimizer final : public Optimizer {
   void begin_states();
   void read_gradients();
   void set_gradient(size_t index, const at::Tensor& grad);
+  static void put_gradient(FlatGradients& run, size_t local, const at::Tensor& grad);
   FlatStep arguments(const StepScalars& scalars);
   FlatScalar scalar(const StepScalar& given, float absent);
 
@@ -71,6 +92,14 @@ class FlatOptimizer final : public Optimizer {
   std::vector<int32_t> first_chunks_;       // [parameters]
   std::vector<const void*> leaf_pointers_;  // of the segments, as the table has them
   std::vector<FlatGradients> gradients_;    // of this step
+
+  std::optional<FlatStep> begun_;  // between begin_step and step: what buckets are updated with
+  std::vector<at::Tensor> begun_kept_;
+  std::vector<bool> updated_;  // [parameters] since begin_step
+  std::vector<BucketTable> bucket_tables_;
+  std::optional<c10::Stream> side_;  // where buckets are updated; CUDA
+  bool updates_buckets_ = false;
+  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 
   std::vector<at::Tensor> kept_;  // what a step made and its kernels still read
 };

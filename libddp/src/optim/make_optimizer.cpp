@@ -2,30 +2,74 @@
 #include "ddp/optim/make_optimizer.hpp"
 
 #include "ddp/core/error.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/flat_optimizer.hpp"
 #include "optim/list_optimizer.hpp"
 
 namespace ddp {
+namespace {
+
+using Settings = std::vector<detail::ParameterSettings>;
+
+// nullptr where the lists are to do it.
+std::unique_ptr<detail::FlatOptimizer> make_flat(const Settings& settings,
+                                                 const OptimizerOptions& options) {
+  if (options.implementation == OptimizerImplementation::List) {
+    return nullptr;
+  }
+  const std::string reason = detail::reason_against_flat(settings, options);
+  if (options.implementation == OptimizerImplementation::Flat && !reason.empty()) {
+    throw SettingsError("optimizer.implementation=flat cannot be had: " + reason +
+                        "; set it to auto or list");
+  }
+  const bool wanted = options.implementation == OptimizerImplementation::Flat ||
+                      options.overlap_backward ||
+                      (!settings.empty() && settings.front().parameter.tensor.is_cuda());
+  return wanted && reason.empty() ? std::make_unique<detail::FlatOptimizer>(settings, options)
+                                  : nullptr;
+}
+
+AnyOptimizer make_list(const Settings& settings, const OptimizerOptions& options) {
+  return AnyOptimizer(std::make_unique<detail::ListOptimizer>(settings, options));
+}
+
+[[noreturn]] void refuse_overlap(const std::string& reason) {
+  throw SettingsError("optimizer.overlap_backward=true cannot be had: " + reason +
+                      "; set it to false");
+}
+
+}  // namespace
 
 AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
-  const auto settings = detail::settings_of_parameters(parameters, options);
-  const std::string reason = detail::reason_against_flat(settings, options);
-  const bool on_cuda = !settings.empty() && settings.front().parameter.tensor.device().is_cuda();
-  switch (options.implementation) {
-    case OptimizerImplementation::List:
-      break;
-    case OptimizerImplementation::Flat:
-      if (!reason.empty()) {
-        throw SettingsError("optimizer.implementation=flat cannot be had: " + reason +
-                            "; set it to auto or list");
-      }
-      return AnyOptimizer(std::make_unique<detail::FlatOptimizer>(settings, options));
-    case OptimizerImplementation::Auto:
-      if (on_cuda && reason.empty()) {
-        return AnyOptimizer(std::make_unique<detail::FlatOptimizer>(settings, options));
-      }
+  const Settings settings = detail::settings_of_parameters(parameters, options);
+  if (options.overlap_backward) {
+    refuse_overlap("the optimizer was given parameters, not a DistributedDataParallel");
   }
-  return AnyOptimizer(std::make_unique<detail::ListOptimizer>(settings, options));
+  auto flat = make_flat(settings, options);
+  return flat ? AnyOptimizer(std::move(flat)) : make_list(settings, options);
+}
+
+AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options) {
+  if (!options.overlap_backward) {
+    return make_optimizer(model.named_parameters(), options);
+  }
+  const Settings settings = detail::settings_of_parameters(model.named_parameters(), options);
+  auto flat = make_flat(settings, options);
+  if (!flat) {
+    const std::string reason = detail::reason_against_flat(settings, options);
+    refuse_overlap(reason.empty() ? "optimizer.implementation is list" : reason);
+  }
+  if (model.options().find_unused_parameters || model.options().static_graph) {
+    refuse_overlap(
+        "with ddp.find_unused_parameters or ddp.static_graph the end of backward tells which "
+        "parameters were used");
+  }
+  if (settings.size() > static_cast<size_t>(detail::kFlatMaxGradients)) {
+    refuse_overlap(detail::concat("the model has ", settings.size(), " parameters, more than ",
+                                  detail::kFlatMaxGradients));
+  }
+  model.reducer().set_bucket_listener(flat->bucket_listener());
+  return AnyOptimizer(std::move(flat));
 }
 
 }  // namespace ddp

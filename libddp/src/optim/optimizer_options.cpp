@@ -150,6 +150,9 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
       {{"auto", OptimizerImplementation::Auto},
        {"flat", OptimizerImplementation::Flat},
        {"list", OptimizerImplementation::List}});
+  v.field({.name = "overlap_backward",
+           .doc = "flat: update each bucket as soon as it is reduced, while backward goes on"},
+          o.overlap_backward);
   describe_groups(o.groups, v);
 }
 

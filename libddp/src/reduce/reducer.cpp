@@ -234,6 +234,11 @@ void Reducer::add_layout_listener(
   impl_->layout_listeners.push_back(std::move(listener));
 }
 
+void Reducer::set_bucket_listener(BucketListener listener) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->bucket_listener = std::move(listener);
+}
+
 const NamedParameters& Reducer::parameters() const {
   return impl_->named_parameters;
 }

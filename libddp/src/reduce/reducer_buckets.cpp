@@ -41,7 +41,8 @@ std::vector<int64_t> bytes_in_order(const std::vector<ParameterSpec>& specs,
 }  // namespace
 
 bool Reducer::Impl::will_rebuild() const {
-  return !has_rebuilt && communicator->world_size() > 1 &&
+  const bool buckets_matter = communicator->world_size() > 1 || bucket_listener != nullptr;
+  return !has_rebuilt && buckets_matter &&
          (options.static_graph || !options.find_unused_parameters) && !parameters.empty();
 }
 
@@ -56,7 +57,7 @@ std::string Reducer::Impl::plan_name() const {
 }
 
 bool Reducer::Impl::measures_buckets() const {
-  return will_rebuild() && chooses_buckets(options) &&
+  return will_rebuild() && chooses_buckets(options) && communicator->world_size() > 1 &&
          !communicator->plan().find(plan_name()).has_value();
 }
 
@@ -119,7 +120,7 @@ std::string Reducer::Impl::choose_buckets_here(const std::vector<int>& order,
 
 // Where the ready order is cut; empty: at the limits. Collective.
 std::vector<int> Reducer::Impl::agree_on_cuts(const std::vector<int>& order) {
-  if (!chooses_buckets(options)) {
+  if (!chooses_buckets(options) || communicator->world_size() == 1) {
     return {};
   }
   const auto& table = communicator->all_reduce_table();

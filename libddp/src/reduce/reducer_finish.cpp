@@ -14,6 +14,12 @@ bool Reducer::Impl::scales_after_sum() const {
   return is_weighted || (divisor != 0 && divisor != communicator->world_size());
 }
 
+void Reducer::Impl::tell_listener(const BucketState& state) const {
+  if (bucket_listener && !hook && !scales_after_sum()) {
+    bucket_listener(state.bucket, state.work);
+  }
+}
+
 void Reducer::Impl::finish_bucket(BucketState& state) {
   auto& bucket = state.bucket;
   if (hook) {
@@ -26,6 +32,8 @@ void Reducer::Impl::finish_bucket(BucketState& state) {
     bucket.buffer.mul_(bucket.inverse_divisor);
   } else if (scales_after_sum()) {
     bucket.buffer.div_(bucket.divisor);
+  } else if (device().is_cpu()) {
+    tell_listener(state);
   }
 }
 

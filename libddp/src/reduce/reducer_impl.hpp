@@ -116,6 +116,7 @@ struct Reducer::Impl {
   DdpLoggingData logging_data();
 
   bool scales_after_sum() const;
+  void tell_listener(const BucketState& state) const;
   at::Device device() const { return communicator->device(); }
 
   CommunicatorPtr communicator;
@@ -131,6 +132,7 @@ struct Reducer::Impl {
   BucketLayout layout;
   std::vector<BucketState> buckets;
   std::vector<std::function<void(const BucketLayout&, const BucketLayout&)>> layout_listeners;
+  BucketListener bucket_listener;
 
   mutable std::mutex mutex;
   detail::BucketScheduler scheduler;

@@ -356,6 +356,9 @@ void Reducer::Impl::launch(int index) {
         "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
   }
   start_reductions(first, last);
+  for (size_t b = first; b <= last && !device().is_cpu(); ++b) {
+    tell_listener(buckets[b]);  // on the CPU, waiting for the result would hold backward up
+  }
   if (buckets[last].bucket.is_last) {
     launch_used_map();
   }

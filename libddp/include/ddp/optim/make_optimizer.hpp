@@ -8,6 +8,8 @@
 
 namespace ddp {
 
+class DataParallelModel;
+
 /// Anything with trainable parameters by name: ddp::DistributedDataParallel, a user's own wrapper.
 template <typename Model>
 concept HasNamedParameters = requires(const Model& model) {
@@ -34,8 +36,14 @@ concept HasNamedParameters = requires(const Model& model) {
 /// parameters of one name, and parameters that are not dense real floating-point tensors.
 AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options);
 
+/// For a data-parallel model, which must outlive the optimizer's last step. With
+/// OptimizerOptions::overlap_backward its buckets are updated as they are reduced: throws
+/// SettingsError where ddp.find_unused_parameters or ddp.static_graph is set.
+AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options);
+
 template <HasNamedParameters Model>
-AnyOptimizer make_optimizer(const Model& model, const OptimizerOptions& options) {
+requires(!std::derived_from<Model, DataParallelModel>) AnyOptimizer
+    make_optimizer(const Model& model, const OptimizerOptions& options) {
   return make_optimizer(model.named_parameters(), options);
 }
 

@@ -70,6 +70,13 @@ struct NonFiniteReport {
 class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;
+  /// To be called between the step's last forward and its backward, with what step() will be given;
+  /// step() must follow that backward. An optimizer made with OptimizerOptions::overlap_backward
+  /// then updates the parameters of each bucket as soon as its gradients are reduced, while
+  /// backward goes on, and step() updates the rest; others do nothing here. Not for steps whose
+  /// gradients are looked at first: throws SettingsError where inverse_scale, found_inf or
+  /// clip_factor is given.
+  virtual void begin_step(const StepScalars& /*scalars*/) {}
   /// step with a learning rate that the host knows.
   void step(double lr) { step(StepScalars{.lr = lr}); }
 
@@ -115,6 +122,7 @@ class AnyOptimizer final : public Optimizer {
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override { optimizer_->step(scalars); }
+  void begin_step(const StepScalars& scalars) override { optimizer_->begin_step(scalars); }
   const NamedParameters& named_parameters() const override {
     return optimizer_->named_parameters();
   }

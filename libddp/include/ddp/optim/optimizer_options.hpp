@@ -60,6 +60,9 @@ struct OptimizerOptions {
   bool adapt_norm_and_bias =
       false;  ///< LARS, LAMB: also parameters with one dimension have a ratio
   OptimizerImplementation implementation = OptimizerImplementation::Auto;
+  /// Buckets are updated while backward goes on; see Optimizer::begin_step. Needs a model whose
+  /// buckets a libddp reducer fills, the flat implementation, and at most 400 parameters.
+  bool overlap_backward = false;
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
   std::vector<ParameterGroup> groups{};
 };

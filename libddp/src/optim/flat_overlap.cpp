@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Updates of buckets while backward goes on:
+//
+//   compute  | forward | ... backward of layer k  | backward of layers below    | step: wait |
+//   forward comm     |         |              [reduce b] |   [reduce c]                 |     ^
+//   side     |         |                  [update b]    [update c]---------------------+
+//
+// A bucket's parameters are not read any more by then: their gradients are complete, and so is what
+// backward needed of them. On one GPU `reduce` takes no time and the update follows the gradients.
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
+#include "optim/capture.hpp"
+#include "optim/flat_launch.hpp"
+#include "optim/flat_optimizer.hpp"
+#include "optim/flat_tables.hpp"
+
+namespace ddp::detail {
+namespace {
+
+bool looks_at_gradients(const StepScalars& scalars) {
+  return scalars.inverse_scale.defined() || scalars.found_inf.defined() ||
+         scalars.clip_factor.defined();
+}
+
+// What is enqueued on `later` from here on follows what is on `earlier` now.
+void order(const c10::Stream& earlier, const c10::Stream& later) {
+  c10::Event event(earlier.device_type());
+  event.record(earlier);
+  event.block(later);
+}
+
+}  // namespace
+
+Reducer::BucketListener FlatOptimizer::bucket_listener() {
+  updates_buckets_ = true;
+  return [this, alive = std::weak_ptr(lifetime_)](const GradBucket& bucket, const WorkPtr& work) {
+    if (!alive.expired()) {
+      update_bucket(bucket, work);
+    }
+  };
+}
+
+void FlatOptimizer::begin_step(const StepScalars& scalars) {
+  if (!updates_buckets_) {
+    return;
+  }
+  if (looks_at_gradients(scalars)) {
+    throw SettingsError(
+        "Optimizer::begin_step with inverse_scale, found_inf or clip_factor: they are known only "
+        "after backward; leave begin_step out of such steps");
+  }
+  if (!scalars.lr.defined()) {
+    throw SettingsError("Optimizer::begin_step needs a learning rate: begin_step({.lr = 0.1})");
+  }
+  prepare_storage();
+  updated_.clear();
+  begun_.reset();
+  // Masters are made in a step of the usual kind.
+  if (std::all_of(states_.begin(), states_.end(),
+                  [](const ParameterState& state) { return state.has_state; })) {
+    begun_ = arguments(scalars);
+    begun_kept_ = std::move(kept_);
+    kept_.clear();
+    updated_.assign(states_.size(), false);
+  }
+}
+
+size_t FlatOptimizer::index_of(const at::Tensor& leaf) const {
+  const auto found = std::find_if(states_.begin(), states_.end(), [&](const ParameterState& state) {
+    return state.leaf.is_same(leaf);
+  });
+  DDP_CHECK(found != states_.end(), "a bucket holds a parameter that is not the optimizer's");
+  return static_cast<size_t>(found - states_.begin());
+}
+
+// Made anew where the buckets were laid out anew.
+FlatOptimizer::BucketTable& FlatOptimizer::table_of(const GradBucket& bucket) {
+  const auto index = static_cast<size_t>(bucket.index);
+  if (bucket_tables_.size() <= index) {
+    bucket_tables_.resize(index + 1);
+  }
+  BucketTable& table = bucket_tables_[index];
+  const bool current =
+      table.parameters.size() == bucket.parameters.size() &&
+      std::equal(table.parameters.begin(), table.parameters.end(), bucket.parameters.begin(),
+                 [&](size_t i, const at::Tensor& leaf) { return states_[i].leaf.is_same(leaf); });
+  if (current) {
+    return table;
+  }
+  refuse_to_make_while_capturing("the optimizer's table of a bucket");
+  table = {};
+  std::vector<FlatChunk> chunks;
+  for (const at::Tensor& leaf : bucket.parameters) {
+    table.parameters.push_back(index_of(leaf));
+    append_chunks(chunks, table.parameters.back(), leaf.numel());
+  }
+  table.chunks = to_device(chunks, device_);
+  table.gradients.num_segments = static_cast<int32_t>(states_.size());
+  table.gradients.num_chunks = static_cast<int32_t>(chunks.size());
+  return table;
+}
+
+void FlatOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work) {
+  if (!begun_) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const TraceScope trace("update bucket", "compute");
+  BucketTable& table = table_of(bucket);
+  for (size_t k = 0; k < table.parameters.size(); ++k) {
+    const size_t i = table.parameters[k];
+    if (updated_[i]) {
+      throw SettingsError(
+          "two synchronised backwards after one Optimizer::begin_step: call it before the last one "
+          "of a step, the others under no_sync()");
+    }
+    updated_[i] = true;
+    put_gradient(table.gradients, i, bucket.gradients[k]);
+  }
+  FlatStep step = *begun_;
+  step.chunks = static_cast<const FlatChunk*>(table.chunks.data_ptr());
+  if (device_.is_cpu()) {
+    if (work) {
+      work->wait();
+    }
+    flat_update(step, table.gradients, device_);
+    return;
+  }
+  const c10::impl::VirtualGuardImpl device_guard(device_.type());
+  if (!side_) {
+    side_ = device_guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/false);
+  }
+  order(device_guard.getStream(device_), *side_);
+  const c10::StreamGuard on_side(*side_);
+  if (work) {
+    work->wait();
+  }
+  flat_update(step, table.gradients, device_);
+}
+
+void FlatOptimizer::join_begun_step(const StepScalars& scalars) {
+  const bool some = std::find(updated_.begin(), updated_.end(), true) != updated_.end();
+  begun_.reset();
+  begun_kept_.clear();
+  if (!some) {
+    updated_.clear();
+    return;
+  }
+  if (looks_at_gradients(scalars)) {
+    throw SettingsError(
+        "Optimizer::step with inverse_scale, found_inf or clip_factor after begin_step: parameters "
+        "were updated already; leave begin_step out of such steps");
+  }
+  if (side_) {
+    order(*side_, c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+}
+
+}  // namespace ddp::detail
