@@ -165,7 +165,11 @@ TEST_CASE("automatic buckets: chosen from the device's times, then captured") {
   graph.capture_end();
   for (int replay = 0; replay < 3; ++replay) {
     graph.replay();
-    require_equal(grads_of(*module), eager);
+    const auto replayed = grads_of(*module);
+    for (size_t i = 0; i < eager.size(); ++i) {  // require_equal would print a million numbers each
+      INFO("parameter " << i);
+      REQUIRE(torch::equal(replayed[i], eager[i]));
+    }
   }
   if (rank() == 0) {
     std::printf("plan: %s\n", comm->plan().to_json().c_str());
