@@ -18,6 +18,21 @@ StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
   if (sequence > StepLog::kMaxStepsAhead) {
     ring->wait(sequence - StepLog::kMaxStepsAhead);
   }
+  // A graph's inputs are fed by plain copies, so that slices and expanded tensors are made dense.
+  for (at::Tensor* input : call.inputs) {
+    if (input->defined() && !input->is_non_overlapping_and_dense()) {
+      *input = input->contiguous();
+    }
+  }
+  try {
+    return run_numbered(call);
+  } catch (...) {
+    --sequence;  // nothing was published under it, and nobody may wait for it
+    throw;
+  }
+}
+
+StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
   if (!wanted) {
     return run_eager(call);
   }
@@ -74,10 +89,6 @@ int64_t GraphedStepCore::State::num_operations() const {
 
 /// The reason why it failed here; empty: it did not.
 std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, int64_t* operations) {
-  std::vector<std::shared_ptr<const Reducer::HostState>> states;
-  for (auto* model : parts.models) {
-    states.push_back(model->reducer().host_state());
-  }
   const auto inputs_before = [&] {
     std::vector<at::Tensor> inputs;
     for (const at::Tensor* input : call.inputs) {
@@ -106,14 +117,6 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, in
   // The replay, or the eager step, reads the batch itself.
   for (size_t i = 0; i < inputs_before.size(); ++i) {
     *call.inputs[i] = inputs_before[i];
-  }
-  if (!reason.empty()) {
-    for (size_t i = 0; i < states.size(); ++i) {
-      parts.models[i]->reducer().restore(*states[i]);
-    }
-    if (parts.scaler != nullptr) {
-      parts.scaler->reset_step();
-    }
   }
   return reason;
 }
@@ -145,6 +148,10 @@ std::string GraphedStepCore::State::agree(const std::string& own, int64_t num_op
 
 /// False: this step has to run eagerly, and all others if give_up() was called.
 bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
+  std::vector<std::shared_ptr<const Reducer::HostState>> states;
+  for (auto* model : parts.models) {
+    states.push_back(model->reducer().host_state());
+  }
   int64_t operations = 0;
   auto reason = agree(try_capture(entry, call, &operations), operations);
   if (reason.empty()) {
@@ -156,6 +163,13 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
     reason = agree(reason, operations);
   }
   if (!reason.empty()) {
+    // Also where the reason is another rank's: what this one captured will never run.
+    for (size_t i = 0; i < states.size(); ++i) {
+      parts.models[i]->reducer().restore(*states[i]);
+    }
+    if (parts.scaler != nullptr) {
+      parts.scaler->reset_step();
+    }
     give_up(reason);
     return false;
   }

@@ -36,6 +36,7 @@ struct GraphedStepCore::State {
   void give_up(const std::string& reason);
 #ifdef DDP_HAS_CUDA
   StepDone run_cuda(StepCall& call);
+  StepDone run_numbered(StepCall& call);
   StepDone replay(Entry& entry, StepCall& call);
   bool capture(Entry& entry, StepCall& call);
   std::string agree(const std::string& own, int64_t num_operations);
