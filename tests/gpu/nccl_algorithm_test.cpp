@@ -3,13 +3,12 @@
 // means, alone, in groups and in graphs. Data are small integers: every result is exact.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
 
 #include "comm/nccl_communicator.hpp"
+#include "gpu/capture.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
 
@@ -46,15 +45,6 @@ at::Tensor reduced(int64_t n, at::ScalarType dtype, ReduceOp op) {
     sum += data(n, at::kFloat, r);
   }
   return (op == ReduceOp::Avg ? sum / world_size() : sum).to(dtype);
-}
-
-template <typename Body>
-void capture(at::cuda::CUDAGraph& graph, const Body& body) {
-  const auto device = ddp::test::context().device().index();
-  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device));
-  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  body();
-  graph.capture_end();
 }
 
 }  // namespace
@@ -114,7 +104,7 @@ TEST_CASE("windows in groups and graphs") {
   step();
   check();
   at::cuda::CUDAGraph graph;
-  capture(graph, step);
+  ddp::test::capture(graph, step);
   for (int replay = 0; replay < 3; ++replay) {
     memory.zero_();
     synchronize();

@@ -3,8 +3,6 @@
 // that are broken on purpose are made here and tell their failure to the test, not to the job.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -14,6 +12,7 @@
 #include "comm/nccl_communicator.hpp"
 #include "comm/nccl_communicator_impl.hpp"
 #include "ddp/core/error.hpp"
+#include "gpu/capture.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
 
@@ -58,16 +57,6 @@ at::TensorOptions on_device() {
   return at::device(ddp::test::context().device()).dtype(at::kFloat);
 }
 
-// Captures `body` on a stream of its own, as a training step is.
-template <typename Body>
-void capture(at::cuda::CUDAGraph& graph, const Body& body) {
-  const auto device = ddp::test::context().device().index();
-  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device));
-  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  body();
-  graph.capture_end();
-}
-
 }  // namespace
 
 TEST_CASE("a captured all_reduce gives the same result in every replay") {
@@ -78,7 +67,7 @@ TEST_CASE("a captured all_reduce gives the same result in every replay") {
   comm->all_reduce(warm)->wait();
   synchronize();
   at::cuda::CUDAGraph graph;
-  capture(graph, [&] {
+  ddp::test::capture(graph, [&] {
     x.fill_(static_cast<float>(rank() + 1));
     auto work = comm->all_reduce(x);
     work->wait();
@@ -119,7 +108,7 @@ TEST_CASE("several captured collectives, in a group and of several kinds") {
   step();
   synchronize();
   at::cuda::CUDAGraph graph;
-  capture(graph, step);
+  ddp::test::capture(graph, step);
   for (int replay = 0; replay < 3; ++replay) {
     a.zero_();
     part.zero_();
@@ -139,7 +128,7 @@ TEST_CASE("the host cannot wait for a captured work, and is told so") {
   comm->all_reduce(x)->wait();
   synchronize();
   at::cuda::CUDAGraph graph;
-  capture(graph, [&] {
+  ddp::test::capture(graph, [&] {
     auto work = comm->all_reduce(x);
     CHECK_FALSE(work->is_completed());
     CHECK_THROWS_AS(work->wait_host(10ms), ddp::SettingsError);
@@ -165,7 +154,7 @@ TEST_CASE("counters advance eagerly and in replays") {
   CHECK(lanes[0].completed == 9);
 
   at::cuda::CUDAGraph graph;
-  capture(graph, [&] {
+  ddp::test::capture(graph, [&] {
     comm->all_reduce(x)->wait();
     comm->all_reduce(x)->wait();
     comm->broadcast(x)->wait();
@@ -203,7 +192,7 @@ TEST_CASE("collectives in a row share a mark, and none of them is lost") {
   CHECK(lanes[0].completed == 51);
 
   at::cuda::CUDAGraph graph;
-  capture(graph, [&] {
+  ddp::test::capture(graph, [&] {
     works.clear();
     for (int i = 0; i < 5; ++i) {
       works.push_back(comm->all_reduce(x));
@@ -237,7 +226,7 @@ TEST_CASE("a thread that made no CUDA call yet may wait, and a capture may follo
   std::thread([work = std::move(works[0])]() mutable { work.reset(); }).join();
   works.push_back(comm->all_reduce(x));
   at::cuda::CUDAGraph graph;
-  capture(graph, [&] { comm->all_reduce(x)->wait(); });
+  ddp::test::capture(graph, [&] { comm->all_reduce(x)->wait(); });
   graph.replay();
   works.clear();
   synchronize();
@@ -373,7 +362,7 @@ TEST_CASE("the watchdog sees a replay that stands") {  // last: it breaks a grap
   comm->all_reduce(x)->wait();
   synchronize();
   at::cuda::CUDAGraph graph;
-  capture(graph, [&] {
+  ddp::test::capture(graph, [&] {
     auto first = comm->broadcast(x);
     auto second = comm->all_reduce(x);
     first->wait();

@@ -63,7 +63,7 @@ at::Tensor gradient_of(const ddp::NamedParameter& parameter, size_t k, int64_t s
       .to(parameter.tensor.device());
 }
 
-void set_gradients(const NamedParameters& parameters, int64_t step) {
+void set_device_gradients(const NamedParameters& parameters, int64_t step) {
   for (size_t k = 0; k < parameters.size(); ++k) {
     parameters[k].tensor.mutable_grad() = gradient_of(parameters[k], k, step);
   }
@@ -161,8 +161,8 @@ TEST_CASE("GPU steps equal CPU steps", "[gpu]") {
     auto on_cpu = ddp::make_optimizer(cpu, rule.options);
     auto on_gpu = ddp::make_optimizer(gpu, rule.options);
     for (int64_t step = 0; step < 12; ++step) {
-      set_gradients(cpu, step);
-      set_gradients(gpu, step);
+      set_device_gradients(cpu, step);
+      set_device_gradients(gpu, step);
       const double norm = ddp::clip_grad_norm_(cpu, 3.0).item<double>();
       CHECK(ddp::clip_grad_norm_(gpu, 3.0).item<double>() == Approx(norm).epsilon(1e-5));
       on_cpu.step(0.0625);
@@ -228,7 +228,7 @@ TEST_CASE("State is not made inside a capture", "[gpu]") {
   const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
   NamedParameters parameters = make_parameters(at::kCUDA);
   auto optimizer = ddp::make_optimizer(parameters, rules().back().options);
-  set_gradients(parameters, 0);
+  set_device_gradients(parameters, 0);
   at::cuda::getCurrentCUDAStream().synchronize();
   at::cuda::CUDAGraph graph;
   graph.capture_begin();

@@ -42,27 +42,12 @@ NamedParameters make_parameters() {
           {"one.bias", leaf({1}, 3, at::kHalf)}};
 }
 
-void set_gradients(const NamedParameters& parameters, int64_t step) {
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    parameters[k].tensor.mutable_grad() =
-        gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step);
-  }
-}
-
 void run_steps(ddp::Optimizer& optimizer, const NamedParameters& parameters, int64_t from,
                int64_t to) {
   for (int64_t step = from; step < to; ++step) {
     set_gradients(parameters, step);
     optimizer.step({.lr = 0.0078125, .inverse_scale = 0.5, .clip_factor = 0.75});
   }
-}
-
-StateDict deep_copy(const StateDict& state) {
-  StateDict copy = state;
-  for (auto& [key, tensor] : copy.tensors) {
-    tensor = tensor.clone();
-  }
-  return copy;
 }
 
 }  // namespace

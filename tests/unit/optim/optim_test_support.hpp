@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/named_parameter.hpp"
 #include "support/message_of.hpp"
 
@@ -41,6 +42,22 @@ inline at::Tensor weights(at::IntArrayRef shape, int64_t k) {
 
 inline at::Tensor gradient(at::IntArrayRef shape, int64_t k, int64_t step) {
   return formula(shape, 37, 13 * k + 101 * step, 257);
+}
+
+inline void set_gradients(const ddp::NamedParameters& parameters, int64_t step) {
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    parameters[k].tensor.mutable_grad() =
+        gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step);
+  }
+}
+
+// State as a checkpoint keeps it: later steps do not change it.
+inline ddp::StateDict deep_copy(const ddp::StateDict& state) {
+  ddp::StateDict copy = state;
+  for (auto& [key, tensor] : copy.tensors) {
+    tensor = tensor.clone();
+  }
+  return copy;
 }
 
 // The largest |a - b| in units of float32's spacing at max(1, |b|).

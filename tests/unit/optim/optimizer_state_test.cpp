@@ -33,20 +33,9 @@ NamedParameters make_parameters() {
 void run_steps(ddp::Optimizer& optimizer, const NamedParameters& parameters, int64_t from,
                int64_t to) {
   for (int64_t step = from; step < to; ++step) {
-    for (size_t k = 0; k < parameters.size(); ++k) {
-      parameters[k].tensor.mutable_grad() =
-          gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step);
-    }
+    set_gradients(parameters, step);
     optimizer.step(0.001953125);
   }
-}
-
-StateDict deep_copy(const StateDict& state) {
-  StateDict copy = state;
-  for (auto& [key, tensor] : copy.tensors) {
-    tensor = tensor.clone();
-  }
-  return copy;
 }
 
 }  // namespace

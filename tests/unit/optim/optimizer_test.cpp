@@ -52,13 +52,6 @@ NamedParameters three_parameters() {
           {"b.weight", weights({2, 5}, 2)}};
 }
 
-void set_gradients(const NamedParameters& parameters, int64_t step) {
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    parameters[k].tensor.mutable_grad() =
-        gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step);
-  }
-}
-
 std::vector<at::Tensor> copies(const NamedParameters& parameters) {
   std::vector<at::Tensor> out;
   for (const auto& parameter : parameters) {

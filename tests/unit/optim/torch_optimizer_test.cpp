@@ -40,10 +40,7 @@ std::shared_ptr<torch::optim::Optimizer> make_inner(const std::string& type,
 void run_steps(ddp::Optimizer& optimizer, const NamedParameters& parameters, int64_t from,
                int64_t to) {
   for (int64_t step = from; step < to; ++step) {
-    for (size_t k = 0; k < parameters.size(); ++k) {
-      parameters[k].tensor.mutable_grad() =
-          gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step);
-    }
+    set_gradients(parameters, step);
     optimizer.step(0.0625);
   }
 }

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "support/multi_rank_main.hpp"
+
+namespace ddp::test {
+
+/// Captures `body` on a stream of its own, as a training step is.
+template <typename Body>
+void capture(at::cuda::CUDAGraph& graph, const Body& body) {
+  const auto device = ddp::test::context().device().index();
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device));
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  body();
+  graph.capture_end();
+}
+
+}  // namespace ddp::test
