@@ -144,7 +144,15 @@ TEST_CASE("ragged batches give the gradient of the global mean") {
   Mlp module;
   Mlp reference;
   DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));
-  for (int step = 0; step < 3; ++step) {
+  // Counts of the host, of the device, and of both in one step.
+  const auto add = [&](const torch::Tensor& loss_sum, int64_t count, bool of_device) {
+    if (of_device) {
+      model.weighted_backward(loss_sum, torch::full({}, count, on_device().dtype(torch::kLong)));
+    } else {
+      model.weighted_backward(loss_sum, static_cast<double>(count));
+    }
+  };
+  for (int step = 0; step < 5; ++step) {
     model.zero_grad();
     // Rank r has 2r items (rank 0 of several none at all) in the synchronised micro-batch and one
     // in the unsynchronised one; totals are powers of two for exact division: see `items`.
@@ -153,11 +161,11 @@ TEST_CASE("ragged batches give the gradient of the global mean") {
                                                       : std::vector<int64_t>{0, 1, 5, 6};
     {
       auto guard = model.no_sync();
-      model.weighted_backward(model.forward(batch_of(rank(), 2 * step, 4, 1)).sum(), 1);
+      add(model.forward(batch_of(rank(), 2 * step, 4, 1)).sum(), 1, step % 2 == 1);
     }
     const int64_t mine = items[static_cast<size_t>(rank())];
     auto x = batch_of(rank(), 2 * step + 1, 4, 6).narrow(0, 0, mine);
-    model.weighted_backward(model.forward(x).sum(), static_cast<double>(mine));
+    add(model.forward(x).sum(), mine, step == 1 || step == 2);
 
     std::vector<torch::Tensor> all{concatenated(2 * step, 4, 1)};
     int64_t total = world();
@@ -184,6 +192,8 @@ TEST_CASE("a weighted step without a single item leaves zero gradients") {
     REQUIRE(torch::equal(grad, torch::zeros_like(grad)));
   }
   REQUIRE_THROWS_AS(model.weighted_backward(torch::zeros({}), -1), SettingsError);
+  REQUIRE_THROWS_WITH(model.weighted_backward(torch::zeros({}), torch::ones({2}, on_device())),
+                      Catch::Contains("one element"));
 }
 
 TEST_CASE("bf16 parameters keep float32 gradients over many micro-steps") {

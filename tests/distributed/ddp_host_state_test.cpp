@@ -2,6 +2,7 @@
 // A step that was begun and not run, as a failed capture leaves it, has no effect on the next.
 #include <stdexcept>
 
+#include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
 
 using namespace ddp;
@@ -55,7 +56,12 @@ TEST_CASE("a backward that broke off is undone on the host") {
     // Its first bucket may be under way on all ranks alike: the reduction ends, unused.
     REQUIRE_THROWS_WITH(backward(7), Catch::Contains("half-way"));
     module->throws = false;
+    const auto* slot = ops::find_grad_slot(module->first->weight);
+    REQUIRE(slot != nullptr);
+    REQUIRE_FALSE(slot->stream.has_value());
+    const_cast<ops::GradSlot*>(slot)->stream = c10::Stream(c10::Stream::DEFAULT, group()->device());
     model.reducer().restore(*state);
+    REQUIRE_FALSE(slot->stream.has_value());
     REQUIRE(model.logging_data().num_synchronised_backwards == passes);
     for (const auto& parameter : module->parameters()) {
       REQUIRE(parameter.grad().defined());
@@ -71,28 +77,37 @@ TEST_CASE("a backward that broke off is undone on the host") {
 }
 
 TEST_CASE("weights that were added before a step broke off stay") {
+  const bool of_device = GENERATE(false, true);
+  CAPTURE(of_device);
   Half module;
   Mlp reference;
   DistributedDataParallel model(module, group());
+  const auto weighted_backward = [&](const torch::Tensor& loss_sum, double count) {
+    if (of_device) {
+      model.weighted_backward(loss_sum, torch::full({1}, count, on_device()));
+    } else {
+      model.weighted_backward(loss_sum, count);
+    }
+  };
   for (int64_t step = 0; step < 3; ++step) {
     model.zero_grad();
-    model.weighted_backward(model.forward(batch_of(rank(), step, 4, 4)).sum(), 4);
+    weighted_backward(model.forward(batch_of(rank(), step, 4, 4)).sum(), 4);
   }
   model.zero_grad();
   {
     const auto no_sync = model.no_sync();
-    model.weighted_backward(model.forward(batch_of(rank(), 5, 4, 4)).sum(), 4);
+    weighted_backward(model.forward(batch_of(rank(), 5, 4, 4)).sum(), 4);
   }
   const auto state = model.reducer().host_state();
   module->throws = true;
-  REQUIRE_THROWS(model.weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 100));
+  REQUIRE_THROWS(weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 100));
   module->throws = false;
   model.reducer().restore(*state);
   // The slots hold what the accumulator added before it broke off, so only the divisor is compared.
   for (const auto& parameter : module->parameters()) {
     parameter.mutable_grad() = at::Tensor();
   }
-  model.weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 4);
+  weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 4);
   auto expected = mean_reference(
       reference, [&](Mlp& plain) { return plain->forward(concatenated(6, 4, 4)).sum(); });
   for (auto& grad : expected) {

@@ -129,7 +129,7 @@ TEST_CASE("optimizers and settings that cannot be captured are named beforehand"
 }
 
 TEST_CASE("ranks whose steps differ are told, and none replays") {
-  if (world() == 1) {
+  if (!has_ranks(2)) {
     return;
   }
   auto buffer = torch::ones({8}, on_device());
@@ -150,8 +150,60 @@ TEST_CASE("ranks whose steps differ are told, and none replays") {
   REQUIRE(buffer[0].item<double>() == std::pow(world(), 6));
 }
 
+TEST_CASE("ranks whose collectives differ in what they send are told, and none replays") {
+  if (!has_ranks(2)) {
+    return;
+  }
+  auto buffer = torch::ones({16}, on_device());
+  GraphedStep step(context(), {}, [&](const Batch& batch, const StepScalars&) {
+    group()->all_reduce(buffer.narrow(0, 0, capturing() && rank() == 1 ? 16 : 8))->wait();
+    return batch.data.sum();
+  });
+  const auto data = torch::ones({4}, on_device());
+  for (int i = 0; i < 6; ++i) {
+    REQUIRE(step({data, data}, {}).log[0] == 4);
+  }
+  REQUIRE(step.counts().replayed == 0);
+  REQUIRE_THAT(step.counts().why_eager,
+               Catch::Contains("collective 1 of 1 is all_reduce of 16 Float on rank 1 and "
+                               "all_reduce of 8 Float on rank 0"));
+  REQUIRE(buffer[0].item<double>() == std::pow(world(), 6));
+}
+
+TEST_CASE("a rank that captures a call alone and those that do not are told") {
+  if (!has_ranks(2)) {
+    return;
+  }
+  GraphedStep step(context(), {},
+                   [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); });
+  const auto call = [&](int64_t size) {
+    REQUIRE(step(torch::ones({size}, on_device()), {}).log[0] == static_cast<double>(size));
+  };
+  for (int i = 0; i < 8; ++i) {
+    call(4);
+  }
+  REQUIRE(step.counts().replayed == 5);
+  // Rank 0 alone meets another shape: an eager step, then the capture for which it waits.
+  std::string told;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (told.empty() && std::chrono::steady_clock::now() < deadline) {
+    try {
+      call(rank() == 0 ? 5 : 4);
+    } catch (const SettingsError& error) {
+      told = error.what();
+    }
+  }
+  if (rank() == 0) {
+    REQUIRE_THAT(told, Catch::Contains("captures its call 10, and rank 1 does not"));
+  } else {
+    REQUIRE_THAT(told, Catch::Contains("rank 0 captures its call 10 (batch [5]") &&
+                           Catch::Contains("whose last batch was [4]"));
+    context().control_plane().all_gather("went another way");  // what rank 0 waits for
+  }
+}
+
 TEST_CASE("a rank's reason is told on all ranks") {
-  if (world() == 1) {
+  if (!has_ranks(2)) {
     return;
   }
   auto buffer = torch::ones({8}, on_device());

@@ -57,6 +57,14 @@ struct Setup {
   std::function<void(const at::Tensor& loss)> after_step = {};
 };
 
+/// Says so where a test cannot run with so few.
+inline bool has_ranks(int wanted) {
+  if (world() < wanted) {
+    std::cout << "SKIPPED: needs " << wanted << " ranks\n";
+  }
+  return world() >= wanted;
+}
+
 inline Batch image_batch(int64_t step, int64_t size) {
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step * 64 + rank() + 1));
   const auto data = torch::randn({size, 3, 12, 12}, generator);

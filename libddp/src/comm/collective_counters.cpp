@@ -161,6 +161,19 @@ int64_t CollectiveCounters::end_captured(std::span<const CollectiveRecord> colle
   return ++launches_;
 }
 
+std::vector<std::string> CollectiveCounters::captured_operations(int64_t after) const {
+  std::vector<std::string> operations;
+  const std::lock_guard lock(mutex_);
+  for (const auto& record :
+       graphs_.empty() ? std::vector<CollectiveRecord>() : graphs_.back().records) {
+    if (record.sequence > after) {
+      operations.push_back(
+          concat(record.name, " of ", record.num_elements, ' ', c10::toString(record.dtype)));
+    }
+  }
+  return operations;
+}
+
 bool CollectiveCounters::count_captured(int64_t launch, cudaEvent_t ended) {
   size_t graph = 0;
   size_t number = 0;

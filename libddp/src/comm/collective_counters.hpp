@@ -64,6 +64,8 @@ class CollectiveCounters {
   /// the counter stream, which then has to be joined. False, and nothing done, if it is not.
   bool count_captured(int64_t launch, cudaEvent_t ended);
   cudaStream_t counter_stream() const { return counter_stream_; }
+  /// See OperationLog.
+  std::vector<std::string> captured_operations(int64_t after) const;
 
   /// The device may hang from now on: its memory is never freed.
   void abandon() { abandoned_ = true; }

@@ -27,12 +27,14 @@
 #include "comm/nccl_connect.hpp"
 #include "comm/nccl_memory.hpp"
 #include "comm/nccl_work.hpp"
+#include "comm/operation_log.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 
 class NcclCommunicator final : public Communicator,
+                               public OperationLog,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
   /// `no_windows`: why memory cannot be registered, see why_no_windows().
@@ -67,6 +69,9 @@ class NcclCommunicator final : public Communicator,
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { step_->store(step, std::memory_order_relaxed); }
   int64_t num_operations() const override { return num_operations_.load(); }
+  std::vector<std::string> captured_operations(int64_t after) const override {
+    return origin_->counters->captured_operations(after);
+  }
 
  protected:
   Plan::Identity plan_identity() const override;

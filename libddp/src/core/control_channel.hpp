@@ -27,7 +27,15 @@ inline constexpr std::size_t kMaxHelloBytes = 1024;
 inline constexpr std::size_t kMaxValueBytes = 1 << 20;  ///< of a collective's value
 inline constexpr std::size_t kMaxPayloadBytes = kMaxValueBytes + 4096;
 
-enum class FrameType : uint8_t { Welcome, Heartbeat, Progress, Contribution, Result, Failure };
+enum class FrameType : uint8_t {
+  Welcome,
+  Heartbeat,
+  Progress,
+  Contribution,
+  Result,
+  Failure,
+  Note
+};
 
 struct Frame {
   FrameType type = FrameType::Heartbeat;

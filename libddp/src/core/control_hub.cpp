@@ -216,6 +216,14 @@ void ControlHub::handle(int rank, const Frame& frame) {
     if (decode_contribution(frame.payload, contribution)) {
       note_contribution(rank, std::move(contribution));
     }
+  } else if (frame.type == FrameType::Note) {
+    ByteReader reader(frame.payload);
+    reader.number<uint32_t>();  // who it is from is known better here
+    auto text = reader.text();
+    if (reader.finished() && text.size() <= kMaxNoteBytes) {
+      pass_on(rank, text);
+      keep_note(rank, std::move(text));
+    }
   } else if (frame.type == FrameType::Failure) {
     FailureCause cause;
     if (decode_cause(frame.payload, cause) && !failure_.failed()) {
@@ -269,6 +277,16 @@ void ControlHub::finish_round(uint64_t sequence, Round& round) {
     broadcast_frame(FrameType::Result, writer.take());
     note_result_part(sequence, part, num_parts, value);
   }
+}
+
+void ControlHub::send_note(const std::string& text) {
+  pass_on(0, text);
+}
+
+// To its author too, who then holds it twice: nobody minds.
+void ControlHub::pass_on(int rank, const std::string& note) {
+  ByteWriter writer;
+  broadcast_frame(FrameType::Note, writer.number(static_cast<uint32_t>(rank)).text(note).take());
 }
 
 void ControlHub::broadcast_frame(FrameType type, const std::string& payload) {

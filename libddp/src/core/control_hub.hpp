@@ -47,6 +47,7 @@ class ControlHub final : public ControlPlaneBase {
   void contribute(Contribution contribution) override;
   void send_progress() override {}
   void send_failure(const FailureCause& cause) override;
+  void send_note(const std::string& text) override;
   bool failure_was_delivered() const override;
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(SteadyTime now) override;
@@ -64,6 +65,7 @@ class ControlHub final : public ControlPlaneBase {
   void lose(int rank, const std::string& why);
   void check_limits(SteadyTime now);
   void fail_job(ExitCode code, const std::string& message);
+  void pass_on(int rank, const std::string& note);
   void broadcast_frame(FrameType type, const std::string& payload);
   int num_joined() const;
 

@@ -74,6 +74,11 @@ void ControlLeaf::send_progress() {
   send(FrameType::Progress, writer.signed_number(step_).text(where_.substr(0, 1024)).take());
 }
 
+void ControlLeaf::send_note(const std::string& text) {
+  ByteWriter writer;
+  send(FrameType::Note, writer.number(static_cast<uint32_t>(rank_)).text(text).take());
+}
+
 void ControlLeaf::send_failure(const FailureCause& cause) {
   // Not set here: rank 0 answers with the first cause of the whole job.
   send(FrameType::Failure, encode_cause(cause));
@@ -132,6 +137,13 @@ void ControlLeaf::handle(const Frame& frame) {
     if (reader.finished() && part < num_parts && num_parts <= static_cast<uint32_t>(world_size_)) {
       closing_ = closing_ || sequence == close_sequence_;
       note_result_part(sequence, part, num_parts, std::move(value));
+    }
+  } else if (frame.type == FrameType::Note) {
+    ByteReader reader(frame.payload);
+    const auto rank = reader.number<uint32_t>();
+    auto text = reader.text();
+    if (reader.finished() && rank < static_cast<uint32_t>(world_size_)) {
+      keep_note(static_cast<int>(rank), std::move(text));
     }
   } else if (frame.type == FrameType::Failure) {
     FailureCause cause;

@@ -33,6 +33,7 @@ class ControlLeaf final : public ControlPlaneBase {
   void contribute(Contribution contribution) override;
   void send_progress() override;
   void send_failure(const FailureCause& cause) override;
+  void send_note(const std::string& text) override;
   bool failure_was_delivered() const override { return failure_.failed(); }
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(SteadyTime now) override;

@@ -53,7 +53,11 @@ bool decode_contribution(std::string_view bytes, Contribution& contribution) {
 
 ControlPlaneBase::ControlPlaneBase(const LaunchEnvironment& launch,
                                    const ControlPlaneOptions& options)
-    : rank_(launch.rank), world_size_(launch.world_size), options_(options), host_(host_name()) {}
+    : rank_(launch.rank),
+      world_size_(launch.world_size),
+      options_(options),
+      host_(host_name()),
+      notes_(static_cast<std::size_t>(launch.world_size)) {}
 
 std::string ControlPlaneBase::broadcast(const std::string& value, int root) {
   if (root < 0 || root >= world_size_) {
@@ -110,6 +114,22 @@ void ControlPlaneBase::note_result_part(uint64_t sequence, uint32_t part, uint32
   if (++result.num_arrived == num_parts) {
     changed_.notify_all();
   }
+}
+
+void ControlPlaneBase::post_note(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  keep_note(rank_, text.substr(0, kMaxNoteBytes));
+  send_note(text.substr(0, kMaxNoteBytes));
+}
+
+std::vector<std::string> ControlPlaneBase::notes() const {
+  const std::lock_guard lock(mutex_);
+  return notes_;
+}
+
+void ControlPlaneBase::keep_note(int rank, std::string text) {
+  notes_.at(static_cast<std::size_t>(rank)) = std::move(text);
+  notes_version_.fetch_add(1, std::memory_order_release);
 }
 
 void ControlPlaneBase::set_progress(int64_t step, const std::string& where) {

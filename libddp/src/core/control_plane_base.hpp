@@ -9,6 +9,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -19,6 +20,7 @@
 
 #include "core/control_channel.hpp"
 #include "core/failure_box.hpp"
+#include "core/note_board.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
@@ -33,7 +35,7 @@ struct Contribution {
   std::string value;
 };
 
-class ControlPlaneBase : public ControlPlane {
+class ControlPlaneBase : public ControlPlane, public NoteBoard {
  public:
   ControlPlaneBase(const LaunchEnvironment& launch, const ControlPlaneOptions& options);
 
@@ -49,12 +51,16 @@ class ControlPlaneBase : public ControlPlane {
   int add_failure_callback(std::function<void(const FailureCause&)> callback) final;
   void remove_failure_callback(int token) final;
   void close() final;
+  void post_note(const std::string& text) final;
+  std::vector<std::string> notes() const final;
+  uint64_t notes_version() const final { return notes_version_.load(std::memory_order_acquire); }
 
  protected:
   // All of these are called with mutex_ held.
   virtual void contribute(Contribution contribution) = 0;
   virtual void send_progress() = 0;
   virtual void send_failure(const FailureCause& cause) = 0;
+  virtual void send_note(const std::string& text) = 0;
   virtual bool failure_was_delivered() const = 0;
   virtual void add_sockets(std::vector<pollfd>& watched) = 0;
   virtual void serve(SteadyTime now) = 0;
@@ -66,6 +72,7 @@ class ControlPlaneBase : public ControlPlane {
   void stop_thread();
   /// The end of a plane that was never closed is a failure for its peers.
   void leave_without_closing();
+  void keep_note(int rank, std::string text);
   void note_result_part(uint64_t sequence, uint32_t part, uint32_t num_parts, std::string value);
   /// Waits (with mutex_ held) until `condition`, a failure, or `deadline`; throws the failure.
   template <typename Condition>
@@ -105,6 +112,8 @@ class ControlPlaneBase : public ControlPlane {
 
   uint64_t next_sequence_ = 0;
   std::map<uint64_t, PartialResult> results_;
+  std::vector<std::string> notes_;  // by rank
+  std::atomic<uint64_t> notes_version_{0};
   bool progress_is_new_ = false;
   SteadyTime progress_due_{};
   bool closed_ = false;

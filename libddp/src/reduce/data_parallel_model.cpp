@@ -182,13 +182,29 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
         detail::concat("weighted_backward: count=", count,
                        " must be 0 or more: it is the number of items in loss_sum"));
   }
+  require_weighted_join();
+  reducer_->add_weight(count);
+  loss_sum.backward();
+}
+
+void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count) {
+  const auto device = communicator_->device();
+  if (!count.defined() || count.numel() != 1 || count.device() != device) {
+    throw SettingsError(detail::concat(
+        "weighted_backward: the count must be a tensor of one element on ", device, "; it has ",
+        count.defined() ? count.numel() : 0, " on ", count.defined() ? count.device() : device));
+  }
+  require_weighted_join();
+  reducer_->add_weight(count);
+  loss_sum.backward();
+}
+
+void DataParallelModel::require_weighted_join() const {
   if (join_ != nullptr && !join_->is_weighted()) {
     throw SettingsError(
         "weighted_backward inside a join needs JoinOptions::weighted=true: ranks that ran out must "
         "add a weight of 0");
   }
-  reducer_->add_weight(count);
-  loss_sum.backward();
 }
 
 // Ignored tensors belong to the model as much as the others: a file without them would be of
@@ -309,6 +325,22 @@ NamedParameters collect_jit(const Entries& entries) {
   return list;
 }
 
+bool is_training(const std::shared_ptr<torch::nn::Module>& module) {
+  return module->is_training();
+}
+bool is_training(const torch::jit::Module& module) {
+  return module.is_training();
+}
+
+template <typename Modules>
+uint64_t hash_modes(const Modules& modules) {
+  uint64_t hash = 0xCBF29CE484222325ULL;  // FNV-1a
+  for (const auto& module : modules) {
+    hash = (hash ^ (is_training(module) ? 1U : 2U)) * 0x100000001B3ULL;
+  }
+  return hash;
+}
+
 }  // namespace
 
 ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
@@ -317,6 +349,7 @@ ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
           .buffers = collect_nn(module->named_buffers()),
           .read_buffers = [module] { return collect_nn(module->named_buffers()); },
           .is_training = [module] { return module->is_training(); },
+          .training_modes = [modules] { return hash_modes(modules); },
           .has_collective_forward = std::any_of(
               modules.begin(), modules.end(), [](const std::shared_ptr<torch::nn::Module>& child) {
                 return std::dynamic_pointer_cast<SyncBatchNormImpl>(child) != nullptr;
@@ -324,10 +357,16 @@ ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
 }
 
 ModelTensors tensors_of(const torch::jit::Module& module) {
+  const auto list = module.modules();
+  std::vector<torch::jit::Module> modules;
+  for (const auto& child : list) {
+    modules.push_back(child);
+  }
   return {.parameters = collect_jit(module.named_parameters()),
           .buffers = collect_jit(module.named_buffers()),
           .read_buffers = [module] { return collect_jit(module.named_buffers()); },
           .is_training = [module] { return module.is_training(); },
+          .training_modes = [modules] { return hash_modes(modules); },
           .has_collective_forward = false};
 }
 

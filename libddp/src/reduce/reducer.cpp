@@ -203,6 +203,17 @@ void Reducer::add_weight(double count) {
   impl_->is_weighted = true;
 }
 
+void Reducer::add_weight(const at::Tensor& count) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(impl_->mutex);
+  impl_->set_reduced_aside();
+  auto& sum = impl_->device_weight;
+  const auto added = count.detach().to(at::kFloat).reshape({1});
+  sum = sum.defined() ? sum + added : added;
+  impl_->weight_stream = detail::current_stream(impl_->device());
+  impl_->is_weighted = true;
+}
+
 void Reducer::set_divisor(double divisor) {
   const std::lock_guard lock(impl_->mutex);
   if (divisor != 0 && divisor != impl_->communicator->world_size()) {

@@ -88,6 +88,7 @@ void Reducer::Impl::finish_pass() {
   expects_sync = false;
   is_weighted = false;
   weight = 0;
+  device_weight = at::Tensor();
   end_forwards_of_pass();
 }
 
@@ -119,7 +120,7 @@ void Reducer::Impl::shadow() {
   {
     const std::lock_guard lock(mutex);
     begin_pass();
-    if (weight != 0) {
+    if (weight != 0 || device_weight.defined()) {
       is_weighted = true;
     }
     for (auto& state : buckets) {

@@ -12,9 +12,11 @@ struct Reducer::HostState {
     bool used = false;
     bool reduced = false;
     bool written = false;
+    std::optional<c10::Stream> stream = std::nullopt;
   };
   std::vector<Parameter> parameters;
   double weight = 0;
+  at::Tensor device_weight;
   bool is_weighted = false;
   int64_t num_passes = 0;
   std::vector<int> previous_ready_order;
@@ -48,9 +50,11 @@ std::shared_ptr<const Reducer::HostState> Reducer::host_state() const {
                                  .set_aside = parameter.set_aside,
                                  .used = parameter.used,
                                  .reduced = parameter.reduced,
-                                 .written = parameter.slot.written});
+                                 .written = parameter.slot.written,
+                                 .stream = parameter.slot.stream});
   }
   state->weight = impl_->weight;
+  state->device_weight = impl_->device_weight;
   state->is_weighted = impl_->is_weighted;
   state->num_passes = impl_->num_passes;
   state->previous_ready_order = impl_->previous_ready_order;
@@ -79,9 +83,11 @@ void Reducer::restore(const HostState& state) {
     parameter.used = kept.used;
     parameter.reduced = kept.reduced;
     parameter.slot.written = kept.written;
+    parameter.slot.stream = kept.stream;
     parameter.fires = 0;
   }
   impl.weight = state.weight;
+  impl.device_weight = state.device_weight;
   impl.is_weighted = state.is_weighted;
   impl.weight_work = nullptr;
   impl.used_work = nullptr;
@@ -101,6 +107,7 @@ void Reducer::restore(const HostState& state) {
   impl.backward_trace.end();
   impl.is_measured = false;
   impl.measurement_decided = false;
+  impl.takes_host_time = impl.takes_ready_times = false;
 }
 
 }  // namespace ddp

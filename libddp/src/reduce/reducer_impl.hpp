@@ -157,8 +157,10 @@ struct Reducer::Impl {
   std::vector<int> ready_order;
   std::vector<int> previous_ready_order;
 
-  double divisor = 0;  // 0: the world size
-  double weight = 0;   // counts of weighted_backward since the last synchronised one
+  double divisor = 0;        // 0: the world size
+  double weight = 0;         // counts of weighted_backward since the last synchronised one
+  at::Tensor device_weight;  // float32 [1]: those that the device alone knows; undefined: none
+  std::optional<c10::Stream> weight_stream;  // where it was made
   bool is_weighted = false;
   at::Tensor weight_sum;  // float32 [1] on the device, reduced with the first bucket
   WorkPtr weight_work;

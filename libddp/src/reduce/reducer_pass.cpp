@@ -369,6 +369,12 @@ void Reducer::Impl::start_reductions(size_t first, size_t last) {
   // The sum of weights rides in the launch of the first bucket.
   if (first == 0 && is_weighted) {
     weight_sum.fill_(weight);
+    if (device_weight.defined()) {
+      if (!device().is_cpu()) {
+        wait_for(*weight_stream, detail::current_stream(device()));
+      }
+      weight_sum.add_(device_weight);
+    }
     weight_work = communicator->all_reduce(weight_sum, ReduceOp::Sum);
   }
   if (hook && !hook->starts_in_group()) {

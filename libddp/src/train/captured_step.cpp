@@ -28,16 +28,22 @@ void put_numbers(const StepNumbers& numbers, uint64_t sequence, FeedArguments& a
   arguments.sequence = sequence;
 }
 
+bool is_fed(const at::Tensor& tensor, int first) {
+  return tensor.scalar_type() == at::kFloat && first + tensor.numel() <= kMaxFeedNumbers;
+}
+
+void require_fed(const at::Tensor& tensor, int first) {
+  if (!is_fed(tensor, first)) {
+    throw SettingsError(concat(
+        "the batch holds a tensor of ", tensor.numel(), " ", c10::toString(tensor.scalar_type()),
+        " on the CPU; only a few float32 numbers (", kMaxFeedNumbers - StepFeed::kFirstFree,
+        " a step) travel to the device with a step: move the tensor there in the loader"));
+  }
+}
+
 // Appends what a CPU tensor holds; returns where.
 int put_tensor(const at::Tensor& tensor, FeedArguments& arguments) {
   const int first = arguments.num_numbers;
-  if (tensor.scalar_type() != at::kFloat || first + tensor.numel() > kMaxFeedNumbers) {
-    throw SettingsError(
-        concat("GraphedStep: a batch holds a tensor of ", tensor.numel(), " ",
-               c10::toString(tensor.scalar_type()), " on the CPU; only a few float32 numbers (",
-               kMaxFeedNumbers - StepFeed::kFirstFree,
-               " a step) travel to the device with a step: move the tensor there in the loader"));
-  }
   const auto dense = tensor.contiguous();
   std::memcpy(arguments.numbers + first, dense.const_data_ptr<float>(), dense.nbytes());
   arguments.num_numbers += static_cast<int>(tensor.numel());
@@ -46,8 +52,8 @@ int put_tensor(const at::Tensor& tensor, FeedArguments& arguments) {
 
 void put_copy(const at::Tensor& from, void* to, FeedArguments& arguments) {
   if (arguments.num_copies == kMaxFeedCopies) {
-    throw SettingsError(concat("GraphedStep: a batch of more than ", kMaxFeedCopies,
-                               " tensors: stack some of them into one"));
+    throw SettingsError(
+        concat("a batch of more than ", kMaxFeedCopies, " tensors: stack some of them into one"));
   }
   // Input that lies in the graph's own memory already is not copied.
   const auto bytes = from.const_data_ptr() == to ? 0 : from.nbytes();
@@ -74,7 +80,7 @@ void feed_eagerly(const StepFeed& feed, const StepNumbers& numbers, uint64_t seq
   FeedArguments arguments{};
   put_numbers(numbers, sequence, arguments);
   for (at::Tensor* input : inputs) {
-    if (input->defined() && input->is_cpu()) {
+    if (input->defined() && input->is_cpu() && is_fed(*input, arguments.num_numbers)) {
       *input = feed.numbers_like(*input, put_tensor(*input, arguments));
     }
   }
@@ -127,10 +133,12 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
       continue;
     }
     if (input->is_cpu()) {
+      require_fed(*input, number);
       own = request.feed.numbers_like(*input, number);
       number += static_cast<int>(input->numel());
     } else {
       own = at::empty_strided(input->sizes(), input->strides(), input->options());
+      own.set_requires_grad(input->requires_grad());
     }
   }
   impl.set(request.call.numbers, request.sequence, request.call.inputs);

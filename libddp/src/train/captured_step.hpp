@@ -44,7 +44,8 @@ class StepFeed {
   at::Tensor numbers_;  // float32 [kMaxFeedNumbers]
 };
 
-/// The numbers of an eager step: CPU tensors among `inputs` become views of the feed.
+/// The numbers of an eager step: small float32 tensors of the CPU among `inputs` become views of
+/// the feed; others stay as they are.
 void feed_eagerly(const StepFeed& feed, const StepNumbers& numbers, uint64_t sequence,
                   const std::vector<at::Tensor*>& inputs);
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/graphed_step.hpp"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <sstream>
 
 #include "ddp/core/logging.hpp"
@@ -19,6 +21,7 @@ void add_layout(const at::Tensor& tensor, Key& key) {
   }
   key.push_back(static_cast<int64_t>(tensor.scalar_type()));
   key.push_back(tensor.is_cpu() ? 0 : 1);
+  key.push_back(tensor.requires_grad() ? 1 : 0);
   key.push_back(tensor.dim());
   key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
   key.insert(key.end(), tensor.strides().begin(), tensor.strides().end());
@@ -40,6 +43,12 @@ void check(const GraphedStepOptions& options, at::Device device) {
   }
 }
 
+// Those that need all ranks are made by all ranks in the same order.
+int64_t next_id(bool collective) {
+  static std::atomic<int64_t> count{0};
+  return collective ? ++count : 0;
+}
+
 }  // namespace
 
 std::string shapes_of(const std::vector<at::Tensor*>& inputs) {
@@ -58,9 +67,10 @@ GraphedStepCore::State::State(Context& ctx, GraphedParts given, GraphedStepOptio
       parts(std::move(given)),
       options(std::move(opts)),
       device(ctx.device()),
-      pool(std::move(p)) {
+      pool(std::move(p)),
+      id(next_id(options.collective)),
+      board(options.collective ? dynamic_cast<NoteBoard*>(&ctx.control_plane()) : nullptr) {
   check(options, device);
-  ring = std::make_shared<StepRing>(device, [this] { check_job(); });
 #ifdef DDP_HAS_CUDA
   if (device.is_cuda()) {
     feed.emplace(device);
@@ -72,26 +82,51 @@ GraphedStepCore::State::State(Context& ctx, GraphedParts given, GraphedStepOptio
 #endif
 }
 
+// Of the context's teardown: before the communicators, whose memory and plans graphs hold.
+void GraphedStepCore::State::end() {
+  wanted = false;
+  ended = true;
+  entries.clear();
+}
+
 // A replay calls nothing that would notice that the job failed.
 void GraphedStepCore::State::check_job() const {
+  if (ended) {
+    return;
+  }
   auto& plane = context.control_plane();
   if (plane.failed()) {
     throw PeerLostError(plane.failure().to_line());
   }
-#ifdef DDP_HAS_CUDA
-  if (device.is_cuda()) {
-    check_device(device);
+  look_at_notes();
+}
+
+// A rank that waits to capture a call which this one did not capture would wait for ever.
+void GraphedStepCore::State::look_at_notes() const {
+  if (board == nullptr || board->notes_version() == notes_seen) {
+    return;
   }
-#endif
+  const auto version = board->notes_version();
+  const bool is_to_come = require_no_missed_capture(
+      board->notes(), static_cast<size_t>(context.rank()), id, static_cast<int64_t>(calls_done),
+      static_cast<int64_t>(last_captured), options.name, last_shapes);
+  if (!is_to_come) {
+    notes_seen = version;
+  }
 }
 
 void GraphedStepCore::State::make_key(const StepCall& call) {
   key.clear();
   key.push_back(call.numbers.variant);
   key.push_back(at::GradMode::is_enabled());
+  const bool autocast = at::autocast::is_autocast_enabled(device.type());
+  key.push_back(autocast ? static_cast<int64_t>(at::autocast::get_autocast_dtype(device.type()))
+                         : -1);
   for (const auto* model : parts.models) {
-    key.push_back(model->is_training());
+    key.push_back(model->require_backward_grad_sync());
+    key.push_back(static_cast<int64_t>(model->training_modes()));
   }
+  key.insert(key.end(), call.host_numbers.begin(), call.host_numbers.end());
   for (const at::Tensor* input : call.inputs) {
     add_layout(*input, key);
   }
@@ -149,7 +184,7 @@ bool GraphedStepCore::State::is_settled() const {
 }
 
 /// Null: there are as many graphs as are allowed.
-GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry() {
+GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall& call) {
   for (auto& entry : entries) {
     if (entry.key == key) {
       return &entry;
@@ -158,7 +193,7 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry() {
   if (static_cast<int64_t>(entries.size()) == options.max_graphs) {
     return nullptr;
   }
-  entries.push_back({key, 0, nullptr});
+  entries.push_back({key, shapes_of(call.inputs), 0, nullptr});
   return &entries.back();
 }
 
@@ -223,11 +258,21 @@ GraphedStepCore::GraphedStepCore(Context& context, GraphedParts parts, GraphedSt
                                  std::shared_ptr<GraphPool> pool)
     : state_(
           std::make_shared<State>(context, std::move(parts), std::move(options), std::move(pool))) {
-  // Before the communicators: their memory and plans are part of the graphs.
+  const auto device = context.device();
+  // Logs hold the ring, and may be read when this is gone.
+  state_->ring = std::make_shared<StepRing>(device, [weak = std::weak_ptr(state_), device] {
+    if (const auto state = weak.lock()) {
+      state->check_job();
+    }
+#ifdef DDP_HAS_CUDA
+    if (device.is_cuda()) {
+      check_device(device);
+    }
+#endif
+  });
   context.add_teardown([weak = std::weak_ptr(state_)] {
     if (const auto state = weak.lock()) {
-      state->wanted = false;
-      state->entries.clear();
+      state->end();
     }
   });
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a step is captured, what the ranks agree on then, and its replays.
 #include <algorithm>
-#include <set>
 
+#include "comm/operation_log.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "train/captured_graph.hpp"
@@ -11,9 +11,8 @@
 namespace ddp::detail {
 
 StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
-  if (context.control_plane().failed()) {
-    check_job();
-  }
+  calls_done = sequence;
+  check_job();
   ++sequence;
   if (sequence > StepLog::kMaxStepsAhead) {
     ring->wait(sequence - StepLog::kMaxStepsAhead);
@@ -42,7 +41,7 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
     counts.graphs = 0;
   }
   make_key(call);
-  Entry* entry = find_entry();
+  Entry* entry = find_entry(call);
   if (entry == nullptr) {
     if (!too_many_said && context.is_main()) {
       log_warning(concat(options.name, " met more than ", options.max_graphs,
@@ -52,6 +51,9 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
     }
     too_many_said = true;
     return run_eager(call);
+  }
+  if (board != nullptr) {
+    last_shapes = entry->shapes;
   }
   if (entry->graph == nullptr) {
     if (const auto reason = why_not(); !reason.empty()) {
@@ -75,20 +77,21 @@ StepDone GraphedStepCore::State::replay(Entry& entry, StepCall& call) {
   return {entry.graph->object(), ring->log(sequence, entry.graph->num_scalars())};
 }
 
-int64_t GraphedStepCore::State::num_operations() const {
-  std::set<Communicator*> communicators{context.communicator().get()};
+// In an order that is the same on all ranks.
+std::vector<Communicator*> GraphedStepCore::State::communicators() const {
+  std::vector<Communicator*> all{context.communicator().get()};
   for (const auto* model : parts.models) {
-    communicators.insert(model->communicator().get());
+    auto* communicator = model->communicator().get();
+    if (std::find(all.begin(), all.end(), communicator) == all.end()) {
+      all.push_back(communicator);
+    }
   }
-  int64_t sum = 0;
-  for (const auto* communicator : communicators) {
-    sum += communicator->num_operations();
-  }
-  return sum;
+  return all;
 }
 
 /// The reason why it failed here; empty: it did not.
-std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, int64_t* operations) {
+std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
+                                                std::vector<std::string>* operations) {
   const auto inputs_before = [&] {
     std::vector<at::Tensor> inputs;
     for (const at::Tensor* input : call.inputs) {
@@ -97,7 +100,11 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, in
     return inputs;
   }();
   free_cached_memory();
-  const int64_t before = num_operations();
+  const auto all = communicators();
+  std::vector<int64_t> before;
+  for (const auto* communicator : all) {
+    before.push_back(communicator->num_operations());
+  }
   std::string failing;
   std::string reason;
   try {
@@ -113,7 +120,12 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, in
   } catch (const std::exception&) {
     reason = capture_failure(std::current_exception(), failing);
   }
-  *operations = num_operations() - before;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (const auto* log = dynamic_cast<const OperationLog*>(all[i])) {
+      const auto captured = log->captured_operations(before[i]);
+      operations->insert(operations->end(), captured.begin(), captured.end());
+    }
+  }
   // The replay, or the eager step, reads the batch itself.
   for (size_t i = 0; i < inputs_before.size(); ++i) {
     *call.inputs[i] = inputs_before[i];
@@ -122,28 +134,15 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call, in
 }
 
 /// The first rank's reason, on all ranks; empty: all captured the same collectives.
-std::string GraphedStepCore::State::agree(const std::string& own, int64_t num_operations) {
-  if (!options.collective && own.empty() && num_operations > 0) {
+std::string GraphedStepCore::State::agree(const CaptureReport& report) const {
+  if (!options.collective && report.reason.empty() && !report.operations.empty()) {
     return "it calls collectives, although GraphedStepOptions::collective is false";
   }
   if (context.world_size() == 1 || !options.collective) {
-    return own;
+    return report.reason;
   }
-  const auto texts =
-      context.control_plane().all_gather(concat(num_operations, own.empty() ? "" : " ", own));
-  std::vector<int64_t> numbers;
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (const auto space = texts[rank].find(' '); space != std::string::npos) {
-      return concat("on rank ", rank, ": ", texts[rank].substr(space + 1));
-    }
-    numbers.push_back(std::stoll(texts[rank]));
-    if (numbers[rank] != numbers[0]) {
-      return concat("the ranks captured different steps: rank ", rank, " calls ", numbers[rank],
-                    " collectives in it, rank 0 ", numbers[0],
-                    "; every rank has to run the same step");
-    }
-  }
-  return {};
+  return compare_captures(context.control_plane().all_gather(encode(report)),
+                          static_cast<size_t>(context.rank()), options.name);
 }
 
 /// False: this step has to run eagerly, and all others if give_up() was called.
@@ -152,16 +151,24 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
   for (auto* model : parts.models) {
     states.push_back(model->reducer().host_state());
   }
-  int64_t operations = 0;
-  auto reason = agree(try_capture(entry, call, &operations), operations);
+  CaptureReport report{.step_id = id,
+                       .call = static_cast<int64_t>(sequence),
+                       .variant = call.numbers.variant,
+                       .shapes = shapes_of(call.inputs)};
+  if (board != nullptr) {
+    board->post_note(encode(report));
+  }
+  report.reason = try_capture(entry, call, &report.operations);
+  auto reason = agree(report);
   if (reason.empty()) {
     try {
       entry.graph->instantiate();
     } catch (const std::exception&) {
-      reason = capture_failure(std::current_exception(), "cudaGraphInstantiate");
+      report.reason = capture_failure(std::current_exception(), "cudaGraphInstantiate");
     }
-    reason = agree(reason, operations);
+    reason = agree(report);
   }
+  last_captured = sequence;
   if (!reason.empty()) {
     // Also where the reason is another rank's: what this one captured will never run.
     for (size_t i = 0; i < states.size(); ++i) {

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "core/note_board.hpp"
 #include "ddp/train/graphed_step.hpp"
+#include "train/capture_agreement.hpp"
 #include "train/captured_step.hpp"
 #include "train/step_ring.hpp"
 
@@ -20,16 +22,19 @@ struct GraphedStepCore::State {
 
   struct Entry {
     Key key;
+    std::string shapes;
     int64_t eager_steps = 0;
     std::unique_ptr<CapturedStep> graph;
   };
 
   void check_job() const;
+  void look_at_notes() const;
+  void end();
   void make_key(const StepCall& call);
   uint64_t fingerprint() const;
   std::string why_not() const;
   bool is_settled() const;
-  Entry* find_entry();
+  Entry* find_entry(const StepCall& call);
   bool may_capture(const Entry& entry) const;
   StepDone run(StepCall& call);
   StepDone run_eager(StepCall& call);
@@ -39,9 +44,9 @@ struct GraphedStepCore::State {
   StepDone run_numbered(StepCall& call);
   StepDone replay(Entry& entry, StepCall& call);
   bool capture(Entry& entry, StepCall& call);
-  std::string agree(const std::string& own, int64_t num_operations);
-  int64_t num_operations() const;
-  std::string try_capture(Entry& entry, StepCall& call, int64_t* operations);
+  std::string agree(const CaptureReport& report) const;
+  std::vector<Communicator*> communicators() const;
+  std::string try_capture(Entry& entry, StepCall& call, std::vector<std::string>* operations);
 #endif
 
   Context& context;
@@ -54,8 +59,15 @@ struct GraphedStepCore::State {
   std::optional<StepFeed> feed;
 #endif
   bool wanted = false;  // to capture
+  bool ended = false;   // the context was closed
   bool too_many_said = false;
-  uint64_t sequence = 0;
+  const int64_t id;        // the same on all ranks
+  NoteBoard* const board;  // null: ranks need not run alike
+  std::string last_shapes;
+  uint64_t sequence = 0;       // of the present call, or of the last one
+  uint64_t calls_done = 0;     // the last one that is over
+  uint64_t last_captured = 0;  // the last one at which all ranks met to capture
+  mutable uint64_t notes_seen = 0;
   uint64_t last_fingerprint = 0;
   Key key;  // of the present call
   std::vector<Entry> entries;

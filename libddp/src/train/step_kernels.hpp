@@ -9,7 +9,7 @@
 namespace ddp::detail {
 
 constexpr int kMaxFeedCopies = 64;
-constexpr int kMaxFeedNumbers = 32;
+constexpr int kMaxFeedNumbers = 128;
 constexpr int kMaxPublished = 16;
 
 struct FeedCopy {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "core/note_board.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 
@@ -48,6 +49,44 @@ TEST_CASE("control plane: collectives carry every rank's value", "[control_plane
       }
       REQUIRE(from_last[at] == "from " + std::to_string(world_size - 1));
       REQUIRE(agreed[at] == 1);
+    }
+  }
+}
+
+TEST_CASE("control plane: notes reach every rank, and the last one of each counts",
+          "[control_plane]") {
+  constexpr int kWorldSize = 4;
+  std::vector<std::vector<std::string>> first(kWorldSize), second(kWorldSize);
+  std::vector<int> version_changed(kWorldSize);
+  const auto ends = run_ranks(kWorldSize, [&](ControlPlane& plane) {
+    auto& board = dynamic_cast<detail::NoteBoard&>(plane);
+    const auto at = static_cast<std::size_t>(plane.rank());
+    if (plane.rank() != 2) {
+      board.post_note("first of " + std::to_string(plane.rank()));
+      board.post_note("last of " + std::to_string(plane.rank()) + std::string(5000, '.'));
+    }
+    // Frames of a connection arrive in order: those before the barrier's are here.
+    plane.barrier();
+    const auto version = board.notes_version();
+    first[at] = board.notes();
+    plane.barrier();
+    if (plane.rank() == 2) {
+      board.post_note("late");
+    }
+    plane.barrier();
+    version_changed[at] = board.notes_version() != version ? 1 : 0;
+    second[at] = board.notes();
+  });
+  require_all_ok(ends);
+  for (std::size_t at = 0; at < first.size(); ++at) {
+    REQUIRE(version_changed[at] == 1);
+    REQUIRE(second[at].at(2) == "late");
+    REQUIRE(first[at].size() == kWorldSize);
+    REQUIRE(first[at][2].empty());
+    for (const std::size_t rank : {0, 1, 3}) {
+      REQUIRE(first[at][rank].size() == detail::NoteBoard::kMaxNoteBytes);
+      REQUIRE(first[at][rank].starts_with("last of " + std::to_string(rank)));
+      REQUIRE(second[at][rank] == first[at][rank]);
     }
   }
 }

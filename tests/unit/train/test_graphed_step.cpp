@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "ddp/data/token_dataset.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
@@ -106,6 +107,63 @@ TEST_CASE("a step's log holds the numbers of one element, in the order of its ou
   CHECK(result.log[3] == 9);
   CHECK_THROWS_AS(result.log[4], SettingsError);
   CHECK_THROWS_AS(result.log[-1], SettingsError);
+}
+
+TEST_CASE(
+    "outputs leave their autograd graphs behind, views too, and what the lambda keeps stays") {
+  auto ctx = make_context();
+  const auto weight = torch::ones({3, 1}, torch::kFloat).requires_grad_();
+  std::vector<at::Tensor> kept;
+  GraphedStep step(ctx, {}, [&](const Batch& batch, const StepScalars&) {
+    const auto loss = batch.data.mm(weight).sum(0);  // [1]
+    kept = {loss.squeeze(), loss.select(0, 0), loss.view(std::vector<int64_t>{}), loss, weight};
+    return kept;
+  });
+  const auto result = step(batch_of(0), {});
+  for (size_t i = 0; i < 4; ++i) {
+    CAPTURE(i);
+    REQUIRE_FALSE(result.outputs[i].requires_grad());
+    REQUIRE(kept[i].requires_grad());
+    REQUIRE(result.log[static_cast<int>(i)] == kept[0].item<double>());
+  }
+  REQUIRE(result.outputs[4].requires_grad());  // a leaf has no graph
+  kept[1].backward();
+  REQUIRE(torch::equal(weight.grad().flatten(), batch_of(0).data.sum(0)));
+}
+
+TEST_CASE("numbers and texts of a batch tell kinds of batches apart") {
+  const auto numbers_of = [](const auto& batch) {
+    std::vector<int64_t> numbers;
+    ddp::detail::collect_numbers(batch, numbers);
+    return numbers;
+  };
+  const at::Tensor tensor;
+  REQUIRE(numbers_of(Batch{}).empty());
+  REQUIRE(numbers_of(std::tuple(tensor, int64_t{3}, true)) == std::vector<int64_t>{3, 1});
+  REQUIRE(numbers_of(std::pair(0.5, tensor)) != numbers_of(std::pair(0.25, tensor)));
+  REQUIRE(numbers_of(std::pair(std::string("a"), tensor)) !=
+          numbers_of(std::pair(std::string("b"), tensor)));
+  REQUIRE(numbers_of(std::vector<std::vector<int>>{{1}, {}}) !=
+          numbers_of(std::vector<std::vector<int>>{{}, {1}}));
+  TokenBatch tokens;
+  const auto before = numbers_of(std::vector{tokens});
+  tokens.num_targets = 5;
+  REQUIRE(numbers_of(std::vector{tokens}) != before);
+}
+
+TEST_CASE("the modes of submodules are told apart") {
+  torch::nn::Sequential module(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+  auto ctx = make_context();
+  DistributedDataParallel model(module, ctx.communicator());
+  const auto all = model.training_modes();
+  module[1]->eval();
+  REQUIRE(model.is_training());
+  REQUIRE(model.training_modes() != all);
+  module[1]->train();
+  REQUIRE(model.training_modes() == all);
+  REQUIRE(model.require_backward_grad_sync());
+  const auto no_sync = model.no_sync();
+  REQUIRE_FALSE(model.require_backward_grad_sync());
 }
 
 TEST_CASE("what GraphedStep does not know or cannot do is said") {

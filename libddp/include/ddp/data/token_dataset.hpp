@@ -144,6 +144,14 @@ struct TokenBatch {
   int64_t num_targets = 0;          ///< labels that count
   int64_t size() const { return input_ids.size(0); }
 };
+/// What a captured step would take for the same in every step (see GraphedStep).
+template <typename F>
+void for_each_number(const TokenBatch& batch, F&& f) {
+  f(batch.max_document_length);
+  f(batch.num_documents);
+  f(batch.num_tokens);
+  f(batch.num_targets);
+}
 template <typename F>
 void for_each_tensor(TokenBatch& batch, F&& f) {
   f(batch.input_ids);

@@ -28,6 +28,8 @@ struct ModelTensors {
   /// Reads the buffers anew (a module may replace them); empty: `buffers` stay the same tensors.
   std::function<NamedParameters()> read_buffers = {};
   std::function<bool()> is_training{};  ///< empty: always in training mode
+  /// One number for the modes of all submodules: equal where each is in the same mode. Cheap.
+  std::function<uint64_t()> training_modes{};
   bool has_collective_forward = false;  ///< it holds a SyncBatchNorm
 };
 
@@ -53,6 +55,12 @@ class DataParallelModel : public Stateful {
   Reducer& reducer() { return *reducer_; }
   bool has_collective_forward() const { return tensors_.has_collective_forward; }
   bool is_training() const { return !tensors_.is_training || tensors_.is_training(); }
+  /// Which submodules are in training mode, as one number.
+  uint64_t training_modes() const {
+    return tensors_.training_modes ? tensors_.training_modes() : (is_training() ? 1 : 0);
+  }
+  /// False inside no_sync().
+  bool require_backward_grad_sync() const { return sync_; }
   /// Inside join().
   bool is_joining() const { return join_ != nullptr; }
 
@@ -69,6 +77,9 @@ class DataParallelModel : public Stateful {
   /// with float16 there (fp16_compress, a GradScaler) give w * loss_sum and w * count with the same
   /// w on every rank, near 1 / count, or they overflow; w cancels.
   void weighted_backward(const at::Tensor& loss_sum, double count);
+  /// `count` has one element, on the model's device, and is 0 or more, which nobody checks: the
+  /// host does not wait, so that a captured step counts anew in each replay.
+  void weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count);
 
   /// Replaces the all-reduce of buckets; once, before the first forward, on every rank: the first
   /// synchronised forward compares the hooks' names and throws MismatchError where they differ.
@@ -120,6 +131,7 @@ class DataParallelModel : public Stateful {
   friend class NoSync;
   friend class JoinScope;
 
+  void require_weighted_join() const;
   void broadcast_buffers_now(int root);
   NamedParameters state_tensors() const;
   bool is_ignored(const std::string& name) const;

@@ -68,6 +68,8 @@ class Reducer {
 
   /// This rank's share of the weighted mean; counts add up until a synchronised backward uses them.
   void add_weight(double count);
+  /// The same with one element on the device; the host does not wait.
+  void add_weight(const at::Tensor& count);
 
   /// A forward ran whose backward is not to be reduced.
   void note_local_forward();

@@ -32,12 +32,22 @@
 //
 // Tensors of a batch are copied into the graph's own memory by the graph's first node. A float32
 // tensor of the batch that is on the CPU with few elements (a mixup weight) travels with the
-// scalars and is on the device inside the lambda; a larger one is refused.
+// scalars and is on the device inside the lambda; others stay on the CPU, and a step with such a
+// one cannot be captured.
+//
+// Numbers and texts in a batch (members of a tuple, elements of a vector) make kinds of batches:
+// each value has a graph of its own. So do those that a type with for_each_tensor tells of by
+// for_each_number(const T&, f) beside it; what else such a type holds must be the same in every
+// step. Modes make kinds too: training or evaluation of each submodule, autocast and no_sync()
+// around the step, gradients on or off.
 #pragma once
 
+#include <bit>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -112,7 +122,8 @@ struct StepOutput {
 
 struct StepCall {
   StepNumbers numbers;
-  std::vector<at::Tensor*> inputs;  ///< the batch's tensors, which run() reads
+  std::vector<at::Tensor*> inputs;    ///< the batch's tensors, which run() reads
+  std::vector<int64_t> host_numbers;  ///< the batch's other contents, as far as they are known
   std::function<StepOutput(const StepScalars&)> run;
 };
 
@@ -120,6 +131,34 @@ struct StepDone {
   std::shared_ptr<const void> object;
   StepLog log;
 };
+
+template <typename T>
+concept HasForEachNumber = requires(const T& value) {
+  for_each_number(value, [](auto) {});
+};
+
+/// What a batch holds besides tensors and the lambda may read: it is the same in every replay.
+template <typename T>
+void collect_numbers(const T& value, std::vector<int64_t>& numbers) {
+  if constexpr (HasForEachNumber<T>) {
+    for_each_number(value, [&](auto number) { collect_numbers(number, numbers); });
+  } else if constexpr (std::is_floating_point_v<T>) {
+    numbers.push_back(std::bit_cast<int64_t>(static_cast<double>(value)));
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    numbers.push_back(static_cast<int64_t>(value));
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    numbers.push_back(static_cast<int64_t>(std::hash<std::string_view>()(value)));
+  } else if constexpr (HasForEachTensor<T> || std::is_base_of_v<at::TensorBase, T>) {
+    // Its type tells of tensors alone.
+  } else if constexpr (IsVector<T>::value) {
+    numbers.push_back(static_cast<int64_t>(value.size()));
+    for (const auto& element : value) {
+      collect_numbers(element, numbers);
+    }
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::apply([&](const auto&... elements) { (collect_numbers(elements, numbers), ...); }, value);
+  }
+}
 
 /// The part of GraphedStep that does not depend on the types of batch and outputs.
 class GraphedStepCore {
@@ -164,23 +203,24 @@ class GraphedStep {
 
   /// Runs one step on `batch`. The host does not wait, unless it is StepLog::kMaxStepsAhead ahead.
   StepResult<Outputs> operator()(BatchT batch, const StepNumbers& numbers) {
-    detail::StepCall call{.numbers = numbers, .inputs = {}, .run = {}};
+    detail::StepCall call{.numbers = numbers, .inputs = {}, .host_numbers = {}, .run = {}};
     if (!detail::collect_tensors(batch, call.inputs)) {
       throw SettingsError(std::string("GraphedStep does not know the tensors of a batch of type ") +
                           typeid(BatchT).name() +
                           ": define for_each_tensor(T&, f) beside the type");
     }
+    detail::collect_numbers(batch, call.host_numbers);
     call.run = [&](const StepScalars& scalars) {
       auto outputs = std::make_shared<Outputs>(step_(batch, scalars));
       detail::StepOutput output{outputs, {}};
-      if (!detail::visit_tensors(
-              *outputs, [&](const at::Tensor& tensor) {  // Autograd graphs of outputs would keep
-                                                         // every activation of the step.
-                if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
-                  tensor.detach_();
-                }
-                output.tensors.push_back(tensor);
-              })) {
+      if (!detail::visit_tensors(*outputs, [&](const at::Tensor& tensor) {
+            // Autograd graphs of outputs would keep every activation of the step. The outputs are
+            // ours and not const; what the lambda keeps of them stays as it is.
+            if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
+              const_cast<at::Tensor&>(tensor) = tensor.detach();
+            }
+            output.tensors.push_back(tensor);
+          })) {
         throw SettingsError(
             std::string("GraphedStep does not know the tensors in the step's result of type ") +
             typeid(Outputs).name() +

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ddp::detail {
+
+/// What a communicator whose collectives can be captured is too.
+class OperationLog {
+ public:
+  virtual ~OperationLog() = default;
+  /// The latest capture's collectives with numbers above `after` (Communicator::num_operations), in
+  /// order: "all_reduce of 1024 Float". Equal texts need the same call on every rank.
+  virtual std::vector<std::string> captured_operations(int64_t after) const = 0;
+};
+
+}  // namespace ddp::detail

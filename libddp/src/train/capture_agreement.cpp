@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/capture_agreement.hpp"
+
+#include <algorithm>
+#include <sstream>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr const char* kMark = "captured step";
+
+// A field is a line.
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+constexpr const char* kHowToSay =
+    ". Whether a step is captured or replayed follows from shapes, numbers and modes on each rank "
+    "by itself, so that they have to change in the same call on all ranks; fix: give calls whose "
+    "batches may differ from rank to rank a StepNumbers::variant of their own on every rank (for "
+    "example the global batch size), or train.cuda_graph=off";
+
+std::string describe(const CaptureReport& report) {
+  return concat("batch ", report.shapes.empty() ? "without tensors" : report.shapes, ", variant ",
+                report.variant);
+}
+
+}  // namespace
+
+std::string encode(const CaptureReport& report) {
+  std::ostringstream out;
+  out << kMark << '\n'
+      << report.step_id << ' ' << report.call << ' ' << report.variant << '\n'
+      << one_line(report.shapes) << '\n'
+      << one_line(report.reason) << '\n';
+  for (const auto& operation : report.operations) {
+    out << operation << '\n';
+  }
+  return out.str();
+}
+
+bool decode(const std::string& text, CaptureReport& report) {
+  std::istringstream in(text);
+  std::string line;
+  if (!std::getline(in, line) || line != kMark || !std::getline(in, line)) {
+    return false;
+  }
+  std::istringstream numbers(line);
+  if (!(numbers >> report.step_id >> report.call >> report.variant) ||
+      !std::getline(in, report.shapes) || !std::getline(in, report.reason)) {
+    return false;
+  }
+  report.operations.clear();
+  while (std::getline(in, line)) {
+    report.operations.push_back(line);
+  }
+  return true;
+}
+
+std::string compare_captures(const std::vector<std::string>& texts, size_t own,
+                             const std::string& name) {
+  std::vector<CaptureReport> reports(texts.size());
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!decode(texts[rank], reports[rank])) {
+      DDP_CHECK(rank != own);
+      throw SettingsError(concat(name, ": this rank captures its call ", reports[own].call,
+                                 ", and rank ", rank, " does not", kHowToSay));
+    }
+  }
+  const auto& mine = reports[own];
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const auto& other = reports[rank];
+    if (other.step_id != mine.step_id || other.call != mine.call || other.variant != mine.variant) {
+      throw SettingsError(
+          concat(name, ": this rank captures its call ", mine.call, " (", describe(mine),
+                 "), rank ", rank, " call ", other.call, " (", describe(other), ')',
+                 other.step_id == mine.step_id ? "" : " of another GraphedStep", kHowToSay));
+    }
+  }
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!reports[rank].reason.empty()) {
+      return texts.size() == 1 ? reports[rank].reason
+                               : concat("on rank ", rank, ": ", reports[rank].reason);
+    }
+  }
+  const auto& first = reports[0].operations;
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    const auto& other = reports[rank].operations;
+    if (other.size() != first.size()) {
+      return concat("the ranks captured different steps: rank ", rank, " calls ", other.size(),
+                    " collectives in it, rank 0 ", first.size(),
+                    "; every rank has to run the same step");
+    }
+    const auto [here, there] = std::mismatch(first.begin(), first.end(), other.begin());
+    if (here != first.end()) {
+      return concat("the ranks captured different steps: collective ", here - first.begin() + 1,
+                    " of ", first.size(), " is ", *there, " on rank ", rank, " and ", *here,
+                    " on rank 0; every rank has to run the same step");
+    }
+  }
+  return {};
+}
+
+bool require_no_missed_capture(const std::vector<std::string>& notes, size_t own, int64_t step_id,
+                               int64_t calls_done, int64_t last_captured, const std::string& name,
+                               const std::string& shapes) {
+  bool is_to_come = false;
+  for (size_t rank = 0; rank < notes.size(); ++rank) {
+    CaptureReport report;
+    if (rank == own || !decode(notes[rank], report) || report.step_id != step_id ||
+        report.call <= last_captured) {
+      continue;
+    }
+    if (report.call > calls_done) {
+      is_to_come = true;
+      continue;
+    }
+    throw SettingsError(concat(name, ": rank ", rank, " captures its call ", report.call, " (",
+                               describe(report), ") and waits for all ranks; call ", report.call,
+                               " was not captured on rank ", own, ", whose last batch was ", shapes,
+                               kHowToSay));
+  }
+  return is_to_come;
+}
+
+}  // namespace ddp::detail

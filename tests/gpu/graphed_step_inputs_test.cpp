@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step is called with, and the modes it is called in: replays see what eager steps see.
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
+#include <tuple>
+
+#include "gpu/graphed_step_test.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+at::Tensor counted(std::vector<int64_t> sizes, int64_t from) {
+  int64_t numel = 1;
+  for (const auto size : sizes) {
+    numel *= size;
+  }
+  return torch::arange(from, from + numel, on_device().dtype(torch::kFloat)).view(sizes);
+}
+
+/// The sum that depends on where each element is.
+at::Tensor checksum(const at::Tensor& tensor) {
+  const auto flat = tensor.to(torch::kDouble).flatten();
+  return flat.dot(torch::arange(1, flat.numel() + 1, flat.options()));
+}
+
+constexpr int kSteps = 8;  // three of warm-up, then one graph
+
+}  // namespace
+
+TEST_CASE("inputs that are slices, expanded or turned give in replays what they give eagerly") {
+  GraphedStep step(
+      context(), {},
+      [](const std::vector<at::Tensor>& batch, const StepScalars&) {
+        std::vector<at::Tensor> sums;
+        for (const auto& tensor : batch) {
+          sums.push_back(checksum(tensor));
+        }
+        return sums;
+      },
+      GraphedStepOptions{.mode = CudaGraph::On});
+  for (int i = 0; i < kSteps; ++i) {
+    const auto tokens = counted({4, 9}, 100 * i);
+    const std::vector<at::Tensor> batch{
+        tokens.narrow(1, 0, 8),
+        tokens.narrow(1, 1, 8),
+        counted({4, 1}, i).expand({4, 1000}),
+        tokens.t(),
+        tokens.narrow(0, 1, 2),
+        counted({2, 3, 4, 4}, i).contiguous(at::MemoryFormat::ChannelsLast)};
+    const auto log = step(batch, {.step = i}).log;
+    for (size_t k = 0; k < batch.size(); ++k) {
+      CAPTURE(i, k);
+      REQUIRE(log[static_cast<int>(k)] == checksum(batch[k]).item<double>());
+    }
+  }
+  REQUIRE(step.counts().replayed == kSteps - 3);
+}
+
+TEST_CASE("steps that threw leave nothing that later ones wait for") {
+  for (const auto mode : {CudaGraph::Off, CudaGraph::On}) {
+    bool throws = false;
+    GraphedStep step(
+        context(), {},
+        [&](const at::Tensor& batch, const StepScalars&) {
+          if (throws) {
+            throw std::runtime_error("a bad batch");
+          }
+          return batch.sum();
+        },
+        GraphedStepOptions{.mode = mode});
+    double last = 0;
+    for (int i = 0; i < 2 * StepLog::kMaxStepsAhead + 40; ++i) {
+      const auto data = torch::full({8}, static_cast<float>(i), on_device());
+      throws = i == 1 || i == 2;
+      if (throws) {
+        REQUIRE_THROWS_WITH(step(data, {.step = i}), Catch::Contains("a bad batch"));
+      } else {
+        last = step(data, {.step = i}).log[0];
+      }
+    }
+    REQUIRE(last == 8 * (2 * StepLog::kMaxStepsAhead + 39));
+  }
+}
+
+TEST_CASE(
+    "a capture that fails on one rank alone is undone on all, gradients set before the step") {
+  // zero_grad() stands before the step: what a failed capture left in .grad would be added to.
+  const auto train_outside = [](bool fails, CudaGraph mode) {
+    torch::manual_seed(3);
+    Mlp module;
+    DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));
+    auto optimizer = make_optimizer(model, {.momentum = 0.9});
+    GraphedStep step(
+        context(), {.models = {&model}, .optimizers = {&optimizer}},
+        [&](const at::Tensor& batch, const StepScalars& scalars) {
+          auto loss = model.forward(batch).square().mean();
+          loss.backward();
+          optimizer.step(scalars);
+          if (fails && rank() == world() - 1 &&
+              c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+            throw std::runtime_error("only here");
+          }
+          return loss;
+        },
+        GraphedStepOptions{.mode = mode});
+    std::vector<double> losses;
+    for (int i = 0; i < 12; ++i) {
+      model.zero_grad();
+      losses.push_back(step(batch_of(rank(), i, 4), {.lr = 0.01, .step = i}).log[0]);
+    }
+    if (fails) {
+      REQUIRE_THAT(step.counts().why_eager, Catch::Contains("only here"));
+    }
+    std::vector<at::Tensor> tensors = grads_of(*module);
+    for (const auto& parameter : module->parameters()) {
+      tensors.push_back(parameter.detach().clone());
+    }
+    return std::pair(losses, tensors);
+  };
+  const auto eager = train_outside(false, CudaGraph::Off);
+  const auto failed = train_outside(true, CudaGraph::Auto);
+  REQUIRE(failed.first == eager.first);
+  require_equal(failed.second, eager.second);
+  if (has_ranks(2)) {
+    std::cout << "one rank's failing capture was undone on " << world() << " ranks\n";
+  }
+}
+
+TEST_CASE("small float tensors of the CPU are on the device in each step, others only eagerly") {
+  const auto run = [](CudaGraph mode, bool with_index) {
+    GraphedStep step(
+        context(), {},
+        [&](const std::vector<at::Tensor>& batch, const StepScalars&) {
+          REQUIRE(batch[1].is_cuda());
+          REQUIRE((batch.size() < 3 || batch[2].is_cpu()));
+          return (batch[0] * batch[1][0] + batch[1][1]).sum();
+        },
+        GraphedStepOptions{.mode = mode});
+    for (int i = 0; i < kSteps; ++i) {
+      std::vector<at::Tensor> batch{torch::full({4}, 2.0F, on_device()),
+                                    torch::tensor({0.5F * static_cast<float>(i), 1.0F})};
+      if (with_index) {
+        batch.push_back(torch::tensor({int64_t{7}}));
+      }
+      REQUIRE(step(batch, {.step = i}).log[0] == 4.0 * i + 4.0);
+    }
+    return step.counts();
+  };
+  REQUIRE(run(CudaGraph::On, false).replayed == kSteps - 3);
+  REQUIRE(run(CudaGraph::Off, false).eager == kSteps);
+  REQUIRE(run(CudaGraph::Off, true).eager == kSteps);
+  const auto fallen_back = run(CudaGraph::Auto, true);
+  REQUIRE(fallen_back.eager == kSteps);
+  REQUIRE_THAT(fallen_back.why_eager, Catch::Contains("1 Long on the CPU"));
+  REQUIRE_THROWS_WITH(run(CudaGraph::On, true),
+                      Catch::Contains("train.cuda_graph=on") && Catch::Contains("on the CPU"));
+}
+
+TEST_CASE("numbers in a batch have graphs of their own") {
+  GraphedStep step(
+      context(), {},
+      [](const std::tuple<at::Tensor, int64_t>& batch, const StepScalars&) {
+        return std::get<0>(batch).sum() * std::get<1>(batch);
+      },
+      GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2});
+  for (int i = 0; i < 24; ++i) {
+    const int64_t number = i < 16 ? 2 + i % 2 : i;  // two kinds, then ever new ones
+    const auto data = torch::full({4}, static_cast<float>(i), on_device());
+    REQUIRE(step({data, number}, {.step = i}).log[0] == static_cast<double>(4 * i * number));
+  }
+  REQUIRE(step.counts().captures == 2);
+}
+
+TEST_CASE("modes that a step is called in have graphs of their own") {
+  torch::manual_seed(3);
+  torch::nn::Sequential module(torch::nn::Linear(8, 8), torch::nn::BatchNorm1d(8));
+  module->to(context().device());
+  DistributedDataParallel model(module, group());
+  at::ScalarType dtype = at::kFloat;
+  GraphedStep step(
+      context(), {.models = {&model}},
+      [&](const at::Tensor& batch, const StepScalars&) {
+        model.zero_grad();
+        const auto output = model.forward(batch);
+        const auto product = batch.mm(batch.t());
+        dtype = product.scalar_type();
+        (output.square().sum() + product.sum()).backward();
+        return std::vector{output.sum(), product.sum(),
+                           module->parameters()[0].grad().square().sum().to(at::kFloat)};
+      },
+      GraphedStepOptions{.mode = CudaGraph::On});
+  const auto run = [&](int from) {
+    int64_t replayed = step.counts().replayed;
+    for (int i = from; i < from + kSteps; ++i) {
+      auto batch = torch::full({4, 8}, 1.0F / static_cast<float>(3 + i), on_device());
+      batch.requires_grad_();
+      step(batch, {.step = i}).log[0];
+    }
+    return step.counts().replayed - replayed;
+  };
+  REQUIRE(run(0) == kSteps - 3);
+  const auto mean = [&] { return module->named_buffers()["1.running_mean"].clone(); };
+  const auto moved_from = mean();
+  REQUIRE(run(20) == kSteps);
+  REQUIRE_FALSE(torch::equal(mean(), moved_from));
+  // A frozen BatchNorm inside a training model: its statistics stand still from now on.
+  module[1]->eval();
+  const auto frozen = mean();
+  REQUIRE(run(40) == kSteps - 1);
+  REQUIRE(torch::equal(mean(), frozen));
+  module[1]->train();
+  REQUIRE(run(60) == kSteps);
+  REQUIRE_FALSE(torch::equal(mean(), frozen));
+  REQUIRE(step.counts().captures == 2);
+  {
+    const Autocast autocast(AmpOptions{.dtype = AmpDtype::Bf16});
+    REQUIRE(run(80) == kSteps - 1);
+    REQUIRE(dtype == at::kBFloat16);
+  }
+  REQUIRE(step.counts().captures == 3);
+  if (has_ranks(2)) {
+    const auto no_sync = model.no_sync();
+    REQUIRE(run(100) == kSteps - 1);
+    REQUIRE(step.counts().captures == 4);
+  }
+}
+
+TEST_CASE("a step that calls no collective need not run alike on the ranks") {
+  GraphedStep step(
+      context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
+      GraphedStepOptions{.mode = CudaGraph::On, .collective = false});
+  for (int i = 0; i < kSteps + rank(); ++i) {
+    const auto data = torch::full({4 + rank() * (i % 2)}, 1.0F, on_device());
+    REQUIRE(step(data, {.step = i}).log[0] == 4.0 + rank() * (i % 2));
+  }
+  REQUIRE(step.counts().captures == 1 + (rank() > 0 ? 1 : 0));
+
+  auto buffer = torch::ones({4}, on_device());
+  GraphedStep wrong(
+      context(), {},
+      [&](const at::Tensor& batch, const StepScalars&) {
+        group()->all_reduce(buffer)->wait();
+        return batch.sum();
+      },
+      GraphedStepOptions{.collective = false});
+  if (has_ranks(2)) {
+    for (int i = 0; i < kSteps; ++i) {
+      wrong(torch::ones({4}, on_device()), {.step = i});
+    }
+    REQUIRE(wrong.counts().replayed == 0);
+    REQUIRE_THAT(wrong.counts().why_eager, Catch::Contains("collective is false"));
+  }
+}
+
+TEST_CASE("a log can be read when its GraphedStep is gone") {
+  auto big = torch::randn({4096, 4096}, on_device());
+  std::vector<StepLog> logs;
+  {
+    GraphedStep step(
+        context(), {},
+        [&](const at::Tensor& batch, const StepScalars&) {
+          for (int i = 0; i < 60; ++i) {  // longer than the first look at the job's health
+            torch::mm(big, big);
+          }
+          return batch.sum();
+        },
+        GraphedStepOptions{.mode = CudaGraph::On});
+    for (int i = 0; i < kSteps; ++i) {
+      logs.push_back(step(torch::full({4}, static_cast<float>(i), on_device()), {}).log);
+    }
+  }
+  REQUIRE_FALSE(logs.back().is_ready());
+  REQUIRE(logs.back()[0] == 4.0 * (kSteps - 1));
+}
