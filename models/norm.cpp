@@ -3,14 +3,18 @@
 
 #include <torch/torch.h>
 
+#include <typeinfo>
+
 namespace models {
 
 void Norm::set(torch::nn::AnyModule layer) {
   layer_ = std::move(layer);
   module_ = layer_.ptr();
   auto* batch_norm = dynamic_cast<torch::nn::BatchNorm2dImpl*>(module_.get());
-  const bool plain = batch_norm != nullptr && batch_norm->options.affine() &&
-                     batch_norm->options.track_running_stats() &&
+  // A class derived from it has a forward of its own.
+  const bool plain = batch_norm != nullptr &&
+                     typeid(*batch_norm) == typeid(torch::nn::BatchNorm2dImpl) &&
+                     batch_norm->options.affine() && batch_norm->options.track_running_stats() &&
                      batch_norm->options.momentum().has_value();
   batch_norm_ = plain ? batch_norm : nullptr;
   tickets_ = torch::Tensor();
@@ -40,7 +44,8 @@ torch::Tensor Norm::forward(const torch::Tensor& input) {
 
 ddp::ops::BatchNormLayer Norm::batch_norm() {
   const auto& bn = *batch_norm_;
-  if (fused_ && bn.weight.is_cuda() &&
+  // Evaluation needs none: threads may share a module then.
+  if (fused_ && bn.is_training() && bn.weight.is_cuda() &&
       (!tickets_.defined() || tickets_.device() != bn.weight.device())) {
     tickets_ = ddp::ops::batch_norm_tickets(bn.weight);
   }

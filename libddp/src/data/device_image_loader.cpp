@@ -10,6 +10,7 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
@@ -169,6 +170,7 @@ struct DeviceImageLoader::State {
 
   // Brings order and cursor to the device where the batch at `begin` does not follow the last one.
   void place_cursor(int64_t begin) {
+    const c10::cuda::CUDAGuard guard(device);
     follow_current_stream();
     if (!must_upload && cursor_follows) {
       return;
@@ -188,6 +190,7 @@ struct DeviceImageLoader::State {
   }
 
   void launch(Batch& batch) {
+    const c10::cuda::CUDAGuard guard(device);
     const detail::ResidentSet set{pixels.const_data_ptr<uint8_t>(),
                                   labels.const_data_ptr<int64_t>(), order.const_data_ptr<int32_t>(),
                                   table.const_data_ptr<float>(), device_cursor()};

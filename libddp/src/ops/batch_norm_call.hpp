@@ -6,10 +6,14 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <array>
 
 #include "ddp/ops/batch_norm.hpp"
 #include "ops/batch_norm_kernels.hpp"
 #include "ops/grad_target.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops::detail {
 
@@ -116,10 +120,16 @@ inline at::Tensor take_statistics(const KernelScope& kernels, const at::Tensor& 
   return statistics;
 }
 
-/// A parameter's gradient on its way through a kernel, which writes float32.
+/// A parameter's gradient on its way through a kernel, which writes float32. Where it is not wanted
+/// (the parameter may be frozen and still have a slot) that goes to scratch.
 class ChannelGrad {
  public:
-  explicit ChannelGrad(const at::Tensor& parameter) : target_(grad_target(parameter)) {
+  ChannelGrad(const at::Tensor& parameter, bool wanted) {
+    if (!wanted) {
+      written_ = at::empty_like(parameter, at::kFloat);
+      return;
+    }
+    target_ = grad_target(parameter);
     const bool fits = target_.memory.scalar_type() == at::kFloat && target_.memory.is_contiguous();
     written_ = fits ? target_.memory : at::empty_like(target_.memory, at::kFloat);
     direct_ = fits;
@@ -129,7 +139,7 @@ class ChannelGrad {
   bool add() const { return direct_ && target_.beta != 0; }
   /// What the backward returns; after the kernel's launch.
   at::Tensor result() const {
-    if (!direct_) {
+    if (!direct_ && target_.memory.defined()) {
       target_.write(written_);
     }
     return target_.result();
@@ -138,7 +148,7 @@ class ChannelGrad {
  private:
   GradTarget target_;
   at::Tensor written_;
-  bool direct_ = true;
+  bool direct_ = false;  // written_ is target_.memory
 };
 
 /// One normalisation's tensors in a backward pass.
@@ -147,13 +157,14 @@ struct BackwardNorm {
   ChannelGrad grad_weight, grad_bias;
   at::Tensor coefficients, grad_x;
 
+  /// Of `weight` and `bias` only those gradients that are `wanted` go to slots and out.
   BackwardNorm(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias,
-               const at::Tensor& statistics_in)
+               const at::Tensor& statistics_in, const std::array<bool, 2>& wanted)
       : x(x_in),
         weight(weight_in),
         statistics(statistics_in),
-        grad_weight(weight_in),
-        grad_bias(bias),
+        grad_weight(weight_in, wanted[0]),
+        grad_bias(bias, wanted[1]),
         coefficients(at::empty({3, weight_in.numel()}, statistics_in.options())),
         grad_x(at::empty_like(x_in)) {}
 
@@ -172,9 +183,18 @@ struct BackwardNorm {
   }
 };
 
+/// Whether the node of `ctx` is asked for the gradients of its inputs `first` and the next.
+inline std::array<bool, 2> wanted_pair(torch::autograd::AutogradContext* ctx, size_t first) {
+  return {ctx->needs_input_grad(first), ctx->needs_input_grad(first + 1)};
+}
+
 /// The gradient as the kernels read it; undefined stays undefined.
 inline at::Tensor laid_out(const at::Tensor& grad, at::ScalarType dtype) {
-  return grad.defined() ? grad.to(dtype).contiguous(at::MemoryFormat::ChannelsLast) : grad;
+  if (!grad.defined()) {
+    return grad;
+  }
+  const auto dense = grad.to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
+  return is_aligned(dense) ? dense : dense.clone();
 }
 
 inline const void* pointer(const at::Tensor& tensor) {

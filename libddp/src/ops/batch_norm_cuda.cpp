@@ -14,7 +14,7 @@ using torch::autograd::variable_list;
 
 bool is_channel_vector(const at::Tensor& vector, const at::Tensor& x) {
   return vector.defined() && vector.scalar_type() == at::kFloat && vector.is_contiguous() &&
-         vector.numel() == x.size(1) && vector.device() == x.device();
+         vector.numel() == x.size(1) && vector.device() == x.device() && is_aligned(vector);
 }
 
 /// What a forward computes beside y; undefined what it need not keep.
@@ -132,7 +132,7 @@ class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    BackwardNorm norm(saved[0], saved[1], saved[2], saved[4]);
+    BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     const auto grad = laid_out(grads[0], norm.x.scalar_type());
     run_backward(norm, nullptr, saved[3], saved[5], grad, {}, {});
     return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
@@ -164,9 +164,9 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
     if (!grad.defined()) {
       return variable_list(8);
     }
-    BackwardNorm first(saved[0], saved[1], saved[2], saved[4]);
+    BackwardNorm first(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     if (z.defined()) {
-      BackwardNorm second(z, saved[7], saved[8], saved[9]);
+      BackwardNorm second(z, saved[7], saved[8], saved[9], wanted_pair(ctx, 4));
       const auto sum = grad2.defined() ? at::empty_like(grad) : at::Tensor();
       run_backward(first, &second, saved[3], saved[5], grad, grad2, sum);
       return {first.grad_x,
@@ -200,15 +200,16 @@ bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
   return bn.fused && x.is_cuda() && x.dim() == 4 &&
          (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && x.numel() > 0 &&
          x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
-         x.is_contiguous(at::MemoryFormat::ChannelsLast) && is_channel_vector(bn.weight, x) &&
-         is_channel_vector(bn.bias, x) && is_channel_vector(bn.running_mean, x) &&
-         is_channel_vector(bn.running_var, x) && !evaluation_with_grad;
+         x.is_contiguous(at::MemoryFormat::ChannelsLast) && is_aligned(x) &&
+         is_channel_vector(bn.weight, x) && is_channel_vector(bn.bias, x) &&
+         is_channel_vector(bn.running_mean, x) && is_channel_vector(bn.running_var, x) &&
+         !evaluation_with_grad;
 }
 
 bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {
   return other.device() == x.device() && other.scalar_type() == x.scalar_type() &&
          other.sizes() == x.sizes() && other.is_contiguous(at::MemoryFormat::ChannelsLast) &&
-         (bn.training || !needs_grad({other}));
+         is_aligned(other) && (bn.training || !needs_grad({other}));
 }
 
 bool is_capturing(const at::Tensor& tensor) {

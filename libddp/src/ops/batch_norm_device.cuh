@@ -101,16 +101,50 @@ __device__ void for_each_row(const BatchNormGrid& grid, const Lane& lane, const 
   }
 }
 
+__device__ inline float median(float a, float b, float c) {
+  return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c));
+}
+
+/// A variance from plain sums of squares would lose its digits where a channel's mean is far from
+/// zero, so they are taken of x - shift. The shift is the median of three rows from the midst of
+/// the activation: one of them may lie far from all others, as a black corner does.
+struct ShiftRows {
+  int64_t first, second, third;
+
+  __device__ explicit ShiftRows(int64_t rows)
+      : first(rows * 3 / 16), second(rows * 7 / 16), third(rows * 13 / 16) {}
+
+  template <typename T>
+  __device__ void load(const Vector* x, const BatchNormGrid& grid, int vector,
+                       float (&shift)[8]) const {
+    float others[8], more[8];
+    unpack<T>(x[first * grid.vectors + vector], shift);
+    unpack<T>(x[second * grid.vectors + vector], others);
+    unpack<T>(x[third * grid.vectors + vector], more);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      shift[i] = median(shift[i], others[i], more[i]);
+    }
+  }
+  /// The same of one channel.
+  template <typename T>
+  __device__ float load(const void* x, const BatchNormGrid& grid, int channel) const {
+    const auto* values = static_cast<const T*>(x) + channel;
+    const int64_t channels = int64_t{8} * grid.vectors;
+    return median(static_cast<float>(values[first * channels]),
+                  static_cast<float>(values[second * channels]),
+                  static_cast<float>(values[third * channels]));
+  }
+};
+
 /// What a channel's statistics are made from beside the sums; loaded early.
 struct ChannelBefore {
-  float shift, weight, bias;  ///< shift: x's first row
+  float shift, weight, bias;
 
-  /// A variance from plain sums of squares would lose its digits where a channel's mean is far from
-  /// zero, so they are taken of x - shift.
   template <typename T>
-  __device__ static ChannelBefore load(const void* x, const Affine& bn, int channel) {
-    return {static_cast<float>(static_cast<const T*>(x)[channel]), bn.weight[channel],
-            bn.bias[channel]};
+  __device__ static ChannelBefore load(const void* x, const BatchNormGrid& grid, const Affine& bn,
+                                       int channel) {
+    return {ShiftRows(grid.rows).load<T>(x, grid, channel), bn.weight[channel], bn.bias[channel]};
   }
 };
 
@@ -119,7 +153,7 @@ struct ChannelStatistics {
   float mean, variance, invstd;
 
   __device__ ChannelStatistics(int64_t rows, float eps, float shift, double sum, double square) {
-    const double share = 1.0F / static_cast<float>(rows);
+    const double share = 1.0 / static_cast<double>(rows);
     const double centre = sum * share;
     const double spread = square * share - centre * centre;
     mean = static_cast<float>(shift + centre);

@@ -13,7 +13,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
   const Lane lane(grid);
   const auto* x = static_cast<const Vector*>(call.x);
   float shift[8];
-  unpack<T>(x[lane.vector], shift);
+  const ShiftRows shift_rows(grid.rows);
+  shift_rows.load<T>(x, grid, lane.vector, shift);
   float sums[2][8] = {};
   for_each_row<kOneInput, From::End>(grid, lane, [&](int at, int distance, int count) {
     Vector packed[kOneInput];
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
   if (grid_sums<2>(sums, grid, call.scratch, totals)) {
     if (static_cast<int>(threadIdx.x) < 8 * grid.slice) {
       const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + threadIdx.x;
-      const auto first = static_cast<float>(static_cast<const T*>(call.x)[channel]);
-      const ChannelStatistics statistics(grid.rows, call.eps, first, totals[0], totals[1]);
+      const ChannelStatistics statistics(
+          grid.rows, call.eps, shift_rows.load<T>(call.x, grid, channel), totals[0], totals[1]);
       statistics.write(call, channel, grid.rows);
     }
   }

@@ -69,7 +69,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
       return variable_list(4);
     }
     const auto saved = ctx->get_saved_variables();
-    BackwardNorm norm(saved[0], saved[1], saved[2], saved[4]);
+    BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     const auto dtype = norm.x.scalar_type();
     const auto grad = laid_out(grads[0].defined() ? grads[0] : grads[1], dtype);
     const auto grad2 = grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor();

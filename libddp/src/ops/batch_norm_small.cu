@@ -51,13 +51,14 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
   const SliceBarrier barrier(call.first.scratch);
   const int place = static_cast<int>(threadIdx.x);
   const int channel = (static_cast<int>(blockIdx.y) * 8 * grid.slice + place) % (8 * grid.vectors);
-  const auto before = ChannelBefore::load<T>(x, call.apply.bn, channel);
+  const auto before = ChannelBefore::load<T>(x, grid, call.apply.bn, channel);
   ChannelBefore before2{};
   float shift[8], shift2[8], sums[kSums][8] = {};
-  unpack<T>(x[lane.vector], shift);
+  const ShiftRows shift_rows(grid.rows);
+  shift_rows.load<T>(x, grid, lane.vector, shift);
   if constexpr (kTwo) {
-    before2 = ChannelBefore::load<T>(addend, call.apply.bn2, channel);
-    unpack<T>(addend[lane.vector], shift2);
+    before2 = ChannelBefore::load<T>(addend, grid, call.apply.bn2, channel);
+    shift_rows.load<T>(addend, grid, lane.vector, shift2);
   }
   for_kept_rows<kRows>(grid, lane, [&](int j, int) {
     add_moments<T>(packed[j], shift, sums[0], sums[1]);

@@ -50,20 +50,25 @@ Form form_of(const Geometry& g) {
   return g.height == 2 && g.width == 2 && g.stride <= 2 ? Form::Dense : Form::None;
 }
 
+/// [batch, height, width, channels] as one row an image; -1 has no meaning for an empty batch.
+at::Tensor image_rows(const at::Tensor& pixels) {
+  return pixels.view({pixels.size(0), pixels.size(1) * pixels.size(2) * pixels.size(3)});
+}
+
 /// x or its gradient, channels last, as the product's rows.
 at::Tensor input_rows(const at::Tensor& x, Form form) {
   const auto pixels = x.permute({0, 2, 3, 1});  // [batch, height, width, channels]
   if (form == Form::Rows || form == Form::Centre) {
     return pixels.view({-1, x.size(1)});
   }
-  const auto images = pixels.view({x.size(0), -1});
+  const auto images = image_rows(pixels);
   return form == Form::Corner ? images.narrow(1, 0, x.size(1)) : images;
 }
 
 /// The result or its gradient likewise.
 at::Tensor output_rows(const at::Tensor& y, Form form) {
   const auto pixels = y.permute({0, 2, 3, 1});
-  return form == Form::Dense ? pixels.view({y.size(0), -1}) : pixels.view({-1, y.size(1)});
+  return form == Form::Dense ? image_rows(pixels) : pixels.view({-1, y.size(1)});
 }
 
 /// The part of a filter, or of its gradient, that forms without blocks use: [filters, channels].
@@ -206,9 +211,10 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride,
       "conv2d: x [batch, channels, height, width] and weight [filters, channels, 1, 1] with "
       "padding 0 or [filters, channels, 3, 3] with padding 1 are needed, not ",
       x.sizes(), " and ", weight.sizes(), " with padding ", padding, " and stride ", stride);
+  detail::check_same_device("conv2d", x, "weight", weight);
   const auto g = geometry_of(x.sizes(), weight, stride);
   const auto dtype = detail::compute_dtype(x, x.scalar_type());
-  const bool own = detail::runs_own_kernels(x, dtype);
+  const bool own = detail::runs_own_kernels(x, dtype) && x.numel() > 0;
   TORCH_CHECK(algorithm != Conv2dAlgorithm::Product || form_of(g) != Form::None, "conv2d: a ",
               g.kernel, "x", g.kernel, " convolution of stride ", stride, " over ", g.height, "x",
               g.width, " pixels is not one dense product");

@@ -16,7 +16,8 @@ namespace {
 CrossEntropyResult by_aten(const at::Tensor& logits, const at::Tensor& labels,
                            const CrossEntropyOptions& options) {
   const auto wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
-  const auto right = logits.detach().argmax(1).eq(labels);
+  const auto largest = logits.detach().max(1);
+  const auto right = std::get<1>(largest).eq(labels).logical_and_(std::get<0>(largest).isfinite());
   return {at::cross_entropy_loss(wide, labels, {}, at::Reduction::Mean, options.ignore_index,
                                  options.label_smoothing),
           right.logical_and_(labels.ne(options.ignore_index)).sum()};
@@ -91,6 +92,7 @@ CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& lab
                   labels.scalar_type() == at::kLong,
               "cross_entropy: logits [rows, classes] and int64 labels [rows] are needed, not ",
               logits.sizes(), " and ", labels.sizes(), " of ", labels.scalar_type());
+  detail::check_same_device("cross_entropy", logits, "labels", labels);
   TORCH_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
               "cross_entropy: label_smoothing must lie in [0, 1], not ", options.label_smoothing);
   const AutocastOff no_autocast(logits.device().type());

@@ -40,7 +40,9 @@ __device__ Row finish_row(const CrossEntropyRows& in, int row, float maximum, in
   const float spread = logf(exponentials) - differences / static_cast<float>(in.classes);
   const float loss = (1.0F - smoothing) * (log_sum - to_float(logits[label])) +
                      (smoothing > 0.0F ? smoothing * spread : 0.0F);
-  return {loss, log_sum, kCounted + (place == label ? kRight : 0)};
+  // A row with NaN or infinity has no answer, wherever the search for the maximum ended.
+  const bool right = place == label && !isnan(log_sum);
+  return {loss, log_sum, kCounted + (right ? kRight : 0)};
 }
 
 struct Totals {
@@ -177,7 +179,9 @@ __global__ void backward(CrossEntropyRows in, const float* log_sums, const float
   const int64_t row = index / in.classes;
   const int64_t label = in.labels[row];
   float value = 0;
-  if (label != in.ignore_index) {
+  if (label != in.ignore_index && (label < 0 || label >= in.classes)) {
+    value = CUDART_NAN_F;  // as the loss: a check of gradients must see it
+  } else if (label != in.ignore_index) {
     const float p = expf(to_float(static_cast<const T*>(in.logits)[index]) - log_sums[row]);
     const float spread = in.label_smoothing / static_cast<float>(in.classes);
     const float target =

@@ -14,6 +14,8 @@
 #include <mutex>
 #include <vector>
 
+#include "ops/private_stream.hpp"
+
 namespace ddp::ops::detail {
 namespace {
 
@@ -82,8 +84,9 @@ struct Problem {
   cudaDataType type, out_type;
   float beta;
   int device;
+  bool deterministic;  ///< the same algorithm in every run: none is measured
 
-  using Key = std::array<int64_t, 15>;
+  using Key = std::array<int64_t, 16>;
   Key key() const {
     return {m,
             n,
@@ -97,6 +100,7 @@ struct Problem {
             beta != 0,
             bias != nullptr,
             device,
+            deterministic,
             alignment_of(a.data),
             alignment_of(b.data),
             alignment_of(out)};
@@ -235,11 +239,18 @@ float time_captured(const Call& call, cudaStream_t stream) {
   return best;
 }
 
+/// One a device; used under the lock of the plans.
+struct MeasuringStream {
+  explicit MeasuringStream(const c10::Stream& main) : stream(make_private_stream(main.device())) {}
+  c10::cuda::CUDAStream stream;
+};
+
 void Plan::measure(const Problem& p) {
   // A stream of its own that waits for nothing: contents do not matter, only shapes do. The result
   // goes to scratch memory, since a product that adds may run only once.
   c10::cuda::getCurrentCUDAStream().synchronize();
-  const auto stream = c10::cuda::getStreamFromPool();
+  auto& own = beside<MeasuringStream>(c10::cuda::getDefaultCUDAStream(p.device));
+  const c10::cuda::CUDAStream stream = own.stream;
   const c10::cuda::CUDAStreamGuard guard(stream);
   const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
   const auto workspace = at::empty({static_cast<int64_t>(kMaxWorkspaceBytes)}, bytes);
@@ -308,23 +319,23 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
                   .type = cuda_type(a.scalar_type()),
                   .out_type = cuda_type(out.scalar_type()),
                   .beta = static_cast<float>(options.beta),
-                  .device = a.device().index()};
+                  .device = a.device().index(),
+                  .deterministic = at::globalContext().deterministicAlgorithms()};
   const auto stream = c10::cuda::getCurrentCUDAStream();
   auto& plans = Plans::instance();
   const std::lock_guard lock(plans.mutex);
   auto& plan = plans.plans[problem.key()];
-  std::unique_ptr<Plan> unmeasured;
   if (!plan) {
-    unmeasured = std::make_unique<Plan>(plans.handle(problem.device), problem);
-    if (!is_capturing(stream)) {
-      unmeasured->measure(problem);
-      plan = std::move(unmeasured);
+    auto made = std::make_unique<Plan>(plans.handle(problem.device), problem);
+    // One that a capture met first stays: an eager call after it must give the replay's bits.
+    if (!problem.deterministic && !is_capturing(stream)) {
+      made->measure(problem);
     }
+    plan = std::move(made);
   }
-  auto& chosen = plan ? *plan : *unmeasured;
-  const auto workspace = at::empty({static_cast<int64_t>(chosen.choice().workspaceSize)},
+  const auto workspace = at::empty({static_cast<int64_t>(plan->choice().workspaceSize)},
                                    at::TensorOptions().device(a.device()).dtype(at::kByte));
-  chosen.run(problem, chosen.choice(), problem.out, workspace.data_ptr(), stream);
+  plan->run(problem, plan->choice(), problem.out, workspace.data_ptr(), stream);
 }
 
 }  // namespace ddp::ops::detail

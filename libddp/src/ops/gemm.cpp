@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/tensor_launch.hpp"
+
 #ifdef DDP_HAS_CUDA
 #include "ops/cublaslt_gemm.hpp"
 #endif
@@ -28,9 +30,11 @@ void gemm_by_aten(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
 void gemm(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
           const GemmOptions& options) {
   const at::NoGradGuard no_grad;
+  check_same_device("gemm", a, "b", b);
+  check_same_device("gemm", a, "out", out);
 #ifdef DDP_HAS_CUDA
   if (a.is_cuda() && (a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf) &&
-      b.scalar_type() == a.scalar_type()) {
+      b.scalar_type() == a.scalar_type() && out.numel() > 0 && a.numel() > 0) {
     return gemm_by_cublaslt(out, a, b, options);
   }
 #endif

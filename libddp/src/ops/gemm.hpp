@@ -17,9 +17,9 @@ struct GemmOptions {
 ///
 /// Each matrix is row-major or column-major with any leading dimension, `out` row-major; `out` may
 /// be float32 beside bf16 or fp16 factors. On CUDA in bf16 and fp16 through cublasLt: the first
-/// call of a shape outside of a graph capture times the candidates (some ten milliseconds, the host
-/// waits) and the process keeps the fastest; a capture that meets a new shape takes the library's
-/// first proposal for that call. Elsewhere through ATen.
+/// call of a shape times the candidates (some ten milliseconds, the host waits) and the process
+/// keeps the fastest; where that call is being captured, or with PyTorch's deterministic
+/// algorithms, it keeps the library's first proposal. Elsewhere through ATen.
 void gemm(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
           const GemmOptions& options = {});
 

@@ -36,7 +36,15 @@ at::Tensor empty_grad(const std::vector<int64_t>& sizes, const at::Tensor& like)
   return at::empty(sizes, like.options(), at::MemoryFormat::ChannelsLast);
 }
 
+/// A frozen parameter has no target, though it may have a slot.
+detail::GradTarget target_of(const at::Tensor& parameter, bool wanted) {
+  return wanted ? detail::grad_target(parameter) : detail::GradTarget{};
+}
+
 detail::GradOut grad_out(const detail::GradTarget& target) {
+  if (!target.memory.defined()) {
+    return {};
+  }
   return {target.memory.mutable_data_ptr(), detail::element_of(target.memory.scalar_type()),
           static_cast<float>(target.beta)};
 }
@@ -82,7 +90,8 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
     if (ctx->needs_input_grad(0)) {
       grad_x = empty_grad(sizes, grad);
     }
-    const auto weight_target = detail::grad_target(weight), bias_target = detail::grad_target(bias);
+    const auto weight_target = target_of(weight, ctx->needs_input_grad(1));
+    const auto bias_target = target_of(bias, ctx->needs_input_grad(2));
     if (is_fused(shape)) {
       C10_CUDA_CHECK(detail::launch_pooled_linear_backward(
           shape, grad.const_data_ptr(), weight.const_data_ptr(), pooled.const_data_ptr<float>(),
@@ -102,8 +111,12 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
                                const at::Tensor& pooled, const at::Tensor& weight,
                                const at::Tensor& grad_x, const detail::GradTarget& weight_target,
                                const detail::GradTarget& bias_target) {
-    detail::gemm_into(weight_target, grad.t(), pooled);
-    bias_target.write(at::sum(grad, 0, false, at::kFloat));
+    if (weight_target.memory.defined()) {
+      detail::gemm_into(weight_target, grad.t(), pooled);
+    }
+    if (bias_target.memory.defined()) {
+      bias_target.write(at::sum(grad, 0, false, at::kFloat));
+    }
     if (grad_x.defined()) {
       const auto grad_pooled = at::empty_like(pooled);
       detail::gemm(grad_pooled, grad, weight.to(grad.scalar_type()));
@@ -112,13 +125,6 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
     }
   }
 };
-#endif
-
-#ifdef DDP_HAS_CUDA
-// The kernels read 16 bytes at a time.
-bool is_aligned(const at::Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-}
 #endif
 
 at::Tensor by_aten(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -133,11 +139,13 @@ at::Tensor pooled_linear(const at::Tensor& x, const at::Tensor& weight, const at
               "pooled_linear: x [batch, channels, height, width], weight [classes, channels] and "
               "bias [classes] are needed, not ",
               x.sizes(), ", ", weight.sizes(), " and ", bias.sizes());
+  detail::check_same_device("pooled_linear", x, "weight", weight);
+  detail::check_same_device("pooled_linear", x, "bias", bias);
 #ifdef DDP_HAS_CUDA
   const auto dtype = detail::compute_dtype(x, x.scalar_type());
   if (detail::runs_own_kernels(x, dtype) && x.size(1) % 8 == 0 && x.numel() > 0 &&
-      weight.is_contiguous() && is_aligned(weight) && weight.scalar_type() == bias.scalar_type() &&
-      weight.scalar_type() != at::kDouble) {
+      weight.is_contiguous() && detail::is_aligned(weight) && detail::is_aligned(x) &&
+      weight.scalar_type() == bias.scalar_type() && weight.scalar_type() != at::kDouble) {
     return PooledLinear::apply(x, weight, bias, dtype);
   }
 #endif

@@ -7,8 +7,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <map>
-#include <mutex>
+#include "ops/private_stream.hpp"
 #endif
 
 namespace ddp::ops {
@@ -16,15 +15,11 @@ namespace ddp::ops {
 #ifdef DDP_HAS_CUDA
 namespace {
 
-c10::cuda::CUDAStream side_stream(c10::DeviceIndex device) {
-  static std::mutex mutex;
-  static auto* streams = new std::map<c10::DeviceIndex, c10::cuda::CUDAStream>;
-  const std::lock_guard lock(mutex);
-  const auto found = streams->find(device);
-  return found != streams->end()
-             ? found->second
-             : streams->emplace(device, c10::cuda::getStreamFromPool(false, device)).first->second;
-}
+struct SideStream {
+  explicit SideStream(const c10::Stream& main)
+      : stream(detail::make_private_stream(main.device())) {}
+  c10::cuda::CUDAStream stream;
+};
 
 }  // namespace
 #endif
@@ -34,7 +29,8 @@ SideTask::SideTask(const at::Tensor& input,
 #ifdef DDP_HAS_CUDA
   if (beside && input.is_cuda()) {
     const auto device = input.device().index();
-    const auto main = c10::cuda::getCurrentCUDAStream(device), side = side_stream(device);
+    const auto main = c10::cuda::getCurrentCUDAStream(device);
+    const auto side = detail::beside<SideStream>(main).stream;
     c10::Event ready(c10::DeviceType::CUDA);
     ready.record(main);
     ready.block(side);

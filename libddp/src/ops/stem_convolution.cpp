@@ -34,6 +34,9 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    if (!ctx->needs_input_grad(1)) {
+      return variable_list(2);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &cells = saved[0], &weight = saved[1];
     const AutocastOff no_autocast(cells.device().type());
@@ -65,6 +68,9 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    if (!ctx->needs_input_grad(1)) {
+      return variable_list(3);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &patches = saved[0], &weight = saved[1];
     const AutocastOff no_autocast(patches.device().type());
@@ -81,7 +87,8 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
 };
 
 StemAlgorithm choose(const at::Tensor& image, at::ScalarType dtype) {
-  if (!detail::runs_own_kernels(image, dtype) || image.scalar_type() == at::kDouble) {
+  if (!detail::runs_own_kernels(image, dtype) || image.scalar_type() == at::kDouble ||
+      image.numel() == 0) {
     return StemAlgorithm::Library;
   }
   const bool small = std::max(image.size(2), image.size(3)) <= kMaxIm2colSide &&
@@ -99,6 +106,7 @@ at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
               "stem_convolution: an image [batch, 3, height, width] (or what stem_space_to_depth() "
               "made) and a weight [filters, 3, 7, 7] are needed, not ",
               image.sizes(), " and ", weight.sizes());
+  detail::check_same_device("stem_convolution", image, "weight", weight);
   const auto dtype = detail::compute_dtype(image, weight.scalar_type());
   if (image.size(1) == 16) {
     return DepthStem::apply(image.to(dtype), weight);

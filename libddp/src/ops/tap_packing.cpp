@@ -15,10 +15,9 @@ namespace ddp::ops::detail {
 namespace {
 
 #ifdef DDP_HAS_CUDA
-// The kernels move 16 bytes at a time.
 bool kernels_take(const at::Tensor& filter) {
   return filter.is_cuda() && filter.scalar_type() != at::kDouble && filter.size(1) % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(filter.const_data_ptr()) % 16 == 0;
+         is_aligned(filter);
 }
 
 TapFilter view_of(const at::Tensor& filter) {
@@ -39,6 +38,7 @@ at::Tensor spread_taps(const at::Tensor& filter, const TapBlocks& blocks, at::Sc
   const auto memory = filter.options().dtype(dtype);
 #ifdef DDP_HAS_CUDA
   if (runs_own_kernels(filter, dtype) && kernels_take(filter)) {
+    const c10::cuda::CUDAGuard device(filter.device());
     const auto dense = at::empty({blocks.outs * filters, blocks.ins * channels}, memory);
     C10_CUDA_CHECK(launch_spread_taps(view_of(filter), blocks, dense.mutable_data_ptr(),
                                       element_of(dtype), stream_of(filter)));
@@ -62,6 +62,7 @@ void fold_taps(const at::Tensor& dense, const TapBlocks& blocks, const at::Tenso
 #ifdef DDP_HAS_CUDA
   if (dense.is_cuda() && dense.is_contiguous() && dense.scalar_type() != at::kDouble &&
       kernels_take(target)) {
+    const c10::cuda::CUDAGuard device(target.device());
     C10_CUDA_CHECK(launch_fold_taps(view_of(target), blocks, dense.const_data_ptr(),
                                     element_of(dense.scalar_type()), beta != 0, stream_of(dense)));
     return;

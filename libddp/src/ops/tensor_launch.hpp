@@ -31,6 +31,19 @@ inline at::ScalarType compute_dtype(const at::Tensor& tensor, at::ScalarType oth
                                                    : otherwise;
 }
 
+/// Raises where `tensor`, called `name` by `op`, lies on another device than the op's input `x`:
+/// kernels would take its pointer for one of x's device.
+inline void check_same_device(const char* op, const at::Tensor& x, const char* name,
+                              const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.device() == x.device(), op, ": ", name, " is on ", tensor.device(),
+              ", its input on ", x.device(), "; move both to one device");
+}
+
+/// Whether kernels may read `tensor` 16 bytes at a time. A view into a flat buffer need not be so.
+inline bool is_aligned(const at::Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+
 #ifdef DDP_HAS_CUDA
 inline Element element_of(at::ScalarType dtype) {
   switch (dtype) {

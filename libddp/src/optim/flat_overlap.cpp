@@ -15,6 +15,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
+#include "ops/private_stream.hpp"
 #include "optim/capture.hpp"
 #include "optim/flat_launch.hpp"
 #include "optim/flat_optimizer.hpp"
@@ -34,6 +35,12 @@ void order(const c10::Stream& earlier, const c10::Stream& later) {
   event.record(earlier);
   event.block(later);
 }
+
+struct UpdateStream {
+  explicit UpdateStream(const c10::Stream& main)
+      : stream(ops::detail::make_private_stream(main.device())) {}
+  c10::Stream stream;
+};
 
 }  // namespace
 
@@ -134,7 +141,7 @@ void FlatOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
   }
   const c10::impl::VirtualGuardImpl device_guard(device_.type());
   if (!side_) {
-    side_ = device_guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/false);
+    side_ = ops::detail::beside<UpdateStream>(device_guard.getStream(device_)).stream;
   }
   order(device_guard.getStream(device_), *side_);
   const c10::StreamGuard on_side(*side_);

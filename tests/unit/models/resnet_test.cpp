@@ -188,6 +188,36 @@ TEST_CASE("the norm factory's layers are used and can be replaced") {
   CHECK(model->named_parameters().size() == 53 + 2);  // the convolutions, fc's weight and bias
 }
 
+namespace {
+
+/// A user's own norm: BatchNorm's parameters and buffers, another forward.
+class PlainScaleImpl : public torch::nn::BatchNorm2dImpl {
+ public:
+  using torch::nn::BatchNorm2dImpl::BatchNorm2dImpl;
+  torch::Tensor forward(const torch::Tensor& input) {
+    ++calls;
+    return input * weight.view({1, -1, 1, 1});
+  }
+  int calls = 0;
+};
+TORCH_MODULE(PlainScale);
+
+}  // namespace
+
+TEST_CASE("a norm derived from BatchNorm2d keeps its own forward") {
+  std::vector<PlainScale> norms;
+  auto model = models::resnet18({.num_classes = 2, .norm = [&](int64_t channels) {
+                                   norms.emplace_back(PlainScale(channels));
+                                   return torch::nn::AnyModule(norms.back());
+                                 }});
+  model->forward(formula::uniform("input", {2, 3, 32, 32}));
+  CHECK(norms.size() == 20);
+  for (const auto& norm : norms) {
+    CHECK(norm->calls == 1);
+    CHECK(norm->running_mean.abs().max().item<float>() == 0);
+  }
+}
+
 TEST_CASE("a clone has the same values and its own memory") {
   auto model = models::resnet18({.num_classes = 4, .stem = models::Stem::Cifar});
   const auto x = formula::uniform("input", {2, 3, 16, 16});

@@ -2,6 +2,8 @@
 // The ops of convolutional networks against the same results by LibTorch, on the CPU.
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/ops/grad_slot.hpp"
@@ -9,6 +11,7 @@
 #include "ddp/ops/stem_convolution.hpp"
 #include "support/catch.hpp"
 
+using ddp::ops::Conv2dAlgorithm;
 using ddp::ops::StemAlgorithm;
 using torch::autograd::grad;
 
@@ -107,6 +110,36 @@ TEST_CASE("cross_entropy is PyTorch's, and counts the right answers") {
                     Catch::Contains("1.5"));
 }
 
+TEST_CASE("a row without a largest finite logit is never right") {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const auto logits = torch::tensor({{kNan, kNan, kNan},
+                                     {-kInf, -kInf, -kInf},
+                                     {kNan, 1.F, 2.F},
+                                     {3.F, 1.F, 2.F},
+                                     {-kInf, 1.F, 2.F},
+                                     {kInf, 1.F, 2.F}});
+  for (int64_t label = 0; label < 3; ++label) {
+    CAPTURE(label);
+    const auto right = ddp::ops::cross_entropy(logits, torch::full({6}, label)).num_correct;
+    CHECK(right.item<int64_t>() == (label == 1 ? 0 : 1));
+  }
+}
+
+TEST_CASE("ops of convolutional networks name what lies on another device") {
+  const auto x = torch::zeros({2, 3, 8, 8}), rows = torch::zeros({2, 3});
+  const auto meta = torch::TensorOptions(torch::kMeta);
+  using Catch::Contains;
+  CHECK_THROWS_WITH(ddp::ops::conv2d(x, torch::zeros({4, 3, 1, 1}, meta), 1, 0),
+                    Contains("conv2d: weight is on meta"));
+  CHECK_THROWS_WITH(ddp::ops::stem_convolution(x, torch::zeros({4, 3, 7, 7}, meta)),
+                    Contains("stem_convolution: weight is on meta"));
+  CHECK_THROWS_WITH(ddp::ops::pooled_linear(x, torch::zeros({4, 3}), torch::zeros({4}, meta)),
+                    Contains("pooled_linear: bias is on meta"));
+  CHECK_THROWS_WITH(ddp::ops::cross_entropy(rows, torch::zeros({2}, meta.dtype(torch::kLong))),
+                    Contains("cross_entropy: labels is on meta"));
+}
+
 TEST_CASE("pooled_linear is the mean over pixels and a linear layer") {
   torch::manual_seed(5);
   const auto x = leaf({3, 8, 2, 4}), weight = leaf({5, 8}), bias = leaf({5});
@@ -145,8 +178,7 @@ TEST_CASE("convolutions as dense products equal conv2d, forward and backward") {
       }
       const int64_t padding = c.kernel / 2;
       const auto expected = torch::conv2d(x, weight, {}, c.stride, padding);
-      const auto out =
-          ddp::ops::conv2d(x, weight, c.stride, padding, ddp::ops::Conv2dAlgorithm::Product);
+      const auto out = ddp::ops::conv2d(x, weight, c.stride, padding, Conv2dAlgorithm::Product);
       CHECK(same(out, expected));
       const auto direction = torch::randn_like(expected);
       const auto grads = grad({out}, {x, weight}, {direction}, /*retain_graph=*/true);
@@ -167,20 +199,34 @@ TEST_CASE("convolutions as dense products equal conv2d, forward and backward") {
   }
 }
 
+TEST_CASE("convolutions take an empty batch") {
+  for (const auto& c : kProducts) {
+    CAPTURE(c.kernel, c.stride, c.height, c.width);
+    const auto x = leaf({0, 8, c.height, c.width}), weight = leaf({5, 8, c.kernel, c.kernel});
+    for (const auto algorithm : {Conv2dAlgorithm::Auto, Conv2dAlgorithm::Product}) {
+      const auto out = ddp::ops::conv2d(x, weight, c.stride, c.kernel / 2, algorithm);
+      CHECK(out.sizes() == torch::conv2d(x, weight, {}, c.stride, c.kernel / 2).sizes());
+      const auto grads = grad({out.sum()}, {x, weight});
+      CHECK(grads[0].sizes() == x.sizes());
+      CHECK(torch::equal(grads[1], torch::zeros_like(weight)));
+    }
+  }
+}
+
 TEST_CASE("conv2d makes only the gradients that are wanted, and takes the library elsewhere") {
   torch::manual_seed(7);
   const auto x = torch::randn({3, 8, 2, 2}, torch::kDouble), weight = leaf({5, 8, 3, 3});
   const auto expected = torch::conv2d(x, weight, {}, 1, 1);
-  const auto out = ddp::ops::conv2d(x, weight, 1, 1, ddp::ops::Conv2dAlgorithm::Product);
+  const auto out = ddp::ops::conv2d(x, weight, 1, 1, Conv2dAlgorithm::Product);
   CHECK(same(grad({out.sum()}, {weight})[0], grad({expected.sum()}, {weight})[0]));
   const auto frozen = weight.detach(), moving = leaf({3, 8, 2, 2});
-  const auto dense = ddp::ops::conv2d(moving, frozen, 1, 1, ddp::ops::Conv2dAlgorithm::Product);
+  const auto dense = ddp::ops::conv2d(moving, frozen, 1, 1, Conv2dAlgorithm::Product);
   CHECK(same(grad({dense.sum()}, {moving})[0],
              grad({torch::conv2d(moving, frozen, {}, 1, 1).sum()}, {moving})[0]));
   const auto larger = torch::randn({2, 8, 7, 5}, torch::kDouble);
   CHECK(torch::equal(ddp::ops::conv2d(larger, weight, 2, 1),
                      torch::conv2d(larger, weight, {}, 2, 1)));
-  CHECK_THROWS_WITH(ddp::ops::conv2d(larger, weight, 2, 1, ddp::ops::Conv2dAlgorithm::Product),
+  CHECK_THROWS_WITH(ddp::ops::conv2d(larger, weight, 2, 1, Conv2dAlgorithm::Product),
                     Catch::Contains("7x5"));
   CHECK_THROWS_WITH(ddp::ops::conv2d(larger, weight, 1, 0), Catch::Contains("padding 0"));
 }

@@ -28,8 +28,9 @@ struct CrossEntropyResult {
 ///
 /// Defined by at::cross_entropy_loss on float32 logits, which also is the CPU path. On CUDA: one or
 /// two kernels forward, one backward, no host sync; sums in a fixed order, so that equal input
-/// gives equal bits. A label outside [0, classes) that is not ignore_index makes the loss NaN there
-/// (the CPU raises). No row counted: NaN, as in PyTorch. NaN logits are never right answers.
+/// gives equal bits. A label outside [0, classes) that is not ignore_index makes the loss and its
+/// row's gradient NaN there (the CPU raises). No row counted: NaN, as in PyTorch. A row with NaN,
+/// or whose largest logit is infinite, is never right.
 CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                                  const CrossEntropyOptions& options = {});
 

@@ -10,10 +10,11 @@
 
 namespace ddp::ops {
 
-/// Runs `make(input)` at once, on CUDA on a second stream of the device, beside what the caller
-/// enqueues until wait(); elsewhere, or with `beside` false, on the current stream. Also inside a
-/// CUDA graph's capture. Autograd runs the backward of what `make` did on that stream too, beside
-/// the rest of the backward, and makes streams wait for each other where gradients pass.
+/// Runs `make(input)` at once, on CUDA on a second stream that goes with the current one, beside
+/// what the caller enqueues until wait(); elsewhere, or with `beside` false, on the current stream.
+/// Also inside a CUDA graph's capture. Autograd runs the backward of what `make` did on that stream
+/// too, beside the rest of the backward, and makes streams wait for each other where gradients
+/// pass.
 ///
 /// Pays for kernels too short to fill the GPU. The memory of input and result goes back to the
 /// allocator only after both streams are done with it; inside a capture, when that ends.
