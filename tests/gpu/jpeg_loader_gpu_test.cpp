@@ -3,7 +3,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
+#include "data/nvjpeg.hpp"
 #include "ddp/data/data_loader.hpp"
+#include "ddp/train/graphed_step.hpp"
 #include "support/catch.hpp"
 #include "unit/data/data_test_support.hpp"
 #include "unit/data/jpeg_writer.hpp"
@@ -68,6 +70,49 @@ TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
   }
 }
 
+// Pixels of the same images, crops and flips, in units of the normalised values (a level of 256 is
+// 0.017).
+TEST_CASE("the GPU's JPEG engines give the CPU's pixels", "[jpeg][nvjpeg]") {
+  std::string reason;
+  if (!ddp::detail::NvJpeg::open(reason)) {
+    WARN("not tested: " + reason);
+    return;
+  }
+  const auto [subsampling, largest, mean] =
+      GENERATE(table<int, double, double>({{TJSAMP_444, 0.0, 0.0},
+                                           {TJSAMP_GRAY, 0.0, 0.0},
+                                           {TJSAMP_422, 1.5, 0.03},
+                                           {TJSAMP_420, 1.5, 0.03}}));
+  CAPTURE(subsampling);
+  data_test::TempFolder folder;
+  std::string tar;
+  for (int i = 0; i < 40; ++i) {  // too small for decoding at 1/2
+    const std::string key = std::to_string(1000 + i);
+    tar += data_test::tar_entry(
+        key + ".jpg", data_test::make_jpeg(90 + i * 9, 440 - i * 7, subsampling, uint64_t(i), 85,
+                                           i % 8 == 5 ? TJFLAG_PROGRESSIVE : 0));
+    tar += data_test::tar_entry(key + ".cls", std::to_string(i % 7));
+  }
+  data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
+  const auto dataset = ddp::make_dataset({.path = folder.path(),
+                                          .image_size = 224,
+                                          .augment = ddp::Augment::RandomResizedCrop,
+                                          .channels_last = true,
+                                          .cache = ddp::CachePolicy::Off});
+  const DistributedSampler sampler(40, 0, 1);
+  DataLoader cpu(dataset, sampler, kGpu, {.batch_size = 16});
+  DataLoader gpu(dataset, sampler, kGpu,
+                 {.batch_size = 16, .jpeg_decoder = ddp::JpegDecoder::NvJpeg});
+  for (int i = 0; i < 9; ++i) {
+    const auto expected = cpu.next();
+    const auto batch = gpu.next();
+    REQUIRE(torch::equal(batch.target, expected.target));
+    const auto difference = (batch.data - expected.data).abs();
+    CHECK(difference.max().item<double>() <= largest);
+    CHECK(difference.mean().item<double>() <= mean);
+  }
+}
+
 TEST_CASE("parts larger than a batch's block has room for", "[jpeg]") {
   data_test::TempFolder folder;
   // Whole images of 252 px, decoded at 1/4: 63 px, nearly four times the output's pixels.
@@ -96,9 +141,11 @@ TEST_CASE("a corrupt image is an error with its place, or skipped and counted", 
                            .image_size = 64,
                            .augment = ddp::Augment::RandomResizedCrop,
                            .cache = ddp::CachePolicy::Off};
+  const auto decoder = GENERATE(ddp::JpegDecoder::Cpu, ddp::JpegDecoder::NvJpeg);
+  const ddp::LoaderOptions loading{.batch_size = 16, .jpeg_decoder = decoder};
   const DistributedSampler sampler(16, 0, 1, {.shuffle = false});
   {
-    DataLoader gpu(ddp::make_dataset(options), sampler, kGpu, {.batch_size = 16});
+    DataLoader gpu(ddp::make_dataset(options), sampler, kGpu, loading);
     const std::string message = data_test::message_of<ddp::DataError>([&] { (void)gpu.next(); });
     CAPTURE(message);
     REQUIRE(data_test::contains(message, "train.tar at offset"));
@@ -108,9 +155,64 @@ TEST_CASE("a corrupt image is an error with its place, or skipped and counted", 
   options.max_corrupt_fraction = 0.1;
   const auto dataset = ddp::make_dataset(options);
   DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 16});
-  DataLoader gpu(dataset, sampler, kGpu, {.batch_size = 16});
+  DataLoader gpu(dataset, sampler, kGpu, loading);
   const auto batch = gpu.next();
+  const auto expected = cpu.next();
   REQUIRE(batch.target[5].item<int64_t>() == 6 % 7);  // the next good one's
-  REQUIRE(torch::equal(batch.data.cpu(), cpu.next().data));
+  const bool same = torch::equal(batch.data.cpu(), expected.data);
+  REQUIRE((same || decoder == ddp::JpegDecoder::NvJpeg));  // colours at 4:2:0
+  REQUIRE((batch.data.cpu() - expected.data).abs().mean().item<double>() < 0.05);
   REQUIRE(dataset->num_skipped() == 1);
+}
+
+TEST_CASE("a corrupt image in a captured run is skipped as in an eager one, or ends it") {
+  auto context = ddp::Context::create({});
+  data_test::TempFolder folder;
+  write_shard(
+      folder, 96, [](int i) { return 120 + i; }, [](int) { return 130; }, 77);
+  ddp::DataOptions options{.path = folder.path(),
+                           .image_size = 64,
+                           .augment = ddp::Augment::RandomResizedCrop,
+                           .corrupt = ddp::CorruptPolicy::Skip,
+                           .max_corrupt_fraction = 0.02,
+                           .cache = ddp::CachePolicy::Off};
+  const DistributedSampler sampler(96, 0, 1, {.shuffle = false});
+  auto sum = torch::zeros({}, torch::dtype(torch::kFloat64).device(kGpu));
+  const auto add = [&](const ddp::Batch& batch, const ddp::StepScalars&) {
+    sum.add_(batch.data.to(torch::kFloat64).sum()).mul_(1.25).add_(batch.target.sum());
+    return std::vector{sum};
+  };
+  const auto train = [&](ddp::CudaGraph mode) {
+    sum.zero_();
+    const auto dataset = ddp::make_dataset(options);
+    DataLoader loader(dataset, sampler, kGpu, {.batch_size = 8});
+    ddp::GraphedStep step(context, {}, add, ddp::GraphedStepOptions{.mode = mode});
+    std::vector<double> log;
+    for (int64_t i = 0; i < 30; ++i) {
+      log.push_back(step(loader.next(), {.step = i}).log[0]);
+    }
+    REQUIRE(dataset->num_skipped() == 1);
+    REQUIRE((step.counts().replayed > 20) == (mode == ddp::CudaGraph::On));
+    return log;
+  };
+  REQUIRE(train(ddp::CudaGraph::On) == train(ddp::CudaGraph::Off));
+
+  options.corrupt = ddp::CorruptPolicy::Error;
+  DataLoader loader(ddp::make_dataset(options), sampler, kGpu, {.batch_size = 8});
+  ddp::GraphedStep step(context, {}, add, ddp::GraphedStepOptions{.mode = ddp::CudaGraph::On});
+  ddp::Batch last;
+  int64_t num_steps = 0;
+  const std::string message = data_test::message_of<ddp::DataError>([&] {
+    for (; num_steps < 30; ++num_steps) {
+      last = loader.next();
+      (void)step(last, {.step = num_steps});
+    }
+  });
+  CAPTURE(message);
+  REQUIRE(data_test::contains(message, "loading sample 77 of epoch 0"));
+  REQUIRE(num_steps == 9);  // those before it were trained
+  REQUIRE(step.counts().replayed > 0);
+  const double before = sum.item<double>();
+  REQUIRE(step(last, {.step = num_steps}).log[0] != before);  // the graph is as it was
+  context.close();
 }

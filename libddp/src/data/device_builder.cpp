@@ -43,6 +43,9 @@ std::unique_ptr<DeviceBuilder> make_device_builder(const std::shared_ptr<const D
     throw SettingsError(concat("loader.device_transform=on cannot be: ", reason));
   }
   if (options.device_transform == DevicePolicy::Off || !reason.empty()) {
+    if (options.jpeg_decoder == JpegDecoder::NvJpeg) {
+      say_cpu_decodes(!reason.empty() ? reason : "loader.device_transform=off");
+    }
     return nullptr;
   }
 #ifdef DDP_HAS_CUDA

@@ -115,19 +115,25 @@ void ImageDataset::write(int64_t index, int64_t epoch, float* data, int64_t* tar
   transform_.apply({pixels.data(), region.width, region.height, region.x, region.y}, plan, data);
 }
 
-int64_t ImageDataset::read_region(
-    int64_t index, int64_t epoch, RegionPlan& plan,
-    const std::function<uint8_t*(const RegionPlan&)>& allocate) const {
+int64_t ImageDataset::read_file(int64_t index, const UseFile& use) const {
   thread_local std::vector<uint8_t> bytes;
   const int64_t used = first_good(index, [&](int64_t candidate) {
     source_->read(candidate, bytes);
     const DataSource where = source_->locate(candidate);
-    const JpegHeader header = read_jpeg_header(bytes, where, options_.max_pixels);
+    use(bytes, where, read_jpeg_header(bytes, where, options_.max_pixels));
+  });
+  return source_->label(used);
+}
+
+int64_t ImageDataset::read_region(
+    int64_t index, int64_t epoch, RegionPlan& plan,
+    const std::function<uint8_t*(const RegionPlan&)>& allocate) const {
+  return read_file(index, [&](const std::vector<uint8_t>& bytes, const DataSource& where,
+                              const JpegHeader& header) {
     plan = transform_.plan(header.width, header.height, static_cast<uint64_t>(epoch),
                            static_cast<uint64_t>(index));
     decode_jpeg_region(bytes, where, plan.denominator, plan.region, allocate(plan));
   });
-  return source_->label(used);
 }
 
 // One image as [size, size, 3] bytes: as it is where it has that size, else resized and cut.

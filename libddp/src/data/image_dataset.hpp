@@ -46,9 +46,14 @@ class ImageDataset : public Dataset {
   /// The images where they are kept decoded, else nullptr.
   const DecodedImages* decoded() const { return decoded_.labels.empty() ? nullptr : &decoded_; }
   const ImageTransform& transform() const { return transform_; }
+  /// Calls `use` with the file of a sample, whose header was read; where that throws DataError,
+  /// data.corrupt says whether with another one's. Returns the target of the one it took. Several
+  /// threads at once. Not of images kept decoded.
+  using UseFile = std::function<void(const std::vector<uint8_t>& bytes, const DataSource& where,
+                                     const JpegHeader& header)>;
+  int64_t read_file(int64_t index, const UseFile& use) const;
   /// Decodes what a sample of an epoch needs of its image to [region.height, region.width, 3] in
-  /// memory that `allocate` gives for a plan; returns its target. Several threads at once. Not of
-  /// images kept decoded.
+  /// memory that `allocate` gives for a plan; else as read_file().
   int64_t read_region(int64_t index, int64_t epoch, RegionPlan& plan,
                       const std::function<uint8_t*(const RegionPlan&)>& allocate) const;
   /// What makes a sample of a decoded image, where that is no resizing.

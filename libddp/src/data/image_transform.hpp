@@ -65,6 +65,8 @@ class ImageTransform {
 
   /// What happens to the sample, whose file has `width` x `height` pixels; not for PadCrop.
   RegionPlan plan(int width, int height, uint64_t epoch, uint64_t index) const;
+  /// The same of the image decoded at 1 / `denominator`.
+  RegionPlan plan_at(int denominator, int width, int height, uint64_t epoch, uint64_t index) const;
 
   /// Writes [3, S, S], or [S, S, 3] with channels_last, from at least plan.region.
   void apply(const ImageView& image, const RegionPlan& plan, float* out) const;
@@ -81,7 +83,6 @@ class ImageTransform {
 
  private:
   CropBox source_box(int width, int height, uint64_t epoch, uint64_t index) const;
-  RegionPlan plan_at(int denominator, int width, int height, uint64_t epoch, uint64_t index) const;
   RandomResizedCrop draw(int width, int height, uint64_t epoch, uint64_t index) const;
   void pad_crop(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
   void copy_same_size(const ImageView& image, float* out) const;

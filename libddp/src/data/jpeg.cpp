@@ -5,8 +5,10 @@
 
 #include <cstdio>
 #include <memory>
+#include <mutex>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
 
@@ -60,6 +62,14 @@ void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
 }
 
 }  // namespace
+
+void say_cpu_decodes(const std::string& reason) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    log_warning(concat("loader.jpeg_decoder=nvjpeg cannot be: ", reason,
+                       "; the loader's threads decode with libjpeg-turbo"));
+  });
+}
 
 std::string DataSource::to_string() const {
   return concat(path, " at offset ", offset);

@@ -129,6 +129,11 @@ static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
            .doc = "crop, resize, flip and normalise JPEG images on the GPU"},
           o.device_transform,
           {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
+  v.field(
+      {.name = "jpeg_decoder",
+       .doc = "cpu: the loader's threads; nvjpeg: the GPU's JPEG engines, where it has some and "
+              "finishes the images"},
+      o.jpeg_decoder, {{"cpu", JpegDecoder::Cpu}, {"nvjpeg", JpegDecoder::NvJpeg}});
   v.field({.name = "image_dtype", .doc = "of image batches; auto: what amp computes in, or fp32"},
           o.image_dtype,
           {{"auto", ImageDtype::Auto},

@@ -3,11 +3,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "data/jpeg_scan.hpp"
 #include "data/kernel_dtype.hpp"
 #include "ddp/core/error.hpp"
 
@@ -21,8 +23,23 @@ namespace {
 constexpr double kRoom = 2.5;
 
 constexpr int64_t kAlign = 16;
-int64_t aligned(int64_t num_bytes) {
-  return (num_bytes + kAlign - 1) / kAlign * kAlign;
+// Of what the GPU decodes.
+constexpr int64_t kDeviceAlign = 256;
+int64_t aligned(int64_t num_bytes, int64_t to = kAlign) {
+  return (num_bytes + to - 1) / to * to;
+}
+
+std::unique_ptr<NvJpeg> open_nvjpeg(at::Device device, const LoaderOptions& options) {
+  if (options.jpeg_decoder == JpegDecoder::Cpu) {
+    return nullptr;
+  }
+  const c10::cuda::CUDAGuard guard(device);
+  std::string reason;
+  auto nvjpeg = NvJpeg::open(reason);
+  if (!nvjpeg) {
+    say_cpu_decodes(reason);
+  }
+  return nvjpeg;
 }
 
 }  // namespace
@@ -91,7 +108,9 @@ RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device 
       device_(device),
       finisher_(images_.transform(), device, options.image_dtype),
       header_bytes_(aligned(max_batch * static_cast<int64_t>(sizeof(DeviceRegion)))),
-      slots_(static_cast<size_t>(num_slots)) {
+      slots_(static_cast<size_t>(num_slots)),
+      nvjpeg_(open_nvjpeg(device, options)),
+      decode_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {
   if (max_batch > 65535) {
     throw SettingsError(concat("loader.batch_size=", max_batch,
                                ": the GPU makes batches of at most 65535 images; give less, or "
@@ -115,6 +134,8 @@ void RegionBuilder::resize(int slot, int64_t num_samples) {
   s.used = header_bytes_;
   s.overflow.clear();
   s.overflow.resize(static_cast<size_t>(num_samples));
+  s.encoded.resize(nvjpeg_ ? static_cast<size_t>(num_samples) : 0);
+  s.is_on_device = false;
 }
 
 uint8_t* RegionBuilder::allocate(Slot& slot, int64_t num_bytes) const {
@@ -127,8 +148,21 @@ uint8_t* RegionBuilder::allocate(Slot& slot, int64_t num_bytes) const {
   return slot.memory + offset;
 }
 
+void RegionBuilder::describe(Slot& slot, int64_t place, const RegionPlan& plan, int64_t offset,
+                             int64_t target) const {
+  const auto& transform = images_.transform();
+  slot.regions()[place] = describe_region(plan, transform.image_size(), transform.cutout(), target);
+  slot.regions()[place].offset = offset;
+}
+
 void RegionBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) {
   Slot& s = at(slot);
+  if (!nvjpeg_ || !keep_encoded(s, place, index, epoch)) {
+    decode_on_host(s, place, index, epoch);
+  }
+}
+
+void RegionBuilder::decode_on_host(Slot& s, int64_t place, int64_t index, int64_t epoch) {
   auto& overflow = s.overflow[static_cast<size_t>(place)];
   RegionPlan plan;
   int64_t offset = 0;
@@ -145,16 +179,32 @@ void RegionBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) 
   if (offset >= 0) {
     overflow.clear();  // of a corrupt image that this one replaces
   }
-  DeviceRegion region =
-      describe_region(plan, images_.transform().image_size(), images_.transform().cutout(), target);
-  region.offset = offset;
-  s.regions()[place] = region;
+  describe(s, place, plan, offset, target);
 }
 
-Batch RegionBuilder::make(int slot) {
-  Slot& s = at(slot);
-  const int64_t used = s.used;
-  int64_t total = used;
+bool RegionBuilder::keep_encoded(Slot& s, int64_t place, int64_t index, int64_t epoch) {
+  auto& encoded = s.encoded[static_cast<size_t>(place)];
+  encoded.bytes.clear();
+  encoded.index = index;
+  encoded.epoch = epoch;
+  const int64_t target = images_.read_file(
+      index, [&](const std::vector<uint8_t>& bytes, const DataSource&, const JpegHeader& header) {
+        if (is_plain_baseline(bytes)) {
+          encoded.plan = images_.transform().plan_at(1, header.width, header.height,
+                                                     static_cast<uint64_t>(epoch),
+                                                     static_cast<uint64_t>(index));
+          encoded.bytes = bytes;
+        }
+      });
+  if (encoded.bytes.empty()) {
+    return false;
+  }
+  describe(s, place, encoded.plan, /*offset=*/-1, target);
+  return true;
+}
+
+int64_t RegionBuilder::lay_out_overflow(Slot& s) {
+  int64_t total = s.used;
   for (int64_t i = 0; i < s.num_samples; ++i) {
     const auto& overflow = s.overflow[static_cast<size_t>(i)];
     if (!overflow.empty()) {
@@ -162,7 +212,64 @@ Batch RegionBuilder::make(int slot) {
       total += aligned(static_cast<int64_t>(overflow.size()));
     }
   }
-  const at::Tensor block = at::empty({total}, at::TensorOptions().device(device_).dtype(at::kByte));
+  return total;
+}
+
+bool RegionBuilder::decode_on_device(Slot& s) {
+  int64_t total = lay_out_overflow(s);
+  std::vector<NvJpegImage> images;
+  for (int64_t i = 0; i < s.num_samples; ++i) {
+    const auto& [bytes, plan, index, epoch] = s.encoded[static_cast<size_t>(i)];
+    if (!bytes.empty()) {
+      total = aligned(total, kDeviceAlign);
+      s.regions()[i].offset = total;
+      total += int64_t{plan.region.width} * plan.region.height * 3;
+      images.push_back({.bytes = &bytes, .region = plan.region});
+    }
+  }
+  if (images.empty()) {
+    return true;
+  }
+  const c10::cuda::CUDAStreamGuard guard(decode_stream_);
+  // The slot was released, so nobody reads what it held.
+  if (!s.on_device.defined() || s.on_device.numel() < total) {
+    s.on_device.reset();
+    s.on_device =
+        at::empty({total + total / 4}, at::TensorOptions().device(device_).dtype(at::kByte));
+  }
+  auto* memory = s.on_device.mutable_data_ptr<uint8_t>();
+  auto image = images.begin();
+  for (int64_t i = 0; i < s.num_samples; ++i) {
+    if (!s.encoded[static_cast<size_t>(i)].bytes.empty()) {
+      (image++)->out = memory + s.regions()[i].offset;
+    }
+  }
+  const std::lock_guard lock(nvjpeg_mutex_);
+  s.is_on_device = nvjpeg_->decode(images, decode_stream_);
+  return s.is_on_device;
+}
+
+void RegionBuilder::finish(int slot) {
+  Slot& s = at(slot);
+  if (!nvjpeg_ || decode_on_device(s)) {
+    return;
+  }
+  // Which of them it was that nvJPEG refuses is not told. The CPU's decoder says what is wrong.
+  for (int64_t i = 0; i < s.num_samples; ++i) {
+    const auto& encoded = s.encoded[static_cast<size_t>(i)];
+    if (!encoded.bytes.empty()) {
+      decode_on_host(s, i, encoded.index, encoded.epoch);
+    }
+  }
+}
+
+Batch RegionBuilder::make(int slot) {
+  Slot& s = at(slot);
+  const int64_t total = lay_out_overflow(s);
+  const int64_t used = s.used;
+  const at::Tensor block =
+      s.is_on_device ? s.on_device
+                     : at::empty({total}, at::TensorOptions().device(device_).dtype(at::kByte));
   block.narrow(0, 0, used).copy_(s.block.narrow(0, 0, used), /*non_blocking=*/true);
   for (int64_t i = 0; i < s.num_samples; ++i) {
     auto& overflow = s.overflow[static_cast<size_t>(i)];

@@ -3,11 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <c10/cuda/CUDAStream.h>
+
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "data/image_dataset.hpp"
+#include "data/nvjpeg.hpp"
 #include "data/resample_kernels.hpp"
 #include "ddp/data/loader_engine.hpp"
 
@@ -32,17 +36,25 @@ class RegionFinisher {
   Normalisation normalisation_;
 };
 
-/// Decodes on the loader's threads.
+/// Decodes on the loader's threads, or has the GPU's JPEG engines do it: then the thread that
+/// finished a batch waits for them.
 class RegionBuilder : public DeviceBuilder {
  public:
   RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device device,
                 const LoaderOptions& options, int num_slots, int64_t max_batch);
   void resize(int slot, int64_t num_samples) override;
   void fill(int slot, int64_t place, int64_t index, int64_t epoch) override;
-  void finish(int) override {}
+  void finish(int slot) override;
   Batch make(int slot) override;
 
  private:
+  /// A file that the GPU decodes; empty where the sample's pixels are in host memory.
+  struct Encoded {
+    std::vector<uint8_t> bytes;
+    RegionPlan plan;
+    int64_t index = 0;
+    int64_t epoch = 0;
+  };
   // One block: a DeviceRegion a sample, then pixels in the order in which threads asked for memory.
   struct Slot {
     at::Tensor block;
@@ -50,11 +62,23 @@ class RegionBuilder : public DeviceBuilder {
     std::atomic<int64_t> used{0};
     int64_t num_samples = 0;
     std::vector<std::vector<uint8_t>> overflow;  // of samples the block had no room for
+    std::vector<Encoded> encoded;                // of those that the GPU decodes
+    at::Tensor on_device;  // block, overflow and what the GPU decoded, where it did
+    bool is_on_device = false;
     DeviceRegion* regions() const { return reinterpret_cast<DeviceRegion*>(memory); }
   };
   Slot& at(int slot) { return slots_[static_cast<size_t>(slot)]; }
   /// Memory in the slot's block, or nullptr where it is full.
   uint8_t* allocate(Slot& slot, int64_t num_bytes) const;
+  void describe(Slot& slot, int64_t place, const RegionPlan& plan, int64_t offset,
+                int64_t target) const;
+  void decode_on_host(Slot& slot, int64_t place, int64_t index, int64_t epoch);
+  /// False: the sample's file is none for the GPU.
+  bool keep_encoded(Slot& slot, int64_t place, int64_t index, int64_t epoch);
+  /// Where samples without room in the block lie behind it; the bytes of both.
+  static int64_t lay_out_overflow(Slot& slot);
+  /// False: nvJPEG refused the batch.
+  bool decode_on_device(Slot& slot);
 
   std::shared_ptr<const Dataset> dataset_;
   const ImageDataset& images_;
@@ -63,6 +87,9 @@ class RegionBuilder : public DeviceBuilder {
   int64_t header_bytes_;
   int64_t capacity_;
   std::vector<Slot> slots_;
+  std::mutex nvjpeg_mutex_;
+  std::unique_ptr<NvJpeg> nvjpeg_;  // nullptr: the loader's threads decode
+  c10::cuda::CUDAStream decode_stream_;
 };
 
 std::unique_ptr<DeviceBuilder> make_region_builder(std::shared_ptr<const Dataset> dataset,

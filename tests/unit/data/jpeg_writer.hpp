@@ -17,7 +17,7 @@ namespace data_test {
 
 /// `subsampling`: TJSAMP_444, TJSAMP_422, TJSAMP_420 or TJSAMP_GRAY.
 inline std::string make_jpeg(int width, int height, int subsampling = TJSAMP_420, uint64_t seed = 0,
-                             int quality = 85) {
+                             int quality = 85, int flags = 0) {
   ddp::SampleRng rng(seed, 0, 0);
   std::vector<uint8_t> pixels(static_cast<size_t>(width) * static_cast<size_t>(height) * 3);
   const double fx = 3.0 + rng.below(20), fy = 3.0 + rng.below(20);
@@ -36,7 +36,7 @@ inline std::string make_jpeg(int width, int height, int subsampling = TJSAMP_420
   unsigned char* out = nullptr;
   unsigned long size = 0;
   const int status = tjCompress2(handle, pixels.data(), width, 0, height, TJPF_RGB, &out, &size,
-                                 subsampling, quality, 0);
+                                 subsampling, quality, flags);
   std::string bytes(reinterpret_cast<char*>(out), status == 0 ? size : 0);
   tjFree(out);
   tjDestroy(handle);

@@ -74,6 +74,12 @@ enum class ImageDtype {
   Fp16
 };
 
+/// What decodes JPEG images for a GPU that finishes them.
+enum class JpegDecoder {
+  Cpu,    ///< libjpeg-turbo, on the loader's threads
+  NvJpeg  ///< the GPU's JPEG engines where it has some (A100, H100 and later of their kind)
+};
+
 struct LoaderOptions {
   int64_t batch_size = 32;        ///< samples a rank and step
   int64_t global_batch_size = 0;  ///< samples of all ranks a step, shared as evenly as possible; 0:
@@ -89,6 +95,12 @@ struct LoaderOptions {
   /// Decoded parts of JPEG images go to the GPU as bytes and are resized, flipped and normalised
   /// there.
   DevicePolicy device_transform = DevicePolicy::Auto;
+  /// With NvJpeg baseline images are decoded by the GPU's engines at their own size, all others by
+  /// libjpeg-turbo. Pixels are the CPU's at 4:4:4 and in grey images, colours near them at other
+  /// samplings; large images differ by what decoding them at 1/2, 1/4 or 1/8 leaves out. Damage
+  /// inside of a file is noticed only where it makes what no JPEG holds. Where there are no engines
+  /// or no library, that is said once and the CPU decodes.
+  JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
 };
 

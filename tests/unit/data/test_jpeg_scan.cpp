@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which files may go to a decoder that notices no damage.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "data/jpeg_scan.hpp"
+#include "ddp/data/data_loader.hpp"
+#include "support/catch.hpp"
+#include "unit/data/data_test_support.hpp"
+#include "unit/data/jpeg_writer.hpp"
+#include "unit/data/tar_writer.hpp"
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+Bytes jpeg(int subsampling = TJSAMP_420, int flags = 0) {
+  const std::string text = data_test::make_jpeg(97, 61, subsampling, 3, 85, flags);
+  return {text.begin(), text.end()};
+}
+
+// The first byte behind the marker 0xff `marker`.
+size_t behind(const Bytes& bytes, uint8_t marker) {
+  const uint8_t pattern[] = {0xff, marker};
+  const auto found =
+      std::search(bytes.begin(), bytes.end(), std::begin(pattern), std::end(pattern));
+  REQUIRE(found != bytes.end());
+  return static_cast<size_t>(found - bytes.begin()) + 2;
+}
+
+bool is_plain(const Bytes& bytes) {
+  return ddp::detail::is_plain_baseline(bytes);
+}
+
+Bytes with(Bytes bytes, size_t at, uint8_t value) {
+  bytes[at] = value;
+  return bytes;
+}
+
+Bytes with_segment(Bytes bytes, const Bytes& segment) {
+  bytes.insert(bytes.begin() + 2, segment.begin(), segment.end());
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("whole baseline images of the usual samplings are plain") {
+  for (const int subsampling : {TJSAMP_444, TJSAMP_422, TJSAMP_440, TJSAMP_420, TJSAMP_GRAY}) {
+    CAPTURE(subsampling);
+    REQUIRE(is_plain(jpeg(subsampling)));
+  }
+  auto bytes = jpeg();
+  bytes.insert(bytes.end(), 100, 0);  // padding behind the end
+  REQUIRE(is_plain(bytes));
+  REQUIRE(is_plain(with_segment(jpeg(), {0xff, 0xfe, 0, 5, 'a', 0xff, 0xda})));  // a comment
+}
+
+TEST_CASE("other kinds of JPEG are left to libjpeg-turbo") {
+  REQUIRE_FALSE(is_plain({}));
+  REQUIRE_FALSE(is_plain({0xff, 0xd8, 0xff, 0xd9}));
+  REQUIRE_FALSE(is_plain(jpeg(TJSAMP_420, TJFLAG_PROGRESSIVE)));
+  REQUIRE_FALSE(is_plain(jpeg(TJSAMP_411)));
+  const auto bytes = jpeg(TJSAMP_444);
+  const size_t frame = behind(bytes, 0xc0);
+  REQUIRE_FALSE(is_plain(with(bytes, frame + 2, 12)));  // bits
+  auto rgb = bytes;
+  rgb[frame + 8] = 'R';
+  rgb[frame + 11] = 'G';
+  rgb[frame + 14] = 'B';
+  REQUIRE_FALSE(is_plain(rgb));
+  const auto adobe = [](uint8_t transform) {
+    return Bytes{0xff, 0xee, 0, 14, 'A', 'd', 'o', 'b', 'e', 0, 100, 0, 0, 0, 0, transform};
+  };
+  REQUIRE(is_plain(with_segment(bytes, adobe(1))));
+  REQUIRE_FALSE(is_plain(with_segment(bytes, adobe(0))));
+}
+
+TEST_CASE("a file that is cut or holds what no scan can is not plain") {
+  const auto bytes = jpeg();
+  const size_t scan = behind(bytes, 0xda) + 12;
+  for (size_t length :
+       {bytes.size() - 1, bytes.size() - 2, scan + 50, scan, scan - 5, size_t{100}}) {
+    CAPTURE(length);
+    REQUIRE_FALSE(is_plain(Bytes(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(length))));
+  }
+  auto damaged = bytes;
+  damaged[scan + 200] = 0xff;
+  damaged[scan + 201] = 0x5a;
+  REQUIRE_FALSE(is_plain(damaged));
+  // A restart is one only where its turn is.
+  damaged[scan + 201] = 0xd0;
+  REQUIRE(is_plain(damaged));
+  damaged[scan + 201] = 0xd1;
+  REQUIRE_FALSE(is_plain(damaged));
+}
+
+TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg changes nothing") {
+  data_test::TempFolder folder;
+  std::string tar;
+  for (int i = 0; i < 6; ++i) {
+    tar += data_test::tar_entry(std::to_string(i) + ".jpg", data_test::make_jpeg(80 + i, 70));
+    tar += data_test::tar_entry(std::to_string(i) + ".cls", "0");
+  }
+  data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
+  const auto dataset =
+      ddp::make_dataset({.path = folder.path(), .image_size = 48, .cache = ddp::CachePolicy::Off});
+  const ddp::DistributedSampler sampler(6, 0, 1);
+  ddp::DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 6});
+  ddp::DataLoader asked(dataset, sampler, at::kCPU,
+                        {.batch_size = 6, .jpeg_decoder = ddp::JpegDecoder::NvJpeg});
+  REQUIRE(torch::equal(asked.next().data, cpu.next().data));
+}
