@@ -194,16 +194,21 @@ void bench_photographs(const std::string& given, int64_t batch_size,
     ddp::LoaderOptions loading{
         .batch_size = batch_size, .drop_last = true, .image_dtype = ddp::ImageDtype::Bf16};
     bench_device_stages(dataset, batch_size, loading);
-    for (int64_t workers : num_workers) {
-      loading.num_workers = workers;
-      ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCUDA,
-                             loading);
-      print(ddp::detail::concat("photographs to the GPU, 224 px bf16, ", workers, " workers"),
+    for (const auto& [decoder, name] :
+         {std::pair{ddp::JpegDecoder::Cpu, ""}, std::pair{ddp::JpegDecoder::NvJpeg, ", nvJPEG"}}) {
+      for (int64_t workers : num_workers) {
+        loading.jpeg_decoder = decoder;
+        loading.num_workers = workers;
+        ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCUDA,
+                               loading);
+        print(
+            ddp::detail::concat("photographs to the GPU, 224 px bf16, ", workers, " workers", name),
             images_per_second([&] {
               const auto batch = loader.next();
               stream.synchronize();
               return batch.size();
             }));
+      }
     }
   }
 #endif

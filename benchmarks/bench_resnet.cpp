@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of a ResNet on one resident random batch: what benchmarks/pytorch_resnet.py measures, here.
+// With data=FOLDER on batches of its images (train/<class>/*.jpg), which the loader makes beside.
 //
 //   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
 //   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
 //   bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
 //   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
+//   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
+//                                      a round begins with an empty ring
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
@@ -24,6 +27,7 @@
 
 #include "bench_common.hpp"
 #include "ddp/amp/autocast.hpp"
+#include "ddp/data/data_loader.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -37,12 +41,15 @@ namespace {
 using bench::Loop;
 using bench::Settings;
 
-const Settings::Values kDefaults = {
-    {"model", "resnet50"},     {"stem", "imagenet"},    {"image_size", "224"},
-    {"batch_size", "256"},     {"dtype", "bf16"},       {"num_classes", "1000"},
-    {"channels_last", "true"}, {"bucket_cap_mb", "25"}, {"step", "eager"},
-    {"param_dtype", "fp32"},   {"comm_hook", "none"},   {"fp32_grads", "true"},
-    {"optimizer", "auto"},     {"ops", "fused"},        {"side_streams", "auto"}};
+const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagenet"},
+                                    {"image_size", "224"},     {"batch_size", "256"},
+                                    {"dtype", "bf16"},         {"num_classes", "1000"},
+                                    {"channels_last", "true"}, {"bucket_cap_mb", "25"},
+                                    {"step", "eager"},         {"param_dtype", "fp32"},
+                                    {"comm_hook", "none"},     {"fp32_grads", "true"},
+                                    {"optimizer", "auto"},     {"ops", "fused"},
+                                    {"side_streams", "auto"},  {"data", ""},
+                                    {"num_workers", "14"},     {"jpeg_decoder", "cpu"}};
 
 /// ops=plain: ATen's own, as the rows "before" have them.
 bool has_fused_ops(const Settings& settings) {
@@ -116,6 +123,26 @@ ImageBatch random_batch(const Settings& settings, at::Device device) {
                          torch::TensorOptions().device(device).dtype(torch::kLong))};
 }
 
+/// Of setting `data`: random-resized-crops in what the model computes in.
+std::unique_ptr<ddp::DataLoader<>> make_loader(const Settings& settings,
+                                               const ddp::Context& context) {
+  const auto dataset = ddp::make_dataset({.path = settings.text("data"),
+                                          .image_size = settings.number("image_size"),
+                                          .augment = ddp::Augment::RandomResizedCrop,
+                                          .channels_last = settings.flag("channels_last"),
+                                          .cache = ddp::CachePolicy::Off});
+  const bool bf16 = bench::amp_dtype(settings, "dtype") == ddp::AmpDtype::Bf16;
+  return std::make_unique<ddp::DataLoader<>>(
+      dataset, ddp::DistributedSampler(dataset->size(), context.communicator()), context.device(),
+      ddp::LoaderOptions{.batch_size = settings.number("batch_size"),
+                         .num_workers = settings.number("num_workers"),
+                         .drop_last = true,
+                         .jpeg_decoder = settings.choice<ddp::JpegDecoder>(
+                             "jpeg_decoder", {{"cpu", ddp::JpegDecoder::Cpu},
+                                              {"nvjpeg", ddp::JpegDecoder::NvJpeg}}),
+                         .image_dtype = bf16 ? ddp::ImageDtype::Bf16 : ddp::ImageDtype::Fp32});
+}
+
 /// A model with its optimizer, with or without the wrapper around it.
 class Trainer {
  public:
@@ -123,8 +150,12 @@ class Trainer {
       : settings_(settings),
         amp_{.dtype = has_bf16_parameters(settings) ? ddp::AmpDtype::Off
                                                     : bench::amp_dtype(settings, "dtype")},
-        batch_(random_batch(settings, context.device())),
         module_(make_model(settings, context)) {
+    if (settings.text("data").empty()) {
+      batch_ = random_batch(settings, context.device());
+    } else {
+      loader_ = make_loader(settings, context);
+    }
     ddp::NamedParameters parameters;
     if (wrapped) {
       ddp::DdpOptions options;
@@ -148,6 +179,10 @@ class Trainer {
   }
 
   void step() {
+    if (loader_) {
+      auto [images, target] = loader_->next();
+      batch_ = {std::move(images), std::move(target)};
+    }
     if (graphed_) {
       (*graphed_)(batch_, {.lr = kLr, .step = num_steps_++});
     } else {
@@ -202,6 +237,7 @@ class Trainer {
   const Settings& settings_;
   ddp::AmpOptions amp_;
   ImageBatch batch_;
+  std::unique_ptr<ddp::DataLoader<>> loader_;
   models::ResNet module_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<ddp::AnyOptimizer> optimizer_;

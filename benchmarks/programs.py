@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import interleaved
+import photographs
 
 ROOT = os.path.dirname(interleaved.HERE)
 TIMEOUT = float(os.environ.get("PROGRAM_TIMEOUT", "300"))
@@ -72,15 +74,20 @@ def worst_all_reduce(text):
 
 # ---- cifar10
 
+# Ours, by name: settings of resnet_ddp. Weights in bf16 as in the rows of steps.
+CIFAR10_SIDES = {"libddp": ["model.dtype=bf16", "train.cuda_graph=on"], "libddp_eager": ["model.dtype=bf16", "train.cuda_graph=off"]}
+
+
 def cifar10(o, gpus):
     batch = f"batch_size={512 // gpus}"
     recipe = ["model=resnet18", f"cifar10={os.path.abspath(o.cifar10)}", "stem=cifar", batch, "epochs=24", "label_smoothing=0.1"]
 
-    def ours(settings):
-        folder = os.path.join(os.path.abspath(o.out), "logs", f"cifar10_{gpus}")
+    def ours(name):
+        folder = os.path.join(os.path.abspath(o.out), "logs", f"cifar10_{gpus}.{name}")
         text = run([program(o, "examples/resnet_ddp"), "--config", os.path.join(ROOT, "examples/configs/cifar10_resnet18_cifar_stem.yaml"),
                     f"data.path={os.path.abspath(o.cifar10)}", f"train.{batch}", "checkpoint.dir=", f"metrics.dir={folder}",
-                    "metrics.run_name=run", "metrics.progress=plain"] + settings, gpus, log_path(o, f"cifar10_{gpus}.libddp"))
+                    "metrics.run_name=run", "metrics.progress=plain", "train.eval_first=true"] + CIFAR10_SIDES[name], gpus,
+                   log_path(o, f"cifar10_{gpus}.{name}"))
         return dict(seconds_of_run(folder), remark="test accuracy " + re.findall(r"test accuracy\s+([\d.]+ %)", text)[-1])
 
     def theirs():
@@ -88,14 +95,15 @@ def cifar10(o, gpus):
         said = json.loads(run([peer] + recipe, gpus, log_path(o, f"cifar10_{gpus}.eager")).strip().splitlines()[-1])
         return dict(value=said["train_seconds"], remark=f"test accuracy {100 * said['accuracy']:.2f} %, without evaluations in between")
 
-    sides = dict(libddp=side(ours, []))
+    sides = {name: side(ours, name) for name in CIFAR10_SIDES}
     if "eager" in o.peers:
         sides["eager"] = side(theirs)
     return sides
 
 
 def seconds_of_run(folder):
-    """From the first counted step's begin to the end of the last epoch with its evaluation, by what the run wrote."""
+    """From the first counted step's begin to the end of the last epoch with its evaluation, by what the run wrote. Before
+    it are the first step and, with train.eval_first, an evaluation, in which cuDNN chooses its plans."""
     def read(name):
         paths = sorted(glob.glob(os.path.join(folder, "**", name), recursive=True), key=os.path.getmtime)
         if not paths:
@@ -105,6 +113,35 @@ def seconds_of_run(folder):
 
     first, last = read("steps.csv")[0], read("epochs.csv")[-1]
     return dict(value=float(last["time"]) - (float(first["time"]) - float(first["interval_seconds"])))
+
+
+# ---- resnet50_jpeg
+
+def resnet50_jpeg(o, gpus):
+    """Steps fed by the loader beside steps on a resident batch, round by round. A round begins with some steps that are
+    not timed, which use up what the loader made while others ran."""
+    bench = [program(o, "benchmarks/bench_resnet"), "model=resnet50", "image_size=224", "batch_size=256", "step=graph", "param_dtype=bf16",
+             "fp32_grads=false", "steps=60", "warmup=15"] + o.set
+    workers = max(1, len(os.sched_getaffinity(0)) // gpus)
+    with tempfile.TemporaryDirectory() as folder:
+        fed = bench + [f"data={photographs.prepare(o.photographs, folder)}", f"num_workers={workers}", "lead_in=10"]
+        sides = dict(synthetic=bench, libddp=fed, libddp_nvjpeg=fed + ["jpeg_decoder=nvjpeg"])
+        measured = interleaved.run(sides, gpus, log_path(o, f"resnet50_jpeg_{gpus}")[:-4], o.rounds,
+                                   keep_going=True)
+    return fed_against_synthetic(measured, workers)
+
+
+def fed_against_synthetic(measured, workers):
+    """The sides of the row: what is fed by the rate of what is not."""
+    synthetic = measured.pop("synthetic")
+    if "error" in synthetic:
+        return {name: synthetic for name in measured}
+    sides = {}
+    for name, fed in measured.items():
+        sides[name] = fed if "error" in fed else dict(
+            value=synthetic["ms"] / fed["ms"],
+            remark=f"{fed['ms']:.2f} ms a step from JPEG with {workers} threads a GPU, {synthetic['ms']:.2f} ms on a resident batch")
+    return sides
 
 
 if __name__ == "__main__":

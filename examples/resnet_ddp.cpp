@@ -112,10 +112,13 @@ void print_summary(const TrainingSummary& summary, const std::string& hash, cons
   std::cout << out.str() << std::flush;
 }
 
-/// What autocast would round the images to anyway; mixup mixes them before that.
-ddp::ImageDtype image_dtype(const ddp::Config& cfg) {
+/// What the model would round the images to anyway; mixup mixes them before that.
+ddp::ImageDtype image_dtype(const ddp::Config& cfg, const ModelOptions& model) {
   if (cfg.loader.image_dtype != ddp::ImageDtype::Auto || cfg.train.mixup > 0) {
     return cfg.loader.image_dtype;
+  }
+  if (model.dtype == torch::kBFloat16) {
+    return ddp::ImageDtype::Bf16;
   }
   switch (cfg.amp.dtype) {
     case ddp::AmpDtype::Bf16:
@@ -127,9 +130,18 @@ ddp::ImageDtype image_dtype(const ddp::Config& cfg) {
   }
 }
 
+/// Autocast would cast every weight back and forth.
+void require_one_dtype(const ddp::Config& cfg, const ModelOptions& model) {
+  if (model.dtype == torch::kBFloat16 && cfg.amp.dtype == ddp::AmpDtype::Fp16) {
+    throw ddp::SettingsError(
+        "model.dtype=bf16 with amp.dtype=fp16: leave amp.dtype out, or take model.dtype=fp32");
+  }
+}
+
 void train(ddp::Context& ctx, ddp::Config cfg) {
   const auto model_options = cfg.section<ModelOptions>("model");
-  cfg.loader.image_dtype = image_dtype(cfg);
+  require_one_dtype(cfg, model_options);
+  cfg.loader.image_dtype = image_dtype(cfg, model_options);
   at::globalContext().setBenchmarkCuDNN(cfg.train.cudnn_benchmark && !cfg.train.deterministic);
   const auto data = make_data(cfg.data, model_options);
   auto module = examples::make_model(model_options, data.train->num_classes(), ctx.communicator());

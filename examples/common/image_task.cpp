@@ -11,10 +11,6 @@
 namespace examples {
 namespace {
 
-torch::Tensor count_hits(const torch::Tensor& logits, const torch::Tensor& target) {
-  return logits.detach().argmax(1).eq(target).sum();
-}
-
 struct Images {
   ddp::Batch batch;
   at::Tensor mixup_weight;  // undefined: not mixed
@@ -57,12 +53,12 @@ TrainingBatch ImageTask::load(int64_t draw) {
 MicroBatchResult ImageTask::forward(const TrainingBatch& batch) {
   const auto& images = of(batch);
   const auto logits = parts_.forward(images.batch.data);
-  auto loss = classification_loss(logits, images.batch.target, settings_.label_smoothing,
-                                  images.mixup_weight);
+  auto [loss, num_correct] = classification_loss(logits, images.batch.target,
+                                                 settings_.label_smoothing, images.mixup_weight);
   if (settings_.weighted) {
     loss = loss * static_cast<double>(images.batch.size());
   }
-  return {.loss = loss, .num_correct = count_hits(logits, images.batch.target)};
+  return {.loss = loss, .num_correct = num_correct};
 }
 
 void ImageTask::for_each_evaluation_batch(
@@ -73,10 +69,10 @@ void ImageTask::for_each_evaluation_batch(
 }
 
 MicroBatchResult ImageTask::evaluate(const TrainingBatch& batch) {
-  const auto& [data, target] = of(batch).batch;
-  const auto logits = parts_.forward(data);
-  return {.loss = torch::cross_entropy_loss(logits, target, {}, at::Reduction::Sum),
-          .num_correct = count_hits(logits, target)};
+  const auto& images = of(batch).batch;
+  const auto [mean, num_correct] =
+      classification_loss(parts_.forward(images.data), images.target, /*label_smoothing=*/0);
+  return {.loss = mean * static_cast<double>(images.size()), .num_correct = num_correct};
 }
 
 }  // namespace examples

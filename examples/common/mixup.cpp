@@ -27,17 +27,17 @@ at::Tensor mix_images(const at::Tensor& images, double weight) {
   return torch::lerp(images.flip(0), images, weight);
 }
 
-at::Tensor classification_loss(const at::Tensor& logits, const at::Tensor& target,
-                               double label_smoothing, const at::Tensor& mixup_weights) {
-  const auto loss = [&](const at::Tensor& labels) {
-    return torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Mean, -100,
-                                     label_smoothing);
-  };
-  if (!mixup_weights.defined()) {
-    return loss(target);
+ddp::ops::CrossEntropyResult classification_loss(const at::Tensor& logits, const at::Tensor& target,
+                                                 double label_smoothing,
+                                                 const at::Tensor& mixup_weights) {
+  const ddp::ops::CrossEntropyOptions options{.label_smoothing = label_smoothing};
+  auto result = ddp::ops::cross_entropy(logits, target, options);
+  if (mixup_weights.defined()) {
+    const auto weights = mixup_weights.to(logits.device(), /*non_blocking=*/true);
+    const auto reversed = ddp::ops::cross_entropy(logits, target.flip(0), options);
+    result.loss = weights[0] * result.loss + weights[1] * reversed.loss;
   }
-  const auto weights = mixup_weights.to(logits.device(), /*non_blocking=*/true);
-  return weights[0] * loss(target) + weights[1] * loss(target.flip(0));
+  return result;
 }
 
 }  // namespace examples

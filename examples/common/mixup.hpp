@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ddp/ops/cross_entropy.hpp"
+
 namespace examples {
 
 inline constexpr double kMaxMixupAlpha = 4;
@@ -16,10 +18,11 @@ double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank);
 /// weight * images + (1 - weight) * images in reverse order; [batch, …].
 at::Tensor mix_images(const at::Tensor& images, double weight);
 
-/// Cross entropy, mean over the batch. With `mixup_weights`, float32 {weight, 1 - weight}, the
-/// target of the images mixed by mix_images: weight * loss(target) + (1 - weight) * loss(target
-/// reversed).
-at::Tensor classification_loss(const at::Tensor& logits, const at::Tensor& target,
-                               double label_smoothing, const at::Tensor& mixup_weights = {});
+/// Cross entropy, mean over the batch, and how many targets the logits name. With `mixup_weights`,
+/// float32 {weight, 1 - weight}, the target of the images mixed by mix_images: weight *
+/// loss(target) + (1 - weight) * loss(target reversed).
+ddp::ops::CrossEntropyResult classification_loss(const at::Tensor& logits, const at::Tensor& target,
+                                                 double label_smoothing,
+                                                 const at::Tensor& mixup_weights = {});
 
 }  // namespace examples

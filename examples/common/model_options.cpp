@@ -6,6 +6,7 @@
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/weights.hpp"
 #include "models/memory_format.hpp"
+#include "models/precision.hpp"
 
 namespace examples {
 
@@ -22,6 +23,14 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
           o.zero_init_residual);
   v.field({.name = "sync_batch_norm", .doc = "batch statistics over all ranks"}, o.sync_batch_norm);
   v.field({.name = "channels_last", .doc = "weights and images in NHWC strides"}, o.channels_last);
+  v.field({.name = "dtype",
+           .doc = "of the parameters but those of normalisation; in bf16 they get a float32 master "
+                  "in the optimizer, and forward casts none of them"},
+          o.dtype, {{"fp32", torch::kFloat32}, {"bf16", torch::kBFloat16}});
+  v.field({.name = "ops",
+           .doc = "fused: libddp's own where there are some; plain: LibTorch's, to compare with",
+           .choices = {"fused", "plain"}},
+          o.ops);
   v.field({.name = "weights",
            .doc = "safetensors file to start from, names as in torchvision; empty: random"},
           o.weights);
@@ -37,7 +46,8 @@ models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
   models::ResNetOptions resnet{.num_classes = num_classes};
   resnet.stem = options.stem == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
   resnet.zero_init_residual = options.zero_init_residual;
-  resnet.side_streams = communicator->world_size() == 1;
+  resnet.fused_ops = options.ops == "fused";
+  resnet.side_streams = resnet.fused_ops && communicator->world_size() == 1;
   if (options.sync_batch_norm) {
     resnet.norm = [communicator](int64_t channels) {
       return torch::nn::AnyModule(ddp::SyncBatchNorm(channels, communicator));
@@ -48,6 +58,9 @@ models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
     ddp::load_weights(*module, options.weights);
   }
   module->to(communicator->device());
+  if (options.dtype != torch::kFloat32) {
+    models::to_half_but_norms(*module, options.dtype);
+  }
   if (options.channels_last) {
     models::to_channels_last(*module);
   }

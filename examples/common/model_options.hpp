@@ -2,6 +2,8 @@
 // Section `model` of the image examples.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <string>
 
 #include "ddp/comm/communicator.hpp"
@@ -16,13 +18,16 @@ struct ModelOptions {
   bool zero_init_residual = false;
   bool sync_batch_norm = false;
   bool channels_last = false;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  std::string ops = "fused";
   std::string weights = "";
   double ema_decay = 0.0;
 };
 void describe_fields(ModelOptions& options, ddp::FieldVisitor& visitor);
 
 /// The model they name, on the communicator's device, ready to be wrapped: memory format set,
-/// weights loaded (by rank 0; wrapping sends them).
+/// weights loaded (by rank 0; wrapping sends them) and rounded to model.dtype, but those of
+/// normalisation.
 models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
                           const ddp::CommunicatorPtr& communicator);
 

@@ -179,9 +179,10 @@ TEST_CASE("mixing images and targets is linear in the weight") {
   };
   const auto soft = weight * one_hot(target) + (1 - weight) * one_hot(target.flip(0));
   const auto expected = -(soft * torch::log_softmax(logits, 1)).sum(1).mean();
-  const auto loss = examples::classification_loss(
+  const auto [loss, num_correct] = examples::classification_loss(
       logits, target, smoothing, torch::tensor({weight, 1 - weight}, torch::kFloat32));
   CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-5));
+  CHECK(num_correct.item<int64_t>() == logits.argmax(1).eq(target).sum().item<int64_t>());
 }
 
 TEST_CASE("a parameter hash sees every bit, the names and the shapes") {

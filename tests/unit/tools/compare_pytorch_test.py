@@ -202,6 +202,13 @@ class OtherPrograms(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "holds no epochs.csv"):
                 programs.seconds_of_run(folder)
 
+    def test_fed_steps_are_told_by_the_rate_of_those_that_are_not(self):
+        sides = programs.fed_against_synthetic(dict(synthetic=dict(ms=27.0), libddp=dict(ms=30.0), other=dict(error="e")), 8)
+        self.assertEqual(sides["libddp"]["value"], 0.9)
+        self.assertEqual(sides["libddp"]["remark"], "30.00 ms a step from JPEG with 8 threads a GPU, 27.00 ms on a resident batch")
+        self.assertEqual(sides["other"], dict(error="e"))
+        self.assertEqual(programs.fed_against_synthetic(dict(synthetic=dict(error="e"), libddp=dict(ms=1.0)), 8), dict(libddp=dict(error="e")))
+
     def test_a_row_that_needs_an_option_says_so(self):
         with tempfile.TemporaryDirectory() as out:
             done = subprocess.run([sys.executable, TOOL, "build", out, "--rows", "cifar10", "--gpus", "1", "--set", "device=cpu"], capture_output=True, text=True)
