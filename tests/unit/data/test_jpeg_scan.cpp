@@ -103,8 +103,10 @@ TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg changes nothing") {
     tar += data_test::tar_entry(std::to_string(i) + ".cls", "0");
   }
   data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
-  const auto dataset =
-      ddp::make_dataset({.path = folder.path(), .image_size = 48, .cache = ddp::CachePolicy::Off});
+  const auto dataset = ddp::make_dataset({.path = folder.path(),
+                                          .image_size = 48,
+                                          .augment = ddp::Augment::RandomResizedCrop,
+                                          .cache = ddp::CachePolicy::Off});
   const ddp::DistributedSampler sampler(6, 0, 1);
   ddp::DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 6});
   ddp::DataLoader asked(dataset, sampler, at::kCPU,
