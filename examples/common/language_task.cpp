@@ -16,13 +16,37 @@ models::TokenInput token_input(const ddp::TokenBatch& batch) {
 
 namespace {
 
+struct Tokens {
+  ddp::TokenBatch batch;
+  at::Tensor target_count;  // of the CPU: a step brings it to the device with its other numbers
+};
+
+constexpr int64_t kOffsetsStep = 64;
+
+// Few lengths, so that steps over packed rows are of few kinds: documents without a token follow
+// the last one.
+at::Tensor rounded_up(const at::Tensor& offsets) {
+  const int64_t missing = (kOffsetsStep - offsets.numel() % kOffsetsStep) % kOffsetsStep;
+  return torch::cat({offsets, offsets.narrow(0, offsets.numel() - 1, 1).expand({missing})});
+}
+
 TrainingBatch make_batch(ddp::TokenBatch batch) {
-  auto tokens = std::make_shared<ddp::TokenBatch>(std::move(batch));
+  auto tokens = std::make_shared<Tokens>();
+  tokens->batch = std::move(batch);
+  auto& held = tokens->batch;
+  tokens->target_count = torch::full({}, static_cast<double>(held.num_targets), torch::kFloat32);
+  if (held.document_offsets.defined() && held.document_offsets.is_cuda()) {
+    held.document_offsets = rounded_up(held.document_offsets);
+    // Rows are of one length, and no document is longer.
+    held.max_document_length = held.input_ids.size(1);
+  }
   return {.object = tokens,
-          .tensors = {&tokens->input_ids, &tokens->labels, &tokens->position_ids,
-                      &tokens->document_offsets},
-          .num_targets = tokens->num_targets,
-          .num_samples = tokens->num_tokens};
+          .tensors = {&held.input_ids, &held.labels, &held.position_ids, &held.document_offsets,
+                      &tokens->target_count},
+          .num_targets = held.num_targets,
+          .num_samples = held.num_tokens,
+          .target_count = &tokens->target_count,
+          .host_numbers = {held.max_document_length}};
 }
 
 }  // namespace
@@ -35,14 +59,9 @@ TrainingBatch LanguageTask::load(int64_t /*draw*/) {
 }
 
 MicroBatchResult LanguageTask::forward(const TrainingBatch& batch) {
-  const auto& tokens = *static_cast<const ddp::TokenBatch*>(batch.object.get());
+  const auto& tokens = static_cast<const Tokens*>(batch.object.get())->batch;
   const auto output = parts_.forward(token_input(tokens), tokens.labels);
   return {.loss = output.loss_sum, .num_correct = output.num_correct};
-}
-
-std::string LanguageTask::why_not_captured() const {
-  return "a step over tokens weighs its gradients by the number of its targets, which the host "
-         "counts anew for every batch";
 }
 
 void LanguageTask::for_each_evaluation_batch(

@@ -35,7 +35,6 @@ class LanguageTask : public TrainingTask {
   double target_weight() const override { return parts_.target_weight; }
   TrainingBatch load(int64_t draw) override;
   MicroBatchResult forward(const TrainingBatch& batch) override;
-  std::string why_not_captured() const override;
   void for_each_evaluation_batch(const std::function<void(TrainingBatch batch)>& evaluate) override;
   MicroBatchResult evaluate(const TrainingBatch& batch) override { return forward(batch); }
 

@@ -14,6 +14,29 @@ int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps) {
   return std::max<int64_t>(1, (batches_per_epoch + grad_accum_steps - 1) / grad_accum_steps);
 }
 
+namespace {
+
+/// Only a few numbers travel to the device with a step: those of further micro-batches stay.
+bool has_device_count(const TrainingBatch& batch, at::Device device) {
+  return batch.target_count != nullptr && batch.target_count->device() == device;
+}
+
+at::Tensor mean_over_targets(const at::Tensor& sum, const std::vector<TrainingBatch>& batches) {
+  int64_t host_count = 0;
+  at::Tensor count;
+  for (const auto& batch : batches) {
+    if (has_device_count(batch, sum.device())) {
+      count = count.defined() ? count + *batch.target_count : *batch.target_count;
+    } else {
+      host_count += batch.num_targets;
+    }
+  }
+  return count.defined() ? sum / (count + host_count).clamp_min(1)
+                         : sum / static_cast<double>(std::max<int64_t>(1, host_count));
+}
+
+}  // namespace
+
 TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings)
     : parts_(parts),
       settings_(settings),
@@ -30,18 +53,16 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& s
           [this](const TrainingBatch& batch, const ddp::StepScalars&) {
             ddp::Autocast autocast(settings_.amp);
             const auto result = parts_.task.evaluate(batch);
-            sums_.add(result.loss, result.num_correct, batch.num_targets);
+            if (has_device_count(batch, result.loss.device())) {
+              sums_.add(result.loss, result.num_correct, *batch.target_count);
+            } else {
+              sums_.add(result.loss, result.num_correct, batch.num_targets);
+            }
             return std::vector<at::Tensor>{};
           },
           evaluation_options(), step_.pool()),
       batches_per_epoch_(parts.task.num_batches()),
-      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {
-  const auto reason = parts.task.why_not_captured();
-  if (settings.train.cuda_graph == ddp::CudaGraph::Auto && parts.context.device().is_cuda() &&
-      !reason.empty() && parts.context.is_main()) {
-    ddp::log_info("steps run without a CUDA graph: " + reason);
-  }
-}
+      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {}
 
 ddp::GraphedStepOptions TrainingLoop::training_options() const {
   ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
@@ -50,16 +71,7 @@ ddp::GraphedStepOptions TrainingLoop::training_options() const {
     // Replays with NCCL's collectives in them are an explicit choice, until they have been compared
     // with eager steps on as many GPUs.
     options.mode = ddp::CudaGraph::Off;
-    return options;
   }
-  const auto reason = parts_.task.why_not_captured();
-  if (reason.empty() || !cuda || options.mode == ddp::CudaGraph::Off) {
-    return options;
-  }
-  if (options.mode == ddp::CudaGraph::On) {
-    throw ddp::SettingsError("train.cuda_graph=on: " + reason + "; use auto or off");
-  }
-  options.mode = ddp::CudaGraph::Off;
   return options;
 }
 
@@ -155,7 +167,6 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
 TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
                                                  const ddp::StepScalars& scalars) {
   StepOutputs outputs;
-  int64_t num_targets = 0;
   parts_.model.zero_grad();
   for (size_t micro = 0; micro < batches.size(); ++micro) {
     std::optional<ddp::NoSync> no_sync;
@@ -163,10 +174,9 @@ TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
       no_sync.emplace(parts_.model);
     }
     micro_step(batches[micro], batches.size(), outputs);
-    num_targets += batches[micro].num_targets;
   }
   if (parts_.task.loss_is_sum()) {
-    outputs.loss = outputs.loss / static_cast<double>(std::max<int64_t>(1, num_targets));
+    outputs.loss = mean_over_targets(outputs.loss, batches);
   }
   parts_.scaler.unscale_(parts_.optimizer);
   if (norm_is_wanted_) {
@@ -190,8 +200,12 @@ void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps
   auto share = result.loss;
   if (parts_.task.loss_is_sum()) {
     const double weight = parts_.task.target_weight();
-    parts_.model.weighted_backward(parts_.scaler.scale(share * weight),
-                                   static_cast<double>(batch.num_targets) * weight);
+    const auto scaled = parts_.scaler.scale(share * weight);
+    if (has_device_count(batch, share.device())) {
+      parts_.model.weighted_backward(scaled, *batch.target_count * weight);
+    } else {
+      parts_.model.weighted_backward(scaled, static_cast<double>(batch.num_targets) * weight);
+    }
   } else {
     // The loss's share of the step's mean; the usual single batch costs no extra kernels.
     share = num_micro_steps == 1 ? share : share / static_cast<double>(num_micro_steps);

@@ -10,9 +10,15 @@ EvaluationSums::EvaluationSums(at::Device device)
 
 void EvaluationSums::add(const at::Tensor& loss_sum, const at::Tensor& num_correct,
                          int64_t num_targets) {
-  const auto correct = num_correct.to(torch::kFloat64);
-  const auto targets = torch::full_like(correct, static_cast<double>(num_targets));
-  values_ += torch::stack({loss_sum.to(torch::kFloat64), correct, targets});
+  add(loss_sum, num_correct,
+      torch::full({}, static_cast<double>(num_targets),
+                  num_correct.options().dtype(torch::kFloat64)));
+}
+
+void EvaluationSums::add(const at::Tensor& loss_sum, const at::Tensor& num_correct,
+                         const at::Tensor& num_targets) {
+  values_ += torch::stack({loss_sum.to(torch::kFloat64), num_correct.to(torch::kFloat64),
+                           num_targets.to(torch::kFloat64).reshape(at::IntArrayRef{})});
 }
 
 }  // namespace examples

@@ -22,6 +22,9 @@ class EvaluationSums {
 
   /// A batch: its loss summed over its targets, how many of them were right, how many there are.
   void add(const at::Tensor& loss_sum, const at::Tensor& num_correct, int64_t num_targets);
+  /// The same with the device's count (one element): a captured step counts anew in each replay.
+  void add(const at::Tensor& loss_sum, const at::Tensor& num_correct,
+           const at::Tensor& num_targets);
 
   /// float64 [3] on the device: loss, right answers, targets.
   const at::Tensor& values() const { return values_; }
@@ -38,11 +41,22 @@ struct TrainingBatch {
   std::vector<at::Tensor*> tensors;
   int64_t num_targets = 0;  ///< what the loss is over
   int64_t num_samples = 0;  ///< what the throughput counts
+  /// num_targets as a float32 of one element, one of `tensors`, where batches of the same shapes
+  /// have different numbers of them. Null: the shapes tell.
+  const at::Tensor* target_count = nullptr;
+  std::vector<int64_t> host_numbers = {};  ///< others that forward reads and no shape tells
 };
 template <typename F>
 void for_each_tensor(TrainingBatch& batch, F&& f) {
   for (at::Tensor* tensor : batch.tensors) {
     f(*tensor);
+  }
+}
+/// A captured step is one of a batch with these numbers.
+template <typename F>
+void for_each_number(const TrainingBatch& batch, F&& f) {
+  for (const int64_t number : batch.host_numbers) {
+    f(number);
   }
 }
 
@@ -73,11 +87,9 @@ class TrainingTask {
   /// Takes the next training batch. `draw` numbers micro-batches through the whole run: what is
   /// random about a batch depends on it, so that a resumed run draws the same.
   virtual TrainingBatch load(int64_t draw) = 0;
-  /// The wrapped model's forward on a batch of load(), in the caller's autocast.
+  /// The wrapped model's forward on a batch of load(), in the caller's autocast. It depends on the
+  /// batch's tensors, their shapes and host_numbers alone: a captured step is replayed on others.
   virtual MicroBatchResult forward(const TrainingBatch& batch) = 0;
-  /// Why a step must not be captured into a CUDA graph; empty: forward depends on the batch's
-  /// tensors and their shapes alone.
-  virtual std::string why_not_captured() const { return {}; }
 
   /// Calls `evaluate` with the batches of this rank's part of the whole evaluation set. Each target
   /// of the set is on one rank.

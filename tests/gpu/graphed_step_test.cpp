@@ -3,7 +3,10 @@
 // every logged number, over 200 steps.
 #include <ATen/cuda/CUDAContext.h>
 
+#include <array>
+
 #include "gpu/graphed_step_test.hpp"
+#include "train/graph_fills.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -156,6 +159,65 @@ TEST_CASE("shapes, modes and moved parameters have graphs of their own") {
   run(8, 3);
   REQUIRE(step.counts().captures == 3);
   REQUIRE_FALSE(torch::equal(before, module->fc->weight));
+}
+
+TEST_CASE("small memsets of a graph become kernels that do the same in the same place") {
+  constexpr int64_t kBytes = 1 << 20;
+  // Each writes over a part of what the one before it wrote: {element, value, first byte,
+  // elements}.
+  const std::vector<std::array<size_t, 4>> memsets = {
+      {1, 0xAB, 1, 4097},  {2, 0xBEEF, 100, 1000}, {4, 0x01020304, 400, 200},
+      {1, 0, 777, 1},      {1, 7, 65536, 131072},  {4, 0x80000001, 70000, 4095},
+      {4, 0, 80000, 4096}, {1, 9, 80001, 3}};
+  std::vector<at::Tensor> results;
+  for (const bool replaced : {false, true}) {
+    const auto memory = torch::full({kBytes}, 5, on_device().dtype(torch::kByte));
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaGraphCreate(&graph, 0) == cudaSuccess);
+    cudaGraphNode_t last = nullptr;
+    for (const auto& [element, value, first, count] : memsets) {
+      cudaMemsetParams memset{};
+      memset.dst = memory.mutable_data_ptr<uint8_t>() + first;
+      memset.elementSize = static_cast<unsigned>(element);
+      memset.value = static_cast<unsigned>(value);
+      memset.width = count;
+      memset.height = 1;
+      cudaGraphNode_t node = nullptr;
+      REQUIRE(cudaGraphAddMemsetNode(&node, graph, last == nullptr ? nullptr : &last,
+                                     last == nullptr ? 0 : 1, &memset) == cudaSuccess);
+      last = node;
+    }
+    if (replaced) {  // but for those of 128 and of 16 KiB
+      REQUIRE(ddp::detail::replace_small_memsets(graph) ==
+              static_cast<int64_t>(memsets.size()) - 2);
+      REQUIRE(ddp::detail::replace_small_memsets(graph) == 0);
+    }
+    cudaGraphExec_t exec = nullptr;
+    REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+    REQUIRE(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    results.push_back(memory.cpu());
+  }
+  REQUIRE(torch::equal(results[0], results[1]));
+  REQUIRE(results[0][1].item<int>() == 0xAB);
+}
+
+TEST_CASE("a step that clears small memory counts anew in each replay") {
+  auto counts = torch::full({8}, 3, on_device().dtype(torch::kInt));
+  GraphedStep step(
+      context(), {},
+      [&](const at::Tensor& batch, const StepScalars&) {
+        counts.zero_();
+        counts.add_(batch.sum().to(torch::kInt));
+        return counts[7].to(torch::kFloat);
+      },
+      GraphedStepOptions{.mode = CudaGraph::On});
+  for (int i = 0; i < 8; ++i) {
+    REQUIRE(step(torch::full({2}, static_cast<float>(i), on_device()), {}).log[0] == 2.0 * i);
+  }
 }
 
 TEST_CASE("[bench] host time of a replayed step", "[.][bench]") {

@@ -8,6 +8,7 @@
 
 #include "comm/cuda_check.hpp"
 #include "ddp/core/logging.hpp"
+#include "train/graph_fills.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -91,6 +92,7 @@ void CapturedGraph::end() {
   }
   capture_end();
   begun_ = false;
+  replace_small_memsets(graph_);
 }
 
 void CapturedGraph::abandon() noexcept {
