@@ -9,11 +9,12 @@ launcher=$1 ranks=$2 program=$3
 shift 3
 
 for mode in off on; do
-  "$launcher" --gpus --ranks "$ranks" -- "$program" "$@" context.device=cuda metrics.dir= \
+  "$launcher" --gpus --verbose --ranks "$ranks" -- "$program" "$@" context.device=cuda metrics.dir= \
     train.deterministic=true train.cuda_graph=$mode > "$work/$mode.log" 2>&1
   code=$?
   [ $code != 77 ] || { cat "$work/$mode.log"; exit 77; }
   [ $code = 0 ] || fail "exit code $code with train.cuda_graph=$mode"
+  sed -i 's/^\[0\] //' "$work/$mode.log"
 done
 results() { sed -n -e '/^train loss/p' -e '/^eval loss/p' -e '/^token accuracy/p' -e '/^test accuracy/p' "$1"; }
 

@@ -8,7 +8,7 @@
 namespace ddp::detail {
 namespace {
 
-constexpr size_t kSmallBytes = 16384;
+constexpr size_t kSmallBytes = 8192;
 
 // CUDA 13's queries also give the edges' data.
 #if CUDART_VERSION >= 13000
