@@ -2,6 +2,7 @@
 // The parts of the language examples that need no ranks.
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -254,6 +255,10 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
     for (int64_t draw = 0; draw < 2; ++draw) {
       const auto batch = task.load(draw);
       CHECK(task.forward(batch).loss.item<double>() == static_cast<double>(batch.num_targets));
+      REQUIRE(batch.target_count != nullptr);
+      CHECK(batch.target_count->item<double>() == static_cast<double>(batch.num_targets));
+      const auto& tensors = batch.tensors;  // a captured step brings it to the device
+      CHECK(std::find(tensors.begin(), tensors.end(), batch.target_count) != tensors.end());
       num_tokens += batch.num_samples;
       num_targets += batch.num_targets;
     }
@@ -263,7 +268,11 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
     CHECK(task.num_places() > num_tokens);  // documents of other lengths: padding
     task.for_each_evaluation_batch([&](const examples::TrainingBatch& batch) {
       const auto result = task.evaluate(batch);
-      sums.add(result.loss, result.num_correct, batch.num_targets);
+      if (rank == 0) {
+        sums.add(result.loss, result.num_correct, batch.num_targets);
+      } else {
+        sums.add(result.loss, result.num_correct, *batch.target_count);
+      }
     });
   }
   for (int i = 0; i < 3; ++i) {
