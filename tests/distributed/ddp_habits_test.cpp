@@ -81,6 +81,26 @@ TEST_CASE("a tied weight with one fused and one plain gradient adds both") {
   }
 }
 
+TEST_CASE("a weighted mean of micro-steps whose gradients an op wrote into their slots") {
+  Tied module(true, false);
+  Tied reference(false, false);
+  DistributedDataParallel model(module, group());
+  for (int step = 0; step < 3; ++step) {
+    CAPTURE(step);
+    model.zero_grad();
+    {
+      const auto local = model.no_sync();
+      model.weighted_backward(model.forward(batch_of(rank(), 10 * step, 4)).sum(), 2);
+    }
+    model.weighted_backward(model.forward(batch_of(rank(), 10 * step + 1, 4)).sum(), 2);
+    reference->zero_grad();
+    for (int micro = 0; micro < 2; ++micro) {
+      (reference->forward(concatenated(10 * step + micro, 4)).sum() / (4 * world())).backward();
+    }
+    require_equal(grads_of(*module), grads_of(*reference));
+  }
+}
+
 TEST_CASE("a grad slot is gone when the wrapper is") {
   Tied module(true);
   {

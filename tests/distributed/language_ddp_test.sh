@@ -84,12 +84,13 @@ case $scenario in
     # Six rows a step: at once, in two micro-batches, on two ranks that share three rows as 2 and 1, on four
     # ranks that share six as 2, 2, 1 and 1. Sums are taken in another order (fp32): 1e-5 of the loss.
     common=("${no_dropout[@]}" train.max_steps=12 train.eval_every_steps=6 metrics.log_every=1)
-    # Recomputed layers and a loss in pieces change nothing either.
-    runs=("1 6 1 whole" "1 3 2 whole" "2 3 2 pieces" "4 6 1 whole")
+    # Recomputed layers, a loss in pieces and a sharded optimizer change nothing either.
+    runs=("1 6 1 whole" "1 3 2 whole" "2 3 2 pieces" "4 6 1 whole" "2 3 2 sharded")
     for one in "${runs[@]}"; do
       read -r number batch accum how <<< "$one"
       [ "$number" -le "$ranks" ] || continue
       name=r${number}_${batch}x$accum computation=()
+      [ "$how" = sharded ] && name+=_sharded computation=(optimizer.zero1=true)
       [ "$how" = pieces ] && computation=(model.checkpoint_every=1 model.loss_chunk_tokens=50)
       (run_on "$number" "$work/$name.log" "${common[@]}" "${computation[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
@@ -103,10 +104,10 @@ case $scenario in
     done
     ;;
   resumes)
-    # On one rank with bf16 parameters, whose float32 masters are what is saved.
-    dtypes=()
-    [ "$ranks" = 1 ] && dtypes=("${bf16[@]}")
-    common=("${dropout[@]}" "${dtypes[@]}" train.max_steps=14 train.batch_size=$((8 / ranks)) train.eval_every_steps=8)
+    # On one rank with bf16 parameters, whose float32 masters are what is saved; on more with state in parts.
+    kinds=(optimizer.zero1=true)
+    [ "$ranks" = 1 ] && kinds=("${bf16[@]}")
+    common=("${dropout[@]}" "${kinds[@]}" train.max_steps=14 train.batch_size=$((8 / ranks)) train.eval_every_steps=8)
     saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4 checkpoint.stop_check_seconds=0.05)
     (run "$work/whole.log" "${common[@]}") || fail "exit code $?"
     (run "$work/cut.log" "${saving[@]}") &

@@ -125,8 +125,9 @@ std::vector<at::Tensor> GradScaler::check_and_unscale(Optimizer& optimizer,
     detail::check_and_unscale_(group.tensors, *found_inf,
                                inverse_scale.to(group.device, /*non_blocking=*/true));
   }
-  if (reduce_found_inf_) {
-    for (at::Tensor& found_inf : found_infs) {
+  for (at::Tensor& found_inf : found_infs) {
+    optimizer.agree_on_found_inf(found_inf);
+    if (reduce_found_inf_) {
       reduce_found_inf_(found_inf);
     }
   }

@@ -3,11 +3,51 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "ddp/core/error.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/tensor_groups.hpp"
+#include "reduce/sharded_gradient.hpp"
 
 namespace ddp {
 namespace {
+
+void scale(const std::vector<detail::TensorGroup>& groups, const at::Tensor& norm,
+           double max_norm) {
+  if (!(max_norm > 0.0)) {
+    return;
+  }
+  // Multiplying by a factor that is often 1 costs less than asking the device whether it is.
+  const at::Tensor factor = at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0);
+  for (const detail::TensorGroup& group : groups) {
+    at::_foreach_mul_(group.tensors, factor.to(group.device, /*non_blocking=*/true));
+  }
+}
+
+// Of what all ranks' norms are the norms of parts of.
+at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type, Communicator& communicator) {
+  const bool is_maximum = std::isinf(norm_type);
+  at::Tensor sum = is_maximum ? own.clone() : own.to(at::kDouble).pow(norm_type);
+  communicator.all_reduce(sum, is_maximum ? ReduceOp::Max : ReduceOp::Sum)->wait();
+  return is_maximum ? sum : sum.pow(1.0 / norm_type).to(own.scalar_type());
+}
+
+// This rank's parts of the buckets that hold a gradient.
+std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
+  const Reducer& reducer = model.reducer();
+  std::vector<at::Tensor> shards;
+  for (size_t b = 0; b < reducer.layout().buckets.size(); ++b) {
+    const auto& parameters = reducer.layout().buckets[b].parameters;
+    if (std::any_of(parameters.begin(), parameters.end(), [&](int i) {
+          return reducer.parameters()[static_cast<size_t>(i)].tensor.grad().defined();
+        })) {
+      shards.push_back(reducer.bucket_shard(static_cast<int>(b)));
+    }
+  }
+  return shards;
+}
 
 at::Tensor total_norm(const std::vector<detail::TensorGroup>& groups, double norm_type) {
   const at::Device device = groups.front().device;
@@ -36,6 +76,11 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
       throw SettingsError(detail::concat("clip_grad_norm_: the gradient of ", parameter.name,
                                          " is sparse; use a dense layer"));
     }
+    if (detail::is_sharded_gradient(grad)) {
+      throw SettingsError(detail::concat(
+          "clip_grad_norm_: with optimizer.zero1=true each rank has a part of the gradient of ",
+          parameter.name, ": give clip_grad_norm_ the model, not a list of parameters"));
+    }
     grads.push_back(grad);
   }
   if (grads.empty()) {
@@ -44,14 +89,29 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
   }
   const std::vector<detail::TensorGroup> groups = detail::group_tensors(grads);
   const at::Tensor norm = total_norm(groups, norm_type);
-  if (!(max_norm > 0.0)) {
-    return norm;
+  scale(groups, norm, max_norm);
+  return norm;
+}
+
+at::Tensor detail::clip_gradients_of(const DataParallelModel& model, double max_norm,
+                                     double norm_type) {
+  if (!model.reducer().shards_gradients()) {
+    return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
   }
-  // Multiplying by a factor that is often 1 costs less than asking the device whether it is.
-  const at::Tensor factor = at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0);
-  for (const detail::TensorGroup& group : groups) {
-    at::_foreach_mul_(group.tensors, factor.to(group.device, /*non_blocking=*/true));
+  if (!(norm_type > 0.0)) {
+    throw SettingsError(detail::concat("clip_grad_norm_: norm_type is ", norm_type,
+                                       ": must be more than 0 with optimizer.zero1=true"));
   }
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> shards = shards_of(model);
+  if (shards.empty()) {  // on every rank
+    const auto device = model.communicator()->device();
+    return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+  }
+  const std::vector<detail::TensorGroup> groups = detail::group_tensors(shards);
+  const at::Tensor norm =
+      norm_over_ranks(total_norm(groups, norm_type), norm_type, *model.communicator());
+  scale(groups, norm, max_norm);
   return norm;
 }
 

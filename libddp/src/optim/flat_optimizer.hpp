@@ -46,6 +46,8 @@ class FlatOptimizer final : public Optimizer {
 
   /// Updates the buckets it is told of after begin_step(); does nothing once this is gone.
   Reducer::BucketListener bucket_listener();
+  /// Where it does; absent on the CPU, and before the first such update.
+  const std::optional<c10::Stream>& update_stream() const { return side_; }
 
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;

@@ -5,6 +5,7 @@
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/flat_optimizer.hpp"
 #include "optim/list_optimizer.hpp"
+#include "optim/zero_optimizer.hpp"
 
 namespace ddp {
 namespace {
@@ -38,27 +39,7 @@ AnyOptimizer make_list(const Settings& settings, const OptimizerOptions& options
                       "; set it to false");
 }
 
-}  // namespace
-
-AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
-  const Settings settings = detail::settings_of_parameters(parameters, options);
-  if (options.overlap_backward) {
-    refuse_overlap("the optimizer was given parameters, not a DistributedDataParallel");
-  }
-  auto flat = make_flat(settings, options);
-  return flat ? AnyOptimizer(std::move(flat)) : make_list(settings, options);
-}
-
-AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options) {
-  if (!options.overlap_backward) {
-    return make_optimizer(model.named_parameters(), options);
-  }
-  const Settings settings = detail::settings_of_parameters(model.named_parameters(), options);
-  auto flat = make_flat(settings, options);
-  if (!flat) {
-    const std::string reason = detail::reason_against_flat(settings, options);
-    refuse_overlap(reason.empty() ? "optimizer.implementation is list" : reason);
-  }
+void check_overlap(const DataParallelModel& model, const Settings& settings) {
   if (model.options().find_unused_parameters || model.options().static_graph) {
     refuse_overlap(
         "with ddp.find_unused_parameters or ddp.static_graph the end of backward tells which "
@@ -68,6 +49,51 @@ AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& op
     refuse_overlap(detail::concat("the model has ", settings.size(), " parameters, more than ",
                                   detail::kFlatMaxGradients));
   }
+}
+
+[[noreturn]] void refuse_zero(const std::string& reason) {
+  throw SettingsError("optimizer.zero1=true cannot be had: " + reason + "; set it to false");
+}
+
+AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options) {
+  const Settings settings = detail::settings_of_parameters(model.named_parameters(), options);
+  if (const auto reason = detail::reason_against_zero(settings, options); !reason.empty()) {
+    refuse_zero(reason);
+  }
+  if (options.overlap_backward) {
+    check_overlap(model, settings);
+  }
+  return AnyOptimizer(std::make_unique<detail::ZeroOptimizer>(model, settings, options));
+}
+
+}  // namespace
+
+AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
+  const Settings settings = detail::settings_of_parameters(parameters, options);
+  if (options.zero1) {
+    refuse_zero("the optimizer was given parameters, not a DistributedDataParallel");
+  }
+  if (options.overlap_backward) {
+    refuse_overlap("the optimizer was given parameters, not a DistributedDataParallel");
+  }
+  auto flat = make_flat(settings, options);
+  return flat ? AnyOptimizer(std::move(flat)) : make_list(settings, options);
+}
+
+AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options) {
+  if (options.zero1) {
+    return make_zero(model, options);
+  }
+  if (!options.overlap_backward) {
+    return make_optimizer(model.named_parameters(), options);
+  }
+  const Settings settings = detail::settings_of_parameters(model.named_parameters(), options);
+  auto flat = make_flat(settings, options);
+  if (!flat) {
+    const std::string reason = detail::reason_against_flat(settings, options);
+    refuse_overlap(reason.empty() ? "optimizer.implementation is list" : reason);
+  }
+  check_overlap(model, settings);
   model.reducer().set_bucket_listener(flat->bucket_listener());
   return AnyOptimizer(std::move(flat));
 }

@@ -153,6 +153,11 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
   v.field({.name = "overlap_backward",
            .doc = "flat: update each bucket as soon as it is reduced, while backward goes on"},
           o.overlap_backward);
+  v.field(
+      {.name = "zero1",
+       .doc = "ZeRO-1: each rank keeps the state of, and updates, its part of the weights; sgd, "
+              "adam, adamw"},
+      o.zero1);
   describe_groups(o.groups, v);
 }
 

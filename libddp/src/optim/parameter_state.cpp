@@ -2,6 +2,7 @@
 #include "optim/parameter_state.hpp"
 
 #include "ddp/core/error.hpp"
+#include "reduce/sharded_gradient.hpp"
 
 namespace ddp::detail {
 
@@ -33,6 +34,11 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
   if (grad.defined() && grad.layout() != at::kStrided) {
     throw SettingsError(concat("optimizer: the gradient of ", name,
                                " is sparse; use a dense layer or torch::optim"));
+  }
+  if (is_sharded_gradient(grad)) {
+    throw SettingsError(concat("optimizer: of the gradient of ", name,
+                               " each rank has a part only, for the model has an optimizer with "
+                               "optimizer.zero1=true: step that one, or set it to false"));
   }
   return grad;
 }

@@ -30,7 +30,8 @@ std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
 /// Adds those of a parameter that has state.
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);
 
-/// The gradient of a parameter, which may be undefined. Throws SettingsError where it is sparse.
+/// The gradient of a parameter, which may be undefined. Throws SettingsError where it is sparse
+/// or this rank holds a part of it only.
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);
 
 /// Equal up to the strides of dimensions of size 1, which say nothing about memory.

@@ -104,6 +104,11 @@ void join(DataParallelModel& model, const std::function<void()>& loop, const Joi
         "join(model, loop) cannot shadow a model with SyncBatchNorm, whose forward waits for all "
         "ranks: use join(model, step, has_batch)");
   }
+  if (model.reducer().shards_gradients()) {
+    throw SettingsError(
+        "join(model, loop) with optimizer.zero1=true: ranks that ran out must go on updating their "
+        "part of the weights: use join(model, step, has_batch), or set optimizer.zero1=false");
+  }
   JoinScope scope(model, options);
   loop();
   scope.finish();

@@ -13,6 +13,7 @@
 #include "ddp/core/error.hpp"
 #include "reduce/reducer_impl.hpp"
 #include "reduce/replica_sync.hpp"
+#include "reduce/sharded_gradient.hpp"
 
 namespace ddp {
 namespace {
@@ -117,11 +118,16 @@ void Reducer::Impl::install_layout(BucketLayout new_layout) {
     view.index = static_cast<int>(b);
     view.is_last = b + 1 == buckets.size();
     view.buffer = arena.narrow(0, bucket.begin, bucket.numel);
+    const int64_t part = shards ? bucket.numel / communicator->world_size() : bucket.numel;
+    view.shard = view.buffer.narrow(0, shards ? part * communicator->rank() : 0, part);
     view.communicator = communicator.get();
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       auto& parameter = parameters[static_cast<size_t>(bucket.parameters[i])];
       parameter.slot = {.memory =
                             slot_view(arena, parameter.tensor, bucket.begin + bucket.offsets[i])};
+      if (shards) {
+        detail::mark_sharded_gradient(parameter.slot.memory);
+      }
       ops::set_grad_slot(parameter.tensor, &parameter.slot);
       view.gradients.push_back(parameter.slot.memory);
       view.parameters.push_back(parameter.tensor);
@@ -184,10 +190,34 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
     throw SettingsError("a comm hook is set already (" + impl_->hook->name() +
                         "): only one is allowed");
   }
+  if (impl_->shards) {
+    throw SettingsError(
+        "register_comm_hook: with optimizer.zero1=true each rank reduces its part "
+        "of the gradients, which hooks cannot; set optimizer.zero1=false");
+  }
   if (impl_->hooks_compared || impl_->num_passes > 0) {
     throw SettingsError("register_comm_hook must be called before the first forward, on all ranks");
   }
   impl_->hook = std::move(hook);
+}
+
+void Reducer::shard_gradients() {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->hook) {
+    throw SettingsError("optimizer.zero1=true: gradients are reduced by the comm hook " +
+                        impl_->hook->name() +
+                        ", which knows nothing of parts: set ddp.comm_hook=none");
+  }
+  if (impl_->shards) {
+    throw SettingsError("optimizer.zero1=true: the model has such an optimizer already");
+  }
+  DDP_CHECK(impl_->num_passes == 0, "gradients were reduced whole already");
+  impl_->shards = true;
+  impl_->install_layout(impl_->layout);
+}
+
+bool Reducer::shards_gradients() const {
+  return impl_->shards;
 }
 
 bool Reducer::has_open_forward() {
@@ -256,6 +286,10 @@ const NamedParameters& Reducer::parameters() const {
 
 at::Tensor Reducer::bucket_buffer(int index) const {
   return impl_->buckets.at(static_cast<size_t>(index)).bucket.buffer;
+}
+
+at::Tensor Reducer::bucket_shard(int index) const {
+  return impl_->buckets.at(static_cast<size_t>(index)).bucket.shard;
 }
 
 double Reducer::exposed_communication_ms() {

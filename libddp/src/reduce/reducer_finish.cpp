@@ -29,9 +29,9 @@ void Reducer::Impl::finish_bucket(BucketState& state) {
   state.work->wait();
   state.work = nullptr;
   if (is_weighted) {
-    bucket.buffer.mul_(bucket.inverse_divisor);
+    bucket.shard.mul_(bucket.inverse_divisor);
   } else if (scales_after_sum()) {
-    bucket.buffer.div_(bucket.divisor);
+    bucket.shard.div_(bucket.divisor);
   } else if (device().is_cpu()) {
     tell_listener(state);
   }
@@ -92,6 +92,26 @@ void Reducer::Impl::finish_pass() {
   end_forwards_of_pass();
 }
 
+// To what a reduction left, gradients can be added where it is the whole mean.
+void Reducer::Impl::refuse_partial(const Parameter& parameter) const {
+  if (shards) {
+    throw SettingsError(
+        "with optimizer.zero1=true the gradient of " + parameter.name +
+        " from the previous synchronised backward is reduced in this rank's part only and cannot "
+        "be added to: call zero_grad() or the optimizer's step before the next backward, and run "
+        "all but the last backward of a step under no_sync()");
+  }
+}
+
+// Every slot that this backward wrote becomes .grad; others stay as they are.
+void Reducer::Impl::attach_gradients() {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(device().type());
+  for (const auto& bucket : layout.buckets) {
+    gather_parameter_lists(bucket.parameters);
+  }
+}
+
 // The mean of (mean + own) over the ranks is the sum of both means, but only where the sum is
 // divided by the number of ranks. Where it will not be, what earlier passes left in the slots stays
 // out of the reduction.
@@ -101,6 +121,7 @@ void Reducer::Impl::set_reduced_aside() {
     const at::Tensor& grad = parameter.tensor.grad();
     if (parameter.reduced && grad.defined() && grad.is_alias_of(parameter.slot.memory) &&
         !parameter.set_aside.defined()) {
+      refuse_partial(parameter);
       parameter.set_aside = parameter.slot.memory.clone();
       parameter.slot.memory.zero_();
     }

@@ -87,6 +87,7 @@ struct Reducer::Impl {
   void launch(int bucket);
   void start_reductions(size_t first, size_t last);
   void attach_gradients();
+  void refuse_partial(const Parameter& parameter) const;
 
   // Its end (reducer_finish.cpp)
   void finish_pass();
@@ -133,6 +134,7 @@ struct Reducer::Impl {
   std::vector<BucketState> buckets;
   std::vector<std::function<void(const BucketLayout&, const BucketLayout&)>> layout_listeners;
   BucketListener bucket_listener;
+  bool shards = false;  // a rank reduces its part of each bucket only
 
   mutable std::mutex mutex;
   detail::BucketScheduler scheduler;

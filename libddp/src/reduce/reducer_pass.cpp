@@ -303,6 +303,10 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
       (parameter.slot.written ? add_from : copy_from).push_back(grad);
     } else if (!grad.defined() && !parameter.slot.written) {
       continue;
+    } else if (!grad.defined()) {
+      parameter.reduced = false;  // an op wrote the slot anew
+    } else if (parameter.reduced) {
+      refuse_partial(parameter);
     }
     grad = slot;
     parameter.slot.written = false;
@@ -313,15 +317,6 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
   }
   if (!add_to.empty()) {
     at::_foreach_add_(add_to, add_from);
-  }
-}
-
-// Every slot that this backward wrote becomes .grad; others stay as they are.
-void Reducer::Impl::attach_gradients() {
-  const at::NoGradGuard no_grad;
-  const ops::AutocastOff autocast_off(device().type());
-  for (const auto& bucket : layout.buckets) {
-    gather_parameter_lists(bucket.parameters);
   }
 }
 
@@ -389,6 +384,8 @@ void Reducer::Impl::start_reductions(size_t first, size_t last) {
     bucket.is_tail = is_tail;
     if (hook) {
       hook->start(bucket);
+    } else if (shards) {
+      buckets[b].work = communicator->reduce_scatter(bucket.shard, bucket.buffer, op);
     } else {
       buckets[b].work = is_tail ? communicator->all_reduce(bucket.buffer, op)
                                 : communicator->all_reduce_overlapped(bucket.buffer, op);

@@ -11,14 +11,27 @@ namespace ddp {
 /// all of them seen as one vector, as torch.nn.utils.clip_grad_norm_ does. Undefined gradients are
 /// skipped; half gradients are measured in float32.
 ///
+/// Throws SettingsError for gradients of which each rank has a part (OptimizerOptions::zero1): give
+/// it the model.
+///
 /// Returns the norm before clipping as a 0-dim tensor on the first gradient's device (0 where there
 /// is no gradient): the host does not wait. `max_norm` <= 0 measures and changes nothing.
 at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm,
                            double norm_type = 2.0);
 
+namespace detail {
+at::Tensor clip_gradients_of(const DataParallelModel& model, double max_norm, double norm_type);
+}
+
+/// The same for a model. For a data-parallel one whose gradients are sharded
+/// (OptimizerOptions::zero1) it is collective, and `norm_type` must be more than 0.
 template <HasNamedParameters Model>
 at::Tensor clip_grad_norm_(const Model& model, double max_norm, double norm_type = 2.0) {
-  return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
+  if constexpr (std::derived_from<Model, DataParallelModel>) {
+    return detail::clip_gradients_of(model, max_norm, norm_type);
+  } else {
+    return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
+  }
 }
 
 }  // namespace ddp

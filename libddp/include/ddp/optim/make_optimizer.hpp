@@ -39,6 +39,17 @@ AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOp
 /// For a data-parallel model, which must outlive the optimizer's last step. With
 /// OptimizerOptions::overlap_backward its buckets are updated as they are reduced: throws
 /// SettingsError where ddp.find_unused_parameters or ddp.static_graph is set.
+///
+/// With OptimizerOptions::zero1 the model's buckets are reduce-scattered, each rank keeps state
+/// (masters and slots) of its part of every bucket alone, updates that part and gets the others'
+/// updated weights: results are those without it, up to the order in which ranks are summed. Then
+/// - after a backward `.grad` holds the mean in this rank's part only: clip by
+///   clip_grad_norm_(model, …) or GradScaler::clip_and_step, not by a list of parameters;
+/// - after step() every `.grad` is undefined, as after zero_grad();
+/// - step(), scan_gradients() and state_dict() are collective. State is whole, on the host, under
+///   parameter names: any world size loads it, with zero1 or without.
+/// Throws SettingsError for LARS and LAMB, SGD with dampening, overlap_backward, what the flat
+/// implementation cannot take, and models with a comm hook.
 AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options);
 
 template <HasNamedParameters Model>

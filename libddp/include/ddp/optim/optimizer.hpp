@@ -95,6 +95,10 @@ class Optimizer : public Stateful {
   /// nobody should rewrite gradients before it.
   virtual bool scales_gradients_in_step() const { return false; }
 
+  /// Where gradients() are another part of all gradients on each rank: makes `found_inf`, 0 or 1
+  /// for this rank's, that of all. Collective there; does nothing elsewhere.
+  virtual void agree_on_found_inf(at::Tensor& /*found_inf*/) {}
+
   /// Whether `found_inf` on the device makes it skip: no host has to look.
   virtual bool supports_found_inf() const = 0;
   /// Whether a CUDA graph may capture its step.
@@ -133,6 +137,9 @@ class AnyOptimizer final : public Optimizer {
   }
   NonFiniteReport non_finite_report() const override { return optimizer_->non_finite_report(); }
   bool scales_gradients_in_step() const override { return optimizer_->scales_gradients_in_step(); }
+  void agree_on_found_inf(at::Tensor& found_inf) override {
+    optimizer_->agree_on_found_inf(found_inf);
+  }
   bool supports_found_inf() const override { return optimizer_->supports_found_inf(); }
   bool capturable() const override { return optimizer_->capturable(); }
   std::string state_name() const override { return optimizer_->state_name(); }

@@ -63,6 +63,9 @@ struct OptimizerOptions {
   /// Buckets are updated while backward goes on; see Optimizer::begin_step. Needs a model whose
   /// buckets a libddp reducer fills, the flat implementation, and at most 400 parameters.
   bool overlap_backward = false;
+  /// ZeRO-1 (Rajbhandari et al., arXiv:1910.02054, stage 1); see make_optimizer. Not for LARS,
+  /// LAMB.
+  bool zero1 = false;
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
   std::vector<ParameterGroup> groups{};
 };

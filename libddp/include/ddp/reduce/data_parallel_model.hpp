@@ -53,6 +53,7 @@ class DataParallelModel : public Stateful {
   const CommunicatorPtr& communicator() const { return communicator_; }
   const DdpOptions& options() const { return options_; }
   Reducer& reducer() { return *reducer_; }
+  const Reducer& reducer() const { return *reducer_; }
   bool has_collective_forward() const { return tensors_.has_collective_forward; }
   bool is_training() const { return !tensors_.is_training || tensors_.is_training(); }
   /// Which submodules are in training mode, as one number.

@@ -94,6 +94,14 @@ class Reducer {
   /// On the CPU reductions that began are waited for, so that every rank has to have begun them.
   void restore(const HostState& state);
 
+  /// From now on a synchronised backward reduces on each rank only its part of every bucket, by a
+  /// reduce-scatter: bucket_shard(). The rest of `.grad` is unspecified, so that adding another
+  /// backward to it throws SettingsError. For one optimizer that updates those parts and sends them
+  /// to the others; to be called on all ranks before the first synchronised backward. Throws
+  /// SettingsError with a comm hook, and the second time.
+  void shard_gradients();
+  bool shards_gradients() const;
+
   const BucketLayout& layout() const;
   /// Called after each rebuild with the old and the new layout.
   void add_layout_listener(std::function<void(const BucketLayout&, const BucketLayout&)> listener);
@@ -108,6 +116,9 @@ class Reducer {
   const NamedParameters& parameters() const;
   /// Flat gradients of bucket `index`: what flat optimizers read.
   at::Tensor bucket_buffer(int index) const;
+  /// What of it holds the mean on this rank after a backward: all of it, or after shard_gradients()
+  /// the rank-th of world_size equal parts.
+  at::Tensor bucket_shard(int index) const;
 
   /// Time in which the compute stream (CPU: the thread) waited for reductions in the last finished
   /// backward, in milliseconds. CUDA: synchronises with that backward's end. Near 0 at world

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/zero_optimizer.hpp"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/trace_recorder.hpp"
+#include "optim/capture.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr int32_t kNoParameter = std::numeric_limits<int32_t>::max();
+
+}  // namespace
+
+std::string reason_against_zero(const std::vector<ParameterSettings>& parameters,
+                                const OptimizerOptions& options) {
+  if (options.type == OptimizerType::Lars || options.type == OptimizerType::Lamb) {
+    return "the trust ratios of lars and lamb are of whole parameters, and ranks update parts";
+  }
+  if (options.implementation == OptimizerImplementation::List) {
+    return "optimizer.implementation is list";
+  }
+  return reason_against_flat(parameters, options);
+}
+
+ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
+                             const std::vector<ParameterSettings>& parameters,
+                             const OptimizerOptions& options)
+    : parameters_(model.named_parameters()),
+      settings_(parameters),
+      options_(options),
+      rule_(make_update_rule(options)),
+      reducer_(model.reducer()),
+      communicator_(model.communicator()),
+      device_(communicator_->device()) {
+  DDP_CHECK(settings_.size() == parameters_.size(), "a parameter has two names");
+  reducer_.shard_gradients();
+  reducer_.add_layout_listener([this, alive = std::weak_ptr(lifetime_)](const auto&, const auto&) {
+    if (!alive.expired()) {
+      cut_anew();
+    }
+  });
+  if (options_.overlap_backward) {
+    reducer_.set_bucket_listener(
+        [this, alive = std::weak_ptr(lifetime_)](const GradBucket& bucket, const WorkPtr& work) {
+          if (!alive.expired()) {
+            update_bucket(bucket, work);
+          }
+        });
+  }
+  cut();
+}
+
+void ZeroOptimizer::cut() {
+  buckets_ = cut_buckets(reducer_, *communicator_);
+  own_.reset();
+  std::vector<ParameterSettings> pieces;
+  std::vector<int32_t> owners;
+  for (const ZeroBucket& bucket : buckets_) {
+    for (const ZeroPiece& piece : bucket.pieces) {
+      ParameterSettings& settings = pieces.emplace_back(settings_[piece.parameter]);
+      settings.parameter.tensor = piece.leaf;
+      owners.push_back(static_cast<int32_t>(piece.parameter));
+    }
+  }
+  if (!pieces.empty()) {
+    own_ = std::make_unique<FlatOptimizer>(pieces, options_);
+    piece_parameters_ = at::tensor(owners, at::kInt).to(device_);
+    update_own_ = options_.overlap_backward ? own_->bucket_listener() : nullptr;
+  }
+  leaf_pointers_.clear();
+  for (const NamedParameter& parameter : parameters_) {
+    leaf_pointers_.push_back(parameter.tensor.const_data_ptr());
+  }
+}
+
+// Other buckets have other parts: state moves to the ranks that own it now. Collective.
+void ZeroOptimizer::cut_anew() {
+  refuse_to_make_while_capturing("the optimizer's parts of the buckets");
+  const at::NoGradGuard no_grad;
+  const StateDict state = has_state_ ? state_dict() : StateDict();
+  cut();
+  if (has_state_) {
+    load_state_dict(state);
+  }
+}
+
+bool ZeroOptimizer::leaves_moved() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].tensor.const_data_ptr() != leaf_pointers_[i]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
+  return std::any_of(bucket.parameters.begin(), bucket.parameters.end(),
+                     [&](size_t i) { return parameters_[i].tensor.grad().defined(); });
+}
+
+// Gives the pieces their parts of the gradients. False: no parameter has one, here or elsewhere.
+bool ZeroOptimizer::read_gradients() {
+  if (leaves_moved()) {
+    cut_anew();
+  }
+  bool any = false;
+  for (const ZeroBucket& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      const NamedParameter& parameter = parameters_[bucket.parameters[i]];
+      const at::Tensor& grad = parameter.tensor.grad();
+      any = any || grad.defined();
+      const void* const expected = static_cast<const char*>(bucket.buffer.const_data_ptr()) +
+                                   bucket.offsets[i] * bucket.buffer.element_size();
+      if (grad.defined() && grad.const_data_ptr() != expected) {
+        throw SettingsError(concat("optimizer.zero1=true: the gradient of ", parameter.name,
+                                   " is not the one that backward reduced: change gradients in "
+                                   "place, or set optimizer.zero1=false"));
+      }
+    }
+    for (const ZeroPiece& piece : bucket.pieces) {
+      piece.leaf.mutable_grad() =
+          parameters_[piece.parameter].tensor.grad().defined() ? piece.gradient : at::Tensor();
+    }
+  }
+  return any;
+}
+
+std::vector<at::Tensor> ZeroOptimizer::gradients() const {
+  std::vector<at::Tensor> shards;
+  for (const ZeroBucket& bucket : buckets_) {
+    if (has_gradients(bucket)) {
+      shards.push_back(bucket.shard);
+    }
+  }
+  return shards;
+}
+
+void ZeroOptimizer::step(const StepScalars& scalars) {
+  const TraceScope trace("optimizer", "compute");
+  if (!scalars.lr.defined()) {
+    throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
+  }
+  const at::NoGradGuard no_grad;
+  if (!read_gradients()) {
+    return;
+  }
+  if (!join_begun_step(scalars)) {
+    if (own_) {
+      own_->step(scalars);
+    }
+    send_weights();
+  }
+  has_state_ = true;
+  has_all_state_ =
+      has_all_state_ || std::all_of(parameters_.begin(), parameters_.end(),
+                                    [](const auto& p) { return p.tensor.grad().defined(); });
+  // Their memory holds weights now.
+  for (const NamedParameter& parameter : parameters_) {
+    parameter.tensor.mutable_grad().reset();
+  }
+}
+
+void ZeroOptimizer::send_weights() {
+  const TraceScope trace("send weights", "compute");
+  std::vector<WorkPtr> works;
+  for (const ZeroBucket& bucket : buckets_) {
+    put_weights(bucket);
+    works.push_back(gather_weights(bucket));
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    take_weights(buckets_[b], works[b]);
+  }
+}
+
+// This rank's pieces into its part of the bucket.
+void ZeroOptimizer::put_weights(const ZeroBucket& bucket) const {
+  if (communicator_->world_size() == 1 || bucket.pieces.empty()) {
+    return;
+  }
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (const ZeroPiece& piece : bucket.pieces) {
+    to.push_back(bucket.weights_shard.narrow(0, piece.offset, piece.leaf.numel()));
+    from.push_back(piece.leaf);
+  }
+  at::_foreach_copy_(to, from);
+}
+
+WorkPtr ZeroOptimizer::gather_weights(const ZeroBucket& bucket) const {
+  return communicator_->world_size() == 1
+             ? nullptr
+             : communicator_->all_gather(bucket.weights, bucket.weights_shard);
+}
+
+// All ranks' parts into the leaves.
+void ZeroOptimizer::take_weights(const ZeroBucket& bucket, const WorkPtr& work) const {
+  if (!work) {
+    return;
+  }
+  std::vector<at::Tensor> from;
+  for (size_t i = 0; i < bucket.leaves.size(); ++i) {
+    from.push_back(bucket.weights.narrow(0, bucket.offsets[i], bucket.leaves[i].numel()));
+  }
+  work->wait();
+  at::_foreach_copy_(bucket.leaves, from);
+  if (bucket.weights.element_size() != bucket.buffer.element_size()) {
+    bucket.buffer.zero_();  // the padding between gradients
+  }
+}
+
+void ZeroOptimizer::agree_on_found_inf(at::Tensor& found_inf) {
+  communicator_->all_reduce(found_inf, ReduceOp::Max)->wait();
+}
+
+GradientScan ZeroOptimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
+  const TraceScope trace("scan gradients", "compute");
+  const at::NoGradGuard no_grad;
+  read_gradients();
+  // The square of a norm in float32 may be more than float32 holds.
+  const auto options = at::TensorOptions().device(device_);
+  at::Tensor sums = at::zeros({2}, options.dtype(at::kDouble));
+  at::Tensor first = at::full({1}, kNoParameter, options.dtype(at::kInt));
+  if (own_) {
+    const GradientScan own = own_->scan_gradients(inverse_scale, 0.0);
+    sums = at::stack({own.norm.to(at::kDouble).square(), own.found_inf.to(at::kDouble)});
+    const at::Tensor piece = own.first_non_finite.view({1});
+    first = at::where(piece >= 0, piece_parameters_.index_select(0, piece.clamp_min(0)), first);
+  }
+  {
+    const auto sum = communicator_->all_reduce(sums, ReduceOp::Sum);
+    const auto minimum = communicator_->all_reduce(first, ReduceOp::Min);
+    sum->wait();
+    minimum->wait();
+  }
+  GradientScan scan;
+  scan.norm = sums.select(0, 0).sqrt().to(at::kFloat);
+  const at::Tensor any = sums.select(0, 1) > 0;
+  scan.found_inf = any.to(at::kFloat);
+  scan.clip_factor = max_norm > 0.0
+                         ? at::clamp_max(at::reciprocal(scan.norm + 1e-6) * max_norm, 1.0)
+                         : at::ones_like(scan.norm);
+  first = first.select(0, 0);
+  scan.first_non_finite = at::where(any, first, at::full_like(first, -1));
+  const at::Tensor& counts = non_finite_counts(device_);
+  counts.select(0, 0).add_(any);
+  counts.select(0, 1).copy_(at::where(any, first, counts.select(0, 1)));
+  return scan;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/optim/optimizer.hpp"
+#include "ddp/optim/optimizer_options.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+#include "optim/flat_optimizer.hpp"
+#include "optim/parameter_settings.hpp"
+#include "optim/update_rule.hpp"
+#include "optim/zero_shards.hpp"
+
+namespace ddp::detail {
+
+/// Why a ZeroOptimizer cannot take these parameters and settings; empty where it can.
+std::string reason_against_zero(const std::vector<ParameterSettings>& parameters,
+                                const OptimizerOptions& options);
+
+/// ZeRO-1. Buckets are reduce-scattered; each rank keeps masters and slots of its part of every
+/// bucket alone and updates that part with a FlatOptimizer over the pieces of parameters in it;
+/// then the parts are all-gathered:
+///
+///   backward            | reduce-scatter b0, b1, …          bucket = [ rank 0 | rank 1 | … ]
+///   step                | update own pieces
+///                       | copy them into the bucket, all-gather, copy the bucket into the leaves
+///
+/// The bucket's memory serves both ways, so no memory is needed for sending, and gradients are gone
+/// after a step. State leaves this class whole, under parameter names, as FlatOptimizer's does.
+class ZeroOptimizer final : public Optimizer {
+ public:
+  /// `parameters` are the model's, in its order.
+  ZeroOptimizer(DataParallelModel& model, const std::vector<ParameterSettings>& parameters,
+                const OptimizerOptions& options);
+
+  using Optimizer::step;
+  void step(const StepScalars& scalars) override;
+  void begin_step(const StepScalars& scalars) override;
+  const NamedParameters& named_parameters() const override { return parameters_; }
+  /// This rank's parts of the buckets.
+  std::vector<at::Tensor> gradients() const override;
+  GradientScan scan_gradients(const StepScalar& inverse_scale, double max_norm) override;
+  void agree_on_found_inf(at::Tensor& found_inf) override;
+  bool scales_gradients_in_step() const override { return true; }
+  bool supports_found_inf() const override { return true; }
+  bool capturable() const override { return true; }
+
+  /// Of masters and slots on this rank.
+  int64_t state_bytes() const;
+  /// Collective: the parts come together on the host.
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  void cut();
+  void cut_anew();
+  bool leaves_moved() const;
+  bool has_gradients(const ZeroBucket& bucket) const;
+  bool read_gradients();
+  void send_weights();
+  void put_weights(const ZeroBucket& bucket) const;
+  WorkPtr gather_weights(const ZeroBucket& bucket) const;
+  void take_weights(const ZeroBucket& bucket, const WorkPtr& work) const;
+  // zero_overlap.cpp
+  void update_bucket(const GradBucket& bucket, const WorkPtr& work);
+  void send_last_updated();
+  bool join_begun_step(const StepScalars& scalars);
+  // zero_state.cpp
+  std::vector<std::string> slots_of(const ZeroBucket& bucket) const;
+  at::Tensor gather_counts(const StateDict& own) const;
+  void gather_bucket(const ZeroBucket& bucket, const StateDict& own, const at::Tensor& counts,
+                     StateDict& state) const;
+
+  NamedParameters parameters_;
+  std::vector<ParameterSettings> settings_;
+  OptimizerOptions options_;
+  std::unique_ptr<UpdateRule> rule_;
+  Reducer& reducer_;
+  CommunicatorPtr communicator_;
+  at::Device device_;
+
+  std::vector<ZeroBucket> buckets_;
+  std::unique_ptr<FlatOptimizer> own_;  // nullptr: no piece lies in this rank's parts
+  at::Tensor piece_parameters_;         // int32 [pieces of own_], index of the parameter
+  std::vector<const void*> leaf_pointers_;
+  bool has_state_ = false;      // some parameter, on any rank
+  bool has_all_state_ = false;  // every parameter
+
+  Reducer::BucketListener update_own_;  // of own_, with overlap_backward
+  std::optional<c10::Stream> side_;     // where buckets are updated; CUDA
+  bool begun_ = false;                  // between begin_step and step
+  size_t num_updated_ = 0;              // buckets, since begin_step
+  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/zero_shards.hpp"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+at::Tensor flat_memory(const at::Tensor& parameter) {
+  const at::NoGradGuard no_grad;
+  return parameter.detach().as_strided({parameter.numel()}, {1}, parameter.storage_offset());
+}
+
+std::vector<ZeroBucket> cut_buckets(const Reducer& reducer, const Communicator& communicator) {
+  const at::NoGradGuard no_grad;
+  const BucketLayout& layout = reducer.layout();
+  std::vector<ZeroBucket> cut;
+  for (size_t b = 0; b < layout.buckets.size(); ++b) {
+    const Bucket& bucket = layout.buckets[b];
+    ZeroBucket& next = cut.emplace_back();
+    next.buffer = reducer.bucket_buffer(static_cast<int>(b));
+    next.shard = reducer.bucket_shard(static_cast<int>(b));
+    const int64_t part = next.shard.numel();
+    const int64_t begin = part * communicator.rank();
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      const auto parameter = static_cast<size_t>(bucket.parameters[i]);
+      const at::Tensor leaf = flat_memory(reducer.parameters()[parameter].tensor);
+      const int64_t offset = bucket.offsets[i];
+      next.parameters.push_back(parameter);
+      next.offsets.push_back(offset);
+      next.leaves.push_back(leaf);
+      const int64_t first = std::max(offset, begin);
+      const int64_t numel = std::min(offset + leaf.numel(), begin + part) - first;
+      if (numel > 0) {
+        next.pieces.push_back({.parameter = parameter,
+                               .begin = first - offset,
+                               .offset = first - begin,
+                               .leaf = leaf.narrow(0, first - offset, numel),
+                               .gradient = next.buffer.narrow(0, first, numel)});
+      }
+    }
+    const auto dtype = next.leaves.front().scalar_type();
+    DDP_CHECK(static_cast<int64_t>(c10::elementSize(dtype)) <= next.buffer.element_size(),
+              "gradients are of fewer bits than their parameters");
+    next.weights = next.buffer.view(dtype).narrow(0, 0, bucket.numel);
+    next.weights_shard = next.weights.narrow(0, begin, part);
+  }
+  return cut;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients of which each rank holds its part only carry a mark, so that nobody takes one for
+// whole.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+namespace ddp::detail {
+
+struct ShardedGradientMeta final : c10::BackendMeta {};
+
+inline void mark_sharded_gradient(const at::Tensor& memory) {
+  memory.unsafeGetTensorImpl()->set_backend_meta(
+      c10::intrusive_ptr<c10::BackendMeta>(c10::make_intrusive<ShardedGradientMeta>()));
+}
+
+inline bool is_sharded_gradient(const at::Tensor& gradient) {
+  return gradient.defined() && dynamic_cast<ShardedGradientMeta*>(
+                                   gradient.unsafeGetTensorImpl()->get_backend_meta()) != nullptr;
+}
+
+}  // namespace ddp::detail

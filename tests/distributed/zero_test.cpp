@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO-1 against the same optimizer without it. The gradients of Pieces are small integers whatever
+// the weights are, so that sums over ranks are exact in any order and weights are compared with ==.
+#include <torch/torch.h>
+
+#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "ddp/reduce/join.hpp"
+#include "distributed/ddp_test_utils.hpp"
+#include "optim/zero_optimizer.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+// Parameters of sizes that parts of buckets cut anywhere; one lies in memory as channels_last.
+struct PiecesImpl : torch::nn::Module {
+  explicit PiecesImpl(torch::ScalarType dtype = torch::kFloat) {
+    const std::vector<std::vector<int64_t>> shapes{{3, 5, 3, 3}, {7}, {33, 9}, {}, {130}, {1, 2}};
+    const char* const names[] = {"w0", "w1", "w2", "w3", "w4", "w5"};
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      auto value = integers(shapes[i], 40 + static_cast<int64_t>(i)) * 0.25 + 1;
+      if (i == 0) {
+        value = value.to(torch::MemoryFormat::ChannelsLast);
+      }
+      weights.push_back(register_parameter(names[i], value.to(dtype)));
+    }
+  }
+  // d loss / d weight = integers of (rank, step, weight)
+  torch::Tensor forward(const torch::Tensor& which) {
+    auto loss = torch::zeros({}, on_device());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const auto seed = which.item<int64_t>() * 100 + static_cast<int64_t>(i);
+      loss = loss + (weights[i].to(torch::kFloat) * integers(weights[i].sizes().vec(), seed)).sum();
+    }
+    return loss;
+  }
+  std::vector<torch::Tensor> weights;
+};
+TORCH_MODULE(Pieces);
+
+torch::Tensor batch(int64_t step) {
+  return torch::tensor(step * 8 + rank());
+}
+
+OptimizerOptions rule(OptimizerType type, bool zero1) {
+  OptimizerOptions options;
+  options.type = type;
+  options.momentum = 0.9;
+  options.weight_decay = 0.01;
+  options.decay_norm_and_bias = false;
+  options.implementation = OptimizerImplementation::Flat;
+  options.zero1 = zero1;
+  options.groups = {{.patterns = {"w2"}, .lr_scale = 0.5, .weight_decay = 0.125}};
+  return options;
+}
+
+void require_same_weights(const Pieces& a, const Pieces& b) {
+  for (size_t i = 0; i < a->weights.size(); ++i) {
+    INFO("parameter " << i);
+    REQUIRE(torch::equal(a->weights[i].detach(), b->weights[i].detach()));
+  }
+}
+
+void require_same_state(const StateDict& left, const StateDict& right) {
+  REQUIRE((left.values == right.values));
+  REQUIRE(left.tensors.size() == right.tensors.size());
+  for (const auto& [key, tensor] : left.tensors) {
+    INFO(key);
+    REQUIRE(torch::equal(tensor.cpu(), right.tensors.at(key).cpu()));
+  }
+}
+
+StateDict copy_of(const StateDict& state) {
+  StateDict copy{.tensors = {}, .values = state.values};
+  for (const auto& [key, tensor] : state.tensors) {
+    copy.tensors[key] = tensor.clone();
+  }
+  return copy;
+}
+
+// A model with its optimizer.
+struct Trainer {
+  Trainer(const OptimizerOptions& options, const DdpOptions& ddp_options = {},
+          torch::ScalarType dtype = torch::kFloat, CommunicatorPtr communicator = group())
+      : module(dtype),
+        model(module, std::move(communicator), ddp_options),
+        optimizer(make_optimizer(model, options)) {}
+
+  void backward(int64_t step) { model.forward(batch(step)).backward(); }
+  void train(int64_t step) {
+    model.zero_grad();
+    backward(step);
+    optimizer.step(0.0625);
+  }
+  Pieces module;
+  DistributedDataParallel<Pieces> model;
+  AnyOptimizer optimizer;
+};
+
+std::vector<double> caps() {
+  return {25, 600.0 / (1 << 20), 1.0 / (1 << 20)};
+}
+
+}  // namespace
+
+TEST_CASE("a sharded optimizer gives the weights and the state of a whole one") {
+  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  const bool overlaps = GENERATE(false, true);
+  for (const double cap : caps()) {
+    CAPTURE(cap, dtype, overlaps);
+    OptimizerOptions options = rule(type, true);
+    options.overlap_backward = overlaps;
+    Trainer sharded(options, with_cap(cap), dtype);
+    Trainer whole(rule(type, false), with_cap(cap), dtype);
+    for (int step = 0; step < 6; ++step) {
+      CAPTURE(step);
+      for (Trainer* trainer : {&sharded, &whole}) {
+        trainer->model.zero_grad();
+        {
+          const auto local = trainer->model.no_sync();
+          trainer->backward(50 + step);
+        }
+        auto loss = trainer->model.forward(batch(step));
+        StepScalars scalars{.lr = 0.0625 / (1 + step)};
+        if (overlaps) {
+          trainer->optimizer.begin_step(scalars);  // does nothing in the whole one
+        } else {
+          scalars.inverse_scale = 0.5;
+        }
+        loss.backward();
+        trainer->optimizer.step(scalars);
+      }
+      require_same_weights(sharded.module, whole.module);
+    }
+    require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  }
+}
+
+TEST_CASE("a sharded step that began updates this rank's parts in backward") {
+  OptimizerOptions options = rule(OptimizerType::Sgd, true);
+  options.overlap_backward = true;
+  Trainer sharded(options, with_cap(caps().back()));
+  for (int step = 0; step < 5; ++step) {
+    CAPTURE(step);
+    sharded.model.zero_grad();
+    auto loss = sharded.model.forward(batch(step));
+    const bool begins = step != 3;
+    if (begins) {
+      sharded.optimizer.begin_step({.lr = 0.0625});
+    }
+    const auto before = sharded.module->weights[2].detach().clone();
+    loss.backward();
+    if (on_device().device().is_cuda()) {
+      torch::cuda::synchronize();
+    }
+    // The first step makes the state and is a usual one. Where w2 is not the last bucket, the other
+    // ranks' parts are there too.
+    CHECK(torch::equal(sharded.module->weights[2].detach(), before) == (step == 0 || !begins));
+    sharded.optimizer.step(0.0625);
+  }
+  sharded.backward(9);
+  sharded.model.zero_grad();
+  auto loss = sharded.model.forward(batch(6));
+  REQUIRE_THROWS_WITH(sharded.optimizer.begin_step({.lr = 0.1, .clip_factor = 0.5}),
+                      Catch::Contains("leave begin_step out"));
+  // A weighted mean is there only at the end.
+  sharded.optimizer.begin_step({.lr = 0.0625});
+  sharded.model.weighted_backward(loss, 2);
+  sharded.optimizer.step(0.0625);
+}
+
+TEST_CASE("a sharded optimizer takes weighted means and unused parameters") {
+  for (const bool unused : {false, true}) {
+    DdpOptions options;
+    options.find_unused_parameters = unused;
+    Trainer sharded(rule(OptimizerType::AdamW, true), options);
+    Trainer whole(rule(OptimizerType::AdamW, false), options);
+    for (int step = 0; step < 3; ++step) {
+      for (Trainer* trainer : {&sharded, &whole}) {
+        trainer->model.zero_grad();
+        auto loss = trainer->model.forward(batch(step));
+        if (!unused) {
+          trainer->model.weighted_backward(loss, rank() == 0 ? 4 : 0);
+        } else {
+          loss.backward();
+        }
+        trainer->optimizer.step(0.0625);
+      }
+      require_same_weights(sharded.module, whole.module);
+    }
+  }
+}
+
+TEST_CASE("each rank keeps its part of the state and no more") {
+  Trainer sharded(rule(OptimizerType::AdamW, true));
+  sharded.train(0);
+  auto bytes = torch::zeros({1}, on_device().dtype(torch::kLong));
+  bytes += dynamic_cast<ddp::detail::ZeroOptimizer&>(sharded.optimizer.get()).state_bytes();
+  int64_t all = 0;
+  for (const auto& [key, tensor] : sharded.optimizer.state_dict().tensors) {
+    all += key.ends_with(".step") ? 0 : static_cast<int64_t>(tensor.nbytes());
+  }
+  CHECK(all == 2 * 4 * (135 + 7 + 297 + 1 + 130 + 2));  // two slots of float32
+  const int64_t part = sharded.model.reducer().bucket_shard(0).numel();
+  CHECK(bytes.item<int64_t>() <= 2 * 4 * part);
+  group()->all_reduce(bytes)->wait();
+  CHECK(bytes.item<int64_t>() == all);
+}
+
+TEST_CASE("the norm of sharded gradients, and clipping by it") {
+  Trainer sharded(rule(OptimizerType::Sgd, true));
+  Trainer whole(rule(OptimizerType::Sgd, false));
+  for (int step = 0; step < 4; ++step) {
+    torch::Tensor norms[2];
+    for (const int i : {0, 1}) {
+      Trainer& trainer = i == 0 ? sharded : whole;
+      trainer.model.zero_grad();
+      trainer.backward(step);
+      const double type = step == 3 ? std::numeric_limits<double>::infinity() : 2.0;
+      norms[i] = clip_grad_norm_(trainer.model, step == 0 ? 0.0 : 1.0, type);
+      const auto scan = trainer.optimizer.scan_gradients({}, 0.25);
+      CHECK(scan.found_inf.item<float>() == 0);
+      CHECK(scan.first_non_finite.item<int>() == -1);
+      CHECK(scan.clip_factor.item<double>() ==
+            Approx(std::min(1.0, 0.25 / (scan.norm.item<double>() + 1e-6))).epsilon(1e-5));
+      trainer.optimizer.step(0.0625);
+    }
+    // Sums of squares in another order.
+    CHECK(norms[0].item<double>() == Approx(norms[1].item<double>()).epsilon(1e-6));
+    for (size_t i = 0; i < whole.module->weights.size(); ++i) {
+      CHECK(torch::allclose(sharded.module->weights[i], whole.module->weights[i], 1e-6, 1e-6));
+    }
+  }
+}
+
+TEST_CASE("inf in one rank's part makes all ranks skip") {
+  for (const bool clips : {false, true}) {
+    Trainer sharded(rule(OptimizerType::AdamW, true));
+    Trainer whole(rule(OptimizerType::AdamW, false));
+    AmpOptions amp;
+    amp.grad_scaling = GradScaling::On;
+    amp.init_scale = 4;
+    GradScaler scalers[] = {GradScaler(amp), GradScaler(amp)};
+    for (int step = 0; step < 4; ++step) {
+      CAPTURE(step, clips);
+      for (const int i : {0, 1}) {
+        Trainer& trainer = i == 0 ? sharded : whole;
+        trainer.model.zero_grad();
+        auto loss = trainer.model.forward(batch(step));
+        if (step == 1 && rank() == 0) {  // one element of w4
+          auto spoil = torch::zeros({130}, on_device());
+          spoil[129] = std::numeric_limits<float>::infinity();
+          loss = loss + (trainer.module->weights[4] * spoil).sum();
+        }
+        scalers[i].scale(loss).backward();
+        if (clips) {
+          const auto scan = scalers[i].clip_and_step(trainer.optimizer, {.lr = 0.0625}, 1e6);
+          CHECK(scan.found_inf.item<float>() == (step == 1 ? 1 : 0));
+          CHECK(scan.first_non_finite.item<int>() == (step == 1 ? 4 : -1));
+        } else {
+          scalers[i].unscale_(trainer.optimizer);
+          scalers[i].step(trainer.optimizer, 0.0625);
+        }
+        scalers[i].update();
+      }
+      require_same_weights(sharded.module, whole.module);
+      CHECK(scalers[0].get_scale() == scalers[1].get_scale());
+    }
+    CHECK(scalers[0].get_scale() == 2);
+    if (clips) {
+      CHECK(sharded.optimizer.non_finite_report().num_scans == 1);
+      CHECK(sharded.optimizer.non_finite_report().parameter == "w4");
+    }
+  }
+}
+
+TEST_CASE("state goes from one world size to another, and to optimizers that are whole") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  Trainer sharded(rule(OptimizerType::AdamW, true), with_cap(caps()[1]), dtype);
+  for (int step = 0; step < 3; ++step) {
+    sharded.train(step);
+  }
+  const StateDict model_state = copy_of(sharded.model.state_dict());
+  const StateDict state = copy_of(sharded.optimizer.state_dict());
+  const auto go_on = [&](Trainer& trainer) {
+    trainer.model.load_state_dict(model_state);
+    trainer.optimizer.load_state_dict(state);
+    require_same_state(trainer.optimizer.state_dict(), state);
+    for (int step = 3; step < 6; ++step) {
+      trainer.train(step);
+    }
+  };
+  Trainer whole(rule(OptimizerType::AdamW, false), {}, dtype);
+  go_on(whole);
+  Trainer again(rule(OptimizerType::AdamW, true), with_cap(caps()[2]), dtype);
+  go_on(again);
+  require_same_weights(again.module, whole.module);
+  require_same_state(again.optimizer.state_dict(), whole.optimizer.state_dict());
+  // Pairs of ranks, or each by itself.
+  const int size = world() == 4 ? 2 : 1;
+  const auto fewer = [&] { return group()->split(rank() / size, rank()); };
+  Trainer sharded_fewer(rule(OptimizerType::AdamW, true), {}, dtype, fewer());
+  Trainer whole_fewer(rule(OptimizerType::AdamW, false), {}, dtype, fewer());
+  go_on(sharded_fewer);
+  go_on(whole_fewer);
+  require_same_weights(sharded_fewer.module, whole_fewer.module);
+  StateDict broken = copy_of(state);
+  broken.tensors.erase("state.w2.exp_avg");
+  REQUIRE_THROWS_WITH(again.optimizer.load_state_dict(broken),
+                      Catch::Contains("state.w2.exp_avg is missing"));
+}
+
+TEST_CASE("what cannot be sharded is refused") {
+  Pieces module;
+  const auto refused = [&](OptimizerOptions options, const DdpOptions& ddp_options,
+                           const std::string& reason) {
+    DistributedDataParallel model(module, group(), ddp_options);
+    REQUIRE_THROWS_WITH(make_optimizer(model, options), Catch::Contains(reason));
+  };
+  OptimizerOptions options = rule(OptimizerType::Sgd, true);
+  DdpOptions hooked;
+  hooked.comm_hook = "fp16_compress";
+  refused(options, hooked, "comm_hook=none");
+  options.dampening = 0.5;
+  refused(options, {}, "dampening");
+  refused(rule(OptimizerType::Lamb, true), {}, "lars and lamb");
+  REQUIRE_THROWS_WITH(
+      make_optimizer(NamedParameters{{"w2", module->weights[2]}}, rule(OptimizerType::Sgd, true)),
+      Catch::Contains("not a DistributedDataParallel"));
+  Trainer trainer(rule(OptimizerType::Sgd, true));
+  REQUIRE_THROWS_WITH(make_optimizer(trainer.model, rule(OptimizerType::Sgd, true)),
+                      Catch::Contains("already"));
+  REQUIRE_THROWS_WITH(join(trainer.model, [] {}), Catch::Contains("has_batch"));
+  REQUIRE_THROWS_WITH(trainer.model.register_comm_hook(make_all_reduce_hook()),
+                      Catch::Contains("optimizer.zero1"));
+  trainer.backward(0);
+  REQUIRE_THROWS_WITH(clip_grad_norm_(trainer.model.named_parameters(), 1.0),
+                      Catch::Contains("give clip_grad_norm_ the model"));
+  auto other = make_optimizer(trainer.model.named_parameters(), rule(OptimizerType::Sgd, false));
+  REQUIRE_THROWS_WITH(other.step(0.0625), Catch::Contains("each rank has a part only"));
+  // A second backward without zero_grad() or step() between.
+  REQUIRE_THROWS_WITH(
+      [&] {
+        const auto local = trainer.model.no_sync();
+        trainer.backward(1);
+      }(),
+      Catch::Contains("cannot be added to"));
+  trainer.optimizer.step(0.0625);
+  for (const auto& weight : trainer.module->weights) {
+    CHECK_FALSE(weight.grad().defined());
+  }
+  trainer.backward(2);
+  trainer.model.zero_grad();
+  trainer.backward(3);
+  trainer.module->weights[1].mutable_grad() = torch::ones_like(trainer.module->weights[1]);
+  REQUIRE_THROWS_WITH(trainer.optimizer.step(0.0625), Catch::Contains("gradient of w1"));
+}
