@@ -94,8 +94,10 @@ case $scenario in
     [ -z "$(ls -A "$work/checkpoints")" ] || fail "something was left"
     ;;
   resumes | stops)
-    (run "$work/whole.log" train.max_steps=30 model.ema_decay=0.9) || fail "exit code $?"
-    saving=(train.max_steps=30 model.ema_decay=0.9 checkpoint.dir="$work/checkpoints" checkpoint.every_steps=6 checkpoint.stop_check_seconds=0.05)
+    model=(model.ema_decay=0.9)
+    [ "$scenario" = stops ] && model+=(model.dtype=bf16) # with float32 masters, which a checkpoint holds
+    (run "$work/whole.log" train.max_steps=30 "${model[@]}") || fail "exit code $?"
+    saving=(train.max_steps=30 "${model[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=6 checkpoint.stop_check_seconds=0.05)
     (run "$work/cut.log" "${saving[@]}") &
     pid=$!
     if [ "$scenario" = resumes ]; then

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/jpeg_scan.hpp"
 
+#include <cstddef>
 #include <cstring>
-#include <string_view>
+#include <span>
 
 namespace ddp::detail {
 
@@ -20,7 +21,7 @@ enum Marker : uint8_t {
 };
 
 /// What stands behind a marker, without its two bytes of length.
-using Segment = std::basic_string_view<uint8_t>;
+using Segment = std::span<const uint8_t>;
 
 bool is_plain_frame(const Segment& frame) {
   // Precision, height, width, number of components; of each its id, sampling and table.

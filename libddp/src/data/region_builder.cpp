@@ -29,19 +29,6 @@ int64_t aligned(int64_t num_bytes, int64_t to = kAlign) {
   return (num_bytes + to - 1) / to * to;
 }
 
-std::unique_ptr<NvJpeg> open_nvjpeg(at::Device device, const LoaderOptions& options) {
-  if (options.jpeg_decoder == JpegDecoder::Cpu) {
-    return nullptr;
-  }
-  const c10::cuda::CUDAGuard guard(device);
-  std::string reason;
-  auto nvjpeg = NvJpeg::open(reason);
-  if (!nvjpeg) {
-    say_cpu_decodes(reason);
-  }
-  return nvjpeg;
-}
-
 }  // namespace
 
 DeviceRegion describe_region(const RegionPlan& plan, int image_size, int cutout, int64_t target) {
@@ -109,8 +96,7 @@ RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device 
       finisher_(images_.transform(), device, options.image_dtype),
       header_bytes_(aligned(max_batch * static_cast<int64_t>(sizeof(DeviceRegion)))),
       slots_(static_cast<size_t>(num_slots)),
-      nvjpeg_(open_nvjpeg(device, options)),
-      decode_stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {
+      decoders_(open_decoders(device, options)) {
   if (max_batch > 65535) {
     throw SettingsError(concat("loader.batch_size=", max_batch,
                                ": the GPU makes batches of at most 65535 images; give less, or "
@@ -128,13 +114,35 @@ RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device 
   }
 }
 
+std::vector<std::unique_ptr<RegionBuilder::DeviceDecoder>> RegionBuilder::open_decoders(
+    at::Device device, const LoaderOptions& options) {
+  std::vector<std::unique_ptr<DeviceDecoder>> decoders;
+  if (options.jpeg_decoder == JpegDecoder::Cpu) {
+    return decoders;
+  }
+  const c10::cuda::CUDAGuard guard(device);
+  // nvJPEG's small kernels would each wait for a step's large ones: a stream of high priority. Two
+  // batches at a time, for one leaves the engines alone between its stages.
+  for (int i = 0; i < 2; ++i) {
+    std::string reason;
+    auto nvjpeg = NvJpeg::open(reason);
+    if (!nvjpeg) {
+      say_cpu_decodes(reason);
+      return {};
+    }
+    auto stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index());
+    decoders.push_back(std::make_unique<DeviceDecoder>(std::move(nvjpeg), stream));
+  }
+  return decoders;
+}
+
 void RegionBuilder::resize(int slot, int64_t num_samples) {
   Slot& s = at(slot);
   s.num_samples = num_samples;
   s.used = header_bytes_;
   s.overflow.clear();
   s.overflow.resize(static_cast<size_t>(num_samples));
-  s.encoded.resize(nvjpeg_ ? static_cast<size_t>(num_samples) : 0);
+  s.encoded.resize(decoders_.empty() ? 0 : static_cast<size_t>(num_samples));
   s.is_on_device = false;
 }
 
@@ -157,7 +165,7 @@ void RegionBuilder::describe(Slot& slot, int64_t place, const RegionPlan& plan, 
 
 void RegionBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) {
   Slot& s = at(slot);
-  if (!nvjpeg_ || !keep_encoded(s, place, index, epoch)) {
+  if (decoders_.empty() || !keep_encoded(s, place, index, epoch)) {
     decode_on_host(s, place, index, epoch);
   }
 }
@@ -215,7 +223,7 @@ int64_t RegionBuilder::lay_out_overflow(Slot& s) {
   return total;
 }
 
-bool RegionBuilder::decode_on_device(Slot& s) {
+bool RegionBuilder::decode_on_device(Slot& s, DeviceDecoder& decoder) {
   int64_t total = lay_out_overflow(s);
   std::vector<NvJpegImage> images;
   for (int64_t i = 0; i < s.num_samples; ++i) {
@@ -230,7 +238,7 @@ bool RegionBuilder::decode_on_device(Slot& s) {
   if (images.empty()) {
     return true;
   }
-  const c10::cuda::CUDAStreamGuard guard(decode_stream_);
+  const c10::cuda::CUDAStreamGuard guard(decoder.stream);
   // The slot was released, so nobody reads what it held.
   if (!s.on_device.defined() || s.on_device.numel() < total) {
     s.on_device.reset();
@@ -244,14 +252,15 @@ bool RegionBuilder::decode_on_device(Slot& s) {
       (image++)->out = memory + s.regions()[i].offset;
     }
   }
-  const std::lock_guard lock(nvjpeg_mutex_);
-  s.is_on_device = nvjpeg_->decode(images, decode_stream_);
+  const std::lock_guard lock(decoder.mutex);
+  s.is_on_device = decoder.nvjpeg->decode(images, decoder.stream);
   return s.is_on_device;
 }
 
 void RegionBuilder::finish(int slot) {
   Slot& s = at(slot);
-  if (!nvjpeg_ || decode_on_device(s)) {
+  if (decoders_.empty() ||
+      decode_on_device(s, *decoders_[static_cast<size_t>(slot) % decoders_.size()])) {
     return;
   }
   // Which of them it was that nvJPEG refuses is not told. The CPU's decoder says what is wrong.

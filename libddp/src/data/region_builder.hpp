@@ -8,6 +8,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "data/image_dataset.hpp"
@@ -37,7 +38,7 @@ class RegionFinisher {
 };
 
 /// Decodes on the loader's threads, or has the GPU's JPEG engines do it: then the thread that
-/// finished a batch waits for them.
+/// finished a batch waits for them, two batches at a time.
 class RegionBuilder : public DeviceBuilder {
  public:
   RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device device,
@@ -48,6 +49,13 @@ class RegionBuilder : public DeviceBuilder {
   Batch make(int slot) override;
 
  private:
+  struct DeviceDecoder {
+    DeviceDecoder(std::unique_ptr<NvJpeg> opened, c10::cuda::CUDAStream of)
+        : nvjpeg(std::move(opened)), stream(of) {}
+    std::mutex mutex;
+    std::unique_ptr<NvJpeg> nvjpeg;
+    c10::cuda::CUDAStream stream;
+  };
   /// A file that the GPU decodes; empty where the sample's pixels are in host memory.
   struct Encoded {
     std::vector<uint8_t> bytes;
@@ -78,7 +86,9 @@ class RegionBuilder : public DeviceBuilder {
   /// Where samples without room in the block lie behind it; the bytes of both.
   static int64_t lay_out_overflow(Slot& slot);
   /// False: nvJPEG refused the batch.
-  bool decode_on_device(Slot& slot);
+  bool decode_on_device(Slot& slot, DeviceDecoder& decoder);
+  static std::vector<std::unique_ptr<DeviceDecoder>> open_decoders(at::Device device,
+                                                                   const LoaderOptions& options);
 
   std::shared_ptr<const Dataset> dataset_;
   const ImageDataset& images_;
@@ -87,9 +97,8 @@ class RegionBuilder : public DeviceBuilder {
   int64_t header_bytes_;
   int64_t capacity_;
   std::vector<Slot> slots_;
-  std::mutex nvjpeg_mutex_;
-  std::unique_ptr<NvJpeg> nvjpeg_;  // nullptr: the loader's threads decode
-  c10::cuda::CUDAStream decode_stream_;
+  std::vector<std::unique_ptr<DeviceDecoder>>
+      decoders_;  // a slot has its own; none: threads decode
 };
 
 std::unique_ptr<DeviceBuilder> make_region_builder(std::shared_ptr<const Dataset> dataset,
