@@ -65,12 +65,14 @@ bool has_bf16_parameters(const Settings& settings) {
   return bf16;
 }
 
-/// side_streams=auto: on one GPU, where nothing else runs beside the step.
+/// side_streams=auto: on one GPU, where nothing else runs beside the step, and with activations
+/// that leave room on it.
 bool has_side_streams(const Settings& settings, const ddp::Context& context) {
   return has_fused_ops(settings) &&
-         settings.choice<bool>(
-             "side_streams",
-             {{"auto", context.world_size() == 1}, {"true", true}, {"false", false}});
+         settings.choice<bool>("side_streams", {{"auto", context.world_size() == 1 &&
+                                                             settings.text("stem") != "cifar"},
+                                                {"true", true},
+                                                {"false", false}});
 }
 
 models::ResNet make_model(const Settings& settings, const ddp::Context& context) {
