@@ -275,6 +275,7 @@ int measure(const Settings& settings) {
       trainers.push_back(std::make_unique<Trainer>(settings, context, wrapped));
       auto* trainer = trainers.back().get();
       loops.push_back({wrapped ? "ddp" : "plain", [trainer] { trainer->step(); }, {}});
+      loops.back().is_graph = settings.text("step") == "graph";
     }
   }
   const double peak_mib = bench::measure_rounds(settings, context, loops);
