@@ -17,6 +17,10 @@ void Norm::set(torch::nn::AnyModule layer) {
                      batch_norm->options.affine() && batch_norm->options.track_running_stats() &&
                      batch_norm->options.momentum().has_value();
   batch_norm_ = plain ? batch_norm : nullptr;
+  fusable_ = dynamic_cast<ddp::ops::FusableNorm*>(module_.get());
+  if (fusable_ != nullptr && !fusable_->fusable_layer()) {
+    fusable_ = nullptr;
+  }
   tickets_ = torch::Tensor();
 }
 
@@ -33,34 +37,36 @@ void Norm::replace(torch::nn::Module& owner, const std::string& name, torch::nn:
 }
 
 torch::Tensor Norm::forward(const torch::Tensor& input) {
-  if (batch_norm_ == nullptr) {
-    return layer_.forward(input);
-  }
-  const auto& bn = *batch_norm_;
-  return torch::batch_norm(input, bn.weight, bn.bias, bn.running_mean, bn.running_var,
-                           bn.is_training(), *bn.options.momentum(), bn.options.eps(),
-                           at::globalContext().userEnabledCuDNN());
+  return has_layer() ? ddp::ops::batch_norm(input, batch_norm()) : layer_.forward(input);
 }
 
 ddp::ops::BatchNormLayer Norm::batch_norm() {
-  const auto& bn = *batch_norm_;
-  // Evaluation needs none: threads may share a module then.
-  if (fused_ && bn.is_training() && bn.weight.is_cuda() &&
-      (!tickets_.defined() || tickets_.device() != bn.weight.device())) {
-    tickets_ = ddp::ops::batch_norm_tickets(bn.weight);
+  ddp::ops::BatchNormLayer layer;
+  if (batch_norm_ != nullptr) {
+    const auto& bn = *batch_norm_;
+    layer = {bn.weight,        bn.bias,          bn.running_mean,
+             bn.running_var,   bn.is_training(), *bn.options.momentum(),
+             bn.options.eps(), fused_,           {}};
+  } else {
+    layer = *fusable_->fusable_layer();
   }
-  return {bn.weight,        bn.bias,          bn.running_mean,
-          bn.running_var,   bn.is_training(), *bn.options.momentum(),
-          bn.options.eps(), fused_,           tickets_};
+  layer.fused = fused_;
+  // Evaluation needs none: threads may share a module then.
+  if (fused_ && layer.training && layer.weight.is_cuda()) {
+    if (!tickets_.defined() || tickets_.device() != layer.weight.device()) {
+      tickets_ = ddp::ops::batch_norm_tickets(layer.weight);
+    }
+    layer.tickets = tickets_;
+  }
+  return layer;
 }
 
 torch::Tensor Norm::forward_relu(const torch::Tensor& input) {
-  return batch_norm_ != nullptr ? ddp::ops::batch_norm_relu(input, batch_norm())
-                                : forward(input).relu_();
+  return has_layer() ? ddp::ops::batch_norm_relu(input, batch_norm()) : forward(input).relu_();
 }
 
 ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, const torch::Tensor& residual) {
-  if (batch_norm_ != nullptr) {
+  if (has_layer()) {
     return ddp::ops::batch_norm_add_relu(input, batch_norm(), residual);
   }
   auto out = forward(input);
@@ -71,14 +77,14 @@ ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, const torch::T
 
 ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, Norm& other,
                                       const torch::Tensor& other_input) {
-  if (batch_norm_ != nullptr && other.batch_norm_ != nullptr) {
+  if (has_layer() && other.has_layer()) {
     return ddp::ops::batch_norm_add_relu(input, batch_norm(), other_input, other.batch_norm());
   }
   return forward_add_relu(input, other.forward(other_input));
 }
 
 ddp::ops::Fork Norm::forward_relu_max_pool(const torch::Tensor& input) {
-  if (batch_norm_ != nullptr) {
+  if (has_layer()) {
     return ddp::ops::batch_norm_relu_max_pool(input, batch_norm());
   }
   const auto out = torch::max_pool2d(forward(input).relu_(), 3, 2, 1);
@@ -88,6 +94,8 @@ ddp::ops::Fork Norm::forward_relu_max_pool(const torch::Tensor& input) {
 void Norm::append_counter(std::vector<torch::Tensor>& counters) const {
   if (batch_norm_ != nullptr && batch_norm_->is_training()) {
     counters.push_back(batch_norm_->num_batches_tracked);
+  } else if (fusable_ != nullptr && fusable_->fusable_layer()->training) {
+    counters.push_back(fusable_->batch_counter());
   }
 }
 

@@ -21,7 +21,7 @@ export OMP_NUM_THREADS=1 NCCL_NVLS_ENABLE=0 DDP_TEST_DEVICE=cuda
 # Errors that CUDA reports on purpose (NCCL and cuBLAS ask for what may be missing) are not bugs.
 options=(--error-exitcode 99 --report-api-errors no --target-processes all)
 failed=0
-for name in ${TESTS:-optim_gpu_test gpu_nccl_communicator gpu_reducer_graph test_data_loader_gpu}; do
+for name in ${TESTS:-optim_gpu_test ops_gpu_test gpu_nccl_communicator gpu_reducer_graph test_data_loader_gpu}; do
   program=$(find "$build/tests" -type f -name "$name" -perm -u+x | head -n 1)
   [ -n "$program" ] || die "$name is not built: ./test.sh -N builds all tests"
   for tool in "${tools[@]}"; do

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SyncBatchNorm against BatchNorm on the concatenation of all ranks' inputs.
 #include "ddp/reduce/sync_batch_norm.hpp"
+#include "ddp/ops/batch_norm.hpp"
 #include "ddp/ops/norm_owner.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
@@ -98,6 +99,124 @@ TEST_CASE("SyncBatchNorm equals BatchNorm on the concatenation, with unequal and
     for (const bool empty : {false, true}) {
       CAPTURE(i, empty);
       compare(cases[i], empty);
+    }
+  }
+}
+
+namespace {
+
+/// The ops that a model's norms call.
+ops::Fork fused(int form, const torch::Tensor& x, const torch::Tensor& z,
+                const ops::BatchNormLayer& bn, const ops::BatchNormLayer& bn_z) {
+  switch (form) {
+    case 0:
+      return {ops::batch_norm_relu(x, bn), {}};
+    case 1:
+      return ops::batch_norm_add_relu(x, bn, z);
+    case 2:
+      return ops::batch_norm_add_relu(x, bn, z, bn_z);
+    default:
+      return ops::batch_norm_relu_max_pool(x, bn);
+  }
+}
+
+double relative_error(const torch::Tensor& actual, const torch::Tensor& expected) {
+  const auto reference = expected.to(torch::kDouble);
+  return ((actual.to(torch::kDouble) - reference).norm() / reference.norm()).item<double>();
+}
+
+void compare_fused(int form, torch::Dtype dtype, double tolerance, bool empty) {
+  constexpr int64_t kChannels = 16, kSide = 7;
+  const auto image = [&](int r, int seed) {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed * 10 + r));
+    const auto x = torch::randn({3 * images_of(r, empty), kChannels, kSide, kSide}, generator);
+    return (x.to(on_device()) * (r + 1) + r).to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
+  };
+  const auto all = [&](int seed) {
+    std::vector<torch::Tensor> parts;
+    for (int r = 0; r < world(); ++r) {
+      parts.push_back(image(r, seed).to(torch::kFloat));
+    }
+    return torch::cat(parts).requires_grad_();
+  };
+  SyncBatchNorm norm(kChannels, group()), norm_z(kChannels, group());
+  for (auto* made : {&norm, &norm_z}) {
+    const torch::NoGradGuard no_grad;
+    (*made)->weight.copy_(torch::linspace(0.5, 2, kChannels));
+    (*made)->bias.copy_(torch::linspace(-1, 1, kChannels));
+    (*made)->to(on_device().device());
+  }
+  const auto alone = [](const SyncBatchNorm& of) {  // the same, of one process
+    auto layer = *of->fusable_layer();
+    for (auto* tensor : {&layer.weight, &layer.bias}) {
+      *tensor = tensor->detach().clone().requires_grad_();
+    }
+    layer.running_mean = layer.running_mean.clone();
+    layer.running_var = layer.running_var.clone();
+    layer.exchange = nullptr;
+    return layer;
+  };
+  const auto plain = alone(norm), plain_z = alone(norm_z);
+  const auto x = image(rank(), 1).requires_grad_(), z = image(rank(), 2).requires_grad_();
+  const auto x_all = all(1), z_all = all(2);
+  const auto got = fused(form, x, z, *norm->fusable_layer(), *norm_z->fusable_layer());
+  const auto wanted = fused(form, x_all, z_all, plain, plain_z);
+
+  int64_t begin = 0;
+  for (int r = 0; r < rank(); ++r) {
+    begin += 3 * images_of(r, empty);
+  }
+  const auto mine = [&](const torch::Tensor& of) { return of.narrow(0, begin, x.size(0)); };
+  const auto coefficients = torch::arange(wanted.branch.numel(), on_device())
+                                .to(torch::kFloat)
+                                .cos()
+                                .view(wanted.branch.sizes());
+  const auto loss = [&](const ops::Fork& fork, const torch::Tensor& weights) {
+    auto sum = (fork.branch.to(torch::kFloat) * weights).sum();
+    return form == 0 ? sum : sum + (fork.shortcut.to(torch::kFloat) * weights.square()).sum();
+  };
+  loss(got, mine(coefficients)).backward();
+  loss(wanted, coefficients).backward();
+
+  const auto check = [&](const torch::Tensor& actual, const torch::Tensor& expected, double bound) {
+    REQUIRE(actual.sizes() == expected.sizes());
+    if (actual.numel() > 0) {
+      REQUIRE(relative_error(actual, expected) <= bound);
+    }
+  };
+  check(got.branch, mine(wanted.branch), tolerance);
+  check(x.grad(), mine(x_all.grad()), 2 * tolerance);
+  if (form == 1 || form == 2) {
+    check(z.grad(), mine(z_all.grad()), 2 * tolerance);
+  }
+  check(norm->running_mean, plain.running_mean, 1e-4);
+  check(norm->running_var, plain.running_var, 1e-4);
+  auto sums = torch::cat({norm->weight.grad(), norm->bias.grad()});
+  auto expected = torch::cat({plain.weight.grad(), plain.bias.grad()});
+  if (form == 2) {
+    sums = torch::cat({sums, norm_z->weight.grad(), norm_z->bias.grad()});
+    expected = torch::cat({expected, plain_z.weight.grad(), plain_z.bias.grad()});
+    check(norm_z->running_var, plain_z.running_var, 1e-4);
+  }
+  group()->all_reduce(sums)->wait();
+  check(sums, expected, 2 * tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("SyncBatchNorm with what follows it equals BatchNorm on the concatenation") {
+  // float32 by ATen's ops; 16 bits by kernels: one rounding of y, 2^-9 or 2^-12 of it, two of a
+  // gradient.
+  std::vector<std::pair<torch::Dtype, double>> dtypes = {{torch::kFloat, 1e-5}};
+  if (on_device().device().is_cuda()) {
+    dtypes.insert(dtypes.end(), {{torch::kBFloat16, 0x1p-7}, {torch::kHalf, 0x1p-10}});
+  }
+  for (const auto& [dtype, tolerance] : dtypes) {
+    for (int form = 0; form < 4; ++form) {
+      for (const bool empty : {false, true}) {
+        CAPTURE(form, dtype, empty);
+        compare_fused(form, dtype, tolerance, empty);
+      }
     }
   }
 }

@@ -104,7 +104,7 @@ TEST_CASE("batch norm and pooled_linear take views at any address") {
   torch::manual_seed(3);
   for (const bool odd_x : {true, false}) {
     for (const auto& [name, form] : forms()) {
-      INFO(name);
+      INFO(name << (odd_x ? ", activations" : ", vectors"));
       auto inputs = make_inputs({4, 64, 8, 8}, torch::kCUDA, torch::kHalf);
       auto reference = converted(inputs, torch::kDouble);
       if (odd_x) {

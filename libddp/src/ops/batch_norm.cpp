@@ -3,14 +3,38 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "ops/batch_norm_fused.hpp"
+#include "ops/batch_norm_sync.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {
 
 at::Tensor normalised(const at::Tensor& x, const BatchNormLayer& bn) {
-  return at::batch_norm(x, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training,
-                        bn.momentum, bn.eps, at::globalContext().userEnabledCuDNN());
+  if (bn.training && bn.exchange) {
+    return detail::shared_batch_norm(x, bn);
+  }
+  // cuDNN takes any address and reads several values at once: a fault that ends the process.
+  const auto aligned = [](const at::Tensor& t) {
+    return t.defined() && t.is_cuda() && !detail::is_aligned(t) ? t.clone() : t;
+  };
+  const auto mean = aligned(bn.running_mean), var = aligned(bn.running_var);
+  const auto y =
+      at::batch_norm(aligned(x), aligned(bn.weight), aligned(bn.bias), mean, var, bn.training,
+                     bn.momentum, bn.eps, at::globalContext().userEnabledCuDNN());
+  for (const auto& [moved, estimate] : {std::pair{mean, bn.running_mean}, {var, bn.running_var}}) {
+    if (bn.training && !moved.is_same(estimate)) {
+      const at::NoGradGuard no_grad;
+      estimate.copy_(moved);
+    }
+  }
+  return y;
+}
+
+const void* group_of(const BatchNormLayer& bn) {
+  return bn.exchange ? bn.exchange->group() : nullptr;
 }
 
 Fork both(const at::Tensor& tensor) {
@@ -24,6 +48,10 @@ at::Tensor batch_norm_tickets(const at::Tensor& weight) {
     return {};
   }
   return at::zeros({2 * weight.numel()}, weight.options().dtype(at::kInt).requires_grad(false));
+}
+
+at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn) {
+  return normalised(x, bn);
 }
 
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
@@ -46,7 +74,8 @@ Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
 Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& z,
                          const BatchNormLayer& bn_z) {
   if (detail::fits_kernels(x, bn) && detail::fits_kernels(z, bn_z) &&
-      detail::fits_beside(z, x, bn) && bn.training == bn_z.training) {
+      detail::fits_beside(z, x, bn) && bn.training == bn_z.training &&
+      group_of(bn) == group_of(bn_z)) {
     return detail::fused_batch_norm_add_relu(x, bn, z, &bn_z);
   }
   auto out = normalised(x, bn);

@@ -12,6 +12,7 @@
 
 #include "ddp/ops/batch_norm.hpp"
 #include "ops/batch_norm_kernels.hpp"
+#include "ops/batch_norm_sync.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/tensor_launch.hpp"
 
@@ -37,6 +38,8 @@ class KernelScope {
     const bool clusters = at::cuda::getCurrentDeviceProperties()->major >= 9;
     return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), num_sms(), inputs, clusters);
   }
+
+  cudaStream_t stream() const { return stream_; }
 
   template <typename Call>
   void operator()(cudaError_t (*launch)(const Call&, Half, cudaStream_t), const Call& call) const {
@@ -135,6 +138,12 @@ class ChannelGrad {
     direct_ = fits;
   }
   float* memory() const { return written_.mutable_data_ptr<float>(); }
+  /// In the place of a kernel that has nothing to sum.
+  void write_nothing() const {
+    if (!add()) {
+      written_.zero_();
+    }
+  }
   /// The kernel adds to what is there.
   bool add() const { return direct_ && target_.beta != 0; }
   /// What the backward returns; after the kernel's launch.
@@ -181,6 +190,34 @@ struct BackwardNorm {
             coefficients.mutable_data_ptr<float>(),
             grad_x.mutable_data_ptr()};
   }
+};
+
+/// The statistics of x over all processes' batches, and of z where bn_z is given, in one
+/// all-gather: [2 * channels + 1] each, mean and invstd as empty_statistics' and the number of
+/// rows. Moves the running estimates.
+std::array<at::Tensor, 2> take_shared_statistics(const KernelScope& kernels, const at::Tensor& x,
+                                                 const BatchNormLayer& bn, const at::Tensor& z,
+                                                 const BatchNormLayer* bn_z);
+
+/// The sums of a backward that reach over all processes. Made before the kernel that sums, with the
+/// targets of that call; `exchange` nullptr: the kernel writes coefficients itself.
+class SharedSums {
+ public:
+  SharedSums(StatisticsExchange* exchange, const at::Tensor& statistics, BackwardTarget& first,
+             BackwardTarget* second);
+  /// In the place of a kernel that has nothing to sum.
+  void write_nothing() const {
+    if (sums_.defined()) {
+      sums_.zero_();
+    }
+  }
+  /// After it: adds them up and writes the coefficients of both targets.
+  void finish(const KernelScope& kernels, const BackwardTarget& first,
+              const BackwardTarget* second) const;
+
+ private:
+  StatisticsExchange* exchange_;
+  at::Tensor statistics_, sums_;  // sums: [2 or 4, channels]
 };
 
 /// Whether the node of `ctx` is asked for the gradients of its inputs `first` and the next.

@@ -64,10 +64,16 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
     results.mask = empty_mask(x);
     call.mask = results.mask.mutable_data_ptr<uint8_t>();
   }
-  if (bn.training && run_small_forward(kernels, x, bn, addend, bn2, call, results)) {
+  const bool shared = bn.training && bn.exchange;
+  if (bn.training && !shared && run_small_forward(kernels, x, bn, addend, bn2, call, results)) {
     return results;
   }
-  if (bn.training) {
+  if (shared) {
+    const auto both = take_shared_statistics(kernels, x, bn, addend, bn2);
+    results.statistics = both[0], results.statistics2 = both[1];
+    call.bn = affine_of(results.statistics, bn.weight, bn.bias);
+    call.bn2 = bn2 != nullptr ? affine_of(results.statistics2, bn2->weight, bn2->bias) : Affine{};
+  } else if (bn.training) {
     results.statistics = take_statistics(kernels, x, bn);
     call.bn = affine_of(results.statistics, bn.weight, bn.bias);
     if (bn2 != nullptr) {
@@ -78,16 +84,27 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
     call.bn = evaluation_affine(bn);
     call.bn2 = bn2 != nullptr ? evaluation_affine(*bn2) : Affine{};
   }
-  call.grid = kernels.map_grid(x);
-  kernels(launch_apply, call);
+  if (x.numel() > 0) {
+    call.grid = kernels.map_grid(x);
+    kernels(launch_apply, call);
+  }
   return results;
+}
+
+void write_nothing(const BackwardNorm& first, const BackwardNorm* second) {
+  for (const auto* norm : {&first, second}) {
+    if (norm != nullptr) {
+      norm->grad_weight.write_nothing();
+      norm->grad_bias.write_nothing();
+    }
+  }
 }
 
 /// The backward of all forms: gradients of x and of its parameters; with `second` also of z, and
 /// with `sum` d itself, the residual's.
 void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& mask,
                   const at::Tensor& tickets, const at::Tensor& grad, const at::Tensor& grad2,
-                  const at::Tensor& sum) {
+                  const at::Tensor& sum, StatisticsExchange* exchange) {
   const KernelScope kernels(first.x);
   BackwardReduceCall reduce;
   reduce.grad = grad.const_data_ptr();
@@ -98,8 +115,16 @@ void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& m
   reduce.second_used = second != nullptr;
   reduce.second = second != nullptr ? second->target() : BackwardTarget{};
 
+  auto* const second_target = second != nullptr ? &reduce.second : nullptr;
+  const SharedSums shared(exchange, first.statistics, reduce.first, second_target);
+  if (first.x.numel() == 0) {  // other processes wait for this one's nothing
+    write_nothing(first, second);
+    shared.write_nothing();
+    shared.finish(kernels, reduce.first, second_target);
+    return;
+  }
   const auto small = kernels.small_grid(first.x, second != nullptr ? 3 : 2);
-  const bool is_small = small.rows_of_thread > 0;
+  const bool is_small = exchange == nullptr && small.rows_of_thread > 0;
   reduce.grid = is_small ? small.grid : kernels.sums_grid(first.x);
   const Scratch scratch(reduce.grid, second != nullptr ? 3 : 2, tickets, first.weight);
   reduce.scratch = scratch.pointers();
@@ -111,6 +136,7 @@ void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& m
     return;
   }
   kernels(launch_backward_reduce, reduce);
+  shared.finish(kernels, reduce.first, second_target);
 
   BackwardApplyCall apply;
   apply.grid = kernels.map_grid(first.x);
@@ -128,13 +154,14 @@ class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
                             const at::Tensor& bias, const BatchNormLayer* bn) {
     const auto results = run_forward(x, *bn, {}, nullptr, /*keep=*/true);
     ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets});
+    keep_exchange(ctx, bn->exchange);
     return results.y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     const auto grad = laid_out(grads[0], norm.x.scalar_type());
-    run_backward(norm, nullptr, saved[3], saved[5], grad, {}, {});
+    run_backward(norm, nullptr, saved[3], saved[5], grad, {}, {}, kept_exchange(ctx));
     return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
   }
 };
@@ -152,6 +179,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
     ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets,
                             bn2 != nullptr ? addend : at::Tensor(), weight2.value_or(at::Tensor()),
                             bias2.value_or(at::Tensor()), results.statistics2});
+    keep_exchange(ctx, bn->exchange);
     ctx->set_materialize_grads(false);
     return {results.y, second_handle(results.y)};
   }
@@ -164,11 +192,12 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
     if (!grad.defined()) {
       return variable_list(8);
     }
+    auto* const exchange = kept_exchange(ctx);
     BackwardNorm first(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     if (z.defined()) {
       BackwardNorm second(z, saved[7], saved[8], saved[9], wanted_pair(ctx, 4));
       const auto sum = grad2.defined() ? at::empty_like(grad) : at::Tensor();
-      run_backward(first, &second, saved[3], saved[5], grad, grad2, sum);
+      run_backward(first, &second, saved[3], saved[5], grad, grad2, sum, exchange);
       return {first.grad_x,
               first.grad_weight.result(),
               first.grad_bias.result(),
@@ -179,7 +208,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
               at::Tensor()};
     }
     const auto sum = at::empty_like(grad);
-    run_backward(first, nullptr, saved[3], saved[5], grad, grad2, sum);
+    run_backward(first, nullptr, saved[3], saved[5], grad, grad2, sum, exchange);
     return {first.grad_x,
             first.grad_weight.result(),
             first.grad_bias.result(),
@@ -193,23 +222,36 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
 
 }  // namespace
 
+namespace {
+
+// Where it only begins at an odd address it is copied.
+bool lies_right(const at::Tensor& x) {
+  return x.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+bool is_shared(const BatchNormLayer& bn) {
+  return bn.training && bn.exchange;
+}
+
+}  // namespace
+
 bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
   const bool evaluation_with_grad =
       !bn.training && needs_grad({x, bn.weight, bn.bias});  // through the running estimates
   constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 elements; kernels count in 32 bits
+  // Processes that exchange must all take one way: what may differ between them cannot decide.
+  const bool as_it_lies = is_shared(bn) || (x.numel() > 0 && lies_right(x));
   return bn.fused && x.is_cuda() && x.dim() == 4 &&
-         (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && x.numel() > 0 &&
-         x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
-         x.is_contiguous(at::MemoryFormat::ChannelsLast) && is_aligned(x) &&
-         is_channel_vector(bn.weight, x) && is_channel_vector(bn.bias, x) &&
-         is_channel_vector(bn.running_mean, x) && is_channel_vector(bn.running_var, x) &&
-         !evaluation_with_grad;
+         (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && as_it_lies &&
+         x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors && is_channel_vector(bn.weight, x) &&
+         is_channel_vector(bn.bias, x) && is_channel_vector(bn.running_mean, x) &&
+         is_channel_vector(bn.running_var, x) && !evaluation_with_grad;
 }
 
 bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {
   return other.device() == x.device() && other.scalar_type() == x.scalar_type() &&
-         other.sizes() == x.sizes() && other.is_contiguous(at::MemoryFormat::ChannelsLast) &&
-         is_aligned(other) && (bn.training || !needs_grad({other}));
+         other.sizes() == x.sizes() && (is_shared(bn) || lies_right(other)) &&
+         (bn.training || !needs_grad({other}));
 }
 
 bool is_capturing(const at::Tensor& tensor) {
@@ -220,15 +262,18 @@ bool is_capturing(const at::Tensor& tensor) {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-at::Tensor fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
+at::Tensor fused_batch_norm_relu(const at::Tensor& x_in, const BatchNormLayer& bn) {
+  const auto x = laid_out(x_in, x_in.scalar_type());
   if (!needs_grad({x, bn.weight, bn.bias})) {
     return run_forward(x, bn, {}, nullptr, /*keep=*/false).y;
   }
   return BatchNormRelu::apply(x, bn.weight, bn.bias, &bn);
 }
 
-Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
-                               const at::Tensor& addend, const BatchNormLayer* bn_addend) {
+Fork fused_batch_norm_add_relu(const at::Tensor& x_in, const BatchNormLayer& bn,
+                               const at::Tensor& addend_in, const BatchNormLayer* bn_addend) {
+  const auto x = laid_out(x_in, x_in.scalar_type());
+  const auto addend = laid_out(addend_in, x_in.scalar_type());
   // An undefined tensor is no argument of an autograd function.
   std::optional<at::Tensor> weight2, bias2;
   if (bn_addend != nullptr) {

@@ -172,6 +172,13 @@ struct ChannelStatistics {
     running_mean += call.momentum * (mean - running_mean);
     running_var += call.momentum * (unbiased - running_var);
   }
+  __device__ void write_moments(float* moments, int channel, int channels, int64_t rows) const {
+    moments[channel] = mean;
+    moments[channels + channel] = variance;
+    if (channel == 0) {
+      moments[2 * channels] = static_cast<float>(rows);
+    }
+  }
 };
 
 /// Of a channel in a backward pass; loaded early.
@@ -190,8 +197,8 @@ struct ChannelSaved {
 struct ChannelBackward {
   float grad_weight, grad_bias, a, b, c;
 
-  __device__ ChannelBackward(const ChannelSaved& saved, int64_t rows, double sum, double product) {
-    const double share = 1.0F / static_cast<float>(rows);
+  __device__ ChannelBackward(const ChannelSaved& saved, double rows, double sum, double product) {
+    const double share = 1.0 / rows;
     const double scale = static_cast<double>(saved.weight) * saved.invstd;
     const double normalised = product * saved.invstd;
     const double slope = -scale * saved.invstd * normalised * share;
@@ -207,16 +214,26 @@ struct ChannelBackward {
     weight_slot = target.add_to_weight ? weight_slot + grad_weight : grad_weight;
     bias_slot = target.add_to_bias ? bias_slot + grad_bias : grad_bias;
   }
+  __device__ void write_coefficients(const BackwardTarget& target, int channel,
+                                     int channels) const {
+    target.coefficients[channel] = a;
+    target.coefficients[channels + channel] = b;
+    target.coefficients[2 * channels + channel] = c;
+  }
 };
 
 /// In the last block of a reduction.
 __device__ inline void finish_backward(const BackwardTarget& target, int channel, int channels,
                                        int64_t rows, double sum, double product) {
-  const ChannelBackward result(ChannelSaved(target, channel), rows, sum, product);
+  const ChannelBackward result(ChannelSaved(target, channel), static_cast<double>(rows), sum,
+                               product);
   result.write_grads(target, channel);
-  target.coefficients[channel] = result.a;
-  target.coefficients[channels + channel] = result.b;
-  target.coefficients[2 * channels + channel] = result.c;
+  if (target.sum != nullptr) {
+    target.sum[channel] = static_cast<float>(sum);
+    target.product[channel] = static_cast<float>(product);
+  } else {
+    result.write_coefficients(target, channel, channels);
+  }
 }
 
 /// Adds x - shift and its square to a thread's sums.

@@ -37,7 +37,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
       const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + threadIdx.x;
       const ChannelStatistics statistics(
           grid.rows, call.eps, shift_rows.load<T>(call.x, grid, channel), totals[0], totals[1]);
-      statistics.write(call, channel, grid.rows);
+      if (call.moments != nullptr) {
+        statistics.write_moments(call.moments, channel, 8 * grid.vectors, grid.rows);
+      } else {
+        statistics.write(call, channel, grid.rows);
+      }
     }
   }
 }

@@ -66,6 +66,9 @@ struct StatisticsCall {
   float* running_var = nullptr;
   float momentum = 0;
   float eps = 0;
+  /// [2 * channels + 1]: where given, means, biased variances and the number of rows go there and
+  /// nothing else is written.
+  float* moments = nullptr;
 };
 cudaError_t launch_statistics(const StatisticsCall& call, Half dtype, cudaStream_t stream);
 
@@ -95,6 +98,10 @@ struct BackwardTarget {
   bool add_to_bias = false;       ///< add to grad_bias
   float* coefficients = nullptr;  ///< [3, channels]: grad_x = a * d + b * x + c
   void* grad_x = nullptr;
+  /// [channels] each: where given, the sums of d and of d * (x - mean) go there and the
+  /// coefficients are not written.
+  float* sum = nullptr;
+  float* product = nullptr;
 };
 
 /// d = mask ? grad (+ grad2) : 0, and from its sums the parameters' gradients and the coefficients
@@ -152,6 +159,32 @@ struct SmallBackwardCall {
   BackwardReduceCall reduce;
 };
 cudaError_t launch_small_backward(const SmallBackwardCall& call, Half dtype, cudaStream_t stream);
+
+/// The statistics of all processes' batches: mean, invstd, the number of rows, and the running
+/// estimates moved by it.
+struct MergeCall {
+  int processes = 0, channels = 0;
+  const float* moments = nullptr;  ///< the first process's (StatisticsCall::moments)
+  int stride = 0;                  ///< floats from one process's to the next one's
+  float* mean = nullptr;
+  float* invstd = nullptr;
+  float* count = nullptr;
+  float* running_mean = nullptr;
+  float* running_var = nullptr;
+  float momentum = 0;
+  float eps = 0;
+};
+cudaError_t launch_merge_statistics(const MergeCall& call, cudaStream_t stream);
+
+/// A normalisation's coefficients from the sums over all processes.
+struct SharedSumsCall {
+  int channels = 0;
+  const float* sum = nullptr;
+  const float* product = nullptr;
+  const float* count = nullptr;  ///< rows of all processes
+  BackwardTarget target;         ///< mean, invstd, weight and coefficients
+};
+cudaError_t launch_shared_coefficients(const SharedSumsCall& call, cudaStream_t stream);
 
 /// Sizes of the 3x3 max pool of stride 2 and padding 1 behind a normalisation.
 struct PoolShape {

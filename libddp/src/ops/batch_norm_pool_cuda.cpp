@@ -37,7 +37,10 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, bool keep) {
   call.shape = shape_of(x);
   call.grid = grid_of(kernels, call.shape, x);
   call.x = x.const_data_ptr();
-  if (bn.training) {
+  if (bn.training && bn.exchange) {
+    results.statistics = take_shared_statistics(kernels, x, bn, {}, nullptr)[0];
+    call.bn = affine_of(results.statistics, bn.weight, bn.bias);
+  } else if (bn.training) {
     results.statistics = take_statistics(kernels, x, bn);
     call.bn = affine_of(results.statistics, bn.weight, bn.bias);
   } else {
@@ -51,7 +54,9 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, bool keep) {
         at::empty({results.y.numel()}, x.options().dtype(at::kByte).requires_grad(false));
     call.index = results.index.mutable_data_ptr<uint8_t>();
   }
-  kernels(launch_pool_forward, call);
+  if (x.numel() > 0) {
+    kernels(launch_pool_forward, call);
+  }
   return results;
 }
 
@@ -61,6 +66,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
                                const at::Tensor& bias, const BatchNormLayer* bn) {
     const auto results = run_forward(x, *bn, /*keep=*/true);
     ctx->save_for_backward({x, weight, bias, results.index, results.statistics, bn->tickets});
+    keep_exchange(ctx, bn->exchange);
     ctx->set_materialize_grads(false);
     return {results.y, second_handle(results.y)};
   }
@@ -83,16 +89,26 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
     call.grad2 = pointer(grad2);
     call.index = saved[3].const_data_ptr<uint8_t>();
     call.target = norm.target();
-    kernels(launch_pool_backward, call);
-    call.apply = true;
-    kernels(launch_pool_backward, call);
+    const SharedSums shared(kept_exchange(ctx), norm.statistics, call.target, nullptr);
+    if (norm.x.numel() == 0) {  // other processes wait for this one's nothing
+      norm.grad_weight.write_nothing();
+      norm.grad_bias.write_nothing();
+      shared.write_nothing();
+      shared.finish(kernels, call.target, nullptr);
+    } else {
+      kernels(launch_pool_backward, call);
+      shared.finish(kernels, call.target, nullptr);
+      call.apply = true;
+      kernels(launch_pool_backward, call);
+    }
     return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-Fork fused_batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn) {
+Fork fused_batch_norm_relu_max_pool(const at::Tensor& x_in, const BatchNormLayer& bn) {
+  const auto x = laid_out(x_in, x_in.scalar_type());
   if (!needs_grad({x, bn.weight, bn.bias})) {
     const auto y = run_forward(x, bn, /*keep=*/false).y;
     return {y, y};

@@ -189,8 +189,9 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
 
   __shared__ SliceCoefficients shared[kTwoNorms ? 2 : 1];
   const bool finishes = place < 8 * grid.slice;
-  const ChannelBackward result(saved, grid.rows, totals[0], totals[1]);
-  const ChannelBackward result2(saved2, grid.rows, totals[0], totals[kSums - 1]);
+  const ChannelBackward result(saved, static_cast<double>(grid.rows), totals[0], totals[1]);
+  const ChannelBackward result2(saved2, static_cast<double>(grid.rows), totals[0],
+                                totals[kSums - 1]);
   if (finishes) {
     shared[0].set(place, result);
     if constexpr (kTwoNorms) {

@@ -23,14 +23,15 @@ using NormFactory = std::function<torch::nn::AnyModule(int64_t num_features)>;
 
 /// A normalisation child of a model, and what follows it there.
 ///
-/// BatchNorm2d is called without type erasure, by the fused ops of ddp/ops/batch_norm.hpp, and does
-/// not count its batches itself: the model adds one to all its counters in a single launch
-/// (count_batches), where torch::nn::BatchNorm2d and Python launch one each. Any other layer is
-/// called as it is and followed by ATen's ops.
+/// BatchNorm2d, and a layer that is an ops::FusableNorm (SyncBatchNorm), are called without type
+/// erasure, by the fused ops of ddp/ops/batch_norm.hpp, and do not count their batches themselves:
+/// the model adds one to all its counters in a single launch (count_batches), where
+/// torch::nn::BatchNorm2d and Python launch one each. Any other layer is called as it is and
+/// followed by ATen's ops.
 class Norm {
  public:
   /// Registers a new layer with `owner` under `name`; during Module::reset(). `fused` false: ATen's
-  /// ops for BatchNorm2d too.
+  /// ops for these too.
   void reset(torch::nn::Module& owner, const std::string& name, const NormFactory& factory,
              int64_t num_features, bool fused = true);
   /// Replaces the layer registered with `owner` under `name`.
@@ -54,11 +55,13 @@ class Norm {
 
  private:
   void set(torch::nn::AnyModule layer);
+  bool has_layer() const { return batch_norm_ != nullptr || fusable_ != nullptr; }
   ddp::ops::BatchNormLayer batch_norm();
 
   torch::nn::AnyModule layer_;
   std::shared_ptr<torch::nn::Module> module_;
   torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, where the fast path applies
+  ddp::ops::FusableNorm* fusable_ = nullptr;          // likewise
   bool fused_ = true;
   torch::Tensor tickets_;  // the kernels' counters: no state of the model
 };

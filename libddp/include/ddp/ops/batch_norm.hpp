@@ -9,13 +9,33 @@
 // Everything else (CPU, other dtypes and layouts; gradients through running estimates) is composed
 // of ATen's ops, which define the result: at::batch_norm, add, at::relu, at::max_pool2d.
 //
+// With an exchange (SyncBatchNorm) the kernels' passes are the same; between them one all-gather of
+// a few numbers a channel forward and one small all-reduce backward.
+//
 // Training moves running_mean and running_var in place, as at::batch_norm. No host synchronisation;
 // capturable in a CUDA graph. The kernels' backward cannot be differentiated again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <optional>
+
 namespace ddp::ops {
+
+/// How processes share the statistics of their batches (SyncBatchNorm). Both calls are collective:
+/// in every process, in the same order, with tensors of equal size; the current stream, not the
+/// host, waits for the result.
+class StatisticsExchange {
+ public:
+  virtual ~StatisticsExchange() = default;
+  virtual int64_t size() const = 0;       ///< processes
+  virtual const void* group() const = 0;  ///< equal where the same processes exchange
+  /// `mine` [n] of every process: [size, n].
+  virtual at::Tensor all_gather(const at::Tensor& mine) = 0;
+  /// Sums over the processes, in place.
+  virtual void all_reduce(const at::Tensor& sums) = 0;
+};
 
 /// A BatchNorm2d's tensors ([channels]) and settings.
 struct BatchNormLayer {
@@ -28,6 +48,21 @@ struct BatchNormLayer {
   /// Counters of the kernels, made by batch_norm_tickets and kept with the layer; may be undefined:
   /// then each call makes some. As the running estimates, not for two streams at once.
   at::Tensor tickets;
+  /// Not null: in training, statistics are those of all processes' batches, of which one may be
+  /// empty. Forward and backward are collective then. weight's and bias's gradients are this
+  /// process's share.
+  std::shared_ptr<StatisticsExchange> exchange = nullptr;
+};
+
+/// A normalisation module that these ops can compute in its place. Models look for it in each of
+/// their norms with dynamic_cast.
+class FusableNorm {
+ public:
+  virtual ~FusableNorm() = default;
+  /// The layer as it is now; nullopt where only the module's own forward computes it.
+  virtual std::optional<BatchNormLayer> fusable_layer() const = 0;
+  /// num_batches_tracked, which whoever computes the layer moves in training.
+  virtual at::Tensor batch_counter() const = 0;
 };
 
 /// Zeros for BatchNormLayer::tickets; undefined while the current stream is being captured, for
@@ -42,6 +77,9 @@ at::Tensor batch_norm_tickets(const at::Tensor& weight);
 struct Fork {
   at::Tensor branch, shortcut;
 };
+
+/// bn(x), always by ATen's ops.
+at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
 
 /// relu(bn(x))
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);

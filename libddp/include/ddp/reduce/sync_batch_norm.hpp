@@ -9,6 +9,7 @@
 #include <string>
 
 #include "ddp/comm/communicator.hpp"
+#include "ddp/ops/batch_norm.hpp"
 
 namespace ddp {
 
@@ -19,7 +20,10 @@ namespace ddp {
 /// backward as Ioffe and Szegedy, with sums over all ranks:
 ///   dx = (dy - sum_dy/n - (x-mean) invstd^2 sum_dy_xmu/n) weight invstd
 /// weight's and bias's gradients are this rank's share: DistributedDataParallel averages them.
-class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
+///
+/// Our models compute it with what follows it, on CUDA by the kernels of ddp/ops/batch_norm.hpp;
+/// forward() is ATen's ops.
+class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator,
                     const torch::nn::BatchNormOptions& options);
@@ -30,12 +34,14 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   void reset() override;
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
+  std::optional<ops::BatchNormLayer> fusable_layer() const override;
+  torch::Tensor batch_counter() const override { return num_batches_tracked; }
 
   torch::nn::BatchNormOptions options;
   torch::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
 
  private:
-  CommunicatorPtr communicator_;
+  std::shared_ptr<ops::StatisticsExchange> exchange_;
 };
 TORCH_MODULE(SyncBatchNorm);
 

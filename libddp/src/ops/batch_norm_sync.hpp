@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// BatchNorm over the batches of several processes by ATen's ops: what defines it, and what computes
+// it where no kernels do.
+#pragma once
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <memory>
+
+#include "ddp/ops/batch_norm.hpp"
+
+namespace ddp::ops::detail {
+
+/// Over the batches of all processes; all on the device.
+struct SharedStatistics {
+  at::Tensor mean, variance, invstd, count;  ///< [C] biased, [C], [C]; [1]
+};
+
+/// Raises where a channel has a single value in all.
+void check_can_train(const at::Tensor& input, const StatisticsExchange& exchange);
+
+/// Of `input` [N, C, ...], N may be 0. Merges means and variances after Chan et al. Collective.
+SharedStatistics share_statistics(const at::Tensor& input, double eps,
+                                  StatisticsExchange& exchange);
+
+/// Moves running estimates as at::batch_norm does, by `momentum` (a number or a 0-dim tensor).
+template <typename Momentum>
+void move_running(const SharedStatistics& statistics, const Momentum& momentum,
+                  at::Tensor running_mean, at::Tensor running_var) {
+  const auto& count = statistics.count;
+  const auto unbiased = statistics.variance * (count / (count - 1).clamp_min(1));
+  running_mean.add_((statistics.mean - running_mean) * momentum);
+  running_var.add_((unbiased - running_var) * momentum);
+}
+
+/// (input - mean) invstd weight + bias. Its backward is collective; weight and bias, which may be
+/// undefined, get this process's share of their gradients.
+at::Tensor normalise_shared(const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& bias, const SharedStatistics& statistics,
+                            const std::shared_ptr<StatisticsExchange>& exchange);
+
+/// bn(x) in training with bn.exchange.
+at::Tensor shared_batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
+
+/// How an autograd node keeps an exchange, which is no IValue. nullptr stays nullptr.
+void keep_exchange(torch::autograd::AutogradContext* ctx,
+                   const std::shared_ptr<StatisticsExchange>& exchange);
+StatisticsExchange* kept_exchange(torch::autograd::AutogradContext* ctx);
+
+}  // namespace ddp::ops::detail
