@@ -62,7 +62,31 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& s
           },
           evaluation_options(), step_.pool()),
       batches_per_epoch_(parts.task.num_batches()),
-      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {}
+      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {
+  check_overlap();
+}
+
+/// What looks at all gradients before the first update cannot go with updates during backward.
+void TrainingLoop::check_overlap() const {
+  if (!settings_.overlap_backward) {
+    return;
+  }
+  const auto refuse = [](const std::string& other) {
+    throw ddp::SettingsError(
+        "optimizer.overlap_backward=true updates weights while backward runs, " + other +
+        "; set optimizer.overlap_backward=false");
+  };
+  if (settings_.train.max_grad_norm > 0) {
+    refuse(ddp::detail::concat("and train.max_grad_norm=", settings_.train.max_grad_norm,
+                               " needs the norm of all gradients first"));
+  }
+  if (parts_.scaler.is_enabled()) {
+    refuse("and the loss scale of amp.dtype=fp16 must see all gradients first");
+  }
+  if (parts_.task.loss_is_sum()) {
+    refuse("and this trainer's gradients are divided by the number of targets only at its end");
+  }
+}
 
 ddp::GraphedStepOptions TrainingLoop::training_options() const {
   ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
@@ -173,16 +197,17 @@ TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
     if (micro + 1 < batches.size()) {
       no_sync.emplace(parts_.model);
     }
-    micro_step(batches[micro], batches.size(), outputs);
+    const bool begins = settings_.overlap_backward && micro + 1 == batches.size();
+    micro_step(batches[micro], batches.size(), outputs, [&] {
+      if (begins) {
+        parts_.optimizer.begin_step(scalars);
+      }
+    });
   }
   if (parts_.task.loss_is_sum()) {
     outputs.loss = mean_over_targets(outputs.loss, batches);
   }
-  parts_.scaler.unscale_(parts_.optimizer);
-  if (norm_is_wanted_) {
-    outputs.grad_norm = ddp::clip_grad_norm_(parts_.model, settings_.train.max_grad_norm);
-  }
-  parts_.scaler.step(parts_.optimizer, scalars);
+  outputs.grad_norm = update(scalars);
   parts_.scaler.update();
   if (parts_.ema != nullptr) {
     parts_.ema->update();
@@ -190,13 +215,27 @@ TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
   return outputs;
 }
 
+at::Tensor TrainingLoop::update(const ddp::StepScalars& scalars) {
+  if (norm_is_wanted_ && !settings_.overlap_backward) {
+    return parts_.scaler.clip_and_step(parts_.optimizer, scalars, settings_.train.max_grad_norm)
+        .norm;
+  }
+  at::Tensor norm;
+  if (norm_is_wanted_) {
+    norm = ddp::clip_grad_norm_(parts_.model, 0.0);
+  }
+  parts_.scaler.step(parts_.optimizer, scalars);
+  return norm;
+}
+
 void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps,
-                              StepOutputs& outputs) {
+                              StepOutputs& outputs, const std::function<void()>& before_backward) {
   MicroBatchResult result;
   {
     ddp::Autocast autocast(settings_.amp);
     result = parts_.task.forward(batch);
   }
+  before_backward();
   auto share = result.loss;
   if (parts_.task.loss_is_sum()) {
     const double weight = parts_.task.target_weight();
