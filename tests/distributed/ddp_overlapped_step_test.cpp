@@ -130,6 +130,28 @@ TEST_CASE("a weighted backward leaves all updates to step") {
   }
 }
 
+// As after an exception in backward that the caller caught, or a loss check that leaves step out.
+TEST_CASE("a begun step that was never ended is told once, and training goes on") {
+  Mlp module;
+  DistributedDataParallel model(module, group(), with_cap(bucket_caps().back()));
+  auto optimizer = make_optimizer(model, rule(OptimizerType::Sgd, true));
+  const auto begin = [&](int step) {
+    model.zero_grad();
+    auto loss = model.forward(batch_of(rank(), step, 4)).sum();
+    optimizer.begin_step({.lr = 0.0009765625});
+    loss.backward();
+  };
+  begin(0);
+  optimizer.step(0.0009765625);
+  begin(1);
+  REQUIRE_THROWS_WITH(begin(2),
+                      Catch::Contains("never ended") && Catch::Contains(" of 6 parameters"));
+  begin(3);
+  optimizer.step(0.0009765625);
+  begin(4);
+  optimizer.step(0.0009765625);
+}
+
 TEST_CASE("what cannot be overlapped is refused") {
   Mlp module;
   DdpOptions unused;

@@ -296,3 +296,33 @@ TEST_CASE("Averages by one kernel equal ATen's", "[gpu]") {
     CHECK(ulps(on_gpu.averages()[k].tensor, on_cpu.averages()[k].tensor) <= 2.0);
   }
 }
+
+TEST_CASE("A parameter moved to the GPU after its optimizer was made is told", "[gpu]") {
+  OptimizerOptions options;
+  options.implementation = OptimizerImplementation::Flat;
+  NamedParameters parameters = {{"w", weights({40}, 0)}};
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  parameters[0].tensor.set_data(parameters[0].tensor.detach().cuda());
+  parameters[0].tensor.mutable_grad() = at::ones({40}, at::kCUDA);
+  CHECK(contains(message_of<ddp::SettingsError>([&] { optimizer.step(0.1); }),
+                 "parameter w was replaced after the optimizer was made"));
+}
+
+// What lies behind the last of 4k + 3 elements has neither mean nor square: 0 / 0 without eps.
+TEST_CASE("LAMB without eps has the host's trust ratio at any size", "[gpu]") {
+  OptimizerOptions options;
+  options.type = OptimizerType::Lamb;
+  options.eps = 0.0;
+  options.implementation = OptimizerImplementation::Flat;
+  NamedParameters gpu = {{"w", weights({3, 65}, 0).detach().cuda().requires_grad_()}};
+  NamedParameters cpu = {{"w", weights({3, 65}, 0)}};
+  auto on_gpu = ddp::make_optimizer(gpu, options);
+  auto on_cpu = ddp::make_optimizer(cpu, options);
+  for (int64_t step = 0; step < 5; ++step) {
+    cpu[0].tensor.mutable_grad() = gradient({3, 65}, 0, step).abs() + 0.5;
+    gpu[0].tensor.mutable_grad() = cpu[0].tensor.grad().cuda();
+    on_gpu.step(0.0078125);
+    on_cpu.step(0.0078125);
+  }
+  CHECK(ulps(gpu[0].tensor, cpu[0].tensor) <= 8.0);
+}

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ddp/ops/filter_taps.hpp"
 #include "ddp/ops/wgrad_branch.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
@@ -85,6 +86,24 @@ at::Tensor rows_of_tap(const at::Tensor& tap, at::ScalarType dtype) {
 
 detail::TapBlocks blocks_of(const Geometry& g) {
   return detail::TapBlocks::of(static_cast<int>(g.height), static_cast<int>(g.stride));
+}
+
+/// What of a 3x3 filter the product reads; all of it where the form is none.
+Taps taps_of(const Geometry& g, Form form) {
+  if (form == Form::Centre) {
+    return 1 << 4;
+  }
+  if (form != Form::Dense) {
+    return kAllTaps;
+  }
+  const auto blocks = blocks_of(g);
+  Taps taps = 0;
+  for (int block = 0; block < blocks.outs * blocks.ins; ++block) {
+    if (blocks.taps[block] >= 0) {
+      taps |= static_cast<Taps>(1 << blocks.taps[block]);
+    }
+  }
+  return taps;
 }
 
 /// The rows of the weight's gradient, written to its target.
@@ -218,8 +237,12 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride,
   TORCH_CHECK(algorithm != Conv2dAlgorithm::Product || form_of(g) != Form::None, "conv2d: a ",
               g.kernel, "x", g.kernel, " convolution of stride ", stride, " over ", g.height, "x",
               g.width, " pixels is not one dense product");
-  if (algorithm == Conv2dAlgorithm::Product ||
-      (algorithm == Conv2dAlgorithm::Auto && own && form_of(g) != Form::None)) {
+  const bool is_product = algorithm == Conv2dAlgorithm::Product ||
+                          (algorithm == Conv2dAlgorithm::Auto && own && form_of(g) != Form::None);
+  if (g.kernel == 3) {
+    use_taps(weight, is_product ? taps_of(g, form_of(g)) : kAllTaps);
+  }
+  if (is_product) {
     return ProductConv::apply(x, weight, stride, dtype);
   }
   if (own && weight.scalar_type() != at::kDouble) {

@@ -2,33 +2,70 @@
 #include "ddp/ops/grad_slot.hpp"
 
 #include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
+
+#include "ddp/ops/filter_taps.hpp"
 
 namespace ddp::ops {
 namespace {
 
 // The tensor itself carries the pointer, so neither a registry nor a lookup is needed and two
 // models never meet.
-struct GradSlotMeta final : c10::BackendMeta {
-  explicit GradSlotMeta(GradSlot* slot_in) : slot(slot_in) {}
-  GradSlot* slot;
+struct ParameterMeta final : c10::BackendMeta {
+  GradSlot* slot = nullptr;
+  TapUse taps;
 };
+
+ParameterMeta* find_meta(const at::Tensor& parameter) {
+  return dynamic_cast<ParameterMeta*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
+}
 
 }  // namespace
 
 void set_grad_slot(const at::Tensor& parameter, GradSlot* slot) {
-  parameter.unsafeGetTensorImpl()->set_backend_meta(
-      slot == nullptr
-          ? c10::intrusive_ptr<c10::BackendMeta>()
-          : c10::intrusive_ptr<c10::BackendMeta>(c10::make_intrusive<GradSlotMeta>(slot)));
+  ParameterMeta* meta = find_meta(parameter);
+  if (meta == nullptr) {
+    auto made = c10::make_intrusive<ParameterMeta>();
+    meta = made.get();
+    parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(made));
+  }
+  meta->slot = slot;
 }
 
 GradSlot* find_grad_slot(const at::Tensor& parameter) {
-  auto* meta = dynamic_cast<GradSlotMeta*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
+  const ParameterMeta* meta = find_meta(parameter);
   return meta == nullptr ? nullptr : meta->slot;
+}
+
+TapUse* find_tap_use(const at::Tensor& parameter) {
+  ParameterMeta* meta = find_meta(parameter);
+  return meta == nullptr ? nullptr : &meta->taps;
+}
+
+void use_taps(const at::Tensor& parameter, Taps taps) {
+  TapUse* use = find_tap_use(parameter);
+  if (use == nullptr) {
+    return;
+  }
+  const bool is_behind = (use->left_behind & taps) != 0;
+  if (is_behind && use->bring_up_to_date) {
+    use->bring_up_to_date();
+  }
+  // An evaluation that brings them up to date itself, in each replay too, may go on doing so.
+  if (c10::GradMode::is_enabled() || !is_behind) {
+    use->used |= taps;
+  }
+}
+
+void bring_up_to_date(const at::Tensor& parameter) {
+  const TapUse* use = find_tap_use(parameter);
+  if (use != nullptr && use->left_behind != 0 && use->bring_up_to_date) {
+    use->bring_up_to_date();
+  }
 }
 
 double begin_grad_write(const at::Tensor& parameter, GradSlot& slot) {

@@ -127,8 +127,13 @@ at::Tensor make_weight_gradient(const at::Tensor& parameter, int64_t limit,
                                 const std::vector<at::Tensor>& inputs,
                                 const std::function<at::Tensor()>& write) {
 #ifdef DDP_HAS_CUDA
-  if (limit != 0 && parameter.is_cuda() && find_grad_slot(parameter) != nullptr) {
+  GradSlot* const slot = find_grad_slot(parameter);
+  if (limit != 0 && parameter.is_cuda() && slot != nullptr) {
     const c10::Stream main = c10::cuda::getCurrentCUDAStream(parameter.device().index());
+    if (slot->reader && *slot->reader != main) {  // the parameter is used twice: keep one stream
+      wait_for(main, *slot->reader);
+    }
+    slot->reader = main;
     return beside<Branch>(main).run(inputs, limit, write);
   }
 #else

@@ -53,6 +53,9 @@ void FlatAverages::update(const std::vector<at::Tensor>& averages,
     entries_ = std::move(entries);
   }
   const auto num_chunks = chunks_.numel() / static_cast<int64_t>(sizeof(FlatChunk));
+  if (num_chunks == 0) {
+    return;  // tensors without elements
+  }
   flat_average(static_cast<const FlatAverage*>(table_.data_ptr()),
                static_cast<const FlatChunk*>(chunks_.data_ptr()), static_cast<int>(num_chunks),
                static_cast<float>(share), device);

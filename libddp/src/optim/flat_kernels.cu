@@ -13,11 +13,13 @@ struct Place {
   bool whole;  // four of them may be moved at once
 };
 
-__device__ __forceinline__ Place place_of(const FlatChunk& chunk, int vector, int64_t numel,
-                                          bool aligned) {
-  const int64_t index = static_cast<int64_t>(chunk.index) * kFlatChunk +
-                        (vector * kFlatThreads + static_cast<int>(threadIdx.x)) * 4;
-  return {index, index < numel, aligned && index + 4 <= numel};
+__device__ __forceinline__ Place place_of(const FlatChunk& chunk, int vector,
+                                          const FlatSegment& segment, bool aligned) {
+  const int64_t k = static_cast<int64_t>(chunk.index) * kFlatChunk +
+                    (vector * kFlatThreads + static_cast<int>(threadIdx.x)) * 4;
+  const int64_t numel = flat_numel(segment, segment.taps.num_live);
+  return {flat_place(segment.taps, k, 0, segment.taps.num_live), k < numel,
+          aligned && k + 4 <= numel};
 }
 
 // Calls body(k, own slots) for the four elements and keeps the slots that it changes.
@@ -59,7 +61,7 @@ struct Elements {
                                        const void* data, FlatDtype dtype, bool aligned) {
 #pragma unroll
     for (int v = 0; v < kFlatVectors; ++v) {
-      const Place place = place_of(chunk, v, segment.numel, aligned);
+      const Place place = place_of(chunk, v, segment, aligned);
       if (place.inside) {
         if constexpr (ReadsGradient) {
           gradient[v] = read_gradient(data, dtype, place.whole, place.index, segment.numel);
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   own.read(chunk, segment, data, gradients.dtype[local], aligned);
 #pragma unroll
   for (int v = 0; v < kFlatVectors; ++v) {
-    const Place place = place_of(chunk, v, segment.numel, aligned);
+    const Place place = place_of(chunk, v, segment, aligned);
     if (place.inside) {
       for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
         Rule::apply(step.rule, factors, (&own.gradient[v].x)[k], (&own.weight[v].x)[k], slots);
@@ -109,6 +111,45 @@ __global__ void __launch_bounds__(kFlatThreads)
       }
     }
   }
+  if constexpr (Rule::kLeavesTapsBehind) {
+    if (segment.taps.decay != nullptr && chunk.index == 0 && threadIdx.x == 0) {
+      Rule::defer(step.rule, factors, *segment.taps.decay);
+    }
+  }
+}
+
+// Four elements of a tap that was left behind are one thread's.
+__global__ void __launch_bounds__(kFlatThreads) flat_catch_up_taps(const FlatSegment* segments) {
+  const FlatSegment segment = *segments;
+  const FlatDecay decay = *segment.taps.decay;
+  const int count = 9 - segment.taps.num_live;
+  const int64_t k = (static_cast<int64_t>(blockIdx.x) * kFlatThreads + threadIdx.x) * 4;
+  if (decay.updates == 0.0 || k >= flat_numel(segment, count)) {
+    return;
+  }
+  const int64_t i = flat_place(segment.taps, k, segment.taps.num_live, count);
+  const bool whole = segment.aligned;
+  float* const momentum = segment.slots[0];
+  float4 weights = read_float4(segment.weight, whole, i, segment.numel);
+  float4 momenta = {};
+  if (momentum != nullptr) {
+    momenta = read_float4(momentum, whole, i, segment.numel);
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    flat_apply(decay, (&weights.x)[n], momentum != nullptr ? &(&momenta.x)[n] : nullptr);
+  }
+  write_float4(segment.weight, whole, i, segment.numel, weights);
+  if (momentum != nullptr) {
+    write_float4(momentum, whole, i, segment.numel, momenta);
+  }
+  if (segment.leaf != nullptr) {
+    write_leaf(segment, whole, i, weights);
+  }
+}
+
+__global__ void flat_end_catch_up(const FlatSegment* segment) {
+  *segment->taps.decay = {};
 }
 
 // One block a chunk: the sums of squares that trust ratios are made of.
@@ -130,15 +171,16 @@ __global__ void __launch_bounds__(kFlatThreads)
   FlatSquares squares;
 #pragma unroll
   for (int v = 0; v < kFlatVectors; ++v) {
-    const Place place = place_of(chunk, v, segment.numel, aligned);
+    const Place place = place_of(chunk, v, segment, aligned);
     if (place.inside) {
       for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
-        // Elements behind the end are zeros and add nothing.
         const float weight = (&own.weight[v].x)[k];
         const float update =
             Rule::measure(step.rule, factors, (&own.gradient[v].x)[k], weight, slots);
-        squares.weight += weight * weight;
-        squares.update += update * update;
+        if (place.index + k < segment.numel) {  // behind the end LAMB with eps 0 divides 0 by 0
+          squares.weight += weight * weight;
+          squares.update += update * update;
+        }
       });
       if constexpr (Rule::kMeasureWritesSlots) {
         write_slots<Rule>(segment, place, own.slots[v]);
@@ -203,6 +245,14 @@ cudaError_t launch_flat_update(const FlatStep& step, const FlatGradients& gradie
     }
     flat_update<Rule><<<gradients.num_chunks, kFlatThreads, 0, stream>>>(step, gradients);
   });
+  return cudaGetLastError();
+}
+
+cudaError_t launch_flat_catch_up(const FlatSegment* segment, int64_t num_behind,
+                                 cudaStream_t stream) {
+  const auto blocks = static_cast<int>((num_behind / 4 + kFlatThreads - 1) / kFlatThreads);
+  flat_catch_up_taps<<<blocks, kFlatThreads, 0, stream>>>(segment);
+  flat_end_catch_up<<<1, 1, 0, stream>>>(segment);
   return cudaGetLastError();
 }
 

@@ -10,7 +10,6 @@
 #include "optim/capture.hpp"
 #include "optim/flat_launch.hpp"
 #include "optim/flat_tables.hpp"
-#include "optim/state_check.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -74,7 +73,11 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
     : rule_(make_update_rule(options)),
       flat_rule_(flat_rule_of(options, *rule_)),
       settings_(parameters),
-      device_(parameters.front().parameter.tensor.device()) {
+      device_(parameters.front().parameter.tensor.device()),
+      skips_dead_taps_(options.skip_dead_taps && flat_rule_.type == FlatRuleType::Sgd),
+      taps_(parameters.size()),
+      behind_(parameters.size()),
+      taps_decided_(parameters.size(), false) {
   for (const ParameterSettings& settings : settings_) {
     parameters_.push_back(settings.parameter);
     ParameterState& state = states_.emplace_back();
@@ -84,10 +87,28 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
   }
 }
 
+// A module may be moved or converted between make_optimizer and a step. Only the memory of a leaf
+// may change: its strides are those of its slots, once they are made.
+void FlatOptimizer::check_leaf(const ParameterState& state) const {
+  const at::Tensor& leaf = state.leaf;
+  const bool fits = leaf.device() == device_ && is_flat_dtype(leaf.scalar_type()) &&
+                    is_half(leaf.scalar_type()) == state.needs_master &&
+                    leaf.is_non_overlapping_and_dense();
+  const at::Tensor& like = state.slots.empty() ? state.updated : state.slots.front();
+  if (!fits || (like.defined() && !same_memory_layout(leaf, like))) {
+    throw SettingsError(concat("parameter ", state.name,
+                               " was replaced after the optimizer was made (module->to(…)?): "
+                               "convert the module first, then make its optimizer"));
+  }
+}
+
 // One allocation for the masters and one for each slot; a parameter's piece has the leaf's strides,
 // so that all of them are walked alike.
 void FlatOptimizer::make_storage() {
   refuse_to_make_while_capturing("the optimizer's state");
+  for (const ParameterState& state : states_) {
+    check_leaf(state);
+  }
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device_);
   std::vector<int64_t> offsets(states_.size());
   int64_t all = 0;
@@ -118,8 +139,35 @@ void FlatOptimizer::make_storage() {
       state.slots.push_back(storage_[slot].as_strided(leaf.sizes(), leaf.strides(), offsets[i]));
     }
   }
+  if (skips_dead_taps_) {
+    decays_ = to_device(std::vector<FlatDecay>(states_.size()), device_);
+  }
   cut_chunks();
+  cut_update_chunks();
   make_tables();
+}
+
+void FlatOptimizer::cut_update_chunks() {
+  update_chunks_ = chunks_;
+  update_runs_.clear();
+  for (const FlatGradients& gradients : gradients_) {
+    update_runs_.push_back({gradients.first_chunk, gradients.num_chunks});
+  }
+  const bool all_live =
+      std::all_of(taps_.begin(), taps_.end(), [](const FlatTaps& taps) { return taps.inner == 0; });
+  if (all_live) {
+    return;
+  }
+  std::vector<FlatChunk> chunks;
+  for (size_t run = 0; run < gradients_.size(); ++run) {
+    const auto first = static_cast<size_t>(gradients_[run].first_segment);
+    update_runs_[run].first = static_cast<int32_t>(chunks.size());
+    for (size_t i = first; i < first + static_cast<size_t>(gradients_[run].num_segments); ++i) {
+      append_chunks(chunks, i, flat_numel(segment_of(i), taps_[i].num_live));
+    }
+    update_runs_[run].count = static_cast<int32_t>(chunks.size()) - update_runs_[run].first;
+  }
+  update_chunks_ = to_device(chunks, device_);
 }
 
 void FlatOptimizer::cut_chunks() {
@@ -151,26 +199,33 @@ void FlatOptimizer::make_tables() {
   std::vector<FlatSegment> segments;
   leaf_pointers_.clear();
   for (size_t i = 0; i < states_.size(); ++i) {
-    const ParameterState& state = states_[i];
-    FlatSegment& segment = segments.emplace_back();
-    segment.weight = state.updated.data_ptr<float>();
-    segment.aligned = is_aligned(segment.weight, at::kFloat);
-    for (size_t slot = 0; slot < state.slots.size(); ++slot) {
-      segment.slots[slot] = state.slots[slot].data_ptr<float>();
-    }
-    if (state.needs_master) {
-      segment.leaf = state.leaf.data_ptr();
-      segment.leaf_dtype = flat_dtype(state.leaf.scalar_type());
-      segment.aligned = segment.aligned && is_aligned(segment.leaf, state.leaf.scalar_type());
-    }
-    segment.numel = state.leaf.numel();
-    segment.lr_scale = static_cast<float>(settings_[i].lr_scale);
-    segment.weight_decay = static_cast<float>(settings_[i].weight_decay);
-    segment.first_chunk = first_chunks_[i];
-    segment.adapts = settings_[i].adapts;
-    leaf_pointers_.push_back(state.leaf.data_ptr());
+    segments.push_back(segment_of(i));
+    leaf_pointers_.push_back(states_[i].leaf.data_ptr());
   }
   segments_ = to_device(segments, device_);
+  make_behind_table();
+}
+
+FlatSegment FlatOptimizer::segment_of(size_t index) const {
+  const ParameterState& state = states_[index];
+  FlatSegment segment;
+  segment.weight = state.updated.data_ptr<float>();
+  segment.aligned = is_aligned(segment.weight, at::kFloat);
+  for (size_t slot = 0; slot < state.slots.size(); ++slot) {
+    segment.slots[slot] = state.slots[slot].data_ptr<float>();
+  }
+  if (state.needs_master) {
+    segment.leaf = state.leaf.data_ptr();
+    segment.leaf_dtype = flat_dtype(state.leaf.scalar_type());
+    segment.aligned = segment.aligned && is_aligned(segment.leaf, state.leaf.scalar_type());
+  }
+  segment.numel = state.leaf.numel();
+  segment.lr_scale = static_cast<float>(settings_[index].lr_scale);
+  segment.weight_decay = static_cast<float>(settings_[index].weight_decay);
+  segment.first_chunk = first_chunks_[index];
+  segment.adapts = settings_[index].adapts;
+  segment.taps = taps_[index];
+  return segment;
 }
 
 // A parameter may have been given other memory (set_data, module->to): the table follows.
@@ -180,14 +235,7 @@ bool FlatOptimizer::tables_are_current() const {
     if (state.leaf.data_ptr() == leaf_pointers_[i]) {
       continue;
     }
-    const at::Tensor& like = state.slots.empty() ? state.updated : state.slots.front();
-    if (state.leaf.device() != device_ || !same_memory_layout(state.leaf, like) ||
-        is_half(state.leaf.scalar_type()) != state.needs_master ||
-        !is_flat_dtype(state.leaf.scalar_type())) {
-      throw SettingsError(concat("parameter ", state.name,
-                                 " was replaced after the optimizer was made (module->to(…)?): "
-                                 "convert the module first, then make its optimizer"));
-    }
+    check_leaf(state);
     return false;
   }
   return true;
@@ -255,7 +303,7 @@ FlatScalar FlatOptimizer::scalar(const StepScalar& given, float absent) {
 
 FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {
   return {.segments = static_cast<const FlatSegment*>(segments_.data_ptr()),
-          .chunks = static_cast<const FlatChunk*>(chunks_.data_ptr()),
+          .chunks = static_cast<const FlatChunk*>(update_chunks_.data_ptr()),
           .counts = counts_.data_ptr<float>(),
           .biases = static_cast<FlatBias*>(biases_.data_ptr()),
           .squares = squares_.defined() ? static_cast<FlatSquares*>(squares_.data_ptr()) : nullptr,
@@ -291,7 +339,10 @@ void FlatOptimizer::step(const StepScalars& scalars) {
     return;
   }
   const FlatStep step = arguments(scalars);
-  for (const FlatGradients& gradients : gradients_) {
+  for (size_t run = 0; run < gradients_.size(); ++run) {
+    FlatGradients gradients = gradients_[run];
+    gradients.first_chunk = update_runs_[run].first;
+    gradients.num_chunks = update_runs_[run].count;
     flat_update(step, gradients, device_);
   }
   kept_.clear();
@@ -303,6 +354,9 @@ void FlatOptimizer::prepare_storage() {
     make_storage();
   } else if (!tables_are_current()) {
     make_tables();
+  }
+  if (skips_dead_taps_) {
+    follow_taps();
   }
 }
 
@@ -331,39 +385,6 @@ GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
           .found_inf = found.select(0, 1),
           .clip_factor = found.select(0, 2),
           .first_non_finite = found.view(at::kInt).select(0, 3)};
-}
-
-StateDict FlatOptimizer::state_dict() const {
-  StateDict state;
-  state.values["type"] = rule_->type();
-  for (const ParameterState& parameter : states_) {
-    add_to(state, parameter, *rule_);
-  }
-  return state;
-}
-
-void FlatOptimizer::load_state_dict(const StateDict& state) {
-  const at::NoGradGuard no_grad;
-  StateCheck check(state, state_name());
-  check.value("type", StateValue(rule_->type()));
-  if (storage_.empty()) {
-    make_storage();
-  }
-  std::vector<bool> has_state;
-  for (const ParameterState& parameter : states_) {
-    has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));
-  }
-  check.nothing_else();
-  for (size_t i = 0; i < states_.size(); ++i) {
-    states_[i].has_state = has_state[i];
-    for (auto& [key, tensor] : tensors_of(states_[i], *rule_)) {
-      if (has_state[i]) {
-        tensor.copy_(state.tensors.at(key));
-      } else {
-        tensor.zero_();
-      }
-    }
-  }
 }
 
 }  // namespace ddp::detail

@@ -33,6 +33,7 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 class FlatOptimizer final : public Optimizer {
  public:
   FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
+  ~FlatOptimizer() override;
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
@@ -48,6 +49,8 @@ class FlatOptimizer final : public Optimizer {
   Reducer::BucketListener bucket_listener();
   /// Where it does; absent on the CPU, and before the first such update.
   const std::optional<c10::Stream>& update_stream() const { return side_; }
+  /// Updates the buckets that `reducer` tells it of after begin_step(), as long as this lives.
+  void listen_to(Reducer& reducer);
 
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
@@ -62,14 +65,28 @@ class FlatOptimizer final : public Optimizer {
   void update_bucket(const GradBucket& bucket, const WorkPtr& work);
   BucketTable& table_of(const GradBucket& bucket);
   size_t index_of(const at::Tensor& leaf) const;
+  int64_t num_updated() const;
+  void wait_for_updates() const;
   void join_begun_step(const StepScalars& scalars);
 
   void prepare_storage();
   void make_storage();
   void make_tables();
+  FlatSegment segment_of(size_t index) const;
   void cut_chunks();
+  void cut_update_chunks();
   bool tables_are_current() const;
+  void check_leaf(const ParameterState& state) const;
   void begin_states();
+
+  // Taps that are left behind (flat_dead_taps.cpp)
+  void follow_taps();
+  FlatTaps dead_taps_of(size_t index) const;
+  void leave_behind(size_t index, const FlatTaps& taps);
+  void make_behind_table();
+  void bring_up_to_date(size_t index) const;
+  void bring_all_up_to_date() const;
+
   void read_gradients();
   void set_gradient(size_t index, const at::Tensor& grad);
   static void put_gradient(FlatGradients& run, size_t local, const at::Tensor& grad);
@@ -91,6 +108,11 @@ class FlatOptimizer final : public Optimizer {
   at::Tensor segments_;              // the tables, as bytes on the device
   at::Tensor chunks_;
   int64_t num_chunks_ = 0;
+  at::Tensor update_chunks_;  // of the live elements; those of chunks_ where all are
+  struct Range {
+    int32_t first = 0, count = 0;
+  };
+  std::vector<Range> update_runs_;          // of update_chunks_, for each of gradients_
   std::vector<int32_t> first_chunks_;       // [parameters]
   std::vector<const void*> leaf_pointers_;  // of the segments, as the table has them
   std::vector<FlatGradients> gradients_;    // of this step
@@ -98,10 +120,19 @@ class FlatOptimizer final : public Optimizer {
   std::optional<FlatStep> begun_;  // between begin_step and step: what buckets are updated with
   std::vector<at::Tensor> begun_kept_;
   std::vector<bool> updated_;  // [parameters] since begin_step
+  bool begun_in_capture_ = false;
   std::vector<BucketTable> bucket_tables_;
   std::optional<c10::Stream> side_;  // where buckets are updated; CUDA
   bool updates_buckets_ = false;
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
+
+  bool skips_dead_taps_ = false;
+  std::vector<FlatTaps> taps_;        // [parameters] as the tables have them
+  std::vector<FlatTaps> behind_;      // [parameters] the same, kept where updates no longer do so
+  std::vector<bool> taps_decided_;    // [parameters]
+  at::Tensor decays_;                 // [parameters] FlatDecay
+  at::Tensor behind_table_;           // [parameters] FlatSegment with behind_
+  std::vector<at::Tensor> replaced_;  // tables that a captured step still reads
 
   std::vector<at::Tensor> kept_;  // what a step made and its kernels still read
 };

@@ -53,6 +53,26 @@ Reducer::BucketListener FlatOptimizer::bucket_listener() {
   };
 }
 
+void FlatOptimizer::listen_to(Reducer& reducer) {
+  reducer.set_bucket_listener(bucket_listener(), [this, alive = std::weak_ptr(lifetime_)] {
+    if (!alive.expired()) {
+      wait_for_updates();  // of a step that was begun and left by an exception
+    }
+  });
+}
+
+// What a capture began and did not end never ran.
+int64_t FlatOptimizer::num_updated() const {
+  return begun_in_capture_ == is_capturing() ? std::count(updated_.begin(), updated_.end(), true)
+                                             : 0;
+}
+
+void FlatOptimizer::wait_for_updates() const {
+  if (side_ && num_updated() > 0) {
+    order(*side_, c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+}
+
 void FlatOptimizer::begin_step(const StepScalars& scalars) {
   if (!updates_buckets_) {
     return;
@@ -65,9 +85,21 @@ void FlatOptimizer::begin_step(const StepScalars& scalars) {
   if (!scalars.lr.defined()) {
     throw SettingsError("Optimizer::begin_step needs a learning rate: begin_step({.lr = 0.1})");
   }
-  prepare_storage();
+  const int64_t left = num_updated();
+  wait_for_updates();
   updated_.clear();
   begun_.reset();
+  begun_in_capture_ = is_capturing();
+  if (left > 0) {
+    throw SettingsError(concat(
+        "Optimizer::begin_step: the step before was begun and never ended by Optimizer::step, "
+        "after "
+        "its backward had updated ",
+        left, " of ", states_.size(),
+        " parameters: a begun step cannot be skipped; set optimizer.overlap_backward=false where "
+        "steps may be"));
+  }
+  prepare_storage();
   // Masters are made in a step of the usual kind.
   if (std::all_of(states_.begin(), states_.end(),
                   [](const ParameterState& state) { return state.has_state; })) {
@@ -105,7 +137,8 @@ FlatOptimizer::BucketTable& FlatOptimizer::table_of(const GradBucket& bucket) {
   std::vector<FlatChunk> chunks;
   for (const at::Tensor& leaf : bucket.parameters) {
     table.parameters.push_back(index_of(leaf));
-    append_chunks(chunks, table.parameters.back(), leaf.numel());
+    const size_t i = table.parameters.back();
+    append_chunks(chunks, i, flat_numel(segment_of(i), taps_[i].num_live));
   }
   table.chunks = to_device(chunks, device_);
   table.gradients.num_segments = static_cast<int32_t>(states_.size());
@@ -152,10 +185,9 @@ void FlatOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
 }
 
 void FlatOptimizer::join_begun_step(const StepScalars& scalars) {
-  const bool some = std::find(updated_.begin(), updated_.end(), true) != updated_.end();
   begun_.reset();
   begun_kept_.clear();
-  if (!some) {
+  if (num_updated() == 0) {
     updated_.clear();
     return;
   }
@@ -164,9 +196,7 @@ void FlatOptimizer::join_begun_step(const StepScalars& scalars) {
         "Optimizer::step with inverse_scale, found_inf or clip_factor after begin_step: parameters "
         "were updated already; leave begin_step out of such steps");
   }
-  if (side_) {
-    order(*side_, c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  }
+  wait_for_updates();
 }
 
 }  // namespace ddp::detail

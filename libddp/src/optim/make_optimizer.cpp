@@ -60,6 +60,9 @@ AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options
   if (const auto reason = detail::reason_against_zero(settings, options); !reason.empty()) {
     refuse_zero(reason);
   }
+  if (options.skip_dead_taps) {
+    refuse_zero("with optimizer.skip_dead_taps=true whole filters are looked at");
+  }
   if (options.overlap_backward) {
     check_overlap(model, settings);
   }
@@ -94,7 +97,7 @@ AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& op
     refuse_overlap(reason.empty() ? "optimizer.implementation is list" : reason);
   }
   check_overlap(model, settings);
-  model.reducer().set_bucket_listener(flat->bucket_listener());
+  flat->listen_to(model.reducer());
   return AnyOptimizer(std::move(flat));
 }
 

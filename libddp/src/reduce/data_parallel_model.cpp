@@ -8,6 +8,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "ddp/ops/filter_taps.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
@@ -241,6 +242,7 @@ StateDict DataParallelModel::state_dict() const {
     state.values[kFrozenKey] = frozen_identity();
   }
   for (const auto& [name, tensor] : state_tensors()) {
+    ops::bring_up_to_date(tensor);
     state.tensors.emplace(name, tensor.detach());
     if (is_ignored(name) && communicator_->world_size() > 1) {
       state.tensors.emplace(std::string(kRankLocal) + name, tensor.detach());
@@ -290,6 +292,7 @@ void DataParallelModel::load_state_dict(const StateDict& state) {
   for (auto& [name, tensor] : targets) {
     const auto own =
         is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
+    ops::bring_up_to_date(tensor);  // before, or what is due would be done to the loaded weight
     tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
   }
 }

@@ -182,6 +182,9 @@ void Reducer::begin_forward() {
   if (impl_->rebuild_is_due()) {
     impl_->rebuild();
   }
+  if (impl_->forward_listener) {
+    impl_->forward_listener();
+  }
 }
 
 void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
@@ -275,9 +278,10 @@ void Reducer::add_layout_listener(
   impl_->layout_listeners.push_back(std::move(listener));
 }
 
-void Reducer::set_bucket_listener(BucketListener listener) {
+void Reducer::set_bucket_listener(BucketListener listener, std::function<void()> before_forward) {
   const std::lock_guard lock(impl_->mutex);
   impl_->bucket_listener = std::move(listener);
+  impl_->forward_listener = std::move(before_forward);
 }
 
 const NamedParameters& Reducer::parameters() const {

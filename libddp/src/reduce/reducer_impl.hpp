@@ -135,6 +135,7 @@ struct Reducer::Impl {
   std::vector<std::function<void(const BucketLayout&, const BucketLayout&)>> layout_listeners;
   BucketListener bucket_listener;
   bool shards = false;  // a rank reduces its part of each bucket only
+  std::function<void()> forward_listener;
 
   mutable std::mutex mutex;
   detail::BucketScheduler scheduler;

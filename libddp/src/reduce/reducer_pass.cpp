@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ddp/ops/filter_taps.hpp"
 #include "reduce/reducer_impl.hpp"
 
 namespace ddp {
@@ -225,14 +226,16 @@ void Reducer::Impl::mark_unused_parameters() {
   }
 }
 
-// The stream that is current in the hook, and the one on which an op wrote the slot, if another.
+// The stream that is current in the hook, the one on which an op wrote the slot, if another, and
+// then the op's own: a listener is to change the parameter, which the op may still read there.
 void Reducer::Impl::note_streams(int bucket, const ops::GradSlot& slot) {
   if (device().is_cpu()) {
     return;
   }
   auto& streams = buckets[static_cast<size_t>(bucket)].streams;
+  const auto current = detail::current_stream(device());
   for (const auto& stream :
-       {detail::current_stream(device()), slot.stream.value_or(detail::current_stream(device()))}) {
+       {current, slot.stream.value_or(current), slot.reader.value_or(current)}) {
     if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
       streams.push_back(stream);
     }
@@ -295,6 +298,7 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     at::Tensor& grad = parameter.tensor.mutable_grad();
     at::Tensor& slot = parameter.slot.memory;
     if (grad.defined() && !aliases(grad, slot)) {
+      ops::use_taps(parameter.tensor, ops::kAllTaps);  // made by an op that says nothing of taps
       parameter.reduced = false;
       if (parameter.slot.written && parameter.slot.stream) {  // added to below
         wait_for(*parameter.slot.stream, detail::current_stream(device()));
@@ -311,6 +315,7 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     grad = slot;
     parameter.slot.written = false;
     parameter.slot.stream = std::nullopt;
+    parameter.slot.reader = std::nullopt;
   }
   if (!copy_to.empty()) {
     at::_foreach_copy_(copy_to, copy_from);

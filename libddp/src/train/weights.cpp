@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "ddp/core/error.hpp"
+#include "ddp/ops/filter_taps.hpp"
 
 namespace ddp {
 namespace {
@@ -55,6 +56,7 @@ WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file
 TensorMap named_weights(const torch::nn::Module& module) {
   TensorMap weights;
   for (const auto& item : module.named_parameters()) {
+    ops::bring_up_to_date(item.value());
     weights.emplace(item.key(), item.value().detach());
   }
   for (const auto& item : module.named_buffers()) {

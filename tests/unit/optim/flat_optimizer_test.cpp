@@ -133,6 +133,24 @@ TEST_CASE("A flat step leaves gradients alone and follows parameters that move",
                  "large.bias was replaced after the optimizer was made"));
 }
 
+TEST_CASE("A parameter converted between make_optimizer and the first step is told", "[optim]") {
+  const auto before = GENERATE(at::kFloat, at::kBFloat16);
+  const auto after = before == at::kFloat ? at::kBFloat16 : at::kFloat;
+  NamedParameters parameters = {{"w.bias", weights({40}, 0).detach().to(before).requires_grad_()}};
+  auto optimizer = ddp::make_optimizer(
+      parameters, options_of(OptimizerType::Lars, OptimizerImplementation::Flat));
+  const bool loads = GENERATE(false, true);
+  parameters[0].tensor.set_data(parameters[0].tensor.detach().to(after));
+  parameters[0].tensor.mutable_grad() = at::ones({40}, after);
+  const at::Tensor still = parameters[0].tensor.detach().clone();
+  ddp::StateDict empty;
+  empty.values["type"] = std::string("lars");
+  CHECK(contains(message_of<ddp::SettingsError>(
+                     [&] { loads ? optimizer.load_state_dict(empty) : optimizer.step(0.1); }),
+                 "parameter w.bias was replaced after the optimizer was made"));
+  CHECK(at::equal(parameters[0].tensor.detach(), still));
+}
+
 TEST_CASE("More parameters than one table of gradients holds", "[optim]") {
   NamedParameters flat;
   NamedParameters list;

@@ -68,6 +68,10 @@ TEST_CASE("Wrong optimizer settings are refused by name", "[optim]") {
   options.nesterov = true;
   CHECK(contains(refusal(options), "optimizer.nesterov needs optimizer.momentum > 0"));
   options = {};
+  options.type = ddp::OptimizerType::AdamW;
+  options.skip_dead_taps = true;
+  CHECK(contains(refusal(options), "optimizer.skip_dead_taps=true is for optimizer.type=sgd"));
+  options = {};
   options.beta2 = 1.0;
   CHECK(contains(refusal(options), "optimizer.beta2 is 1"));
   options = {};

@@ -34,6 +34,9 @@ class Ema : public Stateful {
   template <HasNamedParameters Model>
   explicit Ema(const Model& model, const EmaOptions& options = {})
       : Ema(model.named_parameters(), options) {}
+  // Two of them would update the same averages.
+  Ema(const Ema&) = delete;
+  Ema& operator=(const Ema&) = delete;
 
   /// After each optimizer step. The host does not wait; capturable, after a first call that is not
   /// captured. On CUDA one kernel updates all averages in float32.

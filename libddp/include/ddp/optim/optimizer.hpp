@@ -75,7 +75,8 @@ class Optimizer : public Stateful {
   /// then updates the parameters of each bucket as soon as its gradients are reduced, while
   /// backward goes on, and step() updates the rest; others do nothing here. Not for steps whose
   /// gradients are looked at first: throws SettingsError where inverse_scale, found_inf or
-  /// clip_factor is given.
+  /// clip_factor is given. Such a step cannot be skipped any more: the next begin_step() throws
+  /// SettingsError, once, where buckets were updated and step() did not follow.
   virtual void begin_step(const StepScalars& /*scalars*/) {}
   /// step with a learning rate that the host knows.
   void step(double lr) { step(StepScalars{.lr = lr}); }

@@ -111,8 +111,10 @@ class Reducer {
   /// gradients lie; must not wait on the host. Not called where a bucket gets its mean only at the
   /// end: with a comm hook, in a weighted backward, in a join with another divisor. One listener;
   /// from then on buckets are laid out in ready order at world size 1 too.
+  ///
+  /// `before_forward` is called before each synchronised forward reads a parameter.
   using BucketListener = std::function<void(const GradBucket& bucket, const WorkPtr& work)>;
-  void set_bucket_listener(BucketListener listener);
+  void set_bucket_listener(BucketListener listener, std::function<void()> before_forward = {});
   const NamedParameters& parameters() const;
   /// Flat gradients of bucket `index`: what flat optimizers read.
   at::Tensor bucket_buffer(int index) const;
