@@ -8,6 +8,8 @@
 //   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
 //   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
 //                                      a round begins with an empty ring
+//   bench_resnet … overlap=true     buckets are updated while backward goes on
+//   bench_resnet … skip_dead_taps=true    OptimizerOptions::skip_dead_taps
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
@@ -49,7 +51,8 @@ const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagene
                                     {"comm_hook", "none"},     {"fp32_grads", "true"},
                                     {"optimizer", "auto"},     {"ops", "fused"},
                                     {"side_streams", "auto"},  {"data", ""},
-                                    {"num_workers", "14"},     {"jpeg_decoder", "cpu"}};
+                                    {"num_workers", "14"},     {"jpeg_decoder", "cpu"},
+                                    {"overlap", "false"},      {"skip_dead_taps", "false"}};
 
 /// ops=plain: ATen's own, as the rows "before" have them.
 bool has_fused_ops(const Settings& settings) {
@@ -101,6 +104,8 @@ ddp::OptimizerOptions sgd(const Settings& settings) {
   options.weight_decay = 5e-4;
   options.momentum = 0.9;
   options.nesterov = true;
+  options.overlap_backward = settings.flag("overlap");
+  options.skip_dead_taps = settings.flag("skip_dead_taps");
   return options;
 }
 
@@ -158,7 +163,6 @@ class Trainer {
     } else {
       loader_ = make_loader(settings, context);
     }
-    ddp::NamedParameters parameters;
     if (wrapped) {
       ddp::DdpOptions options;
       options.bucket_cap_mb = settings.text("bucket_cap_mb") == "auto"
@@ -167,14 +171,15 @@ class Trainer {
       options.comm_hook = settings.text("comm_hook");
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<Model>(module_, context.communicator(), options);
-      parameters = model_->named_parameters();
+      optimizer_ = std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(*model_, sgd(settings)));
     } else {
+      ddp::NamedParameters parameters;
       for (const auto& item : module_->named_parameters()) {
         parameters.push_back({item.key(), item.value()});
       }
+      optimizer_ =
+          std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd(settings)));
     }
-    optimizer_ =
-        std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd(settings)));
     if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
       capture(context);
     }
@@ -218,6 +223,7 @@ class Trainer {
                  ? ddp::ops::cross_entropy(logits, batch.target).loss
                  : torch::cross_entropy_loss(logits.to(torch::kFloat32), batch.target);
     }
+    optimizer_->begin_step(scalars);  // does something with overlap=true alone
     loss.backward();
     optimizer_->step(scalars);
     return loss.detach();

@@ -115,6 +115,6 @@ PEER_TITLES = dict(eager="PyTorch eager", compile="torch.compile", graph="PyTorc
                    compile_graph="torch.compile, hand graph")
 # Ours, by name: settings of bench_resnet. The first is the plain step, which the others are compared with.
 BEFORE = ["step=eager", "ops=plain", "optimizer=list"]
-BEST = ["step=graph", "param_dtype=bf16"]
+BEST = ["step=graph", "param_dtype=bf16", "skip_dead_taps=true"]
 OURS = {"before": BEFORE, "libddp": BEST + ["fp32_grads=false"]}
 OURS_ON_SEVERAL = {"before": BEFORE, "libddp": BEST, "libddp_bf16_wire": BEST + ["fp32_grads=false"]}
