@@ -86,6 +86,24 @@ TEST_CASE("auto buckets: a plan pins the choice, and no backward is measured for
   CHECK(buckets[2].parameters.size() == 2);
 }
 
+TEST_CASE("auto buckets: a damaged choice in a plan is made anew") {
+  if (world() == 1) {
+    return;
+  }
+  const auto comm = fresh_group();
+  comm->plan().set("buckets of 6 gradients, 292 bytes, hook none",
+                   R"({"cuts":[4,1,6],"exposed_us":5.0,"gradients":6,"bytes":292})");
+  Mlp module;
+  Mlp reference;
+  DistributedDataParallel model(module, comm, with_auto());
+  for (int step = 0; step < 5; ++step) {
+    CAPTURE(step);
+    check_step(model, module, reference, step);
+    CHECK(model.logging_data().has_rebuilt_buckets == (step >= 3));
+  }
+  CHECK(buckets_choice(comm->plan()).find("[4,1,6]") == std::string::npos);
+}
+
 TEST_CASE("auto buckets beside find_unused_parameters, which never lays out anew") {
   auto options = with_auto();
   options.find_unused_parameters = true;

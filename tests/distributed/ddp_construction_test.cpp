@@ -34,8 +34,17 @@ struct CounterImpl : torch::nn::Module {
     count = register_buffer("count", torch::zeros({1}, torch::kLong));
     to(context().device());
   }
-  torch::Tensor forward(const torch::Tensor& x) { return x * weight; }
+  torch::Tensor forward(const torch::Tensor& x) {
+    seen_at_begin = {seen.item<double>(), count.item<double>()};
+    if (is_training()) {
+      const torch::NoGradGuard no_grad;
+      seen.add_(1 + rank());
+      count.add_(1 + rank());
+    }
+    return x * weight;
+  }
   torch::Tensor weight, seen, count;
+  std::vector<double> seen_at_begin;
 };
 TORCH_MODULE(Counter);
 
@@ -111,33 +120,41 @@ TEST_CASE("construction sends rank 0's parameters and buffers, unless told not t
   }
 }
 
-TEST_CASE("buffers travel before a training forward that follows a synchronised one") {
+TEST_CASE("a training forward that follows a synchronised one begins with rank 0's buffers") {
   Counter module;
   DistributedDataParallel model(module, group());
   const auto x = torch::ones({2}, on_device());
-  const auto seen_after = [&](const auto& act) {
-    set_buffers(module, rank() + 1);
+  // What the forward begins with, which then makes it another value on each rank.
+  const auto seen_by = [&](const auto& act) {
     act();
-    REQUIRE(module->count.item<int64_t>() == static_cast<int64_t>(module->seen.item<double>()));
-    return module->seen.item<double>();
+    REQUIRE(module->seen_at_begin[1] == module->seen_at_begin[0]);
+    return module->seen_at_begin[0];
   };
-  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
-  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
+  const auto step = [&] { model.forward(x).sum().backward(); };
+  set_buffers(module, 10 * (rank() + 1));
+  REQUIRE(seen_by(step) == 10);  // sent first
+  REQUIRE(seen_by(step) == 11);
+  REQUIRE(seen_by(step) == 12);
   model.eval();
-  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == rank() + 1);
+  REQUIRE(seen_by(step) == 13);
   model.train();
+  set_buffers(module, 20 * (rank() + 1));
   {
     const torch::NoGradGuard no_grad;
-    model.forward(x);
+    seen_by([&] { model.forward(x); });
   }
-  // It follows a forward without gradients: skipped; the next one sends again.
-  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == rank() + 1);
-  REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
+  // It follows a forward without gradients: nothing was sent; the next one has rank 0's again.
+  set_buffers(module, 30 * (rank() + 1));
+  REQUIRE(seen_by(step) == 30 * (rank() + 1));
+  REQUIRE(seen_by(step) == 31);
   {
     auto guard = model.no_sync();
-    REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == 1);
-    REQUIRE(seen_after([&] { model.forward(x).sum().backward(); }) == rank() + 1);
+    REQUIRE(seen_by(step) == 32);
+    REQUIRE(seen_by(step) == 33 + rank());
   }
+  // A forward without backward.
+  REQUIRE(seen_by([&] { model.forward(x); }) == 34 + 2 * rank());
+  REQUIRE(seen_by(step) == 35);
 }
 
 TEST_CASE("broadcast_buffers before_eval and off") {
@@ -149,9 +166,10 @@ TEST_CASE("broadcast_buffers before_eval and off") {
     DistributedDataParallel model(module, group(), options);
     set_buffers(module, rank() + 1);
     model.forward(x).sum().backward();
-    REQUIRE(module->seen.item<double>() == rank() + 1);
+    REQUIRE(module->seen.item<double>() == 2 * (rank() + 1));
     model.eval();
-    REQUIRE(module->seen.item<double>() == (when == BroadcastBuffers::BeforeEval ? 1 : rank() + 1));
+    REQUIRE(module->seen.item<double>() ==
+            (when == BroadcastBuffers::BeforeEval ? 2 : 2 * (rank() + 1)));
   }
 }
 

@@ -127,11 +127,16 @@ bool DataParallelModel::needs_outputs() const {
   return at::GradMode::is_enabled() && sync_;
 }
 
+bool DataParallelModel::sends_buffers_in_training() const {
+  const bool training = !tensors_.is_training || tensors_.is_training();
+  return training && communicator_->world_size() > 1 &&
+         options_.broadcast_buffers == BroadcastBuffers::EachForward;
+}
+
 void DataParallelModel::before_forward() {
   const bool synchronised = at::GradMode::is_enabled() && sync_;
-  const bool training = !tensors_.is_training || tensors_.is_training();
-  const bool sends_buffers = require_buffer_sync_ && training && communicator_->world_size() > 1 &&
-                             options_.broadcast_buffers == BroadcastBuffers::EachForward;
+  const bool sends_buffers =
+      sends_buffers_in_training() && require_buffer_sync_ && !reducer_->take_sent_buffers();
   if (join_ != nullptr) {
     join_->announce_forward(synchronised, sends_buffers);
   }
@@ -159,6 +164,11 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   // a rank that evaluates by itself must still meet the others.
   if (!tensors_.is_training || tensors_.is_training()) {
     require_buffer_sync_ = synchronised;
+  }
+  // What the next training forward begins with, beside this one's backward. In a join, ranks that
+  // ran out of inputs answer forwards: there it is the next forward that sends.
+  if (synchronised && join_ == nullptr && sends_buffers_in_training()) {
+    reducer_->send_buffers(tensors_only(named_buffers()));
   }
   if (synchronised) {
     reducer_->prepare_for_backward(outputs);

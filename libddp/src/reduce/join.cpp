@@ -20,6 +20,7 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
     throw SettingsError("join: this model is inside a join already");
   }
   model_.join_ = this;
+  model_.reducer_->take_sent_buffers();  // on all ranks: some run no forward in here
   model_.reducer_->require_weight(options_.weighted);
 }
 

@@ -43,6 +43,7 @@ Reducer::Impl::Impl(NamedParameters parameters_in, CommunicatorPtr communicator_
       options(options_in),
       hook(make_comm_hook(options_in)),
       named_parameters(std::move(parameters_in)),
+      buffer_broadcast(communicator),
       model_id(communicator->launch_sequencer().register_model()) {
   std::map<std::tuple<at::ScalarType, at::ScalarType>, int> keys;
   for (const auto& [name, tensor] : named_parameters) {
@@ -170,6 +171,18 @@ Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
                  const DdpOptions& options)
     : impl_(std::make_unique<Impl>(std::move(parameters), std::move(communicator), options)) {}
 Reducer::~Reducer() = default;
+
+void Reducer::send_buffers(const std::vector<at::Tensor>& buffers) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->buffer_broadcast.start(buffers, /*root=*/0);
+  impl_->buffers_sent = true;
+}
+
+bool Reducer::take_sent_buffers() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->buffer_broadcast.finish();
+  return std::exchange(impl_->buffers_sent, false);
+}
 
 void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   impl_->prepare(outputs);

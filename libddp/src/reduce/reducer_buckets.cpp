@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "reduce/bucket_choice.hpp"
 #include "reduce/reducer_impl.hpp"
@@ -56,12 +57,29 @@ std::string Reducer::Impl::plan_name() const {
                         hook ? hook->name() : "none");
 }
 
-bool Reducer::Impl::measures_buckets() const {
-  return will_rebuild() && chooses_buckets(options) && communicator->world_size() > 1 &&
-         !communicator->plan().find(plan_name()).has_value();
+// What the plan says of this model's buckets, equal on all ranks. A choice that cannot be read
+// counts as none, and is made anew.
+std::optional<std::string> Reducer::Impl::planned_buckets() {
+  const auto text = communicator->plan().find(plan_name());
+  try {
+    return text && detail::BucketChoice::from_json(*text,
+                                                   bytes_in_order(specs, previous_ready_order))
+               ? text
+               : std::nullopt;
+  } catch (const ReadError& error) {
+    if (!std::exchange(damaged_buckets_told, true) && communicator->rank() == 0) {
+      log_warning(detail::concat(error.what(), "; this run measures them"));
+    }
+    return std::nullopt;
+  }
 }
 
-bool Reducer::Impl::rebuild_is_due() const {
+bool Reducer::Impl::measures_buckets() {
+  return will_rebuild() && chooses_buckets(options) && communicator->world_size() > 1 &&
+         !planned_buckets().has_value();
+}
+
+bool Reducer::Impl::rebuild_is_due() {
   const int64_t order_known = options.static_graph ? 2 : 1;
   return will_rebuild() && !detail::is_capturing(device()) &&
          num_passes >= order_known + (measures_buckets() ? 2 : 0);
@@ -98,7 +116,7 @@ void Reducer::Impl::note_ready_time(int parameter, bool all_ready) {
 std::string Reducer::Impl::choose_buckets_here(const std::vector<int>& order,
                                                const AllReduceTable& table) {
   const auto bytes = bytes_in_order(specs, order);
-  if (const auto known = communicator->plan().find(plan_name())) {
+  if (const auto known = planned_buckets()) {
     return *known;
   }
   if (ready_times.size() != parameters.size()) {

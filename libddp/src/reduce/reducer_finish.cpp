@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "ddp/ops/autocast_off.hpp"
 #include "reduce/reducer_impl.hpp"
@@ -48,6 +49,7 @@ void Reducer::Impl::finish_pass() {
   if (marks_replays || !detail::is_capturing(device())) {
     exposed_begin.record_replayed(device());
   }
+  buffer_broadcast.finish();
   if (is_weighted) {
     weight_work->wait();
     weight_work = nullptr;
@@ -57,6 +59,9 @@ void Reducer::Impl::finish_pass() {
   }
   for (auto& state : buckets) {
     finish_bucket(state);
+  }
+  if (std::exchange(launched_beside, false)) {  // a captured stream has to be joined
+    detail::wait_for(*launch_stream, detail::current_stream(device()));
   }
   add_set_aside();
   if (marks_replays || !detail::is_capturing(device())) {

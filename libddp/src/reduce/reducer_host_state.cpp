@@ -22,6 +22,7 @@ struct Reducer::HostState {
   std::vector<int> previous_ready_order;
   std::vector<bool> previous_unused;
   bool unused_set_changed = false;
+  bool buffers_sent = false;
 };
 
 bool Reducer::is_settled() const {
@@ -60,6 +61,7 @@ std::shared_ptr<const Reducer::HostState> Reducer::host_state() const {
   state->previous_ready_order = impl_->previous_ready_order;
   state->previous_unused = impl_->previous_unused;
   state->unused_set_changed = impl_->unused_set_changed;
+  state->buffers_sent = impl_->buffers_sent;
   return state;
 }
 
@@ -70,6 +72,7 @@ void Reducer::restore(const HostState& state) {
   impl.scheduler.begin_pass();
   for (auto& bucket : impl.buckets) {
     bucket.streams.clear();
+    bucket.writers.clear();
     if (bucket.work != nullptr && impl.device().is_cpu()) {
       bucket.work->wait();  // it uses the arena; a captured one never began
     }
@@ -89,12 +92,15 @@ void Reducer::restore(const HostState& state) {
   impl.weight = state.weight;
   impl.device_weight = state.device_weight;
   impl.is_weighted = state.is_weighted;
+  impl.launched_beside = false;
   impl.weight_work = nullptr;
   impl.used_work = nullptr;
   impl.num_passes = state.num_passes;
   impl.previous_ready_order = state.previous_ready_order;
   impl.previous_unused = state.previous_unused;
   impl.unused_set_changed = state.unused_set_changed;
+  impl.buffer_broadcast.finish();
+  impl.buffers_sent = state.buffers_sent;
   impl.ready_order.clear();
   impl.open_forwards.clear();
   impl.untracked_forwards = 0;

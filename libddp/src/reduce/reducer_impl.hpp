@@ -6,13 +6,17 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "ddp/comm/launch_sequencer.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/reduce/reducer.hpp"
 #include "reduce/bucket_scheduler.hpp"
+#include "reduce/buffer_broadcast.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp {
@@ -46,6 +50,7 @@ struct Reducer::Impl {
     GradBucket bucket;
     WorkPtr work;
     std::vector<c10::Stream> streams;  // on which its gradients were accumulated
+    std::vector<c10::Stream> writers;  // on which ops wrote its slots
   };
 
   Impl(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options);
@@ -59,10 +64,11 @@ struct Reducer::Impl {
 
   // The rebuild (reducer_buckets.cpp)
   bool will_rebuild() const;
-  bool rebuild_is_due() const;
+  bool rebuild_is_due();
   void rebuild();
   std::string plan_name() const;
-  bool measures_buckets() const;
+  std::optional<std::string> planned_buckets();
+  bool measures_buckets();
   void begin_ready_times();
   void note_ready_time(int parameter, bool all_ready);
   std::string choose_buckets_here(const std::vector<int>& order, const AllReduceTable& table);
@@ -84,10 +90,13 @@ struct Reducer::Impl {
   void note_streams(int bucket, const ops::GradSlot& slot);
   void gather(int bucket);
   void gather_parameter_lists(const std::vector<int>& parameters);
-  void launch(int bucket);
-  void start_reductions(size_t first, size_t last);
   void attach_gradients();
   void refuse_partial(const Parameter& parameter) const;
+
+  // Full buckets (reducer_launch.cpp)
+  void launch(int bucket);
+  c10::Stream stream_behind_gradients(size_t first, size_t last);
+  void start_reductions(size_t first, size_t last);
 
   // Its end (reducer_finish.cpp)
   void finish_pass();
@@ -136,10 +145,14 @@ struct Reducer::Impl {
   BucketListener bucket_listener;
   bool shards = false;  // a rank reduces its part of each bucket only
   std::function<void()> forward_listener;
+  detail::BufferBroadcast buffer_broadcast;
+  bool buffers_sent = false;  // for the next training forward
 
   mutable std::mutex mutex;
   detail::BucketScheduler scheduler;
   LaunchSequencer::ModelId model_id;
+  std::optional<c10::Stream> launch_stream;  // see stream_behind_gradients
+  bool launched_beside = false;              // on it, in this pass
   bool expects_sync = false;   // a synchronised forward ran and its backward has not ended
   bool unused_marked = false;  // in this pass
   bool end_queued = false;     // the static graph's counting pass: its end is on the engine
@@ -174,6 +187,7 @@ struct Reducer::Impl {
   detail::TimeMark exposed_begin, exposed_end;  // of every pass, replayed ones too
   bool takes_host_time = false;                 // the running pass, for ddp.bucket_cap_mb=auto
   bool takes_ready_times = false;
+  bool damaged_buckets_told = false;
   std::chrono::steady_clock::time_point host_begin;
   double host_backward_ms = 0;
   detail::TimeMark ready_begin;

@@ -20,14 +20,6 @@ bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
          grad.is_alias_of(slot);
 }
 
-void wait_for(const c10::Stream& other, const c10::Stream& current) {
-  if (other != current) {
-    c10::Event event(other.device_type());
-    event.record(other);
-    event.block(current);
-  }
-}
-
 }  // namespace
 
 void Reducer::Impl::check_previous_pass() const {
@@ -71,6 +63,7 @@ void Reducer::Impl::begin_pass() {
   scheduler.begin_pass();
   for (auto& state : buckets) {
     state.streams.clear();
+    state.writers.clear();
     state.work = nullptr;
   }
   for (auto& parameter : parameters) {
@@ -232,13 +225,18 @@ void Reducer::Impl::note_streams(int bucket, const ops::GradSlot& slot) {
   if (device().is_cpu()) {
     return;
   }
-  auto& streams = buckets[static_cast<size_t>(bucket)].streams;
-  const auto current = detail::current_stream(device());
-  for (const auto& stream :
-       {current, slot.stream.value_or(current), slot.reader.value_or(current)}) {
+  const auto note = [](std::vector<c10::Stream>& streams, const c10::Stream& stream) {
     if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
       streams.push_back(stream);
     }
+  };
+  auto& state = buckets[static_cast<size_t>(bucket)];
+  note(state.streams, detail::current_stream(device()));
+  if (slot.stream) {
+    note(state.writers, *slot.stream);
+  }
+  if (slot.reader) {
+    note(state.writers, *slot.reader);
   }
 }
 
@@ -277,7 +275,8 @@ void Reducer::Impl::gather(int bucket) {
   const ops::AutocastOff autocast_off(device().type());
   auto& state = buckets[static_cast<size_t>(bucket)];
   for (const auto& stream : state.streams) {
-    wait_for(stream, detail::current_stream(device()));  // gradients accumulated on another stream
+    detail::wait_for(stream,
+                     detail::current_stream(device()));  // gradients accumulated on another stream
   }
   gather_parameter_lists(layout.buckets[static_cast<size_t>(bucket)].parameters);
   for (const int index : layout.buckets[static_cast<size_t>(bucket)].parameters) {
@@ -301,7 +300,7 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
       ops::use_taps(parameter.tensor, ops::kAllTaps);  // made by an op that says nothing of taps
       parameter.reduced = false;
       if (parameter.slot.written && parameter.slot.stream) {  // added to below
-        wait_for(*parameter.slot.stream, detail::current_stream(device()));
+        detail::wait_for(*parameter.slot.stream, detail::current_stream(device()));
       }
       (parameter.slot.written ? add_to : copy_to).push_back(slot);
       (parameter.slot.written ? add_from : copy_from).push_back(grad);
@@ -322,79 +321,6 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
   }
   if (!add_to.empty()) {
     at::_foreach_add_(add_to, add_from);
-  }
-}
-
-// Called in the agreed order, possibly by another model's hook. Buckets of one launch number wait
-// for the last of them.
-void Reducer::Impl::launch(int index) {
-  const auto last = static_cast<size_t>(index);
-  const int number = layout.buckets[last].launch;
-  if (last + 1 < buckets.size() && layout.buckets[last + 1].launch == number) {
-    return;
-  }
-  size_t first = last;
-  while (first > 0 && layout.buckets[first - 1].launch == number) {
-    --first;
-  }
-  const at::NoGradGuard no_grad;
-  const ops::AutocastOff autocast_off(device().type());
-  const TraceLabel label("bucket", index);
-  if (first == 0 && is_measured) {
-    comm_start.record(device());
-  }
-  if (!device().is_cpu()) {
-    for (size_t b = first; b <= last; ++b) {
-      for (const auto& stream : buckets[b].streams) {
-        wait_for(stream, detail::current_stream(device()));
-      }
-    }
-  }
-  if (requires_weight && !is_weighted) {
-    throw SettingsError(
-        "join: JoinOptions::weighted=true, but the loop called loss.backward(): call "
-        "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
-  }
-  start_reductions(first, last);
-  for (size_t b = first; b <= last && !device().is_cpu(); ++b) {
-    tell_listener(buckets[b]);  // on the CPU, waiting for the result would hold backward up
-  }
-  if (buckets[last].bucket.is_last) {
-    launch_used_map();
-  }
-}
-
-void Reducer::Impl::start_reductions(size_t first, size_t last) {
-  std::optional<GroupScope> group(std::in_place, *communicator);
-  // The sum of weights rides in the launch of the first bucket.
-  if (first == 0 && is_weighted) {
-    weight_sum.fill_(weight);
-    if (device_weight.defined()) {
-      if (!device().is_cpu()) {
-        wait_for(*weight_stream, detail::current_stream(device()));
-      }
-      weight_sum.add_(device_weight);
-    }
-    weight_work = communicator->all_reduce(weight_sum, ReduceOp::Sum);
-  }
-  if (hook && !hook->starts_in_group()) {
-    group.reset();
-  }
-  const auto op = scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg;
-  const bool is_tail = last + 1 == buckets.size();  // all before are hidden behind the backward
-  for (size_t b = first; b <= last; ++b) {
-    auto& bucket = buckets[b].bucket;
-    bucket.divisor = divisor != 0 ? divisor : communicator->world_size();
-    bucket.inverse_divisor = is_weighted ? weight_sum : at::Tensor();
-    bucket.is_tail = is_tail;
-    if (hook) {
-      hook->start(bucket);
-    } else if (shards) {
-      buckets[b].work = communicator->reduce_scatter(bucket.shard, bucket.buffer, op);
-    } else {
-      buckets[b].work = is_tail ? communicator->all_reduce(bucket.buffer, op)
-                                : communicator->all_reduce_overlapped(bucket.buffer, op);
-    }
   }
 }
 

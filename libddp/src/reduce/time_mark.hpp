@@ -14,6 +14,16 @@ inline c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+/// What is enqueued on `waiting` from here on follows what is on `other` now; the host does not
+/// wait.
+inline void wait_for(const c10::Stream& other, const c10::Stream& waiting) {
+  if (other != waiting) {
+    c10::Event event(other.device_type());
+    event.record(other);
+    event.block(waiting);
+  }
+}
+
 /// Whether the current stream of `device` is being captured into a graph; marks are not taken then.
 bool is_capturing(at::Device device);
 

@@ -134,6 +134,7 @@ class DataParallelModel : public Stateful {
 
   void require_weighted_join() const;
   void broadcast_buffers_now(int root);
+  bool sends_buffers_in_training() const;
   NamedParameters state_tensors() const;
   bool is_ignored(const std::string& name) const;
   void require_same_frozen(const StateDict& state) const;

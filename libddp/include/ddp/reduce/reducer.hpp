@@ -52,6 +52,12 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
+  /// Sends rank 0's `buffers` to all beside the backward that follows; its end waits for them, or
+  /// take_sent_buffers(). Collective.
+  void send_buffers(const std::vector<at::Tensor>& buffers);
+  /// Whether they were sent since the last call; the current stream waits for them.
+  bool take_sent_buffers();
+
   /// Expects a synchronised backward. With find_unused_parameters (and in the first passes of
   /// static_graph) the graph is walked from `outputs`; given at all, they also tell which forward a
   /// backward belongs to where two forwards are followed by two backwards. Throws naming the

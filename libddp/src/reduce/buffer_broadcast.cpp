@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/buffer_broadcast.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ddp/ops/autocast_off.hpp"
+#include "reduce/time_mark.hpp"
+
+namespace ddp::detail {
+
+// By dtype, in their order, equal on all ranks.
+void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {
+  for (auto& part : parts_) {
+    part.buffers.clear();
+  }
+  for (const auto& buffer : buffers) {
+    if (buffer.numel() == 0) {
+      continue;
+    }
+    auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& known) {
+      return known.flat.scalar_type() == buffer.scalar_type();
+    });
+    if (part == parts_.end()) {
+      part = parts_.insert(parts_.end(), Part{});
+      part->flat = at::empty({0}, buffer.options());
+    }
+    // An alias that autograd does not know: what a backward saved may be written, with its value.
+    part->buffers.push_back(buffer.variable_data());
+  }
+  std::erase_if(parts_, [](const Part& part) { return part.buffers.empty(); });
+  for (auto& part : parts_) {
+    int64_t numel = 0;
+    for (const auto& buffer : part.buffers) {
+      numel += buffer.numel();
+    }
+    if (part.flat.numel() != numel) {
+      part.flat = at::empty({numel}, part.flat.options().requires_grad(false));
+    }
+    part.views.clear();
+    int64_t offset = 0;
+    for (const auto& buffer : part.buffers) {
+      part.views.push_back(part.flat.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
+      offset += buffer.numel();
+    }
+  }
+}
+
+void BufferBroadcast::start(const std::vector<at::Tensor>& buffers, int root) {
+  finish();
+  const at::NoGradGuard no_grad;
+  const auto device = communicator_->device();
+  const ops::AutocastOff autocast_off(device.type());
+  pack(buffers);
+  if (parts_.empty()) {
+    return;
+  }
+  pending_ = true;
+  root_ = root;
+  std::optional<c10::StreamGuard> guard;
+  if (!device.is_cpu()) {
+    const auto current = current_stream(device);
+    if (!stream_) {
+      stream_ = c10::impl::VirtualGuardImpl(device.type())
+                    .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    }
+    wait_for(current, *stream_);
+    guard.emplace(*stream_);
+  }
+  for (auto& part : parts_) {
+    if (communicator_->rank() == root) {
+      at::_foreach_copy_(part.views, part.buffers);
+    }
+  }
+  {
+    const GroupScope group(*communicator_);
+    for (auto& part : parts_) {
+      part.work = communicator_->broadcast(part.flat, root);
+    }
+  }
+  if (!device.is_cpu()) {
+    write();
+  }
+}
+
+void BufferBroadcast::write() {
+  for (auto& part : parts_) {
+    part.work->wait();
+    part.work = nullptr;
+    if (communicator_->rank() != root_) {
+      at::_foreach_copy_(part.buffers, part.views);
+    }
+  }
+}
+
+void BufferBroadcast::finish() {
+  if (!std::exchange(pending_, false)) {
+    return;
+  }
+  if (stream_) {
+    wait_for(*stream_, current_stream(communicator_->device()));
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  write();
+}
+
+}  // namespace ddp::detail

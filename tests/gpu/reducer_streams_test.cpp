@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients that an op writes beside backward, on another stream: their reduction waits for them,
+// backward does not.
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "ddp/core/error.hpp"
+#include "ddp/ops/grad_slot.hpp"
+#include "distributed/ddp_test_utils.hpp"
+#include "reduce/time_mark.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+c10::cuda::CUDAStream side_stream() {
+  static const auto stream = c10::cuda::getStreamFromPool();
+  return stream;
+}
+
+// x w; the gradient of w is written on the side stream after a while, what it reads kept until the
+// next backward.
+class LateProduct : public torch::autograd::Function<LateProduct> {
+ public:
+  static inline double delay_ms = 0;
+  static inline std::vector<torch::Tensor> kept;
+
+  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x,
+                               const torch::Tensor& w) {
+    ctx->save_for_backward({x, w});
+    return x.matmul(w);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto& x = saved[0];
+    const auto& w = saved[1];
+    auto* slot = ops::find_grad_slot(w);
+    REQUIRE(slot != nullptr);
+    const auto side = side_stream();
+    ddp::detail::wait_for(c10::cuda::getCurrentCUDAStream(), side);
+    {
+      const c10::cuda::CUDAStreamGuard guard(side);
+      ddp::detail::delay_device(context().device(), delay_ms);
+      REQUIRE(ops::begin_grad_write(w, *slot) == 0);
+      slot->memory.copy_(x.t().matmul(grads[0]));
+    }
+    kept.insert(kept.end(), {x, grads[0]});
+    return {grads[0].matmul(w.t()), torch::Tensor()};
+  }
+};
+
+struct ChainImpl : torch::nn::Module {
+  ChainImpl() {
+    for (int layer = 0; layer < 3; ++layer) {
+      weights.push_back(
+          register_parameter(ddp::detail::concat("w", layer), integers({4, 4}, layer)));
+    }
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& weight : weights) {
+      x = late ? LateProduct::apply(x, weight) : x.matmul(weight);
+    }
+    return x;
+  }
+  bool late = true;
+  std::vector<torch::Tensor> weights;
+};
+TORCH_MODULE(Chain);
+
+std::vector<torch::Tensor> reference_of(int64_t step) {
+  Chain reference;
+  reference->late = false;
+  return mean_reference(reference,
+                        [&](Chain& plain) { return plain->forward(concatenated(step, 4)).sum(); });
+}
+
+}  // namespace
+
+TEST_CASE("a reduction waits for gradients written beside backward, and backward does not") {
+  const double cap = GENERATE(25.0, 1.0 / (1 << 20));  // one bucket, and one a weight
+  CAPTURE(cap);
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  Chain module;
+  DistributedDataParallel model(module, group(), with_cap(cap));
+  constexpr double kDelayMs = 10;
+  LateProduct::delay_ms = kDelayMs;
+  ddp::detail::TimeMark begin;
+  ddp::detail::TimeMark chain_end;
+  ddp::detail::TimeMark end;
+  for (int step = 0; step < 4; ++step) {
+    LateProduct::kept.clear();
+    auto input = batch_of(rank(), step, 4).requires_grad_();
+    input.register_hook(
+        [&](const torch::Tensor& /*grad*/) { chain_end.record(context().device()); });
+    model.zero_grad();
+    const auto loss = model.forward(input).sum();
+    group()->barrier();
+    begin.record(context().device());
+    loss.backward();
+    end.record(context().device());
+    require_equal(grads_of(*module), reference_of(step));
+    if (step > 0) {  // connected, and laid out anew
+      CHECK(ddp::detail::TimeMark::milliseconds(begin, chain_end) < 0.8 * kDelayMs);
+      CHECK(ddp::detail::TimeMark::milliseconds(begin, end) > 2 * kDelayMs);
+    }
+  }
+}
+
+TEST_CASE("gradients written beside a captured backward are reduced by its replays") {
+  const double cap = GENERATE(25.0, 1.0 / (1 << 20));
+  CAPTURE(cap);
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  Chain module;
+  DistributedDataParallel model(module, group(), with_cap(cap));
+  LateProduct::delay_ms = 1;
+  auto input = torch::zeros({3, 4}, on_device());
+  const auto step = [&] {
+    LateProduct::kept.clear();
+    model.zero_grad();
+    model.forward(input).sum().backward();
+  };
+  for (int warm_up = 0; warm_up < 4; ++warm_up) {
+    step();
+  }
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  step();
+  graph.capture_end();
+  for (int replay = 0; replay < 5; ++replay) {
+    input.copy_(batch_of(rank(), replay, 4));
+    graph.replay();
+    require_equal(grads_of(*module), reference_of(replay));
+  }
+  LateProduct::kept.clear();
+}
