@@ -60,6 +60,27 @@ TEST_CASE("measured choices are saved and pinned on resume") {
   CHECK(plan.find("a measured choice") == "[1,2]");
 }
 
+TEST_CASE("a damaged plan in a checkpoint does not hold up a resume") {
+  SharedFolder folder;
+  const testing::ResumeCase setup{testing::Precision::Fp32, ddp::OptimizerType::Sgd, 1};
+  auto& plan = context().plan();
+  const std::string table = "[[1024,10.0,0.0],[2048,12.0,0.0]]";
+  plan.set("all_reduce", R"("no table")");
+  {
+    ResumeRun run(setup, context().communicator());
+    ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
+    REQUIRE(checkpointer.restore() == 0);
+    run.step();
+    checkpointer.save(0);
+    checkpointer.wait();
+  }
+  plan.set("all_reduce", table);
+  ResumeRun run(setup, context().communicator());
+  ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
+  CHECK(checkpointer.restore() == 1);
+  CHECK(plan.find("all_reduce") == table);
+}
+
 TEST_CASE("ranks resume bit for bit, each with its own random numbers") {
   const bool async = GENERATE(false, true);
   const auto precision = GENERATE(testing::Precision::Fp32, testing::Precision::Bf16Leaves);

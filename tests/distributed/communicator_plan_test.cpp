@@ -56,6 +56,35 @@ TEST_CASE("a plan pins the table; rank 0's counts; another system's is dropped")
   CHECK_THROWS_AS(group->adopt_plan("{", "a test"), ddp::ReadError);
 }
 
+TEST_CASE("a plan that fits some ranks only is dropped on all") {
+  const auto group = fresh();
+  if (group->world_size() == 1) {
+    return;
+  }
+  ddp::Plan saved(group->plan().identity());
+  saved.set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  if (group->rank() == group->world_size() - 1) {  // as on a node with another library
+    auto identity = group->plan().identity();
+    identity["cudnn"] = "another";
+    group->plan() = ddp::Plan(identity);
+  }
+  group->adopt_plan(saved.to_json(), "a test");
+  CHECK(group->plan().empty());
+  for (const auto& other :
+       ddp::detail::all_gather_text(*group, group->plan().empty() ? "y" : "n")) {
+    CHECK(other == "y");
+  }
+}
+
+TEST_CASE("nothing is taken over of a plan that is damaged in part") {
+  const auto group = fresh();
+  ddp::Plan saved(group->plan().identity());
+  saved.set("all_reduce", "[[2048,10.0,0.0],[1024,12.0,0.0]]");
+  saved.set("another choice", "1");
+  CHECK_THROWS_AS(group->adopt_plan(saved.to_json(), "a test"), ddp::ReadError);
+  CHECK(group->plan().empty());
+}
+
 TEST_CASE("an overlapped all_reduce gives the same result") {
   auto tensor = here(data_of(comm().rank(), 5000, at::kFloat));
   comm().all_reduce_overlapped(tensor)->wait();

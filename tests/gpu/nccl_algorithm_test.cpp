@@ -74,6 +74,16 @@ TEST_CASE("sums and means in a window, whatever the algorithm") {
   CHECK(doubles.equal(reduced(100, at::kDouble, ReduceOp::Sum)));
 }
 
+TEST_CASE("a mean of fp16 values whose sum is infinite") {
+  const auto* algorithm = GENERATE("ring", "symmetric", "auto");
+  CAPTURE(algorithm);
+  const auto comm = make(algorithm);
+  const auto values = comm->allocate(1 << 20).view(at::kHalf);
+  values.fill_(40000);
+  comm->all_reduce(values, ReduceOp::Avg)->wait();
+  CHECK(values.eq(40000).all().item<bool>());
+}
+
 TEST_CASE("windows in groups and graphs") {
   const auto* algorithm = GENERATE("ring", "symmetric", "auto");
   CAPTURE(algorithm);
@@ -157,8 +167,11 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
     return;
   }
   const auto comm = make("auto");
-  const auto memory = comm->allocate(1 << 20);
+  auto floats = comm->allocate(1 << 20).view(at::kFloat);
+  CHECK_FALSE(comm->plan().find("all_reduce").has_value());  // a plan may still be adopted
+  comm->all_reduce(floats)->wait();
   const auto saved = comm->plan().to_json();
+  REQUIRE(comm->plan().find("all_reduce").has_value());
   const auto& rows = comm->all_reduce_table().rows();
   REQUIRE(rows.size() >= 4);
   CHECK(rows.back().ring_us > rows.front().ring_us);

@@ -73,19 +73,28 @@ Plan& Communicator::plan() {
   return *plan_;
 }
 
+// All ranks or none: a rank that still has to measure meets nobody. So everything is read first,
+// and each rank's verdict asked for: their GPUs and libraries may differ.
 void Communicator::adopt_plan(const std::string& json, const std::string& origin) {
   const auto agreed = world_size() == 1 ? json : detail::broadcast_text(*this, json, 0);
-  const auto difference = plan().adopt(agreed, origin);
-  if (!difference.empty()) {
+  Plan adopted = plan();
+  auto difference = adopted.adopt(agreed, origin);
+  const auto text = adopted.find(kTableName);
+  auto table = text ? AllReduceTable::from_json(*text) : table_;
+  const auto verdicts =
+      world_size() == 1 ? std::vector{difference} : detail::all_gather_text(*this, difference);
+  const auto refused = std::find_if(verdicts.begin(), verdicts.end(),
+                                    [](const auto& verdict) { return !verdict.empty(); });
+  if (refused != verdicts.end()) {
     if (rank() == 0) {
-      log_warning(detail::concat("the measured choices of ", origin, " are of another system (",
-                                 difference, "): they are measured anew"));
+      log_warning(detail::concat("the measured choices of ", origin,
+                                 " are of another system (rank ", refused - verdicts.begin(), ": ",
+                                 *refused, "): they are measured anew"));
     }
     return;
   }
-  if (const auto table = plan().find(kTableName)) {
-    table_ = AllReduceTable::from_json(*table);
-  }
+  plan() = std::move(adopted);
+  table_ = std::move(table);
 }
 
 const AllReduceTable& Communicator::all_reduce_table() {

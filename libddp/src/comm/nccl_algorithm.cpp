@@ -13,6 +13,7 @@
 
 #include "comm/nccl_communicator_impl.hpp"
 #include "comm/nccl_types.hpp"
+#include "comm/scale_kernel.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -28,8 +29,14 @@ double scale_us(size_t num_bytes) {
   return kLaunchUs + 2 * static_cast<double>(num_bytes) / kBytesPerUs;
 }
 
-bool has_symmetric_sum(c10::ScalarType dtype) {
+bool has_float_sum(c10::ScalarType dtype) {
   return dtype == c10::kFloat || dtype == c10::kHalf || dtype == c10::kBFloat16;
+}
+
+// NCCL's own mean divides before it adds; behind the symmetric kernels it is the sum that is
+// divided, and fp16 values whose mean is finite may sum to infinity.
+bool has_symmetric_kernel(c10::ScalarType dtype, ReduceOp op) {
+  return op == ReduceOp::Sum || dtype != c10::kHalf;
 }
 
 // What a graph and its timing need, given back also where something throws.
@@ -87,6 +94,18 @@ AllReduceAlgorithm NcclCommunicator::choose_algorithm(const at::Tensor& tensor, 
                               op == ReduceOp::Avg ? scale_us(tensor.nbytes()) : 0);
 }
 
+void NcclCommunicator::measure_when_due() {
+  if (!memory_ || options_.nccl_algorithm != "auto" || !known_table().empty() || group_depth_ > 0) {
+    return;
+  }
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(device_).stream(), &status),
+             "cudaStreamIsCapturing");
+  if (status == cudaStreamCaptureStatusNone) {
+    all_reduce_table();
+  }
+}
+
 // "Multiply with 1, then sum": exact, and not one of the symmetric kernels' operations.
 ncclRedOp_t NcclCommunicator::ring_sum(ncclDataType_t dtype) {
   const auto found = ring_sums_.find(dtype);
@@ -111,17 +130,21 @@ WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op,
   state_->check("all_reduce");
   const auto dtype = to_nccl(tensor.scalar_type());
   const bool in_window = memory_ && (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
-                         has_symmetric_sum(tensor.scalar_type()) &&
+                         has_float_sum(tensor.scalar_type()) &&
                          memory_->contains(tensor.const_data_ptr(), tensor.nbytes());
-  const bool symmetric =
-      in_window && choose_algorithm(tensor, op, overlapped) == AllReduceAlgorithm::Symmetric;
+  if (in_window) {
+    measure_when_due();
+  }
+  const bool symmetric = in_window && has_symmetric_kernel(tensor.scalar_type(), op) &&
+                         choose_algorithm(tensor, op, overlapped) == AllReduceAlgorithm::Symmetric;
   auto nccl_op = to_nccl(op, tensor.scalar_type());
   std::function<void()> after;
   if (symmetric && op == ReduceOp::Avg) {
     nccl_op = ncclSum;
-    after = [tensor, factor = 1.0 / world_size_, stream = stream_] {
-      const c10::cuda::CUDAStreamGuard guard(stream);
-      tensor.mul_(factor);
+    const auto scaled = dtype == ncclFloat32 ? ScaleDtype::Float : ScaleDtype::BFloat16;
+    after = [tensor, scaled, factor = 1.0F / static_cast<float>(world_size_), stream = stream_] {
+      check_cuda(launch_scale(tensor.data_ptr(), tensor.numel(), scaled, factor, stream.stream()),
+                 "launch_scale");
     };
   } else if (!symmetric && in_window && op == ReduceOp::Sum) {
     nccl_op = ring_sum(dtype);

@@ -107,11 +107,7 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
   check_allocation(num_bytes);
   const c10::cuda::CUDAGuard guard(device_);
   if (memory_ && num_bytes > 0) {
-    auto memory = memory_->allocate(num_bytes);
-    if (options_.nccl_algorithm == "auto" && known_table().empty()) {
-      all_reduce_table();  // now: later calls may be captured
-    }
-    return memory;
+    return memory_->allocate(num_bytes);
   }
   return at::empty({num_bytes},
                    at::device(device()).dtype(at::kByte));  // caching: 512-byte aligned

@@ -96,6 +96,9 @@ class NcclCommunicator final : public Communicator,
   WorkPtr reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped);
   /// Of a float sum or mean inside a window.
   AllReduceAlgorithm choose_algorithm(const at::Tensor& tensor, ReduceOp op, bool overlapped) const;
+  /// With nccl_algorithm=auto and no table yet, outside groups and captures: measures one. A plan
+  /// adopted before spares it. The host waits.
+  void measure_when_due();
   ncclRedOp_t ring_sum(ncclDataType_t dtype);
   double time_all_reduce(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm,
                          bool in_window);

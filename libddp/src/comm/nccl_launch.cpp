@@ -79,6 +79,7 @@ void NcclCommunicator::group_start() {
   mutex_.lock();
   try {
     state_->check("group_start");
+    measure_when_due();
     if (group_depth_ == 0) {
       check_nccl(ncclGroupStart(), comm_, "ncclGroupStart");
     }

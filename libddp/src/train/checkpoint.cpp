@@ -178,7 +178,14 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
   const auto communicator = communicator_.lock();
   if (const auto plan = texts_.find("plan");
       plan != texts_.end() && communicator != nullptr && !options_.read_only) {
-    communicator->adopt_plan(plan->second, path_of(folder));
+    try {
+      communicator->adopt_plan(plan->second, path_of(folder));
+    } catch (const ReadError& error) {  // on all ranks; nothing of the run depends on it
+      if (is_main()) {
+        log_warning(concat("the measured choices in ", path_of(folder),
+                           " cannot be read, they are measured anew: ", error.what()));
+      }
+    }
   }
 }
 

@@ -84,9 +84,9 @@ class Communicator {
   /// What was measured on this group, and pinned from a checkpoint or a file. Equal on all ranks as
   /// long as all make the same calls.
   Plan& plan();
-  /// Takes over the choices of rank 0's `json` where they were made on the same hardware and
-  /// versions; the log says where not. Collective; the host waits. Throws ReadError naming
-  /// `origin`, on all ranks.
+  /// Takes over the choices of rank 0's `json` where they were made on the hardware and versions
+  /// of every rank; else on no rank, which the log says. Collective; the host waits. Throws
+  /// ReadError naming `origin`, on all ranks, and changes nothing.
   void adopt_plan(const std::string& json, const std::string& origin);
   /// Times of all_reduce by size, from the plan, or measured when first asked for. Collective; the
   /// host waits. Empty for a group of one.
@@ -140,8 +140,8 @@ struct CommunicatorOptions {
   int64_t nccl_min_ctas = 0;                                ///< 0 leaves NCCL's own choice
   int64_t nccl_max_ctas = 0;
   /// Of all-reduces of float sums and means in memory of allocate(), which is then registered as
-  /// symmetric window: ring, symmetric, or auto: by a table measured once and kept in the plan.
-  /// Where windows are not available ring is used, and said once.
+  /// symmetric window: ring, symmetric, or auto: by a table that the first of them measures once
+  /// (the plan keeps it). Where windows are not available ring is used, and said once.
   std::string nccl_algorithm = "ring";
 };
 
