@@ -86,6 +86,8 @@ class Settings {
                                   {"rounds", "5"},
                                   {"wrap", "ddp"},
                                   {"device", "auto"},
+                                  {"nccl_algorithm", "ring"},
+                                  {"nccl_max_ctas", "0"},
                                   {"release_memory", "false"},
                                   {"profile", ""},
                                   {"profile_steps", "5"},
@@ -259,6 +261,8 @@ inline ddp::Context create_context(const Settings& settings) {
   Gate(settings).wait_for("start");
   ddp::ContextOptions options;
   options.device = settings.text("device");
+  options.communicator.nccl_algorithm = settings.text("nccl_algorithm");
+  options.communicator.nccl_max_ctas = settings.number("nccl_max_ctas");
   return ddp::Context::create(options);
 }
 

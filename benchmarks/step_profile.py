@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a training step's time goes on the device: kernels of a Chrome trace by class.
 
-usage: step_profile.py [--steps N] [--names] TRACE…
+usage: step_profile.py [--steps N] [--names] [--reductions] TRACE…
        TRACE    what a benchmark wrote with profile=FILE, or torch.profiler's export_chrome_trace
        --steps  the number of steps in each trace (5, as bench_resnet writes)
        --names  also the kernels of each class by name, the longest first
+       --reductions  also the collectives of the last step, one a line, and what of them is beside other kernels
 
 Prints one Markdown table: per class the microseconds of a step and the number of kernels, for each trace. `busy` is
 the time in which any kernel ran, `span` the time from the first one's begin to the last one's end, both a step; the
@@ -84,6 +85,25 @@ def summarize(path, steps):
                 graph_launches=calls["cudaGraphLaunch"] / steps)
 
 
+def reductions(path, steps):
+    """The last step's collectives as (name, begin_us, end_us, beside_us), times from the step's first kernel, with
+    `beside_us` the time in which another kernel ran; and when the last kernel ended that is no collective or optimizer's."""
+    with open(path) as f:
+        events = [e for e in json.load(f)["traceEvents"] if e.get("ph") == "X" and e.get("cat") == "kernel"]
+    events.sort(key=lambda e: e["ts"])
+    last = events[-(len(events) // steps):]
+    start = last[0]["ts"]
+    spans = [(classify(e["name"]), e["name"], e["ts"] - start, e["ts"] - start + e["dur"]) for e in last]
+    others = [(begin, end) for kind, _, begin, end in spans if kind != "collectives"]
+    backward_end = max((end for kind, _, _, end in spans if kind not in ("collectives", "optimizer")), default=0.0)
+    found = []
+    for kind, name, begin, end in spans:
+        if kind == "collectives":
+            clipped = [(max(b, begin), min(e, end)) for b, e in others if b < end and e > begin]
+            found.append((name, begin, end, covered(clipped)))
+    return found, backward_end
+
+
 def table(profiles, least=None):
     """Markdown of summaries by name, one column each, and of the `least` time by class (roofline.py)."""
     least = least or {}
@@ -108,6 +128,7 @@ def main():
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--names", action="store_true")
+    parser.add_argument("--reductions", action="store_true")
     parser.add_argument("traces", nargs="*")
     arguments = parser.parse_args()
     if arguments.help:
@@ -125,6 +146,11 @@ def main():
         for kind, cell in profile["classes"].items():
             for kernel, us in cell["names"].items():
                 print(f"  {kind:24} {us:9.1f} us  {kernel[:150]}")
+    for path in arguments.traces if arguments.reductions else ():
+        found, backward_end = reductions(path, arguments.steps)
+        print(f"\n{os.path.basename(path)}: the last step from its first kernel on; its backward ends at {backward_end:.1f} us")
+        for name, begin, end, beside in found:
+            print(f"  {begin:10.1f} to {end:10.1f} us, {beside:8.1f} us beside other kernels  {name[:100]}")
 
 
 if __name__ == "__main__":

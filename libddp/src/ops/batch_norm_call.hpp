@@ -8,9 +8,11 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <array>
 
 #include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/multiprocessors.hpp"
 #include "ops/batch_norm_kernels.hpp"
 #include "ops/batch_norm_sync.hpp"
 #include "ops/grad_target.hpp"
@@ -26,7 +28,10 @@ class KernelScope {
         stream_(at::cuda::getCurrentCUDAStream().stream()),
         dtype_(x.scalar_type() == at::kHalf ? Half::Float16 : Half::Bfloat16) {}
 
-  int num_sms() const { return at::cuda::getCurrentDeviceProperties()->multiProcessorCount; }
+  int num_sms() const {
+    return std::max(1, at::cuda::getCurrentDeviceProperties()->multiProcessorCount -
+                           reserved_multiprocessors());
+  }
   BatchNormGrid sums_grid(const at::Tensor& x) const {
     return detail::sums_grid(x.numel() / x.size(1), x.size(1), num_sms());
   }

@@ -321,6 +321,17 @@ class Profiles(unittest.TestCase):
             f.flush()
             return step_profile.summarize(f.name, steps)
 
+    def test_reductions_of_the_last_step(self):
+        step = [kernel("sm90_xmma_dgrad", 0, 100), kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 40, 80),
+                kernel("sm90_xmma_wgrad", 110, 20), kernel("ncclSymkDevKernel_AllReduce", 130, 15), kernel("flat_update<FlatSgd>", 145, 5)]
+        later = [dict(event, ts=event["ts"] + 1000) for event in step]
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+            json.dump(dict(traceEvents=step + later), f)
+            f.flush()
+            found, backward_end = step_profile.reductions(f.name, 2)
+        self.assertEqual(found, [("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 40, 120, 70), ("ncclSymkDevKernel_AllReduce", 130, 145, 0)])
+        self.assertEqual(backward_end, 130)
+
     def test_time_and_kernels_by_class(self):
         profile = self.summarize(TRACE)
         filled = {name: (c["us"], c["kernels"]) for name, c in profile["classes"].items() if c["kernels"]}
