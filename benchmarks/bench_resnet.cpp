@@ -68,23 +68,21 @@ bool has_bf16_parameters(const Settings& settings) {
   return bf16;
 }
 
-/// side_streams=auto: on one GPU, where nothing else runs beside the step, and with activations
-/// that leave room on it.
-bool has_side_streams(const Settings& settings, const ddp::Context& context) {
+/// side_streams=auto: with activations that leave room on a GPU.
+bool has_side_streams(const Settings& settings) {
   return has_fused_ops(settings) &&
-         settings.choice<bool>("side_streams", {{"auto", context.world_size() == 1 &&
-                                                             settings.text("stem") != "cifar"},
-                                                {"true", true},
-                                                {"false", false}});
+         settings.choice<bool>(
+             "side_streams",
+             {{"auto", settings.text("stem") != "cifar"}, {"true", true}, {"false", false}});
 }
 
 models::ResNet make_model(const Settings& settings, const ddp::Context& context) {
   const auto stem = settings.text("stem") == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
-  auto module = models::make_resnet(settings.text("model"),
-                                    {.num_classes = settings.number("num_classes"),
-                                     .stem = stem,
-                                     .fused_ops = has_fused_ops(settings),
-                                     .side_streams = has_side_streams(settings, context)});
+  auto module =
+      models::make_resnet(settings.text("model"), {.num_classes = settings.number("num_classes"),
+                                                   .stem = stem,
+                                                   .fused_ops = has_fused_ops(settings),
+                                                   .side_streams = has_side_streams(settings)});
   module->to(context.device());
   if (has_bf16_parameters(settings)) {
     models::to_half_but_norms(*module, torch::kBFloat16);

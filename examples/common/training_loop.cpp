@@ -91,9 +91,10 @@ void TrainingLoop::check_overlap() const {
 ddp::GraphedStepOptions TrainingLoop::training_options() const {
   ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
   const bool cuda = parts_.context.device().is_cuda();
-  if (options.mode == ddp::CudaGraph::Auto && cuda && parts_.context.world_size() > 1) {
-    // Replays with NCCL's collectives in them are an explicit choice, until they have been compared
-    // with eager steps on as many GPUs.
+  if (options.mode == ddp::CudaGraph::Auto && cuda && parts_.context.world_size() > 1 &&
+      parts_.task.loss_is_sum()) {
+    // Weighted means over several GPUs are captured by explicit choice, until whole runs have been
+    // compared with eager ones as those of plain means were.
     options.mode = ddp::CudaGraph::Off;
   }
   return options;

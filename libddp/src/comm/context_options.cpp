@@ -19,7 +19,9 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                  .max = 64},
                 options.nccl_min_ctas);
   visitor.field({.name = "nccl_max_ctas",
-                 .doc = "most thread blocks of a NCCL kernel; 0 leaves NCCL's choice",
+                 .doc = "most thread blocks of a NCCL kernel; 0 leaves NCCL's choice. With 24 or "
+                        "fewer, kernels whose blocks wait for each other leave them room: "
+                        "reductions are then hidden behind small kernels too",
                  .min = 0,
                  .max = 64},
                 options.nccl_max_ctas);

@@ -23,7 +23,7 @@ namespace ddp {
 namespace {
 
 constexpr double kLaunchUs = 3;          // gathering a bucket, events, the launch itself
-constexpr double kBesideCompute = 1.25;  // a reduction shares memory and thread blocks
+constexpr double kBesideCompute = 1.75;  // a reduction shares memory and multiprocessors
 constexpr double kToleranceUs = 3;
 constexpr double kToleranceShare = 1e-3;  // of a backward
 constexpr double kHostAhead = 1.5;        // of the host's time for a backward

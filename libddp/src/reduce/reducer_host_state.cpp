@@ -92,7 +92,6 @@ void Reducer::restore(const HostState& state) {
   impl.weight = state.weight;
   impl.device_weight = state.device_weight;
   impl.is_weighted = state.is_weighted;
-  impl.launched_beside = false;
   impl.weight_work = nullptr;
   impl.used_work = nullptr;
   impl.num_passes = state.num_passes;
@@ -101,6 +100,7 @@ void Reducer::restore(const HostState& state) {
   impl.unused_set_changed = state.unused_set_changed;
   impl.buffer_broadcast.finish();
   impl.buffers_sent = state.buffers_sent;
+  impl.launched_beside = false;
   impl.ready_order.clear();
   impl.open_forwards.clear();
   impl.untracked_forwards = 0;

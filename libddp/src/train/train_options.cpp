@@ -77,8 +77,8 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
           o.mixup);
   describe_evaluation(o, v);
   v.field({.name = "cuda_graph",
-           .doc = "run training and evaluation steps as CUDA graphs; auto: on one GPU, where they "
-                  "can be captured"},
+           .doc = "run training and evaluation steps as CUDA graphs; auto: where they can be "
+                  "captured, on several GPUs if the loss is a mean"},
           o.cuda_graph,
           {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
   v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
