@@ -57,6 +57,11 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& image, const at::Tensor& weight,
                             at::ScalarType dtype) {
     const AutocastOff no_autocast(image.device().type());
+    if (auto product = detail::stem_product(image, weight, dtype)) {
+      ctx->save_for_backward({image, weight});
+      ctx->saved_data["patches"] = false;
+      return *std::move(product);
+    }
     const auto patches = detail::stem_patches(image, dtype);
     const auto output =
         at::empty({image.size(0), weight.size(0), detail::stem_output(image.size(2)),
@@ -64,6 +69,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
                   patches.options(), at::MemoryFormat::ChannelsLast);
     detail::gemm(rows_of(output), patches, detail::stem_filter_rows(weight, dtype).t());
     ctx->save_for_backward({patches, weight});
+    ctx->saved_data["patches"] = true;
     return output;
   }
 
@@ -72,10 +78,14 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
       return variable_list(3);
     }
     const auto saved = ctx->get_saved_variables();
-    const auto &patches = saved[0], &weight = saved[1];
+    const auto &patches = saved[0], &weight = saved[1];  // or the image itself
     const AutocastOff no_autocast(patches.device().type());
     const auto grad = grad_outputs[0].contiguous(at::MemoryFormat::ChannelsLast);
     const auto target = detail::grad_target(weight);
+    if (!ctx->saved_data["patches"].toBool()) {
+      detail::write_stem_gradient(patches, grad, target);
+      return {at::Tensor(), target.result(), at::Tensor()};
+    }
     // The product keeps float32 where the gradient is float32.
     const auto dtype = target.memory.scalar_type() == at::kFloat ? at::kFloat : grad.scalar_type();
     const auto packed = at::empty({weight.size(0), patches.size(1)}, grad.options().dtype(dtype),

@@ -8,7 +8,12 @@
 #include "ddp/ops/stem_convolution.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
+#include <ATen/cuda/CUDAContext.h>
+
+#include "ops/part_sums.hpp"
 #include "ops/stem_kernels.hpp"
+#include "ops/stem_products.hpp"
+#include "ops/tap_packing.hpp"
 #endif
 
 namespace ddp::ops {
@@ -156,6 +161,52 @@ void write_filter_from_rows(const at::Tensor& packed, const at::Tensor& target, 
   const auto taps = packed.narrow(1, 0, 147).view({packed.size(0), 7, 7, 3});
   write_by_aten(taps.permute({0, 3, 1, 2}), target, beta);
 }
+
+#ifdef DDP_HAS_CUDA
+std::optional<at::Tensor> stem_product(const at::Tensor& image, const at::Tensor& filter,
+                                       at::ScalarType dtype) {
+  const bool takes = runs_own_kernels(image, dtype) && image.scalar_type() != at::kDouble &&
+                     filter.scalar_type() != at::kDouble && filter.device() == image.device() &&
+                     image.numel() > 0;
+  if (!takes) {
+    return std::nullopt;
+  }
+  const c10::cuda::CUDAGuard device(image.device());
+  const auto& properties = *at::cuda::getCurrentDeviceProperties();
+  const StemProducts call{view_of(image), view_of_filter(filter), element_of(dtype)};
+  if (properties.major < 8 || !call.fits()) {
+    return std::nullopt;
+  }
+  auto output = at::empty({image.size(0), filter.size(0), call.image.rows, call.image.columns},
+                          image.options().dtype(dtype), at::MemoryFormat::ChannelsLast);
+  C10_CUDA_CHECK(launch_stem_forward(call, output.mutable_data_ptr(),
+                                     properties.multiProcessorCount, stream_of(image)));
+  return output;
+}
+
+void write_stem_gradient(const at::Tensor& image, const at::Tensor& grad_in,
+                         const GradTarget& target) {
+  const c10::cuda::CUDAGuard device(image.device());
+  const auto grad = is_aligned(grad_in) ? grad_in : grad_in.clone();
+  const StemProducts call{view_of(image), {}, element_of(grad.scalar_type())};
+  const int splits =
+      stem_gradient_splits(call, at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
+  const auto partial =
+      at::empty({splits, target.memory.numel()}, image.options().dtype(at::kFloat));
+  C10_CUDA_CHECK(launch_stem_gradient(call, grad.const_data_ptr(), splits,
+                                      partial.mutable_data_ptr<float>(), stream_of(image)));
+  C10_CUDA_CHECK(launch_sum_parts(partial.const_data_ptr<float>(), splits, /*size=*/7,
+                                  filter_view(target.memory), target.beta != 0, stream_of(image)));
+}
+#else
+std::optional<at::Tensor> stem_product(const at::Tensor&, const at::Tensor&, at::ScalarType) {
+  return std::nullopt;
+}
+
+void write_stem_gradient(const at::Tensor&, const at::Tensor&, const GradTarget&) {
+  TORCH_CHECK(false, "write_stem_gradient: built without CUDA");
+}
+#endif
 
 }  // namespace detail
 

@@ -5,6 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
+#include "ops/grad_target.hpp"
+
 namespace ddp::ops::detail {
 
 /// [batch * rows * columns, 152]: each output pixel's patch, (row, column, channel) of the filter.
@@ -18,6 +22,13 @@ at::Tensor stem_filter_rows(const at::Tensor& filter, at::ScalarType dtype);
 /// The gradients of both, taken back: target = beta target + gradient, target [filters, 3, 7, 7].
 void write_filter_from_depth(const at::Tensor& packed, const at::Tensor& target, double beta);
 void write_filter_from_rows(const at::Tensor& packed, const at::Tensor& target, double beta);
+
+/// The convolution as a product with patches that are written nowhere; nothing where the kernels do
+/// not take the filter, the image or the device.
+std::optional<at::Tensor> stem_product(const at::Tensor& image, const at::Tensor& filter,
+                                       at::ScalarType dtype);
+/// Its filter's gradient, where stem_product() made the result.
+void write_stem_gradient(const at::Tensor& image, const at::Tensor& grad, const GradTarget& target);
 
 /// Output pixels along a side of `size`.
 inline int64_t stem_output(int64_t size) {

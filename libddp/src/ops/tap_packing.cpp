@@ -7,9 +7,6 @@
 
 #include "ops/grad_target.hpp"
 #include "ops/tensor_launch.hpp"
-#ifdef DDP_HAS_CUDA
-#include "ops/tap_kernels.hpp"
-#endif
 
 namespace ddp::ops::detail {
 namespace {
@@ -19,8 +16,12 @@ bool kernels_take(const at::Tensor& filter) {
   return filter.is_cuda() && filter.scalar_type() != at::kDouble && filter.size(1) % 8 == 0 &&
          is_aligned(filter);
 }
+#endif
 
-TapFilter view_of(const at::Tensor& filter) {
+}  // namespace
+
+#ifdef DDP_HAS_CUDA
+TapFilter filter_view(const at::Tensor& filter) {
   TapFilter view{.data = const_cast<void*>(filter.const_data_ptr()),
                  .element = element_of(filter.scalar_type()),
                  .filters = static_cast<int>(filter.size(0)),
@@ -31,8 +32,6 @@ TapFilter view_of(const at::Tensor& filter) {
 }
 #endif
 
-}  // namespace
-
 at::Tensor spread_taps(const at::Tensor& filter, const TapBlocks& blocks, at::ScalarType dtype) {
   const int64_t filters = filter.size(0), channels = filter.size(1);
   const auto memory = filter.options().dtype(dtype);
@@ -40,7 +39,7 @@ at::Tensor spread_taps(const at::Tensor& filter, const TapBlocks& blocks, at::Sc
   if (runs_own_kernels(filter, dtype) && kernels_take(filter)) {
     const c10::cuda::CUDAGuard device(filter.device());
     const auto dense = at::empty({blocks.outs * filters, blocks.ins * channels}, memory);
-    C10_CUDA_CHECK(launch_spread_taps(view_of(filter), blocks, dense.mutable_data_ptr(),
+    C10_CUDA_CHECK(launch_spread_taps(filter_view(filter), blocks, dense.mutable_data_ptr(),
                                       element_of(dtype), stream_of(filter)));
     return dense;
   }
@@ -63,7 +62,7 @@ void fold_taps(const at::Tensor& dense, const TapBlocks& blocks, const at::Tenso
   if (dense.is_cuda() && dense.is_contiguous() && dense.scalar_type() != at::kDouble &&
       kernels_take(target)) {
     const c10::cuda::CUDAGuard device(target.device());
-    C10_CUDA_CHECK(launch_fold_taps(view_of(target), blocks, dense.const_data_ptr(),
+    C10_CUDA_CHECK(launch_fold_taps(filter_view(target), blocks, dense.const_data_ptr(),
                                     element_of(dense.scalar_type()), beta != 0, stream_of(dense)));
     return;
   }

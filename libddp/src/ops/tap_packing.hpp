@@ -5,6 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "ops/tap_blocks.hpp"
+#ifdef DDP_HAS_CUDA
+#include "ops/tap_kernels.hpp"
+#endif
 
 namespace ddp::ops::detail {
 
@@ -14,5 +17,10 @@ at::Tensor spread_taps(const at::Tensor& filter, const TapBlocks& blocks, at::Sc
 /// target = beta target + the sums of each tap's blocks; target [filters, channels, 3, 3].
 void fold_taps(const at::Tensor& dense, const TapBlocks& blocks, const at::Tensor& target,
                double beta);
+
+#ifdef DDP_HAS_CUDA
+/// A filter as kernels see it.
+TapFilter filter_view(const at::Tensor& filter);
+#endif
 
 }  // namespace ddp::ops::detail

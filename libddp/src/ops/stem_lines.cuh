@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// An image's rows in shared memory, as the stem's products read patches from them.
+#pragma once
+
+#include "ops/kernel_types.cuh"
+#include "ops/stem_products.hpp"
+#include "ops/tensor_core.cuh"
+
+namespace ddp::ops::detail {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kPad = 3;
+inline constexpr int kStemPatchRow = 21;  // values of a patch in one row of the image
+
+/// Rows of the image below some rows of the result, each with zeros on both sides. The left ones
+/// let the image begin at a multiple of 16 bytes.
+struct Lines {
+  static constexpr int kLeft = 16;
+
+  int width, rows, tiles_of_image;
+  int vectors = 0;  ///< of 8 values in a row of the image, where it is copied as it lies
+
+  explicit Lines(const StemProducts& call)
+      : width((3 * call.image.width + 2 * kLeft + 7) / 8 * 8),
+        rows(call.tile_rows()),
+        tiles_of_image((call.image.rows + rows - 1) / rows) {
+    const StemImage& image = call.image;
+    const bool dense = image.element == call.element && image.strides[1] == 1 &&
+                       image.strides[3] == 3 && image.width % 8 == 0 && image.strides[2] % 8 == 0 &&
+                       image.strides[0] % 8 == 0 && is_aligned(image.data);
+    vectors = dense ? 3 * image.width / 8 : 0;
+  }
+  static bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+  __host__ __device__ int lines() const { return 2 * rows + 7 - 2; }
+  __host__ __device__ int size() const { return lines() * width; }
+
+  /// Of a patch's column, from the pixel's corner. 49 / 1024 is 1 / 21 for what occurs.
+  __device__ int offset(int column) const {
+    return column + (column * 49 >> 10) * (width - kStemPatchRow);
+  }
+  __device__ int corner(int pixel, const StemImage& image) const {
+    const int first = kLeft - 3 * kPad;
+    return pixel < rows * image.columns
+               ? first + 2 * (pixel / image.columns) * width + 6 * (pixel % image.columns)
+               : first;
+  }
+};
+
+/// Zeros around the image, where load_lines() leaves them alone.
+template <int kThreads, typename T>
+__device__ void clear_sides(const Lines& lines, T* to) {
+  const int of_line = lines.width / 8 - lines.vectors, left = Lines::kLeft / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < lines.lines() * of_line; i += kThreads) {
+    const int line = i / of_line, side = i % of_line;
+    const int vector = side < left ? side : side + lines.vectors;
+    reinterpret_cast<uint4*>(to)[line * (lines.width / 8) + vector] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+/// A tile's lines. Copies may still be under way.
+template <int kThreads, typename In, typename T>
+__device__ void load_lines(const StemImage& image, const Lines& lines, int tile, T* to) {
+  const int first = 2 * (tile % lines.tiles_of_image * lines.rows) - kPad;
+  const In* in =
+      static_cast<const In*>(image.data) + tile / lines.tiles_of_image * image.strides[0];
+  if (lines.vectors > 0) {
+    const unsigned begin = shared_address(to + Lines::kLeft);
+    for (int i = static_cast<int>(threadIdx.x); i < lines.lines() * lines.vectors; i += kThreads) {
+      const int line = i / lines.vectors, vector = i % lines.vectors, h = first + line;
+      const bool inside = h >= 0 && h < image.height;
+      copy_async(begin + (line * lines.width + vector * 8) * 2,
+                 in + (inside ? h * image.strides[2] + vector * 8 : 0), inside);
+    }
+    return;
+  }
+  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < lines.width; i += kWarp) {
+    const int value = i - Lines::kLeft, w = value / 3;
+    const In* column = in + value % 3 * image.strides[1] + w * image.strides[3];
+    const bool column_exists = value >= 0 && w < image.width;
+#pragma unroll 6
+    for (int line = static_cast<int>(threadIdx.x) / kWarp; line < lines.lines();
+         line += kThreads / kWarp) {
+      const int h = first + line;
+      const bool inside = column_exists && h >= 0 && h < image.height;
+      to[line * lines.width + i] =
+          from_float<T>(inside ? to_float(column[h * image.strides[2]]) : 0.0F);
+    }
+  }
+}
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// A patch's 147 values, (row, column, channel) of the filter, lie in seven rows of the image, 21
+// values in a row, if pixels of three channels lie side by side. So no patch is written anywhere:
+// the image's rows, padded, are in shared memory, and a factor's element is read at the pixel's
+// corner plus an offset of the patch's column.
+#include "ops/stem_products.hpp"
+
+#include <algorithm>
+
+#include "ops/stem_lines.cuh"
+
+namespace ddp::ops::detail {
+namespace {
+
+constexpr int kFilters = StemProducts::kFilters, kPixels = StemProducts::kPixels;
+constexpr int kStep = 16;                                 // of a product's inner dimension
+constexpr int kSteps = (kStemPatch + kStep - 1) / kStep;  // forward
+constexpr int kForwardThreads = kPixels;                  // a warp makes 32 pixels
+constexpr int kFilterPitch = kSteps * kStep + 8;          // no bank conflicts
+constexpr int kOutPitch = kFilters + 8;                   // likewise
+constexpr int kGradThreads = 256;
+constexpr int kColumnWarps = 4, kColumnTiles = 5;  // 4 * 5 * 8 = 160 columns
+constexpr int kGradColumns = kColumnWarps * kColumnTiles * 8;
+constexpr int kSumPitch = kGradColumns + 8;  // no bank conflicts
+constexpr int kRowBytes = kFilters * 2;
+constexpr int kVectors = kRowBytes / 16;
+
+/// Whether filters of 147 values follow each other in memory, in the order that is computed with.
+bool is_dense(const StemProducts& call) {
+  const StemFilter& filter = call.filter;
+  return filter.element == call.element && filter.strides[0] == kStemPatch &&
+         filter.strides[1] == 1 && filter.strides[2] == kStemPatchRow && filter.strides[3] == 3 &&
+         Lines::is_aligned(filter.data);
+}
+
+/// Filters of 147 values, each with zeros behind it.
+template <typename W, typename T>
+__device__ void load_filter(const StemFilter& filter, T* to) {
+  constexpr int kWarps = kForwardThreads / kWarp;
+  for (int k = static_cast<int>(threadIdx.x) % kWarp; k < kFilterPitch; k += kWarp) {
+    const W* column = static_cast<const W*>(filter.data) + k % 3 * filter.strides[1] +
+                      k / kStemPatchRow * filter.strides[2] +
+                      k % kStemPatchRow / 3 * filter.strides[3];
+#pragma unroll 8
+    for (int row = static_cast<int>(threadIdx.x) / kWarp; row < kFilters; row += kWarps) {
+      to[row * kFilterPitch + k] =
+          from_float<T>(k < kStemPatch ? to_float(column[row * filter.strides[0]]) : 0.0F);
+    }
+  }
+}
+
+/// The same from filters that lie in shared memory as they lie elsewhere.
+template <typename T>
+__device__ void space_filter(const T* from, T* to) {
+  constexpr int kWarps = kForwardThreads / kWarp;
+#pragma unroll 4
+  for (int row = static_cast<int>(threadIdx.x) / kWarp; row < kFilters; row += kWarps) {
+#pragma unroll
+    for (int i = 0; i < (kFilterPitch + kWarp - 1) / kWarp; ++i) {
+      const int k = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      if (k < kFilterPitch) {
+        to[row * kFilterPitch + k] =
+            k < kStemPatch ? from[row * kStemPatch + k] : from_float<T>(0.0F);
+      }
+    }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ unsigned pair_of(T low, T high) {
+  return static_cast<unsigned>(reinterpret_cast<const unsigned short&>(low)) |
+         static_cast<unsigned>(reinterpret_cast<const unsigned short&>(high)) << 16;
+}
+
+/// A warp's 32 pixels times 64 filters.
+template <typename T>
+__device__ void multiply_patches(const T* padded, const Lines& lines, const StemImage& image,
+                                 const T* filter, float (&sums)[2][8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first = static_cast<int>(threadIdx.x) / kWarp * 32;
+  int corners[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    corners[i] = lines.corner(first + i * 8 + lane / 4, image);
+  }
+  const unsigned filter_row =
+      shared_address(filter + (lane % 8 + lane / 16 * 8) * kFilterPitch + lane / 8 % 2 * 8);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    unsigned a[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int k = step * kStep + half * 8 + lane % 4 * 2;
+      const int low = lines.offset(k), high = lines.offset(k + 1);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const T zero = from_float<T>(0.0F);
+        a[i / 2][half * 2 + i % 2] = pair_of(k < kStemPatch ? padded[corners[i] + low] : zero,
+                                             k + 1 < kStemPatch ? padded[corners[i] + high] : zero);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      unsigned b[4];
+      load_matrices(b, filter_row + (n * 16 * kFilterPitch + step * kStep) * 2);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        multiply_add<T>(sums[m][2 * n], a[m], b[0], b[1]);
+        multiply_add<T>(sums[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+/// Through shared memory, so that each pixel's 128 bytes are written in a row.
+template <typename T>
+__device__ void write_pixels(const float (&sums)[8][4], T* stage, T* out, int pixels) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      *reinterpret_cast<unsigned*>(stage + (lane / 4 + half * 8) * kOutPitch + n * 8 +
+                                   lane % 4 * 2) =
+          pair_of(from_float<T>(sums[n][half * 2]), from_float<T>(sums[n][half * 2 + 1]));
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = lane; i < 16 * kVectors; i += kWarp) {
+    if (i / kVectors < pixels) {
+      reinterpret_cast<uint4*>(out)[i] =
+          *reinterpret_cast<const uint4*>(stage + i / kVectors * kOutPitch + i % kVectors * 8);
+    }
+  }
+  __syncwarp();
+}
+
+template <typename In, typename W, typename T>
+__global__ void __launch_bounds__(kForwardThreads)
+    forward(StemProducts call, Lines lines, int tiles, bool dense_filter, T* out) {
+  extern __shared__ uint4 shared[];
+  T* filter = reinterpret_cast<T*>(shared);
+  T* stages = filter + kFilters * kFilterPitch;  // before that the filter as it came
+  T* padded = stages + kFilters * kStemPatch;
+  const StemImage& image = call.image;
+  const int first = static_cast<int>(threadIdx.x) / kWarp * 32;
+  if (dense_filter) {
+    const unsigned to = shared_address(stages);
+    for (int i = static_cast<int>(threadIdx.x); i < kFilters * kStemPatch / 8;
+         i += kForwardThreads) {
+      copy_async(to + i * 16, static_cast<const uint4*>(call.filter.data) + i, true);
+    }
+  } else {
+    load_filter<W>(call.filter, filter);
+  }
+  clear_sides<kForwardThreads>(lines, padded);
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
+    __syncthreads();  // the tile before has been read
+    load_lines<kForwardThreads, In>(image, lines, tile, padded);
+    commit_copies();
+    wait_for_copies<0>();
+    __syncthreads();
+    if (dense_filter && tile == static_cast<int>(blockIdx.x)) {
+      space_filter(stages, filter);
+      __syncthreads();
+    }
+    float sums[2][8][4] = {};
+    multiply_patches(padded, lines, image, filter, sums);
+    const int row = tile % lines.tiles_of_image * lines.rows;
+    const int pixels = min(lines.rows, image.rows - row) * image.columns;
+    const int64_t begin =
+        (int64_t{tile} / lines.tiles_of_image * image.rows + row) * image.columns + first;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      write_pixels(sums[m], stages + first / 32 * 16 * kOutPitch, out + (begin + m * 16) * kFilters,
+                   pixels - first - m * 16);
+    }
+  }
+}
+
+/// Rows of 128 bytes whose 16-byte vectors are permuted within each eight rows: any eight rows in a
+/// row are read without bank conflicts.
+__device__ __forceinline__ int swizzled(int row, int vector) {
+  return row * kRowBytes + ((vector ^ (row & 7)) << 4);
+}
+
+/// 64 filters times a warp's 40 columns, over its half of a tile's pixels.
+template <typename T>
+__device__ void multiply_gradients(unsigned grad, const T* padded, const int* corners,
+                                   const int (&offsets)[kColumnTiles], int half,
+                                   float (&sums)[4][kColumnTiles][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int step = 0; step < kPixels / kStep / 2; ++step) {
+    const int first = (half * (kPixels / kStep / 2) + step) * kStep;
+    unsigned a[4][4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      load_transposed(a[m],
+                      grad + swizzled(first + lane % 8 + lane / 16 * 8, m * 2 + lane / 8 % 2));
+    }
+    const int pixel = first + lane % 4 * 2;
+    const int at[4] = {corners[pixel], corners[pixel + 1], corners[pixel + 8], corners[pixel + 9]};
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+      const T* column = padded + offsets[n];
+      const unsigned b0 = pair_of(column[at[0]], column[at[1]]);
+      const unsigned b1 = pair_of(column[at[2]], column[at[3]]);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        multiply_add<T>(sums[m][n], a[m], b0, b1);
+      }
+    }
+  }
+}
+
+/// What a block reads of a tile: its gradient and, behind it, its lines.
+template <typename T>
+__device__ T* lines_of(uint4* buffer) {
+  return reinterpret_cast<T*>(buffer + kPixels * kVectors);
+}
+
+/// Copies may still be under way.
+template <typename In, typename T>
+__device__ void fetch_tile(const StemImage& image, const Lines& lines, int tile, const T* grad,
+                           uint4* buffer) {
+  const int row = tile % lines.tiles_of_image * lines.rows;
+  const int pixels = min(lines.rows, image.rows - row) * image.columns;
+  const T* from =
+      grad + (int64_t{tile} / lines.tiles_of_image * image.rows + row) * image.columns * kFilters;
+  const unsigned to = shared_address(buffer);
+  for (int i = static_cast<int>(threadIdx.x); i < kPixels * kVectors; i += kGradThreads) {
+    const bool inside = i / kVectors < pixels;
+    copy_async(to + swizzled(i / kVectors, i % kVectors), from + (inside ? i * 8 : 0), inside);
+  }
+  load_lines<kGradThreads, In>(image, lines, tile, lines_of<T>(buffer));
+}
+
+/// Adds up the halves, always in the same order, and writes them in rows.
+__device__ void write_sums(const float (&sums)[4][kColumnTiles][4], int first_column, int half,
+                           float* both, float* part) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int turn = 0; turn < 2; ++turn) {
+    if (half == turn) {
+#pragma unroll
+      for (int i = 0; i < 4 * kColumnTiles * 2; ++i) {
+        const int m = i / (kColumnTiles * 2), n = i / 2 % kColumnTiles, row = i % 2 * 8;
+        const float* pair = &sums[m][n][i % 2 * 2];
+        float2& there = *reinterpret_cast<float2*>(both + (m * 16 + row + lane / 4) * kSumPitch +
+                                                   first_column + n * 8 + lane % 4 * 2);
+        there = turn == 0 ? make_float2(pair[0], pair[1])
+                          : make_float2(there.x + pair[0], there.y + pair[1]);
+      }
+    }
+    __syncthreads();
+  }
+  for (int filter = static_cast<int>(threadIdx.x) / kWarp; filter < kFilters;
+       filter += kGradThreads / kWarp) {
+    for (int column = lane; column < kStemPatch; column += kWarp) {
+      part[filter * kStemPatch + column] = both[filter * kSumPitch + column];
+    }
+  }
+}
+
+template <typename In, typename T>
+__global__ void __launch_bounds__(kGradThreads)
+    gradient(StemProducts call, Lines lines, int tiles, const T* grad, float* partial) {
+  extern __shared__ uint4 shared[];
+  __shared__ int corners[kPixels];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int first_column = warp % kColumnWarps * kColumnTiles * 8, half = warp / kColumnWarps;
+  if (threadIdx.x < kPixels) {
+    corners[threadIdx.x] = lines.corner(static_cast<int>(threadIdx.x), call.image);
+  }
+  int offsets[kColumnTiles];
+#pragma unroll
+  for (int n = 0; n < kColumnTiles; ++n) {
+    const int column = first_column + n * 8 + lane / 4;
+    offsets[n] = lines.offset(column < kStemPatch ? column : 0);
+  }
+  // One buffer is filled while the other is read.
+  uint4 *now = shared, *next = shared + kPixels * kVectors + lines.size() / 8;
+  clear_sides<kGradThreads>(lines, lines_of<T>(now));
+  clear_sides<kGradThreads>(lines, lines_of<T>(next));
+  if (lines.vectors == 0) {
+    __syncthreads();  // load_lines() writes the sides too
+  }
+  float sums[4][kColumnTiles][4] = {};
+  const int step = static_cast<int>(gridDim.x);
+  fetch_tile<In>(call.image, lines, static_cast<int>(blockIdx.x), grad, now);
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += step) {
+    commit_copies();
+    wait_for_copies<0>();
+    __syncthreads();  // this tile has come, and the one before has been read
+    if (tile + step < tiles) {
+      fetch_tile<In>(call.image, lines, tile + step, grad, next);
+    }
+    multiply_gradients(shared_address(now), lines_of<T>(now), corners, offsets, half, sums);
+    uint4* const read = now;
+    now = next;
+    next = read;
+  }
+  __syncthreads();
+  write_sums(sums, first_column, half, reinterpret_cast<float*>(shared),
+             partial + int64_t{blockIdx.x} * kFilters * kStemPatch);
+}
+
+}  // namespace
+
+cudaError_t launch_stem_forward(const StemProducts& call, void* out, int num_sms,
+                                cudaStream_t stream) {
+  constexpr int kBlocksPerSm = 4;
+  const Lines lines(call);
+  static_assert(kForwardThreads / kWarp * 16 * kOutPitch <= kFilters * kStemPatch);
+  const size_t bytes =
+      2 * (lines.size() + size_t{kFilters} * kFilterPitch + size_t{kFilters} * kStemPatch);
+  const bool dense_filter = is_dense(call);
+  const int tiles = call.tiles(), blocks = std::min(tiles, num_sms * kBlocksPerSm);
+  return with_compute_type(call.element, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto launch = [&](auto in, auto weight) {
+      using In = typename decltype(in)::type;
+      using W = typename decltype(weight)::type;
+      forward<In, W, T><<<blocks, kForwardThreads, bytes, stream>>>(
+          call, lines, tiles, dense_filter, static_cast<T*>(out));
+      return cudaGetLastError();
+    };
+    return with_float_type(call.filter.element, [&](auto weight) {
+      return call.image.element == Element::UInt8
+                 ? launch(TypeTag<uint8_t>{}, weight)
+                 : with_float_type(call.image.element, [&](auto in) { return launch(in, weight); });
+    });
+  });
+}
+
+int stem_gradient_splits(const StemProducts& call, int num_sms) {
+  return std::min(call.tiles(), num_sms);
+}
+
+cudaError_t launch_stem_gradient(const StemProducts& call, const void* grad, int splits,
+                                 float* partial, cudaStream_t stream) {
+  const Lines lines(call);
+  const size_t buffer_bytes = 2 * static_cast<size_t>(lines.size()) + kPixels * kRowBytes;
+  const size_t bytes = std::max(2 * buffer_bytes, sizeof(float) * kFilters * kSumPitch);
+  return with_compute_type(call.element, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto launch = [&](auto in) {
+      using In = typename decltype(in)::type;
+      gradient<In, T><<<splits, kGradThreads, bytes, stream>>>(
+          call, lines, call.tiles(), static_cast<const T*>(grad), partial);
+      return cudaGetLastError();
+    };
+    return call.image.element == Element::UInt8 ? launch(TypeTag<uint8_t>{})
+                                                : with_float_type(call.image.element, launch);
+  });
+}
+
+}  // namespace ddp::ops::detail
