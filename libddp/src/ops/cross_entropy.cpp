@@ -63,10 +63,14 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     ctx->saved_data["label_smoothing"] = options.label_smoothing;
     ctx->saved_data["ignore_index"] = options.ignore_index;
     ctx->mark_non_differentiable({num_correct});
+    ctx->set_materialize_grads(false);  // or num_correct would get zeros, by a kernel
     return {loss, num_correct};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    if (!grad_outputs[0].defined()) {
+      return variable_list(3);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto& logits = saved[0];
     const c10::cuda::CUDAGuard device(logits.device());

@@ -7,7 +7,8 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kThreads = 512;
-constexpr int kForwardWarps = 4;
+constexpr int kForwardImages = 4;  // of a block
+constexpr int kForwardParts = 2;   // warps of an image, each with a part of the channels
 constexpr int kGroups = kThreads / kWarp;
 
 __host__ __device__ int blocks_for(int64_t threads) {
@@ -43,43 +44,69 @@ __device__ __forceinline__ int existing(int k, const PooledShape& shape) {
   return min(k, shape.classes - 1);
 }
 
-/// A warp takes an image; a lane's channels meet all classes while they are in registers.
+/// Sums over a warp of kNumbers a lane: lane i ends with that of class i / (kWarp / kNumbers). Each
+/// exchange halves the numbers that a lane goes on with.
+template <int kNumbers, int kOffset = kWarp / 2>
+__device__ __forceinline__ float sum_over_warp(const float (&sums)[kNumbers]) {
+  if constexpr (kNumbers > 1) {
+    constexpr int kLeft = kNumbers / 2;
+    const bool upper = (threadIdx.x & kOffset) != 0;
+    float left[kLeft];
+#pragma unroll
+    for (int k = 0; k < kLeft; ++k) {
+      const float other = __shfl_xor_sync(~0U, upper ? sums[k] : sums[k + kLeft], kOffset);
+      left[k] = (upper ? sums[k + kLeft] : sums[k]) + other;
+    }
+    return sum_over_warp<kLeft, kOffset / 2>(left);
+  } else if constexpr (kOffset > 0) {
+    const float both[1] = {sums[0] + __shfl_xor_sync(~0U, sums[0], kOffset)};
+    return sum_over_warp<1, kOffset / 2>(both);
+  } else {
+    return sums[0];
+  }
+}
+
+/// Two warps take an image; a lane's channels meet all classes while they are in registers.
 template <typename T, typename W, int kClasses>
 __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, const W* bias,
                               float* pooled, T* logits) {
-  const int lane = threadIdx.x % kWarp;
-  const int image =
-      static_cast<int>(blockIdx.x) * kForwardWarps + static_cast<int>(threadIdx.x) / kWarp;
-  if (image >= shape.batch) {
-    return;
-  }
-  const T* from = x + int64_t{image} * shape.pixels * shape.channels;
-  float* to = pooled + int64_t{image} * shape.channels;
+  __shared__ float parts[kForwardImages][kForwardParts][kClasses];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int slot = warp / kForwardParts, part = warp % kForwardParts;
+  const int image = static_cast<int>(blockIdx.x) * kForwardImages + slot;
   float sums[kClasses] = {};
-  for (int c = lane * 8; c < shape.channels; c += kWarp * 8) {
-    float mean[8];
-    pool_vector(from + c, shape.pixels, shape.channels, mean);
-    store8(to + c, 1, mean);
+  if (image < shape.batch) {
+    const T* from = x + int64_t{image} * shape.pixels * shape.channels;
+    float* to = pooled + int64_t{image} * shape.channels;
+    for (int c = (part * kWarp + lane) * 8; c < shape.channels; c += kForwardParts * kWarp * 8) {
+      float mean[8];
+      pool_vector(from + c, shape.pixels, shape.channels, mean);
+      store8(to + c, 1, mean);
 #pragma unroll
-    for (int k = 0; k < kClasses; ++k) {
-      float row[8];
-      load8(weight + existing(k, shape) * shape.channels + c, 1, row);
+      for (int k = 0; k < kClasses; ++k) {
+        float row[8];
+        load8(weight + existing(k, shape) * shape.channels + c, 1, row);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        sums[k] += mean[j] * row[j];
+        for (int j = 0; j < 8; ++j) {
+          sums[k] += mean[j] * row[j];
+        }
       }
     }
   }
+  constexpr int kLanes = kWarp / kClasses;
+  const float sum = sum_over_warp(sums);
+  if (lane % kLanes == 0) {
+    parts[slot][part][lane / kLanes] = sum;
+  }
+  __syncthreads();
+  if (part == 0 && lane < shape.classes && image < shape.batch) {
+    float value = bias == nullptr ? 0.0F : to_float(bias[lane]);
 #pragma unroll
-  for (int k = 0; k < kClasses; ++k) {
-    float sum = sums[k];
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-      sum += __shfl_xor_sync(~0U, sum, offset);
+    for (int i = 0; i < kForwardParts; ++i) {
+      value += parts[slot][i][lane];
     }
-    if (lane == k && k < shape.classes) {
-      logits[image * shape.classes + k] =
-          from_float<T>(sum + (bias == nullptr ? 0.0F : to_float(bias[k])));
-    }
+    logits[image * shape.classes + lane] = from_float<T>(value);
   }
 }
 
@@ -240,9 +267,9 @@ cudaError_t launch_pooled_linear(const PooledShape& shape, const void* x, const 
     return with_float_type(shape.weights, [&](auto weight_tag) {
       using T = typename decltype(tag)::type;
       using W = typename decltype(weight_tag)::type;
-      const int blocks = (shape.batch + kForwardWarps - 1) / kForwardWarps;
+      const int blocks = (shape.batch + kForwardImages - 1) / kForwardImages;
       const auto launch = [&](auto kernel) {
-        kernel<<<blocks, kForwardWarps * kWarp, 0, stream>>>(
+        kernel<<<blocks, kForwardImages * kForwardParts * kWarp, 0, stream>>>(
             shape, static_cast<const T*>(x), static_cast<const W*>(weight),
             static_cast<const W*>(bias), pooled, static_cast<T*>(logits));
       };
