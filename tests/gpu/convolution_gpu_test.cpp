@@ -8,6 +8,7 @@
 
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/cross_entropy.hpp"
+#include "ddp/ops/filters_ahead.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/pooled_linear.hpp"
 #include "ddp/ops/stem_convolution.hpp"
@@ -90,6 +91,33 @@ TEST_CASE("the stem on a GPU equals float64, in each algorithm, dtype and layout
         }
       }
     }
+  }
+}
+
+TEST_CASE("the stem's products equal float64 at other sizes and numbers of filters, into slots") {
+  torch::manual_seed(9);
+  const auto dtype = torch::kBFloat16;
+  for (const auto& [batch, height, width, filters] : {std::tuple{5, 64, 50, 64},
+                                                      {3, 9, 7, 64},
+                                                      {700, 32, 32, 64},
+                                                      {6, 32, 32, 32},
+                                                      {1, 1, 1, 64}}) {
+    CAPTURE(batch, height, width, filters);
+    const auto image = image_of({batch, 3, height, width}, dtype, true);
+    auto weight = leaf({filters, 3, 7, 7}, dtype, 0.1);
+    const auto w = weight.detach().to(torch::kDouble).requires_grad_(true);
+    const auto expected = torch::conv2d(image.to(torch::kDouble), w, {}, 2, 3);
+    const auto direction = torch::randn(expected.sizes(), torch::kCUDA).to(dtype);
+    const auto wanted = grad({expected}, {w}, {direction.to(torch::kDouble)})[0];
+    ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7, torch::kFloat)};
+    ddp::ops::set_grad_slot(weight, &slot);
+    for (int i = 0; i < 2; ++i) {
+      const auto out = ddp::ops::stem_convolution(image, weight, StemAlgorithm::Im2col);
+      CHECK(relative_error(out, expected) < tolerance(dtype));
+      out.backward(direction);
+    }
+    CHECK(relative_error(slot.memory, 2 * wanted) < 1e-5);
+    ddp::ops::set_grad_slot(weight, nullptr);
   }
 }
 
@@ -200,7 +228,12 @@ TEST_CASE("conv2d on a GPU equals float64, by products and by the library") {
                                                  {512, 512, 3, 1, 1, 1},
                                                  {256, 256, 3, 1, 2, 2},
                                                  {256, 512, 3, 2, 2, 2},
-                                                 {64, 64, 3, 2, 8, 8}}) {
+                                                 {64, 64, 3, 2, 8, 8},
+                                                 {64, 128, 3, 1, 8, 8},
+                                                 {128, 64, 3, 1, 4, 4},
+                                                 {64, 128, 1, 2, 8, 8},
+                                                 {64, 64, 3, 2, 7, 7},
+                                                 {72, 64, 3, 1, 8, 8}}) {
         for (const bool last : {true, false}) {
           CAPTURE(dtype, weight_type, c.channels, c.filters, c.kernel, c.stride, c.height, last);
           const auto x = last_leaf({24, c.channels, c.height, c.width}, dtype);
@@ -211,9 +244,10 @@ TEST_CASE("conv2d on a GPU equals float64, by products and by the library") {
           const auto xr = reference_of(x);
           const auto wr = weight.detach().to(dtype).to(torch::kDouble).requires_grad_(true);
           const auto expected = torch::conv2d(xr, wr, {}, c.stride, c.kernel / 2);
-          const auto out = ddp::ops::conv2d(
-              x, weight, c.stride, c.kernel / 2,
-              c.height > 4 && c.kernel == 1 ? Conv2dAlgorithm::Product : Conv2dAlgorithm::Auto);
+          const auto out = ddp::ops::conv2d(x, weight, c.stride, c.kernel / 2,
+                                            c.height > 4 && c.kernel == 1 && c.stride == 1
+                                                ? Conv2dAlgorithm::Product
+                                                : Conv2dAlgorithm::Auto);
           CHECK(out.is_contiguous(kLast));
           CHECK(relative_error(out, expected) < tolerance(dtype));
           const auto direction = torch::randn_like(out);
@@ -245,6 +279,27 @@ TEST_CASE("conv2d on a GPU equals float64, by products and by the library") {
       }
     }
   }
+}
+
+TEST_CASE("a filter's matrix that was made ahead is taken where it fits, by the innermost scope") {
+  torch::manual_seed(10);
+  const torch::NoGradGuard no_grad;
+  const auto x = image_of({24, 64, 2, 2}, torch::kBFloat16, true);
+  const auto weight = image_of({64, 64, 3, 3}, torch::kBFloat16, true);
+  const auto before = ddp::ops::conv2d(x, weight, 1, 1),
+             strided = ddp::ops::conv2d(x, weight, 2, 1);
+  {
+    ddp::ops::FiltersAhead filters;
+    filters.add(weight, 1, 2, 2);
+    filters.add(weight, 1, 8, 8);  // no matrix is needed there
+    torch::cuda::synchronize();
+    weight.mul_(2);
+    CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), before));
+    CHECK(torch::equal(ddp::ops::conv2d(x, weight, 2, 1), 2 * strided));
+    const ddp::ops::FiltersAhead off(false);
+    CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), 2 * before));
+  }
+  CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), 2 * before));
 }
 
 TEST_CASE("the weight gradients' branch leaves the same bits, eager and in a graph") {

@@ -4,8 +4,11 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+
 #include "ddp/ops/autocast_off.hpp"
 #include "ddp/ops/filter_taps.hpp"
+#include "ddp/ops/filters_ahead.hpp"
 #include "ddp/ops/wgrad_branch.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
@@ -15,6 +18,8 @@
 
 namespace ddp::ops {
 namespace {
+
+thread_local FiltersAhead* filters_of_thread = nullptr;
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -106,6 +111,12 @@ Taps taps_of(const Geometry& g, Form form) {
   return taps;
 }
 
+/// Made ahead or now.
+at::Tensor dense_filter(const at::Tensor& weight, const Geometry& g, at::ScalarType dtype) {
+  const auto made = FiltersAhead::find(weight, g.stride, dtype);
+  return made.defined() ? made : detail::spread_taps(weight, blocks_of(g), dtype);
+}
+
 /// The rows of the weight's gradient, written to its target.
 void write_product_gradient(const at::Tensor& weight, const Geometry& g, Form form,
                             const at::Tensor& grad_rows, const at::Tensor& x_rows,
@@ -134,8 +145,8 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     const auto x = x_in.to(dtype).contiguous(kLast);
     const auto g = geometry_of(x.sizes(), weight, stride);
     const Form form = form_of(g);
-    const auto matrix = form == Form::Dense ? detail::spread_taps(weight, blocks_of(g), dtype)
-                                            : rows_of_tap(live_tap(weight), dtype);
+    const auto matrix =
+        form == Form::Dense ? dense_filter(weight, g, dtype) : rows_of_tap(live_tap(weight), dtype);
     const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
                              x.options(), kLast);
     detail::gemm(output_rows(y, form), input_rows(x, form), matrix.t());
@@ -220,6 +231,36 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
 };
 
 }  // namespace
+
+FiltersAhead::FiltersAhead(bool enabled)
+    : enabled_(enabled), outer_(std::exchange(filters_of_thread, this)) {}
+
+FiltersAhead::~FiltersAhead() {
+  filters_of_thread = outer_;
+}
+
+at::Tensor FiltersAhead::find(const at::Tensor& weight, int64_t stride, at::ScalarType dtype) {
+  if (filters_of_thread != nullptr) {
+    for (auto& made : filters_of_thread->made_) {
+      if (made.weight.is_same(weight) && made.stride == stride && made.dtype == dtype) {
+        return made.matrix.wait();
+      }
+    }
+  }
+  return {};
+}
+
+void FiltersAhead::add(const at::Tensor& weight, int64_t stride, int64_t height, int64_t width) {
+  const Geometry g{weight.size(2), stride, height, width};
+  const auto dtype = detail::compute_dtype(weight, weight.scalar_type());
+  if (!enabled_ || form_of(g) != Form::Dense || !detail::runs_own_kernels(weight, dtype)) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  made_.push_back({weight, stride, dtype, SideTask(weight, [&](const at::Tensor& filter) {
+                     return detail::spread_taps(filter, blocks_of(g), dtype);
+                   })});
+}
 
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding,
                   Conv2dAlgorithm algorithm) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/ops/filters_ahead.hpp"
 #include "ddp/ops/norm_owner.hpp"
 #include "models/norm.hpp"
 
@@ -48,12 +49,23 @@ struct BlockOptions {
   bool side_streams = false;
 };
 
+struct ImageSize {
+  int64_t height, width;
+  /// Behind a convolution or pool that keeps the size but for its stride.
+  void shrink(int64_t stride) {
+    height = (height - 1) / stride + 1;
+    width = (width - 1) / stride + 1;
+  }
+};
+
 /// What a stage needs of its blocks.
 class ResidualBlock {
  public:
   virtual ~ResidualBlock() = default;
   virtual ddp::ops::Fork forward(const ddp::ops::Fork& input) = 0;
   virtual void append_counters(std::vector<torch::Tensor>& counters) const = 0;
+  /// Adds its convolutions over `image`, which becomes what leaves the block.
+  virtual void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const = 0;
   virtual void finish_initialisation() = 0;
 };
 
@@ -85,6 +97,7 @@ class BasicBlockImpl : public torch::nn::Cloneable<BasicBlockImpl>,
   void reset() override;
   ddp::ops::Fork forward(const ddp::ops::Fork& input) override;
   void append_counters(std::vector<torch::Tensor>& counters) const override;
+  void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const override;
   void finish_initialisation() override;
   std::vector<std::string> norm_names() const override { return {"bn1", "bn2"}; }
   std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
@@ -107,6 +120,7 @@ class BottleneckImpl : public torch::nn::Cloneable<BottleneckImpl>,
   void reset() override;
   ddp::ops::Fork forward(const ddp::ops::Fork& input) override;
   void append_counters(std::vector<torch::Tensor>& counters) const override;
+  void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const override;
   void finish_initialisation() override;
   std::vector<std::string> norm_names() const override { return {"bn1", "bn2", "bn3"}; }
   std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
@@ -126,6 +140,7 @@ class StageImpl : public torch::nn::Cloneable<StageImpl> {
   void reset() override;
   ddp::ops::Fork forward(ddp::ops::Fork input);
   void append_counters(std::vector<torch::Tensor>& counters) const;
+  void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const;
   void finish_initialisation();
   int64_t out_channels() const;
 
@@ -159,6 +174,7 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::Nor
 
  private:
   void initialise();
+  void add_filters(ddp::ops::FiltersAhead& filters, const torch::Tensor& input) const;
   ddp::ops::Fork forward_stem(const torch::Tensor& input);
 
   ResNetOptions options_;
