@@ -23,7 +23,7 @@ struct GradSlot {
   /// it.
   std::optional<c10::Stream> stream = std::nullopt;
   /// Where that is another one than the op's own, the op's: there it still reads the parameter, for
-  /// the gradient of its input. Whoever changes the parameter before the backward ends waits for it.
+  /// the gradient of its input. Whoever changes the parameter before backward ends waits for it.
   std::optional<c10::Stream> reader = std::nullopt;
 };
 
