@@ -20,8 +20,13 @@ def first_line(command):
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
 
 
+def first_gpu():
+    """The first GPU that the programs see, as nvidia-smi names it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
 def query(fields):
-    return first_line(["nvidia-smi", "-i", "0", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+    return first_line(["nvidia-smi", "-i", first_gpu(), f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
 
 
 def num_gpus():
@@ -48,7 +53,7 @@ class Sampler:
         self.samples, self.process = [], None
         if torch.cuda.is_available() and shutil.which("nvidia-smi"):
             self.process = subprocess.Popen(
-                ["nvidia-smi", "-i", "0", f"--query-gpu={self.FIELDS}", "--format=csv,noheader,nounits", "-lms", "200"],
+                ["nvidia-smi", "-i", first_gpu(), f"--query-gpu={self.FIELDS}", "--format=csv,noheader,nounits", "-lms", "200"],
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             threading.Thread(target=self.read, daemon=True).start()
         return self

