@@ -38,6 +38,15 @@ ddp::CheckpointOptions options_in(const SharedFolder& folder) {
   return options;
 }
 
+void save_after_one_step(const testing::ResumeCase& setup, const SharedFolder& folder) {
+  ResumeRun run(setup, context().communicator());
+  ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
+  REQUIRE(checkpointer.restore() == 0);
+  run.step();
+  checkpointer.save(0);
+  checkpointer.wait();
+}
+
 }  // namespace
 
 TEST_CASE("measured choices are saved and pinned on resume") {
@@ -45,14 +54,7 @@ TEST_CASE("measured choices are saved and pinned on resume") {
   const testing::ResumeCase setup{testing::Precision::Fp32, ddp::OptimizerType::Sgd, 1};
   auto& plan = context().plan();
   plan.set("a measured choice", "[1,2]");
-  {
-    ResumeRun run(setup, context().communicator());
-    ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
-    REQUIRE(checkpointer.restore() == 0);
-    run.step();
-    checkpointer.save(0);
-    checkpointer.wait();
-  }
+  save_after_one_step(setup, folder);
   plan.set("a measured choice", "[3]");  // a later measurement says something else
   ResumeRun run(setup, context().communicator());
   ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
@@ -66,14 +68,7 @@ TEST_CASE("a damaged plan in a checkpoint does not hold up a resume") {
   auto& plan = context().plan();
   const std::string table = "[[1024,10.0,0.0],[2048,12.0,0.0]]";
   plan.set("all_reduce", R"("no table")");
-  {
-    ResumeRun run(setup, context().communicator());
-    ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
-    REQUIRE(checkpointer.restore() == 0);
-    run.step();
-    checkpointer.save(0);
-    checkpointer.wait();
-  }
+  save_after_one_step(setup, folder);
   plan.set("all_reduce", table);
   ResumeRun run(setup, context().communicator());
   ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});

@@ -19,4 +19,16 @@ void capture(at::cuda::CUDAGraph& graph, const Body& body) {
   graph.capture_end();
 }
 
+/// Runs `step` until buckets are laid out anew and NCCL is connected, then captures it on the
+/// current stream.
+template <typename Step>
+void warm_up_and_capture(at::cuda::CUDAGraph& graph, const Step& step) {
+  for (int warm_up = 0; warm_up < 4; ++warm_up) {
+    step();
+  }
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  step();
+  graph.capture_end();
+}
+
 }  // namespace ddp::test

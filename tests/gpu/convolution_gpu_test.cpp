@@ -14,9 +14,6 @@
 #include "ddp/ops/stem_convolution.hpp"
 #include "ddp/ops/wgrad_branch.hpp"
 #include "lm_gpu_test.hpp"
-#include "models/memory_format.hpp"
-#include "models/precision.hpp"
-#include "models/resnet.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::StemAlgorithm;
@@ -368,61 +365,5 @@ TEST_CASE("the weight gradients' branch leaves the same bits, eager and in a gra
   }
   for (auto& weight : weights) {
     ddp::ops::set_grad_slot(weight, nullptr);
-  }
-}
-
-TEST_CASE("side streams leave the bits of a ResNet-18's gradients, eager and in a graph") {
-  const auto stream = c10::cuda::getStreamFromPool();
-  const c10::cuda::CUDAStreamGuard guard(stream);
-  at::globalContext().setDeterministicCuDNN(true);
-  at::globalContext().setBenchmarkCuDNN(false);
-  const auto images =
-      torch::randn({64, 3, 32, 32}, torch::kCUDA).to(torch::kBFloat16).contiguous(kLast);
-  const auto labels = torch::randint(10, {64}, torch::kLong).to(torch::kCUDA);
-  std::vector<torch::Tensor> plain;
-  for (const bool beside : {false, true}) {
-    for (const bool captured : {false, true}) {
-      CAPTURE(beside, captured);
-      torch::manual_seed(8);
-      auto model = models::resnet18({.num_classes = 10, .side_streams = beside});
-      model->to(torch::kCUDA);
-      models::to_half_but_norms(*model, torch::kBFloat16);
-      models::to_channels_last(*model);
-      const auto parameters = model->parameters();
-      std::vector<ddp::ops::GradSlot> slots(parameters.size());
-      for (std::size_t i = 0; i < slots.size(); ++i) {
-        slots[i].memory = torch::zeros_like(parameters[i].detach(), torch::kFloat);
-        ddp::ops::set_grad_slot(parameters[i], &slots[i]);
-      }
-      const auto step = [&] {
-        for (std::size_t i = 0; i < slots.size(); ++i) {
-          slots[i].written = false;
-          slots[i].stream = std::nullopt;
-          parameters[i].mutable_grad() = torch::Tensor();
-        }
-        ddp::ops::cross_entropy(model->forward(images), labels).loss.backward();
-      };
-      step();
-      at::cuda::CUDAGraph graph;
-      if (captured) {
-        graph.capture_begin();
-        step();
-        graph.capture_end();
-        for (int replay = 0; replay < 20; ++replay) {
-          graph.replay();
-        }
-      }
-      for (std::size_t i = 0; i < slots.size(); ++i) {
-        const auto& slot = slots[i];
-        const auto value = slot.written ? slot.memory : parameters[i].grad().to(torch::kFloat);
-        if (!beside && !captured) {
-          plain.push_back(value.clone());
-          CHECK(value.abs().max().item<float>() > 0);
-        } else {
-          CHECK(torch::equal(value, plain[i]));
-        }
-        ddp::ops::set_grad_slot(parameters[i], nullptr);
-      }
-    }
   }
 }

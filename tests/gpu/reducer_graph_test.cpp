@@ -7,6 +7,7 @@
 
 #include <cstdio>
 
+#include "capture.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/time_mark.hpp"
@@ -25,13 +26,8 @@ TEST_CASE("a captured backward with its reductions replays like the eager one") 
       model.zero_grad();
       model.forward(input).sum().backward();
     };
-    for (int warm_up = 0; warm_up < 4; ++warm_up) {  // buckets are rebuilt, NCCL is connected
-      step();
-    }
     at::cuda::CUDAGraph graph;
-    graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-    step();
-    graph.capture_end();
+    warm_up_and_capture(graph, step);
     for (int replay = 0; replay < 5; ++replay) {
       input.copy_(batch_of(rank(), replay, 4));
       graph.replay();
@@ -57,13 +53,8 @@ TEST_CASE("a captured weighted step replays") {
     model.zero_grad();
     model.weighted_backward(model.forward(input).sum(), 4);
   };
-  for (int warm_up = 0; warm_up < 4; ++warm_up) {
-    step();
-  }
   at::cuda::CUDAGraph graph;
-  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  step();
-  graph.capture_end();
+  warm_up_and_capture(graph, step);
   for (int replay = 0; replay < 3; ++replay) {
     input.copy_(batch_of(rank(), replay, 4, 4));
     graph.replay();
@@ -111,13 +102,8 @@ TEST_CASE("each replay tells how long it waited for reductions") {
     model.zero_grad();
     model.forward(input).sum().backward();
   };
-  for (int warm_up = 0; warm_up < 4; ++warm_up) {
-    step();
-  }
   at::cuda::CUDAGraph graph;
-  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  step();
-  graph.capture_end();
+  warm_up_and_capture(graph, step);
   const auto replay_ms = [&](bool late) {
     group()->barrier();
     if (late && rank() == 1) {

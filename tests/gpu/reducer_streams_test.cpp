@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "capture.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
@@ -126,13 +127,8 @@ TEST_CASE("gradients written beside a captured backward are reduced by its repla
     model.zero_grad();
     model.forward(input).sum().backward();
   };
-  for (int warm_up = 0; warm_up < 4; ++warm_up) {
-    step();
-  }
   at::cuda::CUDAGraph graph;
-  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  step();
-  graph.capture_end();
+  warm_up_and_capture(graph, step);
   for (int replay = 0; replay < 5; ++replay) {
     input.copy_(batch_of(rank(), replay, 4));
     graph.replay();

@@ -81,6 +81,54 @@ class TakesMemory : public torch::autograd::Function<TakesMemory> {
   static inline std::vector<torch::Tensor> kept;
 };
 
+/// A ResNet-18 of fixed weights in bf16 whose weight gradients go to float32 slots.
+struct SlottedResNet {
+  explicit SlottedResNet(bool beside) {
+    torch::manual_seed(8);
+    model = models::resnet18({.num_classes = 10, .side_streams = beside});
+    model->to(torch::kCUDA);
+    models::to_half_but_norms(*model, torch::kBFloat16);
+    models::to_channels_last(*model);
+    parameters = model->parameters();
+    slots.resize(parameters.size());
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      slots[i].memory = torch::zeros_like(parameters[i].detach(), torch::kFloat);
+      ddp::ops::set_grad_slot(parameters[i], &slots[i]);
+    }
+  }
+  SlottedResNet(const SlottedResNet&) = delete;
+  SlottedResNet& operator=(const SlottedResNet&) = delete;
+  ~SlottedResNet() {
+    for (const auto& parameter : parameters) {
+      ddp::ops::set_grad_slot(parameter, nullptr);
+    }
+  }
+  void forget() {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      slots[i].written = false;
+      slots[i].stream = std::nullopt;
+      parameters[i].mutable_grad() = torch::Tensor();
+    }
+  }
+  torch::Tensor gradient(std::size_t i) const {
+    return slots[i].written ? slots[i].memory : parameters[i].grad().to(torch::kFloat);
+  }
+
+  models::ResNet model{nullptr};
+  std::vector<torch::Tensor> parameters;
+  std::vector<ddp::ops::GradSlot> slots;
+};
+
+/// Images and labels; cuDNN takes the same algorithms each time from here on.
+std::pair<torch::Tensor, torch::Tensor> deterministic_batch() {
+  at::globalContext().setDeterministicCuDNN(true);
+  at::globalContext().setBenchmarkCuDNN(false);
+  const auto images = torch::randn({64, 3, 32, 32}, torch::kCUDA)
+                          .to(torch::kBFloat16)
+                          .contiguous(torch::MemoryFormat::ChannelsLast);
+  return {images, torch::randint(10, {64}, torch::kLong).to(torch::kCUDA)};
+}
+
 }  // namespace
 
 TEST_CASE("a branch keeps what it reads until the stream that made it has waited") {
@@ -220,40 +268,23 @@ TEST_CASE("products choose no algorithm by stopwatch where bits must repeat") {
 
 TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
   const OnOwnStream own;
-  at::globalContext().setDeterministicCuDNN(true);
-  at::globalContext().setBenchmarkCuDNN(false);
-  const auto images = torch::randn({64, 3, 32, 32}, torch::kCUDA)
-                          .to(torch::kBFloat16)
-                          .contiguous(torch::MemoryFormat::ChannelsLast);
-  const auto labels = torch::randint(10, {64}, torch::kLong).to(torch::kCUDA);
+  const auto [images, labels] = deterministic_batch();
   std::vector<torch::Tensor> plain;
   for (const bool beside : {false, true}) {
-    torch::manual_seed(8);
-    auto model = models::resnet18({.num_classes = 10, .side_streams = beside});
-    model->to(torch::kCUDA);
-    models::to_half_but_norms(*model, torch::kBFloat16);
-    models::to_channels_last(*model);
-    const auto parameters = model->parameters();
-    std::vector<ddp::ops::GradSlot> slots(parameters.size());
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      slots[i].memory = torch::zeros_like(parameters[i].detach(), torch::kFloat);
-      ddp::ops::set_grad_slot(parameters[i], &slots[i]);
-    }
+    SlottedResNet net(beside);
     // Holding a byte makes every op of either stream join; the other limit never does.
     for (const int64_t limit : {int64_t{1}, int64_t{1} << 30}) {
       for (int round = 0; round < 3; ++round) {
-        for (std::size_t i = 0; i < slots.size(); ++i) {
-          slots[i].written = false;
-          slots[i].stream = std::nullopt;
-          slots[i].memory.fill_(-1);
-          parameters[i].mutable_grad() = torch::Tensor();
+        net.forget();
+        for (auto& slot : net.slots) {
+          slot.memory.fill_(-1);
         }
         std::optional<ddp::ops::WgradBranch> outer;
         if (beside) {
           outer.emplace(true, limit);
         }
         Slotted late;
-        auto logits = model->forward(images);
+        auto logits = net.model->forward(images);
         if (beside) {  // the backward finds the shortcuts' stream and the branch late
           logits = LateGradient::apply(logits, late.weight, limit);
           const ddp::ops::SideTask task(images, [](const torch::Tensor& of) {
@@ -262,9 +293,8 @@ TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
           });
         }
         ddp::ops::cross_entropy(logits, labels).loss.backward();
-        for (std::size_t i = 0; i < slots.size(); ++i) {
-          const auto value =
-              slots[i].written ? slots[i].memory : parameters[i].grad().to(torch::kFloat);
+        for (std::size_t i = 0; i < net.slots.size(); ++i) {
+          const auto value = net.gradient(i);
           if (!beside && round == 0 && plain.size() <= i) {
             plain.push_back(value.clone());
             CHECK(value.abs().max().item<float>() > 0);
@@ -273,8 +303,40 @@ TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
         }
       }
     }
-    for (const auto& parameter : parameters) {
-      ddp::ops::set_grad_slot(parameter, nullptr);
+  }
+}
+
+TEST_CASE("side streams leave the bits of a ResNet-18's gradients, eager and in a graph") {
+  const OnOwnStream own;
+  const auto [images, labels] = deterministic_batch();
+  std::vector<torch::Tensor> plain;
+  for (const bool beside : {false, true}) {
+    for (const bool captured : {false, true}) {
+      CAPTURE(beside, captured);
+      SlottedResNet net(beside);
+      const auto step = [&, &images = images, &labels = labels] {
+        net.forget();
+        ddp::ops::cross_entropy(net.model->forward(images), labels).loss.backward();
+      };
+      step();
+      at::cuda::CUDAGraph graph;
+      if (captured) {
+        graph.capture_begin();
+        step();
+        graph.capture_end();
+        for (int replay = 0; replay < 20; ++replay) {
+          graph.replay();
+        }
+      }
+      for (std::size_t i = 0; i < net.slots.size(); ++i) {
+        const auto value = net.gradient(i);
+        if (!beside && !captured) {
+          plain.push_back(value.clone());
+          CHECK(value.abs().max().item<float>() > 0);
+        } else {
+          CHECK(torch::equal(value, plain[i]));
+        }
+      }
     }
   }
 }

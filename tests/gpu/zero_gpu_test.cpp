@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "capture.hpp"
 #include "ddp/amp/grad_scaler.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
@@ -64,13 +65,8 @@ int64_t optimizer_bytes(torch::ScalarType dtype, bool zero1) {
 // Median of 9 times three replays.
 template <typename Step>
 double captured_ms(const Step& step) {
-  for (int warm_up = 0; warm_up < 4; ++warm_up) {
-    step();
-  }
   at::cuda::CUDAGraph graph;
-  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  step();
-  graph.capture_end();
+  warm_up_and_capture(graph, step);
   std::vector<double> times;
   for (int i = 0; i < 10; ++i) {
     torch::cuda::synchronize();

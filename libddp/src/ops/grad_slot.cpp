@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/ops/grad_slot.hpp"
 
-#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
 #include "ddp/ops/filter_taps.hpp"
+#include "ops/stream_order.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -73,13 +72,10 @@ double begin_grad_write(const at::Tensor& parameter, GradSlot& slot) {
   const bool aliases = grad.defined() && grad.data_ptr() == slot.memory.data_ptr();
   const double beta = slot.written || aliases ? 1.0 : 0.0;
   if (!slot.memory.is_cpu()) {
-    const auto current =
-        c10::impl::VirtualGuardImpl(slot.memory.device().type()).getStream(slot.memory.device());
+    const auto current = detail::current_stream(slot.memory.device());
     const auto writer = std::exchange(slot.stream, current);
-    if (slot.written && writer && *writer != current) {
-      c10::Event event(current.device_type());
-      event.record(*writer);
-      event.block(current);
+    if (slot.written && writer) {
+      detail::wait_for(*writer, current);
     }
   }
   slot.written = true;

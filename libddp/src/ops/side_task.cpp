@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "ops/private_stream.hpp"
+#include "ops/stream_order.hpp"
 #endif
 
 namespace ddp::ops {
@@ -31,9 +32,7 @@ SideTask::SideTask(const at::Tensor& input,
     const auto device = input.device().index();
     const auto main = c10::cuda::getCurrentCUDAStream(device);
     const auto side = detail::beside<SideStream>(main).stream;
-    c10::Event ready(c10::DeviceType::CUDA);
-    ready.record(main);
-    ready.block(side);
+    detail::wait_for(main, side);
     const c10::cuda::CUDAStreamGuard guard(side);
     result_ = make(input);
     // Each is made on one stream and read on the other, in the backward too: the allocator must not

@@ -18,6 +18,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "ops/private_stream.hpp"
+#include "ops/stream_order.hpp"
 #endif
 
 namespace ddp::ops {
@@ -26,12 +27,6 @@ namespace {
 thread_local int64_t limit_of_thread = 0;
 
 #ifdef DDP_HAS_CUDA
-void wait_for(const c10::Stream& waiting, const c10::Stream& other) {
-  c10::Event event(c10::DeviceType::CUDA);
-  event.record(other);
-  event.block(waiting);
-}
-
 /// The branch beside one stream, `main`. A backward opens it with its first weight gradient there,
 /// and its end closes it.
 ///
@@ -46,7 +41,7 @@ class Branch {
   at::Tensor run(const std::vector<at::Tensor>& inputs, int64_t limit,
                  const std::function<at::Tensor()>& write) {
     open();
-    wait_for(side_, main_);
+    detail::wait_for(main_, side_);
     at::Tensor result;
     {
       const c10::cuda::CUDAStreamGuard guard(side_);
@@ -74,7 +69,7 @@ class Branch {
     join();
     const c10::Stream caller = c10::cuda::getCurrentCUDAStream(main_.device_index());
     if (caller != main_) {
-      wait_for(caller, main_);
+      detail::wait_for(main_, caller);
     }
   }
 
@@ -92,7 +87,7 @@ class Branch {
   }
 
   void join() {
-    wait_for(main_, side_);
+    detail::wait_for(side_, main_);
     held_.clear();
     held_bytes_ = 0;
   }
@@ -131,7 +126,7 @@ at::Tensor make_weight_gradient(const at::Tensor& parameter, int64_t limit,
   if (limit != 0 && parameter.is_cuda() && slot != nullptr) {
     const c10::Stream main = c10::cuda::getCurrentCUDAStream(parameter.device().index());
     if (slot->reader && *slot->reader != main) {  // the parameter is used twice: keep one stream
-      wait_for(main, *slot->reader);
+      detail::wait_for(*slot->reader, main);
     }
     slot->reader = main;
     return beside<Branch>(main).run(inputs, limit, write);

@@ -7,15 +7,14 @@
 //
 // A bucket's parameters are not read any more by then: their gradients are complete, and so is what
 // backward needed of them. On one GPU `reduce` takes no time and the update follows the gradients.
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "ops/private_stream.hpp"
+#include "ops/stream_order.hpp"
 #include "optim/capture.hpp"
 #include "optim/flat_launch.hpp"
 #include "optim/flat_optimizer.hpp"
@@ -27,13 +26,6 @@ namespace {
 bool looks_at_gradients(const StepScalars& scalars) {
   return scalars.inverse_scale.defined() || scalars.found_inf.defined() ||
          scalars.clip_factor.defined();
-}
-
-// What is enqueued on `later` from here on follows what is on `earlier` now.
-void order(const c10::Stream& earlier, const c10::Stream& later) {
-  c10::Event event(earlier.device_type());
-  event.record(earlier);
-  event.block(later);
 }
 
 struct UpdateStream {
@@ -69,7 +61,7 @@ int64_t FlatOptimizer::num_updated() const {
 
 void FlatOptimizer::wait_for_updates() const {
   if (side_ && num_updated() > 0) {
-    order(*side_, c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    ops::detail::wait_for(*side_, ops::detail::current_stream(device_));
   }
 }
 
@@ -172,11 +164,11 @@ void FlatOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
     flat_update(step, table.gradients, device_);
     return;
   }
-  const c10::impl::VirtualGuardImpl device_guard(device_.type());
+  const auto current = ops::detail::current_stream(device_);
   if (!side_) {
-    side_ = ops::detail::beside<UpdateStream>(device_guard.getStream(device_)).stream;
+    side_ = ops::detail::beside<UpdateStream>(current).stream;
   }
-  order(device_guard.getStream(device_), *side_);
+  ops::detail::wait_for(current, *side_);
   const c10::StreamGuard on_side(*side_);
   if (work) {
     work->wait();

@@ -8,29 +8,17 @@
 // A bucket's weights are sent behind the next bucket's gradients, so that the communicator does not
 // stand still during the update. Nobody reads these parameters any more in this backward, nor what
 // the bucket held of gradients. With one rank nothing is sent.
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
+#include "ops/stream_order.hpp"
 #include "optim/zero_optimizer.hpp"
 
 namespace ddp::detail {
-namespace {
-
-c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-// What is enqueued on `later` from here on follows what is on `earlier` now.
-void order(const c10::Stream& earlier, const c10::Stream& later) {
-  c10::Event event(earlier.device_type());
-  event.record(earlier);
-  event.block(later);
-}
-
-}  // namespace
+using ops::detail::current_stream;
+using ops::detail::wait_for;
 
 void ZeroOptimizer::begin_step(const StepScalars& scalars) {
   if (!options_.overlap_backward) {
@@ -64,7 +52,7 @@ void ZeroOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
       side_ = c10::impl::VirtualGuardImpl(device_.type())
                   .getStreamFromGlobalPool(device_, /*isHighPriority=*/false);
     }
-    order(current_stream(device_), *side_);
+    wait_for(current_stream(device_), *side_);
     on_side.emplace(*side_);
   }
   const ZeroBucket& cut = buckets_[num_updated_];
@@ -78,7 +66,7 @@ void ZeroOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
     }
     update_own_(own, work);
     if (side_) {
-      order(own_->update_stream().value(), *side_);
+      wait_for(own_->update_stream().value(), *side_);
     }
   }
   put_weights(cut);
@@ -110,7 +98,7 @@ bool ZeroOptimizer::join_begun_step(const StepScalars& scalars) {
     own_->step(scalars);  // it has nothing left to do
   }
   if (side_) {
-    order(*side_, current_stream(device_));
+    wait_for(*side_, current_stream(device_));
   }
   return true;
 }

@@ -3,26 +3,16 @@
 #pragma once
 
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 #include <optional>
 
+#include "ops/stream_order.hpp"
+
 namespace ddp::detail {
 
-inline c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-/// What is enqueued on `waiting` from here on follows what is on `other` now; the host does not
-/// wait.
-inline void wait_for(const c10::Stream& other, const c10::Stream& waiting) {
-  if (other != waiting) {
-    c10::Event event(other.device_type());
-    event.record(other);
-    event.block(waiting);
-  }
-}
+using ops::detail::current_stream;
+using ops::detail::wait_for;
 
 /// Whether the current stream of `device` is being captured into a graph; marks are not taken then.
 bool is_capturing(at::Device device);
