@@ -12,6 +12,7 @@ import tempfile
 
 import interleaved
 import photographs
+from rows import PEERS
 
 ROOT = os.path.dirname(interleaved.HERE)
 TIMEOUT = float(os.environ.get("PROGRAM_TIMEOUT", "300"))
@@ -74,39 +75,44 @@ def worst_all_reduce(text):
 
 # ---- cifar10
 
-# Ours, by name: settings of resnet_ddp. Weights and gradients in bf16 as in the rows of steps.
+# Ours, by name: settings of resnet_ddp. Weights and gradients in bf16 as in the rows of steps, and buckets as there.
 CIFAR10_BEST = ["model.dtype=bf16", "ddp.fp32_grads=false"]
+CIFAR10_HIDDEN = ["ddp.bucket_cap_mb=auto", "context.communicator.nccl_max_ctas=24"]
 CIFAR10_SIDES = {"libddp": CIFAR10_BEST + ["train.cuda_graph=on"], "libddp_eager": CIFAR10_BEST + ["train.cuda_graph=off"]}
 
 
 def cifar10(o, gpus):
-    """One line of the log an epoch: the device is waited for there anyway."""
-    batch = f"batch_size={512 // gpus}"
-    recipe = ["model=resnet18", f"cifar10={os.path.abspath(o.cifar10)}", "stem=cifar", batch, "epochs=24", "label_smoothing=0.1"]
+    """Both sides' clocks run from the end of the first step to the end of the last evaluation, of which there is one after
+    each epoch; what comes before them is untimed. One line of our log an epoch: the device is waited for there anyway."""
+    batch, eval_batch = f"batch_size={512 // gpus}", f"eval_batch_size={1000 if gpus == 1 else 1250}"
+    data = os.path.abspath(o.cifar10)
 
     def ours(name):
         folder = os.path.join(os.path.abspath(o.out), "logs", f"cifar10_{gpus}.{name}")
         text = run([program(o, "examples/resnet_ddp"), "--config", os.path.join(ROOT, "examples/configs/cifar10_resnet18_cifar_stem.yaml"),
-                    f"data.path={os.path.abspath(o.cifar10)}", f"train.{batch}", "checkpoint.dir=", f"metrics.dir={folder}",
+                    f"data.path={data}", f"train.{batch}", f"train.{eval_batch}", "checkpoint.dir=", f"metrics.dir={folder}",
                     "metrics.run_name=run", "metrics.progress=plain", f"metrics.log_every={50000 // 512}", "train.eval_first=true"]
-                   + CIFAR10_SIDES[name], gpus,
-                   log_path(o, f"cifar10_{gpus}.{name}"))
-        return dict(seconds_of_run(folder), remark="test accuracy " + re.findall(r"test accuracy\s+([\d.]+ %)", text)[-1])
+                   + CIFAR10_SIDES[name] + (CIFAR10_HIDDEN if gpus > 1 else []), gpus, log_path(o, f"cifar10_{gpus}.{name}"))
+        return about_run(seconds_of_run(folder), re.findall(r"test accuracy\s+([\d.]+ %)", text)[-1])
 
-    def theirs():
-        peer = os.path.join(interleaved.HERE, "pytorch_resnet.py")
-        said = json.loads(run([peer] + recipe, gpus, log_path(o, f"cifar10_{gpus}.eager")).strip().splitlines()[-1])
-        return dict(value=said["train_seconds"], remark=f"test accuracy {100 * said['accuracy']:.2f} %, without evaluations in between")
+    def theirs(name):
+        peer = [os.path.join(interleaved.HERE, "pytorch_resnet.py"), "model=resnet18", f"cifar10={data}", "stem=cifar", batch, eval_batch,
+                "epochs=24", "label_smoothing=0.1"] + PEERS[name] + ([] if gpus > 1 else ["wrap=false"])
+        said = json.loads(run(peer, gpus, log_path(o, f"cifar10_{gpus}.{name}")).strip().splitlines()[-1])
+        return about_run(dict(said, value=said["seconds"]), f"{100 * said['accuracy']:.2f} %")
 
     sides = {name: side(ours, name) for name in CIFAR10_SIDES}
-    if "eager" in o.peers:
-        sides["eager"] = side(theirs)
+    sides.update({name: side(theirs, name) for name in o.peers})
     return sides
 
 
+def about_run(seconds, accuracy):
+    return dict(value=seconds["value"], remark=f"test accuracy {accuracy}, training alone {seconds['train_seconds']:.2f} s")
+
+
 def seconds_of_run(folder):
-    """From the first counted step's begin to the end of the last epoch with its evaluation, by what the run wrote. Before
-    it are the first step and, with train.eval_first, an evaluation, in which cuDNN chooses its plans."""
+    """From the end of the first step to the end of the last epoch with its evaluation, and of that without evaluations, by
+    what the run wrote. Before it are the first step and, with train.eval_first, an evaluation, in which cuDNN chooses its plans."""
     def read(name):
         paths = sorted(glob.glob(os.path.join(folder, "**", name), recursive=True), key=os.path.getmtime)
         if not paths:
@@ -114,8 +120,9 @@ def seconds_of_run(folder):
         with open(paths[-1], newline="") as f:
             return list(csv.DictReader(f))
 
-    first, last = read("steps.csv")[0], read("epochs.csv")[-1]
-    return dict(value=float(last["time"]) - (float(first["time"]) - float(first["interval_seconds"])))
+    first, epochs = read("steps.csv")[0], read("epochs.csv")
+    return dict(value=float(epochs[-1]["time"]) - (float(first["time"]) - float(first["interval_seconds"])),
+                train_seconds=sum(float(epoch["epoch_seconds"]) for epoch in epochs))
 
 
 # ---- resnet50_jpeg

@@ -94,7 +94,7 @@ ROWS = {
 
 ROWS.update({
     "cifar10": ProgramRow(
-        "CIFAR-10, ResNet-18 with 3x3 stem, 24 epochs, global batch 512; ours with an evaluation after each, PyTorch's training alone",
+        "CIFAR-10, ResNet-18 with 3x3 stem, 24 epochs, global batch 512, with an evaluation after each",
         "s", (1, 2, 4), {1: Goal(13.5, 11.8), 4: Goal(4.6, 4.0)}, "lower", needs="cifar10"),
     "resnet50_jpeg": ProgramRow(
         "ResNet-50, 224 px, batch 256 a GPU, fed from JPEG, rate / rate on a resident batch", "x", (1, 2), {1: Goal(0.97, 0.99)}, "higher",

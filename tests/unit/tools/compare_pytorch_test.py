@@ -194,10 +194,12 @@ class OtherPrograms(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             os.makedirs(os.path.join(folder, "run"))
             for name, lines in (("steps", ["step,interval_seconds,time", "49,2.5,1002.5", "99,2,1004.5"]),
-                                ("epochs", ["epoch,time", "0,1005", "1,1012.25"])):
+                                ("epochs", ["epoch,epoch_seconds,time", "0,4.5,1005", "1,4.75,1012.25"])):
                 with open(os.path.join(folder, "run", f"{name}.csv"), "w") as f:
                     f.write("\n".join(lines) + "\n")
-            self.assertEqual(programs.seconds_of_run(folder)["value"], 12.25)
+            said = programs.seconds_of_run(folder)
+            self.assertEqual(said, dict(value=12.25, train_seconds=9.25))
+            self.assertEqual(programs.about_run(said, "90 %")["remark"], "test accuracy 90 %, training alone 9.25 s")
             os.remove(os.path.join(folder, "run", "epochs.csv"))
             with self.assertRaisesRegex(ValueError, "holds no epochs.csv"):
                 programs.seconds_of_run(folder)

@@ -33,7 +33,7 @@ class Photographs(unittest.TestCase):
         path = os.path.join(self.folder.name, "images.tar")
         with tarfile.open(path, "w") as tar:
             for name, data in members.items():
-                info = tarfile.TarInfo("some/" + name.replace("_", "."))
+                info = tarfile.TarInfo("./" + name.replace("__", "/").replace("_", "."))
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
         return path
@@ -41,11 +41,23 @@ class Photographs(unittest.TestCase):
     def test_each_image_of_a_tar_file_is_a_class_and_is_repeated(self):
         source = self.tar(fox_JPEG=b"1", owl_jpg=b"22", notes_txt=b"3")
         self.assertEqual(photographs.prepare(source, self.out, least=5), self.out)
-        found = {os.path.relpath(os.path.join(path, name), self.out) for path, _, names in os.walk(self.out) for name in names}
+        found = {os.path.relpath(os.path.join(path, name), self.out) for path, _, names in os.walk(self.out) for name in names} - {photographs.MANIFEST}
         self.assertEqual(found, {f"train/{name}/{i}.jpg" for name in ("fox", "owl") for i in range(3)} | {"val/fox/0.jpg", "val/owl/0.jpg"})
         with open(os.path.join(self.out, "train", "owl", "2.jpg"), "rb") as f:
             self.assertEqual(f.read(), b"22")
         photographs.prepare(source, self.out, least=5)  # again into the same folder
+
+    def test_a_folder_of_other_images_is_refused(self):
+        photographs.prepare(self.tar(fox_jpg=b"1", owl_jpg=b"22"), self.out, least=5)
+        for other, least in ((dict(fox_jpg=b"1"), 5), (dict(fox_jpg=b"1", owl_jpg=b"23"), 5), (dict(fox_jpg=b"1", owl_jpg=b"22"), 9)):
+            with self.assertRaisesRegex(ValueError, "out holds other images, or not all; remove it"):
+                photographs.prepare(self.tar(**other), self.out, least=least)
+
+    def test_images_of_one_name_in_two_folders_are_two_classes(self):
+        photographs.prepare(self.tar(a__fox_jpg=b"1", b__fox_jpg=b"2"), self.out, least=2)
+        self.assertEqual(sorted(os.listdir(os.path.join(self.out, "val"))), ["a_fox", "b_fox"])
+        with self.assertRaisesRegex(ValueError, "fox.jpeg and fox.jpg would be one class, fox"):
+            photographs.prepare(self.tar(fox_jpg=b"1", fox_jpeg=b"2"), self.out + "2")
 
     def test_a_data_set_is_taken_as_it_is_and_nothing_is_refused(self):
         os.makedirs(os.path.join(self.folder.name, "set", "train"))
