@@ -74,12 +74,17 @@ def goal_text(row, gpus, which):
     return f"{value:g} x one GPU" if goal.of_one_gpu else f"{value:,g}"
 
 
+def same_machine(a, b):
+    """Also where one call saw fewer of its GPUs than the other."""
+    return all(a["machine"].get(key) == b["machine"].get(key) for key in {*a["machine"], *b["machine"]} - {"gpus"})
+
+
 def reached(row, gpus, record, records):
     """Our best figure in the terms of the row's goal, as text."""
     value = row.value(record["sides"][best(row, gpus, record, ours_of(record))], gpus)
     goal = row.goals.get(gpus)
     single = records.get(key(record["row"], 1), {})
-    if goal is None or not goal.of_one_gpu or "sides" not in single or record["machine"] != single["machine"]:
+    if goal is None or not goal.of_one_gpu or "sides" not in single or not same_machine(record, single):
         return number(row, value)
     alone = row.value(single["sides"][best(row, 1, single, ours_of(single))], 1)
     return f"{number(row, value)} ({value / alone:.3f} x one GPU)"

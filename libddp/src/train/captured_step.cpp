@@ -37,7 +37,8 @@ void require_fed(const at::Tensor& tensor, int first) {
     throw SettingsError(concat(
         "the batch holds a tensor of ", tensor.numel(), " ", c10::toString(tensor.scalar_type()),
         " on the CPU; only a few float32 numbers (", kMaxFeedNumbers - StepFeed::kFirstFree,
-        " a step) travel to the device with a step: move the tensor there in the loader"));
+        " a step, of all its micro-batches) travel to the device with it: move the tensor there in "
+        "the loader, or lower train.grad_accum_steps"));
   }
 }
 

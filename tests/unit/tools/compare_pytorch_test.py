@@ -273,8 +273,8 @@ class Tables(unittest.TestCase):
 
     def test_scaling_is_told_against_one_gpu_of_the_same_machine_alone(self):
         records = {}
-        results.merge(records, "resnet50", 1, record(libddp=32.0))
-        results.merge(records, "resnet50", 4, record(libddp=40.0, eager=60.0))
+        results.merge(records, "resnet50", 1, record(machine=dict(MACHINE, gpus=1), libddp=32.0))
+        results.merge(records, "resnet50", 4, record(machine=dict(MACHINE, gpus=4), libddp=40.0, eager=60.0))
         lines = [line for line in results.speed_table(records) if line.startswith("| ResNet-50")]
         self.assertIn("| 6,400 (0.800 x one GPU) |", lines[1])
         self.assertIn("| 0.985 x one GPU | 0.995 x one GPU |", lines[1])
