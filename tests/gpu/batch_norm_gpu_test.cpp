@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "lm_gpu_test.hpp"
+#include "ops/batch_norm_call.hpp"
 #include "support/catch.hpp"
 
 using namespace batch_norm_test;
@@ -91,6 +92,40 @@ TEST_CASE("batch norm kernels repeat their bits, alone and in a CUDA graph") {
       CHECK(torch::equal(first[i].second, third[i].second));
     }
   }
+}
+
+TEST_CASE("only kernels whose blocks wait leave multiprocessors free") {
+  torch::manual_seed(6);
+  const int sms = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+  const auto run_with = [](Inputs inputs, Form form, int reserved) {
+    inputs.bn = converted(inputs.bn, torch::kFloat);
+    inputs.bn_z = converted(inputs.bn_z, torch::kFloat);
+    inputs.x = inputs.x.detach().clone(), inputs.z = inputs.z.detach().clone();
+    const ddp::ops::MultiprocessorReservation reservation(reserved);
+    return run(inputs, form);
+  };
+  for (const auto& [name, form] : forms()) {
+    INFO(name);
+    // Too large for one kernel, whatever is free: the same blocks, hence the same bits.
+    const auto large = make_inputs({64, 64, 56, 56}, torch::kCUDA, torch::kBFloat16);
+    const auto alone = run_with(large, form, 0);
+    const auto beside = run_with(large, form, 24);
+    for (size_t i = 0; i < alone.size(); ++i) {
+      INFO(alone[i].first);
+      CHECK(torch::equal(alone[i].second, beside[i].second));
+    }
+  }
+  const auto small = make_inputs({32, 128, 16, 16}, torch::kCUDA, torch::kBFloat16);
+  const ddp::ops::detail::KernelScope kernels(small.x);
+  CHECK(kernels.num_sms() == sms);
+  const auto blocks = [&] {
+    const auto grid = kernels.small_grid(small.x, 2);
+    return grid.rows_of_thread == 0 ? 0 : grid.grid.blocks * grid.grid.slices;
+  };
+  CHECK(blocks() > sms - 24);
+  const ddp::ops::MultiprocessorReservation reservation(sms - 64);
+  CHECK(blocks() > 0);
+  CHECK(blocks() <= 64);
 }
 
 TEST_CASE("a variance keeps its digits far from zero") {

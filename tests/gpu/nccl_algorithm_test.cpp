@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "comm/nccl_communicator.hpp"
+#include "ddp/ops/multiprocessors.hpp"
 #include "gpu/capture.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
@@ -179,4 +180,26 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
   const auto other = make("auto");
   other->adopt_plan(saved, "the test");
   CHECK((other->all_reduce_table().rows() == rows));
+}
+
+TEST_CASE("communicators reserve multiprocessors while they live, each for itself") {
+  auto& context = ddp::test::context();
+  const auto of = [&](int64_t max_ctas) {
+    ddp::CommunicatorOptions options;
+    options.nccl_max_ctas = max_ctas;
+    return ddp::detail::make_nccl_communicator(context.control_plane(), context.device(), options,
+                                               nullptr);
+  };
+  const auto reserved = ddp::ops::reserved_multiprocessors;
+  const int before = reserved();
+  auto training = of(24);
+  CHECK(reserved() == (world_size() > 1 ? 24 : before));
+  const auto large = of(32);
+  const auto of_nccl = of(0);
+  auto few = of(4);
+  CHECK(reserved() == (world_size() > 1 ? 24 : before));
+  training = nullptr;
+  CHECK(reserved() == (world_size() > 1 ? 4 : before));
+  few = nullptr;
+  CHECK(reserved() == before);
 }

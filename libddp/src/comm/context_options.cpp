@@ -20,8 +20,9 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                 options.nccl_min_ctas);
   visitor.field({.name = "nccl_max_ctas",
                  .doc = "most thread blocks of a NCCL kernel; 0 leaves NCCL's choice. With 24 or "
-                        "fewer, kernels whose blocks wait for each other leave them room: "
-                        "reductions are then hidden behind small kernels too",
+                        "fewer, kernels whose blocks wait for each other (BatchNorm of small "
+                        "images) leave them room: reductions are then hidden behind small kernels "
+                        "too, and the sums of such kernels are rounded otherwise than on one GPU",
                  .min = 0,
                  .max = 64},
                 options.nccl_max_ctas);

@@ -9,15 +9,8 @@
 #include "comm/nccl_types.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/ops/multiprocessors.hpp"
 
 namespace ddp::detail {
-namespace {
-// A collective of at most so many thread blocks leaves the others to kernels that need all the
-// multiprocessors they were made for at once.
-constexpr int64_t kMostReserved = 24;
-}  // namespace
-
 WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& output,
                                        const at::Tensor& input, ReduceOp op) {
   // Everything on the communicator's stream; sums and products wrap in 32 bits as they would in 16.
@@ -138,9 +131,6 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
       comm, device.index(), options, std::move(on_failure),
       std::make_shared<std::atomic<int64_t>>(0), std::move(no_windows));
   made->start_watchdog();
-  if (control_plane.world_size() > 1 && options.nccl_max_ctas <= kMostReserved) {
-    ops::reserve_multiprocessors(static_cast<int>(options.nccl_max_ctas));
-  }
   return made;
 }
 

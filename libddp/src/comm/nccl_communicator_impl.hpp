@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@
 #include "comm/operation_log.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/trace_recorder.hpp"
+#include "ddp/ops/multiprocessors.hpp"
 
 namespace ddp::detail {
 
@@ -127,6 +129,7 @@ class NcclCommunicator final : public Communicator,
   std::shared_ptr<NcclMemory> memory_;  // null: windows are not wanted or not available
   std::map<ncclDataType_t, ncclRedOp_t> ring_sums_;
   at::Tensor barrier_buffer_;
+  std::optional<ops::MultiprocessorReservation> reservation_;  // until it is destroyed
 
   std::recursive_timed_mutex mutex_;  // who launches; held from group_start to group_end
   std::mutex handle_mutex_;           // comm_ itself, children_

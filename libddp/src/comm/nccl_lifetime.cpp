@@ -13,6 +13,10 @@ using namespace std::chrono_literals;
 
 namespace {
 
+// A collective of at most so many thread blocks leaves the others to kernels that need all the
+// multiprocessors they were made for at once.
+constexpr int64_t kMostReserved = 24;
+
 std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& stream,
                                               std::shared_ptr<const AbortState> state) {
   const auto device = stream.device_index();
@@ -46,6 +50,9 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
   check_nccl(ncclCommCount(comm_, &world_size_), comm_, "ncclCommCount");
   if (options_.nccl_algorithm != "ring" && no_windows_.empty() && world_size_ > 1) {
     memory_ = std::make_shared<NcclMemory>(comm_, device_);
+  }
+  if (world_size_ > 1 && options_.nccl_max_ctas > 0 && options_.nccl_max_ctas <= kMostReserved) {
+    reservation_.emplace(static_cast<int>(options_.nccl_max_ctas));
   }
 }
 

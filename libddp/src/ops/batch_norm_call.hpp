@@ -28,10 +28,7 @@ class KernelScope {
         stream_(at::cuda::getCurrentCUDAStream().stream()),
         dtype_(x.scalar_type() == at::kHalf ? Half::Float16 : Half::Bfloat16) {}
 
-  int num_sms() const {
-    return std::max(1, at::cuda::getCurrentDeviceProperties()->multiProcessorCount -
-                           reserved_multiprocessors());
-  }
+  int num_sms() const { return at::cuda::getCurrentDeviceProperties()->multiProcessorCount; }
   BatchNormGrid sums_grid(const at::Tensor& x) const {
     return detail::sums_grid(x.numel() / x.size(1), x.size(1), num_sms());
   }
@@ -39,9 +36,11 @@ class KernelScope {
     return detail::map_grid(x.numel() / x.size(1), x.size(1), num_sms());
   }
   /// For one kernel over `inputs` activations like x; rows_of_thread 0: too large.
+  /// The only one whose blocks wait for each other, and which must find room beside a collective.
   SmallGrid small_grid(const at::Tensor& x, int inputs) const {
     const bool clusters = at::cuda::getCurrentDeviceProperties()->major >= 9;
-    return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), num_sms(), inputs, clusters);
+    const int free_sms = std::max(1, num_sms() - reserved_multiprocessors());
+    return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), free_sms, inputs, clusters);
   }
 
   cudaStream_t stream() const { return stream_; }

@@ -1,19 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/ops/multiprocessors.hpp"
 
-#include <atomic>
+#include <mutex>
+#include <set>
 
 namespace ddp::ops {
 namespace {
-std::atomic<int> reserved{0};
+
+struct Reservations {
+  std::mutex mutex;
+  std::multiset<int> counts;
+};
+
+// Never destroyed: a communicator may outlive what is static here.
+Reservations& reservations() {
+  static auto* all = new Reservations;
+  return *all;
+}
+
 }  // namespace
 
-void reserve_multiprocessors(int count) {
-  reserved = count;
+MultiprocessorReservation::MultiprocessorReservation(int count) : count_(count) {
+  auto& all = reservations();
+  const std::lock_guard lock(all.mutex);
+  all.counts.insert(count_);
+}
+
+MultiprocessorReservation::~MultiprocessorReservation() {
+  auto& all = reservations();
+  const std::lock_guard lock(all.mutex);
+  all.counts.erase(all.counts.find(count_));
 }
 
 int reserved_multiprocessors() {
-  return reserved;
+  auto& all = reservations();
+  const std::lock_guard lock(all.mutex);
+  return all.counts.empty() ? 0 : *all.counts.rbegin();
 }
 
 }  // namespace ddp::ops
