@@ -4,6 +4,7 @@
 #include "ddp/ops/filter_taps.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
+#include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
@@ -30,9 +31,15 @@ struct ConvNetImpl : torch::nn::Module {
     const bool product = x.size(2) == 2;
     const auto form = product ? ops::Conv2dAlgorithm::Product : ops::Conv2dAlgorithm::Library;
     const auto hidden = torch::tanh(ops::conv2d(x, strided, 2, 1, form));
+    if (by_hand) {
+      ops::bring_up_to_date(centre);
+      // Of every tap, which no forward over 1x1 pixels is.
+      return torch::conv2d(hidden.expand({-1, -1, 3, 3}), centre) + centre_bias.view({1, 8, 1, 1});
+    }
     return ops::conv2d(hidden, centre, 1, 1, form) + centre_bias.view({1, 8, 1, 1});
   }
   torch::Tensor strided, centre, centre_bias;
+  bool by_hand = false;  // the second convolution is no op of libddp
 };
 TORCH_MODULE(ConvNet);
 
@@ -72,6 +79,8 @@ struct Run {
   AnyOptimizer optimizer;
   bool begins = false;
 };
+
+const char* const kLateUse = "or set it to false";
 
 void require_close(const StateDict& ours, const StateDict& expected) {
   REQUIRE(ours.tensors.size() == expected.tensors.size());
@@ -115,6 +124,10 @@ TEST_CASE("forwards over more pixels read what they would have read") {
   Run plain(rule(0.9, true, false));
   const auto x = integers({2, 8, 6, 6}, 3) / 4.0;
   for (int index = 0; index < 30; ++index) {
+    if (index == 20 && world() > 1) {
+      REQUIRE_THROWS_WITH(skips.step(index, 6), Catch::Contains(kLateUse));
+      return;
+    }
     skips.step(index, index < 20 ? 2 : 6);
     plain.step(index, index < 20 ? 2 : 6);
     if (index == 12) {
@@ -137,15 +150,28 @@ TEST_CASE("averages, loaded weights and the end of an optimizer find nothing beh
   Run plain(rule(0.9, false, false));
   {
     Run averaged(rule(0.9, false, true));
-    Ema ema(averaged.model, {.decay = 0.5});
-    Ema expected(plain.model, {.decay = 0.5});
-    for (int index = 0; index < 10; ++index) {
+    for (int index = 0; index < 5; ++index) {
       averaged.step(index);
       plain.step(index);
-      ema.update();
-      expected.update();
+    }
+    Ema ema(averaged.model, {.decay = 0.5});
+    Ema expected(plain.model, {.decay = 0.5});
+    require_close(ema.state_dict(), expected.state_dict());
+    for (int index = 5; index < 10; ++index) {
+      averaged.step(index);
+      plain.step(index);
+      if (index < 8) {
+        ema.update();
+        expected.update();
+      }
     }
     require_close(ema.state_dict(), expected.state_dict());
+    {
+      const auto swap = ema.swap_in();
+      ops::bring_up_to_date(averaged.module->centre);  // as any reader does
+      CHECK(torch::equal(averaged.module->centre.detach(), ema.state_dict().tensors.at("centre")));
+    }
+    require_close(averaged.model.state_dict(), plain.model.state_dict());
   }
   Run skips(rule(0.9, false, true));
   for (int index = 0; index < 10; ++index) {
@@ -165,4 +191,87 @@ TEST_CASE("averages, loaded weights and the end of an optimizer find nothing beh
     INFO(item.key());
     CHECK(optim_test::ulps(ours[item.key()], item.value()) <= kUlps);
   }
+}
+
+// The gradient of a tap is zero after its reduction only where it is on all ranks.
+TEST_CASE("what is left behind is what no rank reads") {
+  if (world() == 1) {
+    return;
+  }
+  Run skips(rule(0.9, true, true));
+  Run plain(rule(0.9, true, false));
+  for (int index = 0; index < 12; ++index) {
+    const int64_t size = rank() == 1 ? 6 : 2;
+    skips.step(index, size);
+    plain.step(index, size);
+  }
+  const auto ours = skips.module->named_parameters();
+  for (const auto& item : plain.module->named_parameters()) {
+    INFO(item.key());
+    CHECK(torch::equal(ours[item.key()].detach(), item.value().detach()));
+    auto all = torch::empty({world(), item.value().numel()}, on_device());
+    group()->all_gather(all, item.value().detach().contiguous().flatten())->wait();
+    CHECK(torch::equal(all[0], all[1]));
+  }
+}
+
+TEST_CASE("a rank whose images become larger than any were says so") {
+  Run skips(rule(0.9, true, true));
+  for (int index = 0; index < 8; ++index) {
+    if (index == 7 && rank() == 1) {
+      REQUIRE_THROWS_WITH(skips.step(index, 6),
+                          Catch::Contains("taps of strided") && Catch::Contains("set it to false"));
+    } else {
+      skips.step(index);
+    }
+  }
+}
+
+TEST_CASE("gradients of ops that know nothing of taps are not dropped") {
+  const bool overlap = GENERATE(false, true);
+  CAPTURE(overlap);
+  Run skips(rule(0.9, true, true, overlap));
+  Run plain(rule(0.9, true, false, overlap));
+  skips.begins = plain.begins = overlap;
+  for (int index = 0; index < 12; ++index) {
+    skips.module->by_hand = plain.module->by_hand = index > 5;
+    if (index == 6 && world() > 1) {
+      REQUIRE_THROWS_WITH(skips.step(index), Catch::Contains(kLateUse));
+      return;
+    }
+    skips.step(index);
+    plain.step(index);
+    require_close(skips.model.state_dict(), plain.model.state_dict());
+  }
+}
+
+TEST_CASE("ranks that make no step in a join have their say after it") {
+  Run skips(rule(0.9, true, true));
+  Run plain(rule(0.9, true, false));
+  for (Run* run : {&skips, &plain}) {
+    join(run->model, [&] {
+      for (int index = 0; index < (rank() == 0 ? 3 : 0); ++index) {
+        run->step(index);
+      }
+    });
+    for (int index = 3; index < 10; ++index) {
+      run->step(index);
+    }
+  }
+  CHECK_FALSE(torch::equal(skips.module->centre.detach(), plain.module->centre.detach()));
+  require_close(skips.model.state_dict(), plain.model.state_dict());
+}
+
+TEST_CASE("dead taps that cannot be skipped are refused") {
+  ConvNet module;
+  DistributedDataParallel<ConvNet> model(module, group());
+  OptimizerOptions options = rule(0.9, false, true);
+  REQUIRE_THROWS_WITH(make_optimizer(model.named_parameters(), options),
+                      Catch::Contains("optimizer.skip_dead_taps=true cannot be had") &&
+                          Catch::Contains("not a DistributedDataParallel"));
+  options.implementation = OptimizerImplementation::List;
+  REQUIRE_THROWS_WITH(make_optimizer(model, options), Catch::Contains("implementation is list"));
+  options.implementation = OptimizerImplementation::Auto;
+  options.dampening = 0.5;
+  REQUIRE_THROWS_WITH(make_optimizer(model, options), Catch::Contains("dampening"));
 }

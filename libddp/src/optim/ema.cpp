@@ -49,7 +49,13 @@ Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
   }
   const at::NoGradGuard no_grad;
   for (const NamedParameter& entry : tensors_) {
-    ops::use_taps(entry.tensor, ops::kAllTaps);  // each update reads the whole weight
+    // Each update reads the whole weight, so that nothing is put off; where that was decided, it
+    // brings them up to date.
+    const ops::TapUse* use = ops::find_tap_use(entry.tensor);
+    if (use != nullptr && use->left_behind == 0) {
+      ops::use_taps(entry.tensor, ops::kAllTaps);
+    }
+    ops::bring_up_to_date(entry.tensor);
     averages_.push_back({entry.name, start_average(entry.tensor)});
   }
 }

@@ -2,9 +2,11 @@
 // Taps of 3x3 filters that nothing reads are left behind: their updates become one 2x2 matrix a
 // filter (FlatDecay), which is applied when somebody is about to read them.
 //
-// What is left behind is decided once a filter, in its first step. If more taps come into use
-// later, all of it is updated as usual from then on; but a step that was captured before leaves
-// behind what it always did, so that every reader goes on bringing it up to date.
+// What is left behind is decided once, in the first step, by all ranks. If more taps come into use
+// later, all of the filter is updated as usual from then on; but a step that was captured before
+// leaves behind what it always did, so that every reader goes on bringing it up to date. With
+// several ranks that is an error: a rank whose images are small would drop what larger ones of
+// another contribute to the mean.
 #include <algorithm>
 
 #include "ddp/core/error.hpp"
@@ -50,17 +52,37 @@ ops::Taps mask_of_dead(const FlatTaps& taps) {
 
 }  // namespace
 
-FlatTaps FlatOptimizer::dead_taps_of(size_t index) const {
+bool FlatOptimizer::may_leave_behind(size_t index) const {
   const at::Tensor& leaf = states_[index].leaf;
-  const ops::TapUse* use = ops::find_tap_use(leaf);
   const bool has_taps = leaf.dim() == 4 && leaf.size(2) == 3 && leaf.size(3) == 3;
-  if (!has_taps || use == nullptr || ops::find_grad_slot(leaf) == nullptr || use->used == 0 ||
-      use->used == ops::kAllTaps || !segment_of(index).aligned) {
-    return {};
+  return has_taps && ops::find_tap_use(leaf) != nullptr && ops::find_grad_slot(leaf) != nullptr &&
+         segment_of(index).aligned && taps_in_memory(leaf, ops::kAllTaps).inner != 0;
+}
+
+// Of each parameter, on any rank: a gradient is zero after its reduction only where it is zero on
+// all of them. The host waits.
+std::vector<ops::Taps> FlatOptimizer::taps_in_use() const {
+  constexpr int kNumTaps = 9;
+  at::Tensor used = at::empty({static_cast<int64_t>(states_.size()), kNumTaps}, at::kByte);
+  auto* bits = used.data_ptr<uint8_t>();
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const ops::Taps own =
+        may_leave_behind(i) ? ops::find_tap_use(states_[i].leaf)->used : ops::kAllTaps;
+    for (int tap = 0; tap < kNumTaps; ++tap) {
+      bits[i * kNumTaps + tap] = static_cast<uint8_t>((own >> tap) & 1);
+    }
   }
-  FlatTaps taps = taps_in_memory(leaf, use->used);
-  if (taps.inner != 0) {
-    taps.decay = static_cast<FlatDecay*>(decays_.data_ptr()) + index;
+  if (model_->communicator()->world_size() > 1) {
+    const at::Tensor sent = used.to(device_);
+    model_->communicator()->all_reduce(sent, ReduceOp::Max)->wait();
+    used = sent.cpu();
+    bits = used.data_ptr<uint8_t>();
+  }
+  std::vector<ops::Taps> taps(states_.size(), 0);
+  for (size_t i = 0; i < states_.size(); ++i) {
+    for (int tap = 0; tap < kNumTaps; ++tap) {
+      taps[i] |= static_cast<ops::Taps>(bits[i * kNumTaps + tap] << tap);
+    }
   }
   return taps;
 }
@@ -76,37 +98,90 @@ void FlatOptimizer::leave_behind(size_t index, const FlatTaps& taps) {
   };
 }
 
+void FlatOptimizer::decide_taps() {
+  const bool any = std::any_of(states_.begin(), states_.end(), [](const ParameterState& state) {
+    return state.leaf.grad().defined();
+  });
+  // In a join some ranks make no step.
+  if (!any || model_->is_joining()) {
+    return;
+  }
+  refuse_to_make_while_capturing("the choice of weights whose updates are put off");
+  taps_decided_ = true;
+  const std::vector<ops::Taps> used = taps_in_use();
+  std::vector<FlatTaps> decided(states_.size());
+  int64_t num_behind = 0;
+  for (size_t i = 0; i < states_.size(); ++i) {
+    if (used[i] == 0 || used[i] == ops::kAllTaps) {
+      continue;
+    }
+    decided[i] = taps_in_memory(states_[i].leaf, used[i]);
+    decided[i].decay = static_cast<FlatDecay*>(decays_.data_ptr()) + i;
+    leave_behind(i, decided[i]);
+    num_behind += states_[i].leaf.numel() / 9 * (9 - decided[i].num_live);
+  }
+  if (num_behind > 0) {
+    use_taps_anew(std::move(decided));
+  } else if (model_->communicator()->rank() == 0) {
+    log_warning(
+        "optimizer.skip_dead_taps=true puts nothing off: every tap of every 3x3 filter is read, by "
+        "a forward, an Ema or ops that are not ddp::ops::conv2d");
+  }
+}
+
+bool FlatOptimizer::came_into_use(size_t index) const {
+  if (taps_[index].inner == 0) {
+    return false;
+  }
+  const ops::TapUse* use = ops::find_tap_use(states_[index].leaf);
+  return use == nullptr || (use->used & mask_of_dead(taps_[index])) != 0;
+}
+
+// The others may go on without these gradients, and could not be asked: they need not be here.
+void FlatOptimizer::refuse_late_use(size_t index) const {
+  throw SettingsError(
+      concat("optimizer.skip_dead_taps=true: taps of ", states_[index].name,
+             " that no rank had read when the first step was made are read since, as over larger "
+             "images; several ranks settle once what they leave behind: make the first step over "
+             "the largest images, evaluate under torch::NoGradGuard, or set it to false"));
+}
+
 // Before each step's update.
 void FlatOptimizer::follow_taps() {
+  if (!skips_dead_taps_) {
+    return;
+  }
+  if (!taps_decided_) {
+    decide_taps();
+    return;
+  }
   std::vector<FlatTaps> now = taps_;
   bool changed = false;
   for (size_t i = 0; i < states_.size(); ++i) {
-    const at::Tensor& leaf = states_[i].leaf;
-    if (behind_[i].inner != 0) {
-      const ops::TapUse* use = ops::find_tap_use(leaf);
-      if (use == nullptr || (use->used & mask_of_dead(behind_[i])) != 0) {
-        bring_up_to_date(i);  // every time: a captured step may have left them behind again
-        now[i] = {};
+    if (came_into_use(i)) {
+      if (model_->communicator()->world_size() > 1) {
+        refuse_late_use(i);
       }
-    } else if (!taps_decided_[i] && leaf.grad().defined()) {
-      taps_decided_[i] = true;
-      now[i] = dead_taps_of(i);
-      if (now[i].inner != 0) {
-        leave_behind(i, now[i]);
-      }
+      now[i] = {};
+      changed = true;
     }
-    changed = changed || now[i].inner != taps_[i].inner;
+    if (behind_[i].inner != 0 && now[i].inner == 0) {
+      bring_up_to_date(i);  // every time: a captured step may have left them behind again
+    }
   }
-  if (!changed) {
-    return;
+  if (changed) {
+    use_taps_anew(std::move(now));
   }
+}
+
+void FlatOptimizer::use_taps_anew(std::vector<FlatTaps> taps) {
   refuse_to_make_while_capturing("the optimizer's table of parameters");
   replaced_.insert(replaced_.end(), {segments_, update_chunks_, behind_table_});
   for (const BucketTable& table : bucket_tables_) {
     replaced_.push_back(table.chunks);
   }
   bucket_tables_.clear();
-  taps_ = std::move(now);
+  taps_ = std::move(taps);
   cut_update_chunks();
   make_tables();
 }

@@ -69,15 +69,15 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 }
 
 FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
-                             const OptimizerOptions& options)
+                             const OptimizerOptions& options, const DataParallelModel* model)
     : rule_(make_update_rule(options)),
       flat_rule_(flat_rule_of(options, *rule_)),
       settings_(parameters),
+      model_(model),
       device_(parameters.front().parameter.tensor.device()),
-      skips_dead_taps_(options.skip_dead_taps && flat_rule_.type == FlatRuleType::Sgd),
+      skips_dead_taps_(options.skip_dead_taps && model != nullptr),
       taps_(parameters.size()),
-      behind_(parameters.size()),
-      taps_decided_(parameters.size(), false) {
+      behind_(parameters.size()) {
   for (const ParameterSettings& settings : settings_) {
     parameters_.push_back(settings.parameter);
     ParameterState& state = states_.emplace_back();
@@ -325,6 +325,7 @@ void FlatOptimizer::step(const StepScalars& scalars) {
   }
   const at::NoGradGuard no_grad;
   prepare_storage();
+  follow_taps();
   begin_states();
   read_gradients();
   for (size_t i = 0; i < updated_.size(); ++i) {
@@ -354,9 +355,6 @@ void FlatOptimizer::prepare_storage() {
     make_storage();
   } else if (!tables_are_current()) {
     make_tables();
-  }
-  if (skips_dead_taps_) {
-    follow_taps();
   }
 }
 

@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "ddp/ops/filter_taps.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "ddp/reduce/reducer.hpp"
 #include "optim/flat_math.hpp"
 #include "optim/parameter_settings.hpp"
@@ -24,6 +26,12 @@ namespace ddp::detail {
 std::string reason_against_flat(const std::vector<ParameterSettings>& parameters,
                                 const OptimizerOptions& options);
 
+/// Of Optimizer::begin_step: throws SettingsError without a learning rate, and with what is known
+/// only after backward.
+void check_begin_step(const StepScalars& scalars);
+/// Of Optimizer::step after a backward that updated parameters.
+void check_end_of_begun_step(const StepScalars& scalars);
+
 /// An optimizer whose masters and slots lie in one piece of memory each and whose step is one pass
 /// over all parameters: it reads the gradients where they lie (in a reducer's buckets or elsewhere,
 /// in their own dtype), multiplies them by inverse_scale and clip_factor on the way, updates the
@@ -32,7 +40,10 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 /// What it computes is ListOptimizer's, and so is its state: either goes on from the other's.
 class FlatOptimizer final : public Optimizer {
  public:
-  FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
+  /// `model` has these parameters and outlives the last step. With OptimizerOptions::skip_dead_taps
+  /// its ranks agree on what is left behind in their first step outside a join.
+  FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options,
+                const DataParallelModel* model = nullptr);
   ~FlatOptimizer() override;
 
   using Optimizer::step;
@@ -49,6 +60,11 @@ class FlatOptimizer final : public Optimizer {
   Reducer::BucketListener bucket_listener();
   /// Where it does; absent on the CPU, and before the first such update.
   const std::optional<c10::Stream>& update_stream() const { return side_; }
+  /// Whether buckets will be updated: begin_step() was called and every parameter has state.
+  bool has_begun() const { return begun_.has_value(); }
+  /// Ends what begin_step() began without an update of the rest: the current stream waits for the
+  /// parameters that were updated. Returns their number.
+  int64_t end_begun_step();
   /// Updates the buckets that `reducer` tells it of after begin_step(), as long as this lives.
   void listen_to(Reducer& reducer);
 
@@ -81,7 +97,12 @@ class FlatOptimizer final : public Optimizer {
 
   // Taps that are left behind (flat_dead_taps.cpp)
   void follow_taps();
-  FlatTaps dead_taps_of(size_t index) const;
+  void decide_taps();
+  std::vector<ops::Taps> taps_in_use() const;
+  bool may_leave_behind(size_t index) const;
+  bool came_into_use(size_t index) const;
+  [[noreturn]] void refuse_late_use(size_t index) const;
+  void use_taps_anew(std::vector<FlatTaps> taps);
   void leave_behind(size_t index, const FlatTaps& taps);
   void make_behind_table();
   void bring_up_to_date(size_t index) const;
@@ -98,6 +119,7 @@ class FlatOptimizer final : public Optimizer {
   NamedParameters parameters_;
   std::vector<ParameterSettings> settings_;
   std::vector<ParameterState> states_;
+  const DataParallelModel* model_;
   at::Device device_;
 
   std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one piece each
@@ -127,9 +149,9 @@ class FlatOptimizer final : public Optimizer {
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 
   bool skips_dead_taps_ = false;
-  std::vector<FlatTaps> taps_;        // [parameters] as the tables have them
-  std::vector<FlatTaps> behind_;      // [parameters] the same, kept where updates no longer do so
-  std::vector<bool> taps_decided_;    // [parameters]
+  std::vector<FlatTaps> taps_;    // [parameters] as the tables have them
+  std::vector<FlatTaps> behind_;  // [parameters] the same, kept where updates no longer do so
+  bool taps_decided_ = false;
   at::Tensor decays_;                 // [parameters] FlatDecay
   at::Tensor behind_table_;           // [parameters] FlatSegment with behind_
   std::vector<at::Tensor> replaced_;  // tables that a captured step still reads

@@ -36,6 +36,25 @@ struct UpdateStream {
 
 }  // namespace
 
+void check_begin_step(const StepScalars& scalars) {
+  if (looks_at_gradients(scalars)) {
+    throw SettingsError(
+        "Optimizer::begin_step with inverse_scale, found_inf or clip_factor: they are known only "
+        "after backward; leave begin_step out of such steps");
+  }
+  if (!scalars.lr.defined()) {
+    throw SettingsError("Optimizer::begin_step needs a learning rate: begin_step({.lr = 0.1})");
+  }
+}
+
+void check_end_of_begun_step(const StepScalars& scalars) {
+  if (looks_at_gradients(scalars)) {
+    throw SettingsError(
+        "Optimizer::step with inverse_scale, found_inf or clip_factor after begin_step: parameters "
+        "were updated already; leave begin_step out of such steps");
+  }
+}
+
 Reducer::BucketListener FlatOptimizer::bucket_listener() {
   updates_buckets_ = true;
   return [this, alive = std::weak_ptr(lifetime_)](const GradBucket& bucket, const WorkPtr& work) {
@@ -65,33 +84,32 @@ void FlatOptimizer::wait_for_updates() const {
   }
 }
 
+int64_t FlatOptimizer::end_begun_step() {
+  const int64_t updated = num_updated();
+  wait_for_updates();
+  updated_.clear();
+  begun_.reset();
+  begun_kept_.clear();
+  return updated;
+}
+
 void FlatOptimizer::begin_step(const StepScalars& scalars) {
   if (!updates_buckets_) {
     return;
   }
-  if (looks_at_gradients(scalars)) {
-    throw SettingsError(
-        "Optimizer::begin_step with inverse_scale, found_inf or clip_factor: they are known only "
-        "after backward; leave begin_step out of such steps");
-  }
-  if (!scalars.lr.defined()) {
-    throw SettingsError("Optimizer::begin_step needs a learning rate: begin_step({.lr = 0.1})");
-  }
-  const int64_t left = num_updated();
-  wait_for_updates();
-  updated_.clear();
-  begun_.reset();
+  check_begin_step(scalars);
+  const int64_t left = end_begun_step();
   begun_in_capture_ = is_capturing();
   if (left > 0) {
     throw SettingsError(concat(
         "Optimizer::begin_step: the step before was begun and never ended by Optimizer::step, "
-        "after "
-        "its backward had updated ",
+        "after its backward had updated ",
         left, " of ", states_.size(),
         " parameters: a begun step cannot be skipped; set optimizer.overlap_backward=false where "
         "steps may be"));
   }
   prepare_storage();
+  follow_taps();
   // Masters are made in a step of the usual kind.
   if (std::all_of(states_.begin(), states_.end(),
                   [](const ParameterState& state) { return state.has_state; })) {
@@ -152,8 +170,9 @@ void FlatOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
           "two synchronised backwards after one Optimizer::begin_step: call it before the last one "
           "of a step, the others under no_sync()");
     }
-    updated_[i] = true;
-    put_gradient(table.gradients, i, bucket.gradients[k]);
+    // step() brings a filter up to date whose taps came into use in this very backward.
+    updated_[i] = !came_into_use(i);
+    put_gradient(table.gradients, i, updated_[i] ? bucket.gradients[k] : at::Tensor());
   }
   FlatStep step = *begun_;
   step.chunks = static_cast<const FlatChunk*>(table.chunks.data_ptr());
@@ -183,11 +202,7 @@ void FlatOptimizer::join_begun_step(const StepScalars& scalars) {
     updated_.clear();
     return;
   }
-  if (looks_at_gradients(scalars)) {
-    throw SettingsError(
-        "Optimizer::step with inverse_scale, found_inf or clip_factor after begin_step: parameters "
-        "were updated already; leave begin_step out of such steps");
-  }
+  check_end_of_begun_step(scalars);
   wait_for_updates();
 }
 

@@ -14,7 +14,8 @@ using Settings = std::vector<detail::ParameterSettings>;
 
 // nullptr where the lists are to do it.
 std::unique_ptr<detail::FlatOptimizer> make_flat(const Settings& settings,
-                                                 const OptimizerOptions& options) {
+                                                 const OptimizerOptions& options,
+                                                 const DataParallelModel* model = nullptr) {
   if (options.implementation == OptimizerImplementation::List) {
     return nullptr;
   }
@@ -24,19 +25,24 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const Settings& settings,
                         "; set it to auto or list");
   }
   const bool wanted = options.implementation == OptimizerImplementation::Flat ||
-                      options.overlap_backward ||
+                      options.overlap_backward || options.skip_dead_taps ||
                       (!settings.empty() && settings.front().parameter.tensor.is_cuda());
-  return wanted && reason.empty() ? std::make_unique<detail::FlatOptimizer>(settings, options)
-                                  : nullptr;
+  return wanted && reason.empty()
+             ? std::make_unique<detail::FlatOptimizer>(settings, options, model)
+             : nullptr;
 }
 
 AnyOptimizer make_list(const Settings& settings, const OptimizerOptions& options) {
   return AnyOptimizer(std::make_unique<detail::ListOptimizer>(settings, options));
 }
 
+[[noreturn]] void refuse(const char* setting, const std::string& reason) {
+  throw SettingsError(
+      detail::concat("optimizer.", setting, "=true cannot be had: ", reason, "; set it to false"));
+}
+
 [[noreturn]] void refuse_overlap(const std::string& reason) {
-  throw SettingsError("optimizer.overlap_backward=true cannot be had: " + reason +
-                      "; set it to false");
+  refuse("overlap_backward", reason);
 }
 
 void check_overlap(const DataParallelModel& model, const Settings& settings) {
@@ -52,7 +58,7 @@ void check_overlap(const DataParallelModel& model, const Settings& settings) {
 }
 
 [[noreturn]] void refuse_zero(const std::string& reason) {
-  throw SettingsError("optimizer.zero1=true cannot be had: " + reason + "; set it to false");
+  refuse("zero1", reason);
 }
 
 AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options) {
@@ -73,11 +79,15 @@ AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options
 
 AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
   const Settings settings = detail::settings_of_parameters(parameters, options);
+  const std::string reason = "the optimizer was given parameters, not a DistributedDataParallel";
   if (options.zero1) {
-    refuse_zero("the optimizer was given parameters, not a DistributedDataParallel");
+    refuse_zero(reason);
   }
   if (options.overlap_backward) {
-    refuse_overlap("the optimizer was given parameters, not a DistributedDataParallel");
+    refuse_overlap(reason);
+  }
+  if (options.skip_dead_taps) {
+    refuse("skip_dead_taps", reason);
   }
   auto flat = make_flat(settings, options);
   return flat ? AnyOptimizer(std::move(flat)) : make_list(settings, options);
@@ -87,17 +97,20 @@ AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& op
   if (options.zero1) {
     return make_zero(model, options);
   }
-  if (!options.overlap_backward) {
+  if (!options.overlap_backward && !options.skip_dead_taps) {
     return make_optimizer(model.named_parameters(), options);
   }
   const Settings settings = detail::settings_of_parameters(model.named_parameters(), options);
-  auto flat = make_flat(settings, options);
+  auto flat = make_flat(settings, options, &model);
   if (!flat) {
     const std::string reason = detail::reason_against_flat(settings, options);
-    refuse_overlap(reason.empty() ? "optimizer.implementation is list" : reason);
+    refuse(options.overlap_backward ? "overlap_backward" : "skip_dead_taps",
+           reason.empty() ? "optimizer.implementation is list" : reason);
   }
-  check_overlap(model, settings);
-  flat->listen_to(model.reducer());
+  if (options.overlap_backward) {
+    check_overlap(model, settings);
+    flat->listen_to(model.reducer());
+  }
   return AnyOptimizer(std::move(flat));
 }
 

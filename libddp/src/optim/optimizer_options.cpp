@@ -182,8 +182,7 @@ void validate(const OptimizerOptions& o) {
   if (o.skip_dead_taps && o.type != OptimizerType::Sgd) {
     throw SettingsError(
         "optimizer.skip_dead_taps=true is for optimizer.type=sgd, whose updates can be put off; "
-        "set "
-        "it to false");
+        "set it to false");
   }
   for (const ParameterGroup& group : o.groups) {
     if (group.patterns.empty()) {

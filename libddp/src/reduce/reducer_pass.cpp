@@ -297,7 +297,9 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     at::Tensor& grad = parameter.tensor.mutable_grad();
     at::Tensor& slot = parameter.slot.memory;
     if (grad.defined() && !aliases(grad, slot)) {
-      ops::use_taps(parameter.tensor, ops::kAllTaps);  // made by an op that says nothing of taps
+      if (ops::TapUse* use = ops::find_tap_use(parameter.tensor)) {
+        use->used = ops::kAllTaps;  // made by an op that says nothing of taps
+      }
       parameter.reduced = false;
       if (parameter.slot.written && parameter.slot.stream) {  // added to below
         detail::wait_for(*parameter.slot.stream, detail::current_stream(device()));
