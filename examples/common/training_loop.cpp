@@ -192,13 +192,15 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
 TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
                                                  const ddp::StepScalars& scalars) {
   StepOutputs outputs;
+  // A sharded step that began leaves weights where the gradients were.
+  const bool may_begin = settings_.overlap_backward && !(settings_.zero1 && norm_is_wanted_);
   parts_.model.zero_grad();
   for (size_t micro = 0; micro < batches.size(); ++micro) {
     std::optional<ddp::NoSync> no_sync;
     if (micro + 1 < batches.size()) {
       no_sync.emplace(parts_.model);
     }
-    const bool begins = settings_.overlap_backward && micro + 1 == batches.size();
+    const bool begins = may_begin && micro + 1 == batches.size();
     micro_step(batches[micro], batches.size(), outputs, [&] {
       if (begins) {
         parts_.optimizer.begin_step(scalars);

@@ -42,6 +42,7 @@ struct TrainingSettings {
   ddp::TrainOptions train;
   ddp::AmpOptions amp;
   bool overlap_backward = false;  ///< OptimizerOptions::overlap_backward
+  bool zero1 = false;             ///< OptimizerOptions::zero1
   int64_t num_steps = 0;          ///< optimizer steps of the whole run
   int64_t log_every = 10;         ///< steps whose gradient norm is wanted even without clipping
   std::string keep_best = "off";  ///< CheckpointOptions::keep_best; min: of the test loss, max: of

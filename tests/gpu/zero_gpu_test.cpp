@@ -192,3 +192,29 @@ TEST_CASE("captured sharded steps replay the eager bits") {
     CHECK(captured_scaler.get_scale() == eager_scaler.get_scale());
   }
 }
+
+// The update of 16 M weights takes longer than the forward up to where it reads them.
+TEST_CASE("a forward after a sharded step that was begun and left reads all ranks' weights") {
+  Mlp module(7, 4096);
+  DistributedDataParallel model(module, group(), with_cap(1e-6));
+  auto optimizer = make_optimizer(model, adamw(true, true));
+  const auto x = batch_of(rank(), 1, 4);
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    auto loss = model.forward(x).sum();
+    optimizer.begin_step({.lr = 1e-6});
+    loss.backward();
+    if (step < 2) {
+      optimizer.step(1e-6);
+    }
+  }
+  const auto seen = model.forward(x).detach().clone();
+  torch::cuda::synchronize();
+  CHECK(torch::equal(seen, module->forward(x).detach()));
+  for (const auto& parameter : module->parameters()) {
+    const auto own = parameter.detach().contiguous().flatten();
+    auto first = own.clone();
+    group()->broadcast(first)->wait();
+    CHECK(torch::equal(first, own));
+  }
+}

@@ -9,6 +9,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "optim/capture.hpp"
+#include "optim/parameter_state.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -46,10 +47,16 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
     }
   });
   if (options_.overlap_backward) {
+    const std::weak_ptr alive(lifetime_);
     reducer_.set_bucket_listener(
-        [this, alive = std::weak_ptr(lifetime_)](const GradBucket& bucket, const WorkPtr& work) {
+        [this, alive](const GradBucket& bucket, const WorkPtr& work) {
           if (!alive.expired()) {
             update_bucket(bucket, work);
+          }
+        },
+        [this, alive] {
+          if (!alive.expired()) {
+            send_left_weights();
           }
         });
   }
@@ -73,9 +80,12 @@ void ZeroOptimizer::cut() {
     piece_parameters_ = at::tensor(owners, at::kInt).to(device_);
     update_own_ = options_.overlap_backward ? own_->bucket_listener() : nullptr;
   }
-  leaf_pointers_.clear();
+  leaves_.clear();
   for (const NamedParameter& parameter : parameters_) {
-    leaf_pointers_.push_back(parameter.tensor.const_data_ptr());
+    const at::Tensor& leaf = parameter.tensor;
+    leaves_.push_back({leaf.const_data_ptr(),
+                       at::empty_strided(leaf.sizes(), leaf.strides(),
+                                         at::TensorOptions(at::kMeta).dtype(leaf.scalar_type()))});
   }
 }
 
@@ -83,20 +93,47 @@ void ZeroOptimizer::cut() {
 void ZeroOptimizer::cut_anew() {
   refuse_to_make_while_capturing("the optimizer's parts of the buckets");
   const at::NoGradGuard no_grad;
+  send_left_weights();
   const StateDict state = has_state_ ? state_dict() : StateDict();
+  const bool all_updated = num_updated_ == buckets_.size();
   cut();
+  num_updated_ = all_updated ? buckets_.size() : std::min(num_updated_, buckets_.size());
   if (has_state_) {
     load_state_dict(state);
   }
 }
 
-bool ZeroOptimizer::leaves_moved() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].tensor.const_data_ptr() != leaf_pointers_[i]) {
-      return true;
+// A parameter may have been given other memory (set_data), on this rank alone: the views of it
+// follow, and with them the table of own_. State stays where it is.
+void ZeroOptimizer::follow_leaves() {
+  const at::NoGradGuard no_grad;
+  for (ZeroBucket& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      const NamedParameter& parameter = parameters_[bucket.parameters[i]];
+      Leaf& known = leaves_[bucket.parameters[i]];
+      if (parameter.tensor.const_data_ptr() == known.data) {
+        continue;
+      }
+      if (parameter.tensor.sizes() != known.layout.sizes() ||
+          parameter.tensor.scalar_type() != known.layout.scalar_type() ||
+          parameter.tensor.device() != device_ ||
+          !same_memory_layout(parameter.tensor, known.layout)) {
+        throw SettingsError(
+            concat("parameter ", parameter.name,
+                   " was replaced by one of another shape, dtype, device or memory "
+                   "order after the optimizer was made: convert the module first, then make "
+                   "its optimizer"));
+      }
+      known.data = parameter.tensor.const_data_ptr();
+      const at::Tensor leaf = flat_memory(parameter.tensor);
+      bucket.leaves[i].set_data(leaf);
+      for (ZeroPiece& piece : bucket.pieces) {
+        if (piece.parameter == bucket.parameters[i]) {
+          piece.leaf.set_data(leaf.narrow(0, piece.begin, piece.leaf.numel()));
+        }
+      }
     }
   }
-  return false;
 }
 
 bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
@@ -106,9 +143,7 @@ bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
 
 // Gives the pieces their parts of the gradients. False: no parameter has one, here or elsewhere.
 bool ZeroOptimizer::read_gradients() {
-  if (leaves_moved()) {
-    cut_anew();
-  }
+  follow_leaves();
   bool any = false;
   for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -132,6 +167,7 @@ bool ZeroOptimizer::read_gradients() {
 }
 
 std::vector<at::Tensor> ZeroOptimizer::gradients() const {
+  refuse_gradients_in_use();
   std::vector<at::Tensor> shards;
   for (const ZeroBucket& bucket : buckets_) {
     if (has_gradients(bucket)) {
@@ -151,6 +187,10 @@ void ZeroOptimizer::step(const StepScalars& scalars) {
     return;
   }
   if (!join_begun_step(scalars)) {
+    if (scalars.found_inf.value().value_or(0.0) != 0.0) {
+      forget_gradients();
+      return;
+    }
     if (own_) {
       own_->step(scalars);
     }
@@ -160,7 +200,10 @@ void ZeroOptimizer::step(const StepScalars& scalars) {
   has_all_state_ =
       has_all_state_ || std::all_of(parameters_.begin(), parameters_.end(),
                                     [](const auto& p) { return p.tensor.grad().defined(); });
-  // Their memory holds weights now.
+  forget_gradients();  // their memory holds weights now
+}
+
+void ZeroOptimizer::forget_gradients() {
   for (const NamedParameter& parameter : parameters_) {
     parameter.tensor.mutable_grad().reset();
   }
@@ -221,6 +264,7 @@ void ZeroOptimizer::agree_on_found_inf(at::Tensor& found_inf) {
 GradientScan ZeroOptimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
   const TraceScope trace("scan gradients", "compute");
   const at::NoGradGuard no_grad;
+  refuse_gradients_in_use();
   read_gradients();
   // The square of a norm in float32 may be more than float32 holds.
   const auto options = at::TensorOptions().device(device_);

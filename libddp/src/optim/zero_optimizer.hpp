@@ -60,7 +60,8 @@ class ZeroOptimizer final : public Optimizer {
  private:
   void cut();
   void cut_anew();
-  bool leaves_moved() const;
+  void follow_leaves();
+  void forget_gradients();
   bool has_gradients(const ZeroBucket& bucket) const;
   bool read_gradients();
   void send_weights();
@@ -69,7 +70,12 @@ class ZeroOptimizer final : public Optimizer {
   void take_weights(const ZeroBucket& bucket, const WorkPtr& work) const;
   // zero_overlap.cpp
   void update_bucket(const GradBucket& bucket, const WorkPtr& work);
+  size_t num_updated() const;
   void send_last_updated();
+  void send_left_weights();
+  void end_begun_step();
+  void mark_gradients(const std::vector<at::Tensor>& gradients);
+  void refuse_gradients_in_use() const;
   bool join_begun_step(const StepScalars& scalars);
   // zero_state.cpp
   std::vector<std::string> slots_of(const ZeroBucket& bucket) const;
@@ -88,14 +94,21 @@ class ZeroOptimizer final : public Optimizer {
   std::vector<ZeroBucket> buckets_;
   std::unique_ptr<FlatOptimizer> own_;  // nullptr: no piece lies in this rank's parts
   at::Tensor piece_parameters_;         // int32 [pieces of own_], index of the parameter
-  std::vector<const void*> leaf_pointers_;
+  struct Leaf {
+    const void* data;
+    at::Tensor layout;  // without memory
+  };
+  std::vector<Leaf> leaves_;    // of parameters_, as the buckets' views have them
   bool has_state_ = false;      // some parameter, on any rank
   bool has_all_state_ = false;  // every parameter
 
   Reducer::BucketListener update_own_;  // of own_, with overlap_backward
   std::optional<c10::Stream> side_;     // where buckets are updated; CUDA
-  bool begun_ = false;                  // between begin_step and step
-  size_t num_updated_ = 0;              // buckets, since begin_step
+  bool begun_ = false;                  // between begin_step and step; equal on all ranks
+  bool begun_in_capture_ = false;
+  size_t num_updated_ = 0;          // buckets, since begin_step
+  bool last_is_sent_ = false;       // the last of them, too
+  std::vector<at::Tensor> marked_;  // gradients whose memory holds weights
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 };
 

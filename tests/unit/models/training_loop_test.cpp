@@ -52,6 +52,7 @@ class Spy : public ddp::Optimizer {
   }
   void step(const ddp::StepScalars& scalars) override {
     num_updated_in_backward += before_.defined() && !torch::equal(before_, weight()) ? 1 : 0;
+    before_ = at::Tensor();
     clips = clips || scalars.clip_factor.defined();
     optimizer_.step(scalars);
   }
@@ -83,6 +84,7 @@ struct Result {
 
 struct Wanted {
   bool overlap = false;
+  bool zero1 = false;
   double max_grad_norm = 0;
   bool sum = false;
   ddp::AmpOptions amp = {};
@@ -99,6 +101,7 @@ Result train(const Wanted& wanted) {
   rule.momentum = 0.9;
   rule.implementation = ddp::OptimizerImplementation::Flat;
   rule.overlap_backward = wanted.overlap;
+  rule.zero1 = wanted.zero1;
   Spy optimizer(ddp::make_optimizer(model, rule));
   LinearTask task(model, wanted.sum);
   const ddp::LrSchedule lr_schedule(ddp::LrScheduleOptions{});
@@ -111,6 +114,7 @@ Result train(const Wanted& wanted) {
   settings.train.max_grad_norm = wanted.max_grad_norm;
   settings.amp = wanted.amp;
   settings.overlap_backward = wanted.overlap;
+  settings.zero1 = wanted.zero1;
   settings.num_steps = 6;
   settings.log_every = 2;
   examples::TrainingLoop loop({.context = ctx,
@@ -135,6 +139,10 @@ TEST_CASE("the loop begins steps before the last backward, and trains the same w
   const auto overlapped = train({.overlap = true});
   CHECK(overlapped.num_updated_in_backward == 5);  // the first step makes the optimizer's state
   CHECK(torch::equal(overlapped.weight, plain.weight));
+  // Gradients are there for the norm of every other step.
+  const auto sharded = train({.overlap = true, .zero1 = true});
+  CHECK(sharded.num_updated_in_backward == 2);
+  CHECK(torch::equal(sharded.weight, plain.weight));
 }
 
 TEST_CASE("clipping leaves gradients to the step, and limits it") {

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO-1 whose steps begin before backward: steps that are left, skipped or looked into.
+#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "distributed/zero_test_utils.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+// As after an exception in backward that the caller caught. With one or two weights some ranks have
+// no part of their own, and must not go on alone.
+TEST_CASE("a sharded step that was begun and left is told on all ranks, once") {
+  const bool tiny = GENERATE(false, true);
+  OptimizerOptions options = rule(OptimizerType::Sgd, true);
+  options.groups.clear();
+  options.overlap_backward = true;
+  OptimizerOptions whole_options = rule(OptimizerType::Sgd, false);
+  whole_options.groups.clear();
+  torch::nn::Linear sharded_module(torch::nn::LinearOptions(tiny ? 1 : 33, 2).bias(false));
+  torch::nn::Linear whole_module(torch::nn::LinearOptions(tiny ? 1 : 33, 2).bias(false));
+  for (auto module : {sharded_module, whole_module}) {
+    const torch::NoGradGuard no_grad;
+    module->weight.copy_(integers(module->weight.sizes().vec(), 5).cpu());
+    module->to(context().device());
+  }
+  DistributedDataParallel sharded(sharded_module, group());
+  DistributedDataParallel whole(whole_module, group());
+  auto optimizer = make_optimizer(sharded, options);
+  auto expected = make_optimizer(whole, whole_options);
+  const auto loss_of = [&](auto& model, int64_t step) {
+    model.zero_grad();
+    return model.forward(integers({2, tiny ? 1 : 33}, 8 * step + rank())).sum();
+  };
+  const auto train = [&](int64_t step) {
+    auto loss = loss_of(sharded, step);
+    optimizer.begin_step({.lr = 0.0625});
+    loss.backward();
+    optimizer.step(0.0625);
+    loss_of(whole, step).backward();
+    expected.step(0.0625);
+    REQUIRE(torch::equal(sharded_module->weight, whole_module->weight));
+  };
+  train(0);
+  train(1);
+  auto left = loss_of(sharded, 2);
+  optimizer.begin_step({.lr = 0.0625});
+  left.backward();
+  loss_of(whole, 2).backward();
+  expected.step(0.0625);
+  auto loss = loss_of(sharded, 3);
+  // Whoever reads weights finds those of all ranks.
+  REQUIRE(torch::equal(sharded_module->weight, whole_module->weight));
+  REQUIRE_THROWS_WITH(optimizer.begin_step({.lr = 0.0625}),
+                      Catch::Contains("never ended") && Catch::Contains("1 of 1 buckets"));
+  loss.backward();
+  optimizer.step(0.0625);
+  loss_of(whole, 3).backward();
+  expected.step(0.0625);
+  REQUIRE(torch::equal(sharded_module->weight, whole_module->weight));
+  train(4);
+  loss_of(sharded, 5);
+  REQUIRE_THROWS_WITH(optimizer.begin_step({.lr = 0.0625, .clip_factor = 0.5}),
+                      Catch::Contains("leave begin_step out"));
+  REQUIRE_THROWS_WITH(optimizer.begin_step({}), Catch::Contains("needs a learning rate"));
+}
+
+TEST_CASE("a first sharded step that is skipped makes no state") {
+  OptimizerOptions options = rule(OptimizerType::AdamW, true);
+  options.overlap_backward = true;
+  Trainer sharded(options);
+  Trainer whole(rule(OptimizerType::AdamW, false));
+  for (int step = 0; step < 4; ++step) {
+    CAPTURE(step);
+    for (Trainer* trainer : {&sharded, &whole}) {
+      trainer->model.zero_grad();
+      auto loss = trainer->model.forward(batch(step));
+      StepScalars scalars{.lr = 0.0625};
+      if (step == 0) {
+        scalars.found_inf = 1.0;
+      } else {
+        trainer->optimizer.begin_step(scalars);
+      }
+      loss.backward();
+      trainer->optimizer.step(scalars);
+    }
+    require_same_weights(sharded.module, whole.module);
+  }
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+}
+
+TEST_CASE("gradients that gave way to weights are refused, not measured") {
+  OptimizerOptions options = rule(OptimizerType::Sgd, true);
+  options.overlap_backward = true;
+  Trainer sharded(options);
+  Trainer whole(rule(OptimizerType::Sgd, false));
+  for (int step = 0; step < 4; ++step) {
+    CAPTURE(step);
+    torch::Tensor norms[2];
+    for (const int i : {0, 1}) {
+      Trainer& trainer = i == 0 ? sharded : whole;
+      trainer.model.zero_grad();
+      auto loss = trainer.model.forward(batch(step));
+      const bool begins = i == 0 && step != 2;
+      if (begins) {
+        trainer.optimizer.begin_step({.lr = 0.0625});
+      }
+      loss.backward();
+      if (begins && step > 0) {
+        const auto refused = Catch::Contains("leave begin_step out of steps whose gradients");
+        REQUIRE_THROWS_WITH(clip_grad_norm_(trainer.model, 0.0), refused);
+        REQUIRE_THROWS_WITH(trainer.optimizer.scan_gradients(), refused);
+        REQUIRE_THROWS_WITH(trainer.optimizer.gradients(), refused);
+      } else {
+        norms[i] = clip_grad_norm_(trainer.model, 0.0);
+      }
+      trainer.optimizer.step(0.0625);
+    }
+    require_same_weights(sharded.module, whole.module);
+    if (norms[0].defined()) {
+      CHECK(norms[0].item<double>() == Approx(norms[1].item<double>()).epsilon(1e-6));
+    }
+  }
+}
+
+TEST_CASE("one rank alone may give a parameter other memory") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  OptimizerOptions options = rule(OptimizerType::AdamW, true);
+  options.overlap_backward = GENERATE(false, true);
+  Trainer sharded(options, {}, dtype);
+  Trainer whole(rule(OptimizerType::AdamW, false), {}, dtype);
+  for (int step = 0; step < 5; ++step) {
+    CAPTURE(step);
+    if (step == 2 && rank() == world() - 1) {
+      for (auto& weight : sharded.module->weights) {
+        weight.set_data(weight.detach().clone());
+      }
+    }
+    for (Trainer* trainer : {&sharded, &whole}) {
+      trainer->model.zero_grad();
+      auto loss = trainer->model.forward(batch(step));
+      trainer->optimizer.begin_step({.lr = 0.0625});
+      loss.backward();
+      trainer->optimizer.step(0.0625);
+    }
+    require_same_weights(sharded.module, whole.module);
+  }
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  auto& weight = sharded.module->weights[2];
+  weight.set_data(weight.detach().t().contiguous().t());
+  REQUIRE_THROWS_WITH(sharded.optimizer.scan_gradients(),
+                      Catch::Contains("parameter w2 was replaced"));
+}
