@@ -64,18 +64,18 @@ TEST_CASE("a sharded step that was begun and left is told on all ranks, once") {
   REQUIRE_THROWS_WITH(optimizer.begin_step({}), Catch::Contains("needs a learning rate"));
 }
 
-TEST_CASE("a first sharded step that is skipped makes no state") {
+TEST_CASE("first sharded steps that are skipped make no state") {
   OptimizerOptions options = rule(OptimizerType::AdamW, true);
   options.overlap_backward = true;
   Trainer sharded(options);
   Trainer whole(rule(OptimizerType::AdamW, false));
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < 6; ++step) {
     CAPTURE(step);
     for (Trainer* trainer : {&sharded, &whole}) {
       trainer->model.zero_grad();
       auto loss = trainer->model.forward(batch(step));
       StepScalars scalars{.lr = 0.0625};
-      if (step == 0) {
+      if (step < 2) {  // the second is behind the rebuild of the buckets
         scalars.found_inf = 1.0;
       } else {
         trainer->optimizer.begin_step(scalars);
