@@ -266,6 +266,17 @@ inline ddp::Context create_context(const Settings& settings) {
   return ddp::Context::create(options);
 }
 
+/// Every rank takes part in profiled steps. Each writes a file of its own where the path holds
+/// {rank}, otherwise rank 0 alone writes.
+inline std::string profile_path(const std::string& path, const ddp::Context& context) {
+  const std::string place = "{rank}";
+  const auto at = path.find(place);
+  if (at == std::string::npos) {
+    return context.is_main() ? path : "/dev/null";
+  }
+  return std::string(path).replace(at, place.size(), std::to_string(context.rank()));
+}
+
 /// Warm-up, then `rounds` rounds of all loops, each when it is this program's turn, then the first
 /// loop's profile where one is asked for. Returns the device memory in use after the warm-up, in
 /// MiB.
@@ -300,9 +311,8 @@ inline double measure_rounds(const Settings& settings, const ddp::Context& conte
   if (!settings.text("profile").empty()) {
     gate.wait_for("profile");
     context.communicator()->barrier();
-    // Every rank takes part in the steps; one writes.
-    const std::string path = context.is_main() ? settings.text("profile") : "/dev/null";
-    write_profile(path, device, settings.number("profile_steps"), loops.front().step);
+    write_profile(profile_path(settings.text("profile"), context), device,
+                  settings.number("profile_steps"), loops.front().step);
     answer("profiled", settings.real("profile_steps"));
   }
   return peak_mib;

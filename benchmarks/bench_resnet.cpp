@@ -10,7 +10,8 @@
 //                                      a round begins with an empty ring
 //   bench_resnet … overlap=true     buckets are updated while backward goes on
 //   bench_resnet … skip_dead_taps=true    OptimizerOptions::skip_dead_taps
-//   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
+//   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py;
+//                                   of each rank where FILE holds {rank}
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
 // dtype is what the model computes in. With param_dtype=fp32 that is autocast; with
