@@ -173,6 +173,7 @@ TEST_CASE("counters advance eagerly and in replays") {
 }
 
 TEST_CASE("collectives in a row share a mark, and none of them is lost") {
+  const bool is_held = GENERATE(false, true);
   auto comm = make();
   auto x = at::ones({16}, on_device());
   comm->all_reduce(x)->wait();
@@ -193,6 +194,9 @@ TEST_CASE("collectives in a row share a mark, and none of them is lost") {
 
   at::cuda::CUDAGraph graph;
   ddp::test::capture(graph, [&] {
+    if (is_held) {
+      nccl(comm).hold_counts();
+    }
     works.clear();
     for (int i = 0; i < 5; ++i) {
       works.push_back(comm->all_reduce(x));
@@ -200,6 +204,7 @@ TEST_CASE("collectives in a row share a mark, and none of them is lost") {
     for (const auto& work : works) {
       work->wait();
     }
+    nccl(comm).join_counts();
   });
   for (uint64_t replay = 1; replay <= 3; ++replay) {
     graph.replay();

@@ -198,6 +198,24 @@ bool CollectiveCounters::count_captured(int64_t launch, cudaEvent_t ended) {
   return true;
 }
 
+void CollectiveCounters::hold_counts() {
+  const std::lock_guard lock(mutex_);
+  holds_counts_ = true;
+  count_is_held_ = false;
+}
+
+bool CollectiveCounters::hold_count() {
+  const std::lock_guard lock(mutex_);
+  count_is_held_ = count_is_held_ || holds_counts_;
+  return holds_counts_;
+}
+
+bool CollectiveCounters::release_counts() {
+  const std::lock_guard lock(mutex_);
+  holds_counts_ = false;
+  return std::exchange(count_is_held_, false);
+}
+
 std::vector<LaneProgress> CollectiveCounters::lanes() const {
   const std::lock_guard lock(mutex_);
   std::vector<LaneProgress> lanes;

@@ -63,6 +63,12 @@ class CollectiveCounters {
   /// `launch` being the newest: counts the ends of all that are not counted yet behind `ended`, on
   /// the counter stream, which then has to be joined. False, and nothing done, if it is not.
   bool count_captured(int64_t launch, cudaEvent_t ended);
+  /// See OperationLog.
+  void hold_counts();
+  /// Whether the counter stream, whose last count was just captured, is to be joined later.
+  bool hold_count();
+  /// Whether it is to be joined now. Ends what hold_counts() began.
+  bool release_counts();
   cudaStream_t counter_stream() const { return counter_stream_; }
   /// See OperationLog.
   std::vector<std::string> captured_operations(int64_t after) const;
@@ -104,6 +110,8 @@ class CollectiveCounters {
   std::mutex mark_mutex_;      // the order of marks; held in a CUDA call, so never the watchdog's
   mutable std::mutex mutex_;   // all below
   int64_t launches_ = 0;       // eager and captured
+  bool holds_counts_ = false;  // of a capture
+  bool count_is_held_ = false;
   uint64_t eager_begun_ = 0;   // collectives
   uint64_t eager_ended_ = 0;   // launched; fewer than begun while NCCL launches
   uint64_t eager_marked_ = 0;  // a mark follows, or is just being written

@@ -74,6 +74,8 @@ class NcclCommunicator final : public Communicator,
   std::vector<std::string> captured_operations(int64_t after) const override {
     return origin_->counters->captured_operations(after);
   }
+  void hold_counts() override { origin_->counters->hold_counts(); }
+  void join_counts() override;
 
  protected:
   Plan::Identity plan_identity() const override;

@@ -75,6 +75,18 @@ void NcclCommunicator::finish_launch(Works works, bool captured) {
   }
 }
 
+void NcclCommunicator::join_counts() {
+  const c10::cuda::CUDAGuard guard(device_);
+  const auto stream = c10::cuda::getCurrentCUDAStream(device_).stream();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  if (origin_->counters->release_counts() && status == cudaStreamCaptureStatusActive) {
+    const auto counted = origin_->events->take();
+    counted.record(origin_->counters->counter_stream());
+    counted.block(stream);
+  }
+}
+
 void NcclCommunicator::group_start() {
   mutex_.lock();
   try {

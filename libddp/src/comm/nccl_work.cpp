@@ -65,7 +65,8 @@ void NcclWork::wait() {
   ended_.block(stream);
   if (!captured_) {
     origin_->counters->mark_eager();
-  } else if (origin_->counters->count_captured(launch_, ended_.get())) {
+  } else if (origin_->counters->count_captured(launch_, ended_.get()) &&
+             !origin_->counters->hold_count()) {
     const auto counted = origin_->events->take();
     counted.record(origin_->counters->counter_stream());
     counted.block(stream);

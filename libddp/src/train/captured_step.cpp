@@ -161,6 +161,7 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
       step->object_ = std::move(output.object);
     }
     at::autocast::clear_cache();
+    request.at_end();
     impl.graph.end();
     if (const auto copies = impl.graph.host_copies(); !copies.empty()) {
       throw SettingsError("it " + copies);

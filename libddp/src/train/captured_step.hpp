@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,6 +60,7 @@ class CapturedStep {
     const std::vector<at::Generator>& generators;
     StepCall& call;
     uint64_t sequence;
+    const std::function<void()>& at_end;  ///< captured behind the step, where it did not throw
   };
 
   /// Captures request.call.run on its inputs, which become this graph's. Executes nothing. Throws

@@ -102,9 +102,21 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
   free_cached_memory();
   const auto all = communicators();
   std::vector<int64_t> before;
-  for (const auto* communicator : all) {
+  std::vector<OperationLog*> logs;
+  for (auto* communicator : all) {
     before.push_back(communicator->num_operations());
+    logs.push_back(dynamic_cast<OperationLog*>(communicator));
+    if (logs.back() != nullptr) {
+      logs.back()->hold_counts();  // the optimizer need not wait for them
+    }
   }
+  const auto join_counts = [&] {
+    for (auto* log : logs) {
+      if (log != nullptr) {
+        log->join_counts();
+      }
+    }
+  };
   std::string failing;
   std::string reason;
   try {
@@ -113,15 +125,17 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
                                          .pool = *pool,
                                          .generators = parts.generators,
                                          .call = call,
-                                         .sequence = sequence},
+                                         .sequence = sequence,
+                                         .at_end = join_counts},
                                         &failing);
   } catch (const PeerLostError&) {
     throw;
   } catch (const std::exception&) {
     reason = capture_failure(std::current_exception(), failing);
+    join_counts();
   }
   for (size_t i = 0; i < all.size(); ++i) {
-    if (const auto* log = dynamic_cast<const OperationLog*>(all[i])) {
+    if (const auto* log = logs[i]) {
       const auto captured = log->captured_operations(before[i]);
       operations->insert(operations->end(), captured.begin(), captured.end());
     }
