@@ -17,6 +17,7 @@
 #include "ddp/reduce/reducer.hpp"
 #include "reduce/bucket_scheduler.hpp"
 #include "reduce/buffer_broadcast.hpp"
+#include "reduce/live_wire.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp {
@@ -51,6 +52,7 @@ struct Reducer::Impl {
     WorkPtr work;
     std::vector<c10::Stream> streams;  // on which its gradients were accumulated
     std::vector<c10::Stream> writers;  // on which ops wrote its slots
+    bool leaves_out = false;           // reduced by way of its LiveWire, in the running pass
   };
 
   Impl(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options);
@@ -98,6 +100,14 @@ struct Reducer::Impl {
   c10::Stream stream_behind_gradients(size_t first, size_t last);
   void start_reductions(size_t first, size_t last);
 
+  // Buckets without dead taps (reducer_wire.cpp)
+  void agree_on_live_taps();
+  void make_wires();
+  bool leaves_out_taps(size_t index) const;
+  void refuse_late_taps() const;
+  void pack_live(size_t first, size_t last);
+  void unpack_live(size_t first, size_t last) const;
+
   // Its end (reducer_finish.cpp)
   void finish_pass();
   void finish_bucket(BucketState& state);
@@ -141,6 +151,8 @@ struct Reducer::Impl {
   std::vector<at::Tensor> arenas;  // one a key
   BucketLayout layout;
   std::vector<BucketState> buckets;
+  std::vector<ops::Taps> live_taps;  // by parameter, on any rank; from the rebuild on
+  std::vector<std::optional<detail::LiveWire>> wires;  // by bucket
   std::vector<std::function<void(const BucketLayout&, const BucketLayout&)>> layout_listeners;
   BucketListener bucket_listener;
   bool shards = false;  // a rank reduces its part of each bucket only

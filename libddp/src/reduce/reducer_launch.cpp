@@ -36,10 +36,13 @@ void Reducer::Impl::launch(int index) {
         "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
   }
   if (device().is_cpu()) {
+    pack_live(first, last);
     start_reductions(first, last);
   } else {
     const c10::StreamGuard guard(stream_behind_gradients(first, last));
+    pack_live(first, last);
     start_reductions(first, last);
+    unpack_live(first, last);
     for (size_t b = first; b <= last; ++b) {
       tell_listener(buckets[b]);  // on the CPU, waiting for the result would hold backward up
     }
@@ -67,7 +70,9 @@ c10::Stream Reducer::Impl::stream_behind_gradients(size_t first, size_t last) {
     }
   }
   auto behind = current;
-  if (!others.empty() && !hook) {
+  const bool has_wire =
+      std::any_of(wires.begin(), wires.end(), [](const auto& wire) { return wire.has_value(); });
+  if ((!others.empty() || has_wire) && !hook) {
     if (!launch_stream) {
       launch_stream = c10::impl::VirtualGuardImpl(device().type())
                           .getStreamFromGlobalPool(device(), /*isHighPriority=*/true);
@@ -110,8 +115,9 @@ void Reducer::Impl::start_reductions(size_t first, size_t last) {
     } else if (shards) {
       buckets[b].work = communicator->reduce_scatter(bucket.shard, bucket.buffer, op);
     } else {
-      buckets[b].work = is_tail ? communicator->all_reduce(bucket.buffer, op)
-                                : communicator->all_reduce_overlapped(bucket.buffer, op);
+      const auto& sent = buckets[b].leaves_out ? wires[b]->memory() : bucket.buffer;
+      buckets[b].work = is_tail ? communicator->all_reduce(sent, op)
+                                : communicator->all_reduce_overlapped(sent, op);
     }
   }
 }

@@ -65,6 +65,7 @@ void Reducer::Impl::begin_pass() {
     state.streams.clear();
     state.writers.clear();
     state.work = nullptr;
+    state.leaves_out = false;
   }
   for (auto& parameter : parameters) {
     parameter.fires = 0;
