@@ -51,7 +51,7 @@ const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagene
                                     {"step", "eager"},         {"param_dtype", "fp32"},
                                     {"comm_hook", "none"},     {"fp32_grads", "true"},
                                     {"optimizer", "auto"},     {"ops", "fused"},
-                                    {"side_streams", "auto"},  {"data", ""},
+                                    {"side_streams", "true"},  {"data", ""},
                                     {"num_workers", "14"},     {"jpeg_decoder", "cpu"},
                                     {"overlap", "false"},      {"skip_dead_taps", "false"}};
 
@@ -69,12 +69,8 @@ bool has_bf16_parameters(const Settings& settings) {
   return bf16;
 }
 
-/// side_streams=auto: with activations that leave room on a GPU.
 bool has_side_streams(const Settings& settings) {
-  return has_fused_ops(settings) &&
-         settings.choice<bool>(
-             "side_streams",
-             {{"auto", settings.text("stem") != "cifar"}, {"true", true}, {"false", false}});
+  return has_fused_ops(settings) && settings.flag("side_streams");
 }
 
 models::ResNet make_model(const Settings& settings, const ddp::Context& context) {

@@ -65,6 +65,14 @@ torch::Tensor Norm::forward_relu(const torch::Tensor& input) {
   return has_layer() ? ddp::ops::batch_norm_relu(input, batch_norm()) : forward(input).relu_();
 }
 
+ddp::ops::Fork Norm::forward_relu_fork(const torch::Tensor& input) {
+  if (has_layer()) {
+    return ddp::ops::batch_norm_relu_fork(input, batch_norm());
+  }
+  const auto out = forward(input).relu_();
+  return {out, out};
+}
+
 ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, const torch::Tensor& residual) {
   if (has_layer()) {
     return ddp::ops::batch_norm_add_relu(input, batch_norm(), residual);

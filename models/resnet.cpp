@@ -120,13 +120,12 @@ void ResNetImpl::add_filters(ddp::ops::FiltersAhead& filters, const torch::Tenso
 }
 
 ddp::ops::Fork ResNetImpl::forward_stem(const torch::Tensor& input) {
+  const auto out = options_.fused_ops ? ddp::ops::stem_convolution(input, conv1_->weight)
+                                      : conv1_->forward(as_weights(input, conv1_->weight));
   if (options_.stem == Stem::Imagenet) {
-    return bn1_.forward_relu_max_pool(options_.fused_ops
-                                          ? ddp::ops::stem_convolution(input, conv1_->weight)
-                                          : conv1_->forward(as_weights(input, conv1_->weight)));
+    return bn1_.forward_relu_max_pool(out);
   }
-  const auto out = bn1_.forward_relu(conv1_->forward(as_weights(input, conv1_->weight)));
-  return {out, out};
+  return bn1_.forward_relu_fork(out);
 }
 
 std::shared_ptr<torch::nn::Module> ResNetImpl::norm(const std::string& name) const {

@@ -4,10 +4,12 @@
 
 #include <torch/torch.h>
 
+#include <optional>
 #include <utility>
 
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/side_task.hpp"
+#include "ddp/ops/wgrad_branch.hpp"
 #include "norm_by_name.hpp"
 
 namespace models::detail {
@@ -227,6 +229,10 @@ void StageImpl::reset() {
 }
 
 ddp::ops::Fork StageImpl::forward(ddp::ops::Fork input) {
+  std::optional<ddp::ops::WgradBranch> weight_gradients_in_line;
+  if (input.branch.numel() > kMaxSideElements) {
+    weight_gradients_in_line.emplace(false);
+  }
   for (const auto& block : blocks_) {
     input = block->forward(input);
   }

@@ -12,11 +12,21 @@
 
 namespace batch_norm_test {
 
-enum class Form { Relu, Residual, OneHandle, TwoNorms, TwoNormsOneHandle, Pool, PoolOneHandle };
+enum class Form {
+  Relu,
+  ReluTwoHandles,
+  Residual,
+  OneHandle,
+  TwoNorms,
+  TwoNormsOneHandle,
+  Pool,
+  PoolOneHandle
+};
 
 inline const std::vector<std::pair<std::string, Form>>& forms() {
   static const std::vector<std::pair<std::string, Form>> list = {
       {"relu(bn)", Form::Relu},
+      {"relu(bn), two handles", Form::ReluTwoHandles},
       {"relu(bn + residual)", Form::Residual},
       {"relu(bn + residual), one handle", Form::OneHandle},
       {"relu(bn + bn2)", Form::TwoNorms},
@@ -91,6 +101,8 @@ inline ddp::ops::Fork call(const Inputs& in, Form form) {
       const auto y = ddp::ops::batch_norm_relu(in.x, in.bn);
       return {y, {}};
     }
+    case Form::ReluTwoHandles:
+      return ddp::ops::batch_norm_relu_fork(in.x, in.bn);
     case Form::Residual:
     case Form::OneHandle:
       return ddp::ops::batch_norm_add_relu(in.x, in.bn, in.z);

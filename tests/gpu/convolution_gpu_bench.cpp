@@ -37,12 +37,15 @@ TEST_CASE("times of stem and head", "[.][bench]") {
   // What autograd records on the default stream it would wait for inside a capture.
   const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
   const auto bf16 = torch::TensorOptions().device(torch::kCUDA).dtype(torch::kBFloat16);
-  for (const auto& [batch, side] : {std::pair{256, 224}, {512, 32}, {64, 32}}) {
+  for (const auto& [batch, side, size] :
+       {std::tuple{256, 224, 7}, {512, 32, 7}, {64, 32, 7}, {512, 32, 3}, {128, 32, 3}}) {
     const auto image = torch::randn({batch, 3, side, side}, bf16).contiguous(kLast);
-    const auto weight = torch::randn({64, 3, 7, 7}, bf16).contiguous(kLast).requires_grad_(true);
+    const auto weight =
+        torch::randn({64, 3, size, size}, bf16).contiguous(kLast).requires_grad_(true);
     for (const auto algorithm :
          {StemAlgorithm::Library, StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
-      if (algorithm == StemAlgorithm::Im2col && side > 64) {
+      if ((algorithm == StemAlgorithm::Im2col && side > 64) ||
+          (algorithm == StemAlgorithm::SpaceToDepth && size == 3)) {
         continue;
       }
       const auto forward = [&] { return ddp::ops::stem_convolution(image, weight, algorithm); };
@@ -52,8 +55,11 @@ TEST_CASE("times of stem and head", "[.][bench]") {
         const torch::NoGradGuard no_grad;
         forward();
       });
-      std::printf("stem %dx%d algorithm %d: forward %.1f us, backward %.1f us\n", batch, side,
-                  static_cast<int>(algorithm), there, both - there);
+      std::printf("stem %dx%d, %dx%d, algorithm %d: forward %.1f us, backward %.1f us\n", size,
+                  size, batch, side, static_cast<int>(algorithm), there, both - there);
+    }
+    if (size == 3) {
+      continue;
     }
     const double cut = graph_us([&] { ddp::ops::stem_space_to_depth(image, torch::kBFloat16); });
     const double bytes = 2.0 * batch * (3.0 * side * side + 16.0 * (side / 2 + 3) * (side / 2 + 3));

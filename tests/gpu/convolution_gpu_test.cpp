@@ -55,19 +55,23 @@ TEST_CASE("space-to-depth on a GPU equals the CPU's bit for bit") {
 
 TEST_CASE("the stem on a GPU equals float64, in each algorithm, dtype and layout") {
   torch::manual_seed(2);
+  const auto algorithm_and_size = {std::pair{StemAlgorithm::SpaceToDepth, 7},
+                                   {StemAlgorithm::Im2col, 7},
+                                   {StemAlgorithm::Im2col, 3}};
   for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
     for (const auto image_type : {torch::kFloat, dtype, torch::kByte}) {
       for (const auto weight_type : {torch::kFloat, dtype}) {
-        for (const auto algorithm : {StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
+        for (const auto& [algorithm, size] : algorithm_and_size) {
           for (const bool last : {false, true}) {
-            CAPTURE(dtype, image_type, weight_type, static_cast<int>(algorithm), last);
+            CAPTURE(dtype, image_type, weight_type, static_cast<int>(algorithm), size, last);
             const auto image = image_of({4, 3, 30, 32}, image_type, last);
-            auto weight = leaf({64, 3, 7, 7}, weight_type, 0.1);
+            auto weight = leaf({64, 3, size, size}, weight_type, 0.1);
             if (last) {
               weight = weight.detach().contiguous(kLast).requires_grad_(true);
             }
             const auto w = weight.detach().to(dtype).to(torch::kDouble).requires_grad_(true);
-            const auto expected = torch::conv2d(image.to(dtype).to(torch::kDouble), w, {}, 2, 3);
+            const auto expected = torch::conv2d(image.to(dtype).to(torch::kDouble), w, {},
+                                                size == 7 ? 2 : 1, size / 2);
             torch::Tensor out;
             {
               at::autocast::set_autocast_enabled(torch::kCUDA, true);
@@ -94,16 +98,22 @@ TEST_CASE("the stem on a GPU equals float64, in each algorithm, dtype and layout
 TEST_CASE("the stem's products equal float64 at other sizes and numbers of filters, into slots") {
   torch::manual_seed(9);
   const auto dtype = torch::kBFloat16;
-  for (const auto& [batch, height, width, filters] : {std::tuple{5, 64, 50, 64},
-                                                      {3, 9, 7, 64},
-                                                      {700, 32, 32, 64},
-                                                      {6, 32, 32, 32},
-                                                      {1, 1, 1, 64}}) {
-    CAPTURE(batch, height, width, filters);
+  for (const auto& [batch, height, width, filters, size] : {std::tuple{5, 64, 50, 64, 7},
+                                                            {3, 9, 7, 64, 7},
+                                                            {700, 32, 32, 64, 7},
+                                                            {6, 32, 32, 32, 7},
+                                                            {1, 1, 1, 64, 7},
+                                                            {300, 32, 32, 64, 3},
+                                                            {3, 9, 7, 64, 3},
+                                                            {5, 40, 33, 64, 3},
+                                                            {6, 32, 32, 32, 3},
+                                                            {2, 1, 1, 64, 3}}) {
+    CAPTURE(batch, height, width, filters, size);
     const auto image = image_of({batch, 3, height, width}, dtype, true);
-    auto weight = leaf({filters, 3, 7, 7}, dtype, 0.1);
+    auto weight = leaf({filters, 3, size, size}, dtype, 0.1);
     const auto w = weight.detach().to(torch::kDouble).requires_grad_(true);
-    const auto expected = torch::conv2d(image.to(torch::kDouble), w, {}, 2, 3);
+    const auto expected =
+        torch::conv2d(image.to(torch::kDouble), w, {}, size == 7 ? 2 : 1, size / 2);
     const auto direction = torch::randn(expected.sizes(), torch::kCUDA).to(dtype);
     const auto wanted = grad({expected}, {w}, {direction.to(torch::kDouble)})[0];
     ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7, torch::kFloat)};
@@ -113,7 +123,10 @@ TEST_CASE("the stem's products equal float64 at other sizes and numbers of filte
       CHECK(relative_error(out, expected) < tolerance(dtype));
       out.backward(direction);
     }
-    CHECK(relative_error(slot.memory, 2 * wanted) < 1e-5);
+    const bool by_library = size == 3 && (filters != 64 || width > 32);
+    CHECK(slot.written != by_library);
+    const auto& sum = by_library ? weight.grad() : slot.memory;
+    CHECK(relative_error(sum, 2 * wanted) < (by_library ? 2 * tolerance(dtype) : 1e-5));
     ddp::ops::set_grad_slot(weight, nullptr);
   }
 }

@@ -56,9 +56,14 @@ at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn) {
 
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
   if (detail::fits_kernels(x, bn)) {
-    return detail::fused_batch_norm_relu(x, bn);
+    return detail::fused_batch_norm_relu(x, bn).branch;
   }
   return normalised(x, bn).relu_();
+}
+
+Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn) {
+  return detail::fits_kernels(x, bn) ? detail::fused_batch_norm_relu(x, bn)
+                                     : both(normalised(x, bn).relu_());
 }
 
 Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,

@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
       }
     }
   });
+  let_next_begin();
   double totals[kSums];
   if (grid_sums<kSums>(sums, grid, call.scratch, totals)) {
     if (static_cast<int>(threadIdx.x) < 8 * grid.slice) {
@@ -87,6 +88,7 @@ __global__ void __launch_bounds__(kThreads, kTwoNorms ? 1 : kBlocksPerSm)
   const auto* grad = static_cast<const Vector*>(call.grad);
   const auto* x = static_cast<const Vector*>(call.first.x);
   const auto* x2 = static_cast<const Vector*>(call.second.x);
+  wait_for_launch_in_front();
   const Coefficients first(call.first.coefficients, grid.vectors, lane.vector);
   Coefficients second;
   if constexpr (kTwoNorms) {
@@ -136,15 +138,6 @@ void reduce(const BackwardReduceCall& call, dim3 blocks, cudaStream_t stream) {
   }
 }
 
-template <typename T, bool kMasked>
-void apply(const BackwardApplyCall& call, dim3 blocks, cudaStream_t stream) {
-  if (call.second_used) {
-    grad_kernel<T, kMasked, true><<<blocks, kThreads, 0, stream>>>(call);
-  } else {
-    grad_kernel<T, kMasked, false><<<blocks, kThreads, 0, stream>>>(call);
-  }
-}
-
 template <typename T>
 void reduce_as(const BackwardReduceCall& call, dim3 blocks, cudaStream_t stream) {
   if (call.grad2 != nullptr) {
@@ -155,12 +148,13 @@ void reduce_as(const BackwardReduceCall& call, dim3 blocks, cudaStream_t stream)
 }
 
 template <typename T>
-void apply_as(const BackwardApplyCall& call, dim3 blocks, cudaStream_t stream) {
+cudaError_t apply(const BackwardApplyCall& call, dim3 blocks, cudaStream_t stream) {
+  const bool two = call.second_used;
+  auto* kernel = two ? grad_kernel<T, false, true> : grad_kernel<T, false, false>;
   if (call.mask != nullptr) {
-    apply<T, true>(call, blocks, stream);
-  } else {
-    apply<T, false>(call, blocks, stream);
+    kernel = two ? grad_kernel<T, true, true> : grad_kernel<T, true, false>;
   }
+  return launch_behind(kernel, call, blocks, call.follows_sums, stream);
 }
 
 }  // namespace
@@ -180,12 +174,8 @@ cudaError_t launch_backward_reduce(const BackwardReduceCall& call, Half dtype,
 
 cudaError_t launch_backward_apply(const BackwardApplyCall& call, Half dtype, cudaStream_t stream) {
   const dim3 blocks(call.grid.blocks, call.grid.slices);
-  if (dtype == Half::Bfloat16) {
-    apply_as<__nv_bfloat16>(call, blocks, stream);
-  } else {
-    apply_as<__half>(call, blocks, stream);
-  }
-  return cudaGetLastError();
+  return dtype == Half::Bfloat16 ? apply<__nv_bfloat16>(call, blocks, stream)
+                                 : apply<__half>(call, blocks, stream);
 }
 
 }  // namespace ddp::ops::detail

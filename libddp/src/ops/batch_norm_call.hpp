@@ -38,10 +38,12 @@ class KernelScope {
   /// For one kernel over `inputs` activations like x; rows_of_thread 0: too large.
   /// The only one whose blocks wait for each other, and which must find room beside a collective.
   SmallGrid small_grid(const at::Tensor& x, int inputs) const {
-    const bool clusters = at::cuda::getCurrentDeviceProperties()->major >= 9;
     const int free_sms = std::max(1, num_sms() - reserved_multiprocessors());
-    return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), free_sms, inputs, clusters);
+    return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), free_sms, inputs, is_hopper());
   }
+
+  /// Compute capability 9.0 or more.
+  bool is_hopper() const { return at::cuda::getCurrentDeviceProperties()->major >= 9; }
 
   cudaStream_t stream() const { return stream_; }
 

@@ -86,6 +86,7 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
   }
   if (x.numel() > 0) {
     call.grid = kernels.map_grid(x);
+    call.follows_sums = bn.training && !shared && kernels.is_hopper();
     kernels(launch_apply, call);
   }
   return results;
@@ -145,28 +146,44 @@ void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& m
   apply.first = reduce.first;
   apply.second_used = reduce.second_used;
   apply.second = reduce.second;
+  apply.follows_sums = exchange == nullptr && kernels.is_hopper();
   kernels(launch_backward_apply, apply);
 }
 
+/// Of one activation, by whichever of its two consumers there are.
+struct ForkGradients {
+  at::Tensor first, second;
+
+  ForkGradients(const variable_list& grads, at::ScalarType dtype)
+      : first(laid_out(grads[0].defined() ? grads[0] : grads[1], dtype)),
+        second(grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor()) {}
+};
+
+// Two outputs, the branch's and the shortcut's handle.
 class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias, const BatchNormLayer* bn) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& bias, const BatchNormLayer* bn) {
     const auto results = run_forward(x, *bn, {}, nullptr, /*keep=*/true);
     ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets});
     keep_exchange(ctx, bn->exchange);
-    return results.y;
+    ctx->set_materialize_grads(false);
+    return {results.y, second_handle(results.y)};
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
+    const ForkGradients grad(grads, saved[0].scalar_type());
+    if (!grad.first.defined()) {
+      return variable_list(4);
+    }
     BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
-    const auto grad = laid_out(grads[0], norm.x.scalar_type());
-    run_backward(norm, nullptr, saved[3], saved[5], grad, {}, {}, kept_exchange(ctx));
+    const auto sum = grad.second.defined() ? at::empty_like(grad.first) : at::Tensor();
+    run_backward(norm, nullptr, saved[3], saved[5], grad.first, grad.second, sum,
+                 kept_exchange(ctx));
     return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
   }
 };
 
-// Two outputs, the branch's and the shortcut's handle.
 class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -186,9 +203,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const auto& z = saved[6];
-    const auto dtype = saved[0].scalar_type();
-    auto grad = laid_out(grads[0].defined() ? grads[0] : grads[1], dtype);
-    const auto grad2 = grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor();
+    const auto [grad, grad2] = ForkGradients(grads, saved[0].scalar_type());
     if (!grad.defined()) {
       return variable_list(8);
     }
@@ -262,12 +277,14 @@ bool is_capturing(const at::Tensor& tensor) {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-at::Tensor fused_batch_norm_relu(const at::Tensor& x_in, const BatchNormLayer& bn) {
+Fork fused_batch_norm_relu(const at::Tensor& x_in, const BatchNormLayer& bn) {
   const auto x = laid_out(x_in, x_in.scalar_type());
   if (!needs_grad({x, bn.weight, bn.bias})) {
-    return run_forward(x, bn, {}, nullptr, /*keep=*/false).y;
+    const auto y = run_forward(x, bn, {}, nullptr, /*keep=*/false).y;
+    return {y, y};
   }
-  return BatchNormRelu::apply(x, bn.weight, bn.bias, &bn);
+  const auto outputs = BatchNormRelu::apply(x, bn.weight, bn.bias, &bn);
+  return {outputs[0], outputs[1]};
 }
 
 Fork fused_batch_norm_add_relu(const at::Tensor& x_in, const BatchNormLayer& bn,

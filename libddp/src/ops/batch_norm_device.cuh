@@ -56,6 +56,36 @@ inline dim3 half_grid(const BatchNormGrid& grid) {
   return dim3(grid.blocks > 1 ? grid.blocks / kBlocksPerSm : 1, grid.slices);
 }
 
+/// In a kernel that sums, when nothing but the sums is left to do: the next one's blocks may come.
+__device__ inline void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/// Until the launch in front has ended and its results are seen, where this one came early.
+__device__ inline void wait_for_launch_in_front() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+/// Of a kernel that waits for the launch in front by itself, if it `follows` it.
+template <typename Call>
+cudaError_t launch_behind(void (*kernel)(Call), const Call& call, dim3 blocks, bool follows,
+                          cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = follows ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, call);
+}
+
 /// Eight channels' values of a per-channel vector.
 __device__ inline void load8(const float* values, int vector, float (&out)[8]) {
   const auto* quads = reinterpret_cast<const float4*>(values) + 2 * vector;

@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
       }
     }
   });
+  let_next_begin();
   double totals[2];
   if (grid_sums<2>(sums, grid, call.scratch, totals)) {
     if (static_cast<int>(threadIdx.x) < 8 * grid.slice) {
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall
   const auto* x = static_cast<const Vector*>(call.x);
   const auto* addend = static_cast<const Vector*>(call.addend);
   auto* y = static_cast<Vector*>(call.y);
+  wait_for_launch_in_front();
   ScaleShift bn(call.bn, lane.vector), bn2;
   if constexpr (kForm == Form::TwoNorms) {
     bn2 = ScaleShift(call.bn2, lane.vector);
@@ -88,14 +90,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall
 }
 
 template <typename T>
-void apply(const ApplyCall& call, dim3 blocks, cudaStream_t stream) {
-  if (call.addend == nullptr) {
-    apply_kernel<T, Form::Plain><<<blocks, kThreads, 0, stream>>>(call);
-  } else if (!call.second) {
-    apply_kernel<T, Form::Residual><<<blocks, kThreads, 0, stream>>>(call);
-  } else {
-    apply_kernel<T, Form::TwoNorms><<<blocks, kThreads, 0, stream>>>(call);
+cudaError_t apply(const ApplyCall& call, dim3 blocks, cudaStream_t stream) {
+  auto* kernel = apply_kernel<T, Form::Plain>;
+  if (call.addend != nullptr) {
+    kernel = call.second ? apply_kernel<T, Form::TwoNorms> : apply_kernel<T, Form::Residual>;
   }
+  return launch_behind(kernel, call, blocks, call.follows_sums, stream);
 }
 
 BatchNormGrid make_grid(int64_t rows, int64_t channels, int num_sms, int max_slice) {
@@ -136,12 +136,8 @@ cudaError_t launch_statistics(const StatisticsCall& call, Half dtype, cudaStream
 
 cudaError_t launch_apply(const ApplyCall& call, Half dtype, cudaStream_t stream) {
   const dim3 blocks(call.grid.blocks, call.grid.slices);
-  if (dtype == Half::Bfloat16) {
-    apply<__nv_bfloat16>(call, blocks, stream);
-  } else {
-    apply<__half>(call, blocks, stream);
-  }
-  return cudaGetLastError();
+  return dtype == Half::Bfloat16 ? apply<__nv_bfloat16>(call, blocks, stream)
+                                 : apply<__half>(call, blocks, stream);
 }
 
 }  // namespace ddp::ops::detail

@@ -16,7 +16,7 @@ bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLa
 /// Whether the current stream of `tensor`'s device is being captured.
 bool is_capturing(const at::Tensor& tensor);
 
-at::Tensor fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
+Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 /// `bn_addend` nullptr: the addend is added as it is.
 Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
                                const at::Tensor& addend, const BatchNormLayer* bn_addend);
@@ -33,8 +33,8 @@ inline bool fits_beside(const at::Tensor&, const at::Tensor&, const BatchNormLay
 inline bool is_capturing(const at::Tensor&) {
   return false;
 }
-inline at::Tensor fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer&) {
-  return x;
+inline Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer&) {
+  return {x, x};
 }
 inline Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer&, const at::Tensor&,
                                       const BatchNormLayer*) {

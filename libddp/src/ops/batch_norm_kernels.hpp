@@ -83,6 +83,7 @@ struct ApplyCall {
   void* y = nullptr;
   uint8_t* mask =
       nullptr;  ///< bit i of byte [row, vector]: element 8 * vector + i passes; or nullptr
+  bool follows_sums = false;  ///< see BackwardApplyCall
 };
 cudaError_t launch_apply(const ApplyCall& call, Half dtype, cudaStream_t stream);
 
@@ -127,6 +128,9 @@ struct BackwardApplyCall {
   BackwardTarget first;
   bool second_used = false;
   BackwardTarget second;
+  /// The launch in front on the stream is the one that sums, and the GPU can bring up a kernel's
+  /// blocks where those of the one in front end (compute capability 9.0).
+  bool follows_sums = false;
 };
 cudaError_t launch_backward_apply(const BackwardApplyCall& call, Half dtype, cudaStream_t stream);
 

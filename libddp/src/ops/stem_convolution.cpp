@@ -57,10 +57,10 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& image, const at::Tensor& weight,
                             at::ScalarType dtype) {
     const AutocastOff no_autocast(image.device().type());
-    if (auto product = detail::stem_product(image, weight, dtype)) {
+    if (detail::takes_stem_product(image, weight, dtype)) {
       ctx->save_for_backward({image, weight});
       ctx->saved_data["patches"] = false;
-      return *std::move(product);
+      return detail::stem_product(image, weight, dtype);
     }
     const auto patches = detail::stem_patches(image, dtype);
     const auto output =
@@ -110,24 +110,30 @@ StemAlgorithm choose(const at::Tensor& image, at::ScalarType dtype) {
 
 at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
                             StemAlgorithm algorithm) {
-  TORCH_CHECK(weight.dim() == 4 && weight.size(1) == 3 && weight.size(2) == 7 &&
-                  weight.size(3) == 7 && image.dim() == 4 &&
-                  (image.size(1) == 3 || image.size(1) == 16),
-              "stem_convolution: an image [batch, 3, height, width] (or what stem_space_to_depth() "
-              "made) and a weight [filters, 3, 7, 7] are needed, not ",
+  const bool small = weight.dim() == 4 && weight.size(2) == 3;
+  TORCH_CHECK(weight.dim() == 4 && weight.size(1) == 3 && (small || weight.size(2) == 7) &&
+                  weight.size(3) == weight.size(2) && image.dim() == 4 &&
+                  (image.size(1) == 3 || (image.size(1) == 16 && !small)),
+              "stem_convolution: an image [batch, 3, height, width] (or, for 7x7, what "
+              "stem_space_to_depth() made) and a weight [filters, 3, 7, 7] or [filters, 3, 3, 3] "
+              "are needed, not ",
               image.sizes(), " and ", weight.sizes());
   detail::check_same_device("stem_convolution", image, "weight", weight);
   const auto dtype = detail::compute_dtype(image, weight.scalar_type());
+  TORCH_CHECK(!small || algorithm != StemAlgorithm::SpaceToDepth,
+              "stem_convolution: space-to-depth is of 7x7 filters, not of ", weight.sizes());
   if (image.size(1) == 16) {
     return DepthStem::apply(image.to(dtype), weight);
   }
   const bool wants_image_gradient = at::GradMode::is_enabled() && image.requires_grad();
   if (algorithm == StemAlgorithm::Auto) {
-    algorithm = choose(image, dtype);
+    algorithm = small ? StemAlgorithm::Im2col : choose(image, dtype);
   }
-  if (algorithm == StemAlgorithm::Library || wants_image_gradient) {
+  if (algorithm == StemAlgorithm::Library || wants_image_gradient ||
+      (small && !detail::takes_stem_product(image, weight, dtype))) {
     const AutocastOff no_autocast(image.device().type());
-    return at::conv2d(image.to(dtype), weight.to(dtype), {}, /*stride=*/2, /*padding=*/3);
+    return at::conv2d(image.to(dtype), weight.to(dtype), {}, /*stride=*/small ? 1 : 2,
+                      /*padding=*/weight.size(2) / 2);
   }
   if (algorithm == StemAlgorithm::SpaceToDepth) {
     return DepthStem::apply(stem_space_to_depth(image, dtype), weight);

@@ -20,7 +20,7 @@ struct StemImage {
   int rows, columns;  ///< of the convolution's result
 };
 
-/// [filters, 3, 7, 7] with strides in elements.
+/// [filters, 3, size, size] with strides in elements.
 struct StemFilter {
   void* data;
   Element element;

@@ -9,11 +9,20 @@
 namespace ddp::ops::detail {
 
 inline constexpr int kWarp = 32;
-inline constexpr int kPad = 3;
-inline constexpr int kStemPatchRow = 21;  // values of a patch in one row of the image
+
+/// A filter over three channels.
+template <int kFilterSize>
+struct StemShape {
+  static constexpr int kSize = kFilterSize;
+  static constexpr int kStride = kSize == 7 ? 2 : 1;
+  static constexpr int kPad = kSize / 2;
+  static constexpr int kPatchRow = 3 * kSize;  // values of a patch in one row of the image
+  static constexpr int kPatch = kSize * kPatchRow;
+};
 
 /// Rows of the image below some rows of the result, each with zeros on both sides. The left ones
 /// let the image begin at a multiple of 16 bytes.
+template <typename Shape>
 struct Lines {
   static constexpr int kLeft = 16;
 
@@ -31,25 +40,27 @@ struct Lines {
     vectors = dense ? 3 * image.width / 8 : 0;
   }
   static bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-  __host__ __device__ int lines() const { return 2 * rows + 7 - 2; }
+  __host__ __device__ int lines() const { return Shape::kStride * (rows - 1) + Shape::kSize; }
   __host__ __device__ int size() const { return lines() * width; }
 
-  /// Of a patch's column, from the pixel's corner. 49 / 1024 is 1 / 21 for what occurs.
+  /// Of a patch's column, from the pixel's corner. 49 / 1024 is 1 / 21, and 114 / 1024 is 1 / 9,
+  /// for what occurs.
   __device__ int offset(int column) const {
-    return column + (column * 49 >> 10) * (width - kStemPatchRow);
+    constexpr int kShare = (1024 + Shape::kPatchRow - 1) / Shape::kPatchRow;
+    return column + (column * kShare >> 10) * (width - Shape::kPatchRow);
   }
   __device__ int corner(int pixel, const StemImage& image) const {
-    const int first = kLeft - 3 * kPad;
-    return pixel < rows * image.columns
-               ? first + 2 * (pixel / image.columns) * width + 6 * (pixel % image.columns)
-               : first;
+    const int first = kLeft - 3 * Shape::kPad;
+    return pixel < rows * image.columns ? first + Shape::kStride * (pixel / image.columns * width +
+                                                                    3 * (pixel % image.columns))
+                                        : first;
   }
 };
 
 /// Zeros around the image, where load_lines() leaves them alone.
-template <int kThreads, typename T>
-__device__ void clear_sides(const Lines& lines, T* to) {
-  const int of_line = lines.width / 8 - lines.vectors, left = Lines::kLeft / 8;
+template <int kThreads, typename Shape, typename T>
+__device__ void clear_sides(const Lines<Shape>& lines, T* to) {
+  const int of_line = lines.width / 8 - lines.vectors, left = Lines<Shape>::kLeft / 8;
   for (int i = static_cast<int>(threadIdx.x); i < lines.lines() * of_line; i += kThreads) {
     const int line = i / of_line, side = i % of_line;
     const int vector = side < left ? side : side + lines.vectors;
@@ -58,13 +69,14 @@ __device__ void clear_sides(const Lines& lines, T* to) {
 }
 
 /// A tile's lines. Copies may still be under way.
-template <int kThreads, typename In, typename T>
-__device__ void load_lines(const StemImage& image, const Lines& lines, int tile, T* to) {
-  const int first = 2 * (tile % lines.tiles_of_image * lines.rows) - kPad;
+template <int kThreads, typename In, typename Shape, typename T>
+__device__ void load_lines(const StemImage& image, const Lines<Shape>& lines, int tile, T* to) {
+  constexpr int kLeft = Lines<Shape>::kLeft;
+  const int first = Shape::kStride * (tile % lines.tiles_of_image * lines.rows) - Shape::kPad;
   const In* in =
       static_cast<const In*>(image.data) + tile / lines.tiles_of_image * image.strides[0];
   if (lines.vectors > 0) {
-    const unsigned begin = shared_address(to + Lines::kLeft);
+    const unsigned begin = shared_address(to + kLeft);
     for (int i = static_cast<int>(threadIdx.x); i < lines.lines() * lines.vectors; i += kThreads) {
       const int line = i / lines.vectors, vector = i % lines.vectors, h = first + line;
       const bool inside = h >= 0 && h < image.height;
@@ -74,7 +86,7 @@ __device__ void load_lines(const StemImage& image, const Lines& lines, int tile,
     return;
   }
   for (int i = static_cast<int>(threadIdx.x) % kWarp; i < lines.width; i += kWarp) {
-    const int value = i - Lines::kLeft, w = value / 3;
+    const int value = i - kLeft, w = value / 3;
     const In* column = in + value % 3 * image.strides[1] + w * image.strides[3];
     const bool column_exists = value >= 0 && w < image.width;
 #pragma unroll 6

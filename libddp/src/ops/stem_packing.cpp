@@ -23,15 +23,18 @@ namespace {
 constexpr int64_t kPad = 3;
 
 #ifdef DDP_HAS_CUDA
-StemImage view_of(const at::Tensor& image) {
+StemImage view_of(const at::Tensor& image, bool halves = true) {
+  const auto output = [&](int64_t size) {
+    return static_cast<int>(halves ? stem_output(size) : size);
+  };
   StemImage view{.data = image.const_data_ptr(),
                  .element = element_of(image.scalar_type()),
                  .batch = static_cast<int>(image.size(0)),
                  .height = static_cast<int>(image.size(2)),
                  .width = static_cast<int>(image.size(3)),
                  .strides = {},
-                 .rows = static_cast<int>(stem_output(image.size(2))),
-                 .columns = static_cast<int>(stem_output(image.size(3)))};
+                 .rows = output(image.size(2)),
+                 .columns = output(image.size(3))};
   std::copy_n(image.strides().begin(), 4, view.strides);
   return view;
 }
@@ -163,24 +166,34 @@ void write_filter_from_rows(const at::Tensor& packed, const at::Tensor& target, 
 }
 
 #ifdef DDP_HAS_CUDA
-std::optional<at::Tensor> stem_product(const at::Tensor& image, const at::Tensor& filter,
-                                       at::ScalarType dtype) {
-  const bool takes = runs_own_kernels(image, dtype) && image.scalar_type() != at::kDouble &&
-                     filter.scalar_type() != at::kDouble && filter.device() == image.device() &&
-                     image.numel() > 0;
-  if (!takes) {
-    return std::nullopt;
+namespace {
+
+StemProducts products_of(const at::Tensor& image, const StemFilter& filter, at::ScalarType dtype,
+                         int64_t size) {
+  return {view_of(image, /*halves=*/size == 7), filter, element_of(dtype), static_cast<int>(size)};
+}
+
+}  // namespace
+
+bool takes_stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype) {
+  if (!runs_own_kernels(image, dtype) || image.scalar_type() == at::kDouble ||
+      filter.scalar_type() == at::kDouble || filter.device() != image.device() ||
+      image.numel() == 0) {
+    return false;
   }
   const c10::cuda::CUDAGuard device(image.device());
-  const auto& properties = *at::cuda::getCurrentDeviceProperties();
-  const StemProducts call{view_of(image), view_of_filter(filter), element_of(dtype)};
-  if (properties.major < 8 || !call.fits()) {
-    return std::nullopt;
-  }
+  return at::cuda::getCurrentDeviceProperties()->major >= 8 &&
+         products_of(image, view_of_filter(filter), dtype, filter.size(2)).fits();
+}
+
+at::Tensor stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype) {
+  const c10::cuda::CUDAGuard device(image.device());
+  const auto call = products_of(image, view_of_filter(filter), dtype, filter.size(2));
   auto output = at::empty({image.size(0), filter.size(0), call.image.rows, call.image.columns},
                           image.options().dtype(dtype), at::MemoryFormat::ChannelsLast);
   C10_CUDA_CHECK(launch_stem_forward(call, output.mutable_data_ptr(),
-                                     properties.multiProcessorCount, stream_of(image)));
+                                     at::cuda::getCurrentDeviceProperties()->multiProcessorCount,
+                                     stream_of(image)));
   return output;
 }
 
@@ -188,19 +201,23 @@ void write_stem_gradient(const at::Tensor& image, const at::Tensor& grad_in,
                          const GradTarget& target) {
   const c10::cuda::CUDAGuard device(image.device());
   const auto grad = is_aligned(grad_in) ? grad_in : grad_in.clone();
-  const StemProducts call{view_of(image), {}, element_of(grad.scalar_type())};
+  const auto call = products_of(image, {}, grad.scalar_type(), target.memory.size(2));
   const int splits =
       stem_gradient_splits(call, at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
   const auto partial =
       at::empty({splits, target.memory.numel()}, image.options().dtype(at::kFloat));
   C10_CUDA_CHECK(launch_stem_gradient(call, grad.const_data_ptr(), splits,
                                       partial.mutable_data_ptr<float>(), stream_of(image)));
-  C10_CUDA_CHECK(launch_sum_parts(partial.const_data_ptr<float>(), splits, /*size=*/7,
+  C10_CUDA_CHECK(launch_sum_parts(partial.const_data_ptr<float>(), splits, call.size,
                                   filter_view(target.memory), target.beta != 0, stream_of(image)));
 }
 #else
-std::optional<at::Tensor> stem_product(const at::Tensor&, const at::Tensor&, at::ScalarType) {
-  return std::nullopt;
+bool takes_stem_product(const at::Tensor&, const at::Tensor&, at::ScalarType) {
+  return false;
+}
+
+at::Tensor stem_product(const at::Tensor&, const at::Tensor&, at::ScalarType) {
+  TORCH_CHECK(false, "stem_product: built without CUDA");
 }
 
 void write_stem_gradient(const at::Tensor&, const at::Tensor&, const GradTarget&) {

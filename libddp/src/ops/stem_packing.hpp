@@ -5,8 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 #include "ops/grad_target.hpp"
 
 namespace ddp::ops::detail {
@@ -23,11 +21,12 @@ at::Tensor stem_filter_rows(const at::Tensor& filter, at::ScalarType dtype);
 void write_filter_from_depth(const at::Tensor& packed, const at::Tensor& target, double beta);
 void write_filter_from_rows(const at::Tensor& packed, const at::Tensor& target, double beta);
 
-/// The convolution as a product with patches that are written nowhere; nothing where the kernels do
-/// not take the filter, the image or the device.
-std::optional<at::Tensor> stem_product(const at::Tensor& image, const at::Tensor& filter,
-                                       at::ScalarType dtype);
-/// Its filter's gradient, where stem_product() made the result.
+/// The convolution, 7x7 of stride 2 or 3x3 of stride 1, as a product with patches that are written
+/// nowhere.
+at::Tensor stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype);
+/// Whether its kernels take the filter, the image and the device.
+bool takes_stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype);
+/// Its filter's gradient.
 void write_stem_gradient(const at::Tensor& image, const at::Tensor& grad, const GradTarget& target);
 
 /// Output pixels along a side of `size`.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A patch's 147 values, (row, column, channel) of the filter, lie in seven rows of the image, 21
-// values in a row, if pixels of three channels lie side by side. So no patch is written anywhere:
-// the image's rows, padded, are in shared memory, and a factor's element is read at the pixel's
-// corner plus an offset of the patch's column.
+// A patch's values, (row, column, channel) of the filter, lie in as many rows of the image as the
+// filter has, if pixels of three channels lie side by side. So no patch is written anywhere: the
+// image's rows, padded, are in shared memory, and a factor's element is read at the pixel's corner
+// plus an offset of the patch's column.
 #include "ops/stem_products.hpp"
 
 #include <algorithm>
@@ -13,46 +13,62 @@ namespace ddp::ops::detail {
 namespace {
 
 constexpr int kFilters = StemProducts::kFilters, kPixels = StemProducts::kPixels;
-constexpr int kStep = 16;                                 // of a product's inner dimension
-constexpr int kSteps = (kStemPatch + kStep - 1) / kStep;  // forward
-constexpr int kForwardThreads = kPixels;                  // a warp makes 32 pixels
-constexpr int kFilterPitch = kSteps * kStep + 8;          // no bank conflicts
-constexpr int kOutPitch = kFilters + 8;                   // likewise
+constexpr int kStep = 16;                 // of a product's inner dimension
+constexpr int kForwardThreads = kPixels;  // a warp makes 32 pixels
+constexpr int kOutPitch = kFilters + 8;   // no bank conflicts
 constexpr int kGradThreads = 256;
-constexpr int kColumnWarps = 4, kColumnTiles = 5;  // 4 * 5 * 8 = 160 columns
-constexpr int kGradColumns = kColumnWarps * kColumnTiles * 8;
-constexpr int kSumPitch = kGradColumns + 8;  // no bank conflicts
+constexpr int kColumnWarps = 4;
 constexpr int kRowBytes = kFilters * 2;
 constexpr int kVectors = kRowBytes / 16;
 
-/// Whether filters of 147 values follow each other in memory, in the order that is computed with.
+/// The products of one shape.
+template <typename Shape>
+struct Sizes {
+  static constexpr int kSteps = (Shape::kPatch + kStep - 1) / kStep;  // forward
+  static constexpr int kFilterPitch = kSteps * kStep + 8;             // no bank conflicts
+  /// For the results of four warps, or the filter as it came.
+  static constexpr int kStage =
+      std::max(kForwardThreads / kWarp * 16 * kOutPitch, kFilters* Shape::kPatch);
+  static constexpr int kTileColumns = 8 * kColumnWarps;
+  static constexpr int kColumnTiles =
+      (Shape::kPatch + kTileColumns - 1) / kTileColumns;             // of a warp
+  static constexpr int kSumPitch = kColumnTiles * kTileColumns + 8;  // no bank conflicts
+  // A block's sums of a large filter take all registers; of a small one two blocks hide each
+  // other's waiting.
+  static constexpr int kGradBlocks = kColumnTiles > 1 ? 1 : 2;
+};
+
+/// Whether filters follow each other in memory, in the order that is computed with.
+template <typename Shape>
 bool is_dense(const StemProducts& call) {
   const StemFilter& filter = call.filter;
-  return filter.element == call.element && filter.strides[0] == kStemPatch &&
-         filter.strides[1] == 1 && filter.strides[2] == kStemPatchRow && filter.strides[3] == 3 &&
-         Lines::is_aligned(filter.data);
+  return filter.element == call.element && filter.strides[0] == Shape::kPatch &&
+         filter.strides[1] == 1 && filter.strides[2] == Shape::kPatchRow &&
+         filter.strides[3] == 3 && Lines<Shape>::is_aligned(filter.data);
 }
 
-/// Filters of 147 values, each with zeros behind it.
-template <typename W, typename T>
+/// Filters, each with zeros behind it.
+template <typename Shape, typename W, typename T>
 __device__ void load_filter(const StemFilter& filter, T* to) {
   constexpr int kWarps = kForwardThreads / kWarp;
+  constexpr int kFilterPitch = Sizes<Shape>::kFilterPitch;
   for (int k = static_cast<int>(threadIdx.x) % kWarp; k < kFilterPitch; k += kWarp) {
     const W* column = static_cast<const W*>(filter.data) + k % 3 * filter.strides[1] +
-                      k / kStemPatchRow * filter.strides[2] +
-                      k % kStemPatchRow / 3 * filter.strides[3];
+                      k / Shape::kPatchRow * filter.strides[2] +
+                      k % Shape::kPatchRow / 3 * filter.strides[3];
 #pragma unroll 8
     for (int row = static_cast<int>(threadIdx.x) / kWarp; row < kFilters; row += kWarps) {
       to[row * kFilterPitch + k] =
-          from_float<T>(k < kStemPatch ? to_float(column[row * filter.strides[0]]) : 0.0F);
+          from_float<T>(k < Shape::kPatch ? to_float(column[row * filter.strides[0]]) : 0.0F);
     }
   }
 }
 
 /// The same from filters that lie in shared memory as they lie elsewhere.
-template <typename T>
+template <typename Shape, typename T>
 __device__ void space_filter(const T* from, T* to) {
   constexpr int kWarps = kForwardThreads / kWarp;
+  constexpr int kFilterPitch = Sizes<Shape>::kFilterPitch;
 #pragma unroll 4
   for (int row = static_cast<int>(threadIdx.x) / kWarp; row < kFilters; row += kWarps) {
 #pragma unroll
@@ -60,7 +76,7 @@ __device__ void space_filter(const T* from, T* to) {
       const int k = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
       if (k < kFilterPitch) {
         to[row * kFilterPitch + k] =
-            k < kStemPatch ? from[row * kStemPatch + k] : from_float<T>(0.0F);
+            k < Shape::kPatch ? from[row * Shape::kPatch + k] : from_float<T>(0.0F);
       }
     }
   }
@@ -73,9 +89,10 @@ __device__ __forceinline__ unsigned pair_of(T low, T high) {
 }
 
 /// A warp's 32 pixels times 64 filters.
-template <typename T>
-__device__ void multiply_patches(const T* padded, const Lines& lines, const StemImage& image,
+template <typename Shape, typename T>
+__device__ void multiply_patches(const T* padded, const Lines<Shape>& lines, const StemImage& image,
                                  const T* filter, float (&sums)[2][8][4]) {
+  constexpr int kFilterPitch = Sizes<Shape>::kFilterPitch, kPatch = Shape::kPatch;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int first = static_cast<int>(threadIdx.x) / kWarp * 32;
   int corners[4];
@@ -86,7 +103,7 @@ __device__ void multiply_patches(const T* padded, const Lines& lines, const Stem
   const unsigned filter_row =
       shared_address(filter + (lane % 8 + lane / 16 * 8) * kFilterPitch + lane / 8 % 2 * 8);
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < Sizes<Shape>::kSteps; ++step) {
     unsigned a[2][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -95,8 +112,8 @@ __device__ void multiply_patches(const T* padded, const Lines& lines, const Stem
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const T zero = from_float<T>(0.0F);
-        a[i / 2][half * 2 + i % 2] = pair_of(k < kStemPatch ? padded[corners[i] + low] : zero,
-                                             k + 1 < kStemPatch ? padded[corners[i] + high] : zero);
+        a[i / 2][half * 2 + i % 2] = pair_of(k < kPatch ? padded[corners[i] + low] : zero,
+                                             k + 1 < kPatch ? padded[corners[i] + high] : zero);
       }
     }
 #pragma unroll
@@ -136,23 +153,23 @@ __device__ void write_pixels(const float (&sums)[8][4], T* stage, T* out, int pi
   __syncwarp();
 }
 
-template <typename In, typename W, typename T>
+template <typename Shape, typename In, typename W, typename T>
 __global__ void __launch_bounds__(kForwardThreads)
-    forward(StemProducts call, Lines lines, int tiles, bool dense_filter, T* out) {
+    forward(StemProducts call, Lines<Shape> lines, int tiles, bool dense_filter, T* out) {
   extern __shared__ uint4 shared[];
   T* filter = reinterpret_cast<T*>(shared);
-  T* stages = filter + kFilters * kFilterPitch;  // before that the filter as it came
-  T* padded = stages + kFilters * kStemPatch;
+  T* stages = filter + kFilters * Sizes<Shape>::kFilterPitch;  // before that the filter as it came
+  T* padded = stages + Sizes<Shape>::kStage;
   const StemImage& image = call.image;
   const int first = static_cast<int>(threadIdx.x) / kWarp * 32;
   if (dense_filter) {
     const unsigned to = shared_address(stages);
-    for (int i = static_cast<int>(threadIdx.x); i < kFilters * kStemPatch / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < kFilters * Shape::kPatch / 8;
          i += kForwardThreads) {
       copy_async(to + i * 16, static_cast<const uint4*>(call.filter.data) + i, true);
     }
   } else {
-    load_filter<W>(call.filter, filter);
+    load_filter<Shape, W>(call.filter, filter);
   }
   clear_sides<kForwardThreads>(lines, padded);
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
@@ -162,7 +179,7 @@ __global__ void __launch_bounds__(kForwardThreads)
     wait_for_copies<0>();
     __syncthreads();
     if (dense_filter && tile == static_cast<int>(blockIdx.x)) {
-      space_filter(stages, filter);
+      space_filter<Shape>(stages, filter);
       __syncthreads();
     }
     float sums[2][8][4] = {};
@@ -186,7 +203,7 @@ __device__ __forceinline__ int swizzled(int row, int vector) {
 }
 
 /// 64 filters times a warp's 40 columns, over its half of a tile's pixels.
-template <typename T>
+template <int kColumnTiles, typename T>
 __device__ void multiply_gradients(unsigned grad, const T* padded, const int* corners,
                                    const int (&offsets)[kColumnTiles], int half,
                                    float (&sums)[4][kColumnTiles][4]) {
@@ -222,9 +239,9 @@ __device__ T* lines_of(uint4* buffer) {
 }
 
 /// Copies may still be under way.
-template <typename In, typename T>
-__device__ void fetch_tile(const StemImage& image, const Lines& lines, int tile, const T* grad,
-                           uint4* buffer) {
+template <typename In, typename Shape, typename T>
+__device__ void fetch_tile(const StemImage& image, const Lines<Shape>& lines, int tile,
+                           const T* grad, uint4* buffer) {
   const int row = tile % lines.tiles_of_image * lines.rows;
   const int pixels = min(lines.rows, image.rows - row) * image.columns;
   const T* from =
@@ -238,8 +255,10 @@ __device__ void fetch_tile(const StemImage& image, const Lines& lines, int tile,
 }
 
 /// Adds up the halves, always in the same order, and writes them in rows.
+template <typename Shape, int kColumnTiles>
 __device__ void write_sums(const float (&sums)[4][kColumnTiles][4], int first_column, int half,
                            float* both, float* part) {
+  constexpr int kSumPitch = Sizes<Shape>::kSumPitch, kPatch = Shape::kPatch;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int turn = 0; turn < 2; ++turn) {
     if (half == turn) {
@@ -257,15 +276,16 @@ __device__ void write_sums(const float (&sums)[4][kColumnTiles][4], int first_co
   }
   for (int filter = static_cast<int>(threadIdx.x) / kWarp; filter < kFilters;
        filter += kGradThreads / kWarp) {
-    for (int column = lane; column < kStemPatch; column += kWarp) {
-      part[filter * kStemPatch + column] = both[filter * kSumPitch + column];
+    for (int column = lane; column < kPatch; column += kWarp) {
+      part[filter * kPatch + column] = both[filter * kSumPitch + column];
     }
   }
 }
 
-template <typename In, typename T>
-__global__ void __launch_bounds__(kGradThreads)
-    gradient(StemProducts call, Lines lines, int tiles, const T* grad, float* partial) {
+template <typename Shape, typename In, typename T>
+__global__ void __launch_bounds__(kGradThreads, Sizes<Shape>::kGradBlocks)
+    gradient(StemProducts call, Lines<Shape> lines, int tiles, const T* grad, float* partial) {
+  constexpr int kColumnTiles = Sizes<Shape>::kColumnTiles;
   extern __shared__ uint4 shared[];
   __shared__ int corners[kPixels];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -278,7 +298,7 @@ __global__ void __launch_bounds__(kGradThreads)
 #pragma unroll
   for (int n = 0; n < kColumnTiles; ++n) {
     const int column = first_column + n * 8 + lane / 4;
-    offsets[n] = lines.offset(column < kStemPatch ? column : 0);
+    offsets[n] = lines.offset(column < Shape::kPatch ? column : 0);
   }
   // One buffer is filled while the other is read.
   uint4 *now = shared, *next = shared + kPixels * kVectors + lines.size() / 8;
@@ -303,27 +323,24 @@ __global__ void __launch_bounds__(kGradThreads)
     next = read;
   }
   __syncthreads();
-  write_sums(sums, first_column, half, reinterpret_cast<float*>(shared),
-             partial + int64_t{blockIdx.x} * kFilters * kStemPatch);
+  write_sums<Shape>(sums, first_column, half, reinterpret_cast<float*>(shared),
+                    partial + int64_t{blockIdx.x} * kFilters * Shape::kPatch);
 }
 
-}  // namespace
-
-cudaError_t launch_stem_forward(const StemProducts& call, void* out, int num_sms,
-                                cudaStream_t stream) {
+template <typename Shape>
+cudaError_t launch_forward(const StemProducts& call, void* out, int num_sms, cudaStream_t stream) {
   constexpr int kBlocksPerSm = 4;
-  const Lines lines(call);
-  static_assert(kForwardThreads / kWarp * 16 * kOutPitch <= kFilters * kStemPatch);
-  const size_t bytes =
-      2 * (lines.size() + size_t{kFilters} * kFilterPitch + size_t{kFilters} * kStemPatch);
-  const bool dense_filter = is_dense(call);
+  const Lines<Shape> lines(call);
+  const size_t bytes = 2 * (lines.size() + size_t{kFilters} * Sizes<Shape>::kFilterPitch +
+                            size_t{Sizes<Shape>::kStage});
+  const bool dense_filter = is_dense<Shape>(call);
   const int tiles = call.tiles(), blocks = std::min(tiles, num_sms * kBlocksPerSm);
   return with_compute_type(call.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto launch = [&](auto in, auto weight) {
       using In = typename decltype(in)::type;
       using W = typename decltype(weight)::type;
-      forward<In, W, T><<<blocks, kForwardThreads, bytes, stream>>>(
+      forward<Shape, In, W, T><<<blocks, kForwardThreads, bytes, stream>>>(
           call, lines, tiles, dense_filter, static_cast<T*>(out));
       return cudaGetLastError();
     };
@@ -335,26 +352,44 @@ cudaError_t launch_stem_forward(const StemProducts& call, void* out, int num_sms
   });
 }
 
-int stem_gradient_splits(const StemProducts& call, int num_sms) {
-  return std::min(call.tiles(), num_sms);
-}
-
-cudaError_t launch_stem_gradient(const StemProducts& call, const void* grad, int splits,
-                                 float* partial, cudaStream_t stream) {
-  const Lines lines(call);
+template <typename Shape>
+cudaError_t launch_gradient(const StemProducts& call, const void* grad, int splits, float* partial,
+                            cudaStream_t stream) {
+  const Lines<Shape> lines(call);
   const size_t buffer_bytes = 2 * static_cast<size_t>(lines.size()) + kPixels * kRowBytes;
-  const size_t bytes = std::max(2 * buffer_bytes, sizeof(float) * kFilters * kSumPitch);
+  const size_t bytes =
+      std::max(2 * buffer_bytes, sizeof(float) * kFilters * Sizes<Shape>::kSumPitch);
   return with_compute_type(call.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto launch = [&](auto in) {
       using In = typename decltype(in)::type;
-      gradient<In, T><<<splits, kGradThreads, bytes, stream>>>(
+      gradient<Shape, In, T><<<splits, kGradThreads, bytes, stream>>>(
           call, lines, call.tiles(), static_cast<const T*>(grad), partial);
       return cudaGetLastError();
     };
     return call.image.element == Element::UInt8 ? launch(TypeTag<uint8_t>{})
                                                 : with_float_type(call.image.element, launch);
   });
+}
+
+}  // namespace
+
+cudaError_t launch_stem_forward(const StemProducts& call, void* out, int num_sms,
+                                cudaStream_t stream) {
+  return call.size == 7 ? launch_forward<StemShape<7>>(call, out, num_sms, stream)
+                        : launch_forward<StemShape<3>>(call, out, num_sms, stream);
+}
+
+int stem_gradient_splits(const StemProducts& call, int num_sms) {
+  const int blocks =
+      call.size == 7 ? Sizes<StemShape<7>>::kGradBlocks : Sizes<StemShape<3>>::kGradBlocks;
+  return std::min(call.tiles(), num_sms * blocks);
+}
+
+cudaError_t launch_stem_gradient(const StemProducts& call, const void* grad, int splits,
+                                 float* partial, cudaStream_t stream) {
+  return call.size == 7 ? launch_gradient<StemShape<7>>(call, grad, splits, partial, stream)
+                        : launch_gradient<StemShape<3>>(call, grad, splits, partial, stream);
 }
 
 }  // namespace ddp::ops::detail

@@ -8,8 +8,8 @@
 
 namespace ddp::ops::detail {
 
-/// The 7x7 convolution of stride 2 and padding 3 over small images and its filter's gradient, as
-/// products with patches that exist in shared memory alone.
+/// The stem's convolution over small images and its filter's gradient, as products with patches
+/// that exist in shared memory alone.
 struct StemProducts {
   static constexpr int kFilters = 64;
   static constexpr int kPixels = 128;  ///< of the result at a time, whole rows
@@ -17,6 +17,7 @@ struct StemProducts {
   StemImage image;
   StemFilter filter;  ///< read forward
   Element element;    ///< that is computed with: bf16 or fp16
+  int size;           ///< of the filter: 7 (stride 2, padding 3) or 3 (stride 1, padding 1)
 
   int tile_rows() const { return std::min(kPixels / image.columns, image.rows); }
   int tiles() const { return image.batch * ((image.rows + tile_rows() - 1) / tile_rows()); }
@@ -28,7 +29,8 @@ cudaError_t launch_stem_forward(const StemProducts& call, void* out, int num_sms
                                 cudaStream_t stream);
 
 int stem_gradient_splits(const StemProducts& call, int num_sms);
-/// partial [splits, 64, 7, 7, 3], for launch_sum_parts(), from grad [batch, rows, columns, 64].
+/// partial [splits, 64, size, size, 3], for launch_sum_parts(), from grad [batch, rows, columns,
+/// 64].
 cudaError_t launch_stem_gradient(const StemProducts& call, const void* grad, int splits,
                                  float* partial, cudaStream_t stream);
 

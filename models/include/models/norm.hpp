@@ -40,6 +40,8 @@ class Norm {
   torch::Tensor forward(const torch::Tensor& input);
   /// relu(norm(input))
   torch::Tensor forward_relu(const torch::Tensor& input);
+  /// The same, read by two.
+  ddp::ops::Fork forward_relu_fork(const torch::Tensor& input);
   /// relu(norm(input) + residual)
   ddp::ops::Fork forward_add_relu(const torch::Tensor& input, const torch::Tensor& residual);
   /// relu(norm(input) + other(other_input))

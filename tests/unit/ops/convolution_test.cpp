@@ -51,6 +51,24 @@ TEST_CASE("the stem's rearrangements equal its convolution, forward and backward
   }
 }
 
+TEST_CASE("the 3x3 stem is its convolution; space-to-depth of it is refused") {
+  torch::manual_seed(13);
+  const auto image = torch::randn({2, 3, 9, 8}, torch::kDouble);
+  const auto weight = leaf({64, 3, 3, 3});
+  const auto expected = torch::conv2d(image, weight, {}, 1, 1);
+  for (const auto algorithm :
+       {StemAlgorithm::Auto, StemAlgorithm::Library, StemAlgorithm::Im2col}) {
+    const auto out = ddp::ops::stem_convolution(image, weight, algorithm);
+    CHECK(torch::equal(out, expected));
+    CHECK(same(grad({out.sum()}, {weight})[0],
+               grad({torch::conv2d(image, weight, {}, 1, 1).sum()}, {weight})[0]));
+  }
+  CHECK_THROWS_WITH(ddp::ops::stem_convolution(image, weight, StemAlgorithm::SpaceToDepth),
+                    Catch::Contains("[64, 3, 3, 3]"));
+  CHECK_THROWS_WITH(ddp::ops::stem_convolution(torch::zeros({2, 16, 8, 8}), weight),
+                    Catch::Contains("[2, 16, 8, 8]"));
+}
+
 TEST_CASE("the stem takes bytes as they are, and gives an image its gradient") {
   torch::manual_seed(2);
   const auto bytes = torch::randint(256, {2, 3, 12, 12}, torch::kByte);

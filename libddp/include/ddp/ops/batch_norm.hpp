@@ -84,6 +84,9 @@ at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
 /// relu(bn(x))
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 
+/// The same for two consumers: a stem without pool.
+Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn);
+
 /// relu(bn(x) + residual), the end of a residual block. `residual` is shaped as x.
 Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& residual);
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 7x7 convolution of stride 2 and padding 3 over three channels that opens a ResNet, in shapes
-// that tensor cores like. Three input channels fill three of sixteen lanes of theirs; the exact
-// rearrangements here fill them.
+// The convolution over three channels that opens a ResNet, 7x7 of stride 2 and padding 3 or, for
+// images of 32 pixels, 3x3 of stride 1 and padding 1, in shapes that tensor cores like. Three input
+// channels fill three of sixteen lanes of theirs; the exact rearrangements here fill them.
 //
 //   SpaceToDepth: the image, padded by 3, is cut into 2x2 cells whose pixels become channels; the
 //                 filter, padded to 8x8, likewise becomes 4x4 over 16 channels, stride 1, no
 //                 padding (12 of the 16 channels carry something).
 //   Im2col:       each output pixel's 7x7x3 patch becomes one row of a matrix, 147 columns and 5 of
-//                 zeros: for small images, whose patches are few.
+//                 zeros: for small images, whose patches are few. Of 64 filters patches exist in
+//                 shared memory alone.
+//
+// 3x3 filters have Im2col in that last form only (64 filters, at most 32 pixels in a row, bf16 or
+// fp16); anything else is Library.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,13 +25,14 @@ enum class StemAlgorithm {
   Im2col,        ///< runs on any device and dtype (tests)
 };
 
-/// conv2d(image, weight, stride 2, padding 3), without bias.
+/// conv2d(image, weight, stride 2, padding 3), of a 3x3 weight stride 1 and padding 1; without
+/// bias.
 ///
 ///   image   [batch, 3, height, width], any layout; float32, float64, bf16, fp16 or uint8 (cast as
 ///           it is: normalised or not, that is the caller's), or what stem_space_to_depth() made
-///   weight  [filters, 3, 7, 7]
-///   result  [batch, filters, (height - 1) / 2 + 1, (width - 1) / 2 + 1], channels last where an
-///           algorithm other than Library ran
+///   weight  [filters, 3, 7, 7] or [filters, 3, 3, 3]
+///   result  [batch, filters, (height - 1) / 2 + 1, (width - 1) / 2 + 1] or [batch, filters,
+///           height, width], channels last where an algorithm other than Library ran
 ///
 /// Computes in autocast's dtype, else in weight's. Keeps the rearranged image for the backward and
 /// nothing else; the gradient of `weight` goes to its grad slot where it has one, otherwise it
