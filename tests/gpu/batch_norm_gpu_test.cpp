@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <cmath>
 #include <limits>
 
 #include "lm_gpu_test.hpp"
@@ -24,6 +25,13 @@ double tolerance(torch::Dtype dtype) {
   return dtype == torch::kHalf ? 0x1p-10 : 0x1p-7;
 }
 
+// A value within float32's rounding of zero may pass the ReLU on one side alone: of a million
+// about one does. Each moves a gradient's 2-norm by some 1 / sqrt(elements).
+double tolerance_of_passing(const torch::Tensor& x) {
+  const auto elements = static_cast<double>(x.numel());
+  return 2 * std::sqrt(std::floor(elements / 1e6) / elements);
+}
+
 void check_against_twin(torch::IntArrayRef shape, torch::Dtype dtype, Form form) {
   auto inputs = make_inputs(shape, torch::kCUDA, dtype);
   auto reference = converted(inputs, torch::kDouble);
@@ -34,7 +42,8 @@ void check_against_twin(torch::IntArrayRef shape, torch::Dtype dtype, Form form)
     INFO(results[i].first);
     const bool is_float = results[i].second.scalar_type() == torch::kFloat;
     const bool is_sum = results[i].first.find("running") == std::string::npos;
-    const double limit = is_float && !is_sum ? 1e-5 : tolerance(dtype);
+    const double limit =
+        is_float && !is_sum ? 1e-5 : tolerance(dtype) + tolerance_of_passing(inputs.x);
     CHECK(results[i].second.sizes() == expected[i].second.sizes());
     CHECK(relative_error(results[i].second, expected[i].second) <= limit);
   }
