@@ -9,7 +9,10 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 512;
 constexpr int kForwardImages = 4;  // of a block
 constexpr int kForwardParts = 2;   // warps of an image, each with a part of the channels
-constexpr int kGroups = kThreads / kWarp;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kColumns = 16;  // of the weight's gradient, a block
+constexpr int kGroups = kThreads / kColumns;
+constexpr int kStagedNumbers = 8192;  // gradients of logits in shared memory
 
 __host__ __device__ int blocks_for(int64_t threads) {
   return static_cast<int>((threads + kThreads - 1) / kThreads);
@@ -160,47 +163,60 @@ __device__ void input_gradient(const PooledShape& shape, int block, const T* gra
   }
 }
 
-/// 32 columns of the weight's gradient, or (the last block) the bias's, as if it were a column of
-/// ones: each warp adds up a part of the images, in a fixed order.
+/// kColumns columns of the weight's gradient, or (the last block) the bias's, as if it were a
+/// column of ones: each group of threads adds up a part of the images, in a fixed order.
 template <typename T, int kClasses>
 __device__ void weight_gradient(const PooledShape& shape, int block, const T* grad_logits,
                                 const float* pooled, const GradOut& grad_weight,
                                 const GradOut& grad_bias) {
-  __shared__ float parts[2][kGroups][kWarp];
-  const int lane = threadIdx.x % kWarp, group = threadIdx.x / kWarp;
-  const bool is_bias = block * kWarp >= shape.channels;
-  const int c = block * kWarp + lane;
+  // First grads[image][class] of some images, at the end parts[class][warp][column].
+  __shared__ __align__(16) float shared[kStagedNumbers];
+  static_assert(kClasses * kWarps * kColumns <= kStagedNumbers);
+  constexpr int kStagedImages = kStagedNumbers / kClasses;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int column = thread % kColumns, group = thread / kColumns;
+  const bool is_bias = block * kColumns >= shape.channels;
+  const int c = block * kColumns + column;
   const bool reads = !is_bias && c < shape.channels;
   float sums[kClasses] = {};
-#pragma unroll 4
-  for (int image = group; image < shape.batch; image += kGroups) {
-    const float value =
-        reads ? pooled[int64_t{image} * shape.channels + c] : static_cast<float>(is_bias);
-    const T* grad = grad_logits + image * shape.classes;
+  for (int first = 0; first < shape.batch; first += kStagedImages) {
+    const int images = min(kStagedImages, shape.batch - first);
+    __syncthreads();
+#pragma unroll 8
+    for (int i = thread; i < images * kClasses; i += kThreads) {
+      shared[i] = to_float(grad_logits[int64_t{first + i / kClasses} * shape.classes +
+                                       existing(i % kClasses, shape)]);
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (int image = group; image < images; image += kGroups) {
+      const float value =
+          reads ? pooled[int64_t{first + image} * shape.channels + c] : static_cast<float>(is_bias);
+      const float* grads = shared + image * kClasses;
 #pragma unroll
-    for (int k = 0; k < kClasses; ++k) {
-      sums[k] += value * to_float(grad[existing(k, shape)]);
+      for (int k = 0; k < kClasses; ++k) {
+        sums[k] += value * grads[k];
+      }
     }
   }
+  __syncthreads();
 #pragma unroll
   for (int k = 0; k < kClasses; ++k) {
-    if (k >= shape.classes) {
-      break;
+    const float sum = sums[k] + __shfl_xor_sync(~0U, sums[k], kColumns);  // the warp's two groups
+    if (thread % kWarp < kColumns) {
+      shared[(k * kWarps + thread / kWarp) * kColumns + column] = sum;
     }
-    // Two buffers: a warp still adds up class k - 1 while others write class k.
-    parts[k % 2][group][lane] = sums[k];
-    __syncthreads();
-    if (group != k % kGroups) {
-      continue;
-    }
+  }
+  __syncthreads();
+  for (int k = group; k < shape.classes; k += kGroups) {
     float sum = 0;
 #pragma unroll
-    for (int part = 0; part < kGroups; ++part) {
-      sum += parts[k % 2][part][lane];
+    for (int warp = 0; warp < kWarps; ++warp) {
+      sum += shared[(k * kWarps + warp) * kColumns + column];
     }
     if (reads && grad_weight.data != nullptr) {
       put(grad_weight, int64_t{k} * shape.channels + c, sum);
-    } else if (is_bias && lane == 0 && grad_bias.data != nullptr) {
+    } else if (is_bias && column == 0 && grad_bias.data != nullptr) {
       put(grad_bias, k, sum);
     }
   }
@@ -293,7 +309,7 @@ cudaError_t launch_pooled_linear_backward(const PooledShape& shape, const void* 
       using W = typename decltype(weight_tag)::type;
       const int input_blocks =
           grad_x == nullptr ? 0 : blocks_for(int64_t{shape.batch} * (shape.channels / 8));
-      const int columns = (shape.channels + kWarp - 1) / kWarp;
+      const int columns = (shape.channels + kColumns - 1) / kColumns;
       const auto launch = [&](auto kernel) {
         kernel<<<input_blocks + columns + 1, kThreads, 0, stream>>>(
             shape, input_blocks, static_cast<const T*>(grad_logits), static_cast<const W*>(weight),
