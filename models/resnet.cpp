@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -85,20 +86,24 @@ torch::Tensor ResNetImpl::forward(const torch::Tensor& input) {
   }
   const ddp::ops::WgradBranch weight_gradients_beside(beside);
   auto x = forward_stem(input);
-  // Beside the first stage, whose kernels leave room: what needs no layer in front of it.
-  ddp::ops::SideTask counting(
-      x.branch,
-      [&](const torch::Tensor& unread) {
-        count_batches(counters);
-        return unread;
-      },
-      beside);
   ddp::ops::FiltersAhead filters(beside && options_.fused_ops);
-  add_filters(filters, input);
-  for (auto& stage : stages_) {
-    x = stage->forward(x);
+  std::optional<ddp::ops::SideTask> counting;
+  for (std::size_t i = 0; i < stages_.size(); ++i) {
+    if (i == 1) {
+      // What needs no layer in front of it: beside the second stage, whose kernels leave room on a
+      // GPU where the first one's fill it.
+      counting.emplace(
+          x.branch,
+          [&](const torch::Tensor& unread) {
+            count_batches(counters);
+            return unread;
+          },
+          beside);
+      add_filters(filters, input);
+    }
+    x = stages_[i]->forward(x);
   }
-  counting.wait();
+  counting->wait();
   if (options_.fused_ops) {
     return ddp::ops::pooled_linear(x.branch, fc_->weight, fc_->bias);
   }
