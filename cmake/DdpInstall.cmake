@@ -9,7 +9,11 @@ set_target_properties(ddp_ops ddp ddp_models ddp_pretrained PROPERTIES
 # LibTorch is not ours to move: the libraries remember where it was, LD_LIBRARY_PATH says where it is.
 set(_torch_rpath ${LIBTORCH_LIBRARY_DIR})
 if(DDP_HAS_CUDA)
-  foreach(_lib ${NCCL_LIBRARY} ${CUDA_cudart_LIBRARY})
+  set(_libs ${NCCL_LIBRARY} ${CUDA_cudart_LIBRARY})
+  if(CUDNN_FOUND)
+    list(APPEND _libs ${CUDNN_LIBRARY})
+  endif()
+  foreach(_lib ${_libs})
     get_filename_component(_dir ${_lib} DIRECTORY)
     list(APPEND _torch_rpath ${_dir})
   endforeach()

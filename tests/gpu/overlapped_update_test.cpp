@@ -46,12 +46,12 @@ struct LateProduct : torch::autograd::Function<LateProduct> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto grad_weight = ops::detail::make_weight_gradient(
-        saved[1], ctx->saved_data["limit"].toInt(), {saved[0], grads[0]}, [&] {
-          const auto target = ops::detail::grad_target(saved[1]);
-          target.write((grads[0] * saved[0]).sum(0));
-          return target.result();
-        });
+    const ops::detail::WeightGradient gradient(saved[1], ctx->saved_data["limit"].toInt());
+    const auto grad_weight = gradient.make({saved[0], grads[0]}, [&] {
+      const auto target = ops::detail::grad_target(saved[1]);
+      target.write((grads[0] * saved[0]).sum(0));
+      return target.result();
+    });
     if (ctx->saved_data["late"].toBool()) {
       at::cuda::sleep(kLongWait);
     }

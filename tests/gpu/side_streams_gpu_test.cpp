@@ -56,14 +56,14 @@ class LateGradient : public torch::autograd::Function<LateGradient> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto weight = ctx->get_saved_variables()[0];
     const auto threes = torch::full({kSize}, 3.0, kFloats);
-    auto grad = ddp::ops::detail::make_weight_gradient(
-        weight, ctx->saved_data["limit"].toInt(), {threes}, [&] {
-          at::cuda::sleep(kSpin);
-          auto* slot = ddp::ops::find_grad_slot(weight);
-          ddp::ops::begin_grad_write(weight, *slot);
-          slot->memory.copy_(threes.mean());
-          return torch::Tensor();
-        });
+    const ddp::ops::detail::WeightGradient gradient(weight, ctx->saved_data["limit"].toInt());
+    auto grad = gradient.make({threes}, [&] {
+      at::cuda::sleep(kSpin);
+      auto* slot = ddp::ops::find_grad_slot(weight);
+      ddp::ops::begin_grad_write(weight, *slot);
+      slot->memory.copy_(threes.mean());
+      return torch::Tensor();
+    });
     return {grads[0], grad, torch::Tensor()};
   }
 };

@@ -43,7 +43,9 @@ void identify_gpu(int index, DeviceReport& report) {
 void use_gpu(c10::Device device) {
   c10::cuda::set_device(device.index());
   // Before any module is wrapped: an AccumulateGrad made on the default stream cannot be captured.
-  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(false, device.index()));
+  // Above side streams and below reductions: where several kernels wait for multiprocessors, those
+  // that the rest of the step waits for come first, inside a CUDA graph too.
+  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(/*priority=*/-1, device.index()));
 }
 
 #else

@@ -10,6 +10,7 @@
 #include "ddp/ops/filter_taps.hpp"
 #include "ddp/ops/filters_ahead.hpp"
 #include "ddp/ops/wgrad_branch.hpp"
+#include "ops/cudnn_convolution.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/tap_packing.hpp"
@@ -165,23 +166,52 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     const Form form = form_of(g);
     const auto grad = grad_outputs[0].contiguous(kLast);
     const auto grad_rows = output_rows(grad, form);
+    const detail::WeightGradient weight_gradient(weight, ctx->saved_data["branch_limit"].toInt());
     at::Tensor grad_weight, grad_x;
-    if (ctx->needs_input_grad(1)) {
-      grad_weight = detail::make_weight_gradient(
-          weight, ctx->saved_data["branch_limit"].toInt(), {x, grad}, [&] {
-            const auto target = detail::grad_target(weight);
-            write_product_gradient(weight, g, form, grad_rows, input_rows(x, form), target);
-            return target.result();
-          });
-    }
     if (ctx->needs_input_grad(0)) {
       grad_x = form == Form::Corner ? at::zeros_like(x) : at::empty_like(x);
       detail::gemm(input_rows(grad_x, form), grad_rows, matrix);
       grad_x = grad_x.to(ctx->saved_data["x_dtype"].toScalarType());
     }
+    if (ctx->needs_input_grad(1)) {
+      grad_weight = weight_gradient.make({x, grad}, [&] {
+        const auto target = detail::grad_target(weight);
+        write_product_gradient(weight, g, form, grad_rows, input_rows(x, form), target);
+        return target.result();
+      });
+    }
     return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
   }
 };
+
+/// The gradient of `weight`, written to its slot where it has one.
+at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convolution& call,
+                                   int64_t branch_limit) {
+  const auto by_library = [&](at::Tensor made) {
+    auto into = call;
+    into.w = std::move(made);
+    if (!detail::convolve_by_cudnn(detail::ConvolutionPass::WeightGradient, into)) {
+      into.w = std::get<1>(at::convolution_backward(
+          call.y, call.x, call.w, at::nullopt, {call.stride, call.stride},
+          {call.padding, call.padding}, {1, 1}, false, {0, 0}, 1, {false, true, false}));
+    }
+    return into.w;
+  };
+  const GradSlot* slot = find_grad_slot(weight);
+  const bool same = slot != nullptr && slot->memory.scalar_type() == call.x.scalar_type();
+  if (branch_limit == 0 && !same) {
+    // Whoever reduces gathers many in one kernel.
+    return by_library(at::empty(weight.sizes(), call.x.options(), kLast)).to(weight.scalar_type());
+  }
+  const auto target = detail::grad_target(weight);
+  const bool direct = same && target.beta == 0;
+  const auto made =
+      by_library(direct ? target.memory : at::empty(weight.sizes(), call.x.options(), kLast));
+  if (!made.is_same(target.memory)) {
+    target.write(made);
+  }
+  return target.result();
+}
 
 /// The library's convolution, whose weight gradient may take the branch.
 class LibraryConv : public torch::autograd::Function<LibraryConv> {
@@ -192,11 +222,17 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     const auto x = x_in.to(dtype).contiguous(kLast);
     const auto filter = weight.to(dtype).contiguous(kLast);
     const int64_t padding = weight.size(2) / 2;
+    const auto g = geometry_of(x.sizes(), weight, stride);
     ctx->save_for_backward({x, weight, filter});
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["x_dtype"] = x_in.scalar_type();
     ctx->saved_data["branch_limit"] = WgradBranch::current_limit();
-    return at::conv2d(x, filter, {}, stride, padding).contiguous(kLast);
+    const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
+                             x.options(), kLast);
+    return detail::convolve_by_cudnn(detail::ConvolutionPass::Forward,
+                                     {x, filter, y, stride, padding})
+               ? y
+               : at::conv2d(x, filter, {}, stride, padding).contiguous(kLast);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
@@ -205,26 +241,23 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     const AutocastOff no_autocast(x.device().type());
     const auto grad = grad_outputs[0].contiguous(kLast);
     const int64_t stride = ctx->saved_data["stride"].toInt(), padding = weight.size(2) / 2;
-    const auto backward_of = [&](bool of_input) {
-      return at::convolution_backward(grad, x, filter, at::nullopt, {stride, stride},
-                                      {padding, padding}, {1, 1}, false, {0, 0}, 1,
-                                      {of_input, !of_input, false});
-    };
+    const int64_t limit = ctx->saved_data["branch_limit"].toInt();
+    const detail::WeightGradient weight_gradient(weight, limit);
     at::Tensor grad_weight, grad_x;
-    if (ctx->needs_input_grad(1)) {
-      const int64_t limit = ctx->saved_data["branch_limit"].toInt();
-      grad_weight = detail::make_weight_gradient(weight, limit, {x, grad, filter}, [&] {
-        auto made = std::get<1>(backward_of(false));
-        if (limit == 0 || find_grad_slot(weight) == nullptr) {
-          return made.to(weight.scalar_type());  // whoever reduces gathers many in one kernel
-        }
-        const auto target = detail::grad_target(weight);
-        target.write(made);
-        return at::Tensor();
-      });
-    }
     if (ctx->needs_input_grad(0)) {
-      grad_x = std::get<0>(backward_of(true)).to(ctx->saved_data["x_dtype"].toScalarType());
+      grad_x = at::empty(x.sizes(), x.options(), kLast);
+      if (!detail::convolve_by_cudnn(detail::ConvolutionPass::InputGradient,
+                                     {grad_x, filter, grad, stride, padding})) {
+        grad_x = std::get<0>(at::convolution_backward(grad, x, filter, at::nullopt,
+                                                      {stride, stride}, {padding, padding}, {1, 1},
+                                                      false, {0, 0}, 1, {true, false, false}));
+      }
+      grad_x = grad_x.to(ctx->saved_data["x_dtype"].toScalarType());
+    }
+    if (ctx->needs_input_grad(1)) {
+      grad_weight = weight_gradient.make({x, grad, filter}, [&] {
+        return library_weight_gradient(weight, {x, filter, grad, stride, padding}, limit);
+      });
     }
     return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
   }

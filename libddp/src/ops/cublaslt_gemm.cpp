@@ -14,17 +14,13 @@
 #include <mutex>
 #include <vector>
 
-#include "ops/private_stream.hpp"
+#include "ops/measured_choice.hpp"
 
 namespace ddp::ops::detail {
 namespace {
 
 constexpr size_t kMaxWorkspaceBytes = size_t{32} << 20;
 constexpr int kMaxCandidates = 24;
-constexpr int kTimedCalls = 20;
-// Of the candidates within this factor of the fastest, the library's own order decides: noise does
-// not.
-constexpr float kSameTime = 1.02F;
 
 void check(cublasStatus_t status, const char* what) {
   TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS, "gemm: ", what, " failed with ",
@@ -191,87 +187,19 @@ class Plan {
   std::vector<cublasLtMatmulHeuristicResult_t> candidates_;
 };
 
-/// Milliseconds of a replay of kTimedCalls captured calls: launched one by one, calls of 3 us would
-/// be timed by the host's pace. Negative where the candidate does not run.
-template <typename Call>
-float time_captured(const Call& call, cudaStream_t stream) {
-  cudaGraph_t graph = nullptr;
-  C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  bool ran = true;
-  try {
-    for (int i = 0; i < kTimedCalls; ++i) {
-      call();
-    }
-  } catch (const c10::Error&) {
-    ran = false;
-  }
-  const auto ended = cudaStreamEndCapture(stream, &graph);
-  cudaGraphExec_t executable = nullptr;
-  if (!ran || ended != cudaSuccess || graph == nullptr ||
-      cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) {
-    cudaGetLastError();  // this candidate's, and dealt with
-    if (graph != nullptr) {
-      cudaGraphDestroy(graph);
-    }
-    return -1;
-  }
-  cudaEvent_t events[2];
-  for (auto& event : events) {
-    C10_CUDA_CHECK(cudaEventCreate(&event));
-  }
-  float best = -1;
-  for (int round = 0; round < 4; ++round) {  // the first one warms up
-    C10_CUDA_CHECK(cudaEventRecord(events[0], stream));
-    C10_CUDA_CHECK(cudaGraphLaunch(executable, stream));
-    C10_CUDA_CHECK(cudaEventRecord(events[1], stream));
-    C10_CUDA_CHECK(cudaEventSynchronize(events[1]));
-    float elapsed = 0;
-    C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed, events[0], events[1]));
-    if (round > 0 && (best < 0 || elapsed < best)) {
-      best = elapsed;
-    }
-  }
-  for (const auto event : events) {
-    cudaEventDestroy(event);
-  }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  return best;
-}
-
-/// One a device; used under the lock of the plans.
-struct MeasuringStream {
-  explicit MeasuringStream(const c10::Stream& main) : stream(make_private_stream(main.device())) {}
-  c10::cuda::CUDAStream stream;
-};
-
 void Plan::measure(const Problem& p) {
-  // A stream of its own that waits for nothing: contents do not matter, only shapes do. The result
-  // goes to scratch memory, since a product that adds may run only once.
-  c10::cuda::getCurrentCUDAStream().synchronize();
-  auto& own = beside<MeasuringStream>(c10::cuda::getDefaultCUDAStream(p.device));
-  const c10::cuda::CUDAStream stream = own.stream;
-  const c10::cuda::CUDAStreamGuard guard(stream);
+  // Contents do not matter, only shapes do. The result goes to scratch memory, since a product that
+  // adds may run only once.
   const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
   const auto workspace = at::empty({static_cast<int64_t>(kMaxWorkspaceBytes)}, bytes);
   const int64_t out_bytes = p.m * p.out_leading * (p.out_type == CUDA_R_32F ? 4 : 2);
   const auto scratch = at::zeros({out_bytes}, bytes);
-  std::vector<float> times;
-  float fastest = -1;
-  for (const auto& candidate : candidates_) {
-    times.push_back(time_captured(
-        [&] { run(p, candidate, scratch.data_ptr(), workspace.data_ptr(), stream); }, stream));
-    if (times.back() >= 0 && (fastest < 0 || times.back() < fastest)) {
-      fastest = times.back();
-    }
-  }
-  for (size_t i = 0; i < times.size(); ++i) {
-    if (times[i] >= 0 && times[i] <= fastest * kSameTime) {
-      candidates_ = {candidates_[i]};
-      break;
-    }
-  }
-  stream.synchronize();
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(p.device));
+  const size_t fastest = choose_fastest(device, candidates_.size(), [&](size_t i) {
+    run(p, candidates_[i], scratch.data_ptr(), workspace.data_ptr(),
+        c10::cuda::getCurrentCUDAStream());
+  });
+  candidates_ = {candidates_[fastest]};
 }
 
 /// The process's plans. They live until it ends: destroying cublasLt's handles after the driver's
@@ -294,12 +222,6 @@ struct Plans {
     return handle;
   }
 };
-
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
 
 }  // namespace
 
@@ -328,7 +250,7 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
   if (!plan) {
     auto made = std::make_unique<Plan>(plans.handle(problem.device), problem);
     // One that a capture met first stays: an eager call after it must give the replay's bits.
-    if (!problem.deterministic && !is_capturing(stream)) {
+    if (!problem.deterministic && !is_capturing()) {
       made->measure(problem);
     }
     plan = std::move(made);

@@ -31,17 +31,17 @@ thread_local int64_t limit_of_thread = 0;
 /// and its end closes it.
 ///
 ///   main  | dgrad 3 | dgrad 2 | dgrad 1 | ...            | end: waits, and the caller for main
-///            \ event   \ event                            /
-///   side      | wgrad 3   | wgrad 2 | ...                 |
+///         \ event   \ event                               /
+///   side    | wgrad 3 | wgrad 2 | ...                     |
 class Branch {
  public:
   explicit Branch(const c10::Stream& main)
       : main_(main), side_(detail::make_private_stream(main.device())) {}
 
-  at::Tensor run(const std::vector<at::Tensor>& inputs, int64_t limit,
+  at::Tensor run(const c10::Event& ready, const std::vector<at::Tensor>& inputs, int64_t limit,
                  const std::function<at::Tensor()>& write) {
     open();
-    detail::wait_for(main_, side_);
+    ready.block(side_);
     at::Tensor result;
     {
       const c10::cuda::CUDAStreamGuard guard(side_);
@@ -118,21 +118,30 @@ int64_t WgradBranch::current_limit() {
 
 namespace detail {
 
-at::Tensor make_weight_gradient(const at::Tensor& parameter, int64_t limit,
-                                const std::vector<at::Tensor>& inputs,
-                                const std::function<at::Tensor()>& write) {
+WeightGradient::WeightGradient(const at::Tensor& parameter, int64_t limit)
+    : device_(parameter.device()), limit_(limit) {
 #ifdef DDP_HAS_CUDA
   GradSlot* const slot = find_grad_slot(parameter);
   if (limit != 0 && parameter.is_cuda() && slot != nullptr) {
-    const c10::Stream main = c10::cuda::getCurrentCUDAStream(parameter.device().index());
+    const c10::Stream main = current_stream(device_);
     if (slot->reader && *slot->reader != main) {  // the parameter is used twice: keep one stream
-      detail::wait_for(*slot->reader, main);
+      wait_for(*slot->reader, main);
     }
     slot->reader = main;
-    return beside<Branch>(main).run(inputs, limit, write);
+    ready_.emplace(c10::DeviceType::CUDA);
+    ready_->record(main);
+  }
+#endif
+}
+
+at::Tensor WeightGradient::make(const std::vector<at::Tensor>& inputs,
+                                const std::function<at::Tensor()>& write) const {
+#ifdef DDP_HAS_CUDA
+  if (ready_) {
+    return beside<Branch>(current_stream(device_)).run(*ready_, inputs, limit_, write);
   }
 #else
-  static_cast<void>(parameter), static_cast<void>(limit), static_cast<void>(inputs);
+  static_cast<void>(inputs);
 #endif
   return write();
 }

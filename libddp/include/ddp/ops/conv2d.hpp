@@ -24,9 +24,13 @@ enum class Conv2dAlgorithm {
 /// stride 1 or 2. Exact rearrangements: the sums are the convolution's, in another order.
 ///
 /// Computes in autocast's dtype, else in x's. On CUDA in bf16 or fp16 the result is channels last
-/// and the gradient of `weight` goes to its grad slot where the algorithm is Product or a
-/// WgradBranch is open (wgrad_branch.hpp); otherwise it comes back in weight's dtype. Taps that no
-/// output uses have the gradient zero.
+/// and the gradient of `weight` goes to its grad slot where the algorithm is Product, a WgradBranch
+/// is open (wgrad_branch.hpp) or the slot is of that dtype; otherwise it comes back in weight's
+/// dtype. Taps that no output uses have the gradient zero.
+///
+/// Library with cuDNN's benchmark wanted (at::globalContext().setBenchmarkCuDNN) measures cuDNN's
+/// engines itself at the first call of a shape, by the device's time; without it, in deterministic
+/// mode and for shapes first met in a capture, at::conv2d chooses.
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding,
                   Conv2dAlgorithm algorithm = Conv2dAlgorithm::Auto);
 

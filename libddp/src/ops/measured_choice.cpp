@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/measured_choice.hpp"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <vector>
+
+#include "ops/private_stream.hpp"
+
+namespace ddp::ops::detail {
+namespace {
+
+constexpr int kTimedCalls = 20;
+
+/// Milliseconds of a replay of kTimedCalls captured calls. Negative where the candidate does not
+/// run.
+float time_captured(const std::function<void(size_t)>& call, size_t index, cudaStream_t stream) {
+  cudaGraph_t graph = nullptr;
+  bool ran = true;
+  try {
+    call(index);  // a library may load its code with the first call, which a capture forbids
+  } catch (const c10::Error&) {
+    return -1;
+  }
+  C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  try {
+    for (int i = 0; i < kTimedCalls; ++i) {
+      call(index);
+    }
+  } catch (const c10::Error&) {
+    ran = false;
+  }
+  const auto ended = cudaStreamEndCapture(stream, &graph);
+  cudaGraphExec_t executable = nullptr;
+  if (!ran || ended != cudaSuccess || graph == nullptr ||
+      cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) {
+    cudaGetLastError();  // this candidate's, and dealt with
+    if (graph != nullptr) {
+      cudaGraphDestroy(graph);
+    }
+    return -1;
+  }
+  cudaEvent_t events[2];
+  for (auto& event : events) {
+    C10_CUDA_CHECK(cudaEventCreate(&event));
+  }
+  float best = -1;
+  for (int round = 0; round < 4; ++round) {  // the first one warms up
+    C10_CUDA_CHECK(cudaEventRecord(events[0], stream));
+    C10_CUDA_CHECK(cudaGraphLaunch(executable, stream));
+    C10_CUDA_CHECK(cudaEventRecord(events[1], stream));
+    C10_CUDA_CHECK(cudaEventSynchronize(events[1]));
+    float elapsed = 0;
+    C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed, events[0], events[1]));
+    if (round > 0 && (best < 0 || elapsed < best)) {
+      best = elapsed;
+    }
+  }
+  for (const auto event : events) {
+    cudaEventDestroy(event);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  return best;
+}
+
+/// One a device; used under the callers' locks of their plans.
+struct MeasuringStream {
+  explicit MeasuringStream(const c10::Stream& main) : stream(make_private_stream(main.device())) {}
+  c10::cuda::CUDAStream stream;
+};
+
+}  // namespace
+
+bool is_capturing() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+size_t choose_fastest(c10::Device device, size_t count, const std::function<void(size_t)>& call,
+                      float same_time) {
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  const auto stream =
+      beside<MeasuringStream>(c10::cuda::getDefaultCUDAStream(device.index())).stream;
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  std::vector<float> times;
+  float fastest = -1;
+  for (size_t i = 0; i < count; ++i) {
+    times.push_back(time_captured(call, i, stream));
+    if (times.back() >= 0 && (fastest < 0 || times.back() < fastest)) {
+      fastest = times.back();
+    }
+  }
+  stream.synchronize();
+  for (size_t i = 0; i < count; ++i) {
+    if (times[i] >= 0 && times[i] <= fastest * same_time) {
+      return i;
+    }
+  }
+  return 0;
+}
+
+}  // namespace ddp::ops::detail
