@@ -77,7 +77,7 @@ def worst_all_reduce(text):
 
 # Ours, by name: settings of resnet_ddp. Weights and gradients in bf16 as in the rows of steps, and buckets as there.
 CIFAR10_BEST = ["model.dtype=bf16", "ddp.fp32_grads=false"]
-CIFAR10_HIDDEN = ["ddp.bucket_cap_mb=auto", "context.communicator.nccl_max_ctas=24"]
+CIFAR10_HIDDEN = ["ddp.bucket_cap_mb=auto", "context.communicator.nccl_max_ctas=8", "context.communicator.nccl_algorithm=symmetric"]
 CIFAR10_SIDES = {"libddp": CIFAR10_BEST + ["train.cuda_graph=on"], "libddp_eager": CIFAR10_BEST + ["train.cuda_graph=off"]}
 
 

@@ -29,6 +29,14 @@ class StepRow:
     steps: int = 8                  # of a round: of a captured step, and of one that the host issues kernel by kernel
     eager_steps: int = 8
     probe: str = ""                 # the emulated step of the same sizes: see emulated.py
+    # Of ours on several GPUs: buckets by measurement, and reductions of known width, beside which small kernels go on.
+    reductions: tuple = ("bucket_cap_mb=auto", "nccl_max_ctas=24")
+
+    def ours(self, gpus):
+        """Settings of bench_resnet by name. The first is the plain step, which the others are compared with."""
+        best = BEST + list(self.reductions if gpus > 1 else ())
+        wire = dict(libddp=best, libddp_bf16_wire=best + BF16_WIRE) if gpus > 1 else dict(libddp=best + BF16_WIRE)
+        return dict(before=BEFORE, **wire)
 
     def settings(self, gpus, own):
         """Of a program whose own settings are `own`."""
@@ -89,7 +97,8 @@ ROWS = {
         eager_steps=40),
     "resnet18_3x3": StepRow(
         "ResNet-18, 3x3 stem, 32 px, global batch 512", "resnet18", 32, 512, "ms", (1, 2, 4, 8), {4: Goal(1.95, 1.78)},
-        strong=True, stem="cifar", steps=80, eager_steps=40),
+        strong=True, stem="cifar", steps=80, eager_steps=40,
+        reductions=("bucket_cap_mb=auto", "nccl_max_ctas=8", "nccl_algorithm=symmetric")),
 }
 
 ROWS.update({
@@ -113,10 +122,7 @@ PEERS = {
 }
 PEER_TITLES = dict(eager="PyTorch eager", compile="torch.compile", graph="PyTorch, hand graph",
                    compile_graph="torch.compile, hand graph")
-# Ours, by name: settings of bench_resnet. The first is the plain step, which the others are compared with.
+# Ours: settings of bench_resnet.
 BEFORE = ["step=eager", "ops=plain", "optimizer=list"]
 BEST = ["step=graph", "param_dtype=bf16", "skip_dead_taps=true"]
-OURS = {"before": BEFORE, "libddp": BEST + ["fp32_grads=false"]}
-# On several GPUs: buckets by measurement, and reductions of known width, beside which small kernels go on.
-HIDDEN = ["bucket_cap_mb=auto", "nccl_max_ctas=24"]
-OURS_ON_SEVERAL = {"before": BEFORE, "libddp": BEST + HIDDEN, "libddp_bf16_wire": BEST + HIDDEN + ["fp32_grads=false"]}
+BF16_WIRE = ["fp32_grads=false"]

@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <utility>
+
 namespace ddp::detail {
 namespace {
 
@@ -101,6 +103,33 @@ double GpuMonitor::used_memory_gib() const {
   Memory value{};
   const bool good = library_->get_memory && library_->get_memory(device_, &value) == 0;
   return good ? static_cast<double>(value.used) / (1 << 30) : NAN;
+}
+
+GpuSampler::GpuSampler(Ask ask, std::chrono::milliseconds period)
+    : ask_(std::move(ask)), latest_(ask_()), thread_([this, period] { run(period); }) {}
+
+GpuSampler::~GpuSampler() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  ends_.notify_all();
+  thread_.join();
+}
+
+GpuNumbers GpuSampler::latest() const {
+  const std::lock_guard lock(mutex_);
+  return latest_;
+}
+
+void GpuSampler::run(std::chrono::milliseconds period) {
+  std::unique_lock lock(mutex_);
+  while (!ends_.wait_for(lock, period, [this] { return ended_; })) {
+    lock.unlock();
+    const auto answer = ask_();
+    lock.lock();
+    latest_ = answer;
+  }
 }
 
 }  // namespace ddp::detail

@@ -2,9 +2,14 @@
 // What NVML says of one GPU. Loaded at run time: machines without a driver lack the library.
 #pragma once
 
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 
 namespace ddp::detail {
 
@@ -28,6 +33,39 @@ class GpuMonitor {
   GpuMonitor(std::unique_ptr<Library> library, void* device);
   std::unique_ptr<Library> library_;
   void* device_;
+};
+
+/// What a GPU says again and again; NaN where it does not tell.
+struct GpuNumbers {
+  double energy_joules = NAN;
+  double utilisation_percent = NAN;
+};
+
+/// Asks from a thread of its own. An answer takes NVML milliseconds, in which steps would wait, and
+/// its counters move some ten times a second.
+class GpuSampler {
+ public:
+  using Ask = std::function<GpuNumbers()>;
+  static constexpr std::chrono::milliseconds kPeriod{50};
+
+  /// The first answer is waited for.
+  explicit GpuSampler(Ask ask, std::chrono::milliseconds period = kPeriod);
+  ~GpuSampler();
+  GpuSampler(const GpuSampler&) = delete;
+  GpuSampler& operator=(const GpuSampler&) = delete;
+
+  /// The last answer; never waits for the GPU.
+  GpuNumbers latest() const;
+
+ private:
+  void run(std::chrono::milliseconds period);
+
+  const Ask ask_;
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable ends_;
+  bool ended_ = false;
+  GpuNumbers latest_;
+  std::thread thread_;
 };
 
 }  // namespace ddp::detail

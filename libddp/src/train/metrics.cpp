@@ -41,7 +41,13 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       correct_sum_(sums_[1]) {
   if (const auto bus_id = pci_bus_id(device); !bus_id.empty()) {
     gpu_ = GpuMonitor::open(bus_id);
-    epoch_energy_ = gpu_ ? gpu_->energy_joules() : NAN;
+    if (gpu_) {
+      gpu_numbers_ = std::make_unique<GpuSampler>([gpu = gpu_.get()]() -> GpuNumbers {
+        return {.energy_joules = gpu->energy_joules(),
+                .utilisation_percent = gpu->utilisation_percent()};
+      });
+    }
+    epoch_energy_ = gpu_numbers().energy_joules;
   }
   if (options_.nvtx) {
     enable_nvtx();
@@ -70,10 +76,8 @@ double MetricsImpl::seconds_now() const {
 
 // As the seconds: since the first step, without pauses.
 double MetricsImpl::energy_now() const {
-  if (!gpu_) {
-    return NAN;
-  }
-  return (pauses_ > 0 ? energy_at_pause_ : gpu_->energy_joules()) - first_energy_ - paused_energy_;
+  const double energy = pauses_ > 0 ? energy_at_pause_ : gpu_numbers().energy_joules;
+  return energy - first_energy_ - paused_energy_;
 }
 
 void MetricsImpl::make_tracer(int64_t next_step) {
@@ -99,14 +103,14 @@ void MetricsImpl::pause() {
       guard.synchronizeStream(guard.getStream(device_));  // what is enqueued is training
     }
     paused_at_ = Clock::now();
-    energy_at_pause_ = gpu_ ? gpu_->energy_joules() : NAN;
+    energy_at_pause_ = gpu_numbers().energy_joules;
   }
 }
 
 void MetricsImpl::resume() {
   if (--pauses_ == 0) {
     paused_seconds_ += std::chrono::duration<double>(Clock::now() - paused_at_).count();
-    paused_energy_ += gpu_ ? gpu_->energy_joules() - energy_at_pause_ : NAN;
+    paused_energy_ += gpu_numbers().energy_joules - energy_at_pause_;
   }
 }
 
@@ -162,7 +166,7 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
     first_step_ = false;
     started_ = Clock::now();
     paused_seconds_ = 0;
-    first_energy_ = gpu_ ? gpu_->energy_joules() : NAN;
+    first_energy_ = gpu_numbers().energy_joules;
     paused_energy_ = 0;
     now_.loader_wait_ms = loader_wait ? loader_wait() : 0;
     at_log_.loader_wait_ms = now_.loader_wait_ms;
@@ -212,7 +216,7 @@ std::optional<double> MetricsImpl::fetch(const StepMetrics& metrics) {
 }
 
 void MetricsImpl::sample_gpu() {
-  const double utilisation = gpu_ ? gpu_->utilisation_percent() : NAN;
+  const double utilisation = gpu_numbers().utilisation_percent;
   if (!std::isnan(utilisation)) {
     utilisation_sum_ += utilisation;
     ++utilisation_samples_;

@@ -95,6 +95,8 @@ class MetricsImpl {
   bool is_main() const { return control_plane_.rank() == 0; }
   double seconds_now() const;
   double energy_now() const;
+  /// Of the GPU; NaN where it is not known.
+  GpuNumbers gpu_numbers() const { return gpu_numbers_ ? gpu_numbers_->latest() : GpuNumbers{}; }
   void add_on_device(const StepMetrics& metrics);
   void add_logged(const StepMetrics& metrics);
   void read_logs(bool all);
@@ -117,6 +119,7 @@ class MetricsImpl {
   const std::function<void(int64_t)> set_progress_;
   RunFolder folder_;
   std::unique_ptr<GpuMonitor> gpu_;
+  std::unique_ptr<GpuSampler> gpu_numbers_;  // asks gpu_: null where that is
   std::unique_ptr<Tracer> tracer_;
   std::string commit_;
   bool bar_ = false;

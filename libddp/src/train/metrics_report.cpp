@@ -88,7 +88,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
   auto own = numbers_since(at_epoch_);
   own.utilisation = utilisation_samples_ > 0 ? utilisation_sum_ / utilisation_samples_ : NAN;
   const double wall = std::chrono::duration<double>(Clock::now() - epoch_wall_).count();
-  const double energy = gpu_ ? gpu_->energy_joules() : NAN;
+  const double energy = gpu_numbers().energy_joules;
   own.power_w = std::isnan(energy) && gpu_ ? gpu_->power_watts() : (energy - epoch_energy_) / wall;
   const auto job = gather(own);
   at_epoch_ = at_log_ = now_;

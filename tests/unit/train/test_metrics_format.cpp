@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
@@ -128,4 +131,34 @@ TEST_CASE("background tasks run one after another and hand over their errors") {
 
 TEST_CASE("without a driver there is no GPU monitor, and no error") {
   REQUIRE(GpuMonitor::open("ffff:ff:1f.7") == nullptr);
+}
+
+TEST_CASE("a GPU that answers slowly holds nobody up, and its answers come in") {
+  using namespace std::chrono_literals;
+  std::atomic<int> answers{0};
+  std::atomic<bool> slow{false};
+  {
+    const GpuSampler sampler(
+        [&]() -> GpuNumbers {
+          while (slow) {
+            std::this_thread::sleep_for(1ms);
+          }
+          return {.energy_joules = static_cast<double>(++answers), .utilisation_percent = 50};
+        },
+        /*period=*/1ms);
+    REQUIRE(sampler.latest().energy_joules >= 1);  // the first one is waited for
+    REQUIRE(sampler.latest().utilisation_percent == 50);
+    for (int i = 0; i < 10'000 && sampler.latest().energy_joules < 3; ++i) {
+      std::this_thread::sleep_for(1ms);
+    }
+    REQUIRE(sampler.latest().energy_joules >= 3);
+    slow = true;
+    std::this_thread::sleep_for(20ms);
+    const double before = sampler.latest().energy_joules;  // would wait for ever
+    REQUIRE(sampler.latest().energy_joules == before);
+    slow = false;
+  }
+  const int at_end = answers;
+  std::this_thread::sleep_for(20ms);
+  REQUIRE(answers == at_end);
 }
