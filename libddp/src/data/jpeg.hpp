@@ -52,7 +52,7 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
 /// but for a missing end. Call read_jpeg_header first.
 void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                         int denominator, const CropBox& region, uint8_t* out);
-/// Tells once in a process why loader.jpeg_decoder=nvjpeg is not what happens.
+/// Tells once in a process why loader.jpeg_decoder=nvjpeg is not what happens, or no more.
 void say_cpu_decodes(const std::string& reason);
 /// Whether this build found libjpeg-turbo's jpeglib.h beside turbojpeg.h.
 bool decodes_regions();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/jpeg_scan.hpp"
 
-#include <cstddef>
 #include <cstring>
 #include <span>
 
@@ -100,6 +99,25 @@ bool is_plain_baseline(const std::vector<uint8_t>& bytes) {
     other_colours = other_colours || (marker == kAdobe && tells_other_colours(segment));
   }
   return false;
+}
+
+std::vector<size_t> refused_images(size_t num_images,
+                                   const std::function<bool(size_t first, size_t last)>& decode) {
+  std::vector<size_t> refused;
+  const std::function<void(size_t, size_t)> halve = [&](size_t first, size_t last) {
+    if (first == last || decode(first, last)) {
+      return;
+    }
+    if (last - first == 1) {
+      refused.push_back(first);
+      return;
+    }
+    const size_t middle = first + (last - first) / 2;
+    halve(first, middle);
+    halve(middle, last);
+  };
+  halve(0, num_images);
+  return refused;
 }
 
 }  // namespace ddp::detail

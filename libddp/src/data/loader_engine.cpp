@@ -12,6 +12,7 @@
 #include "data/device_copy.hpp"
 #include "data/loader_state.hpp"
 #include "data/prefetch_ring.hpp"
+#include "data/sample_error.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
 
@@ -32,9 +33,9 @@ struct RingPayload {
 };
 using Ring = PrefetchRing<RingPayload>;
 
-// Adds which sample it was. Errors of the library keep type and exit code; others become the cause
-// (std::rethrow_if_nested) of an error that holds their message.
-[[noreturn]] void rethrow_with_sample(int64_t index, int64_t epoch) {
+}  // namespace
+
+void rethrow_with_sample(int64_t index, int64_t epoch) {
   const std::string where = concat(" (loading sample ", index, " of epoch ", epoch, ")");
   try {
     throw;
@@ -48,8 +49,6 @@ using Ring = PrefetchRing<RingPayload>;
     std::throw_with_nested(Error(ExitCode::UserException, e.what() + where));
   }
 }
-
-}  // namespace
 
 struct LoaderEngine::State {
   State(const DistributedSampler& original, at::Device device, const LoaderOptions& opts,

@@ -135,7 +135,7 @@ bool NvJpeg::prepare(size_t num_images) {
   return true;
 }
 
-bool NvJpeg::decode(const std::vector<NvJpegImage>& images, cudaStream_t stream) {
+bool NvJpeg::decode(std::span<const NvJpegImage> images, cudaStream_t stream) {
   std::vector<const unsigned char*> data;
   std::vector<size_t> lengths;
   std::vector<Image> outputs;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,7 @@ class NvJpeg {
   /// Decodes all images; the host waits until it is done. Where a part of an image is as in the
   /// CPU's decoding: exactly at 4:4:4 and in grey images; colours of others are enlarged otherwise.
   /// false: nothing is decoded, for nvJPEG refused one of them.
-  bool decode(const std::vector<NvJpegImage>& images, cudaStream_t stream);
+  bool decode(std::span<const NvJpegImage> images, cudaStream_t stream);
 
  private:
   struct Library;

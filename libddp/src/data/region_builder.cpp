@@ -5,13 +5,16 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "data/jpeg_scan.hpp"
 #include "data/kernel_dtype.hpp"
+#include "data/sample_error.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
 
@@ -106,7 +109,7 @@ RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device 
   capacity_ =
       header_bytes_ +
       aligned(static_cast<int64_t>(static_cast<double>(max_batch) * side * side * 3 * kRoom));
-  // Once, here: page-locking is slow, and no worker may call CUDA while a graph is captured.
+  // Once, here: page-locking is slow and waits for the device.
   const bool pinned = uses_pinned_memory(device, options);
   for (Slot& slot : slots_) {
     slot.block = at::empty({capacity_}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned));
@@ -143,7 +146,14 @@ void RegionBuilder::resize(int slot, int64_t num_samples) {
   s.overflow.clear();
   s.overflow.resize(static_cast<size_t>(num_samples));
   s.encoded.resize(decoders_.empty() ? 0 : static_cast<size_t>(num_samples));
+  for (Encoded& encoded : s.encoded) {
+    encoded.bytes.clear();
+  }
+  s.num_block_bytes = 0;
   s.is_on_device = false;
+  if (gave_up_) {
+    s.on_device.reset();
+  }
 }
 
 uint8_t* RegionBuilder::allocate(Slot& slot, int64_t num_bytes) const {
@@ -192,18 +202,22 @@ void RegionBuilder::decode_on_host(Slot& s, int64_t place, int64_t index, int64_
 
 bool RegionBuilder::keep_encoded(Slot& s, int64_t place, int64_t index, int64_t epoch) {
   auto& encoded = s.encoded[static_cast<size_t>(place)];
-  encoded.bytes.clear();
+  if (gave_up_ || is_refused(index)) {
+    return false;
+  }
   encoded.index = index;
   encoded.epoch = epoch;
-  const int64_t target = images_.read_file(
-      index, [&](const std::vector<uint8_t>& bytes, const DataSource&, const JpegHeader& header) {
-        if (is_plain_baseline(bytes)) {
-          encoded.plan = images_.transform().plan_at(1, header.width, header.height,
-                                                     static_cast<uint64_t>(epoch),
-                                                     static_cast<uint64_t>(index));
-          encoded.bytes = bytes;
-        }
-      });
+  const int64_t target = images_.read_file(index, [&](const std::vector<uint8_t>& bytes,
+                                                      const DataSource&, const JpegHeader& header) {
+    const RegionPlan plan = images_.transform().plan(
+        header.width, header.height, static_cast<uint64_t>(epoch), static_cast<uint64_t>(index));
+    // What the CPU decodes at 1/2 or less is little work for it, but 4 to 64 times the memory
+    // for the engines, which know the whole size alone.
+    if (plan.denominator == 1 && is_plain_baseline(bytes)) {
+      encoded.plan = plan;
+      encoded.bytes = bytes;
+    }
+  });
   if (encoded.bytes.empty()) {
     return false;
   }
@@ -212,70 +226,132 @@ bool RegionBuilder::keep_encoded(Slot& s, int64_t place, int64_t index, int64_t 
 }
 
 int64_t RegionBuilder::lay_out_overflow(Slot& s) {
-  int64_t total = s.used;
+  if (s.num_block_bytes == 0) {
+    s.end = s.num_block_bytes = s.used.exchange(capacity_);
+  }
   for (int64_t i = 0; i < s.num_samples; ++i) {
     const auto& overflow = s.overflow[static_cast<size_t>(i)];
-    if (!overflow.empty()) {
-      s.regions()[i].offset = total;
-      total += aligned(static_cast<int64_t>(overflow.size()));
+    if (!overflow.empty() && s.regions()[i].offset < 0) {
+      s.regions()[i].offset = s.end;
+      s.end += aligned(static_cast<int64_t>(overflow.size()));
     }
   }
-  return total;
+  return s.end;
 }
 
-bool RegionBuilder::decode_on_device(Slot& s, DeviceDecoder& decoder) {
-  int64_t total = lay_out_overflow(s);
+std::vector<int64_t> RegionBuilder::decode_on_device(Slot& s, const std::vector<int64_t>& places,
+                                                     DeviceDecoder& decoder) {
   std::vector<NvJpegImage> images;
-  for (int64_t i = 0; i < s.num_samples; ++i) {
-    const auto& [bytes, plan, index, epoch] = s.encoded[static_cast<size_t>(i)];
-    if (!bytes.empty()) {
-      total = aligned(total, kDeviceAlign);
-      s.regions()[i].offset = total;
-      total += int64_t{plan.region.width} * plan.region.height * 3;
-      images.push_back({.bytes = &bytes, .region = plan.region});
-    }
+  int64_t total = lay_out_overflow(s);
+  for (int64_t place : places) {
+    const auto& [bytes, plan, index, epoch] = s.encoded[static_cast<size_t>(place)];
+    total = aligned(total, kDeviceAlign);
+    s.regions()[place].offset = total;
+    total += aligned(int64_t{plan.region.width} * plan.region.height * 3);
+    images.push_back({.bytes = &bytes, .region = plan.region});
   }
-  if (images.empty()) {
-    return true;
-  }
-  const c10::cuda::CUDAStreamGuard guard(decoder.stream);
   // The slot was released, so nobody reads what it held.
   if (!s.on_device.defined() || s.on_device.numel() < total) {
     s.on_device.reset();
     s.on_device =
         at::empty({total + total / 4}, at::TensorOptions().device(device_).dtype(at::kByte));
   }
-  auto* memory = s.on_device.mutable_data_ptr<uint8_t>();
-  auto image = images.begin();
-  for (int64_t i = 0; i < s.num_samples; ++i) {
-    if (!s.encoded[static_cast<size_t>(i)].bytes.empty()) {
-      (image++)->out = memory + s.regions()[i].offset;
-    }
+  s.end = total;
+  s.is_on_device = true;
+  for (size_t i = 0; i < images.size(); ++i) {
+    images[i].out = s.on_device.mutable_data_ptr<uint8_t>() + s.regions()[places[i]].offset;
   }
   const std::lock_guard lock(decoder.mutex);
-  s.is_on_device = decoder.nvjpeg->decode(images, decoder.stream);
-  return s.is_on_device;
+  std::vector<int64_t> refused;
+  for (size_t i : refused_images(images.size(), [&](size_t first, size_t last) {
+         return decoder.nvjpeg->decode(std::span(images).subspan(first, last - first),
+                                       decoder.stream);
+       })) {
+    refused.push_back(places[i]);
+  }
+  return refused;
+}
+
+void RegionBuilder::decode_late(Slot& s, const std::vector<int64_t>& places) {
+  for (int64_t place : places) {
+    const auto& encoded = s.encoded[static_cast<size_t>(place)];
+    try {
+      decode_on_host(s, place, encoded.index, encoded.epoch);
+    } catch (...) {
+      rethrow_with_sample(encoded.index, encoded.epoch);
+    }
+  }
+}
+
+void RegionBuilder::grow(Slot& s, const DeviceDecoder& decoder) {
+  const int64_t held = s.end;
+  const int64_t total = lay_out_overflow(s);
+  if (s.on_device.numel() < total) {
+    const at::Tensor larger = at::empty({total}, s.on_device.options());
+    larger.narrow(0, 0, held).copy_(s.on_device.narrow(0, 0, held), /*non_blocking=*/true);
+    decoder.stream.synchronize();
+    s.on_device = larger;
+  }
 }
 
 void RegionBuilder::finish(int slot) {
   Slot& s = at(slot);
-  if (decoders_.empty() ||
-      decode_on_device(s, *decoders_[static_cast<size_t>(slot) % decoders_.size()])) {
-    return;
-  }
-  // Which of them it was that nvJPEG refuses is not told. The CPU's decoder says what is wrong.
-  for (int64_t i = 0; i < s.num_samples; ++i) {
-    const auto& encoded = s.encoded[static_cast<size_t>(i)];
-    if (!encoded.bytes.empty()) {
-      decode_on_host(s, i, encoded.index, encoded.epoch);
+  std::vector<int64_t> places;
+  for (size_t i = 0; i < s.encoded.size(); ++i) {
+    if (!s.encoded[i].bytes.empty()) {
+      places.push_back(static_cast<int64_t>(i));
     }
   }
+  if (places.empty()) {
+    return;
+  }
+  auto& decoder = *decoders_[static_cast<size_t>(slot) % decoders_.size()];
+  const c10::cuda::CUDAStreamGuard guard(decoder.stream);
+  try {
+    const auto refused = decode_on_device(s, places, decoder);
+    if (refused.size() == places.size() && refused.size() > 1) {
+      give_up(concat("nvJPEG refused a whole batch of ", refused.size(), " images"));
+    } else {
+      remember_refused(s, refused);
+    }
+    decode_late(s, refused);
+    grow(s, decoder);
+  } catch (const c10::OutOfMemoryError&) {
+    give_up("the GPU has no memory left for its images (lower loader.prefetch_batches)");
+    s.is_on_device = false;
+    s.on_device.reset();
+    decode_late(s, places);
+  }
+}
+
+void RegionBuilder::remember_refused(const Slot& s, const std::vector<int64_t>& places) {
+  const std::lock_guard lock(mutex_);
+  for (int64_t place : places) {
+    const auto& encoded = s.encoded[static_cast<size_t>(place)];
+    refused_.insert(encoded.index);
+    const size_t count = refused_.size();
+    // The first, and then ever fewer.
+    if ((count & (count - 1)) == 0) {
+      log_warning(concat("nvJPEG refuses sample ", encoded.index, ", which libjpeg-turbo decodes (",
+                         count, " of this data set so far)"));
+    }
+  }
+}
+
+bool RegionBuilder::is_refused(int64_t index) {
+  const std::lock_guard lock(mutex_);
+  return refused_.count(index) != 0;
+}
+
+void RegionBuilder::give_up(const std::string& reason) {
+  gave_up_ = true;
+  say_cpu_decodes(reason);
 }
 
 Batch RegionBuilder::make(int slot) {
   Slot& s = at(slot);
   const int64_t total = lay_out_overflow(s);
-  const int64_t used = s.used;
+  const int64_t used = s.num_block_bytes;
   const at::Tensor block =
       s.is_on_device ? s.on_device
                      : at::empty({total}, at::TensorOptions().device(device_).dtype(at::kByte));

@@ -8,6 +8,8 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -69,6 +71,8 @@ class RegionBuilder : public DeviceBuilder {
     uint8_t* memory = nullptr;
     std::atomic<int64_t> used{0};
     int64_t num_samples = 0;
+    int64_t num_block_bytes = 0;                 // of the block that are in use; 0 until a layout
+    int64_t end = 0;                             // of what was laid out
     std::vector<std::vector<uint8_t>> overflow;  // of samples the block had no room for
     std::vector<Encoded> encoded;                // of those that the GPU decodes
     at::Tensor on_device;  // block, overflow and what the GPU decoded, where it did
@@ -83,10 +87,21 @@ class RegionBuilder : public DeviceBuilder {
   void decode_on_host(Slot& slot, int64_t place, int64_t index, int64_t epoch);
   /// False: the sample's file is none for the GPU.
   bool keep_encoded(Slot& slot, int64_t place, int64_t index, int64_t epoch);
-  /// Where samples without room in the block lie behind it; the bytes of both.
-  static int64_t lay_out_overflow(Slot& slot);
-  /// False: nvJPEG refused the batch.
-  bool decode_on_device(Slot& slot, DeviceDecoder& decoder);
+  /// Samples without room in the block and without a place yet get one behind all others; the bytes
+  /// of all. The block takes no more samples then.
+  int64_t lay_out_overflow(Slot& slot);
+  /// Has the GPU decode the samples at `places` and returns those that nvJPEG refused. Throws
+  /// c10::OutOfMemoryError.
+  std::vector<int64_t> decode_on_device(Slot& slot, const std::vector<int64_t>& places,
+                                        DeviceDecoder& decoder);
+  /// What is left of a batch on the loader's last thread.
+  void decode_late(Slot& slot, const std::vector<int64_t>& places);
+  /// Makes on_device as large as what was laid out and keeps what it holds.
+  void grow(Slot& slot, const DeviceDecoder& decoder);
+  void remember_refused(const Slot& slot, const std::vector<int64_t>& places);
+  bool is_refused(int64_t index);
+  /// Says why, and the loader's threads decode all later samples.
+  void give_up(const std::string& reason);
   static std::vector<std::unique_ptr<DeviceDecoder>> open_decoders(at::Device device,
                                                                    const LoaderOptions& options);
 
@@ -99,6 +114,10 @@ class RegionBuilder : public DeviceBuilder {
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<DeviceDecoder>>
       decoders_;  // a slot has its own; none: threads decode
+  std::atomic<bool> gave_up_{false};
+  std::mutex mutex_;
+  std::set<int64_t>
+      refused_;  // samples that nvJPEG does not decode; in later epochs nobody asks it
 };
 
 std::unique_ptr<DeviceBuilder> make_region_builder(std::shared_ptr<const Dataset> dataset,

@@ -56,6 +56,32 @@ TEST_CASE("whole baseline images of the usual samplings are plain") {
   REQUIRE(is_plain(with_segment(jpeg(), {0xff, 0xfe, 0, 5, 'a', 0xff, 0xda})));  // a comment
 }
 
+TEST_CASE("what a decoder of batches refuses is found, and all else is decoded once") {
+  const std::vector<size_t> bad = GENERATE(
+      std::vector<size_t>{}, std::vector<size_t>{0}, std::vector<size_t>{12},
+      std::vector<size_t>{3, 4, 11}, std::vector<size_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  std::vector<int> decoded(13);
+  int num_calls = 0;
+  const auto refused = ddp::detail::refused_images(13, [&](size_t first, size_t last) {
+    ++num_calls;
+    REQUIRE(first < last);
+    const bool good =
+        std::none_of(bad.begin(), bad.end(), [&](size_t i) { return first <= i && i < last; });
+    for (size_t i = first; good && i < last; ++i) {
+      ++decoded[i];
+    }
+    return good;
+  });
+  REQUIRE(refused == bad);
+  for (size_t i = 0; i < decoded.size(); ++i) {
+    REQUIRE(decoded[i] == (std::find(bad.begin(), bad.end(), i) == bad.end() ? 1 : 0));
+  }
+  if (bad.size() <= 1) {
+    REQUIRE(num_calls <= (bad.empty() ? 1 : 9));  // halves of 13 images: four levels
+  }
+  REQUIRE(ddp::detail::refused_images(0, [](size_t, size_t) { return false; }).empty());
+}
+
 TEST_CASE("other kinds of JPEG are left to libjpeg-turbo") {
   REQUIRE_FALSE(is_plain({}));
   REQUIRE_FALSE(is_plain({0xff, 0xd8, 0xff, 0xd9}));

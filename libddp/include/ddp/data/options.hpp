@@ -95,11 +95,11 @@ struct LoaderOptions {
   /// Decoded parts of JPEG images go to the GPU as bytes and are resized, flipped and normalised
   /// there.
   DevicePolicy device_transform = DevicePolicy::Auto;
-  /// With NvJpeg baseline images are decoded by the GPU's engines at their own size, all others by
-  /// libjpeg-turbo. Pixels are the CPU's at 4:4:4 and in grey images, colours near them at other
-  /// samplings; large images differ by what decoding them at 1/2, 1/4 or 1/8 leaves out. Damage
-  /// inside of a file is noticed only where it makes what no JPEG holds. Where there are no engines
-  /// or no library, that is said once and the CPU decodes.
+  /// With NvJpeg the GPU's engines decode baseline images that need not be decoded at 1/2 or less,
+  /// libjpeg-turbo all others and those that nvJPEG refuses. Pixels are the CPU's at 4:4:4 and in
+  /// grey images, colours near them at other samplings. Damage inside of a file is noticed only
+  /// where it makes what no JPEG holds. Where there are no engines, no library or no memory for the
+  /// images, that is said once and the CPU decodes.
   JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
 };
