@@ -28,6 +28,9 @@ constexpr double kRoom = 2.5;
 constexpr int64_t kAlign = 16;
 // Of what the GPU decodes.
 constexpr int64_t kDeviceAlign = 256;
+// A batch of so many images of which nvJPEG takes none: it is not asked again.
+constexpr size_t kHopeless = 8;
+
 int64_t aligned(int64_t num_bytes, int64_t to = kAlign) {
   return (num_bytes + to - 1) / to * to;
 }
@@ -309,7 +312,7 @@ void RegionBuilder::finish(int slot) {
   const c10::cuda::CUDAStreamGuard guard(decoder.stream);
   try {
     const auto refused = decode_on_device(s, places, decoder);
-    if (refused.size() == places.size() && refused.size() > 1) {
+    if (refused.size() == places.size() && refused.size() >= kHopeless) {
       give_up(concat("nvJPEG refused a whole batch of ", refused.size(), " images"));
     } else {
       remember_refused(s, refused);
