@@ -38,8 +38,11 @@ void remove_tables(std::string& bytes) {
 
 // Fails where a GPU of a kind that has engines shows none and GPUs are required.
 bool has_engines() {
-  std::string reason;
-  if (ddp::detail::NvJpeg::open(reason)) {
+  static const std::string reason = [] {
+    std::string why;
+    return ddp::detail::NvJpeg::open(why) ? std::string() : why;
+  }();
+  if (reason.empty()) {
     return true;
   }
   const auto* chip = at::cuda::getCurrentDeviceProperties();
@@ -200,7 +203,7 @@ TEST_CASE("an image that nvJPEG refuses changes no other", "[jpeg][nvjpeg]") {
     const auto expected = good.next();
     const auto on_cpu = cpu.next();
     const auto batch = gpu.next();
-    REQUIRE_FALSE(torch::equal(expected.data[7], on_cpu.data[7]));  // colours at 4:2:0
+    REQUIRE_FALSE(torch::equal(expected.data, on_cpu.data));  // colours at 4:2:0
     for (int64_t i = 0; i < 16; ++i) {
       CAPTURE(epoch, i);
       CHECK(torch::equal(batch.data[i], i == 6 ? on_cpu.data[i] : expected.data[i]));

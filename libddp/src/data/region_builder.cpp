@@ -331,10 +331,10 @@ void RegionBuilder::remember_refused(const Slot& s, const std::vector<int64_t>& 
   const std::lock_guard lock(mutex_);
   for (int64_t place : places) {
     const auto& encoded = s.encoded[static_cast<size_t>(place)];
-    refused_.insert(encoded.index);
+    const bool is_new = refused_.insert(encoded.index).second;
     const size_t count = refused_.size();
     // The first, and then ever fewer.
-    if ((count & (count - 1)) == 0) {
+    if (is_new && (count & (count - 1)) == 0) {
       log_warning(concat("nvJPEG refuses sample ", encoded.index, ", which libjpeg-turbo decodes (",
                          count, " of this data set so far)"));
     }
