@@ -25,6 +25,10 @@ namespace {
 constexpr int64_t kMaxWorkspaceBytes = int64_t{256} << 20;
 constexpr int64_t kMaxEngines = 12;  // of a heuristic
 constexpr int64_t kAlignment = 16;
+// Of engines within this factor of the fastest cuDNN's order decides. Weight gradients mostly run
+// beside other kernels: there one that fills the GPU with many parts, and then adds them up, costs
+// the others more than it gains alone.
+constexpr float kSameAlone = 1.02F, kSameBeside = 1.25F;
 constexpr int64_t kX = 'x', kW = 'w', kY = 'y';
 
 /// [n, c, h, w], stored as [n, h, w, c].
@@ -223,9 +227,10 @@ std::unique_ptr<Engine> choose(cudnnHandle_t handle, ConvolutionPass pass,
     bytes = std::max(bytes, engine.workspace_bytes);
   }
   const auto workspace = workspace_of(bytes, call.x);  // before anything is captured
-  const size_t fastest = choose_fastest(call.x.device(), engines.size(), [&](size_t i) {
-    run(handle, engines[i], call, workspace.data_ptr());
-  });
+  const auto call_of = [&](size_t i) { run(handle, engines[i], call, workspace.data_ptr()); };
+  const size_t fastest =
+      choose_fastest(call.x.device(), engines.size(), call_of,
+                     pass == ConvolutionPass::WeightGradient ? kSameBeside : kSameAlone);
   return std::make_unique<Engine>(std::move(engines[fastest]));
 }
 
