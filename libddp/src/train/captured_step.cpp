@@ -61,6 +61,12 @@ void put_copy(const at::Tensor& from, void* to, FeedArguments& arguments) {
   arguments.copies[arguments.num_copies++] = {from.const_data_ptr(), to, bytes};
 }
 
+int64_t allocated_bytes(at::Device device, bool peak) {
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  return peak ? stats.allocated_bytes[kAll].peak : stats.allocated_bytes[kAll].current;
+}
+
 }  // namespace
 
 StepFeed::StepFeed(at::Device device)
@@ -148,11 +154,14 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
   }
   const StepScalars scalars{.lr = request.feed.number(StepFeed::kLr),
                             .step = request.feed.number(StepFeed::kStep)};
+  const auto device = request.feed.memory_.device();
+  const int64_t missing = missing_bytes(device, request.pool.id, request.step_bytes);
   // Weights that an autocast scope outside the step cast would be those of this step for ever.
   at::autocast::clear_cache();
   const FailingOperation failing_operation;
   try {
     impl.graph.begin(request.pool.id, request.generators, impl.arguments);
+    take_as_one_block(missing, device);
     {
       auto output = request.call.run(scalars);
       const auto logged = StepRing::scalars_of(output.tensors);
@@ -187,6 +196,34 @@ void CapturedStep::replay(const StepNumbers& numbers, uint64_t sequence,
 
 int64_t CapturedStep::num_nodes() const {
   return impl_->graph.num_nodes();
+}
+
+PeakBytes::PeakBytes(at::Device device)
+    : device_(device), before_(allocated_bytes(device, /*peak=*/false)) {
+  c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+}
+
+int64_t PeakBytes::taken() const {
+  return allocated_bytes(device_, /*peak=*/true) - before_;
+}
+
+int64_t missing_bytes(at::Device device, std::pair<unsigned long long, unsigned long long> pool,
+                      int64_t bytes) {
+  for (const auto& segment :
+       c10::cuda::CUDACachingAllocator::snapshot(pool, /*include_traces=*/false).segments) {
+    const bool counts = segment.device == device.index() && segment.owner_private_pool_id == pool;
+    bytes -= counts ? static_cast<int64_t>(segment.total_size - segment.allocated_size) : 0;
+  }
+  size_t free = 0;
+  size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return bytes > 0 && static_cast<size_t>(bytes) < free ? bytes : 0;
+}
+
+void take_as_one_block(int64_t bytes, at::Device device) {
+  if (bytes > 0) {
+    at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  }
 }
 
 void free_cached_memory() {

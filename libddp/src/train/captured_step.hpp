@@ -61,6 +61,7 @@ class CapturedStep {
     StepCall& call;
     uint64_t sequence;
     const std::function<void()>& at_end;  ///< captured behind the step, where it did not throw
+    int64_t step_bytes;                   ///< what an eager step took at its peak; 0: not known
   };
 
   /// Captures request.call.run on its inputs, which become this graph's. Executes nothing. Throws
@@ -85,6 +86,27 @@ class CapturedStep {
   std::shared_ptr<const void> object_;
   int num_scalars_ = 0;
 };
+
+/// How much memory tensors take at the most from here on, beyond those that there are now. Begins
+/// the allocator's own statistics of peaks anew.
+class PeakBytes {
+ public:
+  explicit PeakBytes(at::Device device);
+  int64_t taken() const;
+
+ private:
+  const at::Device device_;
+  const int64_t before_;
+};
+
+/// What the segments of a pool ({0, 0}: that of eager steps) lack of `bytes`; 0 where the device
+/// has not that much.
+int64_t missing_bytes(at::Device device, std::pair<unsigned long long, unsigned long long> pool,
+                      int64_t bytes);
+/// Into the allocator's cache, for the current stream. A tensor that gets a block of its own from
+/// the device leaves one that fits no larger tensor, and those of a backward go from small to
+/// large: piece by piece a step keeps a fifth more than it has at a time.
+void take_as_one_block(int64_t bytes, at::Device device);
 
 /// Before captures: what eager steps left in the allocator's cache goes back to the device.
 void free_cached_memory();

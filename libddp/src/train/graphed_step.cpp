@@ -193,7 +193,7 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall
   if (static_cast<int64_t>(entries.size()) == options.max_graphs) {
     return nullptr;
   }
-  entries.push_back({key, shapes_of(call.inputs), 0, nullptr});
+  entries.push_back({key, shapes_of(call.inputs), 0, 0, nullptr});
   return &entries.back();
 }
 

@@ -61,13 +61,22 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
       return run_eager(call);
     }
     if (!may_capture(*entry) || !capture(*entry, call)) {
-      if (wanted) {
-        ++entry->eager_steps;
-      }
-      return run_eager(call);
+      return wanted ? warm_up(*entry, call) : run_eager(call);
     }
   }
   return replay(*entry, call);
+}
+
+StepDone GraphedStepCore::State::warm_up(Entry& entry, StepCall& call) {
+  if (entry.eager_steps == 1) {
+    free_cached_memory();  // the first step's
+    take_as_one_block(missing_bytes(device, {0, 0}, entry.step_bytes), device);
+  }
+  ++entry.eager_steps;
+  const PeakBytes peak(device);
+  auto done = run_eager(call);
+  entry.step_bytes = peak.taken();
+  return done;
 }
 
 StepDone GraphedStepCore::State::replay(Entry& entry, StepCall& call) {
@@ -117,6 +126,8 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
       }
     }
   };
+  // In the first step libraries search for algorithms, with more memory.
+  const int64_t step_bytes = entry.eager_steps > 1 ? entry.step_bytes : 0;
   std::string failing;
   std::string reason;
   try {
@@ -126,7 +137,8 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
                                          .generators = parts.generators,
                                          .call = call,
                                          .sequence = sequence,
-                                         .at_end = join_counts},
+                                         .at_end = join_counts,
+                                         .step_bytes = step_bytes},
                                         &failing);
   } catch (const PeerLostError&) {
     throw;

@@ -24,6 +24,7 @@ struct GraphedStepCore::State {
     Key key;
     std::string shapes;
     int64_t eager_steps = 0;
+    int64_t step_bytes = 0;  // that the last eager step took at its peak
     std::unique_ptr<CapturedStep> graph;
   };
 
@@ -42,6 +43,7 @@ struct GraphedStepCore::State {
 #ifdef DDP_HAS_CUDA
   StepDone run_cuda(StepCall& call);
   StepDone run_numbered(StepCall& call);
+  StepDone warm_up(Entry& entry, StepCall& call);
   StepDone replay(Entry& entry, StepCall& call);
   bool capture(Entry& entry, StepCall& call);
   std::string agree(const CaptureReport& report) const;
