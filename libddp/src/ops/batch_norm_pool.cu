@@ -195,12 +195,34 @@ __device__ void collect(const Windows& windows, int z, float (&d)[8]) {
   }
 }
 
+/// The four vectors of x below a place, and where they lie; -1: outside.
+struct Inputs {
+  Vector vectors[4];
+  int at[4];
+
+  __device__ __forceinline__ Inputs(const PoolBackwardCall& call, const Lane& lane,
+                                    const Place& place) {
+    const PoolShape& shape = call.shape;
+    const auto* x = static_cast<const Vector*>(call.target.x);
+#pragma unroll
+    for (int z = 0; z < 4; ++z) {
+      const int h = 2 * static_cast<int>(place.row) + (z >> 1);
+      const int w = 2 * static_cast<int>(place.column) + (z & 1);
+      const bool inside = h < shape.height && w < shape.width;
+      at[z] = inside ? ((static_cast<int>(place.image) * shape.height + h) * shape.width + w) *
+                               call.grid.vectors +
+                           lane.vector
+                     : -1;
+      vectors[z] = x[inside ? at[z] : lane.vector];
+    }
+  }
+};
+
 template <typename T, bool kApply>
 __global__ void __launch_bounds__(kThreads, 1) backward_kernel(PoolBackwardCall call) {
   const BatchNormGrid& grid = call.grid;
   const PoolShape& shape = call.shape;
   const Lane lane(grid);
-  const auto* x = static_cast<const Vector*>(call.target.x);
   float mean[8];
   Coefficients with;
   if constexpr (kApply) {
@@ -211,28 +233,16 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(PoolBackwardCall 
   float sums[2][8] = {};
   for (int row = lane.row; row < grid.rows; row += lane.step) {
     const Place place(static_cast<unsigned>(row), shape);
-    Vector inputs[4];
-    int at[4];
-#pragma unroll
-    for (int z = 0; z < 4; ++z) {
-      const int h = 2 * static_cast<int>(place.row) + (z >> 1);
-      const int w = 2 * static_cast<int>(place.column) + (z & 1);
-      const bool inside = h < shape.height && w < shape.width;
-      at[z] = inside ? ((static_cast<int>(place.image) * shape.height + h) * shape.width + w) *
-                               grid.vectors +
-                           lane.vector
-                     : -1;
-      inputs[z] = x[inside ? at[z] : lane.vector];
-    }
+    const Inputs inputs(call, lane, place);
     Windows windows;
     load_windows<T>(call, lane, row, place, windows);
 #pragma unroll
     for (int z = 0; z < 4; ++z) {
-      if (at[z] < 0) {
+      if (inputs.at[z] < 0) {
         continue;
       }
       float values[8], d[8];
-      unpack<T>(inputs[z], values);
+      unpack<T>(inputs.vectors[z], values);
       collect(windows, z, d);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -244,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(PoolBackwardCall 
         }
       }
       if constexpr (kApply) {
-        static_cast<Vector*>(call.target.grad_x)[at[z]] = pack<T>(values);
+        static_cast<Vector*>(call.target.grad_x)[inputs.at[z]] = pack<T>(values);
       }
     }
   }

@@ -33,81 +33,123 @@ __device__ void take8(const float* values, float (&out)[8]) {
   }
 }
 
+/// What a thread has beside its rows: its place in the block, and the channel that it finishes in
+/// that place; only the first threads of a block do.
+struct Finisher {
+  int place, channel;
+  bool finishes;
+
+  __device__ explicit Finisher(const BatchNormGrid& grid)
+      : place(static_cast<int>(threadIdx.x)),
+        channel((static_cast<int>(blockIdx.y) * 8 * grid.slice + place) % (8 * grid.vectors)),
+        finishes(place < 8 * grid.slice) {}
+  /// Of the thread's own eight channels, within the slice.
+  __device__ int first(const BatchNormGrid& grid) const { return 8 * (place & (grid.slice - 1)); }
+};
+
+/// The sums of all blocks of a slice, in each of them.
+template <int kSums>
+__device__ __forceinline__ void sums_of_slice(const float (&sums)[kSums][8], const SmallGrid& small,
+                                              const ReductionScratch& scratch,
+                                              const SliceBarrier& barrier,
+                                              double (&totals)[kSums]) {
+  if (small.cluster) {
+    cluster_sums<kSums>(sums, small.grid, totals);
+  } else {
+    grid_sums_everywhere<kSums>(sums, small.grid, scratch, barrier, totals);
+  }
+}
+
+/// The rows that a thread of a forward keeps.
+template <typename T, Form kForm, int kRows>
+struct ForwardRows {
+  Vector packed[kRows], added[kRows];
+
+  __device__ __forceinline__ ForwardRows(const BatchNormGrid& grid, const Lane& lane,
+                                         const ApplyCall& apply) {
+    for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+      packed[j] = static_cast<const Vector*>(apply.x)[at];
+      if constexpr (kForm != Form::Plain) {
+        added[j] = static_cast<const Vector*>(apply.addend)[at];
+      }
+    });
+  }
+  template <int kSums>
+  __device__ __forceinline__ void add_up(const BatchNormGrid& grid, const Lane& lane,
+                                         const ApplyCall& apply, float (&sums)[kSums][8]) const {
+    float shift[8], shift2[8];
+    const ShiftRows shift_rows(grid.rows);
+    shift_rows.load<T>(static_cast<const Vector*>(apply.x), grid, lane.vector, shift);
+    if constexpr (kForm == Form::TwoNorms) {
+      shift_rows.load<T>(static_cast<const Vector*>(apply.addend), grid, lane.vector, shift2);
+    }
+    for_kept_rows<kRows>(grid, lane, [&](int j, int) {
+      add_moments<T>(packed[j], shift, sums[0], sums[1]);
+      if constexpr (kForm == Form::TwoNorms) {
+        add_moments<T>(added[j], shift2, sums[2], sums[3]);
+      }
+    });
+  }
+  __device__ __forceinline__ void write(const BatchNormGrid& grid, const Lane& lane,
+                                        const ApplyCall& apply, const ScaleShift& bn,
+                                        const ScaleShift& bn2) const {
+    for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+      float values[8];
+      const unsigned passed = normalise<T, kForm>(packed[j], added[j], bn, bn2, values);
+      static_cast<Vector*>(apply.y)[at] = pack<T>(values);
+      if (apply.mask != nullptr) {
+        apply.mask[at] = static_cast<uint8_t>(passed);
+      }
+    });
+  }
+};
+
 template <typename T, Form kForm, int kRows>
 __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForwardCall call) {
   constexpr bool kTwo = kForm == Form::TwoNorms;
   constexpr int kSums = kTwo ? 4 : 2;
   const BatchNormGrid& grid = call.small.grid;
+  const ApplyCall& apply = call.apply;
   const Lane lane(grid);
-  const auto* x = static_cast<const Vector*>(call.apply.x);
-  const auto* addend = static_cast<const Vector*>(call.apply.addend);
-  Vector packed[kRows], added[kRows];
-  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
-    packed[j] = x[at];
-    if constexpr (kForm != Form::Plain) {
-      added[j] = addend[at];
-    }
-  });
+  const ForwardRows<T, kForm, kRows> rows(grid, lane, apply);
   const SliceBarrier barrier(call.first.scratch);
-  const int place = static_cast<int>(threadIdx.x);
-  const int channel = (static_cast<int>(blockIdx.y) * 8 * grid.slice + place) % (8 * grid.vectors);
-  const auto before = ChannelBefore::load<T>(x, grid, call.apply.bn, channel);
+  const Finisher own(grid);
+  const auto before = ChannelBefore::load<T>(apply.x, grid, apply.bn, own.channel);
   ChannelBefore before2{};
-  float shift[8], shift2[8], sums[kSums][8] = {};
-  const ShiftRows shift_rows(grid.rows);
-  shift_rows.load<T>(x, grid, lane.vector, shift);
   if constexpr (kTwo) {
-    before2 = ChannelBefore::load<T>(addend, grid, call.apply.bn2, channel);
-    shift_rows.load<T>(addend, grid, lane.vector, shift2);
+    before2 = ChannelBefore::load<T>(apply.addend, grid, apply.bn2, own.channel);
   }
-  for_kept_rows<kRows>(grid, lane, [&](int j, int) {
-    add_moments<T>(packed[j], shift, sums[0], sums[1]);
-    if constexpr (kTwo) {
-      add_moments<T>(added[j], shift2, sums[2], sums[3]);
-    }
-  });
+  float sums[kSums][8] = {};
+  rows.add_up(grid, lane, apply, sums);
   double totals[kSums] = {};
-  if (call.small.cluster) {
-    cluster_sums<kSums>(sums, grid, totals);
-  } else {
-    grid_sums_everywhere<kSums>(sums, grid, call.first.scratch, barrier, totals);
-  }
+  sums_of_slice(sums, call.small, call.first.scratch, barrier, totals);
 
   __shared__ float scales[kSmallChannels], shifts[kSmallChannels], scales2[kSmallChannels];
-  const bool finishes = place < 8 * grid.slice;
   const ChannelStatistics statistics(grid.rows, call.first.eps, before.shift, totals[0], totals[1]);
-  if (finishes) {
+  if (own.finishes) {
     const float scale = statistics.invstd * before.weight;
-    scales[place] = scale;
-    shifts[place] = before.bias - statistics.mean * scale;
+    scales[own.place] = scale;
+    shifts[own.place] = before.bias - statistics.mean * scale;
     if constexpr (kTwo) {
       const ChannelStatistics other(grid.rows, call.second.eps, before2.shift, totals[2],
                                     totals[3]);
-      scales2[place] = other.invstd * before2.weight;
-      shifts[place] += before2.bias - other.mean * scales2[place];
+      scales2[own.place] = other.invstd * before2.weight;
+      shifts[own.place] += before2.bias - other.mean * scales2[own.place];
       if (blockIdx.x == 0) {
-        other.write(call.second, channel, grid.rows);
+        other.write(call.second, own.channel, grid.rows);
       }
     }
   }
   __syncthreads();
-  const int first = 8 * (place & (grid.slice - 1));
   ScaleShift bn, bn2;
-  take8(scales + first, bn.scale);
-  take8(shifts + first, bn.shift);
+  take8(scales + own.first(grid), bn.scale);
+  take8(shifts + own.first(grid), bn.shift);
   if constexpr (kTwo) {
-    take8(scales2 + first, bn2.scale);
+    take8(scales2 + own.first(grid), bn2.scale);
   }
-  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
-    float values[8];
-    const unsigned passed = normalise<T, kForm>(packed[j], added[j], bn, bn2, values);
-    static_cast<Vector*>(call.apply.y)[at] = pack<T>(values);
-    if (call.apply.mask != nullptr) {
-      call.apply.mask[at] = static_cast<uint8_t>(passed);
-    }
-  });
-  if (finishes && blockIdx.x == 0) {
-    statistics.write(call.first, channel, grid.rows);
+  rows.write(grid, lane, apply, bn, bn2);
+  if (own.finishes && blockIdx.x == 0) {
+    statistics.write(call.first, own.channel, grid.rows);
   }
   if (call.small.cluster) {
     leave_cluster();
@@ -130,93 +172,109 @@ struct SliceCoefficients {
   }
 };
 
+/// The rows that a thread of a backward keeps.
+template <typename T, bool kTwoGrads, bool kTwoNorms, int kRows>
+struct BackwardRows {
+  Vector d[kRows], inputs[kRows], inputs2[kRows], grads2[kRows];
+  unsigned passed[kRows];
+
+  __device__ __forceinline__ BackwardRows(const BatchNormGrid& grid, const Lane& lane,
+                                          const BackwardReduceCall& reduce) {
+    for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+      d[j] = static_cast<const Vector*>(reduce.grad)[at];
+      inputs[j] = static_cast<const Vector*>(reduce.first.x)[at];
+      passed[j] = reduce.mask[at];
+      if constexpr (kTwoGrads) {
+        grads2[j] = static_cast<const Vector*>(reduce.grad2)[at];
+      }
+      if constexpr (kTwoNorms) {
+        inputs2[j] = static_cast<const Vector*>(reduce.second.x)[at];
+      }
+    });
+  }
+  /// From here on d is what passed of both gradients, rounded as in the large kernels.
+  template <int kSums>
+  __device__ __forceinline__ void add_up(const BatchNormGrid& grid, const Lane& lane,
+                                         const BackwardReduceCall& reduce,
+                                         float (&sums)[kSums][8]) {
+    float mean[8], mean2[8];
+    load8(reduce.first.mean, lane.vector, mean);
+    if constexpr (kTwoNorms) {
+      load8(reduce.second.mean, lane.vector, mean2);
+    }
+    for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+      float values[8];
+      unpack<T>(d[j], values);
+      if constexpr (kTwoGrads) {
+        add_to<T>(values, grads2[j]);
+      }
+      keep_passed(passed[j], values);
+      d[j] = pack<T>(values);
+      if (reduce.sum != nullptr) {
+        static_cast<Vector*>(reduce.sum)[at] = d[j];
+      }
+      unpack<T>(d[j], values);
+      add_products<T>(values, inputs[j], mean, sums[1]);
+      if constexpr (kTwoNorms) {
+        add_products<T>(values, inputs2[j], mean2, sums[2]);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sums[0][i] += values[i];
+      }
+    });
+  }
+  __device__ __forceinline__ void write(const BatchNormGrid& grid, const Lane& lane,
+                                        const BackwardReduceCall& reduce, const Coefficients& with,
+                                        const Coefficients& with2) const {
+    for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
+      float values[8];
+      unpack<T>(d[j], values);
+      write_grad<T>(with, values, inputs[j], static_cast<Vector*>(reduce.first.grad_x) + at);
+      if constexpr (kTwoNorms) {
+        write_grad<T>(with2, values, inputs2[j], static_cast<Vector*>(reduce.second.grad_x) + at);
+      }
+    });
+  }
+};
+
 template <typename T, bool kTwoGrads, bool kTwoNorms, int kRows>
 __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwardCall call) {
   constexpr int kSums = kTwoNorms ? 3 : 2;
   const BackwardReduceCall& reduce = call.reduce;
   const BatchNormGrid& grid = call.small.grid;
   const Lane lane(grid);
-  Vector d[kRows], inputs[kRows], inputs2[kRows], grads2[kRows];
-  unsigned passed[kRows];
-  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
-    d[j] = static_cast<const Vector*>(reduce.grad)[at];
-    inputs[j] = static_cast<const Vector*>(reduce.first.x)[at];
-    passed[j] = reduce.mask[at];
-    if constexpr (kTwoGrads) {
-      grads2[j] = static_cast<const Vector*>(reduce.grad2)[at];
-    }
-    if constexpr (kTwoNorms) {
-      inputs2[j] = static_cast<const Vector*>(reduce.second.x)[at];
-    }
-  });
+  BackwardRows<T, kTwoGrads, kTwoNorms, kRows> rows(grid, lane, reduce);
   const SliceBarrier barrier(reduce.scratch);
-  const int place = static_cast<int>(threadIdx.x);
-  const int channel = (static_cast<int>(blockIdx.y) * 8 * grid.slice + place) % (8 * grid.vectors);
-  const ChannelSaved saved(reduce.first, channel);
-  const ChannelSaved saved2(kTwoNorms ? reduce.second : reduce.first, channel);
-  float mean[8], mean2[8], sums[kSums][8] = {};
-  load8(reduce.first.mean, lane.vector, mean);
-  if constexpr (kTwoNorms) {
-    load8(reduce.second.mean, lane.vector, mean2);
-  }
-  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
-    float values[8];
-    unpack<T>(d[j], values);
-    if constexpr (kTwoGrads) {
-      add_to<T>(values, grads2[j]);
-    }
-    keep_passed(passed[j], values);
-    d[j] = pack<T>(values);
-    if (reduce.sum != nullptr) {
-      static_cast<Vector*>(reduce.sum)[at] = d[j];
-    }
-    unpack<T>(d[j], values);  // the rounded values count, as in the large kernels
-    add_products<T>(values, inputs[j], mean, sums[1]);
-    if constexpr (kTwoNorms) {
-      add_products<T>(values, inputs2[j], mean2, sums[2]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      sums[0][i] += values[i];
-    }
-  });
+  const Finisher own(grid);
+  const ChannelSaved saved(reduce.first, own.channel);
+  const ChannelSaved saved2(kTwoNorms ? reduce.second : reduce.first, own.channel);
+  float sums[kSums][8] = {};
+  rows.add_up(grid, lane, reduce, sums);
   double totals[kSums] = {};
-  if (call.small.cluster) {
-    cluster_sums<kSums>(sums, grid, totals);
-  } else {
-    grid_sums_everywhere<kSums>(sums, grid, reduce.scratch, barrier, totals);
-  }
+  sums_of_slice(sums, call.small, reduce.scratch, barrier, totals);
 
   __shared__ SliceCoefficients shared[kTwoNorms ? 2 : 1];
-  const bool finishes = place < 8 * grid.slice;
-  const ChannelBackward result(saved, static_cast<double>(grid.rows), totals[0], totals[1]);
-  const ChannelBackward result2(saved2, static_cast<double>(grid.rows), totals[0],
-                                totals[kSums - 1]);
-  if (finishes) {
-    shared[0].set(place, result);
+  const auto num_rows = static_cast<double>(grid.rows);
+  const ChannelBackward result(saved, num_rows, totals[0], totals[1]);
+  const ChannelBackward result2(saved2, num_rows, totals[0], totals[kSums - 1]);
+  if (own.finishes) {
+    shared[0].set(own.place, result);
     if constexpr (kTwoNorms) {
-      shared[1].set(place, result2);
+      shared[1].set(own.place, result2);
     }
   }
   __syncthreads();
-  const int first = 8 * (place & (grid.slice - 1));
-  const Coefficients with = shared[0].of(first);
+  const Coefficients with = shared[0].of(own.first(grid));
   Coefficients with2;
   if constexpr (kTwoNorms) {
-    with2 = shared[1].of(first);
+    with2 = shared[1].of(own.first(grid));
   }
-  for_kept_rows<kRows>(grid, lane, [&](int j, int at) {
-    float values[8];
-    unpack<T>(d[j], values);
-    write_grad<T>(with, values, inputs[j], static_cast<Vector*>(reduce.first.grad_x) + at);
+  rows.write(grid, lane, reduce, with, with2);
+  if (own.finishes && blockIdx.x == 0) {
+    result.write_grads(reduce.first, own.channel);
     if constexpr (kTwoNorms) {
-      write_grad<T>(with2, values, inputs2[j], static_cast<Vector*>(reduce.second.grad_x) + at);
-    }
-  });
-  if (finishes && blockIdx.x == 0) {
-    result.write_grads(reduce.first, channel);
-    if constexpr (kTwoNorms) {
-      result2.write_grads(reduce.second, channel);
+      result2.write_grads(reduce.second, own.channel);
     }
   }
   if (call.small.cluster) {
