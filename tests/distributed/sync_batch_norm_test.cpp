@@ -125,40 +125,51 @@ double relative_error(const torch::Tensor& actual, const torch::Tensor& expected
   return ((actual.to(torch::kDouble) - reference).norm() / reference.norm()).item<double>();
 }
 
-void compare_fused(int form, torch::Dtype dtype, double tolerance, bool empty) {
-  constexpr int64_t kChannels = 16, kSide = 7;
-  const auto image = [&](int r, int seed) {
-    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed * 10 + r));
-    const auto x = torch::randn({3 * images_of(r, empty), kChannels, kSide, kSide}, generator);
-    return (x.to(on_device()) * (r + 1) + r).to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
-  };
-  const auto all = [&](int seed) {
-    std::vector<torch::Tensor> parts;
-    for (int r = 0; r < world(); ++r) {
-      parts.push_back(image(r, seed).to(torch::kFloat));
-    }
-    return torch::cat(parts).requires_grad_();
-  };
-  SyncBatchNorm norm(kChannels, group()), norm_z(kChannels, group());
-  for (auto* made : {&norm, &norm_z}) {
-    const torch::NoGradGuard no_grad;
-    (*made)->weight.copy_(torch::linspace(0.5, 2, kChannels));
-    (*made)->bias.copy_(torch::linspace(-1, 1, kChannels));
-    (*made)->to(on_device().device());
+constexpr int64_t kChannels = 16;
+
+torch::Tensor fused_image(int r, int seed, torch::Dtype dtype, bool empty) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed * 10 + r));
+  const auto x = torch::randn({3 * images_of(r, empty), kChannels, 7, 7}, generator);
+  return (x.to(on_device()) * (r + 1) + r).to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+torch::Tensor all_images(int seed, torch::Dtype dtype, bool empty) {
+  std::vector<torch::Tensor> parts;
+  for (int r = 0; r < world(); ++r) {
+    parts.push_back(fused_image(r, seed, dtype, empty).to(torch::kFloat));
   }
-  const auto alone = [](const SyncBatchNorm& of) {  // the same, of one process
-    auto layer = *of->fusable_layer();
-    for (auto* tensor : {&layer.weight, &layer.bias}) {
-      *tensor = tensor->detach().clone().requires_grad_();
-    }
-    layer.running_mean = layer.running_mean.clone();
-    layer.running_var = layer.running_var.clone();
-    layer.exchange = nullptr;
-    return layer;
-  };
+  return torch::cat(parts).requires_grad_();
+}
+
+SyncBatchNorm make_norm() {
+  SyncBatchNorm norm(kChannels, group());
+  {
+    const torch::NoGradGuard no_grad;
+    norm->weight.copy_(torch::linspace(0.5, 2, kChannels));
+    norm->bias.copy_(torch::linspace(-1, 1, kChannels));
+  }
+  norm->to(on_device().device());
+  return norm;
+}
+
+/// The same, of one process.
+ops::BatchNormLayer alone(const SyncBatchNorm& of) {
+  auto layer = *of->fusable_layer();
+  for (auto* tensor : {&layer.weight, &layer.bias}) {
+    *tensor = tensor->detach().clone().requires_grad_();
+  }
+  layer.running_mean = layer.running_mean.clone();
+  layer.running_var = layer.running_var.clone();
+  layer.exchange = nullptr;
+  return layer;
+}
+
+void compare_fused(int form, torch::Dtype dtype, double tolerance, bool empty) {
+  const auto norm = make_norm(), norm_z = make_norm();
   const auto plain = alone(norm), plain_z = alone(norm_z);
-  const auto x = image(rank(), 1).requires_grad_(), z = image(rank(), 2).requires_grad_();
-  const auto x_all = all(1), z_all = all(2);
+  const auto x = fused_image(rank(), 1, dtype, empty).requires_grad_();
+  const auto z = fused_image(rank(), 2, dtype, empty).requires_grad_();
+  const auto x_all = all_images(1, dtype, empty), z_all = all_images(2, dtype, empty);
   const auto got = fused(form, x, z, *norm->fusable_layer(), *norm_z->fusable_layer());
   const auto wanted = fused(form, x_all, z_all, plain, plain_z);
 
@@ -218,6 +229,69 @@ TEST_CASE("SyncBatchNorm with what follows it equals BatchNorm on the concatenat
         compare_fused(form, dtype, tolerance, empty);
       }
     }
+  }
+}
+
+TEST_CASE("where a rank's vectors lie does not choose the way that its ranks exchange") {
+  const auto dtype = on_device().device().is_cuda() ? torch::kBFloat16 : torch::kFloat;
+  const auto x = fused_image(rank(), 1, dtype, false), z = fused_image(rank(), 2, dtype, false);
+  for (int form = 0; form < 4; ++form) {
+    CAPTURE(form);
+    auto norm = make_norm(), norm_z = make_norm(), odd = make_norm(), odd_z = make_norm();
+    for (auto* tensor : {&odd->weight, &odd->running_var, &odd_z->bias, &odd_z->running_mean}) {
+      if (rank() == world() - 1) {
+        const auto place = torch::empty({kChannels + 1}, on_device()).narrow(0, 1, kChannels);
+        place.copy_(tensor->detach());
+        tensor->set_data(place);
+      }
+    }
+    const auto wanted = fused(form, x, z, *norm->fusable_layer(), *norm_z->fusable_layer());
+    const auto got = fused(form, x, z, *odd->fusable_layer(), *odd_z->fusable_layer());
+    CHECK(torch::equal(got.branch, wanted.branch));
+    CHECK(torch::equal(odd->running_var, norm->running_var));
+    CHECK(torch::equal(odd_z->running_mean, norm_z->running_mean));
+  }
+}
+
+TEST_CASE("a batch without rows on any rank leaves the running estimates") {
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    if (dtype == torch::kBFloat16 && !on_device().device().is_cuda()) {
+      continue;
+    }
+    SyncBatchNorm norm(8, group());
+    norm->to(on_device().device());
+    norm->running_mean.fill_(3);
+    norm->running_var.fill_(5);
+    const auto x = torch::zeros({0, 8, 2, 2}, on_device().dtype(dtype))
+                       .contiguous(at::MemoryFormat::ChannelsLast)
+                       .requires_grad_();
+    ops::batch_norm_relu(x, *norm->fusable_layer()).sum().backward();
+    norm->forward(x).sum().backward();
+    CHECK(norm->running_mean.eq(3).all().item<bool>());
+    CHECK(norm->running_var.eq(5).all().item<bool>());
+    CHECK(norm->weight.grad().eq(0).all().item<bool>());
+  }
+}
+
+TEST_CASE("what SyncBatchNorm cannot take is a mistake in settings inside a model, too") {
+  SyncBatchNorm norm(8, group());
+  norm->to(on_device().device());
+  const auto wide = torch::ones({2, 16, 1, 1}, on_device());
+  const auto single = torch::ones({1, 8, 1, 1}, on_device());
+  for (int form = 0; form < 4; ++form) {
+    CAPTURE(form);
+    const auto run = [&](const torch::Tensor& x) {
+      const auto layer = *norm->fusable_layer();
+      fused(form, x, x, layer, layer);
+    };
+    norm->train();
+    CHECK_THROWS_AS(run(wide), SettingsError);
+    CHECK_THROWS_AS(run(wide.select(0, 0).select(0, 0)), SettingsError);
+    if (world() == 1) {
+      CHECK_THROWS_AS(run(single), SettingsError);
+    }
+    norm->eval();
+    CHECK_THROWS_AS(run(wide), SettingsError);
   }
 }
 

@@ -1,43 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of convolutional networks on a GPU against float64 results of the same rounded numbers.
+// Stem, head and loss of convolutional networks on a GPU against float64 results of the same
+// rounded numbers.
 #include <ATen/autocast_mode.h>
-#include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
-#include "ddp/ops/conv2d.hpp"
+#include "convolution_gpu_test.hpp"
 #include "ddp/ops/cross_entropy.hpp"
-#include "ddp/ops/filters_ahead.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/pooled_linear.hpp"
 #include "ddp/ops/stem_convolution.hpp"
-#include "ddp/ops/wgrad_branch.hpp"
 #include "lm_gpu_test.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::StemAlgorithm;
+using gpu_test::image_of;
+using gpu_test::kLast;
+using gpu_test::tolerance;
 using lm_test::leaf;
 using lm_test::reference_of;
 using lm_test::relative_error;
 using torch::autograd::grad;
-
-namespace {
-
-constexpr auto kLast = torch::MemoryFormat::ChannelsLast;
-// Of results rounded once: half of 2^-8 (bf16) or 2^-11 (fp16) at most, about a third of it on
-// average.
-double tolerance(torch::Dtype dtype) {
-  return dtype == torch::kBFloat16 ? 0.003 : dtype == torch::kHalf ? 0.0005 : 1e-5;
-}
-
-torch::Tensor image_of(torch::IntArrayRef shape, torch::Dtype dtype, bool last) {
-  const auto image = dtype == torch::kByte ? torch::randint(256, shape, torch::kCUDA).to(dtype)
-                                           : torch::randn(shape, torch::kCUDA).to(dtype);
-  return last ? image.contiguous(kLast) : image;
-}
-
-}  // namespace
 
 TEST_CASE("space-to-depth on a GPU equals the CPU's bit for bit") {
   torch::manual_seed(1);
@@ -103,6 +85,8 @@ TEST_CASE("the stem's products equal float64 at other sizes and numbers of filte
                                                             {700, 32, 32, 64, 7},
                                                             {6, 32, 32, 32, 7},
                                                             {1, 1, 1, 64, 7},
+                                                            {2, 128, 4, 64, 7},
+                                                            {2, 84, 6, 64, 7},
                                                             {300, 32, 32, 64, 3},
                                                             {3, 9, 7, 64, 3},
                                                             {5, 40, 33, 64, 3},
@@ -212,171 +196,5 @@ TEST_CASE("pooled_linear on a GPU equals float64, fused and by products, into sl
         ddp::ops::set_grad_slot(bias, nullptr);
       }
     }
-  }
-}
-
-namespace {
-
-struct ConvCase {
-  int64_t channels, filters, kernel, stride, height, width;
-};
-
-torch::Tensor last_leaf(torch::IntArrayRef shape, torch::Dtype dtype, double scale = 1) {
-  return leaf(shape, dtype, scale).detach().contiguous(kLast).requires_grad_(true);
-}
-
-}  // namespace
-
-TEST_CASE("conv2d on a GPU equals float64, by products and by the library") {
-  torch::manual_seed(5);
-  using ddp::ops::Conv2dAlgorithm;
-  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
-    for (const auto weight_type : {torch::kFloat, dtype}) {
-      for (const auto& c : std::vector<ConvCase>{{64, 128, 1, 1, 7, 5},
-                                                 {64, 128, 1, 1, 1, 1},
-                                                 {256, 512, 1, 2, 2, 2},
-                                                 {512, 512, 3, 1, 1, 1},
-                                                 {256, 256, 3, 1, 2, 2},
-                                                 {256, 512, 3, 2, 2, 2},
-                                                 {64, 64, 3, 2, 8, 8},
-                                                 {64, 128, 3, 1, 8, 8},
-                                                 {128, 64, 3, 1, 4, 4},
-                                                 {64, 128, 1, 2, 8, 8},
-                                                 {64, 64, 3, 2, 7, 7},
-                                                 {72, 64, 3, 1, 8, 8}}) {
-        for (const bool last : {true, false}) {
-          CAPTURE(dtype, weight_type, c.channels, c.filters, c.kernel, c.stride, c.height, last);
-          const auto x = last_leaf({24, c.channels, c.height, c.width}, dtype);
-          auto weight = leaf({c.filters, c.channels, c.kernel, c.kernel}, weight_type, 0.05);
-          if (last) {
-            weight = weight.detach().contiguous(kLast).requires_grad_(true);
-          }
-          const auto xr = reference_of(x);
-          const auto wr = weight.detach().to(dtype).to(torch::kDouble).requires_grad_(true);
-          const auto expected = torch::conv2d(xr, wr, {}, c.stride, c.kernel / 2);
-          const auto out = ddp::ops::conv2d(x, weight, c.stride, c.kernel / 2,
-                                            c.height > 4 && c.kernel == 1 && c.stride == 1
-                                                ? Conv2dAlgorithm::Product
-                                                : Conv2dAlgorithm::Auto);
-          CHECK(out.is_contiguous(kLast));
-          CHECK(relative_error(out, expected) < tolerance(dtype));
-          const auto direction = torch::randn_like(out);
-          const auto got = grad({out}, {x, weight}, {direction}, /*retain_graph=*/true);
-          const auto wanted = grad({expected}, {xr, wr}, {direction.to(torch::kDouble)});
-          CHECK(relative_error(got[0], wanted[0]) < tolerance(dtype));
-          // Four blocks of a tap, each rounded, are added up.
-          const double bound = 2 * tolerance(dtype);
-          CHECK(relative_error(got[1], wanted[1]) < bound);
-          CHECK(got[1].scalar_type() == weight_type);
-          for (const auto slot_type : {torch::kFloat, dtype}) {
-            for (const bool branch : {false, true}) {
-              const ddp::ops::WgradBranch scope(branch);
-              ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7, slot_type)};
-              ddp::ops::set_grad_slot(weight, &slot);
-              for (int i = 0; i < 2; ++i) {
-                ddp::ops::conv2d(x, weight, c.stride, c.kernel / 2).backward(direction);
-              }
-              const auto sum = slot.written ? slot.memory : weight.grad();
-              const auto current = c10::cuda::getCurrentCUDAStream().unwrap();
-              CHECK((slot.written && slot.stream != current) == branch);
-              CHECK(slot.written >= branch);
-              CHECK(relative_error(sum, 2 * wanted[1]) < bound);
-              weight.mutable_grad() = torch::Tensor();
-              ddp::ops::set_grad_slot(weight, nullptr);
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("a filter's matrix that was made ahead is taken where it fits, by the innermost scope") {
-  torch::manual_seed(10);
-  const torch::NoGradGuard no_grad;
-  const auto x = image_of({24, 64, 2, 2}, torch::kBFloat16, true);
-  const auto weight = image_of({64, 64, 3, 3}, torch::kBFloat16, true);
-  const auto before = ddp::ops::conv2d(x, weight, 1, 1),
-             strided = ddp::ops::conv2d(x, weight, 2, 1);
-  {
-    ddp::ops::FiltersAhead filters;
-    filters.add(weight, 1, 2, 2);
-    filters.add(weight, 1, 8, 8);  // no matrix is needed there
-    torch::cuda::synchronize();
-    weight.mul_(2);
-    CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), before));
-    CHECK(torch::equal(ddp::ops::conv2d(x, weight, 2, 1), 2 * strided));
-    const ddp::ops::FiltersAhead off(false);
-    CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), 2 * before));
-  }
-  CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), 2 * before));
-}
-
-TEST_CASE("the weight gradients' branch leaves the same bits, eager and in a graph") {
-  torch::manual_seed(6);
-  const int kLayers = 6;
-  const auto dtype = torch::kBFloat16;
-  const auto stream = c10::cuda::getStreamFromPool();
-  const c10::cuda::CUDAStreamGuard guard(stream);
-  const auto x = last_leaf({256, 64, 8, 8}, dtype);
-  std::vector<torch::Tensor> weights;
-  std::vector<ddp::ops::GradSlot> slots(2 * kLayers);
-  for (int i = 0; i < 2 * kLayers; ++i) {
-    weights.push_back(last_leaf({64, 64, i % 2 == 0 ? 3 : 1, i % 2 == 0 ? 3 : 1}, dtype, 0.05));
-    slots[i].memory = torch::zeros_like(weights[i].detach(), torch::kFloat);
-    ddp::ops::set_grad_slot(weights[i], &slots[i]);
-  }
-  using ddp::ops::Conv2dAlgorithm;
-  const auto step = [&](bool branch, int64_t limit) {
-    for (auto& slot : slots) {
-      slot.written = false;
-      slot.stream = std::nullopt;
-    }
-    const ddp::ops::WgradBranch scope(branch, limit);
-    auto h = x;
-    for (int i = 0; i < 2 * kLayers; ++i) {
-      h = torch::relu(
-          ddp::ops::conv2d(h, weights[i], 1, i % 2 == 0 ? 1 : 0,
-                           i % 2 == 0 ? Conv2dAlgorithm::Auto : Conv2dAlgorithm::Product));
-    }
-    h.to(torch::kFloat).square().sum().backward();
-  };
-  const auto take = [&] {
-    std::vector<torch::Tensor> values;
-    for (int i = 0; i < 2 * kLayers; ++i) {
-      auto& grad = weights[i].mutable_grad();
-      values.push_back((slots[i].written ? slots[i].memory : grad.to(torch::kFloat)).clone());
-      slots[i].memory.zero_();
-      grad = torch::Tensor();
-    }
-    return values;
-  };
-  step(false, 0);
-  const auto plain = take();
-  const auto equal_plain = [&](const std::vector<torch::Tensor>& values) {
-    bool equal = true;
-    for (int i = 0; i < 2 * kLayers; ++i) {
-      equal = equal && torch::equal(values[i], plain[i]) && plain[i].abs().max().item<float>() > 0;
-    }
-    return equal;
-  };
-  for (const int64_t limit : {int64_t{1} << 30, int64_t{1}}) {
-    step(true, limit);
-    CHECK(equal_plain(take()));
-    at::cuda::CUDAGraph graph;
-    x.mutable_grad() = torch::Tensor();
-    graph.capture_begin();
-    step(true, limit);
-    graph.capture_end();
-    for (int replay = 0; replay < 3; ++replay) {
-      for (auto& slot : slots) {
-        slot.memory.zero_();
-      }
-      graph.replay();
-    }
-    CHECK(equal_plain(take()));
-  }
-  for (auto& weight : weights) {
-    ddp::ops::set_grad_slot(weight, nullptr);
   }
 }

@@ -33,6 +33,13 @@ at::Tensor normalised(const at::Tensor& x, const BatchNormLayer& bn) {
   return y;
 }
 
+// A user's mistake, told as such and before anything is computed or sent.
+void check(const at::Tensor& x, const BatchNormLayer& bn) {
+  if (bn.exchange) {
+    bn.exchange->check_input(x, bn.weight.numel(), bn.training);
+  }
+}
+
 const void* group_of(const BatchNormLayer& bn) {
   return bn.exchange ? bn.exchange->group() : nullptr;
 }
@@ -51,10 +58,12 @@ at::Tensor batch_norm_tickets(const at::Tensor& weight) {
 }
 
 at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn) {
+  check(x, bn);
   return normalised(x, bn);
 }
 
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
+  check(x, bn);
   if (detail::fits_kernels(x, bn)) {
     return detail::fused_batch_norm_relu(x, bn).branch;
   }
@@ -68,6 +77,7 @@ Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn) {
 
 Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
                          const at::Tensor& residual) {
+  check(x, bn);
   if (detail::fits_kernels(x, bn) && detail::fits_beside(residual, x, bn)) {
     return detail::fused_batch_norm_add_relu(x, bn, residual, nullptr);
   }
@@ -78,6 +88,8 @@ Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
 
 Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& z,
                          const BatchNormLayer& bn_z) {
+  check(x, bn);
+  check(z, bn_z);
   if (detail::fits_kernels(x, bn) && detail::fits_kernels(z, bn_z) &&
       detail::fits_beside(z, x, bn) && bn.training == bn_z.training &&
       group_of(bn) == group_of(bn_z)) {
@@ -89,6 +101,7 @@ Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at
 }
 
 Fork batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn) {
+  check(x, bn);
   if (detail::fits_kernels(x, bn)) {
     return detail::fused_batch_norm_relu_max_pool(x, bn);
   }

@@ -12,9 +12,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool is_channel_vector(const at::Tensor& vector, const at::Tensor& x) {
+bool is_channel_vector(const at::Tensor& vector, const at::Tensor& x, bool any_address) {
   return vector.defined() && vector.scalar_type() == at::kFloat && vector.is_contiguous() &&
-         vector.numel() == x.size(1) && vector.device() == x.device() && is_aligned(vector);
+         vector.numel() == x.size(1) && vector.device() == x.device() &&
+         (any_address || is_aligned(vector));
 }
 
 /// What a forward computes beside y; undefined what it need not keep.
@@ -65,14 +66,18 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
     call.mask = results.mask.mutable_data_ptr<uint8_t>();
   }
   const bool shared = bn.training && bn.exchange;
+  // Where processes exchange they may lie anywhere. Copies live until the launch.
+  const auto weight = aligned(bn.weight), bias = aligned(bn.bias);
+  const auto weight2 = bn2 != nullptr ? aligned(bn2->weight) : at::Tensor();
+  const auto bias2 = bn2 != nullptr ? aligned(bn2->bias) : at::Tensor();
   if (bn.training && !shared && run_small_forward(kernels, x, bn, addend, bn2, call, results)) {
     return results;
   }
   if (shared) {
     const auto both = take_shared_statistics(kernels, x, bn, addend, bn2);
     results.statistics = both[0], results.statistics2 = both[1];
-    call.bn = affine_of(results.statistics, bn.weight, bn.bias);
-    call.bn2 = bn2 != nullptr ? affine_of(results.statistics2, bn2->weight, bn2->bias) : Affine{};
+    call.bn = affine_of(results.statistics, weight, bias);
+    call.bn2 = bn2 != nullptr ? affine_of(results.statistics2, weight2, bias2) : Affine{};
   } else if (bn.training) {
     results.statistics = take_statistics(kernels, x, bn);
     call.bn = affine_of(results.statistics, bn.weight, bn.bias);
@@ -255,12 +260,14 @@ bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
       !bn.training && needs_grad({x, bn.weight, bn.bias});  // through the running estimates
   constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 elements; kernels count in 32 bits
   // Processes that exchange must all take one way: what may differ between them cannot decide.
-  const bool as_it_lies = is_shared(bn) || (x.numel() > 0 && lies_right(x));
+  const bool shared = is_shared(bn);
+  const bool as_it_lies = shared || (x.numel() > 0 && lies_right(x));
   return bn.fused && x.is_cuda() && x.dim() == 4 &&
          (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && as_it_lies &&
-         x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors && is_channel_vector(bn.weight, x) &&
-         is_channel_vector(bn.bias, x) && is_channel_vector(bn.running_mean, x) &&
-         is_channel_vector(bn.running_var, x) && !evaluation_with_grad;
+         x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
+         is_channel_vector(bn.weight, x, shared) && is_channel_vector(bn.bias, x, shared) &&
+         is_channel_vector(bn.running_mean, x, shared) &&
+         is_channel_vector(bn.running_var, x, shared) && !evaluation_with_grad;
 }
 
 bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {

@@ -37,9 +37,10 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, bool keep) {
   call.shape = shape_of(x);
   call.grid = grid_of(kernels, call.shape, x);
   call.x = x.const_data_ptr();
+  const auto weight = aligned(bn.weight), bias = aligned(bn.bias);  // until the launch
   if (bn.training && bn.exchange) {
     results.statistics = take_shared_statistics(kernels, x, bn, {}, nullptr)[0];
-    call.bn = affine_of(results.statistics, bn.weight, bn.bias);
+    call.bn = affine_of(results.statistics, weight, bias);
   } else if (bn.training) {
     results.statistics = take_statistics(kernels, x, bn);
     call.bn = affine_of(results.statistics, bn.weight, bn.bias);

@@ -99,14 +99,8 @@ class SharedBatchNorm : public torch::autograd::Function<SharedBatchNorm> {
 
 }  // namespace
 
-void check_can_train(const at::Tensor& input, const StatisticsExchange& exchange) {
-  TORCH_CHECK(exchange.size() > 1 || input.numel() / input.size(1) != 1,
-              "batch norm needs more than one value a channel to train, got ", input.sizes());
-}
-
 SharedStatistics share_statistics(const at::Tensor& input, double eps,
                                   StatisticsExchange& exchange) {
-  check_can_train(input, exchange);
   const at::NoGradGuard no_grad;
   const AutocastOff autocast_off(input.device().type());
   const int64_t channels = input.size(1);
@@ -116,9 +110,10 @@ SharedStatistics share_statistics(const at::Tensor& input, double eps,
   const auto means = all.narrow(1, 0, channels);
   const auto variances = all.narrow(1, channels, channels);
   const auto counts = all.narrow(1, 2 * channels, 1);
-  const auto count = counts.sum(0).clamp_min(1);
-  const auto mean = (means * counts).sum(0) / count;
-  const auto variance = ((variances + (means - mean).square()) * counts).sum(0) / count;
+  const auto count = counts.sum(0);
+  const auto divisor = count.clamp_min(1);
+  const auto mean = (means * counts).sum(0) / divisor;
+  const auto variance = ((variances + (means - mean).square()) * counts).sum(0) / divisor;
   return {mean, variance, (variance + eps).rsqrt(), count};
 }
 

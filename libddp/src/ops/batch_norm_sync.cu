@@ -32,8 +32,9 @@ __global__ void merge_kernel(MergeCall call) {
   const double unbiased = variance * (total > 1 ? total / (total - 1) : 1);
   float& running_mean = call.running_mean[channel];
   float& running_var = call.running_var[channel];
-  running_mean += call.momentum * (static_cast<float>(mean) - running_mean);
-  running_var += call.momentum * (static_cast<float>(unbiased) - running_var);
+  const float momentum = total > 0 ? call.momentum : 0;
+  running_mean += momentum * (static_cast<float>(mean) - running_mean);
+  running_var += momentum * (static_cast<float>(unbiased) - running_var);
   if (channel == 0) {
     *call.count = static_cast<float>(total);
   }

@@ -16,21 +16,20 @@ struct SharedStatistics {
   at::Tensor mean, variance, invstd, count;  ///< [C] biased, [C], [C]; [1]
 };
 
-/// Raises where a channel has a single value in all.
-void check_can_train(const at::Tensor& input, const StatisticsExchange& exchange);
-
 /// Of `input` [N, C, ...], N may be 0. Merges means and variances after Chan et al. Collective.
 SharedStatistics share_statistics(const at::Tensor& input, double eps,
                                   StatisticsExchange& exchange);
 
-/// Moves running estimates as at::batch_norm does, by `momentum` (a number or a 0-dim tensor).
+/// Moves running estimates as at::batch_norm does, by `momentum` (a number or a 0-dim tensor); of
+/// no rows in any process not at all.
 template <typename Momentum>
 void move_running(const SharedStatistics& statistics, const Momentum& momentum,
                   at::Tensor running_mean, at::Tensor running_var) {
   const auto& count = statistics.count;
   const auto unbiased = statistics.variance * (count / (count - 1).clamp_min(1));
-  running_mean.add_((statistics.mean - running_mean) * momentum);
-  running_var.add_((unbiased - running_var) * momentum);
+  const auto share = (count > 0).to(count.scalar_type()) * momentum;
+  running_mean.add_((statistics.mean - running_mean) * share);
+  running_var.add_((unbiased - running_var) * share);
 }
 
 /// (input - mean) invstd weight + bias. Its backward is collective; weight and bias, which may be

@@ -270,12 +270,23 @@ FiltersAhead::FiltersAhead(bool enabled)
 
 FiltersAhead::~FiltersAhead() {
   filters_of_thread = outer_;
+  // What no forward took: its side stream may still read the weight, and must join a capture.
+  for (auto& made : made_) {
+    try {
+      if (!made.taken) {
+        made.matrix.wait();
+      }
+    } catch (const std::exception& error) {  // of a capture that has failed already
+      TORCH_WARN("a filter's matrix was not waited for: ", error.what());
+    }
+  }
 }
 
 at::Tensor FiltersAhead::find(const at::Tensor& weight, int64_t stride, at::ScalarType dtype) {
   if (filters_of_thread != nullptr) {
     for (auto& made : filters_of_thread->made_) {
       if (made.weight.is_same(weight) && made.stride == stride && made.dtype == dtype) {
+        made.taken = true;
         return made.matrix.wait();
       }
     }

@@ -30,7 +30,7 @@ struct Lines {
   int vectors = 0;  ///< of 8 values in a row of the image, where it is copied as it lies
 
   explicit Lines(const StemProducts& call)
-      : width((3 * call.image.width + 2 * kLeft + 7) / 8 * 8),
+      : width(width_of(call.image.width)),
         rows(call.tile_rows()),
         tiles_of_image((call.image.rows + rows - 1) / rows) {
     const StemImage& image = call.image;
@@ -39,8 +39,14 @@ struct Lines {
                        image.strides[0] % 8 == 0 && is_aligned(image.data);
     vectors = dense ? 3 * image.width / 8 : 0;
   }
+  static constexpr __host__ __device__ int width_of(int image_width) {
+    return (3 * image_width + 2 * kLeft + 7) / 8 * 8;
+  }
+  static constexpr __host__ __device__ int lines_of(int rows) {
+    return Shape::kStride * (rows - 1) + Shape::kSize;
+  }
   static bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-  __host__ __device__ int lines() const { return Shape::kStride * (rows - 1) + Shape::kSize; }
+  __host__ __device__ int lines() const { return lines_of(rows); }
   __host__ __device__ int size() const { return lines() * width; }
 
   /// Of a patch's column, from the pixel's corner. 49 / 1024 is 1 / 21, and 114 / 1024 is 1 / 9,

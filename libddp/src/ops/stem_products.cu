@@ -7,36 +7,10 @@
 
 #include <algorithm>
 
-#include "ops/stem_lines.cuh"
+#include "ops/stem_sizes.cuh"
 
 namespace ddp::ops::detail {
 namespace {
-
-constexpr int kFilters = StemProducts::kFilters, kPixels = StemProducts::kPixels;
-constexpr int kStep = 16;                 // of a product's inner dimension
-constexpr int kForwardThreads = kPixels;  // a warp makes 32 pixels
-constexpr int kOutPitch = kFilters + 8;   // no bank conflicts
-constexpr int kGradThreads = 256;
-constexpr int kColumnWarps = 4;
-constexpr int kRowBytes = kFilters * 2;
-constexpr int kVectors = kRowBytes / 16;
-
-/// The products of one shape.
-template <typename Shape>
-struct Sizes {
-  static constexpr int kSteps = (Shape::kPatch + kStep - 1) / kStep;  // forward
-  static constexpr int kFilterPitch = kSteps * kStep + 8;             // no bank conflicts
-  /// For the results of four warps, or the filter as it came.
-  static constexpr int kStage =
-      std::max(kForwardThreads / kWarp * 16 * kOutPitch, kFilters* Shape::kPatch);
-  static constexpr int kTileColumns = 8 * kColumnWarps;
-  static constexpr int kColumnTiles =
-      (Shape::kPatch + kTileColumns - 1) / kTileColumns;             // of a warp
-  static constexpr int kSumPitch = kColumnTiles * kTileColumns + 8;  // no bank conflicts
-  // A block's sums of a large filter take all registers; of a small one two blocks hide each
-  // other's waiting.
-  static constexpr int kGradBlocks = kColumnTiles > 1 ? 1 : 2;
-};
 
 /// Whether filters follow each other in memory, in the order that is computed with.
 template <typename Shape>
@@ -331,8 +305,7 @@ template <typename Shape>
 cudaError_t launch_forward(const StemProducts& call, void* out, int num_sms, cudaStream_t stream) {
   constexpr int kBlocksPerSm = 4;
   const Lines<Shape> lines(call);
-  const size_t bytes = 2 * (lines.size() + size_t{kFilters} * Sizes<Shape>::kFilterPitch +
-                            size_t{Sizes<Shape>::kStage});
+  const size_t bytes = forward_bytes<Shape>(lines.size());
   const bool dense_filter = is_dense<Shape>(call);
   const int tiles = call.tiles(), blocks = std::min(tiles, num_sms * kBlocksPerSm);
   return with_compute_type(call.element, [&](auto tag) {
@@ -356,9 +329,7 @@ template <typename Shape>
 cudaError_t launch_gradient(const StemProducts& call, const void* grad, int splits, float* partial,
                             cudaStream_t stream) {
   const Lines<Shape> lines(call);
-  const size_t buffer_bytes = 2 * static_cast<size_t>(lines.size()) + kPixels * kRowBytes;
-  const size_t bytes =
-      std::max(2 * buffer_bytes, sizeof(float) * kFilters * Sizes<Shape>::kSumPitch);
+  const size_t bytes = gradient_bytes<Shape>(lines.size());
   return with_compute_type(call.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto launch = [&](auto in) {
@@ -373,6 +344,12 @@ cudaError_t launch_gradient(const StemProducts& call, const void* grad, int spli
 }
 
 }  // namespace
+
+bool StemProducts::fits() const {
+  return filter.filters == kFilters && image.columns * 4 <= kPixels &&
+         (size == 7 ? fits_shared<StemShape<7>>(Lines<StemShape<7>>(*this).size())
+                    : fits_shared<StemShape<3>>(Lines<StemShape<3>>(*this).size()));
+}
 
 cudaError_t launch_stem_forward(const StemProducts& call, void* out, int num_sms,
                                 cudaStream_t stream) {

@@ -13,6 +13,7 @@ namespace ddp::ops::detail {
 struct StemProducts {
   static constexpr int kFilters = 64;
   static constexpr int kPixels = 128;  ///< of the result at a time, whole rows
+  static constexpr int kMaxSide = 64;  ///< of images that StemAlgorithm::Auto sends here: all fit
 
   StemImage image;
   StemFilter filter;  ///< read forward
@@ -21,7 +22,8 @@ struct StemProducts {
 
   int tile_rows() const { return std::min(kPixels / image.columns, image.rows); }
   int tiles() const { return image.batch * ((image.rows + tile_rows() - 1) / tile_rows()); }
-  bool fits() const { return filter.filters == kFilters && image.columns * 4 <= kPixels; }
+  /// Whether kernels serve it: tall, narrow images need more shared memory than a block has.
+  bool fits() const;
 };
 
 /// out [batch, rows, columns, 64].

@@ -44,6 +44,10 @@ inline bool is_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
 }
 
+inline at::Tensor aligned(const at::Tensor& tensor) {
+  return is_aligned(tensor) ? tensor : tensor.clone();
+}
+
 #ifdef DDP_HAS_CUDA
 inline Element element_of(at::ScalarType dtype) {
   switch (dtype) {

@@ -20,6 +20,17 @@ class RankExchange : public ops::StatisticsExchange {
   explicit RankExchange(CommunicatorPtr communicator) : communicator_(std::move(communicator)) {}
   int64_t size() const override { return communicator_->world_size(); }
   const void* group() const override { return communicator_.get(); }
+  void check_input(const at::Tensor& input, int64_t num_features, bool training) const override {
+    if (input.dim() < 2 || input.size(1) != num_features) {
+      throw SettingsError(detail::concat("SyncBatchNorm of ", num_features,
+                                         " features got an input of shape ", input.sizes(),
+                                         ": it takes [N, C, ...] with C the number of features"));
+    }
+    if (training && size() == 1 && input.numel() / input.size(1) == 1) {
+      throw SettingsError(detail::concat(
+          "SyncBatchNorm needs more than one value a channel to train, got ", input.sizes()));
+    }
+  }
   at::Tensor all_gather(const at::Tensor& mine) override {
     auto all = at::empty({size(), mine.numel()}, mine.options());
     communicator_->all_gather(all, mine)->wait();
@@ -59,18 +70,11 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
-  if (input.dim() < 2 || input.size(1) != options.num_features()) {
-    throw SettingsError(detail::concat("SyncBatchNorm of ", options.num_features(),
-                                       " features got an input of shape ", input.sizes(),
-                                       ": it takes [N, C, ...] with C the number of features"));
-  }
-  if (!is_training() && running_mean.defined()) {
+  const bool by_estimates = !is_training() && running_mean.defined();
+  exchange_->check_input(input, options.num_features(), !by_estimates);
+  if (by_estimates) {
     return torch::batch_norm(input, weight, bias, running_mean, running_var, /*training=*/false,
                              /*momentum=*/0.0, options.eps(), /*cudnn_enabled=*/true);
-  }
-  if (exchange_->size() == 1 && input.numel() / input.size(1) == 1) {
-    throw SettingsError(detail::concat(
-        "SyncBatchNorm needs more than one value a channel to train, got ", input.sizes()));
   }
   const auto statistics = ops::detail::share_statistics(input, options.eps(), *exchange_);
   if (is_training() && running_mean.defined()) {

@@ -31,6 +31,9 @@ class StatisticsExchange {
   virtual ~StatisticsExchange() = default;
   virtual int64_t size() const = 0;       ///< processes
   virtual const void* group() const = 0;  ///< equal where the same processes exchange
+  /// Raises what the caller's users are to see where a layer of `num_features` channels cannot take
+  /// `input`, or cannot train on it. Not collective.
+  virtual void check_input(const at::Tensor& input, int64_t num_features, bool training) const = 0;
   /// `mine` [n] of every process: [size, n].
   virtual at::Tensor all_gather(const at::Tensor& mine) = 0;
   /// Sums over the processes, in place.

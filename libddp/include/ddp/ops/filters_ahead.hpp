@@ -13,9 +13,9 @@ namespace ddp::ops {
 
 /// While one lives, conv2d on this thread takes the dense matrices of the filters that were add()ed
 /// to it instead of making them between two layers' kernels. They are made on a second stream, as
-/// they are when add() is called: change no weight before the last forward that reads it. Results
-/// are the same bit for bit. Scopes nest; the innermost one counts. Also inside a CUDA graph's
-/// capture.
+/// they are when add() is called: change no weight before the last forward that reads it. The end
+/// waits, on the current stream, for those that no forward took. Results are the same bit for bit.
+/// Scopes nest; the innermost one counts. Also inside a CUDA graph's capture.
 class FiltersAhead {
  public:
   explicit FiltersAhead(bool enabled = true);
@@ -36,6 +36,7 @@ class FiltersAhead {
     int64_t stride;  // the images need no note: only 2x2 pixels have dense matrices
     at::ScalarType dtype;
     SideTask matrix;
+    bool taken = false;
   };
   bool enabled_;
   FiltersAhead* outer_;

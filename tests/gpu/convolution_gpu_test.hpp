@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of convolutional ops on a GPU share.
+#pragma once
+
+#include <torch/torch.h>
+
+namespace gpu_test {
+
+constexpr auto kLast = torch::MemoryFormat::ChannelsLast;
+
+/// Of results rounded once: half of 2^-8 (bf16) or 2^-11 (fp16) at most, about a third of it on
+/// average.
+inline double tolerance(torch::Dtype dtype) {
+  return dtype == torch::kBFloat16 ? 0.003 : dtype == torch::kHalf ? 0.0005 : 1e-5;
+}
+
+inline torch::Tensor image_of(torch::IntArrayRef shape, torch::Dtype dtype, bool last) {
+  const auto image = dtype == torch::kByte ? torch::randint(256, shape, torch::kCUDA).to(dtype)
+                                           : torch::randn(shape, torch::kCUDA).to(dtype);
+  return last ? image.contiguous(kLast) : image;
+}
+
+}  // namespace gpu_test
