@@ -12,6 +12,7 @@
 #endif
 
 #include "ddp/core/error.hpp"
+#include "ops/private_stream.hpp"
 
 namespace ddp::detail {
 
@@ -45,7 +46,8 @@ void use_gpu(c10::Device device) {
   // Before any module is wrapped: an AccumulateGrad made on the default stream cannot be captured.
   // Above side streams and below reductions: where several kernels wait for multiprocessors, those
   // that the rest of the step waits for come first, inside a CUDA graph too.
-  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(/*priority=*/-1, device.index()));
+  c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream(
+      ops::detail::make_private_stream(device, ops::detail::StreamPriority::Middle)));
 }
 
 #else

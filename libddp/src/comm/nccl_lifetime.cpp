@@ -6,6 +6,7 @@
 #include "comm/nccl_communicator_impl.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ops/private_stream.hpp"
 
 namespace ddp::detail {
 
@@ -20,7 +21,7 @@ constexpr int64_t kMostReserved = 24;
 std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& stream,
                                               std::shared_ptr<const AbortState> state) {
   const auto device = stream.device_index();
-  const auto counter_stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device);
+  const c10::cuda::CUDAStream counter_stream(ops::detail::make_private_stream(stream.device()));
   return std::make_shared<const WorkOrigin>(WorkOrigin{
       .device = device,
       .stream = stream.stream(),
@@ -42,7 +43,8 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
       options_(options),
       on_failure_(std::move(on_failure)),
       step_(std::move(step)),
-      stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
+      stream_(ops::detail::make_private_stream({at::kCUDA, device},
+                                               ops::detail::StreamPriority::Highest)),
       origin_(make_origin(stream_, state_)),
       ready_(origin_->events->take()),
       no_windows_(std::move(no_windows)) {

@@ -13,6 +13,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
+#include "ops/private_stream.hpp"
 #include "ops/stream_order.hpp"
 #include "optim/capture.hpp"
 #include "optim/zero_optimizer.hpp"
@@ -71,8 +72,7 @@ void ZeroOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
   std::optional<c10::StreamGuard> on_side;
   if (!device_.is_cpu()) {
     if (!side_) {
-      side_ = c10::impl::VirtualGuardImpl(device_.type())
-                  .getStreamFromGlobalPool(device_, /*isHighPriority=*/false);
+      side_ = ops::detail::make_private_stream(device_);
     }
     wait_for(current_stream(device_), *side_);
     on_side.emplace(*side_);

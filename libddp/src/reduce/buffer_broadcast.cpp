@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ops/private_stream.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp::detail {
@@ -64,8 +65,7 @@ void BufferBroadcast::start(const std::vector<at::Tensor>& buffers, int root) {
   if (!device.is_cpu()) {
     const auto current = current_stream(device);
     if (!stream_) {
-      stream_ = c10::impl::VirtualGuardImpl(device.type())
-                    .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+      stream_ = ops::detail::make_private_stream(device, ops::detail::StreamPriority::Highest);
     }
     wait_for(current, *stream_);
     guard.emplace(*stream_);
