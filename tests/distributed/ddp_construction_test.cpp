@@ -157,6 +157,38 @@ TEST_CASE("a training forward that follows a synchronised one begins with rank 0
   REQUIRE(seen_by(step) == 35);
 }
 
+TEST_CASE("who reads or writes buffers between forward and backward meets those that were sent") {
+  Counter module;
+  DistributedDataParallel model(module, group());
+  const auto x = torch::ones({2}, on_device());
+  const auto forward = [&] { return model.forward(x).sum(); };
+  const auto seen = [&] { return module->seen.item<double>(); };
+  const auto in_state = [&] { return model.state_dict().tensors.at("seen").item<double>(); };
+  forward().backward();
+  set_buffers(module, 10);
+  forward();  // rank 0 sends 11, and no backward follows
+  CHECK(in_state() == 11);
+  forward();
+  model.eval();
+  forward();
+  CHECK(module->seen_at_begin[0] == 12);
+  model.train();
+
+  forward();
+  auto state = model.state_dict();
+  state.tensors.at("seen") = torch::full({1}, 50.0, on_device());
+  forward();
+  model.load_state_dict(state);
+  forward();
+  CHECK(module->seen_at_begin[0] == 50);
+
+  const auto loss = forward();
+  set_buffers(module, 60 + rank());
+  model.sync_buffers();
+  loss.backward();
+  CHECK(seen() == 60);
+}
+
 TEST_CASE("broadcast_buffers before_eval and off") {
   const auto x = torch::ones({2}, on_device());
   for (const auto when : {BroadcastBuffers::BeforeEval, BroadcastBuffers::Off}) {

@@ -4,6 +4,7 @@
 
 #include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "reduce/reducer_host_state.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -59,9 +60,11 @@ TEST_CASE("a backward that broke off is undone on the host") {
     const auto* slot = ops::find_grad_slot(module->first->weight);
     REQUIRE(slot != nullptr);
     REQUIRE_FALSE(slot->stream.has_value());
-    const_cast<ops::GradSlot*>(slot)->stream = c10::Stream(c10::Stream::DEFAULT, group()->device());
+    auto* left = const_cast<ops::GradSlot*>(slot);
+    left->stream = left->reader = c10::Stream(c10::Stream::DEFAULT, group()->device());
     model.reducer().restore(*state);
     REQUIRE_FALSE(slot->stream.has_value());
+    REQUIRE_FALSE(slot->reader.has_value());
     REQUIRE(model.logging_data().num_synchronised_backwards == passes);
     for (const auto& parameter : module->parameters()) {
       REQUIRE(parameter.grad().defined());
@@ -114,6 +117,30 @@ TEST_CASE("weights that were added before a step broke off stay") {
     grad.div_(8);
   }
   require_equal(grads_of(*module), expected);
+}
+
+TEST_CASE("counts that go from one step to the next are known") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  auto& reducer = model.reducer();
+  const auto step = [&](int64_t i) {
+    model.weighted_backward(model.forward(batch_of(rank(), i, 4)).sum(), 3);
+  };
+  const auto before = reducer.host_state();
+  CHECK_FALSE(before->is_before_backward(reducer));
+  step(0);
+  CHECK(before->is_before_backward(reducer));
+  CHECK(before->why_not_replayed(reducer).empty());
+  const auto micro = reducer.host_state();
+  {
+    const auto no_sync = model.no_sync();
+    step(1);
+  }
+  CHECK(micro->is_before_backward(reducer));
+  CHECK_THAT(micro->why_not_replayed(reducer), Catch::Contains("weighted_backward"));
+  const auto last = reducer.host_state();
+  step(2);
+  CHECK_THAT(last->why_not_replayed(reducer), Catch::Contains("all micro-batches"));
 }
 
 TEST_CASE("what can never be captured is known beforehand") {

@@ -14,6 +14,7 @@
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "reduce/fingerprint.hpp"
 #include "reduce/model_check.hpp"
+#include "reduce/reducer_host_state.hpp"
 #include "reduce/replica_sync.hpp"
 
 namespace ddp {
@@ -109,6 +110,9 @@ void DataParallelModel::register_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 void DataParallelModel::sync_module_states(int root) {
+  if (reducer_) {
+    Reducer::HostState::finish_pending(*reducer_);
+  }
   auto tensors = tensors_only(tensors_.parameters);
   const auto buffers = tensors_only(named_buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
@@ -116,6 +120,8 @@ void DataParallelModel::sync_module_states(int root) {
 }
 
 void DataParallelModel::broadcast_buffers_now(int root) {
+  // Or what is on its way would be written over these.
+  Reducer::HostState::finish_pending(*reducer_);
   detail::broadcast_coalesced(*communicator_, tensors_only(named_buffers()), root);
 }
 
@@ -134,6 +140,8 @@ bool DataParallelModel::sends_buffers_in_training() const {
 }
 
 void DataParallelModel::before_forward() {
+  // An evaluation between forward and backward reads buffers too.
+  Reducer::HostState::finish_pending(*reducer_);
   const bool synchronised = at::GradMode::is_enabled() && sync_;
   const bool sends_buffers =
       sends_buffers_in_training() && require_buffer_sync_ && !reducer_->take_sent_buffers();
@@ -154,8 +162,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   if (!outputs_known && options_.find_unused_parameters) {
     throw SettingsError(detail::concat(
         "ddp.find_unused_parameters=true must see the tensors in the forward's result, but does "
-        "not "
-        "know the type ",
+        "not know the type ",
         output_type,
         ": define for_each_tensor(const T&, const ddp::TensorVisitor&) beside the type"));
   }
@@ -202,8 +209,11 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
   const auto device = communicator_->device();
   if (!count.defined() || count.numel() != 1 || count.device() != device) {
     throw SettingsError(detail::concat(
-        "weighted_backward: the count must be a tensor of one element on ", device, "; it has ",
-        count.defined() ? count.numel() : 0, " on ", count.defined() ? count.device() : device));
+        "weighted_backward: the count is ",
+        count.defined() ? detail::concat("a ", count.scalar_type(), " tensor of shape ",
+                                         count.sizes(), " on ", count.device())
+                        : "an undefined tensor",
+        "; give one element on ", device, ", or the number itself as a double"));
   }
   require_weighted_join();
   reducer_->add_weight(count);
@@ -247,6 +257,7 @@ bool DataParallelModel::is_ignored(const std::string& name) const {
 }
 
 StateDict DataParallelModel::state_dict() const {
+  Reducer::HostState::finish_pending(*reducer_);
   StateDict state;
   if (!frozen_in_state_) {
     state.values[kFrozenKey] = frozen_identity();
@@ -275,6 +286,7 @@ void DataParallelModel::require_same_frozen(const StateDict& state) const {
 }
 
 void DataParallelModel::load_state_dict(const StateDict& state) {
+  Reducer::HostState::finish_pending(*reducer_);  // or they would be written over these buffers
   if (!frozen_in_state_) {
     require_same_frozen(state);
   }

@@ -1,29 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step changes on the host, kept and put back: a capture runs the host's side of a step and
-// nothing of the device's, and where it fails neither must have happened.
+#include "reduce/reducer_host_state.hpp"
+
 #include "reduce/reducer_impl.hpp"
 
 namespace ddp {
-
-struct Reducer::HostState {
-  struct Parameter {
-    at::Tensor grad;
-    at::Tensor set_aside;
-    bool used = false;
-    bool reduced = false;
-    bool written = false;
-    std::optional<c10::Stream> stream = std::nullopt;
-  };
-  std::vector<Parameter> parameters;
-  double weight = 0;
-  at::Tensor device_weight;
-  bool is_weighted = false;
-  int64_t num_passes = 0;
-  std::vector<int> previous_ready_order;
-  std::vector<bool> previous_unused;
-  bool unused_set_changed = false;
-  bool buffers_sent = false;
-};
 
 bool Reducer::is_settled() const {
   const std::lock_guard lock(impl_->mutex);
@@ -51,18 +31,44 @@ std::shared_ptr<const Reducer::HostState> Reducer::host_state() const {
                                  .set_aside = parameter.set_aside,
                                  .used = parameter.used,
                                  .reduced = parameter.reduced,
-                                 .written = parameter.slot.written,
-                                 .stream = parameter.slot.stream});
+                                 .slot = parameter.slot});
   }
   state->weight = impl_->weight;
   state->device_weight = impl_->device_weight;
   state->is_weighted = impl_->is_weighted;
   state->num_passes = impl_->num_passes;
+  state->num_local_passes = impl_->num_local_passes;
   state->previous_ready_order = impl_->previous_ready_order;
   state->previous_unused = impl_->previous_unused;
   state->unused_set_changed = impl_->unused_set_changed;
   state->buffers_sent = impl_->buffers_sent;
   return state;
+}
+
+void Reducer::HostState::finish_pending(Reducer& reducer) {
+  auto& impl = *reducer.impl_;
+  const std::lock_guard lock(impl.mutex);
+  impl.buffer_broadcast.finish();
+  impl.join_broken_pass();
+}
+
+bool Reducer::HostState::is_before_backward(const Reducer& reducer) const {
+  const auto& impl = *reducer.impl_;
+  const std::lock_guard lock(impl.mutex);
+  return impl.num_passes != num_passes || impl.num_local_passes != num_local_passes;
+}
+
+std::string Reducer::HostState::why_not_replayed(const Reducer& reducer) const {
+  const auto& impl = *reducer.impl_;
+  const std::lock_guard lock(impl.mutex);
+  const auto has_counts = [](const auto& state) {
+    return state.weight != 0 || state.device_weight.defined();
+  };
+  if (has_counts(*this) || has_counts(impl)) {
+    return "weighted_backward under no_sync() and the synchronised one after it are not in one "
+           "step: hold all micro-batches of an optimizer step in it";
+  }
+  return {};
 }
 
 void Reducer::restore(const HostState& state) {
@@ -85,8 +91,7 @@ void Reducer::restore(const HostState& state) {
     parameter.set_aside = kept.set_aside;
     parameter.used = kept.used;
     parameter.reduced = kept.reduced;
-    parameter.slot.written = kept.written;
-    parameter.slot.stream = kept.stream;
+    parameter.slot = kept.slot;
     parameter.fires = 0;
   }
   impl.weight = state.weight;
@@ -95,6 +100,7 @@ void Reducer::restore(const HostState& state) {
   impl.weight_work = nullptr;
   impl.used_work = nullptr;
   impl.num_passes = state.num_passes;
+  impl.num_local_passes = state.num_local_passes;
   impl.previous_ready_order = state.previous_ready_order;
   impl.previous_unused = state.previous_unused;
   impl.unused_set_changed = state.unused_set_changed;

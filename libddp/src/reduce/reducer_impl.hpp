@@ -99,6 +99,7 @@ struct Reducer::Impl {
   void launch(int bucket);
   c10::Stream stream_behind_gradients(size_t first, size_t last);
   void start_reductions(size_t first, size_t last);
+  void join_broken_pass();
 
   // Buckets without dead taps (reducer_wire.cpp)
   void agree_on_live_taps();
@@ -178,7 +179,8 @@ struct Reducer::Impl {
   bool forward_since_pass = false;
   bool refuses_second = false;  // an open forward is left, and its backward cannot be reduced
   bool requires_weight = false;
-  int64_t num_passes = 0;  // synchronised backwards that ended
+  int64_t num_passes = 0;        // synchronised backwards that ended
+  int64_t num_local_passes = 0;  // those under no_sync
   bool has_rebuilt = false;
   std::vector<bool> static_used;  // static_graph: used on any rank, known from the first pass
   std::vector<bool> reachable;    // from the outputs of the pending forwards

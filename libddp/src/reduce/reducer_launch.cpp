@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <utility>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ops/private_stream.hpp"
 #include "reduce/reducer_impl.hpp"
 
 namespace ddp {
@@ -74,8 +76,8 @@ c10::Stream Reducer::Impl::stream_behind_gradients(size_t first, size_t last) {
       std::any_of(wires.begin(), wires.end(), [](const auto& wire) { return wire.has_value(); });
   if ((!others.empty() || has_wire) && !hook) {
     if (!launch_stream) {
-      launch_stream = c10::impl::VirtualGuardImpl(device().type())
-                          .getStreamFromGlobalPool(device(), /*isHighPriority=*/true);
+      launch_stream =
+          ops::detail::make_private_stream(device(), ops::detail::StreamPriority::Highest);
     }
     behind = *launch_stream;
     launched_beside = true;
@@ -85,6 +87,14 @@ c10::Stream Reducer::Impl::stream_behind_gradients(size_t first, size_t last) {
     detail::wait_for(stream, behind);
   }
   return behind;
+}
+
+// A backward that an exception ended left its reductions on the launch stream. A captured pass
+// cannot wait for them: who captures calls finish_pending() first.
+void Reducer::Impl::join_broken_pass() {
+  if (std::exchange(launched_beside, false) && !detail::is_capturing(device())) {
+    detail::wait_for(*launch_stream, detail::current_stream(device()));
+  }
 }
 
 void Reducer::Impl::start_reductions(size_t first, size_t last) {

@@ -61,6 +61,7 @@ void Reducer::Impl::check_parameters() const {
 
 void Reducer::Impl::begin_pass() {
   scheduler.begin_pass();
+  join_broken_pass();
   for (auto& state : buckets) {
     state.streams.clear();
     state.writers.clear();
@@ -146,6 +147,7 @@ void Reducer::Impl::on_gradient(int index) {
       torch::autograd::Engine::get_default_engine().queue_callback([this] {
         const std::lock_guard callback_lock(mutex);
         local_end_task = -1;
+        ++num_local_passes;
         backward_trace.end();
         attach_gradients();
       });
