@@ -183,6 +183,7 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
                                            .step = step,
                                            .variant = (norm_is_wanted_ ? 1 : 0) + (uneven ? 2 : 0)})
                     .log;
+  last_log_ = metrics.log;
   metrics.loss_at = 0;
   metrics.num_correct_at = 1;
   metrics.grad_norm_at = norm_is_wanted_ ? 2 : -1;
@@ -288,6 +289,10 @@ void TrainingLoop::end_epoch(int64_t step, bool evaluated, TrainingSummary& summ
 }
 
 EvalResult TrainingLoop::evaluate() {
+  if (last_log_.size() > 0) {
+    // This wait is told where another rank left the step; those for the evaluation are not.
+    static_cast<void>(last_log_[0]);
+  }
   torch::NoGradGuard no_grad;
   parts_.model.sync_buffers();  // running statistics are rank 0's everywhere
   std::optional<ddp::Ema::Swap> swap;

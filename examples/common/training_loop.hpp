@@ -116,6 +116,7 @@ class TrainingLoop {
   EvaluationSums sums_;
   ddp::GraphedStep<Batches, StepOutputs> step_;
   ddp::GraphedStep<TrainingBatch, std::vector<at::Tensor>> evaluation_;
+  ddp::StepLog last_log_;        // of the latest training step
   bool norm_is_wanted_ = false;  // in the present step
   int64_t batches_per_epoch_;
   int64_t steps_per_epoch_;

@@ -230,6 +230,109 @@ TEST_CASE("modes that a step is called in have graphs of their own") {
   }
 }
 
+TEST_CASE("micro-steps by themselves add up as eager ones do") {
+  const auto train = [](CudaGraph mode) {
+    Mlp module;
+    DistributedDataParallel model(module, group());
+    GraphedStep step(
+        context(), {.models = {&model}},
+        [&](const at::Tensor& batch, const StepScalars&) {
+          const auto loss = model.forward(batch).sum();
+          loss.backward();
+          return loss.detach();
+        },
+        GraphedStepOptions{.mode = mode});
+    std::vector<at::Tensor> grads;
+    for (int64_t round = 0; round < 10; ++round) {
+      model.zero_grad();
+      for (int64_t micro = 0; micro < 3; ++micro) {
+        std::optional<NoSync> no_sync;
+        if (micro < 2) {
+          no_sync.emplace(model);
+        }
+        step(batch_of(rank(), 3 * round + micro, 4), {.step = round});
+      }
+      const auto now = grads_of(*module);
+      grads.insert(grads.end(), now.begin(), now.end());
+    }
+    return std::pair(grads, step.counts());
+  };
+  const auto [graphed, counts] = train(CudaGraph::On);
+  CHECK(counts.replayed > 0);
+  require_equal(graphed, train(CudaGraph::Off).first);
+}
+
+TEST_CASE("counts that a later step takes up cannot be captured") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  GraphedStep step(context(), {.models = {&model}},
+                   [&](const at::Tensor& batch, const StepScalars&) {
+                     model.weighted_backward(model.forward(batch).sum(), 3);
+                     return batch.sum();
+                   });
+  for (int64_t i = 0; i < 2 * kSteps; ++i) {
+    std::optional<NoSync> no_sync;
+    if (i % 2 == 0) {
+      no_sync.emplace(model);
+    }
+    step(batch_of(rank(), i, 4), {.step = i});
+  }
+  REQUIRE(step.counts().replayed == 0);
+  REQUIRE_THAT(step.counts().why_eager, Catch::Contains("all micro-batches"));
+}
+
+TEST_CASE("a forward without a backward hinders no capture, and its buffers arrive") {
+  const auto train = [](CudaGraph mode) {
+    torch::manual_seed(3);
+    torch::nn::Sequential module(torch::nn::Linear(8, 8), torch::nn::BatchNorm1d(8));
+    module->to(context().device());
+    DistributedDataParallel model(module, group());
+    GraphedStep step(
+        context(), {.models = {&model}},
+        [&](const at::Tensor& batch, const StepScalars&) {
+          model.zero_grad();
+          const auto loss = model.forward(batch).square().sum();
+          loss.backward();
+          return loss.detach();
+        },
+        GraphedStepOptions{.mode = mode});
+    std::vector<at::Tensor> seen;
+    for (int i = 0; i < kSteps; ++i) {
+      const auto batch = counted({4, 8}, i + 10 * rank()) / 100;
+      model.forward(batch);
+      step(batch, {.step = i});
+      seen.push_back(module->named_buffers()["1.running_mean"].clone());
+    }
+    return std::pair(seen, step.counts());
+  };
+  const auto [graphed, counts] = train(CudaGraph::On);
+  CHECK(counts.replayed > 0);
+  require_equal(graphed, train(CudaGraph::Off).first);
+}
+
+TEST_CASE("no stream of the pool takes part in a capture") {
+  // Who draws one while a step is captured (a loader) must not enqueue into the graph.
+  int64_t met = -1;
+  c10::cuda::getStreamFromPool(false), c10::cuda::getStreamFromPool(true);  // made before it
+  Setup setup{.name = "streams", .optimizer = {.momentum = 0.9}};
+  setup.after_step = [&](const at::Tensor&) {
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
+      return;
+    }
+    met = 0;
+    for (int draw = 0; draw < 64; ++draw) {
+      for (const bool high : {false, true}) {
+        auto status = cudaStreamCaptureStatusNone;
+        const auto stream = c10::cuda::getStreamFromPool(high);
+        REQUIRE(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
+        met += status != cudaStreamCaptureStatusNone ? 1 : 0;
+      }
+    }
+  };
+  train(setup, CudaGraph::On, kSteps);
+  REQUIRE(met == 0);
+}
+
 TEST_CASE("a step that calls no collective need not run alike on the ranks") {
   GraphedStep step(
       context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },

@@ -147,6 +147,17 @@ uint64_t GraphedStepCore::State::fingerprint() const {
   return hash;
 }
 
+// Whether a backward overwrites or adds is decided by it.
+uint64_t GraphedStepCore::State::defined_gradients() const {
+  uint64_t hash = 0xCBF29CE484222325ULL;
+  for (auto* model : parts.models) {
+    for (const auto& parameter : model->named_parameters()) {
+      hash = (hash ^ (parameter.tensor.grad().defined() ? 1U : 2U)) * 0x100000001B3ULL;
+    }
+  }
+  return hash;
+}
+
 /// Why this step cannot be captured, as far as it can be told beforehand. Empty: it may be.
 std::string GraphedStepCore::State::why_not() const {
   for (const auto* optimizer : parts.optimizers) {
@@ -193,7 +204,7 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall
   if (static_cast<int64_t>(entries.size()) == options.max_graphs) {
     return nullptr;
   }
-  entries.push_back({key, shapes_of(call.inputs), 0, 0, nullptr});
+  entries.push_back({key, shapes_of(call.inputs), 0, 0, nullptr, std::nullopt, {}});
   return &entries.back();
 }
 

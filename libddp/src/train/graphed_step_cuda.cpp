@@ -11,7 +11,6 @@
 namespace ddp::detail {
 
 StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
-  calls_done = sequence;
   check_job();
   ++sequence;
   if (sequence > StepLog::kMaxStepsAhead) {
@@ -24,7 +23,13 @@ StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
     }
   }
   try {
-    return run_numbered(call);
+    for (auto* model : parts.models) {
+      // A graph neither waits for it nor may capture the wait.
+      Reducer::HostState::finish_pending(model->reducer());
+    }
+    auto done = run_numbered(call);
+    calls_done = sequence;  // who waits for its numbers is told if another rank captures it
+    return done;
   } catch (...) {
     --sequence;  // nothing was published under it, and nobody may wait for it
     throw;
@@ -63,8 +68,31 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
     if (!may_capture(*entry) || !capture(*entry, call)) {
       return wanted ? warm_up(*entry, call) : run_eager(call);
     }
+    return replay(*entry, call);
   }
-  return replay(*entry, call);
+  return begins_alike(*entry) ? replay(*entry, call) : run_eager(call);
+}
+
+// A backward that was captured with gradients undefined overwrites what is there, with others it
+// adds to them.
+bool GraphedStepCore::State::begins_alike(const Entry& entry) const {
+  return !entry.gradients_before || *entry.gradients_before == defined_gradients();
+}
+
+/// After a capture; `states` and `before` are from before it.
+void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& states,
+                                            uint64_t before) const {
+  const auto has_run = [&](size_t i) {
+    return states[i]->is_before_backward(parts.models[i]->reducer());
+  };
+  for (size_t i = 0; i < states.size() && !entry.gradients_before; ++i) {
+    entry.gradients_before = has_run(i) ? std::optional(before) : std::nullopt;
+  }
+  if (entry.gradients_before && before != defined_gradients()) {
+    for (auto* model : parts.models) {
+      entry.states_after.push_back(model->reducer().host_state());
+    }
+  }
 }
 
 StepDone GraphedStepCore::State::warm_up(Entry& entry, StepCall& call) {
@@ -83,6 +111,9 @@ StepDone GraphedStepCore::State::replay(Entry& entry, StepCall& call) {
   const TraceScope trace("graphed step", "compute");
   entry.graph->replay(call.numbers, sequence, call.inputs);
   ++counts.replayed;
+  for (size_t i = 0; i < entry.states_after.size(); ++i) {
+    parts.models[i]->reducer().restore(*entry.states_after[i]);  // .grad is what the step leaves
+  }
   return {entry.graph->object(), ring->log(sequence, entry.graph->num_scalars())};
 }
 
@@ -173,7 +204,7 @@ std::string GraphedStepCore::State::agree(const CaptureReport& report) const {
 
 /// False: this step has to run eagerly, and all others if give_up() was called.
 bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
-  std::vector<std::shared_ptr<const Reducer::HostState>> states;
+  HostStates states;
   for (auto* model : parts.models) {
     states.push_back(model->reducer().host_state());
   }
@@ -184,7 +215,11 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
   if (board != nullptr) {
     board->post_note(encode(report));
   }
+  const auto gradients_before = defined_gradients();
   report.reason = try_capture(entry, call, &report.operations);
+  for (size_t i = 0; i < states.size() && report.reason.empty(); ++i) {
+    report.reason = states[i]->why_not_replayed(parts.models[i]->reducer());
+  }
   auto reason = agree(report);
   if (reason.empty()) {
     try {
@@ -206,6 +241,7 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
     give_up(reason);
     return false;
   }
+  note_gradients(entry, states, gradients_before);
   ++counts.captures;
   ++counts.graphs;
   if (context.is_main()) {

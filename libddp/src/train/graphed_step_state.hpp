@@ -8,6 +8,7 @@
 
 #include "core/note_board.hpp"
 #include "ddp/train/graphed_step.hpp"
+#include "reduce/reducer_host_state.hpp"
 #include "train/capture_agreement.hpp"
 #include "train/captured_step.hpp"
 #include "train/step_ring.hpp"
@@ -16,6 +17,9 @@ namespace ddp::detail {
 
 /// What makes one graph another: which batch, and in which modes.
 using Key = std::vector<int64_t>;
+
+/// Of each model's reducer.
+using HostStates = std::vector<std::shared_ptr<const Reducer::HostState>>;
 
 struct GraphedStepCore::State {
   State(Context& ctx, GraphedParts given, GraphedStepOptions opts, std::shared_ptr<GraphPool> p);
@@ -26,6 +30,10 @@ struct GraphedStepCore::State {
     int64_t eager_steps = 0;
     int64_t step_bytes = 0;  // that the last eager step took at its peak
     std::unique_ptr<CapturedStep> graph;
+    /// Where backward runs in it: which gradients were defined when it was captured, and what the
+    /// reducers then held, if other ones are defined after it.
+    std::optional<uint64_t> gradients_before = std::nullopt;
+    HostStates states_after = {};
   };
 
   void check_job() const;
@@ -33,6 +41,7 @@ struct GraphedStepCore::State {
   void end();
   void make_key(const StepCall& call);
   uint64_t fingerprint() const;
+  uint64_t defined_gradients() const;
   std::string why_not() const;
   bool is_settled() const;
   Entry* find_entry(const StepCall& call);
@@ -46,6 +55,8 @@ struct GraphedStepCore::State {
   StepDone warm_up(Entry& entry, StepCall& call);
   StepDone replay(Entry& entry, StepCall& call);
   bool capture(Entry& entry, StepCall& call);
+  bool begins_alike(const Entry& entry) const;
+  void note_gradients(Entry& entry, const HostStates& states, uint64_t before) const;
   std::string agree(const CaptureReport& report) const;
   std::vector<Communicator*> communicators() const;
   std::string try_capture(Entry& entry, StepCall& call, std::vector<std::string>* operations);
