@@ -78,8 +78,10 @@ class DataParallelModel : public Stateful {
   /// with float16 there (fp16_compress, a GradScaler) give w * loss_sum and w * count with the same
   /// w on every rank, near 1 / count, or they overflow; w cancels.
   void weighted_backward(const at::Tensor& loss_sum, double count);
-  /// `count` has one element, on the model's device, and is 0 or more, which nobody checks: the
-  /// host does not wait, so that a captured step counts anew in each replay.
+  /// `count` has one element, on the model's device, and is 0 or more, which nobody checks: where
+  /// the sum over the ranks is not above 0 (negative, NaN) all gradients are 0. It is added up in
+  /// float32, exact below 2^24, with counts that the host gave. The host does not wait, so that a
+  /// captured step counts anew in each replay.
   void weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count);
 
   /// Replaces the all-reduce of buckets; once, before the first forward, on every rank: the first

@@ -39,7 +39,8 @@
 // each value has a graph of its own. So do those that a type with for_each_tensor tells of by
 // for_each_number(const T&, f) beside it; what else such a type holds must be the same in every
 // step. Modes make kinds too: training or evaluation of each submodule, autocast and no_sync()
-// around the step, gradients on or off.
+// around the step, gradients on or off. A step that does not clear the gradients itself is replayed
+// where the same ones are defined as when it was captured, and runs eagerly elsewhere.
 #pragma once
 
 #include <bit>
