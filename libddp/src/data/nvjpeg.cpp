@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "comm/cuda_check.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -114,46 +115,59 @@ NvJpeg::~NvJpeg() {
   }
 }
 
-bool NvJpeg::prepare(size_t num_images) {
+int NvJpeg::prepare(size_t num_images) {
   while (parameters_.size() < num_images) {
     void* made = nullptr;
-    if (library_->create_parameters(library_->handle, &made) != kSuccess) {
-      return false;
+    if (const int status = library_->create_parameters(library_->handle, &made);
+        status != kSuccess) {
+      return status;
     }
     parameters_.push_back(made);
-    if (library_->set_format(made, kInterleavedRgb) != kSuccess) {
-      return false;
+    if (const int status = library_->set_format(made, kInterleavedRgb); status != kSuccess) {
+      return status;
     }
   }
   constexpr int kHostThreads = 1;
-  if (prepared_ != num_images &&
-      library_->prepare(library_->handle, state_, static_cast<int>(num_images), kHostThreads,
-                        kInterleavedRgb) != kSuccess) {
-    return false;
+  if (prepared_ != num_images) {
+    const int status = library_->prepare(library_->handle, state_, static_cast<int>(num_images),
+                                         kHostThreads, kInterleavedRgb);
+    if (status != kSuccess) {
+      return status;
+    }
   }
   prepared_ = num_images;
-  return true;
+  return kSuccess;
 }
 
-bool NvJpeg::decode(std::span<const NvJpegImage> images, cudaStream_t stream) {
+NvJpegAnswer NvJpeg::decode(std::span<const NvJpegImage> images, cudaStream_t stream) {
   std::vector<const unsigned char*> data;
   std::vector<size_t> lengths;
   std::vector<Image> outputs;
-  bool good = prepare(images.size());
-  for (size_t i = 0; good && i < images.size(); ++i) {
+  int status = prepare(images.size());
+  const bool saw_images = status == kSuccess;
+  for (size_t i = 0; status == kSuccess && i < images.size(); ++i) {
     const auto& [bytes, region, out] = images[i];
     data.push_back(bytes->data());
     lengths.push_back(bytes->size());
     outputs.push_back({{out}, {static_cast<size_t>(region.width) * 3}});
-    good = library_->set_region(parameters_[i], region.x, region.y, region.width, region.height) ==
-           kSuccess;
+    status = library_->set_region(parameters_[i], region.x, region.y, region.width, region.height);
   }
-  good = good && library_->decode(library_->handle, state_, data.data(), lengths.data(),
-                                  outputs.data(), parameters_.data(), stream) == kSuccess;
+  if (status == kSuccess) {
+    status = library_->decode(library_->handle, state_, data.data(), lengths.data(), outputs.data(),
+                              parameters_.data(), stream);
+  }
   // Also after a failure: part of the batch may be under way, into memory that is reused next.
-  good = cudaStreamSynchronize(stream) == cudaSuccess && good;
-  prepared_ = good ? prepared_ : 0;
-  return good;
+  const cudaError_t cuda = cudaStreamSynchronize(stream);
+  prepared_ = status == kSuccess && cuda == cudaSuccess ? prepared_ : 0;
+  check_cuda(cuda, "decoding images with nvJPEG");
+  const NvJpegAnswer answer = nvjpeg_answer(status, saw_images);
+  if (answer == NvJpegAnswer::Failed) {
+    throw Error(ExitCode::UserException,
+                concat("nvJPEG failed with status ", status,
+                       " (nvjpegStatus_t), which is no image's fault; loader.jpeg_decoder=cpu does "
+                       "without it"));
+  }
+  return answer;
 }
 
 }  // namespace ddp::detail

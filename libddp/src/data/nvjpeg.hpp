@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "data/nvjpeg_answer.hpp"
 #include "ddp/data/augmentation.hpp"
 
 namespace ddp::detail {
@@ -30,13 +31,13 @@ class NvJpeg {
 
   /// Decodes all images; the host waits until it is done. Where a part of an image is as in the
   /// CPU's decoding: exactly at 4:4:4 and in grey images; colours of others are enlarged otherwise.
-  /// false: nothing is decoded, for nvJPEG refused one of them.
-  bool decode(std::span<const NvJpegImage> images, cudaStream_t stream);
+  /// Refused, NoMemory: nothing is decoded. Throws ddp::Error where CUDA or nvJPEG fails.
+  NvJpegAnswer decode(std::span<const NvJpegImage> images, cudaStream_t stream);
 
  private:
   struct Library;
   explicit NvJpeg(std::unique_ptr<Library> library);
-  bool prepare(size_t num_images);
+  int prepare(size_t num_images);  ///< nvjpegStatus_t
 
   std::unique_ptr<Library> library_;
   void* state_ = nullptr;

@@ -245,7 +245,8 @@ int64_t RegionBuilder::lay_out_overflow(Slot& s) {
 std::vector<int64_t> RegionBuilder::decode_on_device(Slot& s, const std::vector<int64_t>& places,
                                                      DeviceDecoder& decoder) {
   std::vector<NvJpegImage> images;
-  int64_t total = lay_out_overflow(s);
+  const int64_t end_on_host = lay_out_overflow(s);
+  int64_t total = end_on_host;
   for (int64_t place : places) {
     const auto& [bytes, plan, index, epoch] = s.encoded[static_cast<size_t>(place)];
     total = aligned(total, kDeviceAlign);
@@ -267,8 +268,13 @@ std::vector<int64_t> RegionBuilder::decode_on_device(Slot& s, const std::vector<
   const std::lock_guard lock(decoder.mutex);
   std::vector<int64_t> refused;
   for (size_t i : refused_images(images.size(), [&](size_t first, size_t last) {
-         return decoder.nvjpeg->decode(std::span(images).subspan(first, last - first),
-                                       decoder.stream);
+         const NvJpegAnswer answer =
+             decoder.nvjpeg->decode(std::span(images).subspan(first, last - first), decoder.stream);
+         if (answer == NvJpegAnswer::NoMemory) {  // halves might fit, and would at each batch
+           s.end = end_on_host;
+           TORCH_CHECK_WITH(OutOfMemoryError, false, "nvJPEG gets no memory");
+         }
+         return answer == NvJpegAnswer::Decoded;
        })) {
     refused.push_back(places[i]);
   }

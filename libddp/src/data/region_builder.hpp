@@ -91,7 +91,7 @@ class RegionBuilder : public DeviceBuilder {
   /// of all. The block takes no more samples then.
   int64_t lay_out_overflow(Slot& slot);
   /// Has the GPU decode the samples at `places` and returns those that nvJPEG refused. Throws
-  /// c10::OutOfMemoryError.
+  /// c10::OutOfMemoryError, also where nvJPEG gets none, and what NvJpeg::decode throws.
   std::vector<int64_t> decode_on_device(Slot& slot, const std::vector<int64_t>& places,
                                         DeviceDecoder& decoder);
   /// What is left of a batch on the loader's last thread.

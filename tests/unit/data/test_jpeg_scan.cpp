@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which files may go to a decoder that notices no damage.
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "data/jpeg_scan.hpp"
+#include "data/nvjpeg_answer.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
 #include "unit/data/data_test_support.hpp"
@@ -80,6 +82,36 @@ TEST_CASE("what a decoder of batches refuses is found, and all else is decoded o
     REQUIRE(num_calls <= (bad.empty() ? 1 : 9));  // halves of 13 images: four levels
   }
   REQUIRE(ddp::detail::refused_images(0, [](size_t, size_t) { return false; }).empty());
+}
+
+TEST_CASE("a decoder that fails is not asked for halves") {
+  int num_calls = 0;
+  REQUIRE_THROWS_AS(ddp::detail::refused_images(13,
+                                                [&](size_t, size_t) -> bool {
+                                                  ++num_calls;
+                                                  throw std::runtime_error("no memory");
+                                                }),
+                    std::runtime_error);
+  REQUIRE(num_calls == 1);
+}
+
+TEST_CASE("what nvJPEG's status says: an image's fault, no memory or a failure") {
+  using ddp::detail::nvjpeg_answer;
+  using ddp::detail::NvJpegAnswer;
+  for (const bool saw_images : {false, true}) {
+    CAPTURE(saw_images);
+    REQUIRE(nvjpeg_answer(0, saw_images) == NvJpegAnswer::Decoded);
+    REQUIRE(nvjpeg_answer(5, saw_images) == NvJpegAnswer::NoMemory);
+    for (const int status : {1, 7, 11, -1}) {
+      CAPTURE(status);
+      REQUIRE(nvjpeg_answer(status, saw_images) == NvJpegAnswer::Failed);
+    }
+  }
+  for (const int status : {2, 3, 4, 6, 8, 9, 10}) {
+    CAPTURE(status);
+    REQUIRE(nvjpeg_answer(status, true) == NvJpegAnswer::Refused);
+    REQUIRE(nvjpeg_answer(status, false) == NvJpegAnswer::Failed);
+  }
 }
 
 TEST_CASE("other kinds of JPEG are left to libjpeg-turbo") {

@@ -14,7 +14,7 @@
 //   exposed_comm_ms   last backward's wait for reductions that nothing hid, mean of ranks
 //   loader_wait_ms    wait for the loader a step, mean of ranks
 //   interval_seconds  that wall time
-//   energy_j          what all ranks' GPUs consumed in it, by NVML's energy counter
+//   energy_j          what all ranks' GPUs consumed in it, by NVML's counter of up to 50 ms ago
 //   peak_memory_gib   of the whole device (of the process where it runs on the CPU), largest rank
 // The first step of a run, with its warm-up, counts for loss but not for time. What is not known is
 // left out; a loss or norm that is NaN is known, and shown as nan.
