@@ -31,7 +31,7 @@ if(NOT DDP_WITH_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD 20)
     find_package(CUDAToolkit REQUIRED)
     find_package(NCCL 2.18 QUIET)
-    find_package(CUDNN QUIET)  # without it LibTorch chooses convolutions' engines
+    find_package(CUDNN 9 QUIET)  # without it LibTorch chooses convolutions' engines
     if(NCCL_FOUND)
       set(DDP_HAS_CUDA TRUE)
     else()

@@ -6,8 +6,16 @@ find_path(CUDNN_INCLUDE_DIR cudnn_backend.h
         ${CUDAToolkit_INCLUDE_DIRS})
 find_library(CUDNN_LIBRARY NAMES libcudnn.so.9 cudnn
   HINTS "${LIBTORCH_NVIDIA_DIR}/cudnn/lib" "${CUDNN_ROOT}/lib" "$ENV{CUDNN_ROOT}/lib")
+if(EXISTS "${CUDNN_INCLUDE_DIR}/cudnn_version.h")
+  file(STRINGS "${CUDNN_INCLUDE_DIR}/cudnn_version.h" _lines REGEX "#define CUDNN_(MAJOR|MINOR|PATCHLEVEL) ")
+  string(REGEX REPLACE ".*CUDNN_MAJOR +([0-9]+).*" "\\1" _major "${_lines}")
+  string(REGEX REPLACE ".*CUDNN_MINOR +([0-9]+).*" "\\1" _minor "${_lines}")
+  string(REGEX REPLACE ".*CUDNN_PATCHLEVEL +([0-9]+).*" "\\1" _patch "${_lines}")
+  set(CUDNN_VERSION "${_major}.${_minor}.${_patch}")
+endif()
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(CUDNN REQUIRED_VARS CUDNN_LIBRARY CUDNN_INCLUDE_DIR)
+find_package_handle_standard_args(CUDNN REQUIRED_VARS CUDNN_LIBRARY CUDNN_INCLUDE_DIR
+                                  VERSION_VAR CUDNN_VERSION)
 if(CUDNN_FOUND AND NOT TARGET CUDNN::cudnn)
   add_library(CUDNN::cudnn UNKNOWN IMPORTED)
   set_target_properties(CUDNN::cudnn PROPERTIES

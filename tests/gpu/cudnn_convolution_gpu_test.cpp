@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions by a measured engine of cuDNN against float64 results of the same rounded numbers.
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
+#include "convolution_gpu_test.hpp"
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "lm_gpu_test.hpp"
@@ -14,17 +16,11 @@
 using ddp::ops::detail::Convolution;
 using ddp::ops::detail::ConvolutionPass;
 using ddp::ops::detail::convolve_by_cudnn;
+using gpu_test::kLast;
+using gpu_test::tolerance;
 using lm_test::relative_error;
 
 namespace {
-
-constexpr auto kLast = torch::MemoryFormat::ChannelsLast;
-
-/// Results rounded once: half of 2^-8 (bf16) or 2^-11 (fp16) at most, about a third of it on
-/// average.
-double tolerance(torch::Dtype dtype) {
-  return dtype == torch::kBFloat16 ? 0.003 : 0.0005;
-}
 
 /// Engines are measured where cuDNN's benchmark is wanted alone.
 struct Benchmark {
@@ -134,6 +130,30 @@ TEST_CASE("a shape that a capture meets first stays with LibTorch") {
   graph.capture_end();
   CHECK_FALSE(done);
   CHECK_FALSE(convolve_by_cudnn(ConvolutionPass::Forward, call));
+}
+
+TEST_CASE("without memory for workspaces an engine that needs none is taken, or LibTorch's way") {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  struct NothingLeft {
+    NothingLeft() {
+      allocator::emptyCache();
+      allocator::setMemoryFraction(1e-6, 0);
+    }
+    ~NothingLeft() { allocator::setMemoryFraction(1, 0); }
+  };
+  torch::manual_seed(3);
+  const Benchmark wanted;
+  for (const auto pass : kPasses) {
+    auto call = random_call({64, 256, 14, 256, 3, 1}, torch::kBFloat16);
+    const auto expected = in_float64(call, pass);
+    bool done = false;
+    {
+      const NothingLeft nothing_left;
+      CHECK_NOTHROW(done = convolve_by_cudnn(pass, call));
+    }
+    CAPTURE(static_cast<int>(pass), done);
+    CHECK((!done || relative_error(result_of(call, pass), expected) < 0.003));
+  }
 }
 
 TEST_CASE("conv2d's weight gradient goes straight to a slot of its dtype, and is added to") {

@@ -42,8 +42,7 @@ class KernelScope {
     return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), free_sms, inputs, is_hopper());
   }
 
-  /// Compute capability 9.0 or more.
-  bool is_hopper() const { return at::cuda::getCurrentDeviceProperties()->major >= 9; }
+  bool is_hopper() const { return runs_hopper_code(guard_.current_device().index()); }
 
   cudaStream_t stream() const { return stream_; }
 

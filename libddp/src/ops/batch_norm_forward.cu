@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward passes: the statistics of an activation, and its normalisation with sum and ReLU.
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "ops/batch_norm_device.cuh"
 
@@ -114,7 +116,28 @@ BatchNormGrid make_grid(int64_t rows, int64_t channels, int num_sms, int max_sli
   return grid;
 }
 
+// All kernels are compiled for the same architectures.
+bool ask_for_hopper_code() {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, apply_kernel<__nv_bfloat16, Form::Plain>) != cudaSuccess) {
+    cudaGetLastError();  // not that of the launch to come
+    return false;
+  }
+  return attributes.ptxVersion >= 90;
+}
+
 }  // namespace
+
+bool runs_hopper_code(int device) {
+  static std::mutex mutex;
+  static std::map<int, bool> known;
+  const std::lock_guard lock(mutex);
+  const auto [place, is_new] = known.try_emplace(device, false);
+  if (is_new) {
+    place->second = ask_for_hopper_code();
+  }
+  return place->second;
+}
 
 BatchNormGrid sums_grid(int64_t rows, int64_t channels, int num_sms) {
   return make_grid(rows, channels, num_sms, kSumsSlice);

@@ -15,6 +15,11 @@ namespace ddp::ops::detail {
 
 enum class Half { Bfloat16, Float16 };
 
+/// Whether the kernels that run on the current device, number `device`, are code for compute
+/// capability 9.0: only that waits for a launch in front by itself and has clusters, whatever the
+/// GPU can do. Asked once a device.
+bool runs_hopper_code(int device);
+
 /// How a grid covers an activation: a block takes `slice` vectors of 8 channels (gridDim.y slices)
 /// of many rows (gridDim.x blocks share them).
 struct BatchNormGrid {
@@ -128,15 +133,15 @@ struct BackwardApplyCall {
   BackwardTarget first;
   bool second_used = false;
   BackwardTarget second;
-  /// The launch in front on the stream is the one that sums, and the GPU can bring up a kernel's
-  /// blocks where those of the one in front end (compute capability 9.0).
+  /// The launch in front on the stream is the one that sums, and this kernel's blocks may be
+  /// brought up where its blocks end (runs_hopper_code).
   bool follows_sums = false;
 };
 cudaError_t launch_backward_apply(const BackwardApplyCall& call, Half dtype, cudaStream_t stream);
 
 /// The grid of the kernels that do a whole forward or backward: each thread keeps `rows_of_thread`
 /// rows of its slice in registers (rows_of_thread 0: the activation is too large, or `inputs`
-/// activations are). The blocks of a slice wait for each other: few are a cluster (where the GPU
+/// activations are). The blocks of a slice wait for each other: few are a cluster (where the code
 /// has `clusters`), more must all be resident, at most one for each multiprocessor.
 struct SmallGrid {
   BatchNormGrid grid;

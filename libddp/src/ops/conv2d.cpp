@@ -190,6 +190,7 @@ at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convo
   const auto by_library = [&](at::Tensor made) {
     auto into = call;
     into.w = std::move(made);
+    into.beside = branch_limit != 0 && find_grad_slot(weight) != nullptr;  // see WeightGradient
     if (!detail::convolve_by_cudnn(detail::ConvolutionPass::WeightGradient, into)) {
       into.w = std::get<1>(at::convolution_backward(
           call.y, call.x, call.w, at::nullopt, {call.stride, call.stride},

@@ -199,7 +199,7 @@ void Plan::measure(const Problem& p) {
     run(p, candidates_[i], scratch.data_ptr(), workspace.data_ptr(),
         c10::cuda::getCurrentCUDAStream());
   });
-  candidates_ = {candidates_[fastest]};
+  candidates_ = {candidates_[fastest < candidates_.size() ? fastest : 0]};
 }
 
 /// The process's plans. They live until it ends: destroying cublasLt's handles after the driver's

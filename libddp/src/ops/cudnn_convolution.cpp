@@ -4,8 +4,10 @@
 #ifdef DDP_HAS_CUDNN
 
 #include <ATen/ATen.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #include <cudnn.h>
 
 #include <algorithm>
@@ -25,9 +27,8 @@ namespace {
 constexpr int64_t kMaxWorkspaceBytes = int64_t{256} << 20;
 constexpr int64_t kMaxEngines = 12;  // of a heuristic
 constexpr int64_t kAlignment = 16;
-// Of engines within this factor of the fastest cuDNN's order decides. Weight gradients mostly run
-// beside other kernels: there one that fills the GPU with many parts, and then adds them up, costs
-// the others more than it gains alone.
+// Of engines within this factor of the fastest cuDNN's order decides. Beside other kernels one that
+// fills the GPU with many parts, and then adds them up, costs the others more than it gains alone.
 constexpr float kSameAlone = 1.02F, kSameBeside = 1.25F;
 constexpr int64_t kX = 'x', kW = 'w', kY = 'y';
 
@@ -173,7 +174,7 @@ void run(cudnnHandle_t handle, const Engine& engine, const Convolution& call, vo
   check_cudnn(cudnnBackendExecute(handle, engine.plan.get(), pack.get()), "cudnnBackendExecute");
 }
 
-using Key = std::array<int64_t, 13>;
+using Key = std::array<int64_t, 14>;
 
 Key key_of(ConvolutionPass pass, const Convolution& call) {
   const auto x = call.x.sizes(), w = call.w.sizes();
@@ -182,6 +183,7 @@ Key key_of(ConvolutionPass pass, const Convolution& call) {
           call.x.device().index(),
           call.stride,
           call.padding,
+          call.beside,
           x[0],
           x[1],
           x[2],
@@ -212,26 +214,58 @@ struct Choices {
   }
 };
 
-std::unique_ptr<Engine> choose(cudnnHandle_t handle, ConvolutionPass pass,
-                               const Convolution& call) {
+/// `bytes` if they can be had, else none: engines that need none may run then.
+at::Tensor workspace_if_any(int64_t bytes, const at::Tensor& like) {
+  try {
+    return workspace_of(bytes, like);
+  } catch (const c10::OutOfMemoryError&) {
+    return workspace_of(0, like);
+  }
+}
+
+std::unique_ptr<Engine> measure(cudnnHandle_t handle, ConvolutionPass pass,
+                                const Convolution& call) {
   std::vector<Engine> engines;
   const auto graph = operation_graph(handle, pass, call);
   for (const auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B}) {
     append_engines(handle, graph, mode, engines);
   }
-  if (engines.empty()) {
-    return nullptr;
-  }
   int64_t bytes = 0;
   for (const auto& engine : engines) {
     bytes = std::max(bytes, engine.workspace_bytes);
   }
-  const auto workspace = workspace_of(bytes, call.x);  // before anything is captured
-  const auto call_of = [&](size_t i) { run(handle, engines[i], call, workspace.data_ptr()); };
-  const size_t fastest =
-      choose_fastest(call.x.device(), engines.size(), call_of,
-                     pass == ConvolutionPass::WeightGradient ? kSameBeside : kSameAlone);
-  return std::make_unique<Engine>(std::move(engines[fastest]));
+  const auto workspace = workspace_if_any(bytes, call.x);  // before anything is captured
+  const auto call_of = [&](size_t i) {
+    TORCH_CHECK(engines[i].workspace_bytes <= workspace.numel(), "no memory for this one");
+    run(handle, engines[i], call, workspace.data_ptr());
+  };
+  const size_t fastest = choose_fastest(call.x.device(), engines.size(), call_of,
+                                        call.beside ? kSameBeside : kSameAlone);
+  return fastest < engines.size() ? std::make_unique<Engine>(std::move(engines[fastest])) : nullptr;
+}
+
+/// nullptr where no engine can be measured: LibTorch's way may still run.
+std::unique_ptr<Engine> choose(Choices& choices, ConvolutionPass pass, const Convolution& call) {
+  try {
+    return measure(choices.handle(call.x.device().index()), pass, call);
+  } catch (const c10::Error& error) {
+    cudaGetLastError();  // dealt with
+    TORCH_WARN_ONCE("conv2d: no engine of cuDNN could be measured for x ", call.x.sizes(),
+                    " and weight ", call.w.sizes(), " (", error.what_without_backtrace(),
+                    "); LibTorch chooses one there, and wherever else this happens");
+    return nullptr;
+  }
+}
+
+/// Whether the cuDNN of this process is the one that was compiled against and LibTorch runs with.
+bool is_cudnn_of_libtorch() {
+  static const bool same = [] {
+    const auto& hooks = at::detail::getCUDAHooks();
+    const auto major = [](auto version) { return static_cast<int64_t>(version) / 10000; };
+    return hooks.hasCuDNN() && major(cudnnGetVersion()) == major(CUDNN_VERSION) &&
+           major(hooks.versionRuntimeCuDNN()) == major(CUDNN_VERSION);
+  }();
+  return same;
 }
 
 bool fits(const at::Tensor& tensor, const at::Tensor& like) {
@@ -248,26 +282,30 @@ bool convolve_by_cudnn(ConvolutionPass pass, const Convolution& call) {
   const bool half = call.x.scalar_type() == at::kBFloat16 || call.x.scalar_type() == at::kHalf;
   if (!half || !context.userEnabledCuDNN() || !context.benchmarkCuDNN() ||
       context.deterministicCuDNN() || context.deterministicAlgorithms() || !fits(call.x, call.x) ||
-      !fits(call.w, call.x) || !fits(call.y, call.x)) {
+      !fits(call.w, call.x) || !fits(call.y, call.x) || !is_cudnn_of_libtorch()) {
     return false;
   }
   const c10::cuda::CUDAGuard device(call.x.device());
   auto& choices = Choices::instance();
   const std::lock_guard lock(choices.mutex);
-  const auto handle = choices.handle(call.x.device().index());
   const auto key = key_of(pass, call);
   auto known = choices.engines.find(key);
   if (known == choices.engines.end()) {
     // One that a capture met first stays with LibTorch: an eager call after it must give the
     // replay's bits.
     known =
-        choices.engines.emplace(key, is_capturing() ? nullptr : choose(handle, pass, call)).first;
+        choices.engines.emplace(key, is_capturing() ? nullptr : choose(choices, pass, call)).first;
   }
   if (known->second == nullptr) {
     return false;
   }
-  const auto workspace = workspace_of(known->second->workspace_bytes, call.x);
-  run(handle, *known->second, call, workspace.data_ptr());
+  at::Tensor workspace;
+  try {
+    workspace = workspace_of(known->second->workspace_bytes, call.x);
+  } catch (const c10::OutOfMemoryError&) {
+    return false;  // LibTorch goes on to engines that need less
+  }
+  run(choices.handle(call.x.device().index()), *known->second, call, workspace.data_ptr());
   return true;
 }
 

@@ -21,15 +21,17 @@ enum class ConvolutionPass {
 struct Convolution {
   at::Tensor x, w, y;
   int64_t stride, padding;
+  bool beside = false;  ///< other kernels run at the same time: chosen for itself
 };
 
 /// Writes the tensor that `pass` makes. False, and nothing is written, where cuDNN is not at hand
 /// or the call is not one for it: other than three tensors of bf16 or fp16 on one GPU, channels
 /// last and at addresses that vectors of 16 bytes can be read from; cuDNN's benchmark not wanted,
-/// or deterministic algorithms; a shape that is met in a capture first.
+/// or deterministic algorithms; a shape that is met in a capture first; no engine that runs here
+/// (what cuDNN refuses is said once); another major version of cuDNN than LibTorch's.
 ///
-/// The first call of a shape measures its engines, and the host waits. One a process and shape:
-/// forward and backward of a run always take the same.
+/// The first call of a shape measures its engines, and the host waits. One a process and shape, but
+/// where its workspace cannot be had once, which is false too.
 bool convolve_by_cudnn(ConvolutionPass pass, const Convolution& call);
 
 }  // namespace ddp::ops::detail

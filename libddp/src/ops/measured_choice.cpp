@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <mutex>
 #include <vector>
 
 #include "ops/private_stream.hpp"
@@ -22,6 +23,7 @@ float time_captured(const std::function<void(size_t)>& call, size_t index, cudaS
   try {
     call(index);  // a library may load its code with the first call, which a capture forbids
   } catch (const c10::Error&) {
+    cudaGetLastError();  // this candidate's, and dealt with
     return -1;
   }
   C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -66,7 +68,7 @@ float time_captured(const std::function<void(size_t)>& call, size_t index, cudaS
   return best;
 }
 
-/// One a device; used under the callers' locks of their plans.
+/// One a device.
 struct MeasuringStream {
   explicit MeasuringStream(const c10::Stream& main) : stream(make_private_stream(main.device())) {}
   c10::cuda::CUDAStream stream;
@@ -82,6 +84,10 @@ bool is_capturing() {
 
 size_t choose_fastest(c10::Device device, size_t count, const std::function<void(size_t)>& call,
                       float same_time) {
+  // Callers lock plans of their own kind each, but all measure on one stream, and beside one
+  // another two would not measure alone.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   c10::cuda::getCurrentCUDAStream().synchronize();
   const auto stream =
       beside<MeasuringStream>(c10::cuda::getDefaultCUDAStream(device.index())).stream;
@@ -100,7 +106,7 @@ size_t choose_fastest(c10::Device device, size_t count, const std::function<void
       return i;
     }
   }
-  return 0;
+  return count;
 }
 
 }  // namespace ddp::ops::detail

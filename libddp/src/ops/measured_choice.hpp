@@ -14,9 +14,10 @@ bool is_capturing();
 
 /// The index of the fastest of `count` calls; of those within `same_time` of it, a factor, the
 /// first: the library's own order is to decide there, not noise. `call` enqueues one on the current
-/// stream (a private one here, which waits for what the caller's stream holds by now) and throws
-/// where it does not run. Each is captured several times over and replayed: launched one by one,
-/// calls of 3 us would be timed by the host's pace. The host waits. 0 where none runs.
+/// stream (a private one here) and throws c10::Error where it does not run. Each is captured
+/// several times over and replayed: launched one by one, calls of 3 us would be timed by the host's
+/// pace. The host waits, first for what the caller's stream holds. `count` where none runs. Threads
+/// measure one after another.
 size_t choose_fastest(c10::Device device, size_t count, const std::function<void(size_t)>& call,
                       float same_time = 1.02F);
 

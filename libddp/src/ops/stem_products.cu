@@ -176,7 +176,7 @@ __device__ __forceinline__ int swizzled(int row, int vector) {
   return row * kRowBytes + ((vector ^ (row & 7)) << 4);
 }
 
-/// 64 filters times a warp's 40 columns, over its half of a tile's pixels.
+/// 64 filters times a warp's columns, over its half of a tile's pixels.
 template <int kColumnTiles, typename T>
 __device__ void multiply_gradients(unsigned grad, const T* padded, const int* corners,
                                    const int (&offsets)[kColumnTiles], int half,

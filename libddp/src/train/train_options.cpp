@@ -83,9 +83,11 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
           {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
   v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
           o.deterministic);
-  v.field({.name = "cudnn_benchmark",
-           .doc = "cuDNN tries its algorithms once a shape (not with train.deterministic)"},
-          o.cudnn_benchmark);
+  v.field(
+      {.name = "cudnn_benchmark",
+       .doc = "the fastest of cuDNN's algorithms is measured when a shape is first met, by each "
+              "rank for itself: runs may differ in bits (not with train.deterministic)"},
+      o.cudnn_benchmark);
   v.field({.name = "allow_tf32",
            .doc = "float32 matrix products in TF32 on CUDA (convolutions may use it either way, as "
                   "in PyTorch)"},

@@ -22,7 +22,7 @@ enum class StemAlgorithm {
   Auto,          ///< CUDA with bf16 or fp16: one of the rearrangements; otherwise Library
   Library,       ///< at::conv2d, which defines the result
   SpaceToDepth,  ///< runs on any device and dtype (tests)
-  Im2col,        ///< runs on any device and dtype (tests)
+  Im2col,        ///< of 7x7: runs on any device and dtype (tests)
 };
 
 /// conv2d(image, weight, stride 2, padding 3), of a 3x3 weight stride 1 and padding 1; without
