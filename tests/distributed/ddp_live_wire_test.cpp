@@ -168,3 +168,29 @@ TEST_CASE("gradients are the mean, with the taps that nobody reads off the wire"
     CHECK_THROWS_AS(backward(pixels(rank(), 6, 2)), SettingsError);
   }
 }
+
+TEST_CASE("chosen buckets are planned for what travels") {
+  if (world() == 1) {
+    return;
+  }
+  const bool overlap = GENERATE(false, true);
+  Filter module;
+  DistributedDataParallel model(module, group(), with_cap(kAutoBuckets));
+  OptimizerOptions options;
+  options.implementation = OptimizerImplementation::Flat;
+  options.skip_dead_taps = true;
+  options.overlap_backward = overlap;
+  auto optimizer = make_optimizer(model, options);
+  for (int step = 0; step < 5; ++step) {
+    model.zero_grad();
+    model.forward(pixels(rank(), step)).sum().backward();
+    optimizer.step(0.0);
+  }
+  const auto is_planned = [&](int64_t bytes) {
+    const auto name = ddp::detail::concat("buckets of 2 gradients, ", bytes, " bytes, hook none");
+    return group()->plan().find(name).has_value();
+  };
+  constexpr int64_t kWhole = 2 * 8 * 8 * 9 * 4;
+  CHECK(is_planned(kWhole) == overlap);  // an update beside backward reads buckets whole
+  CHECK(is_planned(kWhole / 9));         // of the first time
+}

@@ -11,6 +11,7 @@ using namespace ddp::test;
 // no part of their own, and must not go on alone.
 TEST_CASE("a sharded step that was begun and left is told on all ranks, once") {
   const bool tiny = GENERATE(false, true);
+  const bool local_first = GENERATE(false, true);
   OptimizerOptions options = rule(OptimizerType::Sgd, true);
   options.groups.clear();
   options.overlap_backward = true;
@@ -47,6 +48,11 @@ TEST_CASE("a sharded step that was begun and left is told on all ranks, once") {
   left.backward();
   loss_of(whole, 2).backward();
   expected.step(0.0625);
+  if (local_first) {  // as the first micro-batch of a step
+    const auto guard = sharded.no_sync();
+    sharded.forward(integers({2, tiny ? 1 : 33}, rank()));
+    REQUIRE(torch::equal(sharded_module->weight, whole_module->weight));
+  }
   auto loss = loss_of(sharded, 3);
   // Whoever reads weights finds those of all ranks.
   REQUIRE(torch::equal(sharded_module->weight, whole_module->weight));

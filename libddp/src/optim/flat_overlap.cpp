@@ -157,7 +157,7 @@ FlatOptimizer::BucketTable& FlatOptimizer::table_of(const GradBucket& bucket) {
 }
 
 void FlatOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work) {
-  if (!begun_) {
+  if (!begun_ || begun_in_capture_ != is_capturing()) {
     return;
   }
   const at::NoGradGuard no_grad;

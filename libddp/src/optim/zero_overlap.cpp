@@ -58,7 +58,7 @@ void ZeroOptimizer::begin_step(const StepScalars& scalars) {
 }
 
 void ZeroOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work) {
-  if (!begun_) {
+  if (!begun_ || begun_in_capture_ != is_capturing()) {
     return;
   }
   const at::NoGradGuard no_grad;
@@ -121,9 +121,10 @@ void ZeroOptimizer::send_last_updated() {
   take_weights(buckets_.back(), gather_weights(buckets_.back()));
 }
 
-// Of a step that was begun and left by an exception: before anybody reads the weights they are
-// those of all ranks, and no longer written on another stream. They are taken from the leaves,
-// which may have been loaded anew since.
+// Of a step that was begun and left by an exception: before the next training forward reads the
+// weights they are those of all ranks, and no longer written on another stream. Who reads them
+// earlier (one rank may, alone) finds this rank's. They are taken from the leaves, which may have
+// been loaded anew since.
 void ZeroOptimizer::send_left_weights() {
   if (num_updated() == 0 || last_is_sent_ || begun_in_capture_ != is_capturing()) {
     return;

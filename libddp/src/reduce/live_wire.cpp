@@ -22,17 +22,6 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 
-// Whether whole vectors of a filter's memory are one tap's: [filters, taps, channels].
-bool has_rows_of_taps(const at::Tensor& gradient) {
-  if (gradient.dim() != 4 || gradient.size(2) != 3 || gradient.size(3) != 3) {
-    return false;
-  }
-  const int64_t channels = gradient.size(1);
-  return channels * gradient.element_size() % kVectorBytes == 0 && gradient.stride(1) == 1 &&
-         gradient.stride(3) == channels && gradient.stride(2) == 3 * channels &&
-         gradient.stride(0) == 9 * channels;
-}
-
 #ifdef DDP_HAS_CUDA
 template <typename T>
 at::Tensor to_device(const std::vector<T>& table, at::Device device) {
@@ -45,8 +34,18 @@ at::Tensor to_device(const std::vector<T>& table, at::Device device) {
 
 }  // namespace
 
+bool has_rows_of_taps(const at::Tensor& gradient) {
+  if (gradient.dim() != 4 || gradient.size(2) != 3 || gradient.size(3) != 3) {
+    return false;
+  }
+  const int64_t channels = gradient.size(1);
+  return channels * gradient.element_size() % kVectorBytes == 0 && gradient.stride(1) == 1 &&
+         gradient.stride(3) == channels && gradient.stride(2) == 3 * channels &&
+         gradient.stride(0) == 9 * channels;
+}
+
 int64_t live_bytes(int64_t num_bytes, ops::Taps live) {
-  return live == ops::kAllTaps ? num_bytes : num_bytes / 9 * std::popcount(live);
+  return live == ops::kAllTaps || live == 0 ? num_bytes : num_bytes / 9 * std::popcount(live);
 }
 
 std::optional<LiveWire> LiveWire::make(const GradBucket& bucket,

@@ -15,6 +15,10 @@
 
 namespace ddp::detail {
 
+/// Whether memory keeps whole vectors of a tap together, [filters, taps, channels], so that dead
+/// taps of this 3x3 filter can be left out.
+bool has_rows_of_taps(const at::Tensor& gradient);
+
 /// Bytes of a gradient on the wire.
 int64_t live_bytes(int64_t num_bytes, ops::Taps live);
 

@@ -192,11 +192,11 @@ void Reducer::begin_forward() {
   const std::lock_guard lock(impl_->mutex);
   impl_->check_previous_pass();
   impl_->compare_hooks();
+  if (impl_->forward_listener) {
+    impl_->forward_listener();  // what it still does beside is done to the present buckets
+  }
   if (impl_->rebuild_is_due()) {
     impl_->rebuild();
-  }
-  if (impl_->forward_listener) {
-    impl_->forward_listener();
   }
 }
 

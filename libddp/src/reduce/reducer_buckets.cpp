@@ -47,11 +47,11 @@ bool Reducer::Impl::will_rebuild() const {
          (options.static_graph || !options.find_unused_parameters) && !parameters.empty();
 }
 
-// Another model, or another dtype on the wire, has other buckets.
+// Another model, or another dtype or other taps on the wire, has other buckets.
 std::string Reducer::Impl::plan_name() const {
   int64_t bytes = 0;
-  for (const auto& spec : specs) {
-    bytes += spec.numel * spec.element_bytes;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    bytes += detail::live_bytes(specs[i].numel * specs[i].element_bytes, live_taps_here(i));
   }
   return detail::concat("buckets of ", specs.size(), " gradients, ", bytes, " bytes, hook ",
                         hook ? hook->name() : "none");

@@ -52,6 +52,13 @@ void Reducer::HostState::finish_pending(Reducer& reducer) {
   impl.join_broken_pass();
 }
 
+void Reducer::HostState::call_forward_listener(Reducer& reducer) {
+  const std::lock_guard lock(reducer.impl_->mutex);
+  if (reducer.impl_->forward_listener) {
+    reducer.impl_->forward_listener();
+  }
+}
+
 bool Reducer::HostState::is_before_backward(const Reducer& reducer) const {
   const auto& impl = *reducer.impl_;
   const std::lock_guard lock(impl.mutex);

@@ -17,6 +17,9 @@ struct Reducer::HostState {
   /// backward that an exception ended, left under way beside it: buffers on their way, reductions.
   /// To be called before buffers are read or written from outside, and before a capture.
   static void finish_pending(Reducer& reducer);
+  /// What is called before each synchronised forward: before another training forward, which all
+  /// ranks run alike.
+  static void call_forward_listener(Reducer& reducer);
 
   /// A backward of it ended since.
   bool is_before_backward(const Reducer& reducer) const;

@@ -12,10 +12,21 @@
 
 namespace ddp {
 
+// What may have to travel of a gradient of this rank; optimizers leave behind the same on all.
+ops::Taps Reducer::Impl::live_taps_here(size_t index) const {
+  const bool may_leave_out = communicator->world_size() > 1 && !hook && !shards && !bucket_listener;
+  const auto* use = ops::find_tap_use(parameters[index].tensor);
+  if (!may_leave_out || use == nullptr ||
+      !detail::has_rows_of_taps(parameters[index].slot.memory)) {
+    return ops::kAllTaps;
+  }
+  return ops::kAllTaps & ~use->left_behind;
+}
+
 // Collective.
 void Reducer::Impl::agree_on_live_taps() {
   live_taps.assign(parameters.size(), ops::kAllTaps);
-  const bool may_leave_out = communicator->world_size() > 1 && !hook && !shards;
+  const bool may_leave_out = communicator->world_size() > 1 && !hook && !shards && !bucket_listener;
   const auto is_filter = [](const at::Tensor& tensor) {
     return tensor.dim() == 4 && tensor.size(2) == 3 && tensor.size(3) == 3;
   };
@@ -30,9 +41,9 @@ void Reducer::Impl::agree_on_live_taps() {
   }
   auto live = at::ones({static_cast<int64_t>(filters.size()), 9}, at::kInt);
   for (size_t row = 0; row < filters.size(); ++row) {
-    const auto* use = ops::find_tap_use(parameters[static_cast<size_t>(filters[row])].tensor);
-    for (int64_t tap = 0; use != nullptr && tap < 9; ++tap) {
-      live[static_cast<int64_t>(row)][tap] = ((use->left_behind >> tap) & 1) != 0 ? 0 : 1;
+    const ops::Taps own = live_taps_here(static_cast<size_t>(filters[row]));
+    for (int64_t tap = 0; tap < 9; ++tap) {
+      live[static_cast<int64_t>(row)][tap] = (own >> tap) & 1;
     }
   }
   live = live.to(device());
@@ -44,7 +55,7 @@ void Reducer::Impl::agree_on_live_taps() {
     for (int tap = 0; tap < 9; ++tap) {
       taps |= static_cast<ops::Taps>(agreed[static_cast<int64_t>(row)][tap] << tap);
     }
-    live_taps[static_cast<size_t>(filters[row])] = taps;
+    live_taps[static_cast<size_t>(filters[row])] = taps == 0 ? ops::kAllTaps : taps;
   }
 }
 
@@ -76,7 +87,8 @@ void Reducer::Impl::refuse_late_taps() const {
           "optimizer.skip_dead_taps=true: taps of " + parameters[i].name +
           " that no rank had read when the first step was made are read since, as over larger "
           "images, and their gradients are not reduced: make the first step over the largest "
-          "images, evaluate under torch::NoGradGuard, or set it to false");
+          "images, evaluate under torch::NoGradGuard, or set it to false, in a "
+          "DistributedDataParallel made anew where the optimizer that left them out has gone");
     }
   }
 }

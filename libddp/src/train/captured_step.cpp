@@ -6,7 +6,9 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "comm/cuda_check.hpp"
@@ -204,14 +206,17 @@ PeakBytes::PeakBytes(at::Device device)
 }
 
 int64_t PeakBytes::taken() const {
-  return allocated_bytes(device_, /*peak=*/true) - before_;
+  const int64_t stays = std::max(before_, allocated_bytes(device_, /*peak=*/false));
+  return allocated_bytes(device_, /*peak=*/true) - stays;
 }
 
 int64_t missing_bytes(at::Device device, std::pair<unsigned long long, unsigned long long> pool,
                       int64_t bytes) {
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
   for (const auto& segment :
        c10::cuda::CUDACachingAllocator::snapshot(pool, /*include_traces=*/false).segments) {
-    const bool counts = segment.device == device.index() && segment.owner_private_pool_id == pool;
+    const bool counts = segment.device == device.index() && segment.owner_private_pool_id == pool &&
+                        segment.stream == stream;
     bytes -= counts ? static_cast<int64_t>(segment.total_size - segment.allocated_size) : 0;
   }
   size_t free = 0;
@@ -222,7 +227,11 @@ int64_t missing_bytes(at::Device device, std::pair<unsigned long long, unsigned 
 
 void take_as_one_block(int64_t bytes, at::Device device) {
   if (bytes > 0) {
-    at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+    try {
+      at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+    } catch (const c10::OutOfMemoryError&) {
+      return;  // a limit of the allocator's, or other programs: piece by piece it may fit
+    }
   }
 }
 

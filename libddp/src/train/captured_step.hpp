@@ -87,8 +87,8 @@ class CapturedStep {
   int num_scalars_ = 0;
 };
 
-/// How much memory tensors take at the most from here on, beyond those that there are now. Begins
-/// the allocator's own statistics of peaks anew.
+/// How much memory tensors take at the most from here on, beyond those that there are now or at the
+/// end: state that a step makes stays. Begins the allocator's own statistics of peaks anew.
 class PeakBytes {
  public:
   explicit PeakBytes(at::Device device);
@@ -99,13 +99,13 @@ class PeakBytes {
   const int64_t before_;
 };
 
-/// What the segments of a pool ({0, 0}: that of eager steps) lack of `bytes`; 0 where the device
-/// has not that much.
+/// What the current stream's segments of a pool ({0, 0}: that of eager steps) lack of `bytes`; 0
+/// where the device has not that much.
 int64_t missing_bytes(at::Device device, std::pair<unsigned long long, unsigned long long> pool,
                       int64_t bytes);
-/// Into the allocator's cache, for the current stream. A tensor that gets a block of its own from
-/// the device leaves one that fits no larger tensor, and those of a backward go from small to
-/// large: piece by piece a step keeps a fifth more than it has at a time.
+/// Into the allocator's cache, for the current stream, where there is that much. A tensor that gets
+/// a block of its own from the device leaves one that fits no larger tensor, and those of a
+/// backward go from small to large: piece by piece a step keeps a fifth more than it has at a time.
 void take_as_one_block(int64_t bytes, at::Device device);
 
 /// Before captures: what eager steps left in the allocator's cache goes back to the device.

@@ -96,7 +96,8 @@ void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& stat
 }
 
 StepDone GraphedStepCore::State::warm_up(Entry& entry, StepCall& call) {
-  if (entry.eager_steps == 1) {
+  // Before that, what a step makes to stay (buckets laid out anew) would lie in the block for ever.
+  if (entry.eager_steps == 1 && is_settled()) {
     free_cached_memory();  // the first step's
     take_as_one_block(missing_bytes(device, {0, 0}, entry.step_bytes), device);
   }

@@ -71,12 +71,12 @@ class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;
   /// To be called between the step's last forward and its backward, with what step() will be given;
-  /// step() must follow that backward. An optimizer made with OptimizerOptions::overlap_backward
-  /// then updates the parameters of each bucket as soon as its gradients are reduced, while
-  /// backward goes on, and step() updates the rest; others do nothing here. Not for steps whose
-  /// gradients are looked at first: throws SettingsError where inverse_scale, found_inf or
-  /// clip_factor is given. Such a step cannot be skipped any more: the next begin_step() throws
-  /// SettingsError, once, where buckets were updated and step() did not follow.
+  /// step() must follow that backward. With OptimizerOptions::overlap_backward the parameters of
+  /// each bucket are then updated as soon as its gradients are reduced, while backward goes on, and
+  /// step() updates the rest (zero1: it throws SettingsError where backward was left between
+  /// buckets, whose updates stay); others do nothing here. Throws SettingsError where
+  /// inverse_scale, found_inf or clip_factor is given; and, once, where the step before updated
+  /// buckets and step() did not follow (zero1: weights are alike from the next training forward).
   virtual void begin_step(const StepScalars& /*scalars*/) {}
   /// step with a learning rate that the host knows.
   void step(double lr) { step(StepScalars{.lr = lr}); }

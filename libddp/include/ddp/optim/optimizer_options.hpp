@@ -72,10 +72,10 @@ struct OptimizerOptions {
   /// pixels, state_dict(), a checkpoint, saved weights, an Ema. Own code that reads or writes such
   /// weights calls ddp::ops::bring_up_to_date(weight) before, and must not add to their gradients.
   /// For the filters of ddp::ops::conv2d in a DistributedDataParallel. What is put off is settled
-  /// in the first step: what no forward of any rank read by then. A later step whose forwards, or
-  /// gradients of other ops, reach more of it throws SettingsError with several ranks; with one
-  /// rank these filters are updated as usual from then on. Beside an Ema made before, nothing is
-  /// put off.
+  /// in the first step outside a join (before, nothing is): what no forward of any rank read by
+  /// then. A later step whose forwards, or gradients of other ops, reach more of it throws
+  /// SettingsError with several ranks; with one rank these filters are updated as usual from then
+  /// on. Beside an Ema made before, nothing is put off.
   bool skip_dead_taps = false;
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
   std::vector<ParameterGroup> groups{};
