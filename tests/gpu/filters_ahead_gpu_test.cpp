@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Filters that an optimizer left behind, made into matrices ahead of the layer that reads them.
-#include <iostream>
-
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/ops/filter_taps.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "gpu/capture.hpp"
-#include "gpu/graph_timing.hpp"
 #include "models/memory_format.hpp"
 #include "models/precision.hpp"
 #include "models/resnet.hpp"
@@ -94,28 +91,5 @@ TEST_CASE("matrices of filters made ahead have the taps that were left behind, i
     const auto now = replayed.clone();
     CHECK(torch::equal(now, expected_of(module, large)));
     CHECK_FALSE(torch::equal(now, eager));
-  }
-}
-
-TEST_CASE("what optimizer.skip_dead_taps gives and costs", "[.][bench]") {
-  for (const bool skips : {false, true}) {
-    auto module = make_model(true);
-    DistributedDataParallel model(module, group(), {});
-    auto options = rule();
-    options.skip_dead_taps = skips;
-    auto optimizer = make_optimizer(model, options);
-    const auto labels = torch::randint(10, {32}, on_device().dtype(torch::kLong));
-    ops::cross_entropy(model.forward(images_of(32)), labels).loss.backward();
-    const auto update = [&] { optimizer.step(1e-6); };
-    const auto look = [&] {
-      update();
-      for (const auto& parameter : module->parameters()) {
-        ops::bring_up_to_date(parameter);
-      }
-    };
-    const double step_us = gpu_test::graph_us(update);
-    std::cout << "ResNet-18, skip_dead_taps=" << skips << ": update " << step_us
-              << " us; all filters brought up to date after it "
-              << gpu_test::graph_us(look) - step_us << " us\n";
   }
 }
