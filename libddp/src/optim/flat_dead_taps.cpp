@@ -9,7 +9,6 @@
 // another contribute to the mean.
 #include <algorithm>
 
-#include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/ops/filter_taps.hpp"
 #include "ddp/ops/grad_slot.hpp"
@@ -17,6 +16,7 @@
 #include "optim/flat_launch.hpp"
 #include "optim/flat_optimizer.hpp"
 #include "optim/flat_tables.hpp"
+#include "reduce/tap_agreement.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -54,37 +54,19 @@ ops::Taps mask_of_dead(const FlatTaps& taps) {
 
 bool FlatOptimizer::may_leave_behind(size_t index) const {
   const at::Tensor& leaf = states_[index].leaf;
-  const bool has_taps = leaf.dim() == 4 && leaf.size(2) == 3 && leaf.size(3) == 3;
-  return has_taps && ops::find_tap_use(leaf) != nullptr && ops::find_grad_slot(leaf) != nullptr &&
-         segment_of(index).aligned && taps_in_memory(leaf, ops::kAllTaps).inner != 0;
+  return is_3x3_filter(leaf) && ops::find_tap_use(leaf) != nullptr &&
+         ops::find_grad_slot(leaf) != nullptr && segment_of(index).aligned &&
+         taps_in_memory(leaf, ops::kAllTaps).inner != 0;
 }
 
 // Of each parameter, on any rank: a gradient is zero after its reduction only where it is zero on
 // all of them. The host waits.
 std::vector<ops::Taps> FlatOptimizer::taps_in_use() const {
-  constexpr int kNumTaps = 9;
-  at::Tensor used = at::empty({static_cast<int64_t>(states_.size()), kNumTaps}, at::kByte);
-  auto* bits = used.data_ptr<uint8_t>();
+  std::vector<ops::Taps> own;
   for (size_t i = 0; i < states_.size(); ++i) {
-    const ops::Taps own =
-        may_leave_behind(i) ? ops::find_tap_use(states_[i].leaf)->used : ops::kAllTaps;
-    for (int tap = 0; tap < kNumTaps; ++tap) {
-      bits[i * kNumTaps + tap] = static_cast<uint8_t>((own >> tap) & 1);
-    }
+    own.push_back(may_leave_behind(i) ? ops::find_tap_use(states_[i].leaf)->used : ops::kAllTaps);
   }
-  if (model_->communicator()->world_size() > 1) {
-    const at::Tensor sent = used.to(device_);
-    model_->communicator()->all_reduce(sent, ReduceOp::Max)->wait();
-    used = sent.cpu();
-    bits = used.data_ptr<uint8_t>();
-  }
-  std::vector<ops::Taps> taps(states_.size(), 0);
-  for (size_t i = 0; i < states_.size(); ++i) {
-    for (int tap = 0; tap < kNumTaps; ++tap) {
-      taps[i] |= static_cast<ops::Taps>(bits[i * kNumTaps + tap] << tap);
-    }
-  }
-  return taps;
+  return taps_of_any_rank(*model_->communicator(), own);
 }
 
 void FlatOptimizer::leave_behind(size_t index, const FlatTaps& taps) {
@@ -139,11 +121,7 @@ bool FlatOptimizer::came_into_use(size_t index) const {
 
 // The others may go on without these gradients, and could not be asked: they need not be here.
 void FlatOptimizer::refuse_late_use(size_t index) const {
-  throw SettingsError(
-      concat("optimizer.skip_dead_taps=true: taps of ", states_[index].name,
-             " that no rank had read when the first step was made are read since, as over larger "
-             "images; several ranks settle once what they leave behind: make the first step over "
-             "the largest images, evaluate under torch::NoGradGuard, or set it to false"));
+  throw late_taps_error(states_[index].name, "; several ranks settle once what they leave behind");
 }
 
 // Before each step's update.

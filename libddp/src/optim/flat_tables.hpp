@@ -2,11 +2,9 @@
 // From tensors to the tables of flat_math.hpp.
 #pragma once
 
-#include <ATen/Functions.h>
-
-#include <cstring>
 #include <vector>
 
+#include "core/device_table.hpp"
 #include "optim/flat_math.hpp"
 #include "optim/parameter_settings.hpp"
 
@@ -30,15 +28,6 @@ inline FlatDtype flat_dtype(at::ScalarType dtype) {
 /// Whether four elements from `pointer` on may be moved at once.
 inline bool is_aligned(const void* pointer, at::ScalarType dtype) {
   return reinterpret_cast<uintptr_t>(pointer) % (4 * c10::elementSize(dtype)) == 0;
-}
-
-/// The table as bytes on `device`. The host waits.
-template <typename T>
-at::Tensor to_device(const std::vector<T>& table, at::Device device) {
-  const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
-  at::Tensor host = at::empty({bytes}, at::kByte);
-  std::memcpy(host.data_ptr(), table.data(), static_cast<size_t>(bytes));
-  return host.to(device);
 }
 
 /// Cuts segment `index`.

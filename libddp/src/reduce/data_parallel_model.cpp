@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <set>
-#include <unordered_set>
 
 #include "ddp/ops/filter_taps.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
-#include "ddp/reduce/sync_batch_norm.hpp"
 #include "reduce/fingerprint.hpp"
 #include "reduce/model_check.hpp"
 #include "reduce/reducer_host_state.hpp"
@@ -323,81 +321,4 @@ void DataParallelModel::load_state_dict(const StateDict& state) {
   }
 }
 
-namespace detail {
-namespace {
-
-template <typename Named>
-void append_once(NamedParameters& list, std::unordered_set<const void*>& seen,
-                 const std::string& name, const Named& tensor) {
-  if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
-    list.push_back({name, tensor});
-  }
-}
-
-template <typename Entries>
-NamedParameters collect_nn(const Entries& entries) {
-  NamedParameters list;
-  std::unordered_set<const void*> seen;
-  for (const auto& entry : entries) {
-    append_once(list, seen, entry.key(), entry.value());
-  }
-  return list;
-}
-
-template <typename Entries>
-NamedParameters collect_jit(const Entries& entries) {
-  NamedParameters list;
-  std::unordered_set<const void*> seen;
-  for (const auto& entry : entries) {
-    append_once(list, seen, entry.name, entry.value);
-  }
-  return list;
-}
-
-bool is_training(const std::shared_ptr<torch::nn::Module>& module) {
-  return module->is_training();
-}
-bool is_training(const torch::jit::Module& module) {
-  return module.is_training();
-}
-
-template <typename Modules>
-uint64_t hash_modes(const Modules& modules) {
-  uint64_t hash = 0xCBF29CE484222325ULL;  // FNV-1a
-  for (const auto& module : modules) {
-    hash = (hash ^ (is_training(module) ? 1U : 2U)) * 0x100000001B3ULL;
-  }
-  return hash;
-}
-
-}  // namespace
-
-ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
-  const auto modules = module->modules(/*include_self=*/true);
-  return {.parameters = collect_nn(module->named_parameters()),
-          .buffers = collect_nn(module->named_buffers()),
-          .read_buffers = [module] { return collect_nn(module->named_buffers()); },
-          .is_training = [module] { return module->is_training(); },
-          .training_modes = [modules] { return hash_modes(modules); },
-          .has_collective_forward = std::any_of(
-              modules.begin(), modules.end(), [](const std::shared_ptr<torch::nn::Module>& child) {
-                return std::dynamic_pointer_cast<SyncBatchNormImpl>(child) != nullptr;
-              })};
-}
-
-ModelTensors tensors_of(const torch::jit::Module& module) {
-  const auto list = module.modules();
-  std::vector<torch::jit::Module> modules;
-  for (const auto& child : list) {
-    modules.push_back(child);
-  }
-  return {.parameters = collect_jit(module.named_parameters()),
-          .buffers = collect_jit(module.named_buffers()),
-          .read_buffers = [module] { return collect_jit(module.named_buffers()); },
-          .is_training = [module] { return module.is_training(); },
-          .training_modes = [modules] { return hash_modes(modules); },
-          .has_collective_forward = false};
-}
-
-}  // namespace detail
 }  // namespace ddp

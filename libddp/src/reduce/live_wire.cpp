@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
+#include "core/device_table.hpp"
 #include "ddp/core/error.hpp"
+#include "reduce/tap_agreement.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include <c10/cuda/CUDAException.h>
@@ -22,20 +23,10 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 
-#ifdef DDP_HAS_CUDA
-template <typename T>
-at::Tensor to_device(const std::vector<T>& table, at::Device device) {
-  const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
-  const at::Tensor host = at::empty({bytes}, at::kByte);
-  std::memcpy(host.data_ptr(), table.data(), static_cast<size_t>(bytes));
-  return host.to(device);
-}
-#endif
-
 }  // namespace
 
 bool has_rows_of_taps(const at::Tensor& gradient) {
-  if (gradient.dim() != 4 || gradient.size(2) != 3 || gradient.size(3) != 3) {
+  if (!is_3x3_filter(gradient)) {
     return false;
   }
   const int64_t channels = gradient.size(1);

@@ -69,6 +69,7 @@ struct Reducer::Impl {
   bool rebuild_is_due();
   void rebuild();
   std::string plan_name() const;
+  bool may_leave_out_taps() const;
   ops::Taps live_taps_here(size_t index) const;
   std::optional<std::string> planned_buckets();
   bool measures_buckets();
