@@ -186,6 +186,9 @@ struct Loop {
   double host_ms = 0;
   double host_us = 0;  ///< of CPU, by all threads of the process
   bool is_graph = false;
+  std::function<double()> last_exposed_ms{};  ///< of the last step's communication; may be empty
+  std::vector<double> round_exposed_ms{};     ///< of each round's last step
+  double exposed_ms = 0;                      ///< their median, of the rank that has most
 
   /// The time in which the host issues a step into an empty queue: where it reaches the step's own
   /// time, the host is what bounds it. A queue that fills makes the host wait, so never more. A
@@ -221,6 +224,20 @@ struct Loop {
     }
     synchronize(device);
     round_ms.push_back(milliseconds_since(begin) / static_cast<double>(steps));
+    if (last_exposed_ms) {
+      round_exposed_ms.push_back(last_exposed_ms());
+    }
+  }
+  /// Collective.
+  void agree_on_exposed(ddp::Communicator& communicator) {
+    if (!last_exposed_ms) {
+      return;
+    }
+    const auto most =
+        torch::full({}, median(round_exposed_ms),
+                    torch::TensorOptions().device(communicator.device()).dtype(torch::kFloat64));
+    communicator.all_reduce(most, ddp::ReduceOp::Max)->wait();
+    exposed_ms = most.item<double>();
   }
   double median_ms() const { return median(round_ms); }
 };
@@ -307,6 +324,9 @@ inline double measure_rounds(const Settings& settings, const ddp::Context& conte
     }
     release(settings, device);
     answer("done" + std::to_string(round), loops.front().round_ms.back());
+  }
+  for (auto& loop : loops) {
+    loop.agree_on_exposed(*context.communicator());
   }
   if (!settings.text("profile").empty()) {
     gate.wait_for("profile");

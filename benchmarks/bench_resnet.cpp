@@ -8,6 +8,7 @@
 //   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
 //   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
 //                                      a round begins with an empty ring
+//   bench_resnet … data=FOLDER step=load    its batches alone, without a model
 //   bench_resnet … overlap=true     buckets are updated while backward goes on
 //   bench_resnet … skip_dead_taps=true    OptimizerOptions::skip_dead_taps
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py;
@@ -17,8 +18,9 @@
 // dtype is what the model computes in. With param_dtype=fp32 that is autocast; with
 // param_dtype=bf16 all parameters but those of normalisation are bfloat16 (float32 masters in the
 // optimizer). ms is the median of `rounds` means over `steps` steps, host_ms and host_us wall and
-// CPU time in which the host issues a step into an empty queue; peak_mib is device-wide, read after
-// the warm-up.
+// CPU time in which the host issues a step into an empty queue; exposed_comm_ms is the median of
+// the rounds' last steps, of the rank that waits longest; peak_mib is device-wide, read after the
+// warm-up.
 #include <torch/torch.h>
 
 #include <functional>
@@ -117,7 +119,9 @@ void for_each_tensor(ImageBatch& batch, const Visitor& visit) {
 ImageBatch random_batch(const Settings& settings, at::Device device) {
   const int64_t size = settings.number("image_size");
   const int64_t batch = settings.number("batch_size");
-  const auto dtype = has_bf16_parameters(settings) ? torch::kBFloat16 : torch::kFloat32;
+  // As the loader gives them.
+  const bool bf16 = bench::amp_dtype(settings, "dtype") == ddp::AmpDtype::Bf16;
+  const auto dtype = bf16 ? torch::kBFloat16 : torch::kFloat32;
   const auto format = settings.flag("channels_last") ? at::MemoryFormat::ChannelsLast
                                                      : at::MemoryFormat::Contiguous;
   return {torch::randn({batch, 3, size, size}, device).to(dtype).contiguous(format),
@@ -175,7 +179,7 @@ class Trainer {
       optimizer_ =
           std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd(settings)));
     }
-    if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
+    if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}, {"load", false}})) {
       capture(context);
     }
   }
@@ -191,12 +195,12 @@ class Trainer {
       run(batch_, {.lr = kLr});
     }
   }
-  /// Of the last step, as a further member of a JSON object; empty where nothing is reduced.
-  std::string exposed_communication() const {
+  /// Of the last step; an empty function where nothing is reduced.
+  std::function<double()> last_exposed_ms() const {
     if (!model_) {
-      return "";
+      return {};
     }
-    return ", \"exposed_comm_ms\": " + std::to_string(model_->exposed_communication_ms());
+    return [this] { return model_->exposed_communication_ms(); };
   }
 
  private:
@@ -249,7 +253,7 @@ class Trainer {
 };
 
 void print_result(const Settings& settings, const ddp::Context& context,
-                  const std::vector<Loop>& loops, double peak_mib, const std::string& exposed) {
+                  const std::vector<Loop>& loops, double peak_mib) {
   for (const auto& loop : loops) {
     const double ms = loop.median_ms();
     const auto samples = static_cast<double>(settings.number("batch_size") * context.world_size());
@@ -261,13 +265,36 @@ void print_result(const Settings& settings, const ddp::Context& context,
          << "\", \"step\": \"" << settings.text("step") << "\", \"comm_hook\": \""
          << settings.text("comm_hook") << "\", \"ms\": " << ms
          << ", \"img_s\": " << samples / ms * 1000 << ", \"host_ms\": " << loop.host_ms
-         << ", \"host_us\": " << loop.host_us << ", \"peak_mib\": " << peak_mib << exposed << "}";
+         << ", \"host_us\": " << loop.host_us << ", \"peak_mib\": " << peak_mib;
+    if (loop.last_exposed_ms) {
+      line << ", \"exposed_comm_ms\": " << loop.exposed_ms;
+    }
+    line << "}";
     std::cout << line.str() << std::endl;
   }
 }
 
+/// step=load
+int measure_loader(const Settings& settings, const ddp::Context& context) {
+  if (settings.text("data").empty()) {
+    throw ddp::SettingsError("bench_resnet: step=load without data; fix: data=FOLDER");
+  }
+  const auto loader = make_loader(settings, context);
+  std::vector<Loop> loops{{"load", [&loader] { (void)loader->next(); }, {}}};
+  const double peak_mib = bench::measure_rounds(settings, context, loops);
+  if (context.is_main()) {
+    print_result(settings, context, loops, peak_mib);
+  }
+  return 0;
+}
+
 int measure(const Settings& settings) {
   auto context = bench::create_context(settings);
+  if (settings.text("step") == "load") {
+    const int code = measure_loader(settings, context);
+    context.close();
+    return code;
+  }
   at::globalContext().setBenchmarkCuDNN(true);
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<Loop> loops;
@@ -277,11 +304,12 @@ int measure(const Settings& settings) {
       auto* trainer = trainers.back().get();
       loops.push_back({wrapped ? "ddp" : "plain", [trainer] { trainer->step(); }, {}});
       loops.back().is_graph = settings.text("step") == "graph";
+      loops.back().last_exposed_ms = trainer->last_exposed_ms();
     }
   }
   const double peak_mib = bench::measure_rounds(settings, context, loops);
   if (context.is_main()) {
-    print_result(settings, context, loops, peak_mib, trainers.front()->exposed_communication());
+    print_result(settings, context, loops, peak_mib);
   }
   loops.clear();
   trainers.clear();

@@ -15,6 +15,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 
@@ -26,7 +27,7 @@ READY_TIMEOUT = float(os.environ.get("READY_TIMEOUT", "240"))
 ROUND_TIMEOUT = float(os.environ.get("ROUND_TIMEOUT", "120"))
 PROFILE_STEPS = 5
 # What ends a measurement but not the measurements that follow it.
-ERRORS = (RuntimeError, ValueError, OSError, subprocess.TimeoutExpired)
+ERRORS = (RuntimeError, ValueError, LookupError, OSError, tarfile.TarError, subprocess.TimeoutExpired)
 
 
 def device_memory_used():
@@ -44,6 +45,23 @@ def launcher(program, world):
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
         return launch if is_script else launch + ["--no-python"]
     return ["mpirun", "-n", str(world)]
+
+
+def failure(error):
+    """As `error` of a side."""
+    text = str(error)
+    return dict(error=f"{type(error).__name__}: {text}" if isinstance(error, LookupError) else text)
+
+
+def end(process):
+    """Asks first: a launcher takes its ranks along, one that is killed leaves them on the GPUs."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(40)  # torchrun gives its ranks 30 s
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 class Program:
@@ -86,13 +104,7 @@ class Program:
         return json.loads(lines[-1])
 
     def stop(self):
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process)
         self.log.close()
 
 
@@ -150,7 +162,7 @@ def measure(programs, rounds, keep_going):
                 if not keep_going:
                     raise
                 program.stop()
-                results[program.name] = dict(error=str(error))
+                results[program.name] = failure(error)
 
     each(lambda program, _: results.update({program.name: start(program)}), programs)
     for index in range(rounds):

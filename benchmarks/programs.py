@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a program of its own measures, start to end: each function gives the sides of its row, with `value` in
-the row's unit and what else is to be said as `remark`."""
+"""Rows that programs of their own measure: each function gives the sides of its row, with `value` in the row's unit and
+what else is to be said as `remark`, and of how many rounds they are."""
 import csv
+import functools
 import glob
 import json
 import os
@@ -12,26 +13,34 @@ import tempfile
 
 import interleaved
 import photographs
-from rows import PEERS
+from rows import PEERS, ROWS
 
 ROOT = os.path.dirname(interleaved.HERE)
 TIMEOUT = float(os.environ.get("PROGRAM_TIMEOUT", "300"))
 
 
 def measure(o, name, gpus):
-    return globals()[name](o, gpus)
+    """(sides, number of rounds)"""
+    try:
+        return globals()[name](o, gpus)
+    except interleaved.ERRORS as error:  # before any side was run
+        return dict(libddp=interleaved.failure(error)), 0
 
 
 def run(command, gpus, log):
     """The output of a program on `gpus` ranks, which is also kept in `log`."""
     environment = dict(os.environ, NCCL_NVLS_ENABLE="0", OMP_NUM_THREADS="1")
     with open(log, "w") as f:
-        done = subprocess.run(interleaved.launcher(command[0], gpus) + command, stdout=f, stderr=subprocess.STDOUT, env=environment,
-                              cwd=ROOT, timeout=TIMEOUT)
+        process = subprocess.Popen(interleaved.launcher(command[0], gpus) + command, stdout=f, stderr=subprocess.STDOUT,
+                                   env=environment, cwd=ROOT)
+        try:
+            code = process.wait(TIMEOUT)
+        finally:
+            interleaved.end(process)
     with open(log) as f:
         text = f.read()
-    if done.returncode != 0:
-        raise RuntimeError(f"{os.path.basename(command[0])} ended with {done.returncode}: see {log}")
+    if code != 0:
+        raise RuntimeError(f"{os.path.basename(command[0])} ended with {code}: see {log}")
     return text
 
 
@@ -40,7 +49,18 @@ def side(function, *arguments):
     try:
         return function(*arguments)
     except interleaved.ERRORS as error:
-        return dict(error=str(error))
+        return interleaved.failure(error)
+
+
+def in_turn(functions, rounds):
+    """By name what each function gave in each round, all of them in turn from alternating ends; one that failed is left out
+    of what follows."""
+    runs = {name: [] for name in functions}
+    for index in range(rounds):
+        for name in list(functions)[::1 if index % 2 == 0 else -1]:
+            if not any("error" in run for run in runs[name]):
+                runs[name].append(side(functions[name]))
+    return runs
 
 
 def program(o, name):
@@ -53,14 +73,18 @@ def log_path(o, name):
 
 # ---- all_reduce
 
+ALL_REDUCE_ROUNDS = 21
+
+
 def all_reduce(o, gpus):
     def ours():
-        return worst_all_reduce(run([program(o, "benchmarks/bench_all_reduce")], gpus, log_path(o, f"all_reduce_{gpus}")))
-    return dict(libddp=side(ours))
+        return worst_all_reduce(run([program(o, "benchmarks/bench_all_reduce"), f"rounds={ALL_REDUCE_ROUNDS}"], gpus,
+                                    log_path(o, f"all_reduce_{gpus}")))
+    return dict(libddp=side(ours)), ALL_REDUCE_ROUNDS
 
 
 def worst_all_reduce(text):
-    """From bench_all_reduce's lines: mode, bytes, NCCL's us, ours, …"""
+    """From bench_all_reduce's lines: mode, bytes, NCCL's us, ours, …; `extra_us` by mode is what was asked below 4 MiB."""
     lines = [line.split() for line in text.splitlines() if re.match(r"(eager|graph)\s+\d+\s", line)]
     rows = [(mode, int(size), float(theirs), float(mine)) for mode, size, theirs, mine, *_ in lines]
     large = [(theirs / mine, mode, size) for mode, size, theirs, mine in rows if size >= 4 << 20]
@@ -69,8 +93,9 @@ def worst_all_reduce(text):
         raise ValueError("bench_all_reduce printed no times from both sides of 4 MiB")
     ratio, mode, size = min(large)
     extra, small_mode, small_size = max(small)
-    return dict(value=ratio, remark=f"least at {size >> 20} MiB ({mode}); below 4 MiB at most {extra:.1f} us more "
-                                    f"({small_mode}, {small_size >> 10} KiB)")
+    extra_us = {mode: max(us for us, of_mode, _ in small if of_mode == mode) for mode in sorted({mode for _, mode, _ in small})}
+    return dict(value=ratio, extra_us=extra_us, remark=f"least at {size >> 20} MiB ({mode}); below 4 MiB at most {extra:.1f} us more "
+                                                      f"({small_mode}, {small_size >> 10} KiB)")
 
 
 # ---- cifar10
@@ -93,21 +118,28 @@ def cifar10(o, gpus):
                     f"data.path={data}", f"train.{batch}", f"train.{eval_batch}", "checkpoint.dir=", f"metrics.dir={folder}",
                     "metrics.run_name=run", "metrics.progress=plain", f"metrics.log_every={50000 // 512}", "train.eval_first=true"]
                    + CIFAR10_SIDES[name] + (CIFAR10_HIDDEN if gpus > 1 else []), gpus, log_path(o, f"cifar10_{gpus}.{name}"))
-        return about_run(seconds_of_run(folder), re.findall(r"test accuracy\s+([\d.]+ %)", text)[-1])
+        return dict(seconds_of_run(folder), accuracy=re.findall(r"test accuracy\s+([\d.]+ %)", text)[-1])
 
     def theirs(name):
         peer = [os.path.join(interleaved.HERE, "pytorch_resnet.py"), "model=resnet18", f"cifar10={data}", "stem=cifar", batch, eval_batch,
                 "epochs=24", "label_smoothing=0.1"] + PEERS[name] + ([] if gpus > 1 else ["wrap=false"])
         said = json.loads(run(peer, gpus, log_path(o, f"cifar10_{gpus}.{name}")).strip().splitlines()[-1])
-        return about_run(dict(said, value=said["seconds"]), f"{100 * said['accuracy']:.2f} %")
+        return dict(value=said["seconds"], train_seconds=said["train_seconds"], accuracy=f"{100 * said['accuracy']:.2f} %")
 
-    sides = {name: side(ours, name) for name in CIFAR10_SIDES}
-    sides.update({name: side(theirs, name) for name in o.peers})
-    return sides
+    functions = {name: functools.partial(ours, name) for name in CIFAR10_SIDES}
+    functions.update({name: functools.partial(theirs, name) for name in o.peers})
+    return {name: about_runs(runs) for name, runs in in_turn(functions, o.program_rounds).items()}, o.program_rounds
 
 
-def about_run(seconds, accuracy):
-    return dict(value=seconds["value"], remark=f"test accuracy {accuracy}, training alone {seconds['train_seconds']:.2f} s")
+def about_runs(runs):
+    """The run of the median time, with the accuracies of all."""
+    if "error" in runs[-1]:
+        return runs[-1]
+    by_time = sorted(runs, key=lambda run: run["value"])
+    middle = by_time[(len(runs) - 1) // 2]
+    spread = f", {by_time[0]['value']:.2f} to {by_time[-1]['value']:.2f} s" if len(runs) > 1 else ""
+    return dict(value=middle["value"], remark=f"test accuracy {', '.join(run['accuracy'] for run in runs)}, training alone "
+                                              f"{middle['train_seconds']:.2f} s{spread}")
 
 
 def seconds_of_run(folder):
@@ -125,20 +157,26 @@ def seconds_of_run(folder):
                 train_seconds=sum(float(epoch["epoch_seconds"]) for epoch in epochs))
 
 
-# ---- resnet50_jpeg
+# ---- resnet50_jpeg, jpeg_loader
+
+def num_workers(gpus):
+    """Of a GPU: as many as there are processors for it."""
+    return max(1, len(os.sched_getaffinity(0)) // gpus)
+
 
 def resnet50_jpeg(o, gpus):
     """Steps fed by the loader beside steps on a resident batch, round by round. A round begins with some steps that are
     not timed, which use up what the loader made while others ran."""
-    bench = [program(o, "benchmarks/bench_resnet"), "model=resnet50", "image_size=224", "batch_size=256", "step=graph", "param_dtype=bf16",
-             "fp32_grads=false", "steps=60", "warmup=15"] + o.set
-    workers = max(1, len(os.sched_getaffinity(0)) // gpus)
+    row = ROWS["resnet50"]
+    own = list(row.ours(gpus).values())[-1]
+    bench = [program(o, "benchmarks/bench_resnet")] + row.settings(gpus, own) + own + o.set
+    workers = num_workers(gpus)
     with tempfile.TemporaryDirectory() as folder:
         fed = bench + [f"data={photographs.prepare(o.photographs, folder)}", f"num_workers={workers}", "lead_in=10"]
         sides = dict(synthetic=bench, libddp=fed, libddp_nvjpeg=fed + ["jpeg_decoder=nvjpeg"])
         measured = interleaved.run(sides, gpus, log_path(o, f"resnet50_jpeg_{gpus}")[:-4], o.rounds,
                                    keep_going=True)
-    return fed_against_synthetic(measured, workers)
+    return fed_against_synthetic(measured, workers), o.rounds
 
 
 def fed_against_synthetic(measured, workers):
@@ -152,6 +190,32 @@ def fed_against_synthetic(measured, workers):
             value=synthetic["ms"] / fed["ms"],
             remark=f"{fed['ms']:.2f} ms a step from JPEG with {workers} threads a GPU, {synthetic['ms']:.2f} ms on a resident batch")
     return sides
+
+
+def jpeg_loader(o, gpus):
+    """Batches alone. A round of ours begins with some that are not timed, as above; of PyTorch's it begins without processes,
+    and those that they make at first are not timed either (pytorch_loader.py)."""
+    workers = num_workers(gpus)
+    with tempfile.TemporaryDirectory() as folder:
+        common = [f"data={photographs.prepare(o.photographs, folder)}", "image_size=224", f"batch_size={LOADER_BATCH}",
+                  f"num_workers={workers}"]
+        ours = [program(o, "benchmarks/bench_resnet"), "step=load", "steps=60", "lead_in=10", "warmup=10"] + common + o.set
+        sides = dict(libddp=ours, libddp_nvjpeg=ours + ["jpeg_decoder=nvjpeg"])
+        if o.peers:
+            sides["eager"] = [os.path.join(interleaved.HERE, "pytorch_loader.py")] + common + o.set
+        measured = interleaved.run(sides, gpus, log_path(o, f"jpeg_loader_{gpus}")[:-4], o.rounds, keep_going=True)
+    return {name: loading_rate(name, result, workers) for name, result in measured.items()}, o.rounds
+
+
+LOADER_BATCH = 256
+
+
+def loading_rate(name, measured, workers):
+    if "error" in measured:
+        return measured
+    rates = [LOADER_BATCH / ms * 1000 for ms in (measured["ms"], max(measured["rounds_ms"]), min(measured["rounds_ms"]))]
+    who = f"DataLoader and PIL, {workers} processes" if name in PEERS else f"{workers} threads"
+    return dict(value=rates[0], remark=f"{who}, {rates[1]:,.0f} to {rates[2]:,.0f} images/s")
 
 
 if __name__ == "__main__":

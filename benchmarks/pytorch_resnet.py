@@ -87,7 +87,8 @@ def speed(o, gate, device, world):
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
     model = build(o, device)
     optimizer = make_optimizer(o, model, 0.1)
-    images = torch.randn(o.batch_size, 3, o.image_size, o.image_size, device=device)
+    # As a loader gives them, which autocast need not cast again.
+    images = torch.randn(o.batch_size, 3, o.image_size, o.image_size, device=device).to(torch.bfloat16 if o.dtype == "bf16" else torch.float32)
     if o.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     target = torch.randint(0, o.num_classes, (o.batch_size,), device=device)

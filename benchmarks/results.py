@@ -11,7 +11,7 @@ BEGIN = "<!-- compare_pytorch: the lines up to the end mark are generated -->"
 END = "<!-- compare_pytorch: end -->"
 
 
-UNITS = dict(img_s="images/s a GPU")
+UNITS = dict(img_s="images/s a GPU", images_s="images/s")
 
 
 def load(path):
@@ -63,7 +63,7 @@ def best(row, gpus, record, names):
 
 
 def number(row, value):
-    return f"{value:,.0f}" if row.unit == "img_s" else f"{value:.3f}" if value < 10 else f"{value:,.2f}"
+    return f"{value:,.0f}" if row.unit in UNITS else f"{value:.3f}" if value < 10 else f"{value:,.2f}"
 
 
 def goal_text(row, gpus, which):
@@ -103,7 +103,7 @@ def gain(row, ours, theirs):
 
 def speed_table(records):
     peers = [name for name in PEERS if any(name in r.get("sides", {}) for r in records.values())]
-    head = ["", "GPUs", "before", "libddp", *(PEER_TITLES[name] for name in peers), "libddp x best PyTorch", "must", "aim",
+    head = ["", "GPUs", "before", "libddp", *(PEER_TITLES[name] for name in peers), "libddp x best of these", "must", "aim",
             "emulated / libddp"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, row, gpus, record in in_order(records):
@@ -136,6 +136,9 @@ def also_asked(records):
         if name == "resnet50" and gpus > 1 and "exposed_comm_ms" in side:
             share = f"{side['exposed_comm_ms'] / side['ms']:.2%} ({side['exposed_comm_ms']:.3f} ms)"
             yield f"{row.title}: exposed communication of a step", gpus, share, "<= 1.5%", "<= 0.5%"
+        if "extra_us" in side:
+            extra = " / ".join(f"{us:.1f} us ({mode})" for mode, us in side["extra_us"].items())
+            yield "all-reduce below 4 MiB: at most so much longer than NCCL's", gpus, extra, "<= 2 us", ""
         if "step=graph" in side.get("settings", "") and "host_us" in side:
             waits = f", {side['profile']['waits']:g} waits for the device" if "profile" in side else ""
             yield f"{row.title}: host's CPU time a replayed step", gpus, f"{side['host_us']:.0f} us{waits}", "<= 50 us, 0 waits", ""
@@ -165,9 +168,17 @@ def side_table(records):
     return lines
 
 
+def on_gpus(gpus):
+    return f"{gpus} GPU{'s' if gpus > 1 else ''}"
+
+
+def in_rounds(record):
+    return f"{record['rounds']} rounds" if record["rounds"] > 1 else "1 run a side"
+
+
 def remark_lines(records):
     """What a side has to say beyond its figures."""
-    return [f"- {row.title}, {gpus} GPUs, {PEER_TITLES.get(side_name, side_name)}: {side.get('remark') or side['error']}"
+    return [f"- {row.title}, {on_gpus(gpus)}, {PEER_TITLES.get(side_name, side_name)}: {side.get('remark') or side['error']}"
             for name, row, gpus, record in in_order(records) for side_name, side in record.get("sides", {}).items()
             if "remark" in side or "error" in side]
 
@@ -177,7 +188,7 @@ def profile_tables(records):
     for name, row, gpus, record in in_order(records):
         profiles = {PEER_TITLES.get(n, n): s["profile"] for n, s in record.get("sides", {}).items() if "profile" in s}
         if profiles:
-            lines += ["", f"{row.title}, {gpus} GPU{'s' if gpus > 1 else ''}:", "", step_profile.table(profiles, row.least_us(gpus))]
+            lines += ["", f"{row.title}, {on_gpus(gpus)}:", "", step_profile.table(profiles, row.least_us(gpus))]
     return lines
 
 
@@ -189,7 +200,7 @@ def machine_lines(records):
             m = record["machine"]
             about = (f"{m.get('gpu', 'CPU')}, driver {m.get('driver', '-')}, at most {m.get('max_sm_mhz', '-')} MHz and "
                      f"{m.get('power_limit_w', '-')} W, PyTorch {m['torch']}, CUDA {m['cuda']}, cuDNN {m.get('cudnn', '-')}, "
-                     f"NCCL {m.get('nccl', '-')}, commit {m['commit']}, {record['rounds']} rounds, {record['when']}")
+                     f"NCCL {m.get('nccl', '-')}, commit {m['commit']}, {in_rounds(record)}, {record['when']}")
             calls.setdefault(about, []).append(f"{name} on {gpus}")
     return [f"- {', '.join(rows)}: {about}" for about, rows in calls.items()]
 
@@ -200,7 +211,7 @@ def markdown(records):
     profiles = profile_tables(records)
     if profiles:
         parts += [["", "Where a step's time goes (`benchmarks/step_profile.py`; a profiled step is some percent longer; a GEMM is a "
-                       "convolution or the classifier; the roofline is `benchmarks/roofline.py`'s):"], profiles]
+                       "convolution or the classifier; the roofline is `benchmarks/roofline.py`'s, which updates all weights):"], profiles]
     return "\n".join(line for part in parts for line in part)
 
 
@@ -217,7 +228,7 @@ def write_table(path, records):
     os.replace(path + ".part", path)
 
 
-CSV_FIELDS = ["row", "gpus", "side", "ms", "value", "unit", "must", "aim", "peak_mib", "host_us", "host_ms", "kernels", "busy_us",
+CSV_FIELDS = ["row", "gpus", "side", "ms", "value", "unit", "must", "aim", "peak_mib", "host_us", "host_ms", "exposed_comm_ms", "kernels", "busy_us",
               "sm_mhz", "power_w", "celsius", "emulated_ms", "rounds", "when", "gpu", "commit", "settings", "remark", "error", "not_run"]
 
 

@@ -69,7 +69,7 @@ if wants wrapper; then
   title "the DDP wrapper at world 1 against the plain loop, one process, interleaved rounds"
   for case in "model=resnet50 image_size=224 batch_size=256 steps=15" "model=resnet18 image_size=32 batch_size=512 steps=60 num_classes=10"; do
     # shellcheck disable=SC2086
-    bounded 90 "$build/benchmarks/bench_resnet" $case rounds=7 wrap=compare | tee -a "$out/wrapper.jsonl" || failed=1
+    bounded 90 "$build/benchmarks/bench_resnet" $case ops=plain optimizer=list rounds=7 wrap=compare | tee -a "$out/wrapper.jsonl" || failed=1
   done
   python3 - "$out/wrapper.jsonl" << 'PYTHON' || failed=1
 import json, sys

@@ -15,7 +15,6 @@ need("torch")
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 import emulated  # noqa: E402
 import interleaved  # noqa: E402
-import programs  # noqa: E402
 import results  # noqa: E402
 import roofline  # noqa: E402
 import rows  # noqa: E402
@@ -154,6 +153,7 @@ class Turns(unittest.TestCase):
                                 (["--peers", "jax"], "there is no jax; there are eager"),
                                 (["--rows", "none", "--add", "nowhere.json"], "--add nowhere.json: there is no such file"),
                                 (["--gpus", "two"], "give whole numbers"), (["--rounds", "0"], "at least 1"),
+                                (["--program-rounds", "0"], "at least 1"),
                                 (["--ours", "eager:step=graph"], "a name that is none of eager")):
             done = subprocess.run([sys.executable, TOOL, "build", "out"] + arguments, capture_output=True, text=True)
             self.assertEqual(done.returncode, 64, done.stderr)
@@ -171,50 +171,6 @@ class Turns(unittest.TestCase):
         self.script("resnet50_probe", "#!/bin/sh\necho no plan >&2\nexit 1\n")
         with self.assertRaisesRegex(RuntimeError, "resnet50_probe ended with 1: no plan"):
             emulated.step_ms(self.folder.name, "resnet50", 256)
-
-
-ALL_REDUCE = """# 2 ranks, float32 sum in place, NCCL_NVLS_ENABLE=0, median of 11 paired rounds
-mode          bytes    nccl_us     ddp_us  nccl_alg
-eager          4096      10.00      13.00      0.40
-eager       4194304      40.00      41.00    104.00
-graph          4096       6.00       6.50      0.60
-graph      16777216      76.00      80.00    209.00
-"""
-
-
-class OtherPrograms(unittest.TestCase):
-    def test_the_worst_all_reduce_is_told_on_both_sides_of_4_mib(self):
-        worst = programs.worst_all_reduce(ALL_REDUCE)
-        self.assertEqual(worst["value"], 0.95)
-        self.assertEqual(worst["remark"], "least at 16 MiB (graph); below 4 MiB at most 3.0 us more (eager, 4 KiB)")
-        with self.assertRaisesRegex(ValueError, "both sides of 4 MiB"):
-            programs.worst_all_reduce("eager 4096 1 2\n")
-
-    def test_a_run_is_timed_from_its_first_counted_step_to_its_last_evaluation(self):
-        with tempfile.TemporaryDirectory() as folder:
-            os.makedirs(os.path.join(folder, "run"))
-            for name, lines in (("steps", ["step,interval_seconds,time", "49,2.5,1002.5", "99,2,1004.5"]),
-                                ("epochs", ["epoch,epoch_seconds,time", "0,4.5,1005", "1,4.75,1012.25"])):
-                with open(os.path.join(folder, "run", f"{name}.csv"), "w") as f:
-                    f.write("\n".join(lines) + "\n")
-            said = programs.seconds_of_run(folder)
-            self.assertEqual(said, dict(value=12.25, train_seconds=9.25))
-            self.assertEqual(programs.about_run(said, "90 %")["remark"], "test accuracy 90 %, training alone 9.25 s")
-            os.remove(os.path.join(folder, "run", "epochs.csv"))
-            with self.assertRaisesRegex(ValueError, "holds no epochs.csv"):
-                programs.seconds_of_run(folder)
-
-    def test_fed_steps_are_told_by_the_rate_of_those_that_are_not(self):
-        sides = programs.fed_against_synthetic(dict(synthetic=dict(ms=27.0), libddp=dict(ms=30.0), other=dict(error="e")), 8)
-        self.assertEqual(sides["libddp"]["value"], 0.9)
-        self.assertEqual(sides["libddp"]["remark"], "30.00 ms a step from JPEG with 8 threads a GPU, 27.00 ms on a resident batch")
-        self.assertEqual(sides["other"], dict(error="e"))
-        self.assertEqual(programs.fed_against_synthetic(dict(synthetic=dict(error="e"), libddp=dict(ms=1.0)), 8), dict(libddp=dict(error="e")))
-
-    def test_a_row_that_needs_an_option_says_so(self):
-        with tempfile.TemporaryDirectory() as out:
-            done = subprocess.run([sys.executable, TOOL, "build", out, "--rows", "cifar10", "--gpus", "1", "--set", "device=cpu"], capture_output=True, text=True)
-            self.assertIn("not run: " + "--cifar10 was not given", done.stdout, done.stderr)
 
 
 class Settings(unittest.TestCase):
@@ -299,6 +255,16 @@ class Tables(unittest.TestCase):
         self.assertEqual(strong.settings(4, ["step=graph"])[2], "batch_size=128")
         self.assertIn("steps=200", strong.settings(4, ["step=graph", "wrap=false"]))
         self.assertIn("steps=40", strong.settings(4, ["step=compile"]))
+
+    def test_taps_are_skipped_where_there_are_dead_ones(self):
+        skip = {name for name, row in rows.ROWS.items() if isinstance(row, rows.StepRow) and "skip_dead_taps=true" in row.ours(1)["libddp"]}
+        self.assertEqual(skip, {"resnet18_512", "resnet18_128", "resnet18_64", "resnet18_strong"})
+
+    def test_how_often_each_side_ran_is_told(self):
+        records = {}
+        results.merge(records, "resnet50", 1, record(libddp=32.0))
+        results.merge(records, "cifar10", 1, dict(record(), sides=dict(libddp=dict(value=13.0)), rounds=1))
+        self.assertEqual([line.split(", ")[-2] for line in results.machine_lines(records)], ["5 rounds", "1 run a side"])
 
     def test_the_document_changes_between_its_marks_alone(self):
         with tempfile.TemporaryDirectory() as folder:
