@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# compute-sanitizer over the small GPU tests, one rank: check_gpu_memory.sh [tool …]
+# compute-sanitizer over the GPU tests of kernels, one rank: check_gpu_memory.sh [tool …]
 #   tools     memcheck (default), racecheck, synccheck, initcheck
 #   BUILD     build folder (default: build)
-#   TESTS     programs below BUILD/tests (default: the small ones)
+#   TESTS     programs below BUILD/tests (default: those whose kernels are ours), each alone or as NAME:FILTER, with a Catch
+#             filter without spaces: TESTS="ops_gpu_test flat_optimizer_gpu_test:~*100*steps*"
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -21,19 +22,24 @@ export OMP_NUM_THREADS=1 NCCL_NVLS_ENABLE=0 DDP_TEST_DEVICE=cuda
 # Errors that CUDA reports on purpose (NCCL and cuBLAS ask for what may be missing) are not bugs.
 options=(--error-exitcode 99 --report-api-errors no --target-processes all)
 failed=0
-for name in ${TESTS:-optim_gpu_test ops_gpu_test gpu_nccl_communicator gpu_reducer_graph test_data_loader_gpu}; do
+read -ra tests <<<"${TESTS:-optim_gpu_test ops_gpu_test gpu_nccl_communicator gpu_reducer_graph test_data_loader_gpu \
+  batch_norm_gpu_test convolution_gpu_test flat_optimizer_gpu_test device_images_gpu_test jpeg_loader_gpu_test gpu_overlapped_update}"
+for test in "${tests[@]}"; do
+  name=${test%%:*}
+  filter=()
+  [ "$test" = "$name" ] || filter=("${test#*:}")
   program=$(find "$build/tests" -type f -name "$name" -perm -u+x | head -n 1)
   [ -n "$program" ] || die "$name is not built: ./test.sh -N builds all tests"
   for tool in "${tools[@]}"; do
     started=$SECONDS code=0
     log=$build/sanitizer_${name}_$tool.log
     "$build/tests/support/ddp_test_launch" --gpus --ranks 1 --timeout 580 --verbose -- \
-      "$sanitizer" --tool "$tool" "${options[@]}" "$program" >"$log" 2>&1 || code=$?
+      "$sanitizer" --tool "$tool" "${options[@]}" "$program" "${filter[@]}" >"$log" 2>&1 || code=$?
     if [ $code = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
-      say "$name, $tool: clean ($((SECONDS - started)) s)"
+      say "$test, $tool: clean ($((SECONDS - started)) s)"
     else
       failed=1
-      warn "$name, $tool: exit code $code, see $log"
+      warn "$test, $tool: exit code $code, see $log"
       grep -m 8 -E '=========|FAILED|ddp_test_launch' "$log" >&2 || true
     fi
   done
