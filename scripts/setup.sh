@@ -6,6 +6,7 @@
 #   DDP_TORCH_VERSION   LibTorch to install where none is found (2.11.0)
 #   DDP_BUILD_JOBS      parallel compilers (one a core, and one for each 2 GiB of memory)
 #   DDP_SKIP_PACKAGES=1 never call apt-get
+#   DDP_CCACHE=filled   use ccache only where it holds something already (on: wherever it is installed)
 #   DDP_CMAKE_ARGS      more arguments for CMake's configuration
 
 DDP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -187,10 +188,21 @@ build_jobs() {
   echo $((memory < 1 ? 1 : memory < cores ? memory : cores))
 }
 
+# wants_ccache STAMP: filling a cache makes a first build a quarter longer, which pays only where
+# another follows. A folder that was built without it stays so: its objects would all be made anew.
+wants_ccache() {
+  { has ccache && [ -z "${CMAKE_CXX_COMPILER_LAUNCHER:-}" ]; } || return 1
+  if [ -f "$1" ]; then
+    grep -q ccache "$1"
+  elif [ "${DDP_CCACHE:-on}" = filled ]; then
+    [ "$(ccache --print-stats | awk '$1 == "files_in_cache" {print $2}')" != 0 ]
+  fi
+}
+
 # configure [cmake arguments]: only where the arguments changed; ninja itself sees changed CMake files.
 configure() {
   local arguments=(-G Ninja "$@") stamp=$DDP_BUILD/.configured wanted
-  if command -v ccache >/dev/null && [ -z "${CMAKE_CXX_COMPILER_LAUNCHER:-}" ]; then
+  if wants_ccache "$stamp"; then
     arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache
       -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
     # ccache takes precompiled headers only with these.
