@@ -1,27 +1,40 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A trainer whose steps are CUDA graphs ends with the parameters and the losses of one whose steps are
-# eager, bit for bit. Usage: captured_trainer_test.sh LAUNCHER RANKS PROGRAM ARGUMENT…
+# eager, bit for bit; with loader.device_resident=on also of one whose images the CPU makes.
+# Usage: captured_trainer_test.sh LAUNCHER RANKS PROGRAM ARGUMENT…
 set -u
 # shellcheck source=tests/distributed/trainer_test_lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../distributed/trainer_test_lib.sh"
 launcher=$1 ranks=$2 program=$3
 shift 3
 
-for mode in off on; do
+run() { # run NAME ARGUMENT…
+  local name=$1 code
+  shift
   "$launcher" --gpus --verbose --ranks "$ranks" -- "$program" "$@" context.device=cuda metrics.dir= \
-    train.deterministic=true train.cuda_graph=$mode > "$work/$mode.log" 2>&1
+    train.deterministic=true > "$work/$name.log" 2>&1
   code=$?
-  [ $code != 77 ] || { cat "$work/$mode.log"; exit 77; }
-  [ $code = 0 ] || fail "exit code $code with train.cuda_graph=$mode"
-  sed -i 's/^\[0\] //' "$work/$mode.log"
-done
+  [ $code != 77 ] || { cat "$work/$name.log"; exit 77; }
+  [ $code = 0 ] || fail "exit code $code of run $name"
+  sed -i 's/^\[0\] //' "$work/$name.log"
+}
 results() { sed -n -e '/^train loss/p' -e '/^eval loss/p' -e '/^token accuracy/p' -e '/^test accuracy/p' "$1"; }
+same_as_captured() { # same_as_captured NAME
+  echo "$1 $(hash_of "$work/$1.log"), captured $captured"
+  { [ -n "$captured" ] && [ "$(hash_of "$work/$1.log")" = "$captured" ]; } || fail "the parameters differ"
+  [ "$(results "$work/$1.log")" = "$(results "$work/on.log")" ] || fail "losses differ: $(results "$work/$1.log")"
+}
 
-eager=$(hash_of "$work/off.log") captured=$(hash_of "$work/on.log")
-echo "eager $eager, captured $captured"
+for mode in off on; do
+  run $mode "$@" train.cuda_graph=$mode
+done
+captured=$(hash_of "$work/on.log")
 results "$work/on.log"
 grep "is a CUDA graph now" "$work/on.log" || fail "nothing was captured"
 ! grep -q "without a CUDA graph" "$work/on.log" || fail "a step was not captured"
-{ [ -n "$eager" ] && [ "$eager" = "$captured" ]; } || fail "the parameters differ"
-[ "$(results "$work/off.log")" = "$(results "$work/on.log")" ] || fail "losses differ: $(results "$work/off.log")"
+same_as_captured off
+case " $* " in *" loader.device_resident=on "*)
+  run host "$@" train.cuda_graph=off loader.device_resident=off
+  same_as_captured host
+esac

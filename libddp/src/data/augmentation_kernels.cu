@@ -79,7 +79,7 @@ __device__ float value_at(const uint8_t* image, const float* table,
   return byte < 0 ? 0.0f : table[c * 256 + byte];
 }
 
-// One block an image. The last block to end moves the cursor: by then all have read it.
+// One block an image.
 template <typename Out, bool kChannelsLast>
 __global__ void __launch_bounds__(kThreads)
     make_batch(ResidentSet set, SmallImageTransform transform, Out* data, int64_t* target) {
@@ -90,16 +90,13 @@ __global__ void __launch_bounds__(kThreads)
        i += kThreads) {  // beside the loads that follow each other
     table[i] = set.table[i];
   }
-  int64_t place = set.cursor->offset + blockIdx.x;
-  if (place >= set.cursor->count) {
-    place %= set.cursor->count;
-  }
-  const int64_t index = set.order[place];
+  const BatchPlace place = set.device_place != nullptr ? *set.device_place : set.place;
+  const int64_t index = set.order[place.offset + blockIdx.x];
   const int side = transform.side;
   const int num_values = side * side * 3;
   load_image(set.pixels + index * num_values, num_values, image);
   if (threadIdx.x == 0) {
-    shared_crop = draw_small_image(transform, static_cast<uint64_t>(set.cursor->epoch),
+    shared_crop = draw_small_image(transform, static_cast<uint64_t>(place.epoch),
                                    static_cast<uint64_t>(index));
     target[blockIdx.x] = set.labels[index];
   }
@@ -122,20 +119,6 @@ __global__ void __launch_bounds__(kThreads)
       store(out + v, value_at(image, table, transform, crop, at.x, at.y, at.c));
     }
   }
-  if (threadIdx.x == 0) {
-    __threadfence();
-    if (atomicAdd(&set.cursor->finished, 1u) == gridDim.x - 1) {
-      set.cursor->finished = 0;
-      set.cursor->offset += gridDim.x;
-    }
-  }
-}
-
-__global__ void set_cursor(DeviceCursor* cursor, int64_t offset, int64_t count, int64_t epoch) {
-  cursor->offset = offset;
-  cursor->count = count;
-  cursor->epoch = epoch;
-  cursor->finished = 0;
 }
 
 template <typename Out>
@@ -167,12 +150,6 @@ cudaError_t launch_resident_batch(const ResidentSet& set, const SmallImageTransf
       launch_as<__half>(set, transform, num_samples, channels_last, data, target, stream);
       break;
   }
-  return cudaGetLastError();
-}
-
-cudaError_t launch_set_cursor(DeviceCursor* cursor, int64_t offset, int64_t count, int64_t epoch,
-                              cudaStream_t stream) {
-  set_cursor<<<1, 1, 0, stream>>>(cursor, offset, count, epoch);
   return cudaGetLastError();
 }
 

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -82,11 +83,12 @@ void check(cudaError_t status) {
 
 }  // namespace
 
-//   host thread   take() ……………………… take() | epoch over: order of the next one, planned by then
-//   stream        batch k   step k   batch k+1   step k+1 … | order ──> device, cursor to its start
+//   host thread   prepare() ………………… prepare() | epoch over: order of the next one, planned by then
+//   stream        batch k   step k   batch k+1   step k+1 … | order ──> device
 //   helper        plans the next epoch's order
 //
-// The order goes up on the stream that makes the batches, so nothing reads it while it changes.
+// The order goes up on the stream that makes the batches, and into the other half than the last
+// one's, of which batches may be prepared and not made yet.
 struct DeviceImageLoader::State {
   State(const detail::ImageDataset& images, const DistributedSampler& original, at::Device where,
         const LoaderOptions& opts)
@@ -114,11 +116,9 @@ struct DeviceImageLoader::State {
     table = upload(values.data(), {3, 256}, at::kFloat);
     labels = upload(images.decoded()->labels.data(), {n}, at::kLong);
     // A resumed epoch may begin anywhere and is dealt anew: one batch more than usual.
-    const int64_t capacity =
-        max_batch * (detail::count_batches(shape, 0, batch_size, opts.drop_last) + 1);
-    order = at::empty({capacity}, at::TensorOptions().device(device).dtype(at::kInt));
-    cursor = at::empty({static_cast<int64_t>(sizeof(detail::DeviceCursor))},
-                       at::TensorOptions().device(device).dtype(at::kByte));
+    capacity = max_batch * (detail::count_batches(shape, 0, batch_size, opts.drop_last) + 1);
+    DDP_CHECK(2 * capacity <= std::numeric_limits<int32_t>::max());
+    order = at::empty({2 * capacity}, at::TensorOptions().device(device).dtype(at::kInt));
   }
   ~State() {
     if (following.valid()) {
@@ -151,68 +151,81 @@ struct DeviceImageLoader::State {
                            [this, epoch = current.epoch + 1] { return plan(epoch, 0); });
   }
 
-  // The next batch's size and where it begins; the training loop has it from here on.
-  std::pair<int64_t, int64_t> take() {
+  struct Next {
+    detail::BatchPlace place;
+    int64_t size = 0;
+  };
+
+  // The next batch; its order is on the device then. Consumes nothing: after an exception, here or
+  // while the batch is made, the next call gives the same one.
+  Next look() {
     if (next_batch == current.batches.size()) {
       const auto begin = std::chrono::steady_clock::now();
-      current = following.get();
+      current = following.valid() ? following.get() : plan(current.epoch + 1, 0);
       waited += std::chrono::steady_clock::now() - begin;
       begin_plan();
     }
     if (current.batches.empty()) {
       detail::fail_without_batch(shape, batch_size);
     }
+    const c10::cuda::CUDAGuard guard(device);
+    follow_current_stream();
+    if (must_upload) {
+      upload();
+    }
+    return {{static_cast<int32_t>(half + offset), static_cast<int32_t>(current.epoch)},
+            current.batches[next_batch].size};
+  }
+
+  // The training loop has the batch of look() from here on.
+  void consume() {
     const auto [size, end] = current.batches[next_batch++];
     const bool last = next_batch == current.batches.size();
     consumed = last ? detail::Place{current.epoch + 1, 0} : detail::Place{current.epoch, end};
-    return {size, std::exchange(offset, offset + size)};
+    offset += size;
   }
 
-  // Brings order and cursor to the device where the batch at `begin` does not follow the last one.
-  void place_cursor(int64_t begin) {
-    const c10::cuda::CUDAGuard guard(device);
-    follow_current_stream();
-    if (!must_upload && cursor_follows) {
-      return;
-    }
+  void upload() {
     const auto count = static_cast<int64_t>(current.indices.size());
-    if (std::exchange(must_upload, false)) {
-      DDP_CHECK(count <= order.size(0), "an epoch's order is longer than planned");
-      // From the caching host allocator: not given out again before the copy has ended.
-      const at::Tensor staging =
-          at::empty({count}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
-      std::memcpy(staging.mutable_data_ptr<int32_t>(), current.indices.data(),
-                  current.indices.size() * sizeof(int32_t));
-      order.narrow(0, 0, count).copy_(staging, /*non_blocking=*/true);
+    DDP_CHECK(count <= capacity, "an epoch's order is longer than planned");
+    if (current.epoch > std::numeric_limits<int32_t>::max()) {
+      throw SettingsError(concat("images in GPU memory: epoch ", current.epoch, " is beyond ",
+                                 std::numeric_limits<int32_t>::max(),
+                                 "; loader.device_resident=off has no such limit"));
     }
-    check(detail::launch_set_cursor(device_cursor(), begin, count, current.epoch, stream()));
-    cursor_follows = true;
+    // From the caching host allocator: not given out again before the copy has ended.
+    const at::Tensor staging =
+        at::empty({count}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
+    std::memcpy(staging.mutable_data_ptr<int32_t>(), current.indices.data(),
+                current.indices.size() * sizeof(int32_t));
+    const int64_t other = capacity - half;
+    order.narrow(0, other, count).copy_(staging, /*non_blocking=*/true);
+    half = other;
+    must_upload = false;
   }
 
-  void launch(Batch& batch) {
+  // `device_place`: instead of `place`, where not null.
+  Batch make(int64_t size, detail::BatchPlace place, const detail::BatchPlace* device_place) const {
     const c10::cuda::CUDAGuard guard(device);
-    const detail::ResidentSet set{pixels.const_data_ptr<uint8_t>(),
-                                  labels.const_data_ptr<int64_t>(), order.const_data_ptr<int32_t>(),
-                                  table.const_data_ptr<float>(), device_cursor()};
-    check(detail::launch_resident_batch(set, transform, batch.size(), detail::kernel_dtype(dtype),
-                                        channels_last, batch.data.mutable_data_ptr(),
-                                        batch.target.mutable_data_ptr<int64_t>(), stream()));
-  }
-
-  Batch make_batch(int64_t size) const {
     const auto on_device = at::TensorOptions().device(device);
-    return {
+    Batch batch{
         at::empty({size, 3, transform.side, transform.side}, on_device.dtype(dtype),
                   channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous),
         at::empty({size}, on_device.dtype(at::kLong))};
+    const detail::ResidentSet set{pixels.const_data_ptr<uint8_t>(),
+                                  labels.const_data_ptr<int64_t>(),
+                                  order.const_data_ptr<int32_t>(),
+                                  table.const_data_ptr<float>(),
+                                  place,
+                                  device_place};
+    check(detail::launch_resident_batch(set, transform, size, detail::kernel_dtype(dtype),
+                                        channels_last, batch.data.mutable_data_ptr(),
+                                        batch.target.mutable_data_ptr<int64_t>(),
+                                        c10::cuda::getCurrentCUDAStream(device.index())));
+    return batch;
   }
 
-  cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(device.index()); }
-  detail::DeviceCursor* device_cursor() const {
-    return static_cast<detail::DeviceCursor*>(cursor.mutable_data_ptr());
-  }
-
-  // The cursor's last change must be over before another stream reads it.
+  // The order must be there before another stream reads it, and read before it is overwritten.
   void follow_current_stream() {
     const auto now = c10::cuda::getCurrentCUDAStream(device.index());
     if (last_stream && *last_stream != now) {
@@ -232,13 +245,14 @@ struct DeviceImageLoader::State {
   detail::SmallImageTransform transform;
   bool channels_last;
   at::ScalarType dtype;
-  at::Tensor pixels, labels, table, order, cursor;
+  at::Tensor pixels, labels, table, order;
+  int64_t capacity = 0;  // of half of `order`
+  int64_t half = 0;      // where the half of the present epoch begins
   detail::EpochPlan current;
   std::future<detail::EpochPlan> following;
   size_t next_batch = 0;
-  int64_t offset = 0;           // of next_batch in the order
-  bool must_upload = true;      // the device has another order
-  bool cursor_follows = false;  // the device's cursor stands at the next batch
+  int64_t offset = 0;       // of next_batch in current.indices
+  bool must_upload = true;  // the device has another order
   detail::Place consumed;
   std::chrono::nanoseconds waited{0};
   std::optional<c10::cuda::CUDAStream> last_stream;
@@ -261,40 +275,36 @@ DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& datas
 DeviceImageLoader::~DeviceImageLoader() = default;
 
 Batch DeviceImageLoader::next() {
-  State& s = *state_;
-  const auto [size, begin] = s.take();
-  s.place_cursor(begin);
-  Batch batch = s.make_batch(size);
-  s.launch(batch);
+  const auto [place, size] = state_->look();
+  Batch batch = state_->make(size, place, nullptr);
+  state_->consume();
   return batch;
 }
 
-Batch DeviceImageLoader::make_buffers() const {
-  return state_->make_batch(state_->max_batch);
+PreparedBatch DeviceImageLoader::prepare() {
+  const auto [place, size] = state_->look();
+  static_assert(sizeof(place) == 2 * sizeof(float));
+  PreparedBatch prepared{at::empty({2}, at::TensorOptions().dtype(at::kFloat)), size};
+  std::memcpy(prepared.place.mutable_data_ptr(), &place, sizeof(place));
+  state_->consume();
+  return prepared;
 }
 
-int64_t DeviceImageLoader::prepare() {
-  const auto [size, begin] = state_->take();
-  state_->place_cursor(begin);
-  return size;
-}
-
-void DeviceImageLoader::enqueue(Batch& batch) {
+Batch DeviceImageLoader::make(const PreparedBatch& prepared) const {
   const State& s = *state_;
-  const auto format =
-      s.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-  const at::Tensor& data = batch.data;
-  if (data.device() != s.device || data.scalar_type() != s.dtype || data.dim() != 4 ||
-      data.size(0) < 1 || data.size(1) != 3 || data.size(2) != s.transform.side ||
-      data.size(3) != s.transform.side || !data.is_contiguous(format) ||
-      batch.target.device() != s.device || batch.target.scalar_type() != at::kLong ||
-      batch.target.dim() != 1 || batch.target.size(0) != data.size(0) ||
-      !batch.target.is_contiguous()) {
-    throw SettingsError(
-        "DeviceImageLoader::enqueue: the batch is not one of make_buffers(), nor its first "
-        "samples (narrow(0, 0, n))");
+  const at::Tensor& place = prepared.place;
+  if (!place.defined() || place.scalar_type() != at::kFloat || place.numel() != 2 ||
+      !place.is_contiguous() || !(place.is_cpu() || place.device() == s.device) ||
+      prepared.size < 1 || prepared.size > s.max_batch) {
+    throw SettingsError("DeviceImageLoader::make: the batch is not one of this loader's prepare()");
   }
-  state_->launch(batch);
+  detail::BatchPlace on_host;
+  if (place.is_cpu()) {
+    std::memcpy(&on_host, place.const_data_ptr(), sizeof(on_host));
+    return s.make(prepared.size, on_host, nullptr);
+  }
+  return s.make(prepared.size, on_host,
+                static_cast<const detail::BatchPlace*>(place.const_data_ptr()));
 }
 
 int64_t DeviceImageLoader::epoch() const {
@@ -337,13 +347,12 @@ DeviceImageLoader::~DeviceImageLoader() = default;
 Batch DeviceImageLoader::next() {
   return {};
 }
-Batch DeviceImageLoader::make_buffers() const {
+PreparedBatch DeviceImageLoader::prepare() {
   return {};
 }
-int64_t DeviceImageLoader::prepare() {
-  return 0;
+Batch DeviceImageLoader::make(const PreparedBatch&) const {
+  return {};
 }
-void DeviceImageLoader::enqueue(Batch&) {}
 int64_t DeviceImageLoader::epoch() const {
   return 0;
 }

@@ -51,12 +51,16 @@ int64_t next_id(bool collective) {
 
 }  // namespace
 
-std::string shapes_of(const std::vector<at::Tensor*>& inputs) {
+std::string shapes_of(const StepCall& call) {
   std::ostringstream out;
-  for (const at::Tensor* input : inputs) {
+  const auto space = [&out] { return out.tellp() > 0 ? " " : ""; };
+  for (const at::Tensor* input : call.inputs) {
     if (input->defined()) {
-      out << (out.tellp() > 0 ? " " : "") << input->sizes();
+      out << space() << input->sizes();
     }
+  }
+  for (const int64_t number : call.host_numbers) {
+    out << space() << number;
   }
   return out.str();
 }
@@ -204,7 +208,7 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall
   if (static_cast<int64_t>(entries.size()) == options.max_graphs) {
     return nullptr;
   }
-  entries.push_back({key, shapes_of(call.inputs), 0, 0, nullptr, std::nullopt, {}});
+  entries.push_back({key, shapes_of(call), 0, 0, nullptr, std::nullopt, {}});
   return &entries.back();
 }
 

@@ -50,7 +50,7 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
   if (entry == nullptr) {
     if (!too_many_said && context.is_main()) {
       log_warning(concat(options.name, " met more than ", options.max_graphs,
-                         " kinds of batches (now ", shapes_of(call.inputs),
+                         " kinds of batches (now ", shapes_of(call),
                          "): these run without a CUDA graph; batches of one shape, or a larger "
                          "GraphedStepOptions::max_graphs, would not"));
     }
@@ -212,7 +212,7 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
   CaptureReport report{.step_id = id,
                        .call = static_cast<int64_t>(sequence),
                        .variant = call.numbers.variant,
-                       .shapes = shapes_of(call.inputs)};
+                       .shapes = shapes_of(call)};
   if (board != nullptr) {
     board->post_note(encode(report));
   }
@@ -247,7 +247,7 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
   ++counts.graphs;
   if (context.is_main()) {
     log_info(concat(options.name, " is a CUDA graph now: ", entry.graph->num_nodes(),
-                    " nodes, batch ", shapes_of(call.inputs)));
+                    " nodes, batch ", shapes_of(call)));
   }
   return true;
 }

@@ -87,7 +87,7 @@ struct GraphedStepCore::State {
   GraphedStepCounts counts;
 };
 
-/// Of a batch, for messages.
-std::string shapes_of(const std::vector<at::Tensor*>& inputs);
+/// Of a batch, for messages: of its tensors, and its other numbers.
+std::string shapes_of(const StepCall& call);
 
 }  // namespace ddp::detail

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches of a set of small images that lies in GPU memory as a whole: one kernel a batch, no copy
 // and no wait of the host. DataLoader uses it by itself (loader.device_resident); use it directly
-// to make batches inside a CUDA graph:
+// (DataLoader::device_images()) to make batches inside a captured step:
 //
-//   ddp::DeviceImageLoader loader(dataset, sampler, ctx.device(), cfg.loader);
-//   ddp::Batch batch = loader.make_buffers();
-//   capture { loader.enqueue(batch); step(batch); }
-//   for (…) { loader.prepare(); graph.replay(); }
+//   ddp::GraphedStep step(ctx, parts,
+//                         [&](const ddp::PreparedBatch& prepared, const ddp::StepScalars& scalars)
+//                         {
+//                           const ddp::Batch batch = images.make(prepared);
+//                           …
+//                         });
+//   for (…) { step(images.prepare(), numbers); }
 //
 // A sample is what the CPU's path makes of (seed, epoch, index): the same float, then rounded to
 // the nearest of `image_dtype`.
@@ -26,6 +29,21 @@
 
 namespace ddp {
 
+/// A batch of which the host has said which one it is, and which the device has yet to make. In a
+/// GraphedStep its place travels with the step's numbers; each size has a graph of its own.
+struct PreparedBatch {
+  at::Tensor place;  ///< two int32 in the bits of float32 [2]: where in the order, which epoch
+  int64_t size = 0;  ///< samples
+};
+template <typename F>
+void for_each_tensor(PreparedBatch& batch, F&& f) {
+  f(batch.place);
+}
+template <typename F>
+void for_each_number(const PreparedBatch& batch, F&& f) {
+  f(batch.size);
+}
+
 class DeviceImageLoader : public detail::LoaderPlace {
  public:
   /// Copies the images to `device`. Throws SettingsError where why_not() has something to say.
@@ -40,18 +58,18 @@ class DeviceImageLoader : public detail::LoaderPlace {
   /// device_resident=on cannot be.
   static bool is_chosen(const Dataset& dataset, at::Device device, const LoaderOptions& options);
 
-  /// The next batch, in memory that is the caller's, made on the current stream.
+  /// The next batch, in memory that is the caller's, made on the current stream. Where that throws
+  /// (out of memory), the next call gives the same batch.
   Batch next();
 
-  /// Of a batch made by enqueue(): [samples, 3, side, side] and [samples], for the largest batch.
-  Batch make_buffers() const;
-  /// The host's part of a batch, once before each enqueue() that runs or is replayed: the number of
-  /// its samples. Uploads the order where an epoch begins. Returns at once; never inside a capture.
-  int64_t prepare();
-  /// The device's part: fills `batch`, of as many samples as prepare() said, on the current stream.
-  /// May be captured; the position is in device memory, so that each replay gives the batch after
-  /// the last one's.
-  void enqueue(Batch& batch);
+  /// The host's part of next(): the batch counts as consumed. Uploads the order on the current
+  /// stream where an epoch begins. Returns at once; never inside a capture. Batches of up to one
+  /// epoch may be prepared before they are made.
+  PreparedBatch prepare();
+  /// The device's part, on the current stream; may be captured, in a graph that this object
+  /// outlives. Each replay makes the batch that `place`, in memory of the device, then tells of:
+  /// GraphedStep sees to it.
+  Batch make(const PreparedBatch& prepared) const;
 
   int64_t epoch() const override;
   int64_t position() const override;
