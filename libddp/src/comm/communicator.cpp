@@ -78,13 +78,27 @@ Plan& Communicator::plan() {
 void Communicator::adopt_plan(const std::string& json, const std::string& origin) {
   const auto agreed = world_size() == 1 ? json : detail::broadcast_text(*this, json, 0);
   Plan adopted = plan();
-  auto difference = adopted.adopt(agreed, origin);
-  const auto text = adopted.find(kTableName);
-  auto table = text ? AllReduceTable::from_json(*text) : table_;
-  const auto verdicts =
-      world_size() == 1 ? std::vector{difference} : detail::all_gather_text(*this, difference);
-  const auto refused = std::find_if(verdicts.begin(), verdicts.end(),
-                                    [](const auto& verdict) { return !verdict.empty(); });
+  const auto difference = adopted.adopt(agreed, origin);
+  auto table = table_;
+  std::string damage;  // seen only where the plan fits
+  try {
+    if (const auto text = adopted.find(kTableName)) {
+      table = AllReduceTable::from_json(*text);
+    }
+  } catch (const ReadError& error) {
+    damage = error.what();
+  }
+  const auto of_all = [&](const std::string& text) {
+    return world_size() == 1 ? std::vector{text} : detail::all_gather_text(*this, text);
+  };
+  const auto is_text = [](const auto& text) { return !text.empty(); };
+  const auto damages = of_all(damage);
+  if (const auto found = std::find_if(damages.begin(), damages.end(), is_text);
+      found != damages.end()) {
+    throw ReadError(detail::concat(origin, ": ", *found));
+  }
+  const auto verdicts = of_all(difference);
+  const auto refused = std::find_if(verdicts.begin(), verdicts.end(), is_text);
   if (refused != verdicts.end()) {
     if (rank() == 0) {
       log_warning(detail::concat("the measured choices of ", origin,
