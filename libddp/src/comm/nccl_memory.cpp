@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "comm/cuda_check.hpp"
 #include "comm/nccl_connect.hpp"
@@ -76,17 +78,52 @@ std::string why_not_here() {
 #endif
 }
 
+// Without it NCCL registers a window all the same, and goes around the ring. A GPU that this
+// process does not see (CUDA_VISIBLE_DEVICES) is not asked about.
+std::string why_not_with(const std::vector<std::string>& addresses) {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  for (const auto& address : addresses) {
+    int peer = 0;
+    if (cudaDeviceGetByPCIBusId(&peer, address.c_str()) != cudaSuccess) {
+      cudaGetLastError();  // no error of the program
+      continue;
+    }
+    int can_access = 1;
+    if (peer != device) {
+      check_cuda(cudaDeviceCanAccessPeer(&can_access, device, peer), "cudaDeviceCanAccessPeer");
+    }
+    if (can_access == 0) {
+      return concat("its GPU has no peer access to the one at ", address);
+    }
+  }
+  return {};
+}
+
+std::string pci_address() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  char address[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(address, sizeof(address), device), "cudaDeviceGetPCIBusId");
+  return address;
+}
+
 }  // namespace
 
 std::string why_no_windows(ControlPlane& control_plane) {
-  const auto reasons = control_plane.all_gather(why_not_here());
   const auto hosts = control_plane.all_gather(host_name());
+  for (const auto& host : hosts) {
+    if (host != hosts[0]) {
+      return concat("the ranks are on several nodes (", hosts[0], ", ", host, ")");
+    }
+  }
+  const auto addresses = control_plane.all_gather(pci_address());
+  auto reason = why_not_here();
+  const auto reasons =
+      control_plane.all_gather(reason.empty() ? why_not_with(addresses) : std::move(reason));
   for (size_t rank = 0; rank < reasons.size(); ++rank) {
     if (!reasons[rank].empty()) {
       return concat(reasons[rank], " (rank ", rank, ")");
-    }
-    if (hosts[rank] != hosts[0]) {
-      return concat("the ranks are on several nodes (", hosts[0], ", ", hosts[rank], ")");
     }
   }
   return {};
