@@ -168,9 +168,14 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
     return;
   }
   const auto comm = make("auto");
-  auto floats = comm->allocate(1 << 20).view(at::kFloat);
-  CHECK_FALSE(comm->plan().find("all_reduce").has_value());  // a plan may still be adopted
-  comm->all_reduce(floats)->wait();
+  auto tensor = at::ones({1000}, at::device(comm->device()).dtype(at::kFloat));
+  comm->all_reduce(tensor)->wait();
+  if (rank() < 2) {  // the others do not open the group, and are not needed
+    const ddp::GroupScope group(*comm);
+    rank() == 0 ? comm->send(tensor, 1) : comm->recv(tensor, 0);
+  }
+  CHECK_FALSE(comm->plan().find("all_reduce").has_value());
+  const auto memory = comm->allocate(1 << 20);
   const auto saved = comm->plan().to_json();
   REQUIRE(comm->plan().find("all_reduce").has_value());
   const auto& rows = comm->all_reduce_table().rows();
@@ -179,6 +184,8 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
   CHECK(comm->all_reduce_table().has_symmetric());
   const auto other = make("auto");
   other->adopt_plan(saved, "the test");
+  const auto others_memory = other->allocate(1 << 20);  // measures nothing
+  CHECK(other->plan().to_json() == saved);
   CHECK((other->all_reduce_table().rows() == rows));
 }
 

@@ -78,12 +78,18 @@ int64_t CollectiveCounters::end_eager() {
     const std::lock_guard lock(mutex_);
     launch = ++launches_;
     eager_ended_ = eager_begun_;
+    mark_is_due_ = true;
     due = std::chrono::steady_clock::now() - last_mark_ >= kMarkInterval;
   }
   if (due) {
     mark_eager();
   }
   return launch;
+}
+
+void CollectiveCounters::cancel_eager() {
+  const std::lock_guard lock(mutex_);
+  eager_begun_ = eager_ended_;
 }
 
 void CollectiveCounters::mark_eager() {
@@ -96,6 +102,7 @@ void CollectiveCounters::mark_eager() {
       return;
     }
     before = std::exchange(eager_marked_, eager_ended_);
+    mark_is_due_ = false;
     value = eager_marked_;
     mark_follows_[(value - 1) % kRecords] = true;
     last_mark_ = std::chrono::steady_clock::now();
@@ -106,6 +113,7 @@ void CollectiveCounters::mark_eager() {
     // Nothing will write that number: what it stood for must not look pending for ever.
     const std::lock_guard lock(mutex_);
     eager_marked_ = before;
+    mark_is_due_ = true;
     mark_follows_[(value - 1) % kRecords] = false;
     throw;
   }

@@ -52,8 +52,16 @@ class CollectiveCounters {
   void begin_eager(std::span<const CollectiveRecord> collectives);
   /// After it. Returns the number of this launch.
   int64_t end_eager();
+  /// Instead of it, where the launch threw: nothing of it is waited for.
+  void cancel_eager();
   /// A mark behind the newest eager launch, unless there is one. Any thread, not in a capture.
   void mark_eager();
+  /// The same without a lock where nothing is due. Another thread may be writing the mark still.
+  void mark_when_due() {
+    if (mark_is_due_.load(std::memory_order_acquire)) {
+      mark_eager();
+    }
+  }
 
   /// Before a captured launch, `id` being the capture's: for its first one the counter stream joins
   /// the capture through `ready`, an event recorded in it, and counts a replay's start.
@@ -107,6 +115,7 @@ class CollectiveCounters {
   uint32_t* shown_ = nullptr;    // mapped host memory
   void* write_value_ = nullptr;  // cuStreamWriteValue32, null where the driver has none
   std::atomic<bool> abandoned_{false};
+  std::atomic<bool> mark_is_due_{false};  // eager_marked_ != eager_ended_
   std::mutex mark_mutex_;      // the order of marks; held in a CUDA call, so never the watchdog's
   mutable std::mutex mutex_;   // all below
   int64_t launches_ = 0;       // eager and captured

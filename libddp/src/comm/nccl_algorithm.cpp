@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // beyond it times grow linearly
 constexpr int kTimedRuns = 5;
+constexpr size_t kLargestSharingEnd = (size_t{4} << 20) - 1;  // larger ones last longer than a wait
 
 // The kernel that turns a sum into a mean, behind the collective: its launch, then read and write.
 double scale_us(size_t num_bytes) {
@@ -132,9 +133,6 @@ WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op,
   const bool in_window = memory_ && (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
                          has_float_sum(tensor.scalar_type()) &&
                          memory_->contains(tensor.const_data_ptr(), tensor.nbytes());
-  if (in_window) {
-    measure_when_due();
-  }
   const bool symmetric = in_window && has_symmetric_kernel(tensor.scalar_type(), op) &&
                          choose_algorithm(tensor, op, overlapped) == AllReduceAlgorithm::Symmetric;
   auto nccl_op = to_nccl(op, tensor.scalar_type());
@@ -149,14 +147,16 @@ WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op,
   } else if (!symmetric && in_window && op == ReduceOp::Sum) {
     nccl_op = ring_sum(dtype);
   }
-  return launch(
+  const bool shares_end =
+      !overlapped && !after && group_depth_ == 0 && tensor.nbytes() <= kLargestSharingEnd;
+  return launch_locked(
       "all_reduce", tensor, {tensor},
       [&](ncclComm_t comm, cudaStream_t stream) {
         void* data = tensor.data_ptr();
         return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()), dtype, nccl_op, comm,
                              stream);
       },
-      std::move(after));
+      std::move(after), shares_end);
 }
 
 Plan::Identity NcclCommunicator::plan_identity() const {
@@ -207,6 +207,9 @@ std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
                           : at::empty({kLargestMeasured}, at::device(device()).dtype(at::kByte));
   auto floats = memory.view(at::kFloat).zero_();
   auto* data = floats.mutable_data_ptr<float>();
+  // What the device still runs would be timed as well, on this rank or on one that is behind.
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  barrier();
   std::vector<AllReduceRow> rows;
   for (int64_t num_bytes = 4096; num_bytes <= kLargestMeasured; num_bytes *= 4) {
     AllReduceRow row{.num_bytes = num_bytes};

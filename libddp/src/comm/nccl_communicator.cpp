@@ -20,7 +20,7 @@ WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& outpu
   at::Tensor wide_output;
   {
     const c10::cuda::CUDAGuard device_guard(device_);
-    begin_launch();
+    begin_launch(/*shares_end=*/false);
     const c10::cuda::CUDAStreamGuard guard(stream_);
     const auto flat = input.as_strided({input.numel()}, {1});
     wide_input = flat.to(at::kInt);
@@ -28,7 +28,7 @@ WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& outpu
         input.is_same(output) ? wide_input : at::empty({output.numel()}, wide_input.options());
   }
   const bool scatters = !input.is_same(output);
-  return launch(
+  return launch_locked(
       name, input, {output, input, wide_input, wide_output},
       [&](ncclComm_t comm, cudaStream_t stream) {
         const auto count = static_cast<size_t>(wide_output.numel());
@@ -106,7 +106,9 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
   check_allocation(num_bytes);
   const c10::cuda::CUDAGuard guard(device_);
   if (memory_ && num_bytes > 0) {
-    return memory_->allocate(num_bytes);
+    auto memory = memory_->allocate(num_bytes);
+    measure_when_due();
+    return memory;
   }
   return at::empty({num_bytes},
                    at::device(device()).dtype(at::kByte));  // caching: 512-byte aligned

@@ -7,6 +7,8 @@
 //                                         └─ "n collectives ended" into mapped host memory
 //
 // The host never waits here. Which collectives are counted, and where: collective_counters.hpp.
+// all_reduces of less than 4 MiB in a row, neither overlapped nor in a group or capture, share the
+// event behind them: launch_ends.hpp.
 #pragma once
 
 #include <c10/cuda/CUDAGuard.h>
@@ -25,6 +27,7 @@
 #include "comm/argument_checks.hpp"
 #include "comm/collective_counters.hpp"
 #include "comm/collective_failure.hpp"
+#include "comm/current_device.hpp"
 #include "comm/nccl_connect.hpp"
 #include "comm/nccl_memory.hpp"
 #include "comm/nccl_work.hpp"
@@ -92,16 +95,24 @@ class NcclCommunicator final : public Communicator,
   /// `call(comm, stream)` enqueues on NCCL; `after` runs when it is enqueued, also where a group
   /// defers it.
   template <typename Call>
-  WorkPtr launch(const char* name, const at::Tensor& described, std::vector<at::Tensor> tensors,
-                 const Call& call, std::function<void()> after = nullptr);
+  WorkPtr launch(const char* name, const at::Tensor& described, KeptTensors tensors,
+                 const Call& call) {
+    const std::lock_guard lock(mutex_);
+    return launch_locked(name, described, std::move(tensors), call);
+  }
+  /// `shares_end`: see LaunchEnds.
+  template <typename Call>
+  WorkPtr launch_locked(const char* name, const at::Tensor& described, KeptTensors tensors,
+                        const Call& call, std::function<void()> after = nullptr,
+                        bool shares_end = false);
   template <typename Call>
   void enqueue(const char* name, const Call& call);
   // Which algorithm, and its times (nccl_algorithm.cpp)
   WorkPtr reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped);
   /// Of a float sum or mean inside a window.
   AllReduceAlgorithm choose_algorithm(const at::Tensor& tensor, ReduceOp op, bool overlapped) const;
-  /// With nccl_algorithm=auto and no table yet, outside groups and captures: measures one. A plan
-  /// adopted before spares it. The host waits.
+  /// In allocate(), which all ranks call: with nccl_algorithm=auto and no table yet, outside groups
+  /// and captures, measures one. A plan adopted before spares it. The host waits.
   void measure_when_due();
   ncclRedOp_t ring_sum(ncclDataType_t dtype);
   double time_all_reduce(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm,
@@ -109,8 +120,8 @@ class NcclCommunicator final : public Communicator,
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
                        ReduceOp op);
   /// Events and counters behind `works`, which were just enqueued.
-  void finish_launch(Works works, bool captured);
-  bool begin_launch();
+  void finish_launch(Works works, bool captured, bool shares_end);
+  bool begin_launch(bool shares_end);
   void trace(Works works);
   bool look();
   void fail(const std::string& collective, const std::string& message);
@@ -161,18 +172,17 @@ void NcclCommunicator::enqueue(const char* name, const Call& call) {
 }
 
 template <typename Call>
-WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
-                                 std::vector<at::Tensor> tensors, const Call& call,
-                                 std::function<void()> after) {
-  const std::lock_guard lock(mutex_);
+WorkPtr NcclCommunicator::launch_locked(const char* name, const at::Tensor& described,
+                                        KeptTensors tensors, const Call& call,
+                                        std::function<void()> after, bool shares_end) {
   state_->check(name);
-  const c10::cuda::CUDAGuard guard(device_);
+  const CurrentDevice device(device_);
   const CollectiveRecord record{name, next_sequence_++, described.numel(),
                                 static_cast<int64_t>(described.nbytes()), described.scalar_type()};
   num_operations_ = record.sequence;
   auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
   work->after = std::move(after);
-  const bool captured = begin_launch();
+  const bool captured = begin_launch(shares_end);
   if (auto* recorder = TraceRecorder::active()) {
     work->trace_name = TraceLabel::name_of(name);
     work->trace_begin = recorder->mark(stream_.stream());
@@ -185,8 +195,15 @@ WorkPtr NcclCommunicator::launch(const char* name, const at::Tensor& described,
   if (!captured) {
     origin_->counters->begin_eager({&record, 1});
   }
-  enqueue(name, call);
-  finish_launch({&work, 1}, captured);
+  try {
+    enqueue(name, call);
+    finish_launch({&work, 1}, captured, shares_end);
+  } catch (...) {
+    if (!captured) {
+      origin_->counters->cancel_eager();
+    }
+    throw;
+  }
   return work;
 }
 

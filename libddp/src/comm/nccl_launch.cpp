@@ -22,7 +22,7 @@ std::vector<CollectiveRecord> records_of(std::span<const std::shared_ptr<NcclWor
 }  // namespace
 
 // The communicator's stream waits for what the caller enqueued so far. True inside a capture.
-bool NcclCommunicator::begin_launch() {
+bool NcclCommunicator::begin_launch(bool shares_end) {
   const auto current = c10::cuda::getCurrentCUDAStream(device_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture_id = 0;
@@ -30,6 +30,9 @@ bool NcclCommunicator::begin_launch() {
              "cudaStreamGetCaptureInfo");
   const bool captured = status == cudaStreamCaptureStatusActive;
   auto& counters = *origin_->counters;
+  if (captured || !shares_end) {
+    origin_->ends->close();
+  }
   if (captured) {
     counters.mark_eager();  // not possible any more once the stream belongs to the capture
   }
@@ -54,7 +57,7 @@ void NcclCommunicator::trace(Works works) {
   }
 }
 
-void NcclCommunicator::finish_launch(Works works, bool captured) {
+void NcclCommunicator::finish_launch(Works works, bool captured, bool shares_end) {
   for (const auto& work : works) {
     if (work->after) {
       work->after();
@@ -63,14 +66,11 @@ void NcclCommunicator::finish_launch(Works works, bool captured) {
   }
   trace(works);
   // The result first: nobody waits for a mark.
-  for (const auto& work : works) {
-    auto ended = origin_->events->take();
-    ended.record(stream_.stream());
-    work->set_ended(std::move(ended));
-  }
+  const auto ended = origin_->ends->launched(shares_end && !captured);
   auto& counters = *origin_->counters;
   const auto launch = captured ? counters.end_captured(records_of(works)) : counters.end_eager();
   for (const auto& work : works) {
+    work->set_ended(ended);
     work->set_launch(launch, captured);
   }
 }
@@ -91,7 +91,6 @@ void NcclCommunicator::group_start() {
   mutex_.lock();
   try {
     state_->check("group_start");
-    measure_when_due();
     if (group_depth_ == 0) {
       check_nccl(ncclGroupStart(), comm_, "ncclGroupStart");
     }
@@ -106,11 +105,12 @@ void NcclCommunicator::group_start() {
 void NcclCommunicator::group_end() {
   if (--group_depth_ == 0) {
     const auto works = std::exchange(group_, {});
+    bool captured = false;
     try {
-      const c10::cuda::CUDAGuard guard(device_);
+      const CurrentDevice device(device_);
       cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
       check_cuda(cudaStreamIsCapturing(stream_.stream(), &status), "cudaStreamIsCapturing");
-      const bool captured = status == cudaStreamCaptureStatusActive;
+      captured = status == cudaStreamCaptureStatusActive;
       if (!captured) {
         origin_->counters->begin_eager(records_of(works));
       }
@@ -118,9 +118,12 @@ void NcclCommunicator::group_end() {
       state_->check("group_end");
       check_nccl(code, comm_, "ncclGroupEnd");
       if (!works.empty()) {
-        finish_launch(works, captured);
+        finish_launch(works, captured, /*shares_end=*/false);
       }
     } catch (const std::exception& error) {
+      if (!captured) {
+        origin_->counters->cancel_eager();
+      }
       log_error(concat("a group of ", works.size(), " collectives: ", error.what()));
       for (const auto& work : works) {
         work->failed(std::current_exception());

@@ -22,12 +22,20 @@ std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& strea
                                               std::shared_ptr<const AbortState> state) {
   const auto device = stream.device_index();
   const c10::cuda::CUDAStream counter_stream(ops::detail::make_private_stream(stream.device()));
+  auto events = std::make_shared<CudaEventPool>();
+  auto record = [events, stream] {
+    const CurrentDevice current(stream.device_index());
+    auto event = events->take();
+    event.record(stream.stream());
+    return event;
+  };
   return std::make_shared<const WorkOrigin>(WorkOrigin{
       .device = device,
       .stream = stream.stream(),
       .state = std::move(state),
       .counters = std::make_shared<CollectiveCounters>(stream.stream(), counter_stream.stream()),
-      .events = std::make_shared<CudaEventPool>(),
+      .events = std::move(events),
+      .ends = std::make_shared<NcclLaunchEnds>(std::move(record)),
   });
 }
 

@@ -7,9 +7,23 @@
 
 #include <thread>
 
+#include "comm/current_device.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
+namespace {
+
+// Not the handle, which another stream gets when this one was destroyed. 0 where there is none.
+uint64_t number_of(cudaStream_t stream) {
+  unsigned long long number = 0;
+  if (cudaStreamGetId(stream, &number) != cudaSuccess) {
+    cudaGetLastError();  // whoever waits does so without it
+    return 0;
+  }
+  return number;
+}
+
+}  // namespace
 
 bool AbortState::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);
@@ -29,7 +43,7 @@ void AbortState::check(const char* operation) const {
 }
 
 NcclWork::~NcclWork() {
-  if (tensors_.empty() || !ended_ || captured_) {
+  if (!tensors_[0].defined() || !ended_ || captured_) {
     return;  // waited for, never launched, or captured (a graph's memory is the graph's)
   }
   // Nobody waited: the memory may be given away while the communicator's stream still uses it, so
@@ -39,9 +53,11 @@ NcclWork::~NcclWork() {
     const c10::cuda::CUDAGuard guard(origin_->device);
     const auto stream = c10::cuda::getStreamFromExternal(origin_->stream, origin_->device);
     for (auto& tensor : tensors_) {
-      tensor.record_stream(stream.unwrap());
+      if (tensor.defined()) {
+        tensor.record_stream(stream.unwrap());
+      }
     }
-    origin_->counters->mark_eager();
+    origin_->counters->mark_when_due();
   } catch (const std::exception&) {
     // Destructors do not throw; the process is in the middle of a CUDA error then.
   }
@@ -60,19 +76,24 @@ void NcclWork::check() const {
 
 void NcclWork::wait() {
   check();
-  const c10::cuda::CUDAGuard guard(origin_->device);
+  const CurrentDevice device(origin_->device);
   const auto stream = c10::cuda::getCurrentCUDAStream(origin_->device).stream();
-  ended_.block(stream);
   if (!captured_) {
-    origin_->counters->mark_eager();
-  } else if (origin_->counters->count_captured(launch_, ended_.get()) &&
-             !origin_->counters->hold_count()) {
-    const auto counted = origin_->events->take();
-    counted.record(origin_->counters->counter_stream());
-    counted.block(stream);
+    origin_->ends->join(ended_, number_of(stream),
+                        [&](const CudaEventPool::Event& ended) { ended.block(stream); });
+    origin_->counters->mark_when_due();
+  } else {
+    const auto& ended = origin_->ends->event_of(ended_);
+    ended.block(stream);
+    if (origin_->counters->count_captured(launch_, ended.get()) &&
+        !origin_->counters->hold_count()) {
+      const auto counted = origin_->events->take();
+      counted.record(origin_->counters->counter_stream());
+      counted.block(stream);
+    }
   }
   // From here on the stream's order protects the memory.
-  tensors_.clear();
+  tensors_ = {};
 }
 
 void NcclWork::wait_host(std::optional<std::chrono::milliseconds> timeout) {
@@ -91,7 +112,7 @@ void NcclWork::wait_host(std::optional<std::chrono::milliseconds> timeout) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   check();
-  tensors_.clear();
+  tensors_ = {};
 }
 
 bool NcclWork::is_completed() {
@@ -102,10 +123,10 @@ bool NcclWork::is_completed() {
     return false;  // a captured event cannot be asked
   }
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
-  const auto code = cudaEventQuery(ended_.get());
+  const auto code = cudaEventQuery(origin_->ends->event_of(ended_).get());
   if (code == cudaErrorNotReady) {
     cudaGetLastError();  // "not ready" is not an error to be found by the next check
-    origin_->counters->mark_eager();
+    origin_->counters->mark_when_due();
     return false;
   }
   check_cuda(code, record.name);

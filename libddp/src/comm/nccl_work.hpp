@@ -3,14 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "comm/collective_counters.hpp"
 #include "comm/cuda_event.hpp"
+#include "comm/launch_ends.hpp"
 #include "ddp/comm/work.hpp"
 
 namespace ddp::detail {
@@ -30,6 +31,8 @@ class AbortState {
   std::string reason_;
 };
 
+using NcclLaunchEnds = LaunchEnds<CudaEventPool::Event>;
+
 /// What the works of a communicator need of it; it may end before them.
 struct WorkOrigin {
   c10::DeviceIndex device = 0;
@@ -37,12 +40,16 @@ struct WorkOrigin {
   std::shared_ptr<const AbortState> state;
   std::shared_ptr<CollectiveCounters> counters;
   std::shared_ptr<CudaEventPool> events;
+  std::shared_ptr<NcclLaunchEnds> ends;
 };
+
+/// What a collective reads and writes; the rest is undefined.
+using KeptTensors = std::array<at::Tensor, 4>;
 
 class NcclWork final : public Work {
  public:
   NcclWork(std::shared_ptr<const WorkOrigin> origin, const CollectiveRecord& collective,
-           std::vector<at::Tensor> tensors)
+           KeptTensors tensors)
       : record(collective), origin_(std::move(origin)), tensors_(std::move(tensors)) {}
   ~NcclWork() override;
 
@@ -50,8 +57,8 @@ class NcclWork final : public Work {
   void wait_host(std::optional<std::chrono::milliseconds> timeout) override;
   bool is_completed() override;
 
-  /// It was enqueued: `ended` stands behind it.
-  void set_ended(CudaEventPool::Event ended) { ended_ = std::move(ended); }
+  /// It was enqueued, as `ended` of the communicator's ends.
+  void set_ended(NcclLaunchEnds::Launch ended) { ended_ = std::move(ended); }
   /// The number of its launch, as the counters gave it.
   void set_launch(int64_t launch, bool captured) {
     launch_ = launch;
@@ -69,10 +76,10 @@ class NcclWork final : public Work {
   void check() const;
 
   const std::shared_ptr<const WorkOrigin> origin_;
-  CudaEventPool::Event ended_;
+  NcclLaunchEnds::Launch ended_;
   int64_t launch_ = 0;
   bool captured_ = false;
-  std::vector<at::Tensor> tensors_;
+  KeptTensors tensors_;
   std::exception_ptr error_;
 };
 

@@ -7,6 +7,11 @@
 // - A call returns at once. On CUDA it is enqueued on the communicator's own high-priority stream,
 //   which first waits for the work already on the caller's current stream; on CPU a progress thread
 //   carries it out. The result may be used after Work::wait().
+// - On CUDA, all_reduces of less than 4 MiB in a row are waited for together: a wait for one of
+// them
+//   may last until the last of those called before the wait ended, 31 more at most. So a rank must
+//   not hold such a call back until it hears, by other means, that a peer waited for an earlier
+//   one.
 // - float32/64, float16, bfloat16, int8..int64, uint8 and bool; Avg takes floating types only. For
 //   bool, Sum and Max are "or", Product and Min are "and".
 #pragma once
@@ -68,7 +73,8 @@ class Communicator {
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
   /// Memory the backend reduces fastest, uint8 [num_bytes], 256-byte aligned, uninitialised. It
-  /// outlives the communicator. Collective: the same sizes in the same order on every rank.
+  /// outlives the communicator. Collective: the same sizes in the same order on every rank. The
+  /// first one may measure the table of all_reduce_table() (see nccl_algorithm); the host waits.
   virtual at::Tensor allocate(int64_t num_bytes) = 0;
 
   /// Ends all pending operations with an error on this rank; any thread, idempotent. After it every
@@ -140,8 +146,9 @@ struct CommunicatorOptions {
   int64_t nccl_min_ctas = 0;                                ///< 0 leaves NCCL's own choice
   int64_t nccl_max_ctas = 0;
   /// Of all-reduces of float sums and means in memory of allocate(), which is then registered as
-  /// symmetric window: ring, symmetric, or auto: by a table that the first of them measures once
-  /// (the plan keeps it). Where windows are not available ring is used, and said once.
+  /// symmetric window: ring, symmetric, or auto: by a table that the first allocate() outside
+  /// groups and captures measures (the plan keeps it). Without a table, and where windows are not
+  /// available (said once), ring is used.
   std::string nccl_algorithm = "ring";
 };
 
