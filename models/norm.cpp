@@ -14,14 +14,15 @@ void Norm::set(torch::nn::AnyModule layer) {
   // A class derived from it has a forward of its own.
   const bool plain = batch_norm != nullptr &&
                      typeid(*batch_norm) == typeid(torch::nn::BatchNorm2dImpl) &&
-                     batch_norm->options.affine() && batch_norm->options.track_running_stats() &&
-                     batch_norm->options.momentum().has_value();
+                     batch_norm->options.affine() && batch_norm->options.track_running_stats();
   batch_norm_ = plain ? batch_norm : nullptr;
   fusable_ = dynamic_cast<ddp::ops::FusableNorm*>(module_.get());
-  if (fusable_ != nullptr && !fusable_->fusable_layer()) {
-    fusable_ = nullptr;
-  }
   tickets_ = torch::Tensor();
+}
+
+// Options are the user's to change at any time; without a momentum the module itself averages.
+bool Norm::is_plain() const {
+  return batch_norm_ != nullptr && batch_norm_->options.momentum().has_value();
 }
 
 void Norm::reset(torch::nn::Module& owner, const std::string& name, const NormFactory& factory,
@@ -37,47 +38,52 @@ void Norm::replace(torch::nn::Module& owner, const std::string& name, torch::nn:
 }
 
 torch::Tensor Norm::forward(const torch::Tensor& input) {
-  return has_layer() ? ddp::ops::batch_norm(input, batch_norm()) : layer_.forward(input);
+  const auto layer = batch_norm();
+  return layer ? ddp::ops::batch_norm(input, *layer) : layer_.forward(input);
 }
 
-ddp::ops::BatchNormLayer Norm::batch_norm() {
-  ddp::ops::BatchNormLayer layer;
-  if (batch_norm_ != nullptr) {
+std::optional<ddp::ops::BatchNormLayer> Norm::batch_norm() {
+  std::optional<ddp::ops::BatchNormLayer> layer;
+  if (is_plain()) {
     const auto& bn = *batch_norm_;
     layer = {bn.weight,        bn.bias,          bn.running_mean,
              bn.running_var,   bn.is_training(), *bn.options.momentum(),
              bn.options.eps(), fused_,           {}};
-  } else {
-    layer = *fusable_->fusable_layer();
+  } else if (fusable_ != nullptr) {
+    layer = fusable_->fusable_layer();
   }
-  layer.fused = fused_;
+  if (!layer) {
+    return layer;
+  }
+  layer->fused = fused_;
   // Evaluation needs none: threads may share a module then.
-  if (fused_ && layer.training && layer.weight.is_cuda()) {
-    if (!tickets_.defined() || tickets_.device() != layer.weight.device()) {
-      tickets_ = ddp::ops::batch_norm_tickets(layer.weight);
+  if (fused_ && layer->training && layer->weight.is_cuda()) {
+    if (!tickets_.defined() || tickets_.device() != layer->weight.device()) {
+      tickets_ = ddp::ops::batch_norm_tickets(layer->weight);
     }
-    layer.tickets = tickets_;
+    layer->tickets = tickets_;
   }
   return layer;
 }
 
 torch::Tensor Norm::forward_relu(const torch::Tensor& input) {
-  return has_layer() ? ddp::ops::batch_norm_relu(input, batch_norm()) : forward(input).relu_();
+  const auto layer = batch_norm();
+  return layer ? ddp::ops::batch_norm_relu(input, *layer) : layer_.forward(input).relu_();
 }
 
 ddp::ops::Fork Norm::forward_relu_fork(const torch::Tensor& input) {
-  if (has_layer()) {
-    return ddp::ops::batch_norm_relu_fork(input, batch_norm());
+  if (const auto layer = batch_norm()) {
+    return ddp::ops::batch_norm_relu_fork(input, *layer);
   }
-  const auto out = forward(input).relu_();
+  const auto out = layer_.forward(input).relu_();
   return {out, out};
 }
 
 ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, const torch::Tensor& residual) {
-  if (has_layer()) {
-    return ddp::ops::batch_norm_add_relu(input, batch_norm(), residual);
+  if (const auto layer = batch_norm()) {
+    return ddp::ops::batch_norm_add_relu(input, *layer, residual);
   }
-  auto out = forward(input);
+  auto out = layer_.forward(input);
   out += residual;
   out.relu_();
   return {out, out};
@@ -85,25 +91,29 @@ ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, const torch::T
 
 ddp::ops::Fork Norm::forward_add_relu(const torch::Tensor& input, Norm& other,
                                       const torch::Tensor& other_input) {
-  if (has_layer() && other.has_layer()) {
-    return ddp::ops::batch_norm_add_relu(input, batch_norm(), other_input, other.batch_norm());
+  const auto layer = batch_norm(), other_layer = other.batch_norm();
+  if (layer && other_layer) {
+    return ddp::ops::batch_norm_add_relu(input, *layer, other_input, *other_layer);
   }
   return forward_add_relu(input, other.forward(other_input));
 }
 
 ddp::ops::Fork Norm::forward_relu_max_pool(const torch::Tensor& input) {
-  if (has_layer()) {
-    return ddp::ops::batch_norm_relu_max_pool(input, batch_norm());
+  if (const auto layer = batch_norm()) {
+    return ddp::ops::batch_norm_relu_max_pool(input, *layer);
   }
-  const auto out = torch::max_pool2d(forward(input).relu_(), 3, 2, 1);
+  const auto out = torch::max_pool2d(layer_.forward(input).relu_(), 3, 2, 1);
   return {out, out};
 }
 
 void Norm::append_counter(std::vector<torch::Tensor>& counters) const {
-  if (batch_norm_ != nullptr && batch_norm_->is_training()) {
+  if (is_plain() && batch_norm_->is_training()) {
     counters.push_back(batch_norm_->num_batches_tracked);
-  } else if (fusable_ != nullptr && fusable_->fusable_layer()->training) {
-    counters.push_back(fusable_->batch_counter());
+  } else if (fusable_ != nullptr) {
+    const auto layer = fusable_->fusable_layer();
+    if (layer && layer->training) {
+      counters.push_back(fusable_->batch_counter());
+    }
   }
 }
 

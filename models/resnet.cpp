@@ -34,6 +34,10 @@ ResNetImpl::ResNetImpl(ResNetOptions options, std::vector<int64_t> num_blocks, b
     throw std::invalid_argument("ResNetOptions::num_classes = " +
                                 std::to_string(options_.num_classes) + ": give at least 1");
   }
+  if (num_blocks_.size() != 4) {
+    throw std::invalid_argument("ResNet: num_blocks has " + std::to_string(num_blocks_.size()) +
+                                " entries: give one for each of the four stages");
+  }
   ResNetImpl::reset();
   initialise();
 }

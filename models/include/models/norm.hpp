@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,12 +58,13 @@ class Norm {
 
  private:
   void set(torch::nn::AnyModule layer);
-  bool has_layer() const { return batch_norm_ != nullptr || fusable_ != nullptr; }
-  ddp::ops::BatchNormLayer batch_norm();
+  bool is_plain() const;
+  /// nullopt where the layer's own forward computes it.
+  std::optional<ddp::ops::BatchNormLayer> batch_norm();
 
   torch::nn::AnyModule layer_;
   std::shared_ptr<torch::nn::Module> module_;
-  torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, where the fast path applies
+  torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, where the fast path may apply
   ddp::ops::FusableNorm* fusable_ = nullptr;          // likewise
   bool fused_ = true;
   torch::Tensor tickets_;  // the kernels' counters: no state of the model

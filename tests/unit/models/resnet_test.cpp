@@ -218,6 +218,25 @@ TEST_CASE("a norm derived from BatchNorm2d keeps its own forward") {
   }
 }
 
+TEST_CASE("a norm whose momentum is taken away averages over its batches") {
+  auto model = models::resnet18({.num_classes = 2, .stem = models::Stem::Cifar});
+  const auto x = formula::uniform("input", {2, 3, 16, 16});
+  auto* norm = model->norm("bn1")->as<torch::nn::BatchNorm2d>();
+  model->forward(x);
+  CHECK(norm->num_batches_tracked.item<int64_t>() == 1);
+  const auto first = norm->running_mean.clone();  // a tenth of the batch's
+  norm->options.momentum(std::nullopt);
+  norm->reset_running_stats();
+  model->forward(x);
+  CHECK(norm->num_batches_tracked.item<int64_t>() == 1);
+  CHECK(torch::allclose(norm->running_mean, 10 * first, 1e-4, 1e-5));
+}
+
+TEST_CASE("a ResNet of other than four stages is refused") {
+  CHECK_THROWS_WITH(models::ResNet(models::ResNetOptions{}, std::vector<int64_t>{2, 2}, false),
+                    Catch::Contains("has 2 entries"));
+}
+
 TEST_CASE("a clone has the same values and its own memory") {
   auto model = models::resnet18({.num_classes = 4, .stem = models::Stem::Cifar});
   const auto x = formula::uniform("input", {2, 3, 16, 16});
