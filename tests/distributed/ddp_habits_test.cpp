@@ -17,6 +17,7 @@ torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) {
 // y = x W with the weight's gradient written straight into its slot, as fused ops do.
 class SlotLinear : public torch::autograd::Function<SlotLinear> {
  public:
+  static inline bool breaks = false;  // the backward throws behind its write
   static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x,
                                const torch::Tensor& weight) {
     ctx->save_for_backward({x, weight});
@@ -36,6 +37,7 @@ class SlotLinear : public torch::autograd::Function<SlotLinear> {
       } else {
         slot->memory.add_(product);
       }
+      TORCH_CHECK(!breaks, "broken");
     } else {
       dweight = x.t().matmul(grads[0]);
     }
@@ -98,6 +100,41 @@ TEST_CASE("a weighted mean of micro-steps whose gradients an op wrote into their
       (reference->forward(concatenated(10 * step + micro, 4)).sum() / (4 * world())).backward();
     }
     require_equal(grads_of(*module), grads_of(*reference));
+  }
+}
+
+TEST_CASE("what an earlier backward wrote into a slot is not added to the next step's gradient") {
+  for (const bool local : {false, true}) {
+    CAPTURE(local);
+    Tied module(true, false);
+    Tied reference(false, false);
+    DistributedDataParallel model(module, group());
+    const auto own = batch_of(rank(), 0, 4);
+    {
+      std::optional<NoSync> guard;
+      if (local) {
+        guard.emplace(model);
+      }
+      // A user's own look at a gradient.
+      const auto loss = model.forward(own).sum();
+      const auto got = torch::autograd::grad({loss}, {module->weight}, {}, /*retain_graph=*/true);
+      const auto wanted =
+          torch::autograd::grad({reference->forward(own).sum()}, {reference->weight});
+      require_equal(got, wanted);
+      REQUIRE_FALSE(ops::find_grad_slot(module->weight)->written);
+      // One that does not end.
+      SlotLinear::breaks = true;
+      REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("broken"));
+      SlotLinear::breaks = false;
+      if (local) {
+        model.forward(own).sum().backward();
+      }
+    }
+    model.forward(own).sum().backward();
+    const auto expected = mean_reference(reference, [&](Tied& plain) {
+      return plain->forward(concatenated(0, 4)).sum() * (local ? 2 : 1);
+    });
+    require_equal(grads_of(*module), expected);
   }
 }
 

@@ -106,6 +106,8 @@ TEST_CASE("SyncBatchNorm equals BatchNorm on the concatenation, with unequal and
 namespace {
 
 /// The ops that a model's norms call.
+constexpr int kForms = 5;
+
 ops::Fork fused(int form, const torch::Tensor& x, const torch::Tensor& z,
                 const ops::BatchNormLayer& bn, const ops::BatchNormLayer& bn_z) {
   switch (form) {
@@ -115,8 +117,10 @@ ops::Fork fused(int form, const torch::Tensor& x, const torch::Tensor& z,
       return ops::batch_norm_add_relu(x, bn, z);
     case 2:
       return ops::batch_norm_add_relu(x, bn, z, bn_z);
-    default:
+    case 3:
       return ops::batch_norm_relu_max_pool(x, bn);
+    default:
+      return ops::batch_norm_relu_fork(x, bn);
   }
 }
 
@@ -145,7 +149,7 @@ SyncBatchNorm make_norm() {
   SyncBatchNorm norm(kChannels, group());
   {
     const torch::NoGradGuard no_grad;
-    norm->weight.copy_(torch::linspace(0.5, 2, kChannels));
+    norm->weight.copy_(torch::linspace(-1.5, 2.25, kChannels));  // one is zero
     norm->bias.copy_(torch::linspace(-1, 1, kChannels));
   }
   norm->to(on_device().device());
@@ -223,7 +227,7 @@ TEST_CASE("SyncBatchNorm with what follows it equals BatchNorm on the concatenat
     dtypes.insert(dtypes.end(), {{torch::kBFloat16, 0x1p-7}, {torch::kHalf, 0x1p-10}});
   }
   for (const auto& [dtype, tolerance] : dtypes) {
-    for (int form = 0; form < 4; ++form) {
+    for (int form = 0; form < kForms; ++form) {
       for (const bool empty : {false, true}) {
         CAPTURE(form, dtype, empty);
         compare_fused(form, dtype, tolerance, empty);
@@ -235,7 +239,7 @@ TEST_CASE("SyncBatchNorm with what follows it equals BatchNorm on the concatenat
 TEST_CASE("where a rank's vectors lie does not choose the way that its ranks exchange") {
   const auto dtype = on_device().device().is_cuda() ? torch::kBFloat16 : torch::kFloat;
   const auto x = fused_image(rank(), 1, dtype, false), z = fused_image(rank(), 2, dtype, false);
-  for (int form = 0; form < 4; ++form) {
+  for (int form = 0; form < kForms; ++form) {
     CAPTURE(form);
     auto norm = make_norm(), norm_z = make_norm(), odd = make_norm(), odd_z = make_norm();
     for (auto* tensor : {&odd->weight, &odd->running_var, &odd_z->bias, &odd_z->running_mean}) {
@@ -278,7 +282,7 @@ TEST_CASE("what SyncBatchNorm cannot take is a mistake in settings inside a mode
   norm->to(on_device().device());
   const auto wide = torch::ones({2, 16, 1, 1}, on_device());
   const auto single = torch::ones({1, 8, 1, 1}, on_device());
-  for (int form = 0; form < 4; ++form) {
+  for (int form = 0; form < kForms; ++form) {
     CAPTURE(form);
     const auto run = [&](const torch::Tensor& x) {
       const auto layer = *norm->fusable_layer();

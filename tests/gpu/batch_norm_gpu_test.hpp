@@ -47,6 +47,8 @@ inline ddp::ops::BatchNormLayer make_layer(int64_t channels, torch::Device devic
   const auto options = torch::TensorOptions().device(device).dtype(dtype);
   ddp::ops::BatchNormLayer bn;
   bn.weight = torch::rand({channels}, options) + 0.5;
+  bn.weight.slice(0, 1, channels, 3).neg_();  // relu(bn(x)) falls with x there
+  bn.weight[0] = 0;
   bn.bias = torch::randn({channels}, options) * 0.3;
   bn.running_mean = torch::randn({channels}, options);
   bn.running_var = torch::rand({channels}, options) + 0.5;

@@ -13,22 +13,11 @@
 #include "ddp/ops/filters_ahead.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/wgrad_branch.hpp"
-#include "lm_gpu_test.hpp"
 #include "support/catch.hpp"
 
-using gpu_test::image_of;
-using gpu_test::kLast;
-using gpu_test::tolerance;
-using lm_test::leaf;
-using lm_test::reference_of;
-using lm_test::relative_error;
-using torch::autograd::grad;
+using namespace gpu_test;
 
 namespace {
-
-struct ConvCase {
-  int64_t channels, filters, kernel, stride, height, width;
-};
 
 /// Two backwards into slots of float32 and of x's dtype, on the stream and on the branch beside it.
 void check_slots(const ConvCase& c, const torch::Tensor& x, torch::Tensor& weight,
@@ -50,10 +39,6 @@ void check_slots(const ConvCase& c, const torch::Tensor& x, torch::Tensor& weigh
       ddp::ops::set_grad_slot(weight, nullptr);
     }
   }
-}
-
-torch::Tensor last_leaf(torch::IntArrayRef shape, torch::Dtype dtype, double scale = 1) {
-  return leaf(shape, dtype, scale).detach().contiguous(kLast).requires_grad_(true);
 }
 
 }  // namespace

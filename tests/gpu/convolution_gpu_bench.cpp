@@ -4,44 +4,37 @@
 
 #include <cstdio>
 
+#include "convolution_gpu_test.hpp"
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/pooled_linear.hpp"
 #include "ddp/ops/stem_convolution.hpp"
 #include "graph_timing.hpp"
-#include "lm_gpu_test.hpp"
 #include "support/catch.hpp"
 
+using namespace gpu_test;
 using ddp::ops::StemAlgorithm;
-using gpu_test::graph_us;
-using lm_test::leaf;
-using torch::autograd::grad;
 
 namespace {
 
-constexpr auto kLast = torch::MemoryFormat::ChannelsLast;
-
-struct ConvCase {
-  int64_t channels, filters, kernel, stride, height, width;
+struct BenchScope {
+  BenchScope() { at::globalContext().setBenchmarkCuDNN(true); }
+  // What autograd records on the default stream it would wait for inside a capture.
+  c10::cuda::CUDAStreamGuard stream{c10::cuda::getStreamFromPool()};
 };
 
-torch::Tensor last_leaf(torch::IntArrayRef shape, torch::Dtype dtype, double scale = 1) {
-  return leaf(shape, dtype, scale).detach().contiguous(kLast).requires_grad_(true);
-}
+const auto kHalves = torch::TensorOptions().device(torch::kCUDA).dtype(torch::kBFloat16);
 
 }  // namespace
 
-TEST_CASE("times of stem and head", "[.][bench]") {
-  at::globalContext().setBenchmarkCuDNN(true);
-  // What autograd records on the default stream it would wait for inside a capture.
-  const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
-  const auto bf16 = torch::TensorOptions().device(torch::kCUDA).dtype(torch::kBFloat16);
+TEST_CASE("times of the stem", "[.][bench]") {
+  const BenchScope scope;
   for (const auto& [batch, side, size] :
        {std::tuple{256, 224, 7}, {512, 32, 7}, {64, 32, 7}, {512, 32, 3}, {128, 32, 3}}) {
-    const auto image = torch::randn({batch, 3, side, side}, bf16).contiguous(kLast);
+    const auto image = torch::randn({batch, 3, side, side}, kHalves).contiguous(kLast);
     const auto weight =
-        torch::randn({64, 3, size, size}, bf16).contiguous(kLast).requires_grad_(true);
+        torch::randn({64, 3, size, size}, kHalves).contiguous(kLast).requires_grad_(true);
     for (const auto algorithm :
          {StemAlgorithm::Library, StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
       if ((algorithm == StemAlgorithm::Im2col && side > 64) ||
@@ -66,12 +59,16 @@ TEST_CASE("times of stem and head", "[.][bench]") {
     std::printf("space_to_depth %dx%d: %.1f us, its bytes at 4.3 TB/s %.1f us\n", batch, side, cut,
                 bytes / 4.3e6);
   }
+}
+
+TEST_CASE("times of the head", "[.][bench]") {
+  const BenchScope scope;
   for (const auto& [batch, channels, side, classes] :
        {std::tuple{256, 2048, 7, 1000}, {512, 512, 1, 10}, {128, 512, 1, 10}, {64, 512, 1, 10}}) {
     const auto x =
-        torch::randn({batch, channels, side, side}, bf16).contiguous(kLast).requires_grad_(true);
-    const auto weight = torch::randn({classes, channels}, bf16).requires_grad_(true);
-    const auto bias = torch::randn({classes}, bf16).requires_grad_(true);
+        torch::randn({batch, channels, side, side}, kHalves).contiguous(kLast).requires_grad_(true);
+    const auto weight = torch::randn({classes, channels}, kHalves).requires_grad_(true);
+    const auto bias = torch::randn({classes}, kHalves).requires_grad_(true);
     const auto labels = torch::randint(classes, {batch}, torch::kLong).to(torch::kCUDA);
     const auto ours = [&] {
       const auto logits = ddp::ops::pooled_linear(x, weight, bias);
@@ -100,51 +97,52 @@ TEST_CASE("times of stem and head", "[.][bench]") {
   }
 }
 
-TEST_CASE("times of convolutions as products and by the library", "[.][bench]") {
+namespace {
+
+void print_times(int64_t batch, const ConvCase& c) {
   using ddp::ops::Conv2dAlgorithm;
-  at::globalContext().setBenchmarkCuDNN(true);
-  // What autograd records on the default stream it would wait for inside a capture.
-  const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
-  const auto time = [](int64_t batch, const ConvCase& c) {
-    const auto x = last_leaf({batch, c.channels, c.height, c.width}, torch::kBFloat16);
-    const auto weight =
-        last_leaf({c.filters, c.channels, c.kernel, c.kernel}, torch::kBFloat16, 0.05);
-    std::printf("%ldx%ld_%ld_%ld@%ld/%ld:", static_cast<long>(batch), static_cast<long>(c.kernel),
-                static_cast<long>(c.channels), static_cast<long>(c.filters),
-                static_cast<long>(c.height), static_cast<long>(c.stride));
-    ddp::ops::GradSlot slot{torch::zeros_like(weight.detach())};
-    ddp::ops::set_grad_slot(weight, &slot);
-    for (const auto algorithm : {Conv2dAlgorithm::Library, Conv2dAlgorithm::Product}) {
-      const auto run = [&] {
-        return ddp::ops::conv2d(x, weight, c.stride, c.kernel / 2, algorithm);
-      };
-      const auto out = run();
-      const auto direction = torch::randn_like(out);
-      const auto input = x.detach();
-      const auto constant = ddp::ops::conv2d(input, weight, c.stride, c.kernel / 2, algorithm);
-      const double forward = graph_us([&] {
-        const torch::NoGradGuard no_grad;
-        run();
-      });
-      const double dgrad = graph_us([&] { grad({out}, {x}, {direction}, true); });
-      const double wgrad = graph_us([&] {
-        slot.written = false;
-        weight.mutable_grad() = torch::Tensor();
-        constant.backward(direction, true);
-      });
-      std::printf("  %s %.1f / %.1f / %.1f",
-                  algorithm == Conv2dAlgorithm::Library ? "library" : "product", forward, dgrad,
-                  wgrad);
-    }
-    std::printf(" us\n");
-    std::fflush(stdout);
-    ddp::ops::set_grad_slot(weight, nullptr);
-  };
+  const auto x = last_leaf({batch, c.channels, c.height, c.width}, torch::kBFloat16);
+  const auto weight =
+      last_leaf({c.filters, c.channels, c.kernel, c.kernel}, torch::kBFloat16, 0.05);
+  std::printf("%ldx%ld_%ld_%ld@%ld/%ld:", static_cast<long>(batch), static_cast<long>(c.kernel),
+              static_cast<long>(c.channels), static_cast<long>(c.filters),
+              static_cast<long>(c.height), static_cast<long>(c.stride));
+  ddp::ops::GradSlot slot{torch::zeros_like(weight.detach())};
+  ddp::ops::set_grad_slot(weight, &slot);
+  for (const auto algorithm : {Conv2dAlgorithm::Library, Conv2dAlgorithm::Product}) {
+    const auto run = [&](const torch::Tensor& input) {
+      return ddp::ops::conv2d(input, weight, c.stride, c.kernel / 2, algorithm);
+    };
+    const auto out = run(x), constant = run(x.detach());
+    const auto direction = torch::randn_like(out);
+    const double forward = graph_us([&] {
+      const torch::NoGradGuard no_grad;
+      run(x);
+    });
+    const double dgrad = graph_us([&] { grad({out}, {x}, {direction}, true); });
+    const double wgrad = graph_us([&] {
+      slot.written = false;
+      weight.mutable_grad() = torch::Tensor();
+      constant.backward(direction, true);
+    });
+    std::printf("  %s %.1f / %.1f / %.1f",
+                algorithm == Conv2dAlgorithm::Library ? "library" : "product", forward, dgrad,
+                wgrad);
+  }
+  std::printf(" us\n");
+  std::fflush(stdout);
+  ddp::ops::set_grad_slot(weight, nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("times of convolutions as products and by the library", "[.][bench]") {
+  const BenchScope scope;
   for (const int64_t batch : {512, 64}) {
-    time(batch, {256, 256, 3, 1, 2, 2});
-    time(batch, {256, 512, 3, 2, 2, 2});
-    time(batch, {256, 512, 1, 2, 2, 2});
-    time(batch, {512, 512, 3, 1, 1, 1});
+    print_times(batch, {256, 256, 3, 1, 2, 2});
+    print_times(batch, {256, 512, 3, 2, 2, 2});
+    print_times(batch, {256, 512, 1, 2, 2, 2});
+    print_times(batch, {512, 512, 3, 1, 1, 1});
   }
   for (const auto& c : std::vector<ConvCase>{{64, 64, 1, 1, 56, 56},
                                              {64, 256, 1, 1, 56, 56},
@@ -158,6 +156,6 @@ TEST_CASE("times of convolutions as products and by the library", "[.][bench]") 
                                              {1024, 512, 1, 1, 14, 14},
                                              {512, 2048, 1, 1, 7, 7},
                                              {2048, 512, 1, 1, 7, 7}}) {
-    time(256, c);
+    print_times(256, c);
   }
 }

@@ -9,17 +9,10 @@
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/pooled_linear.hpp"
 #include "ddp/ops/stem_convolution.hpp"
-#include "lm_gpu_test.hpp"
 #include "support/catch.hpp"
 
+using namespace gpu_test;
 using ddp::ops::StemAlgorithm;
-using gpu_test::image_of;
-using gpu_test::kLast;
-using gpu_test::tolerance;
-using lm_test::leaf;
-using lm_test::reference_of;
-using lm_test::relative_error;
-using torch::autograd::grad;
 
 TEST_CASE("space-to-depth on a GPU equals the CPU's bit for bit") {
   torch::manual_seed(1);

@@ -4,9 +4,20 @@
 
 #include <torch/torch.h>
 
+#include "lm_gpu_test.hpp"
+
 namespace gpu_test {
 
+using lm_test::leaf;
+using lm_test::reference_of;
+using lm_test::relative_error;
+using torch::autograd::grad;
+
 constexpr auto kLast = torch::MemoryFormat::ChannelsLast;
+
+struct ConvCase {
+  int64_t channels, filters, kernel, stride, height, width;
+};
 
 /// Of results rounded once: half of 2^-8 (bf16) or 2^-11 (fp16) at most, about a third of it on
 /// average.
@@ -18,6 +29,10 @@ inline torch::Tensor image_of(torch::IntArrayRef shape, torch::Dtype dtype, bool
   const auto image = dtype == torch::kByte ? torch::randint(256, shape, torch::kCUDA).to(dtype)
                                            : torch::randn(shape, torch::kCUDA).to(dtype);
   return last ? image.contiguous(kLast) : image;
+}
+
+inline torch::Tensor last_leaf(torch::IntArrayRef shape, torch::Dtype dtype, double scale = 1) {
+  return leaf(shape, dtype, scale).detach().contiguous(kLast).requires_grad_(true);
 }
 
 }  // namespace gpu_test

@@ -9,16 +9,13 @@
 #include "convolution_gpu_test.hpp"
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/grad_slot.hpp"
-#include "lm_gpu_test.hpp"
 #include "ops/cudnn_convolution.hpp"
 #include "support/catch.hpp"
 
+using namespace gpu_test;
 using ddp::ops::detail::Convolution;
 using ddp::ops::detail::ConvolutionPass;
 using ddp::ops::detail::convolve_by_cudnn;
-using gpu_test::kLast;
-using gpu_test::tolerance;
-using lm_test::relative_error;
 
 namespace {
 
@@ -143,6 +140,7 @@ TEST_CASE("without memory for workspaces an engine that needs none is taken, or 
   };
   torch::manual_seed(3);
   const Benchmark wanted;
+  int num_done = 0;
   for (const auto pass : kPasses) {
     auto call = random_call({64, 256, 14, 256, 3, 1}, torch::kBFloat16);
     const auto expected = in_float64(call, pass);
@@ -153,7 +151,9 @@ TEST_CASE("without memory for workspaces an engine that needs none is taken, or 
     }
     CAPTURE(static_cast<int>(pass), done);
     CHECK((!done || relative_error(result_of(call, pass), expected) < 0.003));
+    num_done += done ? 1 : 0;
   }
+  CHECK(num_done > 0);
 }
 
 TEST_CASE("conv2d's weight gradient goes straight to a slot of its dtype, and is added to") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs that the ops' kernels must not take as they come: on other devices, empty, misaligned,
 // frozen, not finite.
+#include <ATen/autocast_mode.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
@@ -8,25 +9,24 @@
 #include <limits>
 
 #include "batch_norm_gpu_test.hpp"
+#include "convolution_gpu_test.hpp"
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/ops/grad_slot.hpp"
 #include "ddp/ops/pooled_linear.hpp"
+#include "ddp/ops/side_task.hpp"
 #include "ddp/ops/stem_convolution.hpp"
-#include "lm_gpu_test.hpp"
 #include "ops/batch_norm_fused.hpp"
 #include "support/catch.hpp"
 
 using namespace batch_norm_test;
+using namespace gpu_test;
 using Catch::Contains;
 using ddp::ops::Conv2dAlgorithm;
 using ddp::ops::StemAlgorithm;
-using lm_test::relative_error;
-using torch::autograd::grad;
 
 namespace {
 
-constexpr auto kLast = torch::MemoryFormat::ChannelsLast;
 const auto kHalves = torch::TensorOptions(torch::kCUDA).dtype(torch::kBFloat16);
 // ATen's ops round between them, which turns the ReLU of values near zero: some per cent of a sum.
 constexpr double kByAten = 0.05;
@@ -137,6 +137,97 @@ TEST_CASE("batch norm and pooled_linear take views at any address") {
                                      b.to(torch::kDouble))) < 0.01);
 }
 
+TEST_CASE("pooled_linear takes a bias of any strides and address") {
+  for (const int64_t classes : {10, 100}) {
+    const auto x = image({4, 64, 2, 2}), w = torch::randn({classes, 64}, kHalves);
+    for (const auto& bias : {torch::randn({classes, 2}, kHalves).select(1, 0),
+                             torch::randn({1}, kHalves).expand({classes}),
+                             misaligned(torch::randn({classes}, kHalves))}) {
+      CAPTURE(classes, bias.strides());
+      const auto wanted = torch::linear(x.to(torch::kDouble).mean({2, 3}), w.to(torch::kDouble),
+                                        bias.to(torch::kDouble));
+      CHECK(relative_error(ddp::ops::pooled_linear(x, w, bias), wanted) < 0.01);
+    }
+  }
+}
+
+TEST_CASE("conv2d takes an expanded filter, and a part of one whose taps begin anywhere") {
+  torch::manual_seed(8);
+  const auto check = [](const torch::Tensor& x, torch::Tensor w, const torch::Tensor& memory) {
+    const int64_t padding = w.size(2) / 2;
+    w = w.detach().requires_grad_(true);
+    const auto xr = reference_of(x), wr = reference_of(w);
+    const auto out = ddp::ops::conv2d(x, w, 1, padding);
+    const auto expected = torch::conv2d(xr, wr, {}, 1, padding);
+    CHECK(relative_error(out, expected) < 0.01);
+    const auto direction = torch::randn_like(out);
+    const auto got = grad({out}, {x, w}, {direction}, /*retain_graph=*/true);
+    const auto wanted = grad({expected}, {xr, wr}, {direction.to(torch::kDouble)});
+    CHECK(relative_error(got[0], wanted[0]) < 0.01);
+    CHECK(relative_error(got[1], wanted[1]) < 0.01);
+    ddp::ops::GradSlot slot{memory};
+    ddp::ops::set_grad_slot(w, &slot);
+    out.backward(direction);
+    CHECK(relative_error(slot.memory, wanted[1]) < 0.01);
+    ddp::ops::set_grad_slot(w, nullptr);
+  };
+  const auto row = torch::randn({1, 64, 1, 1}, kHalves).expand({48, 64, 1, 1});
+  check(image({4, 64, 7, 7}), row, torch::zeros({48, 64, 1, 1}, kHalves));
+  for (const int64_t channels : {12, 20, 36}) {
+    CAPTURE(channels);
+    const auto whole = torch::randn({16, channels, 3, 3}, kHalves).contiguous(kLast);
+    check(image({4, 8, 2, 2}), whole.narrow(1, 0, 8), torch::zeros_like(whole).narrow(1, 0, 8));
+  }
+}
+
+TEST_CASE("the stem takes images and filters of float64 under autocast") {
+  for (const auto& [image_type, weight_type] :
+       {std::pair{torch::kBFloat16, torch::kDouble}, {torch::kDouble, torch::kFloat}}) {
+    for (const auto algorithm :
+         {StemAlgorithm::Auto, StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
+      CAPTURE(image_type, weight_type, static_cast<int>(algorithm));
+      const auto x = image_of({4, 3, 32, 32}, image_type, true);
+      const auto w = leaf({64, 3, 7, 7}, weight_type, 0.1);
+      const auto wr = w.detach().to(torch::kBFloat16).to(torch::kDouble).requires_grad_(true);
+      const auto expected = torch::conv2d(x.to(torch::kBFloat16).to(torch::kDouble), wr, {}, 2, 3);
+      at::autocast::set_autocast_enabled(torch::kCUDA, true);
+      at::autocast::set_autocast_dtype(torch::kCUDA, torch::kBFloat16);
+      const auto out = ddp::ops::stem_convolution(x, w, algorithm);
+      at::autocast::set_autocast_enabled(torch::kCUDA, false);
+      CHECK(relative_error(out, expected) < 0.01);
+      const auto direction = torch::randn_like(out);
+      const auto wanted = grad({expected}, {wr}, {direction.to(torch::kDouble)})[0];
+      CHECK(relative_error(grad({out}, {w}, {direction})[0], wanted) < 0.01);
+    }
+  }
+}
+
+TEST_CASE("kernels' gradients refuse to be differentiated again") {
+  const auto refuses = [](const std::string& op, const torch::Tensor& out,
+                          const torch::Tensor& input) {
+    CAPTURE(op);
+    CHECK_THROWS_WITH(grad({out.sum()}, {input}, {}, true, /*create_graph=*/true),
+                      Catch::StartsWith(op) && Contains("create_graph"));
+  };
+  const auto x = image({4, 64, 8, 8}), stem = image({64, 3, 7, 7});
+  for (const int64_t kernel : {1, 3}) {
+    refuses("conv2d", ddp::ops::conv2d(x, image({64, 64, kernel, kernel}), 1, kernel / 2), x);
+  }
+  refuses("stem_convolution", ddp::ops::stem_convolution(image({4, 3, 32, 32}).detach(), stem),
+          stem);
+  const auto w = torch::randn({10, 64}, kHalves), b = torch::randn({10}, kHalves);
+  const auto logits = ddp::ops::pooled_linear(x, w, b);
+  refuses("pooled_linear", logits, x);
+  const auto labels = torch::zeros({4}, torch::kLong).cuda();
+  refuses("cross_entropy", ddp::ops::cross_entropy(logits, labels).loss, logits);
+  for (const auto& [name, form] : forms()) {
+    INFO(name);
+    auto inputs = make_inputs({4, 64, 8, 8}, torch::kCUDA, torch::kBFloat16);
+    inputs.x.requires_grad_(true);
+    refuses("batch_norm", call(inputs, form).branch, inputs.x);
+  }
+}
+
 TEST_CASE("a frozen parameter's slot stays unwritten") {
   for (const auto& [name, form] : forms()) {
     INFO(name);
@@ -225,11 +316,25 @@ TEST_CASE("a variance keeps its digits where one row lies far from the others") 
   }
 }
 
-TEST_CASE("convolutions run on the device of their input, whichever is current") {
+namespace {
+
+bool has_two_gpus() {
   if (c10::cuda::device_count() < 2) {
+    WARN("skipped: 2 GPUs are needed");
+    return false;
+  }
+  return true;
+}
+
+const torch::Device kSecond(torch::kCUDA, 1);
+
+}  // namespace
+
+TEST_CASE("convolutions run on the device of their input, whichever is current") {
+  if (!has_two_gpus()) {
     return;
   }
-  const auto second = kHalves.device(torch::Device(torch::kCUDA, 1));
+  const auto second = kHalves.device(kSecond);
   for (const auto& [kernel, stride, side] :
        {std::tuple{3, 1, 2}, {3, 2, 2}, {1, 1, 4}, {3, 1, 8}}) {
     CAPTURE(kernel, stride, side);
@@ -243,4 +348,48 @@ TEST_CASE("convolutions run on the device of their input, whichever is current")
     CHECK(relative_error(got[0], wanted[0]) < 0.01);
     CHECK(relative_error(got[1], wanted[1]) < 0.01);
   }
+}
+
+TEST_CASE("norms, stem, head, loss and side tasks run on the device of their input") {
+  if (!has_two_gpus()) {
+    return;
+  }
+  torch::manual_seed(9);
+  const auto second = kHalves.device(kSecond);
+  for (const auto& [name, form] : forms()) {
+    INFO(name);
+    auto inputs = make_inputs({4, 64, 8, 8}, kSecond, torch::kHalf);
+    auto reference = converted(inputs, torch::kDouble);
+    const auto results = run(inputs, form), expected = run(reference, form);
+    for (size_t i = 0; i < results.size(); ++i) {
+      INFO(results[i].first);
+      CHECK(relative_error(results[i].second, expected[i].second) < 0.01);
+    }
+  }
+  const auto close = [](const torch::Tensor& out, const torch::Tensor& leaf_in,
+                        const torch::Tensor& expected, const torch::Tensor& reference) {
+    CHECK(relative_error(out, expected) < 0.01);
+    CHECK(relative_error(grad({out.sum()}, {leaf_in})[0], grad({expected.sum()}, {reference})[0]) <
+          0.01);
+  };
+  const auto pixels = image({4, 3, 32, 32}, second).detach();
+  for (const int64_t size : {3, 7}) {
+    const auto w = image({64, 3, size, size}, second), wr = reference_of(w);
+    close(ddp::ops::stem_convolution(pixels, w), w,
+          torch::conv2d(pixels.to(torch::kDouble), wr, {}, size == 7 ? 2 : 1, size / 2), wr);
+  }
+  for (const int64_t classes : {10, 100}) {
+    const auto x = image({4, 64, 2, 2}, second), xr = reference_of(x);
+    const auto w = torch::randn({classes, 64}, second), b = torch::randn({classes}, second);
+    close(ddp::ops::pooled_linear(x, w, b), x,
+          torch::linear(xr.mean({2, 3}), w.to(torch::kDouble), b.to(torch::kDouble)), xr);
+    const auto logits = torch::randn({4, classes}, second).requires_grad_(true);
+    const auto lr = reference_of(logits);
+    const auto labels = torch::zeros({4}, second.dtype(torch::kLong));
+    close(ddp::ops::cross_entropy(logits, labels).loss, logits,
+          torch::cross_entropy_loss(lr, labels), lr);
+  }
+  const auto x = torch::randn({8}, second);
+  ddp::ops::SideTask task(x, [](const torch::Tensor& of) { return of * 2; });
+  CHECK(torch::equal(task.wait(), x * 2));
 }

@@ -4,12 +4,15 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <future>
 #include <optional>
+#include <thread>
 
 #include "ddp/ops/batch_norm.hpp"
 #include "ddp/ops/cross_entropy.hpp"
@@ -81,6 +84,15 @@ class TakesMemory : public torch::autograd::Function<TakesMemory> {
   static inline std::vector<torch::Tensor> kept;
 };
 
+class ThrowsInBackward : public torch::autograd::Function<ThrowsInBackward> {
+ public:
+  static torch::Tensor forward(AutogradContext*, const torch::Tensor& x) { return x.clone(); }
+  static variable_list backward(AutogradContext*, variable_list) {
+    TORCH_CHECK(false, "broken");
+    return {};
+  }
+};
+
 /// A ResNet-18 of fixed weights in bf16 whose weight gradients go to float32 slots.
 struct SlottedResNet {
   explicit SlottedResNet(bool beside) {
@@ -145,6 +157,24 @@ TEST_CASE("a branch keeps what it reads until the stream that made it has waited
   TakesMemory::kept.clear();
   CHECK(main.slot.memory.item<float>() == 3);
   CHECK(side.slot.memory.item<float>() == 3);
+}
+
+TEST_CASE("a backward that an exception ended lets go of what its branch held") {
+  const OnOwnStream own;
+  const auto allocated = [] {
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current;
+  };
+  Slotted slotted;
+  const auto x = torch::ones({8}, kFloats).requires_grad_(true);
+  auto loss =
+      LateGradient::apply(ThrowsInBackward::apply(x), slotted.weight, int64_t{1} << 40).sum();
+  const auto before = allocated();
+  CHECK_THROWS_WITH(loss.backward(), Catch::Contains("broken"));
+  // The engine's thread may drop the backward after the caller has heard of its end.
+  for (int i = 0; i < 500 && allocated() >= before + 4 * kSize; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  CHECK(allocated() < before + 4 * kSize);
 }
 
 TEST_CASE("the end of a backward waits for the branches of all its streams") {

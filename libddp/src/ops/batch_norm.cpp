@@ -71,6 +71,7 @@ at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
 }
 
 Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn) {
+  check(x, bn);
   return detail::fits_kernels(x, bn) ? detail::fused_batch_norm_relu(x, bn)
                                      : both(normalised(x, bn).relu_());
 }

@@ -5,6 +5,7 @@
 
 #include "ops/batch_norm_call.hpp"
 #include "ops/batch_norm_fused.hpp"
+#include "ops/once_differentiable.hpp"
 
 namespace ddp::ops::detail {
 namespace {
@@ -106,12 +107,18 @@ void write_nothing(const BackwardNorm& first, const BackwardNorm* second) {
   }
 }
 
-/// The backward of all forms: gradients of x and of its parameters; with `second` also of z, and
-/// with `sum` d itself, the residual's.
-void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& mask,
-                  const at::Tensor& tickets, const at::Tensor& grad, const at::Tensor& grad2,
-                  const at::Tensor& sum, StatisticsExchange* exchange) {
+/// The backward of all forms: gradients of x and of its parameters; with `second` also of z.
+/// Returns d itself, the sum of both gradients behind the ReLU, where it `wants_sum` (a residual's)
+/// or a second kernel reads it.
+at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& mask,
+                        const at::Tensor& tickets, const at::Tensor& grad, const at::Tensor& grad2,
+                        bool wants_sum, StatisticsExchange* exchange) {
   const KernelScope kernels(first.x);
+  const auto small =
+      exchange == nullptr ? kernels.small_grid(first.x, second != nullptr ? 3 : 2) : SmallGrid{};
+  const bool is_small = small.rows_of_thread > 0;
+  const auto sum =
+      wants_sum || (grad2.defined() && !is_small) ? at::empty_like(grad) : at::Tensor();
   BackwardReduceCall reduce;
   reduce.grad = grad.const_data_ptr();
   reduce.grad2 = pointer(grad2);
@@ -127,19 +134,14 @@ void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& m
     write_nothing(first, second);
     shared.write_nothing();
     shared.finish(kernels, reduce.first, second_target);
-    return;
+    return sum;
   }
-  const auto small = kernels.small_grid(first.x, second != nullptr ? 3 : 2);
-  const bool is_small = exchange == nullptr && small.rows_of_thread > 0;
   reduce.grid = is_small ? small.grid : kernels.sums_grid(first.x);
   const Scratch scratch(reduce.grid, second != nullptr ? 3 : 2, tickets, first.weight);
   reduce.scratch = scratch.pointers();
   if (is_small) {
-    if (second != nullptr) {
-      reduce.sum = nullptr;  // no second kernel reads it
-    }
     kernels(launch_small_backward, SmallBackwardCall{small, reduce});
-    return;
+    return sum;
   }
   kernels(launch_backward_reduce, reduce);
   shared.finish(kernels, reduce.first, second_target);
@@ -153,6 +155,7 @@ void run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& m
   apply.second = reduce.second;
   apply.follows_sums = exchange == nullptr && kernels.is_hopper();
   kernels(launch_backward_apply, apply);
+  return sum;
 }
 
 /// Of one activation, by whichever of its two consumers there are.
@@ -176,14 +179,14 @@ class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
     return {results.y, second_handle(results.y)};
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    check_differentiated_once("batch_norm_relu");
     const auto saved = ctx->get_saved_variables();
     const ForkGradients grad(grads, saved[0].scalar_type());
     if (!grad.first.defined()) {
       return variable_list(4);
     }
     BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
-    const auto sum = grad.second.defined() ? at::empty_like(grad.first) : at::Tensor();
-    run_backward(norm, nullptr, saved[3], saved[5], grad.first, grad.second, sum,
+    run_backward(norm, nullptr, saved[3], saved[5], grad.first, grad.second, /*wants_sum=*/false,
                  kept_exchange(ctx));
     return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
   }
@@ -206,6 +209,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
     return {results.y, second_handle(results.y)};
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    check_differentiated_once("batch_norm_add_relu");
     const auto saved = ctx->get_saved_variables();
     const auto& z = saved[6];
     const auto [grad, grad2] = ForkGradients(grads, saved[0].scalar_type());
@@ -216,8 +220,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
     BackwardNorm first(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     if (z.defined()) {
       BackwardNorm second(z, saved[7], saved[8], saved[9], wanted_pair(ctx, 4));
-      const auto sum = grad2.defined() ? at::empty_like(grad) : at::Tensor();
-      run_backward(first, &second, saved[3], saved[5], grad, grad2, sum, exchange);
+      run_backward(first, &second, saved[3], saved[5], grad, grad2, /*wants_sum=*/false, exchange);
       return {first.grad_x,
               first.grad_weight.result(),
               first.grad_bias.result(),
@@ -227,8 +230,8 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
               at::Tensor(),
               at::Tensor()};
     }
-    const auto sum = at::empty_like(grad);
-    run_backward(first, nullptr, saved[3], saved[5], grad, grad2, sum, exchange);
+    const auto sum = run_backward(first, nullptr, saved[3], saved[5], grad, grad2,
+                                  /*wants_sum=*/true, exchange);
     return {first.grad_x,
             first.grad_weight.result(),
             first.grad_bias.result(),
@@ -262,8 +265,7 @@ bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
   // Processes that exchange must all take one way: what may differ between them cannot decide.
   const bool shared = is_shared(bn);
   const bool as_it_lies = shared || (x.numel() > 0 && lies_right(x));
-  return bn.fused && x.is_cuda() && x.dim() == 4 &&
-         (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) && as_it_lies &&
+  return bn.fused && runs_own_kernels(x, x.scalar_type()) && x.dim() == 4 && as_it_lies &&
          x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
          is_channel_vector(bn.weight, x, shared) && is_channel_vector(bn.bias, x, shared) &&
          is_channel_vector(bn.running_mean, x, shared) &&

@@ -4,6 +4,7 @@
 
 #include "ops/batch_norm_call.hpp"
 #include "ops/batch_norm_fused.hpp"
+#include "ops/once_differentiable.hpp"
 
 namespace ddp::ops::detail {
 namespace {
@@ -72,6 +73,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
     return {results.y, second_handle(results.y)};
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    check_differentiated_once("batch_norm_relu_max_pool");
     if (!grads[0].defined() && !grads[1].defined()) {
       return variable_list(4);
     }

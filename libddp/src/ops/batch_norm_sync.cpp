@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ops/once_differentiable.hpp"
 
 namespace ddp::ops::detail {
 namespace {
@@ -72,6 +73,7 @@ class SharedBatchNorm : public torch::autograd::Function<SharedBatchNorm> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    check_differentiated_once("batch_norm");
     const auto saved = ctx->get_saved_variables();
     const auto &input = saved[0], &weight = saved[1];
     const auto &mean = saved[2], &invstd = saved[3], &count = saved[4];

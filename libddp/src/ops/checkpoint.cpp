@@ -9,6 +9,8 @@
 #include <mutex>
 #include <utility>
 
+#include "ops/once_differentiable.hpp"
+
 namespace ddp::ops {
 namespace {
 
@@ -97,6 +99,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
+    detail::check_differentiated_once("checkpoint");
     const auto capsule = ctx->saved_data["recipe"].toCapsule();
     auto& recipe = static_cast<Recipe&>(*capsule);
     std::vector<at::Tensor> inputs;

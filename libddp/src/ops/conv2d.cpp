@@ -13,6 +13,7 @@
 #include "ops/cudnn_convolution.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
+#include "ops/once_differentiable.hpp"
 #include "ops/tap_packing.hpp"
 #include "ops/tensor_launch.hpp"
 #include "ops/wgrad_stream.hpp"
@@ -84,10 +85,11 @@ at::Tensor live_tap(const at::Tensor& filter) {
   return filter.select(3, centre).select(2, centre);
 }
 
-/// The tap as a product reads it: row-major.
+/// The tap as a product reads it: row-major, its rows apart (those of an expanded filter are not).
 at::Tensor rows_of_tap(const at::Tensor& tap, at::ScalarType dtype) {
   const auto matrix = tap.to(dtype);
-  return matrix.stride(1) == 1 ? matrix : matrix.contiguous();
+  const bool fits = matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
+  return fits ? matrix : matrix.contiguous();
 }
 
 detail::TapBlocks blocks_of(const Geometry& g) {
@@ -159,6 +161,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("conv2d");
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &matrix = saved[2];
     const AutocastOff no_autocast(x.device().type());
@@ -237,6 +240,7 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("conv2d");
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &filter = saved[2];
     const AutocastOff no_autocast(x.device().type());

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ops/once_differentiable.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/cross_entropy_kernels.hpp"
@@ -68,6 +69,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("cross_entropy");
     if (!grad_outputs[0].defined()) {
       return variable_list(3);
     }
@@ -101,7 +103,7 @@ CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& lab
               "cross_entropy: label_smoothing must lie in [0, 1], not ", options.label_smoothing);
   const AutocastOff no_autocast(logits.device().type());
 #ifdef DDP_HAS_CUDA
-  if (logits.is_cuda() && logits.scalar_type() != at::kDouble && logits.numel() > 0) {
+  if (detail::runs_own_code(logits) && logits.scalar_type() != at::kDouble && logits.numel() > 0) {
     auto outputs = CrossEntropy::apply(logits, labels, options);
     return {outputs[0], outputs[1]};
   }

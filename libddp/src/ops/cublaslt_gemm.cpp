@@ -55,8 +55,11 @@ Factor factor_of(const at::Tensor& matrix, const char* name) {
   TORCH_CHECK(row_major || matrix.stride(0) == 1 || matrix.size(0) == 1, "gemm: ", name,
               " with strides ", matrix.strides(), " is neither row-major nor column-major");
   const int64_t leading = row_major ? matrix.stride(0) : matrix.stride(1);
+  const int64_t length = matrix.size(row_major ? 1 : 0), count = matrix.size(row_major ? 0 : 1);
+  TORCH_CHECK(leading >= length || count == 1, "gemm: ", name, " ", matrix.sizes(),
+              " with strides ", matrix.strides(), " overlaps itself; make it contiguous");
   // The stride of a dimension of size 1 means nothing, but must pass for a leading dimension.
-  return {matrix.const_data_ptr(), std::max(leading, matrix.size(row_major ? 1 : 0)), row_major};
+  return {matrix.const_data_ptr(), std::max(leading, length), row_major};
 }
 
 int64_t alignment_of(const void* data) {
@@ -188,16 +191,16 @@ class Plan {
 };
 
 void Plan::measure(const Problem& p) {
-  // Contents do not matter, only shapes do. The result goes to scratch memory, since a product that
-  // adds may run only once.
+  // Contents do not matter, only shapes do. A product that adds may run only once: scratch memory
+  // takes its results then.
   const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
   const auto workspace = at::empty({static_cast<int64_t>(kMaxWorkspaceBytes)}, bytes);
   const int64_t out_bytes = p.m * p.out_leading * (p.out_type == CUDA_R_32F ? 4 : 2);
-  const auto scratch = at::zeros({out_bytes}, bytes);
+  const auto scratch = p.beta == 0 ? at::Tensor() : at::zeros({out_bytes}, bytes);
+  void* const out = p.beta == 0 ? p.out : scratch.data_ptr();
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(p.device));
   const size_t fastest = choose_fastest(device, candidates_.size(), [&](size_t i) {
-    run(p, candidates_[i], scratch.data_ptr(), workspace.data_ptr(),
-        c10::cuda::getCurrentCUDAStream());
+    run(p, candidates_[i], out, workspace.data_ptr(), c10::cuda::getCurrentCUDAStream());
   });
   candidates_ = {candidates_[fastest < candidates_.size() ? fastest : 0]};
 }
@@ -251,7 +254,11 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
     auto made = std::make_unique<Plan>(plans.handle(problem.device), problem);
     // One that a capture met first stays: an eager call after it must give the replay's bits.
     if (!problem.deterministic && !is_capturing()) {
-      made->measure(problem);
+      try {
+        made->measure(problem);
+      } catch (const c10::OutOfMemoryError&) {
+        // The library's first proposal stays.
+      }
     }
     plan = std::move(made);
   }

@@ -3,6 +3,8 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -16,11 +18,23 @@ namespace {
 // models never meet.
 struct ParameterMeta final : c10::BackendMeta {
   GradSlot* slot = nullptr;
+  const c10::TensorImpl* owner = nullptr;  // of the slot: detach() shares this with another tensor
   TapUse taps;
 };
 
 ParameterMeta* find_meta(const at::Tensor& parameter) {
   return dynamic_cast<ParameterMeta*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+// Whether the running backward, if there is one, ends in `parameter`. torch::autograd::grad() takes
+// the gradient in front of its accumulator, whose hooks then never tell of a written slot.
+bool is_accumulated(const at::Tensor& parameter) {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  if (nodes == nullptr || nodes->empty()) {  // none runs, or one without `inputs`
+    return true;
+  }
+  const auto node = nodes->find(torch::autograd::impl::try_get_grad_accumulator(parameter).get());
+  return node != nodes->end() && node->second.needed_;
 }
 
 }  // namespace
@@ -33,11 +47,15 @@ void set_grad_slot(const at::Tensor& parameter, GradSlot* slot) {
     parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(made));
   }
   meta->slot = slot;
+  meta->owner = parameter.unsafeGetTensorImpl();
 }
 
 GradSlot* find_grad_slot(const at::Tensor& parameter) {
   const ParameterMeta* meta = find_meta(parameter);
-  return meta == nullptr ? nullptr : meta->slot;
+  return meta != nullptr && meta->owner == parameter.unsafeGetTensorImpl() &&
+                 is_accumulated(parameter)
+             ? meta->slot
+             : nullptr;
 }
 
 TapUse* find_tap_use(const at::Tensor& parameter) {

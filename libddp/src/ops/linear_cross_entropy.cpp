@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ops/once_differentiable.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -116,6 +117,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
+    detail::check_differentiated_once("linear_cross_entropy");
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
     const auto scaled = [&](const at::Tensor& gradient, const char* dtype) {

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "ddp/ops/autocast_off.hpp"
+#include "ops/once_differentiable.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -45,6 +46,7 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
+    detail::check_differentiated_once("lora_linear");
     const auto saved = ctx->get_saved_variables();
     const auto &input = saved[0], &weight = saved[1], &t = saved[4], &mask = saved[5];
     const AutocastOff no_autocast(input.device().type());

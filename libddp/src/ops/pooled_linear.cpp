@@ -7,6 +7,7 @@
 #include "ddp/ops/autocast_off.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
+#include "ops/once_differentiable.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/pooled_linear_kernels.hpp"
@@ -70,7 +71,7 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
       pooled = at::empty({shape.batch, shape.channels}, x.options());
       C10_CUDA_CHECK(
           detail::launch_pool(shape, x.const_data_ptr(), pooled.mutable_data_ptr(), stream));
-      detail::gemm(logits, pooled, weight.to(dtype).t(), {.bias = bias.to(dtype)});
+      detail::gemm(logits, pooled, weight.to(dtype).t(), {.bias = detail::aligned(bias.to(dtype))});
     }
     ctx->save_for_backward({pooled, weight, bias});
     ctx->saved_data["sizes"] = x.sizes().vec();
@@ -79,6 +80,7 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("pooled_linear");
     const auto saved = ctx->get_saved_variables();
     const auto &pooled = saved[0], &weight = saved[1], &bias = saved[2];
     const c10::cuda::CUDAGuard device(pooled.device());
@@ -144,8 +146,9 @@ at::Tensor pooled_linear(const at::Tensor& x, const at::Tensor& weight, const at
 #ifdef DDP_HAS_CUDA
   const auto dtype = detail::compute_dtype(x, x.scalar_type());
   if (detail::runs_own_kernels(x, dtype) && x.size(1) % 8 == 0 && x.numel() > 0 &&
-      weight.is_contiguous() && detail::is_aligned(weight) && detail::is_aligned(x) &&
-      weight.scalar_type() == bias.scalar_type() && weight.scalar_type() != at::kDouble) {
+      weight.is_contiguous() && bias.is_contiguous() && detail::is_aligned(weight) &&
+      detail::is_aligned(x) && weight.scalar_type() == bias.scalar_type() &&
+      weight.scalar_type() != at::kDouble) {
     return PooledLinear::apply(x, weight, bias, dtype);
   }
 #endif

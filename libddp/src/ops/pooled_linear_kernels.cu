@@ -104,7 +104,7 @@ __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, co
   }
   __syncthreads();
   if (part == 0 && lane < shape.classes && image < shape.batch) {
-    float value = bias == nullptr ? 0.0F : to_float(bias[lane]);
+    float value = to_float(bias[lane]);
 #pragma unroll
     for (int i = 0; i < kForwardParts; ++i) {
       value += parts[slot][i][lane];

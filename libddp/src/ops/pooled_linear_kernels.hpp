@@ -24,8 +24,7 @@ struct GradOut {
 };
 
 /// pooled [batch, channels] in float32 and logits [batch, classes] from x [batch, pixels,
-/// channels]. classes and channels within the limits above, channels a multiple of 8; bias may be
-/// nullptr.
+/// channels]. classes and channels within the limits above, channels a multiple of 8.
 cudaError_t launch_pooled_linear(const PooledShape& shape, const void* x, const void* weight,
                                  const void* bias, float* pooled, void* logits,
                                  cudaStream_t stream);

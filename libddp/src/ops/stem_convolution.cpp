@@ -7,6 +7,7 @@
 #include "ddp/ops/autocast_off.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
+#include "ops/once_differentiable.hpp"
 #include "ops/stem_packing.hpp"
 #include "ops/tensor_launch.hpp"
 
@@ -34,6 +35,7 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("stem_convolution");
     if (!ctx->needs_input_grad(1)) {
       return variable_list(2);
     }
@@ -74,6 +76,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("stem_convolution");
     if (!ctx->needs_input_grad(1)) {
       return variable_list(3);
     }
@@ -122,10 +125,13 @@ at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
   const auto dtype = detail::compute_dtype(image, weight.scalar_type());
   TORCH_CHECK(!small || algorithm != StemAlgorithm::SpaceToDepth,
               "stem_convolution: space-to-depth is of 7x7 filters, not of ", weight.sizes());
+  const bool wants_image_gradient = at::GradMode::is_enabled() && image.requires_grad();
   if (image.size(1) == 16) {
+    TORCH_CHECK(!wants_image_gradient,
+                "stem_convolution: an image of 16 channels (stem_space_to_depth) gets no gradient; "
+                "give the one of 3 channels, or detach it");
     return DepthStem::apply(image.to(dtype), weight);
   }
-  const bool wants_image_gradient = at::GradMode::is_enabled() && image.requires_grad();
   if (algorithm == StemAlgorithm::Auto) {
     algorithm = small ? StemAlgorithm::Im2col : choose(image, dtype);
   }

@@ -23,6 +23,11 @@ namespace {
 constexpr int64_t kPad = 3;
 
 #ifdef DDP_HAS_CUDA
+/// Of what is read and written the kernels know all dtypes but one.
+bool kernels_pack(const at::Tensor& from, at::ScalarType dtype) {
+  return runs_own_kernels(from, dtype) && from.scalar_type() != at::kDouble;
+}
+
 StemImage view_of(const at::Tensor& image, bool halves = true) {
   const auto output = [&](int64_t size) {
     return static_cast<int>(halves ? stem_output(size) : size);
@@ -56,7 +61,8 @@ at::Tensor pack(const at::Tensor& filter, StemPacking packing, at::Tensor packed
 }
 
 bool unpack(const at::Tensor& packed, StemPacking packing, const at::Tensor& target, double beta) {
-  if (!packed.is_cuda() || packed.scalar_type() == at::kDouble) {
+  if (!runs_own_code(packed) || packed.scalar_type() == at::kDouble ||
+      target.scalar_type() == at::kDouble) {
     return false;
   }
   const c10::cuda::CUDAGuard device(packed.device());
@@ -94,7 +100,7 @@ at::Tensor stem_patches(const at::Tensor& image, at::ScalarType dtype) {
   const int64_t batch = image.size(0);
   const int64_t pixels = stem_output(image.size(2)) * stem_output(image.size(3));
 #ifdef DDP_HAS_CUDA
-  if (runs_own_kernels(image, dtype)) {
+  if (kernels_pack(image, dtype)) {
     const c10::cuda::CUDAGuard device(image.device());
     auto patches = at::empty({batch * pixels, kStemPatchColumns}, image.options().dtype(dtype));
     C10_CUDA_CHECK(launch_stem_patches(view_of(image), patches.mutable_data_ptr(),
@@ -119,7 +125,7 @@ bool stem_patches_fit_image(const at::Tensor& image) {
 at::Tensor stem_filter_to_depth(const at::Tensor& filter, at::ScalarType dtype) {
   const int64_t filters = filter.size(0);
 #ifdef DDP_HAS_CUDA
-  if (runs_own_kernels(filter, dtype)) {
+  if (kernels_pack(filter, dtype)) {
     return pack(filter, StemPacking::SpaceToDepth,
                 at::empty({filters, 16, 4, 4}, filter.options().dtype(dtype),
                           at::MemoryFormat::ChannelsLast));
@@ -134,7 +140,7 @@ at::Tensor stem_filter_to_depth(const at::Tensor& filter, at::ScalarType dtype) 
 
 at::Tensor stem_filter_rows(const at::Tensor& filter, at::ScalarType dtype) {
 #ifdef DDP_HAS_CUDA
-  if (runs_own_kernels(filter, dtype)) {
+  if (kernels_pack(filter, dtype)) {
     return pack(filter, StemPacking::Im2col,
                 at::empty({filter.size(0), kStemPatchColumns}, filter.options().dtype(dtype)));
   }
@@ -176,14 +182,12 @@ StemProducts products_of(const at::Tensor& image, const StemFilter& filter, at::
 }  // namespace
 
 bool takes_stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype) {
-  if (!runs_own_kernels(image, dtype) || image.scalar_type() == at::kDouble ||
-      filter.scalar_type() == at::kDouble || filter.device() != image.device() ||
-      image.numel() == 0) {
+  if (!kernels_pack(image, dtype) || filter.scalar_type() == at::kDouble ||
+      filter.device() != image.device() || image.numel() == 0) {
     return false;
   }
   const c10::cuda::CUDAGuard device(image.device());
-  return at::cuda::getCurrentDeviceProperties()->major >= 8 &&
-         products_of(image, view_of_filter(filter), dtype, filter.size(2)).fits();
+  return products_of(image, view_of_filter(filter), dtype, filter.size(2)).fits();
 }
 
 at::Tensor stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype) {
@@ -231,9 +235,12 @@ at::Tensor stem_space_to_depth(const at::Tensor& image, at::ScalarType dtype) {
   TORCH_CHECK(image.dim() == 4 && image.size(1) == 3,
               "stem_space_to_depth: an image [batch, 3, height, width] is needed, not ",
               image.sizes());
+  TORCH_CHECK(!at::GradMode::is_enabled() || !image.requires_grad(),
+              "stem_space_to_depth: the image requires a gradient and would get none; give the "
+              "image itself to stem_convolution(), or detach it");
   const at::NoGradGuard no_grad;
 #ifdef DDP_HAS_CUDA
-  if (detail::runs_own_kernels(image, dtype) && image.scalar_type() != at::kDouble) {
+  if (detail::kernels_pack(image, dtype)) {
     const c10::cuda::CUDAGuard device(image.device());
     const auto view = detail::view_of(image);
     auto cells = at::empty({view.batch, 16, view.rows + 3, view.columns + 3},

@@ -13,8 +13,14 @@ namespace {
 
 #ifdef DDP_HAS_CUDA
 bool kernels_take(const at::Tensor& filter) {
-  return filter.is_cuda() && filter.scalar_type() != at::kDouble && filter.size(1) % 8 == 0 &&
-         is_aligned(filter);
+  // Eight channels that lie together are read at once; in a part of a filter not every tap begins
+  // where that can be.
+  const auto begins_right = [&](int64_t dim) {
+    return filter.stride(dim) * filter.element_size() % 16 == 0;
+  };
+  return runs_own_code(filter) && filter.scalar_type() != at::kDouble && filter.size(1) % 8 == 0 &&
+         is_aligned(filter) &&
+         (filter.stride(1) != 1 || (begins_right(0) && begins_right(2) && begins_right(3)));
 }
 #endif
 
@@ -59,8 +65,7 @@ void fold_taps(const at::Tensor& dense, const TapBlocks& blocks, const at::Tenso
                double beta) {
   const int64_t filters = target.size(0), channels = target.size(1);
 #ifdef DDP_HAS_CUDA
-  if (dense.is_cuda() && dense.is_contiguous() && dense.scalar_type() != at::kDouble &&
-      kernels_take(target)) {
+  if (dense.is_contiguous() && dense.scalar_type() != at::kDouble && kernels_take(target)) {
     const c10::cuda::CUDAGuard device(target.device());
     C10_CUDA_CHECK(launch_fold_taps(filter_view(target), blocks, dense.const_data_ptr(),
                                     element_of(dense.scalar_type()), beta != 0, stream_of(dense)));

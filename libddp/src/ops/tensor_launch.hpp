@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #ifdef DDP_HAS_CUDA
+#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -15,13 +16,18 @@
 
 namespace ddp::ops::detail {
 
+/// Whether `tensor`'s device is one that kernels of ours are compiled for.
+inline bool runs_own_code(const at::Tensor& tensor) {
+#ifdef DDP_HAS_CUDA
+  return tensor.is_cuda() && at::cuda::getDeviceProperties(tensor.device().index())->major >= 8;
+#else
+  return static_cast<void>(tensor), false;
+#endif
+}
+
 /// Whether kernels of ours take a computation in `dtype` on `tensor`'s device.
 inline bool runs_own_kernels(const at::Tensor& tensor, at::ScalarType dtype) {
-#ifdef DDP_HAS_CUDA
-  return tensor.is_cuda() && (dtype == at::kBFloat16 || dtype == at::kHalf);
-#else
-  return static_cast<void>(tensor), static_cast<void>(dtype), false;
-#endif
+  return (dtype == at::kBFloat16 || dtype == at::kHalf) && runs_own_code(tensor);
 }
 
 /// Autocast's dtype where it is on for the tensor's device, else `otherwise`.

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -14,6 +15,7 @@
 
 #ifdef DDP_HAS_CUDA
 #include <c10/core/Event.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -27,8 +29,14 @@ namespace {
 thread_local int64_t limit_of_thread = 0;
 
 #ifdef DDP_HAS_CUDA
+bool is_captured(const c10::Stream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::CUDAStream(stream), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 /// The branch beside one stream, `main`. A backward opens it with its first weight gradient there,
-/// and its end closes it.
+/// and its end closes it, or lets go of what is held where an exception ended it.
 ///
 ///   main  | dgrad 3 | dgrad 2 | dgrad 1 | ...            | end: waits, and the caller for main
 ///         \ event   \ event                               /
@@ -60,7 +68,21 @@ class Branch {
         return;
       }
     }
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { close(); });
+    // The engine calls back at the end of a backward alone, and forgets the callback in any case.
+    const std::shared_ptr<Branch> opened(this, [](Branch* branch) { branch->let_go(); });
+    torch::autograd::Engine::get_default_engine().queue_callback([opened] { opened->close(); });
+  }
+
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    try {
+      // A capture cannot wait for what was enqueued before it: the next end joins.
+      if (!held_.empty() && !is_captured(main_)) {
+        join();
+      }
+    } catch (const std::exception& error) {
+      TORCH_WARN("a weight gradient's inputs stay in memory: ", error.what());
+    }
   }
 
   void close() {

@@ -77,6 +77,7 @@ void Reducer::Impl::end_forwards_of_pass() {
 // A forward inside no_sync: its backward is local. A pass that nothing will complete, because its
 // forward is gone without a backward, must not take it.
 void Reducer::Impl::note_local_forward() {
+  forget_writes();
   refuses_second = false;
   forget_ended_forwards();
   const bool abandoned = open_forwards.empty() && (untracked_forwards == 0 || !forward_since_pass);

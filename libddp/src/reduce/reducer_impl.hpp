@@ -81,6 +81,7 @@ struct Reducer::Impl {
   // One pass (reducer_pass.cpp)
   void prepare(const std::vector<at::Tensor>& outputs);
   void begin_pass();
+  void forget_writes();
   void check_previous_pass() const;
   void check_parameters() const;
   void on_gradient(int index);

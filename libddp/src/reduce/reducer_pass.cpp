@@ -71,6 +71,7 @@ void Reducer::Impl::begin_pass() {
   for (auto& parameter : parameters) {
     parameter.fires = 0;
   }
+  forget_writes();
   ready_order.clear();
   unused_marked = false;
   end_queued = false;
@@ -78,6 +79,15 @@ void Reducer::Impl::begin_pass() {
   communicator->launch_sequencer().begin_pass(
       model_id, static_cast<int>(buckets.size()), [this](int bucket) { launch(bucket); },
       [this] { finish_pass(); });
+}
+
+// Those of a backward that an exception ended: nothing may be added to them.
+void Reducer::Impl::forget_writes() {
+  for (auto& parameter : parameters) {
+    parameter.slot.written = false;
+    parameter.slot.stream = std::nullopt;
+    parameter.slot.reader = std::nullopt;
+  }
 }
 
 void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {

@@ -4,9 +4,12 @@
 
 #include <limits>
 
+#include "ddp/ops/checkpoint.hpp"
 #include "ddp/ops/conv2d.hpp"
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/ops/grad_slot.hpp"
+#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/ops/lora_linear.hpp"
 #include "ddp/ops/pooled_linear.hpp"
 #include "ddp/ops/stem_convolution.hpp"
 #include "support/catch.hpp"
@@ -81,6 +84,10 @@ TEST_CASE("the stem takes bytes as they are, and gives an image its gradient") {
   CHECK(grad({out.sum()}, {image})[0].abs().max().item<double>() > 0);
   CHECK_THROWS_WITH(ddp::ops::stem_convolution(torch::zeros({2, 4, 8, 8}), weight),
                     Catch::Contains("[2, 4, 8, 8]"));
+  CHECK_THROWS_WITH(ddp::ops::stem_space_to_depth(image, torch::kDouble),
+                    Catch::Contains("requires a gradient"));
+  CHECK_THROWS_WITH(ddp::ops::stem_convolution(leaf({2, 16, 9, 9}), weight),
+                    Catch::Contains("16 channels"));
 }
 
 TEST_CASE("the stem writes its weight's gradient into a grad slot, and adds to what is there") {
@@ -247,4 +254,48 @@ TEST_CASE("conv2d makes only the gradients that are wanted, and takes the librar
   CHECK_THROWS_WITH(ddp::ops::conv2d(larger, weight, 2, 1, Conv2dAlgorithm::Product),
                     Catch::Contains("7x5"));
   CHECK_THROWS_WITH(ddp::ops::conv2d(larger, weight, 1, 0), Catch::Contains("padding 0"));
+}
+
+TEST_CASE("autograd::grad of a weight with a grad slot returns its gradient and leaves the slot") {
+  torch::manual_seed(14);
+  auto weight = leaf({5, 8, 1, 1});
+  const auto x = leaf({3, 8, 2, 2});
+  const auto wanted = grad({torch::conv2d(x, weight).sum()}, {weight})[0];
+  const auto loss = [&](const torch::Tensor& with) {
+    return ddp::ops::conv2d(x, with, 1, 0, Conv2dAlgorithm::Product).sum();
+  };
+  ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
+  ddp::ops::set_grad_slot(weight, &slot);
+  CHECK(same(grad({loss(weight)}, {weight})[0], wanted));
+  // Another tensor, though of the same memory.
+  const auto alias = weight.detach().requires_grad_(true);
+  loss(alias).backward();
+  CHECK(same(alias.grad(), wanted));
+  CHECK_FALSE(slot.written);
+  CHECK(slot.memory.eq(7).all().item<bool>());
+  torch::autograd::backward({loss(weight)}, {}, std::nullopt, false, /*inputs=*/{weight});
+  CHECK(slot.written);
+  CHECK(same(slot.memory, wanted));
+  ddp::ops::set_grad_slot(weight, nullptr);
+}
+
+TEST_CASE("gradients that carry no graph refuse create_graph") {
+  const auto refuses = [](const char* op, const torch::Tensor& out, const torch::Tensor& input) {
+    CAPTURE(op);
+    CHECK_THROWS_WITH(grad({out.sum()}, {input}, {}, true, /*create_graph=*/true),
+                      Catch::StartsWith(op) && Catch::Contains("create_graph"));
+  };
+  const auto x = leaf({3, 8, 2, 2}), weight = leaf({5, 8, 1, 1});
+  refuses("conv2d", ddp::ops::conv2d(x, weight, 1, 0, Conv2dAlgorithm::Product), x);
+  const auto image = torch::randn({2, 3, 12, 12}, torch::kDouble), stem = leaf({4, 3, 7, 7});
+  for (const auto algorithm : {StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
+    refuses("stem_convolution", ddp::ops::stem_convolution(image, stem, algorithm), stem);
+  }
+  const auto rows = leaf({6, 8}), base = leaf({5, 8}), a = leaf({2, 8}), b = leaf({5, 2});
+  refuses("lora_linear", ddp::ops::lora_linear(rows, base.detach(), {}, a, b, {}), rows);
+  const auto labels = torch::zeros({6}, torch::kLong);
+  refuses("linear_cross_entropy", ddp::ops::linear_cross_entropy(rows, base, labels).loss_sum,
+          rows);
+  const auto sine = [](const std::vector<torch::Tensor>& in) { return in[0].sin(); };
+  refuses("checkpoint", ddp::ops::checkpoint(sine, {rows}), rows);
 }

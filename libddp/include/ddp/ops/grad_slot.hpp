@@ -31,7 +31,8 @@ struct GradSlot {
 /// attachment.
 void set_grad_slot(const at::Tensor& parameter, GradSlot* slot);
 
-/// The slot of `parameter`, or nullptr where nobody reduces it: return a gradient as usual then.
+/// The slot of `parameter`, or nullptr where nobody reduces it or torch::autograd::grad() asks for
+/// its gradient: return one as usual then.
 GradSlot* find_grad_slot(const at::Tensor& parameter);
 
 /// Announces that the caller overwrites or adds to `slot->memory` now. Returns the beta to use: 0

@@ -36,7 +36,8 @@ enum class StemAlgorithm {
 ///
 /// Computes in autocast's dtype, else in weight's. Keeps the rearranged image for the backward and
 /// nothing else; the gradient of `weight` goes to its grad slot where it has one, otherwise it
-/// comes back in weight's dtype. An image that wants a gradient takes Library.
+/// comes back in weight's dtype. An image that wants a gradient takes Library; one of 16 channels
+/// cannot have any.
 at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
                             StemAlgorithm algorithm = StemAlgorithm::Auto);
 
@@ -46,6 +47,8 @@ at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
 ///   those of the convolution's result;
 ///   result[n, (dy * 2 + dx) * 4 + c, i, j] = padded[n, c, 2 i + dy, 2 j + dx], padded being the
 ///   image with 3 zeros before its first row and column and zeros behind its last; c = 3 is zero.
+///
+/// Not differentiable: an image that requires a gradient is refused.
 at::Tensor stem_space_to_depth(const at::Tensor& image, at::ScalarType dtype);
 
 }  // namespace ddp::ops
