@@ -55,6 +55,7 @@ TEST_CASE("small launches in a row share one event, and a stream waits for it on
   CHECK(stream.join(launches[4], 7) == 5);  // only the last to wait is remembered
   CHECK(stream.join(launches[4], 0) == 5);  // streams without a number always wait
   CHECK(stream.join(launches[4], 0) == 5);
+  CHECK(stream.join(launches[4], 7) == 5);
 
   const auto next = stream.launch();
   CHECK(stream.join(next, 7) == 6);
