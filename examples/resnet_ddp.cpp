@@ -142,7 +142,6 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   const auto model_options = cfg.section<ModelOptions>("model");
   require_one_dtype(cfg, model_options);
   cfg.loader.image_dtype = image_dtype(cfg, model_options);
-  at::globalContext().setBenchmarkCuDNN(cfg.train.cudnn_benchmark && !cfg.train.deterministic);
   const auto data = make_data(cfg.data, model_options);
   auto module = examples::make_model(model_options, data.train->num_classes(), ctx.communicator());
   ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a captured step keeps of the device's memory.
+// What a captured step and its warm-up keep of the device's memory.
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
+#include <algorithm>
 
 #include "gpu/graphed_step_test.hpp"
 
@@ -18,23 +21,41 @@ double held_mib() {
   return static_cast<double>(stats.reserved_bytes[kAll].current) / (1 << 20);
 }
 
+/// The largest piece that lies in the allocator's cache for eager steps, in MiB.
+double largest_free_mib() {
+  size_t largest = 0;
+  for (const auto& segment :
+       c10::cuda::CUDACachingAllocator::snapshot({0, 0}, /*include_traces=*/false).segments) {
+    const bool eager = segment.owner_private_pool_id == c10::cuda::MempoolId_t{0, 0};
+    for (const auto& block : segment.blocks) {
+      largest = eager && !block.active ? std::max(largest, block.size) : largest;
+    }
+  }
+  return static_cast<double>(largest) / (1 << 20);
+}
+
+// As in a backward: fewer and larger tensors, when the smaller ones have gone.
+const std::vector<std::pair<int64_t, int64_t>> kLayers = {{16, 16}, {2, 96}, {1, 224}};  // MiB
+constexpr double kAtATime = 256, kLargest = 224, kAll = 672;
+
+at::Tensor with_layers(const at::Tensor& start) {
+  auto result = start.clone();
+  for (const auto& [count, mib] : kLayers) {
+    std::vector<at::Tensor> made;
+    for (int64_t i = 0; i < count; ++i) {
+      made.push_back(torch::ones({mib << 20}, on_device().dtype(torch::kByte)));
+    }
+    result += made.back()[0];
+  }
+  return result;
+}
+
 }  // namespace
 
 TEST_CASE("a graph keeps what its step has at a time, not one block for each size") {
-  // As in a backward: fewer and larger tensors, when the smaller ones have gone.
-  const std::vector<std::pair<int64_t, int64_t>> layers = {{16, 16}, {2, 96}, {1, 224}};  // MiB
-  constexpr double kAtATime = 256, kAll = 672;
   const double before = held_mib();
   GraphedStep step(context(), {}, [&](const Batch& batch, const StepScalars&) {
-    auto result = batch.data[0].clone();
-    for (const auto& [count, mib] : layers) {
-      std::vector<at::Tensor> made;
-      for (int64_t i = 0; i < count; ++i) {
-        made.push_back(torch::ones({mib << 20}, on_device().dtype(torch::kByte)));
-      }
-      result += made.back()[0];
-    }
-    return std::vector{result};
+    return std::vector{with_layers(batch.data[0])};
   });
   const auto data = torch::ones({4}, on_device());
   for (int64_t i = 0; i < 6; ++i) {
@@ -45,4 +66,42 @@ TEST_CASE("a graph keeps what its step has at a time, not one block for each siz
   const double kept = held_mib() - before;
   CHECK(kept >= kAtATime);
   CHECK(kept < kAtATime + 0.5 * (kAll - kAtATime));
+}
+
+TEST_CASE("a warm-up takes its memory as one block, but not before the buckets lie for good") {
+  const bool settles_late = GENERATE(false, true);
+  CAPTURE(settles_late);
+  DdpOptions options;
+  options.static_graph = true;  // learns in two backwards
+  Mlp module;
+  DistributedDataParallel model(module, group(), options);
+  std::vector<double> free;  // at the beginning of each eager step
+  GraphedStep step(
+      context(),
+      {.models = settles_late ? std::vector<DataParallelModel*>{&model}
+                              : std::vector<DataParallelModel*>{}},
+      [&](const at::Tensor& batch, const StepScalars&) {
+        if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
+          free.push_back(largest_free_mib());
+        }
+        auto result = with_layers(batch[0][0]);
+        if (settles_late) {
+          model.zero_grad();
+          model.forward(batch).sum().backward();
+        }
+        return result;
+      },
+      GraphedStepOptions{.mode = CudaGraph::On});
+  held_mib();  // what earlier tests left goes back
+  for (int i = 0; i < 6; ++i) {
+    step(torch::ones({3, 4}, on_device()), {});
+  }
+  REQUIRE(step.counts().replayed == 3);
+  REQUIRE(free.size() == 3);
+  CHECK(free[0] < kLargest);
+  if (settles_late) {
+    CHECK(free[1] <= kLargest);  // what the first step left, piece by piece
+  } else {
+    CHECK(free[1] > kLargest);
+  }
 }

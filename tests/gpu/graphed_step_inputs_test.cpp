@@ -70,17 +70,23 @@ TEST_CASE("steps that threw leave nothing that later ones wait for") {
           return batch.sum();
         },
         GraphedStepOptions{.mode = mode});
+    constexpr int kCalls = 2 * StepLog::kMaxStepsAhead + 40;
     double last = 0;
-    for (int i = 0; i < 2 * StepLog::kMaxStepsAhead + 40; ++i) {
+    for (int i = 0; i < kCalls; ++i) {
       const auto data = torch::full({8}, static_cast<float>(i), on_device());
       throws = i == 1 || i == 2;
       if (throws) {
         REQUIRE_THROWS_WITH(step(data, {.step = i}), Catch::Contains("a bad batch"));
+      } else if (i == 9) {  // before the lambda is called: it is made dense, 64 TiB
+        const auto huge = torch::ones({1}, on_device()).expand({int64_t{1} << 44});
+        REQUIRE_THROWS_AS(step(huge, {.step = i}), c10::OutOfMemoryError);
       } else {
         last = step(data, {.step = i}).log[0];
       }
     }
-    REQUIRE(last == 8 * (2 * StepLog::kMaxStepsAhead + 39));
+    REQUIRE(last == 8 * (kCalls - 1));
+    // Those that threw are no warm-up: three others were.
+    REQUIRE(step.counts().replayed == (mode == CudaGraph::On ? kCalls - 6 : 0));
   }
 }
 

@@ -305,9 +305,7 @@ void FiltersAhead::add(const at::Tensor& weight, int64_t stride, int64_t height,
   if (!enabled_ || form_of(g) != Form::Dense || !detail::runs_own_kernels(weight, dtype)) {
     return;
   }
-  if (g.kernel == 3) {
-    use_taps(weight, taps_of(g, Form::Dense));  // before the side stream reads them
-  }
+  use_taps(weight, taps_of(g, Form::Dense));  // before the side stream reads them
   const at::NoGradGuard no_grad;
   made_.push_back({weight, stride, dtype, SideTask(weight, [&](const at::Tensor& filter) {
                      return detail::spread_taps(filter, blocks_of(g), dtype);

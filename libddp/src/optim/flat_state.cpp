@@ -30,6 +30,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
     has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));
   }
   check.nothing_else();
+  ++num_loads_;
   for (size_t i = 0; i < states_.size(); ++i) {
     states_[i].has_state = has_state[i];
     for (auto& [key, tensor] : tensors_of(states_[i], *rule_)) {

@@ -230,6 +230,7 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
     }
   }
   check.nothing_else();
+  ++num_loads_;
   auto next = loaded.begin();
   for (Chunk& chunk : chunks_) {
     for (ParameterState& member : chunk.members) {

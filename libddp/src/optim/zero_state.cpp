@@ -131,6 +131,7 @@ void ZeroOptimizer::load_state_dict(const StateDict& state) {
     }
   }
   check.nothing_else();
+  ++num_loads_;
   has_state_ = any;
   has_all_state_ = all;
   if (!own_) {

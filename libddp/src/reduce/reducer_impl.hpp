@@ -89,7 +89,6 @@ struct Reducer::Impl {
   void on_gradient_static_graph(int index);
   void queue_static_graph_end();
   void end_static_graph_count();
-  void queue_local_end();
   void mark_unused_parameters();
   void mark_ready(int index);
   void note_streams(int bucket, const ops::GradSlot& slot);

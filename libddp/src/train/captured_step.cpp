@@ -16,7 +16,14 @@
 
 namespace ddp {
 
-GraphPool::GraphPool() : id(at::cuda::graph_pool_handle()) {}
+std::shared_ptr<const GraphPool::Id> GraphPool::id() {
+  auto id = id_.lock();
+  if (id == nullptr) {
+    id = std::make_shared<const Id>(at::cuda::graph_pool_handle());
+    id_ = id;
+  }
+  return id;
+}
 
 namespace detail {
 namespace {
@@ -100,7 +107,7 @@ void feed_eagerly(const StepFeed& feed, const StepNumbers& numbers, uint64_t seq
 }
 
 struct CapturedStep::Impl {
-  explicit Impl(const StepFeed& feed) {
+  Impl(const StepFeed& feed, GraphPool& graphs) : pool(graphs.id()) {
     arguments.sequence_target = static_cast<uint64_t*>(feed.memory_.mutable_data_ptr());
     arguments.numbers_target = feed.numbers_.mutable_data_ptr<float>();
   }
@@ -122,7 +129,8 @@ struct CapturedStep::Impl {
   }
 
   FeedArguments arguments{};
-  std::vector<at::Tensor> inputs;  // the graph's own, in the batch's order
+  std::vector<at::Tensor> inputs;                   // the graph's own, in the batch's order
+  const std::shared_ptr<const GraphPool::Id> pool;  // outlives the graph
   CapturedGraph graph;
 };
 
@@ -133,7 +141,7 @@ CapturedStep::~CapturedStep() {
 
 std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std::string* failing) {
   std::unique_ptr<CapturedStep> step(new CapturedStep());
-  step->impl_ = std::make_unique<Impl>(request.feed);
+  step->impl_ = std::make_unique<Impl>(request.feed, request.pool);
   auto& impl = *step->impl_;
   int number = StepFeed::kFirstFree;
   for (at::Tensor* input : request.call.inputs) {
@@ -157,12 +165,12 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
   const StepScalars scalars{.lr = request.feed.number(StepFeed::kLr),
                             .step = request.feed.number(StepFeed::kStep)};
   const auto device = request.feed.memory_.device();
-  const int64_t missing = missing_bytes(device, request.pool.id, request.step_bytes);
+  const int64_t missing = missing_bytes(device, *impl.pool, request.step_bytes);
   // Weights that an autocast scope outside the step cast would be those of this step for ever.
   at::autocast::clear_cache();
   const FailingOperation failing_operation;
   try {
-    impl.graph.begin(request.pool.id, request.generators, impl.arguments);
+    impl.graph.begin(*impl.pool, request.generators, impl.arguments);
     take_as_one_block(missing, device);
     {
       auto output = request.call.run(scalars);
@@ -210,8 +218,7 @@ int64_t PeakBytes::taken() const {
   return allocated_bytes(device_, /*peak=*/true) - stays;
 }
 
-int64_t missing_bytes(at::Device device, std::pair<unsigned long long, unsigned long long> pool,
-                      int64_t bytes) {
+int64_t missing_bytes(at::Device device, GraphPool::Id pool, int64_t bytes) {
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
   for (const auto& segment :
        c10::cuda::CUDACachingAllocator::snapshot(pool, /*include_traces=*/false).segments) {

@@ -16,8 +16,13 @@ namespace ddp {
 /// A memory pool of the allocator that captures draw from.
 class GraphPool {
  public:
-  GraphPool();
-  const std::pair<unsigned long long, unsigned long long> id;
+  using Id = std::pair<unsigned long long, unsigned long long>;
+  /// Of the graphs that hold it; where none does any more, a new one: the allocators refuse a pool
+  /// that was given up, also where tensors or their own bookkeeping keep it.
+  std::shared_ptr<const Id> id();
+
+ private:
+  std::weak_ptr<const Id> id_;
 };
 
 namespace detail {
@@ -56,7 +61,7 @@ class CapturedStep {
   struct Request {
     const StepFeed& feed;
     const StepRing& ring;
-    const GraphPool& pool;
+    GraphPool& pool;
     const std::vector<at::Generator>& generators;
     StepCall& call;
     uint64_t sequence;
@@ -101,8 +106,7 @@ class PeakBytes {
 
 /// What the current stream's segments of a pool ({0, 0}: that of eager steps) lack of `bytes`; 0
 /// where the device has not that much.
-int64_t missing_bytes(at::Device device, std::pair<unsigned long long, unsigned long long> pool,
-                      int64_t bytes);
+int64_t missing_bytes(at::Device device, GraphPool::Id pool, int64_t bytes);
 /// Into the allocator's cache, for the current stream, where there is that much. A tensor that gets
 /// a block of its own from the device leaves one that fits no larger tensor, and those of a
 /// backward go from small to large: piece by piece a step keeps a fifth more than it has at a time.

@@ -137,16 +137,19 @@ void GraphedStepCore::State::make_key(const StepCall& call) {
 }
 
 // What a graph has burned in and must not change under it: where parameters are and what is trained
-// of them, and how the buckets lie.
+// of them, how the buckets lie, and which state optimizers have.
 uint64_t GraphedStepCore::State::fingerprint() const {
   uint64_t hash = 0xCBF29CE484222325ULL;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
   for (auto* model : parts.models) {
     add(static_cast<uint64_t>(model->reducer().layout().version));
-    for (const auto& parameter : model->named_parameters()) {
-      add(reinterpret_cast<uintptr_t>(parameter.tensor.const_data_ptr()));
-      add(parameter.tensor.requires_grad() ? 1 : 2);
+    for (const auto& [name, tensor] : model->all_parameters()) {
+      add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
+      add(tensor.requires_grad() ? 1 : 2);
     }
+  }
+  for (const auto* optimizer : parts.optimizers) {
+    add(static_cast<uint64_t>(optimizer->num_loads()));
   }
   return hash;
 }
@@ -198,15 +201,21 @@ bool GraphedStepCore::State::is_settled() const {
                      [](DataParallelModel* model) { return model->reducer().is_settled(); });
 }
 
-/// Null: there are as many graphs as are allowed.
+/// Null: it has no graph, and there are as many as are allowed.
 GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall& call) {
+  const bool full = counts.graphs == options.max_graphs;
   for (auto& entry : entries) {
     if (entry.key == key) {
-      return &entry;
+      return full && entry.graph == nullptr ? nullptr : &entry;
     }
   }
-  if (static_cast<int64_t>(entries.size()) == options.max_graphs) {
+  if (full) {
     return nullptr;
+  }
+  // Kinds that come once make room for those that come again.
+  if (static_cast<int64_t>(entries.size()) - counts.graphs == options.max_graphs) {
+    entries.erase(std::find_if(entries.begin(), entries.end(),
+                               [](const Entry& entry) { return entry.graph == nullptr; }));
   }
   entries.push_back({key, shapes_of(call), 0, 0, nullptr, std::nullopt, {}});
   return &entries.back();

@@ -13,16 +13,14 @@ namespace ddp::detail {
 StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
   check_job();
   ++sequence;
-  if (sequence > StepLog::kMaxStepsAhead) {
-    ring->wait(sequence - StepLog::kMaxStepsAhead);
-  }
-  // A graph's inputs are fed by plain copies, so that slices and expanded tensors are made dense.
-  for (at::Tensor* input : call.inputs) {
-    if (input->defined() && !input->is_non_overlapping_and_dense()) {
-      *input = input->contiguous();
-    }
-  }
   try {
+    ring->begin(sequence);
+    // A graph's inputs are fed by plain copies, so that slices and expanded tensors are made dense.
+    for (at::Tensor* input : call.inputs) {
+      if (input->defined() && !input->is_non_overlapping_and_dense()) {
+        *input = input->contiguous();
+      }
+    }
     for (auto* model : parts.models) {
       // A graph neither waits for it nor may capture the wait.
       Reducer::HostState::finish_pending(model->reducer());
@@ -49,10 +47,10 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
   Entry* entry = find_entry(call);
   if (entry == nullptr) {
     if (!too_many_said && context.is_main()) {
-      log_warning(concat(options.name, " met more than ", options.max_graphs,
-                         " kinds of batches (now ", shapes_of(call),
-                         "): these run without a CUDA graph; batches of one shape, or a larger "
-                         "GraphedStepOptions::max_graphs, would not"));
+      log_warning(concat(options.name, " has CUDA graphs of ", options.max_graphs,
+                         " kinds of batches and met another one (now ", shapes_of(call),
+                         "): such batches run without a CUDA graph; batches of one shape, or a "
+                         "larger GraphedStepOptions::max_graphs, would not"));
     }
     too_many_said = true;
     return run_eager(call);
@@ -101,10 +99,10 @@ StepDone GraphedStepCore::State::warm_up(Entry& entry, StepCall& call) {
     free_cached_memory();  // the first step's
     take_as_one_block(missing_bytes(device, {0, 0}, entry.step_bytes), device);
   }
-  ++entry.eager_steps;
   const PeakBytes peak(device);
   auto done = run_eager(call);
   entry.step_bytes = peak.taken();
+  ++entry.eager_steps;  // one that threw made nothing ready
   return done;
 }
 
@@ -203,12 +201,20 @@ std::string GraphedStepCore::State::agree(const CaptureReport& report) const {
                           static_cast<size_t>(context.rank()), options.name);
 }
 
-/// False: this step has to run eagerly, and all others if give_up() was called.
-bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
-  HostStates states;
-  for (auto* model : parts.models) {
-    states.push_back(model->reducer().host_state());
+/// What a capture left on the host, of a graph that will never run.
+void GraphedStepCore::State::undo_capture(Entry& entry, const HostStates& states) {
+  for (size_t i = 0; i < states.size(); ++i) {
+    parts.models[i]->reducer().restore(*states[i]);
   }
+  if (parts.scaler != nullptr) {
+    parts.scaler->reset_step();
+  }
+  entry.graph.reset();
+}
+
+/// Captures on all ranks. The first rank's reason why none replays; empty: all do.
+std::string GraphedStepCore::State::capture_together(Entry& entry, StepCall& call,
+                                                     const HostStates& states) {
   CaptureReport report{.step_id = id,
                        .call = static_cast<int64_t>(sequence),
                        .variant = call.numbers.variant,
@@ -216,7 +222,6 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
   if (board != nullptr) {
     board->post_note(encode(report));
   }
-  const auto gradients_before = defined_gradients();
   report.reason = try_capture(entry, call, &report.operations);
   for (size_t i = 0; i < states.size() && report.reason.empty(); ++i) {
     report.reason = states[i]->why_not_replayed(parts.models[i]->reducer());
@@ -231,14 +236,26 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
     reason = agree(report);
   }
   last_captured = sequence;
+  return reason;
+}
+
+/// False: this step has to run eagerly, and all others if give_up() was called.
+bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
+  HostStates states;
+  for (auto* model : parts.models) {
+    states.push_back(model->reducer().host_state());
+  }
+  const auto gradients_before = defined_gradients();
+  std::string reason;
+  try {
+    reason = capture_together(entry, call, states);
+  } catch (...) {  // the ranks were not in the same call, or one is lost
+    undo_capture(entry, states);
+    throw;
+  }
   if (!reason.empty()) {
     // Also where the reason is another rank's: what this one captured will never run.
-    for (size_t i = 0; i < states.size(); ++i) {
-      parts.models[i]->reducer().restore(*states[i]);
-    }
-    if (parts.scaler != nullptr) {
-      parts.scaler->reset_step();
-    }
+    undo_capture(entry, states);
     give_up(reason);
     return false;
   }

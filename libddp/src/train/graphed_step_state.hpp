@@ -55,6 +55,8 @@ struct GraphedStepCore::State {
   StepDone warm_up(Entry& entry, StepCall& call);
   StepDone replay(Entry& entry, StepCall& call);
   bool capture(Entry& entry, StepCall& call);
+  std::string capture_together(Entry& entry, StepCall& call, const HostStates& states);
+  void undo_capture(Entry& entry, const HostStates& states);
   bool begins_alike(const Entry& entry) const;
   void note_gradients(Entry& entry, const HostStates& states, uint64_t before) const;
   std::string agree(const CaptureReport& report) const;

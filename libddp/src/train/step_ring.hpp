@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -37,6 +38,9 @@ class StepRing : public std::enable_shared_from_this<StepRing> {
   /// CPU: the numbers themselves.
   static StepLog log_now(const std::vector<at::Tensor>& scalars);
 
+  /// Before step `sequence` is enqueued: the host waits where it is too far ahead. From here on
+  /// the place of the step kNumSlots before it may be written.
+  void begin(uint64_t sequence);
   bool is_ready(uint64_t sequence) const;
   /// The host waits until step `sequence` has ended.
   void wait(uint64_t sequence) const;
@@ -45,7 +49,8 @@ class StepRing : public std::enable_shared_from_this<StepRing> {
  private:
   at::Device device_;
   std::function<void()> check_;
-  PublishedSlot* slots_ = nullptr;  // [kNumSlots]
+  PublishedSlot* slots_ = nullptr;   // [kNumSlots]
+  std::atomic<uint64_t> latest_{0};  // begun
 };
 
 }  // namespace ddp::detail

@@ -9,6 +9,7 @@
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "support/catch.hpp"
+#include "train/captured_step.hpp"
 
 namespace {
 
@@ -184,3 +185,15 @@ TEST_CASE("what GraphedStep does not know or cannot do is said") {
   });
   CHECK_THROWS_WITH(many(batch_of(0), {}), Catch::Contains("17 tensors of one element"));
 }
+
+#ifdef DDP_HAS_CUDA
+TEST_CASE("graphs share a pool while one of them lives; later ones get another") {
+  GraphPool pool;
+  auto first = pool.id();
+  const auto id = *first;
+  CHECK(pool.id() == first);
+  first.reset();
+  CHECK(*pool.id() != id);
+  CHECK(*GraphPool().id() != *pool.id());
+}
+#endif

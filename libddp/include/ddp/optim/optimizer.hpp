@@ -105,6 +105,9 @@ class Optimizer : public Stateful {
   /// Whether a CUDA graph may capture its step.
   virtual bool capturable() const = 0;
 
+  /// Grows where state is loaded: what was captured of its step before may work on other state.
+  virtual int64_t num_loads() const { return num_loads_; }
+
   /// Leaves every `.grad` undefined: no memory is written.
   void zero_grad();
 
@@ -115,6 +118,8 @@ class Optimizer : public Stateful {
   /// int32 [2] on `device`, made by the first call: scans that found something, and the index of
   /// the last one's first parameter.
   const at::Tensor& non_finite_counts(at::Device device);
+
+  int64_t num_loads_ = 0;
 
  private:
   at::Tensor non_finite_counts_;
@@ -143,6 +148,7 @@ class AnyOptimizer final : public Optimizer {
   }
   bool supports_found_inf() const override { return optimizer_->supports_found_inf(); }
   bool capturable() const override { return optimizer_->capturable(); }
+  int64_t num_loads() const override { return optimizer_->num_loads(); }
   std::string state_name() const override { return optimizer_->state_name(); }
   StateDict state_dict() const override { return optimizer_->state_dict(); }
   void load_state_dict(const StateDict& state) override { optimizer_->load_state_dict(state); }

@@ -49,6 +49,8 @@ class DataParallelModel : public Stateful {
 
   /// The parameters that are trained here, in registration order.
   const NamedParameters& named_parameters() const;
+  /// Those that are frozen or ignored too.
+  const NamedParameters& all_parameters() const { return all_tensors_.parameters; }
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const { return communicator_; }
   const DdpOptions& options() const { return options_; }

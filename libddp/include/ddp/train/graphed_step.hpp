@@ -65,7 +65,9 @@
 
 namespace ddp {
 
-/// What a step works on. All of it outlives the GraphedStep.
+/// What a step works on. All of it outlives the GraphedStep. Of a module that the step uses and
+/// that is in none of the models nothing is seen: call recapture() where its memory or modes
+/// change.
 struct GraphedParts {
   std::vector<DataParallelModel*> models = {};
   std::vector<const Optimizer*> optimizers = {};
@@ -189,8 +191,9 @@ class GraphedStepCore {
 /// the operation and the reason on every rank; with Auto the reason is logged once and the step
 /// runs eagerly, as all later ones do.
 ///
-/// Graphs are captured anew when a model's buckets were laid out anew, a parameter's memory moved
-/// or requires_grad changed. They end before the communicators of `context` do.
+/// Graphs are captured anew when a model's buckets were laid out anew, the memory of a parameter (a
+/// frozen one too) moved, requires_grad changed or an optimizer's state was loaded. They end before
+/// the communicators of `context` do.
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:

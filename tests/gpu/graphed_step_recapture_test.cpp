@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs that are given up, and those that take their place.
+#include "gpu/graphed_step_test.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+struct LoopOptions {
+  torch::Dtype dtype = torch::kFloat;
+  bool freezes_first = false;
+  OptimizerImplementation implementation = OptimizerImplementation::Auto;
+};
+
+/// A small network, trained eagerly or as a graph.
+class Loop {
+ public:
+  explicit Loop(CudaGraph mode, const LoopOptions& options = {})
+      : module_(make_module(options)),
+        model_(module_, group()),
+        optimizer_(make_optimizer(
+            model_, OptimizerOptions{.momentum = 0.9, .implementation = options.implementation})),
+        step_(
+            context(), {.models = {&model_}, .optimizers = {&optimizer_}},
+            [this](const at::Tensor& batch, const StepScalars& scalars) {
+              model_.zero_grad();
+              auto loss = model_.forward(batch).to(torch::kFloat).square().mean();
+              loss.backward();
+              optimizer_.step(scalars);
+              return loss;
+            },
+            GraphedStepOptions{.mode = mode}) {}
+
+  void run(int num) {
+    for (int i = 0; i < num; ++i, ++calls_) {
+      const auto batch = batch_of(rank(), calls_, 4).to(module_->third->weight.scalar_type());
+      result_ = step_(batch, {.lr = 1e-5, .step = calls_}).outputs;
+      losses_.push_back(result_.item<double>());
+    }
+  }
+
+  Mlp& module() { return module_; }
+  AnyOptimizer& optimizer() { return optimizer_; }
+  void recapture() { step_.recapture(); }
+  GraphedStepCounts counts() const { return step_.counts(); }
+  /// Of the latest step; the graph's own memory.
+  const at::Tensor& result() const { return result_; }
+  const std::vector<double>& losses() const { return losses_; }
+
+ private:
+  static Mlp make_module(const LoopOptions& options) {
+    Mlp module;
+    module->to(options.dtype);
+    module->first->weight.set_requires_grad(!options.freezes_first);
+    return module;
+  }
+
+  Mlp module_;
+  DistributedDataParallel<Mlp> model_;
+  AnyOptimizer optimizer_;
+  GraphedStep<at::Tensor, at::Tensor> step_;
+  at::Tensor result_;
+  std::vector<double> losses_;
+  int calls_ = 0;
+};
+
+void require_alike(Loop& graphed, Loop& eager) {
+  REQUIRE(graphed.losses() == eager.losses());
+  require_equal(graphed.module()->parameters(), eager.module()->parameters());
+}
+
+/// Other memory that holds `factor` times what the first weight holds.
+void move_first_weight(Loop& loop, double factor) {
+  const torch::NoGradGuard no_grad;
+  auto& weight = loop.module()->first->weight;
+  weight.set_data(weight * factor);
+}
+
+StateDict copy_of(const StateDict& state) {
+  StateDict copy = state;
+  for (auto& [name, tensor] : copy.tensors) {
+    tensor = tensor.clone();
+  }
+  return copy;
+}
+
+}  // namespace
+
+TEST_CASE("a step whose graphs were all given up is captured anew") {
+  const bool moves = GENERATE(false, true);
+  CAPTURE(moves);
+  Loop eager(CudaGraph::Off);
+  Loop graphed(CudaGraph::On);
+  for (int round = 0; round < 3; ++round) {
+    // Kept beyond its graph, of whose pool it is the last tensor.
+    const auto kept = graphed.result();
+    for (Loop* loop : {&eager, &graphed}) {
+      loop->run(6);
+    }
+    REQUIRE(graphed.counts().captures == round + 1);
+    if (round > 0) {
+      REQUIRE(kept.item<double>() == eager.losses()[static_cast<size_t>(6 * round - 1)]);
+    }
+    for (Loop* loop : {&eager, &graphed}) {
+      moves ? move_first_weight(*loop, 1) : loop->recapture();
+    }
+  }
+  REQUIRE(graphed.counts().replayed == 3 + 5 + 5);
+  require_alike(graphed, eager);
+}
+
+TEST_CASE("a capture that failed leaves a pool that others capture in") {
+  GraphedStep failing(context(), {}, [](const at::Tensor& batch, const StepScalars&) {
+    const auto sum = batch.sum();
+    sum.item<float>();
+    return sum;
+  });
+  GraphedStep sharing(
+      context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
+      GraphedStepOptions{.mode = CudaGraph::On}, failing.pool());
+  const auto batch = torch::ones({4}, on_device());
+  for (int i = 0; i < 6; ++i) {
+    REQUIRE(failing(batch, {}).log[0] == 4);
+  }
+  REQUIRE_THAT(failing.counts().why_eager, Catch::Contains("waits for the device"));
+  for (int i = 0; i < 6; ++i) {
+    REQUIRE(sharing(batch, {}).log[0] == 4);
+  }
+  REQUIRE(sharing.counts().replayed == 3);
+}
+
+TEST_CASE("an optimizer's state that is loaded after a capture is what later steps work on") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::Flat, OptimizerImplementation::List);
+  const LoopOptions options{.dtype = torch::kBFloat16, .implementation = implementation};
+  Loop eager(CudaGraph::Off, options);
+  Loop graphed(CudaGraph::On, options);
+  for (Loop* loop : {&eager, &graphed}) {
+    const auto fresh = copy_of(loop->optimizer().state_dict());
+    REQUIRE(fresh.tensors.empty());
+    loop->run(6);
+    const auto trained = copy_of(loop->optimizer().state_dict());
+    loop->run(4);
+    loop->optimizer().load_state_dict(fresh);  // masters are made of the weights of now
+    loop->run(6);
+    loop->optimizer().load_state_dict(trained);
+    loop->run(6);
+  }
+  REQUIRE(graphed.counts().captures == 3);
+  require_alike(graphed, eager);
+}
+
+TEST_CASE("a frozen parameter that moves is read where it is") {
+  const LoopOptions options{.freezes_first = true};
+  Loop eager(CudaGraph::Off, options);
+  Loop graphed(CudaGraph::On, options);
+  for (Loop* loop : {&eager, &graphed}) {
+    loop->run(6);
+    move_first_weight(*loop, 2);
+    loop->run(6);
+  }
+  REQUIRE(graphed.counts().captures == 2);
+  require_alike(graphed, eager);
+}
+
+TEST_CASE("kinds of batches that come once take no graph's place") {
+  GraphedStep step(
+      context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
+      GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2});
+  const auto run = [&](int64_t size, int num) {
+    for (int i = 0; i < num; ++i) {
+      REQUIRE(step(torch::ones({size}, on_device()), {}).log[0] == static_cast<double>(size));
+    }
+    return step.counts().captures;
+  };
+  for (int64_t size = 1; size <= 5; ++size) {
+    REQUIRE(run(size, 1) == 0);
+  }
+  REQUIRE(run(8, 5) == 1);
+  REQUIRE(run(9, 3) == 2);
+  REQUIRE(run(10, 4) == 2);  // no more are kept
+  const auto replayed = step.counts().replayed;
+  run(8, 1);
+  run(9, 1);
+  REQUIRE(step.counts().replayed == replayed + 2);
+}
