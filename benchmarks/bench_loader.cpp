@@ -6,20 +6,21 @@
 //   bench_loader jpeg JPEG_PATH [BATCH [WORKERS…]]
 //
 // CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_PATH: photographs, as
-// class folders, tar shards, or one tar file of JPEG images without labels, for random-resized-crop
-// at 224 px; few of them are repeated. `jpeg` runs that part alone; with a GPU it also shows what
-// the copy, the kernels and the whole loader do.
+// class folders, tar shards, or one tar file of JPEG images without labels (few of them are
+// repeated), for random-resized-crop at 224 px. `jpeg` runs that part alone; with a GPU it also
+// shows what the copy, the kernels, nvJPEG and the whole loader do.
 #include <torch/torch.h>
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,12 +29,16 @@
 #include "data/image_transform.hpp"
 #include "data/jpeg.hpp"
 #include "data/tar_index.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/dataset.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
+
+#include "data/jpeg_scan.hpp"
+#include "data/nvjpeg.hpp"
 #endif
 
 namespace {
@@ -119,24 +124,50 @@ void repeat_files(const std::filesystem::path& folder, size_t count) {
   }
 }
 
-// A folder that shows the file at `path` as the shard of a data set, where it is a file.
-std::string as_data_path(const std::string& path) {
-  namespace fs = std::filesystem;
-  if (!fs::is_regular_file(path)) {
-    return path;
+// What shows `path` as a data set: itself, or, where it is a file, a folder that goes with this.
+class DataPath {
+ public:
+  explicit DataPath(const std::string& given) : path_(given) {
+    namespace fs = std::filesystem;
+    if (!fs::is_regular_file(given)) {
+      return;
+    }
+    const ddp::detail::DataFile file(given);
+    path_ = (fs::temp_directory_path() / "bench_loader_XXXXXX").string();
+    if (mkdtemp(path_.data()) == nullptr) {
+      throw ddp::DataError("cannot make a folder " + path_ + ": set TMPDIR to one with room");
+    }
+    made_ = path_;
+    const fs::path photographs = fs::path(path_) / "train" / "photographs";
+    try {
+      fs::create_directories(photographs);
+      for (const auto& entry : ddp::detail::read_tar_index(file)) {
+        std::string bytes(static_cast<size_t>(entry.size), '\0');
+        file.read_at(entry.offset, bytes.data(), entry.size);
+        const fs::path name = fs::path(entry.name).filename().replace_extension(".jpg");
+        std::ofstream(photographs / name, std::ios::binary) << bytes;
+      }
+      repeat_files(photographs, 4096);
+    } catch (...) {
+      remove();
+      throw;
+    }
   }
-  const fs::path folder = fs::temp_directory_path() / ("bench_loader_" + std::to_string(getpid()));
-  fs::create_directories(folder / "train" / "photographs");
-  const ddp::detail::DataFile file(path);
-  for (const auto& entry : ddp::detail::read_tar_index(file)) {
-    std::string bytes(static_cast<size_t>(entry.size), '\0');
-    file.read_at(entry.offset, bytes.data(), entry.size);
-    const fs::path name = fs::path(entry.name).filename().replace_extension(".jpg");
-    std::ofstream(folder / "train" / "photographs" / name, std::ios::binary) << bytes;
+  ~DataPath() { remove(); }
+  DataPath(const DataPath&) = delete;
+  DataPath& operator=(const DataPath&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  void remove() {
+    std::error_code ignored;
+    if (!made_.empty()) {
+      std::filesystem::remove_all(made_, ignored);
+    }
   }
-  repeat_files(folder / "train" / "photographs", 4096);
-  return folder.string();
-}
+  std::string path_;
+  std::string made_;
+};
 
 void bench_part(const ddp::Dataset& dataset) {
   const auto* images = dataset.image_dataset();
@@ -178,14 +209,56 @@ void bench_device_stages(const std::shared_ptr<const ddp::Dataset>& dataset, int
           return batch_size;
         }));
 }
+
+// The GPU's JPEG engines alone, on the images that the loader leaves to them.
+void bench_nvjpeg(const ddp::Dataset& dataset, int64_t batch_size) {
+  std::string reason;
+  const auto nvjpeg = ddp::detail::NvJpeg::open(reason);
+  if (!nvjpeg) {
+    std::printf("photographs, nvJPEG: %s\n", reason.c_str());
+    return;
+  }
+  const auto& images = *dataset.image_dataset();
+  std::vector<std::vector<uint8_t>> files;
+  std::vector<ddp::CropBox> regions;
+  for (int64_t i = 0; i < 4 * batch_size && std::ssize(files) < batch_size; ++i) {
+    (void)images.read_file(
+        i % dataset.size(), [&](const std::vector<uint8_t>& bytes, const ddp::detail::DataSource&,
+                                const ddp::detail::JpegHeader& header) {
+          const auto plan =
+              images.transform().plan(header.width, header.height, 0, static_cast<uint64_t>(i));
+          if (plan.denominator == 1 && ddp::detail::is_plain_baseline(bytes)) {
+            files.push_back(bytes);
+            regions.push_back(plan.region);
+          }
+        });
+  }
+  std::vector<ddp::detail::NvJpegImage> batch;
+  std::vector<at::Tensor> memory;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const auto& region = regions[i];
+    memory.push_back(at::empty({int64_t{region.width} * region.height * 3},
+                               at::TensorOptions().dtype(at::kByte).device(at::kCUDA)));
+    batch.push_back({&files[i], region, memory.back().mutable_data_ptr<uint8_t>()});
+  }
+  const auto stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/true);
+  if (batch.empty() || nvjpeg->decode(batch, stream) != ddp::detail::NvJpegAnswer::Decoded) {
+    std::printf("photographs, nvJPEG: decodes no such images\n");
+    return;
+  }
+  print("photographs, nvJPEG alone, one batch at a time", images_per_second([&] {
+          (void)nvjpeg->decode(batch, stream);
+          return std::ssize(batch);
+        }));
+}
 #endif
 
-void bench_photographs(const std::string& given, int64_t batch_size,
+void bench_photographs(const std::string& path, int64_t wanted_batch,
                        const std::vector<int64_t>& num_workers) {
-  const std::string path = as_data_path(given);
   ddp::DataOptions options{.path = path, .image_size = 224, .channels_last = true};
   options.cache = ddp::CachePolicy::Off;
   const auto dataset = ddp::make_dataset(options);
+  const int64_t batch_size = std::min<int64_t>(wanted_batch, dataset->size());
   bench_part(*dataset);
 #ifdef DDP_HAS_CUDA
   if (at::cuda::is_available()) {
@@ -194,6 +267,7 @@ void bench_photographs(const std::string& given, int64_t batch_size,
     ddp::LoaderOptions loading{
         .batch_size = batch_size, .drop_last = true, .image_dtype = ddp::ImageDtype::Bf16};
     bench_device_stages(dataset, batch_size, loading);
+    bench_nvjpeg(*dataset, batch_size);
     for (const auto& [decoder, name] :
          {std::pair{ddp::JpegDecoder::Cpu, ""}, std::pair{ddp::JpegDecoder::NvJpeg, ", nvJPEG"}}) {
       for (int64_t workers : num_workers) {
@@ -213,20 +287,14 @@ void bench_photographs(const std::string& given, int64_t batch_size,
   }
 #endif
   for (int64_t workers : num_workers) {
-    ddp::DataLoader loader(
-        dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCPU,
-        {.batch_size = std::min<int64_t>(batch_size, dataset->size()), .num_workers = workers});
+    ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCPU,
+                           {.batch_size = batch_size, .num_workers = workers});
     print(ddp::detail::concat("photographs on the CPU, 224 px fp32, ", workers, " workers"),
           images_per_second([&] { return loader.next().size(); }));
   }
-  if (path != given) {
-    std::filesystem::remove_all(path);
-  }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int measure(int argc, char** argv) {
   if (argc > 2 && std::string(argv[1]) == "jpeg") {
     std::vector<int64_t> num_workers;
     for (int i = 4; i < argc; ++i) {
@@ -235,7 +303,8 @@ int main(int argc, char** argv) {
     if (num_workers.empty()) {
       num_workers.push_back(std::thread::hardware_concurrency());
     }
-    bench_photographs(argv[2], argc > 3 ? std::atoll(argv[3]) : 256, num_workers);
+    const DataPath photographs(argv[2]);
+    bench_photographs(photographs.path(), argc > 3 ? std::atoll(argv[3]) : 256, num_workers);
     return 0;
   }
   const std::string cifar = argc > 1 ? argv[1] : "data/cifar10-sample";
@@ -260,7 +329,8 @@ int main(int argc, char** argv) {
   bench_stages({.format = ddp::DataFormat::Synthetic, .image_size = 224, .channels_last = true},
                "synthetic 224 px, channels_last");
   if (argc > 2) {
-    const std::string photographs = as_data_path(argv[2]);
+    const DataPath given(argv[2]);
+    const std::string& photographs = given.path();
     const bool shards = !ddp::detail::find_tar_shards(photographs, ddp::Split::Train).empty();
     bench_decode(shards ? *ddp::detail::open_tar_source(photographs, ddp::Split::Train)
                         : *ddp::detail::open_folder_source(photographs, ddp::Split::Train),
@@ -268,4 +338,18 @@ int main(int argc, char** argv) {
     bench_photographs(photographs, 256, {1, std::thread::hardware_concurrency()});
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return measure(argc, argv);
+  } catch (const ddp::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return static_cast<int>(error.exit_code());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
 }

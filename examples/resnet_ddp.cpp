@@ -7,6 +7,7 @@
 //   torchrun --no-python --nproc-per-node=8 build/examples/resnet_ddp model.name=resnet50 …
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "common/data_path.hpp"
 #include "common/image_task.hpp"
@@ -73,8 +75,28 @@ std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
   return line.str();
 }
 
-void print_summary(const TrainingSummary& summary, const std::string& hash, const ddp::Context& ctx,
-                   const ddp::Config& cfg, const ddp::Metrics& metrics, int64_t last_saved_step) {
+/// A line of the summary; empty where a corrupt image ends the run. Each rank meets its own ones,
+/// and by and by others': the most that one of them met is told. Collective.
+std::string corrupt_images(const Data& data, ddp::Context& ctx, const ddp::Config& cfg) {
+  if (cfg.data.corrupt != ddp::CorruptPolicy::Skip) {
+    return {};
+  }
+  std::ostringstream line;
+  line << "corrupt images ";
+  for (const auto& [split, name] : {std::pair{data.train, "training"}, {data.test, "test"}}) {
+    int64_t most = 0;
+    for (const auto& count : ctx.control_plane().all_gather(std::to_string(split->num_skipped()))) {
+      most = std::max<int64_t>(most, std::stoll(count));
+    }
+    line << ' ' << most << " of " << split->size() << ' ' << name << " images,";
+  }
+  line << " replaced by others\n";
+  return line.str();
+}
+
+void print_summary(const TrainingSummary& summary, const std::string& hash,
+                   const std::string& corrupt, const ddp::Context& ctx, const ddp::Config& cfg,
+                   const ddp::Metrics& metrics, int64_t last_saved_step) {
   if (!ctx.is_main()) {
     return;
   }
@@ -101,6 +123,7 @@ void print_summary(const TrainingSummary& summary, const std::string& hash, cons
                   summary.samples_per_second, ctx.world_size());
     out << text;
   }
+  out << corrupt;
   out << "parameters      " << hash << ", equal on all " << ctx.world_size() << " rank(s)\n";
   if (!cfg.checkpoint.dir.empty()) {
     out << "checkpoint      " << cfg.checkpoint.dir << ", after step " << last_saved_step << '\n';
@@ -194,7 +217,8 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   examples::require_same_epochs(checkpointer, plan.epoch);
   const auto summary = loop.run(checkpointer, first_step);
   const auto hash = examples::common_parameter_hash(model.named_parameters(), ctx.control_plane());
-  print_summary(summary, hash, ctx, cfg, metrics, checkpointer.last_saved_step());
+  print_summary(summary, hash, corrupt_images(data, ctx, cfg), ctx, cfg, metrics,
+                checkpointer.last_saved_step());
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainer as a user does and looks at what it prints.
 #
-# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses|unsaved PROGRAM RANKS DATA
+# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses|unsaved|skips PROGRAM RANKS DATA
 #   learns    20 steps lower the loss, all ranks end with the same parameters
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
@@ -11,6 +11,7 @@
 #   finishes  a checkpoint with its metric after each epoch's test, and a finished run that is started again says so and saves nothing
 #   refuses   resuming with another global batch; ranks with different numbers of batches
 #   unsaved   the last save fails, for no file may be as large as the model: 73, and no checkpoint is claimed
+#   skips     a corrupt image is replaced and told of at the end, once for all ranks
 # The data are 163 images: no number of ranks divides them, so padding and doubled images would be seen.
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
@@ -92,6 +93,14 @@ case $scenario in
     grep -q "first cause: rank 0 " "$work/1.log" || fail "rank 0, which could not write, is not the first cause"
     grep -qE "^checkpoint|training goes on" "$work/1.log" && fail "a checkpoint that is not there is claimed"
     [ -z "$(ls -A "$work/checkpoints")" ] || fail "something was left"
+    ;;
+  skips)
+    cp -r "$data" "$work/data"
+    printf 'no JPEG' | dd of="$work/data/train-000.tar" bs=1 seek=2048 conv=notrunc 2> "$work/dd.log" || fail "dd"
+    data=$work/data
+    (run "$work/1.log" train.max_steps=2 data.corrupt=skip data.max_corrupt_fraction=0.01) || fail "exit code $?"
+    grep -q "^corrupt images  1 of 163 training images, 0 of 163 test images, replaced by others" "$work/1.log" ||
+      fail "the summary does not tell of the corrupt image"
     ;;
   resumes | stops)
     model=(model.ema_decay=0.9)

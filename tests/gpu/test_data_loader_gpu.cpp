@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loader's copies to a GPU: same bits as on the CPU, while the step and the copies overlap.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
+
+#include <iostream>
 
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/token_dataset.hpp"
@@ -37,6 +41,26 @@ NamedBatch collate(std::vector<std::pair<int64_t, torch::Tensor>> items) {
   }
   batch.images = torch::stack(images);
   return batch;
+}
+
+// The ways in which batches of images come to a GPU.
+struct Way {
+  const char* name;
+  ddp::Augment augment = ddp::Augment::PadCrop;
+  ddp::CachePolicy cache = ddp::CachePolicy::Ram;
+  ddp::DevicePolicy resident = ddp::DevicePolicy::Off;
+};
+const Way kCopied{"copied"};
+const Way kMadeOfParts{"made of parts", ddp::Augment::RandomResizedCrop, ddp::CachePolicy::Off};
+const Way kResident{"resident", ddp::Augment::PadCrop, ddp::CachePolicy::Ram,
+                    ddp::DevicePolicy::On};
+
+std::shared_ptr<ddp::Dataset> images_of(const Way& way) {
+  return ddp::make_dataset({.path = DDP_SOURCE_DIR "/data/cifar10-sample",
+                            .image_size = 64,
+                            .num_samples = 640,
+                            .augment = way.augment,
+                            .cache = way.cache});
 }
 
 // Keeps the current stream busy for some milliseconds, as a step does.
@@ -121,5 +145,65 @@ TEST_CASE("packed and padded token batches on the GPU have the bits of those on 
       CHECK(torch::equal(batch.position_ids.cpu(), expected.position_ids));
     }
     CHECK(batch.num_targets == expected.num_targets);
+  }
+}
+
+TEST_CASE("a batch that the device had no memory for is not lost", "[loader]") {
+  using c10::cuda::CUDACachingAllocator::emptyCache;
+  using c10::cuda::CUDACachingAllocator::setMemoryFraction;
+  const Way way = GENERATE(kCopied, kMadeOfParts);
+  CAPTURE(way.name);
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  const auto dataset = images_of(way);
+  const DistributedSampler sampler(640, 0, 1);
+  // 16 MB each, which the allocator asks the device for one by one.
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 320});
+  DataLoader gpu(dataset, sampler, at::Device(at::kCUDA, 0),
+                 {.batch_size = 320, .device_resident = way.resident});
+  int errors = 0;
+  for (int i = 0; i < 24; ++i) {
+    ddp::Batch batch;
+    for (int attempt = 0; !batch.data.defined(); ++attempt) {
+      REQUIRE(attempt < 4);
+      REQUIRE(gpu.epoch() == cpu.epoch());
+      REQUIRE(gpu.position() == cpu.position());
+      emptyCache();
+      setMemoryFraction(attempt == 0 ? 1e-6 : 1, 0);
+      try {
+        batch = gpu.next();
+      } catch (const c10::OutOfMemoryError&) {  // now, or when the last call read ahead
+        ++errors;
+      }
+      setMemoryFraction(1, 0);
+    }
+    const auto expected = cpu.next();
+    REQUIRE(torch::equal(batch.data.cpu(), expected.data));
+    REQUIRE(torch::equal(batch.target.cpu(), expected.target));
+  }
+  REQUIRE(errors >= 6);
+}
+
+TEST_CASE("batches go to a GPU that is not the current one", "[loader]") {
+  if (c10::cuda::device_count() < 2) {
+    std::cout << "SKIPPED: needs 2 GPUs\n";
+    return;
+  }
+  const Way way = GENERATE(kCopied, kMadeOfParts, kResident);
+  CAPTURE(way.name);
+  const at::Device second(at::kCUDA, 1);
+  const auto dataset = images_of(way);
+  const DistributedSampler sampler(640, 0, 1);
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 64});
+  DataLoader gpu(dataset, sampler, second, {.batch_size = 64, .device_resident = way.resident});
+  REQUIRE((gpu.device_images() != nullptr) == (way.resident == ddp::DevicePolicy::On));
+  for (int i = 0; i < 25; ++i) {
+    const auto batch = gpu.next();
+    REQUIRE(c10::cuda::current_device() == 0);
+    const auto expected = cpu.next();
+    REQUIRE(batch.data.device() == second);
+    REQUIRE(batch.target.device() == second);
+    REQUIRE(torch::equal(batch.data.cpu(), expected.data));
+    REQUIRE(torch::equal(batch.target.cpu(), expected.target));
   }
 }

@@ -46,7 +46,12 @@ class CudaCopier : public DeviceCopier {
 
   void start(const std::function<void()>& work) override {
     c10::cuda::CUDAStreamGuard guard(stream_);
-    work();
+    try {
+      work();
+    } catch (...) {  // without memory for the rest: what is copied already reads the host's
+      stream_.synchronize();
+      throw;
+    }
     at::cuda::CUDAEvent event;
     event.record(stream_);
     unfinished_.push_back(std::make_shared<at::cuda::CUDAEvent>(std::move(event)));

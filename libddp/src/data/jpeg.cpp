@@ -42,6 +42,17 @@ tjhandle decoder() {
   throw CorruptImage(message);
 }
 
+// What turbojpeg says of the header, or false. It calls sampling factors that have no name (4:1:0,
+// and CMYK of some programs) an error, though it tells the rest and decodes them.
+bool read_header(tjhandle handle, const std::vector<uint8_t>& bytes, JpegHeader& size,
+                 int& colorspace) {
+  int subsampling = 0;
+  colorspace = TJCS_RGB;  // turbojpeg 3 does not tell behind such an error
+  const int status = tjDecompressHeader3(handle, bytes.data(), bytes.size(), &size.width,
+                                         &size.height, &subsampling, &colorspace);
+  return status == 0 || (subsampling < 0 && colorspace >= 0);
+}
+
 std::string first_bytes(const std::vector<uint8_t>& bytes) {
   std::string text;
   for (size_t i = 0; i < bytes.size() && i < 4; ++i) {
@@ -81,11 +92,12 @@ JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource&
     fail(concat(source.to_string(), ": not a JPEG image (", first_bytes(bytes),
                 "; a JPEG starts with ff d8)"));
   }
-  int width = 0, height = 0, subsampling = 0, colorspace = 0;
-  if (tjDecompressHeader3(decoder(), bytes.data(), bytes.size(), &width, &height, &subsampling,
-                          &colorspace) != 0) {
+  JpegHeader size;
+  int colorspace = 0;
+  if (!read_header(decoder(), bytes, size, colorspace)) {
     fail(concat(source.to_string(), ": corrupt JPEG header: ", tjGetErrorStr2(decoder())));
   }
+  const auto [width, height] = size;
   if (width < 1 || height < 1) {
     fail(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
                 " bytes: it does not tell its size"));
@@ -94,19 +106,19 @@ JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource&
     fail(concat(source.to_string(), ": JPEG of ", width, " x ", height,
                 " pixels; data.max_pixels allows ", max_pixels));
   }
-  return {width, height};
+  return size;
 }
 
 void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
                  RgbImage& out) {
   const tjhandle handle = decoder();
-  int width = 0, height = 0, subsampling = 0, colorspace = 0;
-  int status = tjDecompressHeader3(handle, bytes.data(), bytes.size(), &width, &height,
-                                   &subsampling, &colorspace);
-  if (status == 0) {
+  JpegHeader size;
+  int colorspace = 0;
+  int status = -1;
+  if (read_header(handle, bytes, size, colorspace)) {
     const tjscalingfactor factor{1, denominator};
-    out.width = TJSCALED(width, factor);
-    out.height = TJSCALED(height, factor);
+    out.width = TJSCALED(size.width, factor);
+    out.height = TJSCALED(size.height, factor);
     const size_t num_pixels = static_cast<size_t>(out.width) * static_cast<size_t>(out.height);
     out.pixels.resize(num_pixels * 3);
     const bool cmyk = colorspace == TJCS_CMYK || colorspace == TJCS_YCCK;

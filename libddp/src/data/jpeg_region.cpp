@@ -106,6 +106,17 @@ struct Decoder {
 
 enum class Outcome { Done, NotHere, Failed };
 
+// Kinds of which a part is known to be the whole's bytes: of four inks, or of other sampling
+// factors (4:1:0), it is not.
+bool has_parts(const jpeg_decompress_struct& info) {
+  const jpeg_component_info* c = info.comp_info;
+  const auto is_one = [](const jpeg_component_info& component) {
+    return component.h_samp_factor == 1 && component.v_samp_factor == 1;
+  };
+  return info.num_components == 1 || (info.num_components == 3 && c[0].h_samp_factor <= 2 &&
+                                      c[0].v_samp_factor <= 2 && is_one(c[1]) && is_one(c[2]));
+}
+
 // Holds nothing with a destructor: an error jumps out of it.
 Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denominator,
                const CropBox& region, uint8_t* out) {
@@ -116,7 +127,7 @@ Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denomina
   }
   jpeg_mem_src(&info, bytes.data(), bytes.size());
   (void)jpeg_read_header(&info, TRUE);
-  if (info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK) {
+  if (!has_parts(info)) {
     jpeg_abort_decompress(&info);
     return Outcome::NotHere;
   }

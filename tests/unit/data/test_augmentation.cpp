@@ -128,6 +128,27 @@ TEST_CASE("an image that no try fits gives the largest centre box", "[augment]")
   REQUIRE(box.x == (2000 - 13) / 2);
 }
 
+TEST_CASE("the box in an image of one row or one column has a pixel", "[augment]") {
+  for (const auto& [low, high] : {std::pair{3.0, 4.0}, std::pair{0.2, 0.3}}) {
+    const ddp::RandomResizedCropBounds bounds{.min_log_ratio = std::log(low),
+                                              .max_log_ratio = std::log(high),
+                                              .min_ratio = low,
+                                              .max_ratio = high};
+    for (const auto& [width, height] :
+         {std::pair{1, 1}, std::pair{1, 2}, std::pair{1, 90}, std::pair{2, 1}, std::pair{90, 1}}) {
+      for (uint64_t i = 0; i < 20; ++i) {
+        ddp::SampleRng rng(i, 0, 0);
+        const auto box = ddp::draw_random_resized_crop(rng, width, height, 24, bounds).box;
+        CAPTURE(low, width, height, box.x, box.y, box.width, box.height);
+        REQUIRE(box.width >= 1);
+        REQUIRE(box.height >= 1);
+        REQUIRE((box.x >= 0 && box.x + box.width <= width));
+        REQUIRE((box.y >= 0 && box.y + box.height <= height));
+      }
+    }
+  }
+}
+
 TEST_CASE("the portable exponential is the exponential", "[augment]") {
   for (double x = -3; x <= 3; x += 0.01) {
     REQUIRE(ddp::detail::portable_exp(x) == Approx(std::exp(x)).epsilon(1e-13));

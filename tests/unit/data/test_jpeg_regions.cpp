@@ -130,6 +130,38 @@ TEST_CASE("a sample made from a part is the one made from the whole image", "[jp
   }
 }
 
+TEST_CASE("images of one pixel, one row or one column load", "[jpeg]") {
+  data_test::TempFolder folder;
+  std::string tar;
+  int count = 0;
+  for (const auto& [width, height] : {std::pair{1, 1}, std::pair{1, 37}, std::pair{1, 400},
+                                      std::pair{41, 1}, std::pair{400, 1}, std::pair{2, 3}}) {
+    const std::string key = std::to_string(count++);
+    tar += data_test::tar_entry(key + ".jpg", make_jpeg(width, height));
+    tar += data_test::tar_entry(key + ".cls", key);
+  }
+  data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
+  // Bounds on both sides of 1: no try fits, and the centre box rounds to less than a pixel.
+  for (const auto& [low, high] :
+       {std::pair{0.75, 4.0 / 3}, std::pair{3.0, 4.0}, std::pair{0.2, 0.3}}) {
+    ddp::DataOptions options{.path = folder.path(), .image_size = 24};
+    options.augment = ddp::Augment::RandomResizedCrop;
+    options.cache = ddp::CachePolicy::Off;
+    options.min_ratio = low;
+    options.max_ratio = high;
+    const auto dataset = ddp::make_dataset(options);
+    for (int64_t epoch = 0; epoch < 8; ++epoch) {
+      for (int64_t i = 0; i < count; ++i) {
+        CAPTURE(low, high, epoch, i);
+        const auto image = dataset->get_for_epoch(i, epoch);
+        REQUIRE(image.target.item<int64_t>() == i);
+        REQUIRE(image.data.isfinite().all().item<bool>());
+        REQUIRE(image.data.abs().max().item<float>() < 4);  // of bytes, normalised
+      }
+    }
+  }
+}
+
 TEST_CASE("a tar shard's photographs load, and a part decoded is what get() gives", "[jpeg]") {
   data_test::TempFolder folder;
   std::string tar;

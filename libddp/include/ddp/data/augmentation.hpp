@@ -89,14 +89,20 @@ DDP_HOST_DEVICE inline double portable_exp(double x) {
   return sum;
 }
 
+// Rounded; of a side that is one pixel long there is always that one.
+DDP_HOST_DEVICE inline int box_side(double length) {
+  const int side = static_cast<int>(floor(add(length, 0.5)));
+  return side > 0 ? side : 1;
+}
+
 DDP_HOST_DEVICE inline CropBox centre_box_within(int width, int height, double min_ratio,
                                                  double max_ratio) {
   CropBox box{0, 0, width, height};
   const double ratio = static_cast<double>(width) / height;
   if (ratio < min_ratio) {
-    box.height = static_cast<int>(floor(add(width / min_ratio, 0.5)));
+    box.height = box_side(width / min_ratio);
   } else if (ratio > max_ratio) {
-    box.width = static_cast<int>(floor(add(mul(height, max_ratio), 0.5)));
+    box.width = box_side(mul(height, max_ratio));
   }
   box.x = (width - box.width) / 2;
   box.y = (height - box.height) / 2;

@@ -202,8 +202,7 @@ class DataLoader : public Stateful {
   StateDict state_dict() const override { return place_->state_dict(); }
   void load_state_dict(const StateDict& state) override {
     place_->load_state_dict(state);
-    staged_.clear();
-    read_ahead_error_ = nullptr;
+    forget_staged();
   }
 
  private:
@@ -212,6 +211,7 @@ class DataLoader : public Stateful {
 
   BatchType take(int slot);
   void stage();
+  void forget_staged();
 
   std::shared_ptr<DatasetT> dataset_;
   std::unique_ptr<detail::DeviceBuilder> on_device_;  // this, or direct_, or collating_
@@ -221,6 +221,8 @@ class DataLoader : public Stateful {
   std::unique_ptr<detail::LoaderEngine> engine_;  // destroyed first: its threads use the builders
   detail::LoaderPlace* place_ = nullptr;          // resident_ or engine_
   ImageDtype image_dtype_;
+  std::optional<int> acquired_;          ///< the slot of the batch that stage() works on
+  std::optional<BatchType> taken_;       ///< out of that slot, and not on its way yet
   std::deque<BatchType> staged_;         ///< on their way to the device
   std::exception_ptr read_ahead_error_;  ///< thrown by the next next()
 };
@@ -274,34 +276,36 @@ auto DataLoader<DatasetT, Collate>::take(int slot) -> BatchType {
   return collating_->take(slot);
 }
 
+// Where the device has no memory, the next call goes on with the same batch.
 template <typename DatasetT, typename Collate>
 void DataLoader<DatasetT, Collate>::stage() {
-  const detail::LoadedBatch loaded = engine_->acquire();
-  if constexpr (kMayWriteDirectly) {
-    if (on_device_) {
-      BatchType made;
-      engine_->make_on_device([&] { made = on_device_->make(loaded.slot); });
-      staged_.push_back(std::move(made));
-      return;
+  if (!acquired_) {
+    acquired_ = engine_->acquire().slot;
+  }
+  if (on_device_) {
+    if constexpr (kMayWriteDirectly) {
+      engine_->make_on_device([&] { taken_ = on_device_->make(*acquired_); });
+    }
+  } else {
+    if (!taken_) {
+      taken_.emplace(take(*acquired_));
+    }
+    if (!engine_->copies_to_device()) {
+      engine_->release();
+    } else {
+      std::vector<at::Tensor*> tensors;
+      if (!detail::collect_tensors(*taken_, tensors)) {
+        throw SettingsError(
+            "DataLoader: to copy batches of this type to a GPU it needs a function "
+            "for_each_tensor(batch, f) beside the type, which calls f(tensor) for each of its "
+            "tensors");
+      }
+      engine_->copy_to_device(tensors);
     }
   }
-  BatchType batch = take(loaded.slot);
-  if (!engine_->copies_to_device()) {
-    engine_->release();
-    staged_.push_back(std::move(batch));
-    return;
-  }
-  std::vector<at::Tensor*> tensors;
-  if (!detail::collect_tensors(batch, tensors)) {
-    throw SettingsError(
-        "DataLoader: to copy batches of this type to a GPU it needs a function "
-        "for_each_tensor(batch, f) beside the type, which calls f(tensor) for each of its tensors");
-  }
-  // Kept first: a copy that fails must not lose the batch, whose place is taken already.
-  staged_.push_back(std::move(batch));
-  tensors.clear();
-  detail::collect_tensors(staged_.back(), tensors);
-  engine_->copy_to_device(tensors);
+  staged_.push_back(std::move(*taken_));
+  taken_.reset();
+  acquired_.reset();
 }
 
 template <typename DatasetT, typename Collate>
@@ -345,6 +349,13 @@ void DataLoader<DatasetT, Collate>::begin_epoch(int64_t epoch) {
     return;
   }
   place_->restart(epoch, 0);
+  forget_staged();
+}
+
+template <typename DatasetT, typename Collate>
+void DataLoader<DatasetT, Collate>::forget_staged() {
+  acquired_.reset();
+  taken_.reset();
   staged_.clear();
   read_ahead_error_ = nullptr;
 }
