@@ -12,6 +12,7 @@
 #include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "pretrained/adapter_config.hpp"
 #include "pretrained/json_file.hpp"
 #include "pretrained/new_folder.hpp"
@@ -163,6 +164,8 @@ void copy_in(const AdapterFiles& files, const Linears& linears) {
     if (linear->has_lora()) {
       linear->lora_a.copy_(files.tensors.at(key_of(name, kA)));
       linear->lora_b.copy_(files.tensors.at(key_of(name, kB)));
+      ddp::ops::overwritten(linear->lora_a);
+      ddp::ops::overwritten(linear->lora_b);
     }
   }
 }

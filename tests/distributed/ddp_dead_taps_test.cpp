@@ -262,6 +262,33 @@ TEST_CASE("ranks that make no step in a join have their say after it") {
   require_close(skips.model.state_dict(), plain.model.state_dict());
 }
 
+// What is put off differs from rank to rank there: by steps, and by who looked.
+TEST_CASE("weights sent from one rank to all are whole") {
+  if (world() == 1) {
+    return;
+  }
+  Run skips(rule(0.0, false, true));
+  Run plain(rule(0.0, false, false));
+  for (Run* run : {&skips, &plain}) {
+    run->step(0);
+    run->step(1);
+    join(run->model, [&] {
+      for (int index = 2; index < (rank() == 0 ? 5 : 2); ++index) {
+        run->step(index);
+      }
+    });
+  }
+  require_close(skips.model.state_dict(), plain.model.state_dict());
+  for (Run* run : {&skips, &plain}) {
+    run->step(6);
+    if (rank() == 0) {
+      run->model.state_dict();
+    }
+    run->model.sync_module_states();
+  }
+  require_close(skips.model.state_dict(), plain.model.state_dict());
+}
+
 TEST_CASE("dead taps that cannot be skipped are refused") {
   ConvNet module;
   DistributedDataParallel<ConvNet> model(module, group());

@@ -169,6 +169,34 @@ TEST_CASE("gradients are the mean, with the taps that nobody reads off the wire"
   }
 }
 
+TEST_CASE("a model wrapped anew reduces the taps that an optimizer left behind before") {
+  const bool small_first = GENERATE(false, true);  // then nobody uses them before the rebuild
+  Filter module;
+  Filter reference;
+  OptimizerOptions options;
+  options.implementation = OptimizerImplementation::Flat;
+  for (const bool anew : {false, true}) {
+    CAPTURE(small_first, anew);
+    DistributedDataParallel model(module, group());
+    options.skip_dead_taps = !anew;
+    auto optimizer = make_optimizer(model, options);
+    for (int step = 0; step < 4; ++step) {
+      const int64_t size = anew && (step > 2 || !small_first) ? 2 : 1;
+      model.zero_grad();
+      model.forward(pixels(rank(), step, size)).sum().backward();
+      const auto grads = grads_of(*module);
+      optimizer.step(0.0);
+      require_equal(grads, mean_reference(reference, [&](Filter& plain) {
+                      std::vector<torch::Tensor> parts;
+                      for (int r = 0; r < world(); ++r) {
+                        parts.push_back(pixels(r, step, size));
+                      }
+                      return plain->forward(torch::cat(parts)).sum();
+                    }));
+    }
+  }
+}
+
 TEST_CASE("chosen buckets are planned for what travels") {
   if (world() == 1) {
     return;

@@ -152,6 +152,22 @@ TEST_CASE("a begun step that was never ended is told once, and training goes on"
   optimizer.step(0.0009765625);
 }
 
+TEST_CASE("who reads or writes weights waits for what is done to them beside backward") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  int waits = 0;
+  model.reducer().set_bucket_listener([](const auto&, const auto&) {}, {}, [&] { ++waits; });
+  const StateDict state = model.state_dict();
+  CHECK(waits == 1);
+  model.load_state_dict(state);
+  CHECK(waits == 2);
+  model.sync_module_states();
+  CHECK(waits == 3);
+  const torch::NoGradGuard no_grad;
+  model.forward(batch_of(rank(), 0, 4));
+  CHECK(waits > 3);
+}
+
 TEST_CASE("what cannot be overlapped is refused") {
   Mlp module;
   DdpOptions unused;

@@ -156,3 +156,59 @@ TEST_CASE("one rank alone may give a parameter other memory") {
   REQUIRE_THROWS_WITH(sharded.optimizer.scan_gradients(),
                       Catch::Contains("parameter w2 was replaced"));
 }
+
+TEST_CASE("a sharded step that begins before the forward that lays buckets out anew is not lost") {
+  OptimizerOptions options = rule(OptimizerType::Sgd, true);
+  options.overlap_backward = true;
+  Trainer sharded(options, with_cap(caps().back()));
+  Trainer whole(rule(OptimizerType::Sgd, false), with_cap(caps().back()));
+  for (int step = 0; step < 4; ++step) {
+    CAPTURE(step);
+    sharded.optimizer.begin_step({.lr = 0.0625});
+    sharded.train(step);
+    whole.train(step);
+    require_same_weights(sharded.module, whole.module);
+  }
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+}
+
+// As a program does that catches an exception behind backward and goes back to its checkpoint.
+TEST_CASE("state that is loaded ends a step that was begun") {
+  OptimizerOptions options = rule(OptimizerType::AdamW, GENERATE(false, true));
+  options.overlap_backward = true;
+  const bool updated = GENERATE(false, true);
+  CAPTURE(options.zero1, updated);
+  Trainer begun(options, with_cap(caps().back()));
+  Trainer plain(rule(OptimizerType::AdamW, false), with_cap(caps().back()));
+  const auto begin = [&](int64_t step) {
+    begun.model.zero_grad();
+    auto loss = begun.model.forward(batch(step));
+    begun.optimizer.begin_step({.lr = 0.0625});
+    return loss;
+  };
+  StateDict model_state;
+  StateDict state;
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    begin(step).backward();
+    begun.optimizer.step(0.0625);
+    plain.train(step);
+    if (step == 2) {
+      model_state = copy_of(begun.model.state_dict());
+      state = copy_of(begun.optimizer.state_dict());
+      auto left = begin(50);
+      if (updated) {
+        left.backward();
+      }
+      begun.model.load_state_dict(model_state);
+      begun.optimizer.load_state_dict(state);
+      if (!updated) {  // what began before is not gone on with
+        const auto before = begun.module->weights[2].detach().clone();
+        left.backward();
+        CHECK(torch::equal(begun.module->weights[2].detach(), before));
+      }
+    }
+    require_same_weights(begun.module, plain.module);
+  }
+  require_same_state(begun.optimizer.state_dict(), plain.optimizer.state_dict());
+}

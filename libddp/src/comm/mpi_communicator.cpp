@@ -102,8 +102,10 @@ MpiCommunicator::~MpiCommunicator() {
     // the standard allows: the last owner of the group frees it.
     operation->may_finish = [group = std::weak_ptr(group_)] { return group.use_count() <= 1; };
     operation->finish = [group = group_] {
-      auto comm = group->comm;
-      check_mpi(MPI_Comm_free(&comm), "MPI_Comm_free");
+      // Of a communicator that outlived the runtime MPI_Finalize freed what there was.
+      if (auto comm = group->comm; !group->state->finalized) {
+        check_mpi(MPI_Comm_free(&comm), "MPI_Comm_free");
+      }
     };
     runtime_->engine().submit(lane_, std::move(operation));
   } catch (const std::exception&) {

@@ -47,6 +47,7 @@ struct MpiState {
   int rank = 0;
   int world_size = 1;
   bool initialized_here = false;
+  bool finalized = false;          ///< MPI must not be called any more
   MPI_Comm world = MPI_COMM_NULL;  ///< our duplicate: the user's messages never meet ours
   std::unique_ptr<MpiReduceOps> reduce_ops;
 

@@ -110,6 +110,7 @@ void MpiState::initialize() {
 }
 
 void MpiState::finalize() {
+  finalized = true;
   check_mpi(MPI_Comm_free(&world), "MPI_Comm_free");
   if (initialized_here) {
     check_mpi(MPI_Finalize(), "MPI_Finalize");

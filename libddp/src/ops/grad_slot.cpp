@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ddp/ops/filter_taps.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "ops/stream_order.hpp"
 
 namespace ddp::ops {
@@ -20,6 +21,7 @@ struct ParameterMeta final : c10::BackendMeta {
   GradSlot* slot = nullptr;
   const c10::TensorImpl* owner = nullptr;  // of the slot: detach() shares this with another tensor
   TapUse taps;
+  std::function<void(bool)> overwritten;
 };
 
 ParameterMeta* find_meta(const at::Tensor& parameter) {
@@ -37,17 +39,22 @@ bool is_accumulated(const at::Tensor& parameter) {
   return node != nodes->end() && node->second.needed_;
 }
 
-}  // namespace
-
-void set_grad_slot(const at::Tensor& parameter, GradSlot* slot) {
+ParameterMeta& meta_of(const at::Tensor& parameter) {
   ParameterMeta* meta = find_meta(parameter);
   if (meta == nullptr) {
     auto made = c10::make_intrusive<ParameterMeta>();
     meta = made.get();
     parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(made));
   }
-  meta->slot = slot;
-  meta->owner = parameter.unsafeGetTensorImpl();
+  return *meta;
+}
+
+}  // namespace
+
+void set_grad_slot(const at::Tensor& parameter, GradSlot* slot) {
+  ParameterMeta& meta = meta_of(parameter);
+  meta.slot = slot;
+  meta.owner = parameter.unsafeGetTensorImpl();
 }
 
 GradSlot* find_grad_slot(const at::Tensor& parameter) {
@@ -82,6 +89,17 @@ void bring_up_to_date(const at::Tensor& parameter) {
   const TapUse* use = find_tap_use(parameter);
   if (use != nullptr && use->left_behind != 0 && use->bring_up_to_date) {
     use->bring_up_to_date();
+  }
+}
+
+void on_overwritten(const at::Tensor& parameter, std::function<void(bool)> listener) {
+  meta_of(parameter).overwritten = std::move(listener);
+}
+
+void overwritten(const at::Tensor& parameter, bool exactly) {
+  const ParameterMeta* meta = find_meta(parameter);
+  if (meta != nullptr && meta->overwritten) {
+    meta->overwritten(exactly);
   }
 }
 

@@ -73,6 +73,7 @@ void FlatOptimizer::leave_behind(size_t index, const FlatTaps& taps) {
   behind_[index] = taps;
   ops::TapUse* use = ops::find_tap_use(states_[index].leaf);
   use->left_behind = mask_of_dead(taps);
+  use->keeper = lifetime_;
   use->bring_up_to_date = [this, index, alive = std::weak_ptr(lifetime_)] {
     if (!alive.expired()) {
       bring_up_to_date(index);

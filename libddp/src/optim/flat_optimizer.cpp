@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "optim/capture.hpp"
 #include "optim/flat_launch.hpp"
 #include "optim/flat_tables.hpp"
@@ -84,6 +85,15 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
     state.name = settings.parameter.name;
     state.leaf = settings.parameter.tensor;
     state.needs_master = is_half(state.leaf.scalar_type());
+    if (state.needs_master) {
+      ops::on_overwritten(state.leaf, [this, index = states_.size() - 1,
+                                       alive = std::weak_ptr(lifetime_)](bool exactly) {
+        if (!alive.expired()) {
+          wait_for_updates();
+          follow_leaf(states_[index], exactly);
+        }
+      });
+    }
   }
 }
 

@@ -65,11 +65,12 @@ Reducer::BucketListener FlatOptimizer::bucket_listener() {
 }
 
 void FlatOptimizer::listen_to(Reducer& reducer) {
-  reducer.set_bucket_listener(bucket_listener(), [this, alive = std::weak_ptr(lifetime_)] {
+  const auto wait = [this, alive = std::weak_ptr(lifetime_)] {
     if (!alive.expired()) {
       wait_for_updates();  // of a step that was begun and left by an exception
     }
-  });
+  };
+  reducer.set_bucket_listener(bucket_listener(), wait, wait);
 }
 
 // What a capture began and did not end never ran.

@@ -20,7 +20,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
-  wait_for_updates();
+  end_begun_step();  // of one that was left nothing goes on
   if (storage_.empty()) {
     make_storage();
   }

@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
 
@@ -59,7 +60,15 @@ ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
     chunk.steps = at::zeros({static_cast<int64_t>(chunk.members.size())},
                             at::TensorOptions().dtype(at::kFloat).device(chunk.device));
     for (size_t i = 0; i < chunk.members.size(); ++i) {
-      chunk.members[i].step = chunk.steps.select(0, static_cast<int64_t>(i));
+      ParameterState& member = chunk.members[i];
+      member.step = chunk.steps.select(0, static_cast<int64_t>(i));
+      if (member.needs_master) {  // neither list changes any more
+        ops::on_overwritten(member.leaf, [&member, alive = std::weak_ptr(lifetime_)](bool exactly) {
+          if (!alive.expired()) {
+            follow_leaf(member, exactly);
+          }
+        });
+      }
     }
   }
 }

@@ -50,6 +50,7 @@ class ListOptimizer final : public Optimizer {
   std::unique_ptr<UpdateRule> rule_;
   NamedParameters parameters_;
   std::vector<Chunk> chunks_;
+  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 };
 
 }  // namespace ddp::detail

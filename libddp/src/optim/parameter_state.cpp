@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/parameter_state.hpp"
 
+#include <ATen/Functions.h>
+
 #include "ddp/core/error.hpp"
 #include "reduce/sharded_gradient.hpp"
 
@@ -41,6 +43,18 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
                                "optimizer.zero1=true: step that one, or set it to false"));
   }
   return grad;
+}
+
+void follow_leaf(const ParameterState& parameter, bool exactly) {
+  if (!parameter.needs_master || !parameter.has_state) {
+    return;  // a master that is still to begin begins as the leaf
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor& master = parameter.updated;
+  const at::Tensor leaf = parameter.leaf.detach();
+  const at::Tensor rounded = leaf.to(master.scalar_type());
+  master.copy_(exactly ? rounded
+                       : at::where(master.to(leaf.scalar_type()).eq(leaf), master, rounded));
 }
 
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {

@@ -34,6 +34,9 @@ void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule&
 /// or this rank holds a part of it only.
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);
 
+/// A master takes on what its leaf was overwritten with (ops::overwritten).
+void follow_leaf(const ParameterState& parameter, bool exactly);
+
 /// Equal up to the strides of dimensions of size 1, which say nothing about memory.
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b);
 

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "optim/capture.hpp"
 #include "optim/parameter_state.hpp"
 
@@ -46,8 +48,15 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
       cut_anew();
     }
   });
+  const std::weak_ptr alive(lifetime_);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    ops::on_overwritten(parameters_[i].tensor, [this, i, alive](bool exactly) {
+      if (!alive.expired()) {
+        tell_overwritten(i, exactly);
+      }
+    });
+  }
   if (options_.overlap_backward) {
-    const std::weak_ptr alive(lifetime_);
     reducer_.set_bucket_listener(
         [this, alive](const GradBucket& bucket, const WorkPtr& work) {
           if (!alive.expired()) {
@@ -58,6 +67,11 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
           if (!alive.expired()) {
             send_left_weights();
           }
+        },
+        [this, alive] {
+          if (!alive.expired()) {
+            wait_for_updates();
+          }
         });
   }
   cut();
@@ -66,14 +80,19 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
 void ZeroOptimizer::cut() {
   buckets_ = cut_buckets(reducer_, *communicator_);
   own_.reset();
-  std::vector<ParameterSettings> pieces;
-  std::vector<int32_t> owners;
+  // In the order of the parameters, of which a scan names the first.
+  std::map<size_t, at::Tensor> leaves;
   for (const ZeroBucket& bucket : buckets_) {
     for (const ZeroPiece& piece : bucket.pieces) {
-      ParameterSettings& settings = pieces.emplace_back(settings_[piece.parameter]);
-      settings.parameter.tensor = piece.leaf;
-      owners.push_back(static_cast<int32_t>(piece.parameter));
+      leaves[piece.parameter] = piece.leaf;
     }
+  }
+  std::vector<ParameterSettings> pieces;
+  std::vector<int32_t> owners;
+  for (const auto& [parameter, leaf] : leaves) {
+    ParameterSettings& settings = pieces.emplace_back(settings_[parameter]);
+    settings.parameter.tensor = leaf;
+    owners.push_back(static_cast<int32_t>(parameter));
   }
   if (!pieces.empty()) {
     own_ = std::make_unique<FlatOptimizer>(pieces, options_);
@@ -97,9 +116,10 @@ void ZeroOptimizer::cut_anew() {
   const StateDict state = has_state_ ? state_dict() : StateDict();
   const bool all_updated = num_updated_ == buckets_.size();
   cut();
+  begun_ = begun_ && num_updated_ > 0;  // the new own_ has not begun: a step of the usual kind
   num_updated_ = all_updated ? buckets_.size() : std::min(num_updated_, buckets_.size());
   if (has_state_) {
-    load_state_dict(state);
+    take_state(state);
   }
 }
 
@@ -131,6 +151,17 @@ void ZeroOptimizer::follow_leaves() {
         if (piece.parameter == bucket.parameters[i]) {
           piece.leaf.set_data(leaf.narrow(0, piece.begin, piece.leaf.numel()));
         }
+      }
+    }
+  }
+}
+
+void ZeroOptimizer::tell_overwritten(size_t parameter, bool exactly) {
+  follow_leaves();
+  for (const ZeroBucket& bucket : buckets_) {
+    for (const ZeroPiece& piece : bucket.pieces) {
+      if (piece.parameter == parameter) {
+        ops::overwritten(piece.leaf, exactly);
       }
     }
   }

@@ -51,16 +51,18 @@ class ZeroOptimizer final : public Optimizer {
   bool supports_found_inf() const override { return true; }
   bool capturable() const override { return true; }
 
-  /// Of masters and slots on this rank.
-  int64_t state_bytes() const;
+  /// Over this rank's pieces of parameters; nullptr where it has none.
+  const FlatOptimizer* own() const { return own_.get(); }
   /// Collective: the parts come together on the host.
   StateDict state_dict() const override;
+  /// Collective where a begun step was left.
   void load_state_dict(const StateDict& state) override;
 
  private:
   void cut();
   void cut_anew();
   void follow_leaves();
+  void tell_overwritten(size_t parameter, bool exactly);
   void forget_gradients();
   bool has_gradients(const ZeroBucket& bucket) const;
   bool read_gradients();
@@ -73,11 +75,13 @@ class ZeroOptimizer final : public Optimizer {
   size_t num_updated() const;
   void send_last_updated();
   void send_left_weights();
+  void wait_for_updates() const;
   void end_begun_step();
   void mark_gradients(const std::vector<at::Tensor>& gradients);
   void refuse_gradients_in_use() const;
   bool join_begun_step(const StepScalars& scalars);
   // zero_state.cpp
+  void take_state(const StateDict& state);
   std::vector<std::string> slots_of(const ZeroBucket& bucket) const;
   at::Tensor gather_counts(const StateDict& own) const;
   void gather_bucket(const ZeroBucket& bucket, const StateDict& own, const at::Tensor& counts,

@@ -121,6 +121,12 @@ void ZeroOptimizer::send_last_updated() {
   take_weights(buckets_.back(), gather_weights(buckets_.back()));
 }
 
+void ZeroOptimizer::wait_for_updates() const {
+  if (side_ && num_updated() > 0 && begun_in_capture_ == is_capturing()) {
+    wait_for(*side_, current_stream(device_));
+  }
+}
+
 // Of a step that was begun and left by an exception: before the next training forward reads the
 // weights they are those of all ranks, and no longer written on another stream. Who reads them
 // earlier (one rank may, alone) finds this rank's. They are taken from the leaves, which may have
@@ -130,9 +136,7 @@ void ZeroOptimizer::send_left_weights() {
     return;
   }
   const at::NoGradGuard no_grad;
-  if (side_) {
-    wait_for(*side_, current_stream(device_));
-  }
+  wait_for_updates();
   const ZeroBucket& last = buckets_[num_updated_ - 1];
   put_weights(last);
   take_weights(last, gather_weights(last));

@@ -82,15 +82,6 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
   }
 }
 
-int64_t ZeroOptimizer::state_bytes() const {
-  int64_t bytes = 0;
-  const StateDict own = own_ ? own_->state_dict() : StateDict();
-  for (const auto& [key, tensor] : own.tensors) {
-    bytes += tensor.dim() == 0 ? 0 : static_cast<int64_t>(tensor.nbytes());
-  }
-  return bytes;
-}
-
 StateDict ZeroOptimizer::state_dict() const {
   const at::NoGradGuard no_grad;
   const StateDict own = own_ ? own_->state_dict() : StateDict();
@@ -109,8 +100,15 @@ StateDict ZeroOptimizer::state_dict() const {
   return state;
 }
 
+// Of a step that was begun and left nothing goes on.
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
+  take_state(state);
+  send_left_weights();
+  end_begun_step();
+}
+
+void ZeroOptimizer::take_state(const StateDict& state) {
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
   const at::Tensor count = at::zeros({}, at::TensorOptions(at::kFloat));

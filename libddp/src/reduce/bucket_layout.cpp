@@ -43,13 +43,6 @@ std::vector<ClosedBucket> group_parameters(const std::vector<ParameterSpec>& par
   int num_taken = 0;
   std::map<int, OpenBucket> open;
   std::map<int, size_t> cursor;
-  std::map<std::pair<int, int>, std::vector<int>> groups;
-  for (int index : order) {
-    const auto& spec = parameters[static_cast<size_t>(index)];
-    if (spec.group >= 0) {
-      groups[{spec.key, spec.group}].push_back(index);
-    }
-  }
   const auto close_all = [&] {
     for (auto& [key, bucket] : open) {
       if (!bucket.parameters.empty()) {
@@ -59,25 +52,15 @@ std::vector<ClosedBucket> group_parameters(const std::vector<ParameterSpec>& par
     }
     ++launch;
   };
-  std::vector<bool> placed(parameters.size());
   for (int index : order) {
     if (next_cut < options.cuts.size() && num_taken++ == options.cuts[next_cut]) {
       close_all();
       ++next_cut;
     }
-    if (placed[static_cast<size_t>(index)]) {
-      continue;
-    }
     const auto& spec = parameters[static_cast<size_t>(index)];
-    const std::vector<int> members =
-        spec.group >= 0 ? groups[{spec.key, spec.group}] : std::vector<int>{index};
     auto& bucket = open[spec.key];
-    for (int member : members) {
-      const auto& member_spec = parameters[static_cast<size_t>(member)];
-      bucket.parameters.push_back(member);
-      bucket.bytes += member_spec.numel * member_spec.element_bytes;
-      placed[static_cast<size_t>(member)] = true;
-    }
+    bucket.parameters.push_back(index);
+    bucket.bytes += spec.numel * spec.element_bytes;
     auto& limit = cursor[spec.key];
     if (options.cuts.empty() && !limits.empty() && bucket.bytes >= limits[limit]) {
       closed.push_back({spec.key, std::move(bucket.parameters), launch++});

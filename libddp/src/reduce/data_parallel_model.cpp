@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ddp/ops/filter_taps.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
 #include "reduce/fingerprint.hpp"
@@ -108,13 +109,23 @@ void DataParallelModel::register_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 void DataParallelModel::sync_module_states(int root) {
+  send_module_states(root, /*exactly=*/true);
+}
+
+void DataParallelModel::send_module_states(int root, bool exactly) {
   if (reducer_) {
     Reducer::HostState::finish_pending(*reducer_);
+  }
+  for (const auto& entry : tensors_.parameters) {
+    ops::bring_up_to_date(entry.tensor);  // what is due here is not what is due to the root's
   }
   auto tensors = tensors_only(tensors_.parameters);
   const auto buffers = tensors_only(named_buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   detail::broadcast_coalesced(*communicator_, tensors, root);
+  for (const auto& entry : tensors_.parameters) {
+    ops::overwritten(entry.tensor, exactly);
+  }
 }
 
 void DataParallelModel::broadcast_buffers_now(int root) {
@@ -318,6 +329,7 @@ void DataParallelModel::load_state_dict(const StateDict& state) {
         is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
     ops::bring_up_to_date(tensor);  // before, or what is due would be done to the loaded weight
     tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
+    ops::overwritten(tensor);
   }
 }
 

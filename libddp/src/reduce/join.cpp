@@ -57,6 +57,7 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
                                        " ran out of inputs before the others and "
                                        "throw_on_early_termination is set"));
   }
+  uneven_ = uneven_ || (active != 0 && active < static_cast<int>(flags.size()));
   if (!options_.divide_by_initial_world_size && active != 0) {
     model_.reducer_->set_divisor(active);
   }
@@ -96,7 +97,8 @@ void JoinScope::finish() {
       model_.reducer_->shadow_backward();
     }
   }
-  model_.sync_module_states(highest_active_);
+  // Where no rank ran out early weights are equal, and so are their masters, which keep their bits.
+  model_.send_module_states(highest_active_, /*exactly=*/uneven_);
 }
 
 void join(DataParallelModel& model, const std::function<void()>& loop, const JoinOptions& options) {

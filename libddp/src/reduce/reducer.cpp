@@ -291,10 +291,12 @@ void Reducer::add_layout_listener(
   impl_->layout_listeners.push_back(std::move(listener));
 }
 
-void Reducer::set_bucket_listener(BucketListener listener, std::function<void()> before_forward) {
+void Reducer::set_bucket_listener(BucketListener listener, std::function<void()> before_forward,
+                                  std::function<void()> wait) {
   const std::lock_guard lock(impl_->mutex);
   impl_->bucket_listener = std::move(listener);
   impl_->forward_listener = std::move(before_forward);
+  impl_->wait_for_listener = std::move(wait);
 }
 
 const NamedParameters& Reducer::parameters() const {

@@ -32,7 +32,7 @@ void Reducer::Impl::finish_bucket(BucketState& state) {
   if (state.leaves_out && device().is_cpu()) {
     wires[static_cast<size_t>(bucket.index)]->unpack();
   } else if (state.leaves_out) {  // unpacked there
-    detail::wait_for(*launch_stream, detail::current_stream(device()));
+    detail::wait_for(*unpack_stream, detail::current_stream(device()));
   }
   if (is_weighted) {
     bucket.shard.mul_(bucket.inverse_divisor);

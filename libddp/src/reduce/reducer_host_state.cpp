@@ -50,6 +50,9 @@ void Reducer::HostState::finish_pending(Reducer& reducer) {
   const std::lock_guard lock(impl.mutex);
   impl.buffer_broadcast.finish();
   impl.join_broken_pass();
+  if (impl.wait_for_listener) {
+    impl.wait_for_listener();
+  }
 }
 
 void Reducer::HostState::call_forward_listener(Reducer& reducer) {

@@ -109,7 +109,7 @@ struct Reducer::Impl {
   bool leaves_out_taps(size_t index) const;
   void refuse_late_taps() const;
   void pack_live(size_t first, size_t last);
-  void unpack_live(size_t first, size_t last) const;
+  void unpack_live(size_t first, size_t last);
 
   // Its end (reducer_finish.cpp)
   void finish_pass();
@@ -160,6 +160,7 @@ struct Reducer::Impl {
   BucketListener bucket_listener;
   bool shards = false;  // a rank reduces its part of each bucket only
   std::function<void()> forward_listener;
+  std::function<void()> wait_for_listener;
   detail::BufferBroadcast buffer_broadcast;
   bool buffers_sent = false;  // for the next training forward
 
@@ -167,7 +168,8 @@ struct Reducer::Impl {
   detail::BucketScheduler scheduler;
   LaunchSequencer::ModelId model_id;
   std::optional<c10::Stream> launch_stream;  // see stream_behind_gradients
-  bool launched_beside = false;              // on it, in this pass
+  std::optional<c10::Stream> unpack_stream;  // see unpack_live
+  bool launched_beside = false;              // on them, in this pass
   bool expects_sync = false;   // a synchronised forward ran and its backward has not ended
   bool unused_marked = false;  // in this pass
   bool end_queued = false;     // the static graph's counting pass: its end is on the engine

@@ -93,7 +93,11 @@ c10::Stream Reducer::Impl::stream_behind_gradients(size_t first, size_t last) {
 // cannot wait for them: who captures calls finish_pending() first.
 void Reducer::Impl::join_broken_pass() {
   if (std::exchange(launched_beside, false) && !detail::is_capturing(device())) {
-    detail::wait_for(*launch_stream, detail::current_stream(device()));
+    for (const auto& stream : {launch_stream, unpack_stream}) {
+      if (stream) {
+        detail::wait_for(*stream, detail::current_stream(device()));
+      }
+    }
   }
 }
 

@@ -5,6 +5,9 @@
 // Which taps those are is agreed once, when the buckets are laid out anew. A rank whose filters are
 // read in more places later cannot reduce those gradients alone, and must not drop them: it throws
 // when the pass ends.
+#include <c10/core/StreamGuard.h>
+
+#include "ops/private_stream.hpp"
 #include "reduce/reducer_impl.hpp"
 #include "reduce/tap_agreement.hpp"
 
@@ -17,7 +20,7 @@ bool Reducer::Impl::may_leave_out_taps() const {
 // What may have to travel of a gradient of this rank; optimizers leave behind the same on all.
 ops::Taps Reducer::Impl::live_taps_here(size_t index) const {
   const auto* use = ops::find_tap_use(parameters[index].tensor);
-  if (!may_leave_out_taps() || use == nullptr ||
+  if (!may_leave_out_taps() || use == nullptr || use->keeper.expired() ||
       !detail::has_rows_of_taps(parameters[index].slot.memory)) {
     return ops::kAllTaps;
   }
@@ -85,13 +88,20 @@ void Reducer::Impl::pack_live(size_t first, size_t last) {
   }
 }
 
-// CUDA: on the stream that launched them, so that backward does not wait.
-void Reducer::Impl::unpack_live(size_t first, size_t last) const {
+// CUDA: on a stream of its own, so that neither backward nor the next buckets' launch waits for the
+// reduction. finish_bucket() waits for it, and so joins it where the pass is captured.
+void Reducer::Impl::unpack_live(size_t first, size_t last) {
   for (size_t b = first; b <= last; ++b) {
-    if (buckets[b].leaves_out) {
-      buckets[b].work->wait();
-      wires[b]->unpack();
+    if (!buckets[b].leaves_out) {
+      continue;
     }
+    if (!unpack_stream) {
+      unpack_stream =
+          ops::detail::make_private_stream(device(), ops::detail::StreamPriority::Highest);
+    }
+    const c10::StreamGuard guard(*unpack_stream);
+    buckets[b].work->wait();
+    wires[b]->unpack();
   }
 }
 

@@ -70,14 +70,14 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
-  const bool by_estimates = !is_training() && running_mean.defined();
-  exchange_->check_input(input, options.num_features(), !by_estimates);
-  if (by_estimates) {
-    return torch::batch_norm(input, weight, bias, running_mean, running_var, /*training=*/false,
+  const bool by_batch = is_training() || !running_mean.defined();
+  exchange_->check_input(input, options.num_features(), by_batch);
+  if (!is_training()) {  // a rank may evaluate alone: without estimates, by its own batch
+    return torch::batch_norm(input, weight, bias, running_mean, running_var, by_batch,
                              /*momentum=*/0.0, options.eps(), /*cudnn_enabled=*/true);
   }
   const auto statistics = ops::detail::share_statistics(input, options.eps(), *exchange_);
-  if (is_training() && running_mean.defined()) {
+  if (running_mean.defined()) {
     const at::NoGradGuard no_grad;
     const ops::AutocastOff autocast_off(input.device().type());
     num_batches_tracked.add_(1);

@@ -71,13 +71,6 @@ TEST_CASE("layout: without an order the list of buckets is reversed, not what is
   CHECK(lists(assign_buckets(floats({1, 2, 3}), {})) == Lists{{0, 1, 2}});
 }
 
-TEST_CASE("layout: parameters of one group share a bucket") {
-  auto specs = floats({10, 10, 10, 10});
-  specs[0].group = specs[3].group = 7;
-  CHECK(lists(assign_buckets(specs, {.limits_bytes = {40}}, in_order(4))) ==
-        Lists{{0, 3}, {1}, {2}});
-}
-
 TEST_CASE("layout: cuts close the buckets of every key, which are launched together") {
   const auto layout =
       assign_buckets(two_dtypes(), {.limits_bytes = {}, .cuts = {1, 4, 6}}, {5, 4, 3, 2, 1, 0});

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace ddp::ops {
 
@@ -20,7 +21,8 @@ struct TapUse {
   /// Read by a forward that recorded gradients, or with a gradient from elsewhere than such an op.
   /// Only grows. The gradient of the others has been zero ever since the parameter has a slot.
   Taps used = 0;
-  Taps left_behind = 0;  ///< an optimizer does not keep these up to date; never cleared
+  Taps left_behind = 0;             ///< an optimizer does not keep these up to date; never cleared
+  std::weak_ptr<void> keeper = {};  ///< that optimizer: where it has gone, all are up to date
   /// Brings them up to date, in the order of the current stream. Costs next to nothing where they
   /// are. May be captured: each replay then does it.
   std::function<void()> bring_up_to_date = {};

@@ -26,8 +26,9 @@ concept HasNamedParameters = requires(const Model& model) {
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
 /// gradient arrives: the rule runs on the master in float32, and the result is rounded into the
-/// parameter. State is kept as `state.<parameter name>.<slot>` with PyTorch's slots
-/// (momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq, step) and `master`.
+/// parameter. Where somebody else wrote it, ops::overwritten() makes the master follow. State is
+/// kept as `state.<parameter name>.<slot>` with PyTorch's slots (momentum_buffer; exp_avg,
+/// exp_avg_sq, max_exp_avg_sq, step) and `master`.
 ///
 /// SGD with dampening reads found_inf on the host until its first step was not skipped, because
 /// that step is the one without dampening.
@@ -51,7 +52,8 @@ AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOp
 /// - after the backward of a step that begin_step() began gradients are gone: `.grad` holds weights
 ///   on their way, and clip_grad_norm_, scan_gradients() and gradients() throw SettingsError;
 /// - after step() every `.grad` is undefined, as after zero_grad();
-/// - step(), scan_gradients() and state_dict() are collective. State is whole, on the host, under
+/// - step(), scan_gradients() and state_dict() are collective, and so is load_state_dict() where a
+///   step that begin_step() began was left, which it ends. State is whole, on the host, under
 ///   parameter names: any world size loads it, with zero1 or without.
 /// Throws SettingsError for LARS and LAMB, SGD with dampening, implementation=list, what the flat
 /// implementation cannot take, skip_dead_taps, models with a comm hook, and the second such

@@ -74,9 +74,10 @@ class Optimizer : public Stateful {
   /// step() must follow that backward. With OptimizerOptions::overlap_backward the parameters of
   /// each bucket are then updated as soon as its gradients are reduced, while backward goes on, and
   /// step() updates the rest (zero1: it throws SettingsError where backward was left between
-  /// buckets, whose updates stay); others do nothing here. Throws SettingsError where
-  /// inverse_scale, found_inf or clip_factor is given; and, once, where the step before updated
-  /// buckets and step() did not follow (zero1: weights are alike from the next training forward).
+  /// buckets, whose updates stay); others do nothing here. load_state_dict() ends it. Throws
+  /// SettingsError where inverse_scale, found_inf or clip_factor is given; and, once, where the
+  /// step before updated buckets and step() did not follow (zero1: weights are alike from the next
+  /// training forward).
   virtual void begin_step(const StepScalars& /*scalars*/) {}
   /// step with a learning rate that the host knows.
   void step(double lr) { step(StepScalars{.lr = lr}); }

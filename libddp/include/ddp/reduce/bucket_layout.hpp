@@ -12,9 +12,8 @@ namespace ddp {
 struct ParameterSpec {
   int64_t numel = 0;
   int64_t element_bytes = 4;  ///< of the gradient's dtype
-  int key = 0;     ///< parameters of one bucket share (device, leaf, grad, wire dtype), numbered by
-                   ///< the caller
-  int group = -1;  ///< parameters of equal group >= 0 (and key) stay in one bucket
+  int key = 0;  ///< parameters of one bucket share (device, leaf, grad, wire dtype), numbered by
+                ///< the caller
 };
 
 struct BucketLayoutOptions {
@@ -22,8 +21,7 @@ struct BucketLayoutOptions {
   /// one bucket a key. A bucket may exceed its limit, because no parameter is split.
   std::vector<int64_t> limits_bytes;
   /// Instead of limits, with an order: after each of these numbers of parameters (ascending, the
-  /// last being all of them) every key's bucket closes. A keep-together group counts where its
-  /// first member stands.
+  /// last being all of them) every key's bucket closes.
   std::vector<int> cuts = {};
   int64_t alignment_bytes = 64;  ///< of each gradient inside the arena
   int64_t world_size = 1;        ///< a bucket's element count is a multiple of it

@@ -98,12 +98,9 @@ class DataParallelModel : public Stateful {
   /// Sends rank 0's buffers now. Collective.
   void sync_buffers();
 
-  /// Rank 0's parameters and buffers on all ranks. Collective.
+  /// Rank `root`'s parameters and buffers on all ranks; optimizers' float32 masters of half
+  /// parameters become what these are. Collective.
   void sync_module_states(int root = 0);
-
-  /// What .grad must still be multiplied with to be the mean: 1, unless a flat optimizer that
-  /// registered with the reducer folds the division into its step.
-  double grad_scale() const { return 1; }
 
   /// Time the last backward waited for reductions that nothing hid, in milliseconds (see Reducer).
   double exposed_communication_ms() { return reducer_->exposed_communication_ms(); }
@@ -137,6 +134,7 @@ class DataParallelModel : public Stateful {
   friend class JoinScope;
 
   void require_weighted_join() const;
+  void send_module_states(int root, bool exactly);
   void broadcast_buffers_now(int root);
   bool sends_buffers_in_training() const;
   NamedParameters state_tensors() const;

@@ -53,6 +53,7 @@ class JoinScope {
   DataParallelModel& model_;
   JoinOptions options_;
   int highest_active_ = 0;
+  bool uneven_ = false;  // a rank ran out before another
 };
 
 /// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError for a model

@@ -118,9 +118,11 @@ class Reducer {
   /// end: with a comm hook, in a weighted backward, in a join with another divisor. One listener;
   /// from then on buckets are laid out in ready order at world size 1 too.
   ///
-  /// `before_forward` is called before each synchronised forward reads a parameter.
+  /// `before_forward` is called before each synchronised forward reads a parameter. `wait` is not
+  /// collective: it makes the current stream wait for what the listener still does to parameters.
   using BucketListener = std::function<void(const GradBucket& bucket, const WorkPtr& work)>;
-  void set_bucket_listener(BucketListener listener, std::function<void()> before_forward = {});
+  void set_bucket_listener(BucketListener listener, std::function<void()> before_forward = {},
+                           std::function<void()> wait = {});
   const NamedParameters& parameters() const;
   /// Flat gradients of bucket `index`: what flat optimizers read.
   at::Tensor bucket_buffer(int index) const;

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who keeps a parameter in more bits than it has (an optimizer's float32 master of a half weight)
+// has to hear of values that come from elsewhere, or its next step would undo them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace ddp::ops {
+
+/// Instead of the listener before.
+void on_overwritten(const at::Tensor& parameter, std::function<void(bool exactly)> listener);
+
+/// To be called by whoever gave `parameter` other values, but for its optimizer, behind that in the
+/// order of the current stream. What is kept then rounds to the parameter: it stays where it does
+/// so already, unless it has to be `exactly` the parameter, as where ranks that kept different bits
+/// go on alike. Nothing for most tensors.
+void overwritten(const at::Tensor& parameter, bool exactly = false);
+
+}  // namespace ddp::ops

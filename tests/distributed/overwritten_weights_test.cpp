@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that somebody else than their optimizer wrote: its float32 masters follow them.
+#include "ddp/reduce/join.hpp"
+#include "ddp/train/weights.hpp"
+#include "distributed/zero_test_utils.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+// Lists, flat, and flat in parts.
+OptimizerOptions any_rule(int kind) {
+  OptimizerOptions options = rule(OptimizerType::Sgd, kind == 2);
+  options.implementation =
+      kind == 0 ? OptimizerImplementation::List : OptimizerImplementation::Flat;
+  return options;
+}
+
+void require_equal_on_all_ranks(const StateDict& state) {
+  for (const auto& [key, tensor] : state.tensors) {
+    INFO(key);
+    const auto mine = tensor.to(on_device().device()).contiguous().view({-1});
+    auto all = torch::empty({world() * mine.numel()}, mine.options());
+    group()->all_gather(all, mine)->wait();
+    REQUIRE(torch::equal(all.narrow(0, 0, mine.numel()), mine));
+  }
+}
+
+StateDict masters_of(const Trainer& trainer) {
+  StateDict state = copy_of(trainer.optimizer.state_dict());
+  std::erase_if(state.tensors, [](const auto& item) { return !item.first.ends_with("master"); });
+  REQUIRE(state.tensors.size() == 6);
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("loaded weights are not undone by the next step") {
+  const int kind = GENERATE(0, 1, 2);
+  const bool by_module = GENERATE(false, true);
+  CAPTURE(kind, by_module);
+  Trainer trainer(any_rule(kind), {}, torch::kBFloat16);
+  StateDict saved;
+  for (int step = 0; step < 6; ++step) {
+    trainer.train(step);
+    if (step == 2) {
+      saved = copy_of(trainer.model.state_dict());
+    }
+  }
+  if (by_module) {
+    load_weights(*trainer.module, saved.tensors, "a test", /*strict=*/true);
+  } else {
+    trainer.model.load_state_dict(saved);
+  }
+  trainer.model.zero_grad();
+  trainer.backward(6);
+  trainer.optimizer.step(0.0);
+  for (const auto& [name, tensor] : trainer.model.state_dict().tensors) {
+    INFO(name);
+    REQUIRE(torch::equal(tensor, saved.tensors.at(name)));
+  }
+}
+
+TEST_CASE("masters keep their bits where the weights that are loaded are theirs") {
+  const int kind = GENERATE(0, 1, 2);
+  CAPTURE(kind);
+  Trainer trainer(any_rule(kind), {}, torch::kBFloat16);
+  for (int step = 0; step < 4; ++step) {
+    trainer.train(step);
+  }
+  const StateDict before = masters_of(trainer);
+  trainer.model.load_state_dict(copy_of(trainer.model.state_dict()));
+  require_same_state(masters_of(trainer), before);
+  if (kind != 2) {
+    join(trainer.model, [] {});
+    require_same_state(masters_of(trainer), before);
+  }
+}
+
+TEST_CASE("after a join all ranks go on from the weights of the one that was active last") {
+  const int kind = GENERATE(0, 1);
+  CAPTURE(kind);
+  Trainer trainer(any_rule(kind), {}, torch::kBFloat16);
+  trainer.train(0);
+  trainer.train(1);
+  join(trainer.model, [&] {
+    for (int step = 2; step < (rank() == 0 ? 5 : 2); ++step) {
+      trainer.train(step);
+    }
+  });
+  const StateDict sent = copy_of(trainer.model.state_dict());
+  require_equal_on_all_ranks(sent);
+  require_equal_on_all_ranks(masters_of(trainer));
+  trainer.model.zero_grad();
+  trainer.backward(5);
+  trainer.optimizer.step(0.0);
+  require_same_state(trainer.model.state_dict(), sent);
+}
