@@ -206,6 +206,8 @@ TEST_CASE("state that is loaded ends a step that was begun") {
         const auto before = begun.module->weights[2].detach().clone();
         left.backward();
         CHECK(torch::equal(begun.module->weights[2].detach(), before));
+      } else if (options.zero1) {  // where the gradients were lie weights
+        begun.optimizer.step(0.0625);
       }
     }
     require_same_weights(begun.module, plain.module);

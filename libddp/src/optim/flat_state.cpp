@@ -20,7 +20,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
-  end_begun_step();  // of one that was left nothing goes on
+  wait_for_updates();
   if (storage_.empty()) {
     make_storage();
   }
@@ -30,6 +30,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
     has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));
   }
   check.nothing_else();
+  end_begun_step();  // of one that was left nothing goes on
   ++num_loads_;
   for (size_t i = 0; i < states_.size(); ++i) {
     states_[i].has_state = has_state[i];

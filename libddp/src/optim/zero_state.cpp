@@ -100,12 +100,16 @@ StateDict ZeroOptimizer::state_dict() const {
   return state;
 }
 
-// Of a step that was begun and left nothing goes on.
+// Of a step that was begun and left nothing goes on; where its gradients were lie weights.
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
+  const bool left = num_updated() > 0;
   take_state(state);
   send_left_weights();
   end_begun_step();
+  if (left) {
+    forget_gradients();
+  }
 }
 
 void ZeroOptimizer::take_state(const StateDict& state) {
