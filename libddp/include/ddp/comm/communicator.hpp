@@ -7,11 +7,9 @@
 // - A call returns at once. On CUDA it is enqueued on the communicator's own high-priority stream,
 //   which first waits for the work already on the caller's current stream; on CPU a progress thread
 //   carries it out. The result may be used after Work::wait().
-// - On CUDA, all_reduces of less than 4 MiB in a row are waited for together: a wait for one of
-// them
-//   may last until the last of those called before the wait ended, 31 more at most. So a rank must
-//   not hold such a call back until it hears, by other means, that a peer waited for an earlier
-//   one.
+// - On CUDA, all_reduces of less than 4 MiB in a row are waited for together: a wait for one may
+//   last until the last of those called before the wait ended, 31 more at most. So a rank must not
+//   hold such a call back until it hears, by other means, that a peer waited for an earlier one.
 // - float32/64, float16, bfloat16, int8..int64, uint8 and bool; Avg takes floating types only. For
 //   bool, Sum and Max are "or", Product and Min are "and".
 #pragma once
