@@ -178,14 +178,44 @@ TEST_CASE("kinds of batches that come once take no graph's place") {
     }
     return step.counts().captures;
   };
-  for (int64_t size = 1; size <= 5; ++size) {
+  for (int64_t size = 1; size <= 300; ++size) {  // more than are remembered
     REQUIRE(run(size, 1) == 0);
   }
-  REQUIRE(run(8, 5) == 1);
-  REQUIRE(run(9, 3) == 2);
-  REQUIRE(run(10, 4) == 2);  // no more are kept
+  REQUIRE(run(800, 5) == 1);
+  REQUIRE(run(900, 3) == 2);
+  REQUIRE(run(1000, 4) == 2);  // no more are kept
   const auto replayed = step.counts().replayed;
-  run(8, 1);
-  run(9, 1);
+  run(800, 1);
+  run(900, 1);
   REQUIRE(step.counts().replayed == replayed + 2);
+}
+
+TEST_CASE("kinds of batches in a cycle longer than graphs are kept are captured") {
+  GraphedStep step(
+      context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
+      GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2});
+  for (int i = 0; i < 5 * 6; ++i) {
+    const int64_t size = 1 + i % 5;
+    REQUIRE(step(torch::ones({size}, on_device()), {}).log[0] == static_cast<double>(size));
+  }
+  REQUIRE(step.counts().captures == 2);
+}
+
+TEST_CASE("a loss scale that is to grow otherwise does") {
+  const Setup setup{.name = "growth", .amp = {.dtype = AmpDtype::Fp16, .init_scale = 16.0}};
+  for (const auto mode : {CudaGraph::Off, CudaGraph::On}) {
+    Trainer trainer(setup, mode);
+    const auto run = [&](int64_t from) {
+      for (int64_t i = from; i < from + 8; ++i) {
+        trainer.step(trainer.batches(i), i);
+      }
+      return trainer.counts().captures;
+    };
+    const auto captures = run(0);
+    REQUIRE(trainer.loss_scale() == 16.0);
+    trainer.scaler().set_growth_interval(2);
+    trainer.scaler().set_growth_factor(4.0);
+    REQUIRE(run(8) == captures + (mode == CudaGraph::On ? 1 : 0));
+    REQUIRE(trainer.loss_scale() == 16.0 * 4 * 4 * 4 * 4);
+  }
 }

@@ -134,6 +134,7 @@ class Trainer {
   }
 
   GraphedStepCounts counts() const { return step_->counts(); }
+  GradScaler& scaler() { return *scaler_; }
   double loss_scale() const { return scaler_->get_scale(); }
 
  private:

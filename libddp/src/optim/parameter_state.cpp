@@ -49,8 +49,11 @@ void follow_leaf(const ParameterState& parameter, bool exactly) {
   if (!parameter.needs_master || !parameter.has_state) {
     return;  // a master that is still to begin begins as the leaf
   }
-  const at::NoGradGuard no_grad;
   const at::Tensor& master = parameter.updated;
+  if (parameter.leaf.device() != master.device()) {
+    return;  // the next step says that the module was moved
+  }
+  const at::NoGradGuard no_grad;
   const at::Tensor leaf = parameter.leaf.detach();
   const at::Tensor rounded = leaf.to(master.scalar_type());
   master.copy_(exactly ? rounded

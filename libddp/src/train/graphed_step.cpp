@@ -6,13 +6,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <sstream>
+#include <utility>
 
 #include "ddp/core/logging.hpp"
 #include "train/graphed_step_state.hpp"
 
 namespace ddp::detail {
 namespace {
+
+/// Without a graph: as many as are compared in the time of one kernel's launch. A cycle of more is
+/// never captured.
+constexpr int64_t kKindsRemembered = 256;
 
 void add_layout(const at::Tensor& tensor, Key& key) {
   if (!tensor.defined()) {
@@ -137,7 +143,7 @@ void GraphedStepCore::State::make_key(const StepCall& call) {
 }
 
 // What a graph has burned in and must not change under it: where parameters are and what is trained
-// of them, how the buckets lie, and which state optimizers have.
+// of them, how the buckets lie, which state optimizers have, and how the scale grows.
 uint64_t GraphedStepCore::State::fingerprint() const {
   uint64_t hash = 0xCBF29CE484222325ULL;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
@@ -150,6 +156,11 @@ uint64_t GraphedStepCore::State::fingerprint() const {
   }
   for (const auto* optimizer : parts.optimizers) {
     add(static_cast<uint64_t>(optimizer->num_loads()));
+  }
+  if (const auto* scaler = parts.scaler) {
+    add(std::bit_cast<uint64_t>(scaler->get_growth_factor()));
+    add(std::bit_cast<uint64_t>(scaler->get_backoff_factor()));
+    add(static_cast<uint64_t>(scaler->get_growth_interval()));
   }
   return hash;
 }
@@ -213,12 +224,22 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall
     return nullptr;
   }
   // Kinds that come once make room for those that come again.
-  if (static_cast<int64_t>(entries.size()) - counts.graphs == options.max_graphs) {
+  if (static_cast<int64_t>(entries.size()) - counts.graphs == kKindsRemembered) {
     entries.erase(std::find_if(entries.begin(), entries.end(),
                                [](const Entry& entry) { return entry.graph == nullptr; }));
+    warn_of_kinds(concat("met ", kKindsRemembered, " kinds of batches that did not come again"),
+                  call);
   }
   entries.push_back({key, shapes_of(call), 0, 0, nullptr, std::nullopt, {}});
   return &entries.back();
+}
+
+void GraphedStepCore::State::warn_of_kinds(const std::string& what, const StepCall& call) {
+  if (!std::exchange(too_many_said, true) && context.is_main()) {
+    log_warning(concat(options.name, " ", what, " (now ", shapes_of(call),
+                       "): such batches run without a CUDA graph; batches of one shape, or a "
+                       "larger GraphedStepOptions::max_graphs, would not"));
+  }
 }
 
 bool GraphedStepCore::State::may_capture(const Entry& entry) const {

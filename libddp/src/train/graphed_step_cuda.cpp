@@ -46,13 +46,9 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
   make_key(call);
   Entry* entry = find_entry(call);
   if (entry == nullptr) {
-    if (!too_many_said && context.is_main()) {
-      log_warning(concat(options.name, " has CUDA graphs of ", options.max_graphs,
-                         " kinds of batches and met another one (now ", shapes_of(call),
-                         "): such batches run without a CUDA graph; batches of one shape, or a "
-                         "larger GraphedStepOptions::max_graphs, would not"));
-    }
-    too_many_said = true;
+    warn_of_kinds(
+        concat("has CUDA graphs of ", options.max_graphs, " kinds of batches and met another one"),
+        call);
     return run_eager(call);
   }
   if (board != nullptr) {

@@ -20,7 +20,9 @@ struct GraphedStepOptions {
   /// model whose buckets are still to be laid out anew adds steps. Every further graph (another
   /// shape) is preceded by one eager step of its own.
   int64_t warmup_steps = 3;
-  int64_t max_graphs = 8;  ///< kept at a time; further kinds of batches run eagerly
+  /// Kept at a time; further kinds of batches run eagerly, as do those that come again only after
+  /// 256 others without a graph.
+  int64_t max_graphs = 8;
   /// False: the step calls no collective (an evaluation), and ranks need not run it alike.
   bool collective = true;
   std::string name = "the training step";  ///< in messages
