@@ -129,25 +129,26 @@ else()
   target_link_libraries(ddp_torch INTERFACE ddp::torch_cpu)
 endif()
 
-# Two precompiled headers, each shared by all targets that ask for it. The library takes the small one:
-# every unit that sees torch/torch.h pays 5 s more for instantiating what it never uses.
-foreach(_pch ddp_pch ddp_pch_torch)
-  add_library(${_pch} STATIC ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
-  target_link_libraries(${_pch} PUBLIC ddp_torch)
-endforeach()
-if(DDP_PCH)
-  target_precompile_headers(ddp_pch PRIVATE <ATen/ATen.h> <ATen/core/grad_mode.h>)
-  target_precompile_headers(ddp_pch_torch PRIVATE <torch/torch.h>)
-endif()
-# ddp_use_pch(target [TORCH]): ATen's header, or all of torch/torch.h.
-function(ddp_use_pch target)
-  if(NOT DDP_PCH)
-    return()
+# Two precompiled headers, each shared by all targets that ask for it; tests have one of their own. The
+# library takes the small one: every unit that sees torch/torch.h pays 5 s more for instantiating what it
+# never uses.
+function(ddp_add_pch name)
+  add_library(${name} STATIC ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
+  target_link_libraries(${name} PUBLIC ddp_torch)
+  if(DDP_PCH)
+    target_precompile_headers(${name} PRIVATE ${ARGN})
   endif()
-  if("TORCH" IN_LIST ARGN)
-    target_precompile_headers(${target} REUSE_FROM ddp_pch_torch)
-  else()
-    target_precompile_headers(${target} REUSE_FROM ddp_pch)
+endfunction()
+ddp_add_pch(ddp_pch <ATen/ATen.h> <ATen/core/grad_mode.h>)
+ddp_add_pch(ddp_pch_torch <torch/torch.h>)
+# ddp_use_pch(target [TORCH | TEST]): ATen's header, or all of torch/torch.h.
+function(ddp_use_pch target)
+  set(_suffix ${ARGN})
+  if(_suffix)
+    string(TOLOWER _${_suffix} _suffix)
+  endif()
+  if(DDP_PCH)
+    target_precompile_headers(${target} REUSE_FROM ddp_pch${_suffix})
   endif()
 endfunction()
 

@@ -5,7 +5,7 @@ if(DDP_HAS_MPI)
   add_executable(mpi_communicator_test mpi_communicator_test.cpp)
   target_link_libraries(mpi_communicator_test PRIVATE ddp ddp_test_main ddp_warnings)
   target_include_directories(mpi_communicator_test PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
-  ddp_use_pch(mpi_communicator_test)
+  ddp_use_pch(mpi_communicator_test TEST)
   foreach(_ranks 1 2 4)
     ddp_add_launch(NAME mpi_communicator_test_r${_ranks} PROGRAM mpi_communicator_test
                    RANKS ${_ranks} TIMEOUT 60)

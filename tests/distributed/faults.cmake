@@ -2,7 +2,7 @@
 # Ranks that fail on purpose: exit codes of all ranks, and what rank 0 prints.
 add_executable(fault_program fault_program.cpp)
 target_link_libraries(fault_program PRIVATE ddp ddp_warnings)
-ddp_use_pch(fault_program)
+ddp_use_pch(fault_program TEST)
 add_executable(rendezvous_program rendezvous_program.cpp)
 target_link_libraries(rendezvous_program PRIVATE ddp_core ddp_warnings)
 target_include_directories(rendezvous_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
@@ -44,7 +44,7 @@ ddp_add_rendezvous_fault(size "size;2" "*:64" "0:has WORLD_SIZE 5, rank 0 (" "2:
 # The multi-rank main: a test that fails on one rank ends the run of all.
 add_executable(failing_test failing_test.cpp)
 target_link_libraries(failing_test PRIVATE ddp ddp_warnings ddp_test_multi_rank_main)
-ddp_use_pch(failing_test)
+ddp_use_pch(failing_test TEST)
 ddp_add_launch(NAME multi_rank_failure PROGRAM failing_test RANKS 3 TIMEOUT 15
                OPTIONS --expect-exit "*:1" --expect-output "0:first cause: rank 1 ("
                --expect-output "0:in test case \"fails on rank 1 alone\"")
