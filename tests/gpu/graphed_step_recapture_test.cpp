@@ -201,8 +201,20 @@ TEST_CASE("kinds of batches in a cycle longer than graphs are kept are captured"
   REQUIRE(step.counts().captures == 2);
 }
 
+TEST_CASE("a kind of batch that comes again between many that do not is captured") {
+  GraphedStep step(
+      context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
+      GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2});
+  for (int64_t i = 0; i < 500; ++i) {
+    const int64_t size = i % 100 == 0 ? 1 : 2 + i;  // more others than are remembered, between all
+    REQUIRE(step(torch::ones({size}, on_device()), {}).log[0] == static_cast<double>(size));
+  }
+  REQUIRE(step.counts().captures == 1);
+}
+
 TEST_CASE("a loss scale that is to grow otherwise does") {
-  const Setup setup{.name = "growth", .amp = {.dtype = AmpDtype::Fp16, .init_scale = 16.0}};
+  const Setup setup{.name = "growth",
+                    .amp = {.dtype = AmpDtype::Fp16, .init_scale = 16.0, .growth_interval = 8}};
   for (const auto mode : {CudaGraph::Off, CudaGraph::On}) {
     Trainer trainer(setup, mode);
     const auto run = [&](int64_t from) {
@@ -212,10 +224,10 @@ TEST_CASE("a loss scale that is to grow otherwise does") {
       return trainer.counts().captures;
     };
     const auto captures = run(0);
-    REQUIRE(trainer.loss_scale() == 16.0);
+    REQUIRE(trainer.loss_scale() == 32.0);
     trainer.scaler().set_growth_interval(2);
     trainer.scaler().set_growth_factor(4.0);
     REQUIRE(run(8) == captures + (mode == CudaGraph::On ? 1 : 0));
-    REQUIRE(trainer.loss_scale() == 16.0 * 4 * 4 * 4 * 4);
+    REQUIRE(trainer.loss_scale() == 32.0 * 4 * 4 * 4 * 4);
   }
 }

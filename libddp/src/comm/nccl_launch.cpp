@@ -68,12 +68,12 @@ void NcclCommunicator::finish_launch(Works works, bool captured, bool shares_end
   // The result first: nobody waits for a mark.
   const auto ended = origin_->ends->launched(shares_end && !captured);
   for (const auto& work : works) {
-    work->set_ended(ended);
+    work->set_ended(ended, captured);
   }
   auto& counters = *origin_->counters;
   const auto launch = captured ? counters.end_captured(records_of(works)) : counters.end_eager();
   for (const auto& work : works) {
-    work->set_launch(launch, captured);
+    work->set_launch(launch);
   }
 }
 

@@ -58,12 +58,12 @@ class NcclWork final : public Work {
   bool is_completed() override;
 
   /// It was enqueued, as `ended` of the communicator's ends.
-  void set_ended(NcclLaunchEnds::Launch ended) { ended_ = std::move(ended); }
-  /// The number of its launch, as the counters gave it.
-  void set_launch(int64_t launch, bool captured) {
-    launch_ = launch;
+  void set_ended(NcclLaunchEnds::Launch ended, bool captured) {
+    ended_ = std::move(ended);
     captured_ = captured;
   }
+  /// The number of its launch, as the counters gave it.
+  void set_launch(int64_t launch) { launch_ = launch; }
   /// A group's end failed: wait() throws it.
   void failed(std::exception_ptr error) { error_ = std::move(error); }
   /// Runs on the communicator's stream behind the collective.

@@ -49,12 +49,9 @@ void follow_leaf(const ParameterState& parameter, bool exactly) {
   if (!parameter.needs_master || !parameter.has_state) {
     return;  // a master that is still to begin begins as the leaf
   }
-  const at::Tensor& master = parameter.updated;
-  if (parameter.leaf.device() != master.device()) {
-    return;  // the next step says that the module was moved
-  }
   const at::NoGradGuard no_grad;
-  const at::Tensor leaf = parameter.leaf.detach();
+  const at::Tensor& master = parameter.updated;
+  const at::Tensor leaf = parameter.leaf.detach().to(master.device());  // a module may be moved
   const at::Tensor rounded = leaf.to(master.scalar_type());
   master.copy_(exactly ? rounded
                        : at::where(master.to(leaf.scalar_type()).eq(leaf), master, rounded));

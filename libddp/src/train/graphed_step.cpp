@@ -16,8 +16,7 @@
 namespace ddp::detail {
 namespace {
 
-/// Without a graph: as many as are compared in the time of one kernel's launch. A cycle of more is
-/// never captured.
+/// Without a graph: as many as are compared in the time of some kernels' launches.
 constexpr int64_t kKindsRemembered = 256;
 
 void add_layout(const at::Tensor& tensor, Key& key) {
@@ -215,31 +214,44 @@ bool GraphedStepCore::State::is_settled() const {
 /// Null: it has no graph, and there are as many as are allowed.
 GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall& call) {
   const bool full = counts.graphs == options.max_graphs;
-  for (auto& entry : entries) {
-    if (entry.key == key) {
-      return full && entry.graph == nullptr ? nullptr : &entry;
-    }
+  const auto found = std::find_if(entries.begin(), entries.end(),
+                                  [this](const Entry& entry) { return entry.key == key; });
+  if (found != entries.end() && found->graph != nullptr) {
+    return &*found;
   }
   if (full) {
     return nullptr;
   }
+  if (found != entries.end()) {
+    std::rotate(found, found + 1, entries.end());  // the one met last
+    return &entries.back();
+  }
   // Kinds that come once make room for those that come again.
-  if (static_cast<int64_t>(entries.size()) - counts.graphs == kKindsRemembered) {
+  if (static_cast<int64_t>(entries.size()) - counts.graphs == max_remembered()) {
     entries.erase(std::find_if(entries.begin(), entries.end(),
                                [](const Entry& entry) { return entry.graph == nullptr; }));
-    warn_of_kinds(concat("met ", kKindsRemembered, " kinds of batches that did not come again"),
-                  call);
+    warn_of_kinds(call);
   }
   entries.push_back({key, shapes_of(call), 0, 0, nullptr, std::nullopt, {}});
   return &entries.back();
 }
 
-void GraphedStepCore::State::warn_of_kinds(const std::string& what, const StepCall& call) {
-  if (!std::exchange(too_many_said, true) && context.is_main()) {
-    log_warning(concat(options.name, " ", what, " (now ", shapes_of(call),
-                       "): such batches run without a CUDA graph; batches of one shape, or a "
-                       "larger GraphedStepOptions::max_graphs, would not"));
+int64_t GraphedStepCore::State::max_remembered() const {
+  return std::max(kKindsRemembered, options.max_graphs);
+}
+
+/// Once: that there are too many for each to have a graph.
+void GraphedStepCore::State::warn_of_kinds(const StepCall& call) {
+  if (std::exchange(too_many_said, true) || !context.is_main()) {
+    return;
   }
+  const std::string met =
+      counts.graphs == options.max_graphs
+          ? concat("has CUDA graphs of ", options.max_graphs, " kinds of batches and met another")
+          : concat("met ", max_remembered(), " kinds of batches without a CUDA graph and another");
+  log_warning(concat(options.name, " ", met, " (now ", shapes_of(call),
+                     "): such batches run without a CUDA graph; batches of one shape, or a larger "
+                     "GraphedStepOptions::max_graphs, would not"));
 }
 
 bool GraphedStepCore::State::may_capture(const Entry& entry) const {

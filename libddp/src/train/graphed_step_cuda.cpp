@@ -46,9 +46,7 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
   make_key(call);
   Entry* entry = find_entry(call);
   if (entry == nullptr) {
-    warn_of_kinds(
-        concat("has CUDA graphs of ", options.max_graphs, " kinds of batches and met another one"),
-        call);
+    warn_of_kinds(call);
     return run_eager(call);
   }
   if (board != nullptr) {

@@ -45,7 +45,8 @@ struct GraphedStepCore::State {
   std::string why_not() const;
   bool is_settled() const;
   Entry* find_entry(const StepCall& call);
-  void warn_of_kinds(const std::string& what, const StepCall& call);
+  int64_t max_remembered() const;
+  void warn_of_kinds(const StepCall& call);
   bool may_capture(const Entry& entry) const;
   StepDone run(StepCall& call);
   StepDone run_eager(StepCall& call);

@@ -192,8 +192,8 @@ class GraphedStepCore {
 /// runs eagerly, as all later ones do.
 ///
 /// Graphs are captured anew when a model's buckets were laid out anew, the memory of a parameter (a
-/// frozen one too) moved, requires_grad changed or an optimizer's state was loaded. They end before
-/// the communicators of `context` do.
+/// frozen one too) moved, requires_grad changed, an optimizer's state was loaded or the scaler's
+/// factors or interval were set. They end before the communicators of `context` do.
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:

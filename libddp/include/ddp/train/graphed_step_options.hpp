@@ -21,7 +21,7 @@ struct GraphedStepOptions {
   /// shape) is preceded by one eager step of its own.
   int64_t warmup_steps = 3;
   /// Kept at a time; further kinds of batches run eagerly, as do those that come again only after
-  /// 256 others without a graph.
+  /// 256 others (or max_graphs others, where that is more) that have no graph.
   int64_t max_graphs = 8;
   /// False: the step calls no collective (an evaluation), and ranks need not run it alike.
   bool collective = true;
