@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
+#include "ddp/ops/overwritten.hpp"
 #include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
@@ -306,6 +307,33 @@ TEST_CASE("A parameter moved to the GPU after its optimizer was made is told", "
   parameters[0].tensor.mutable_grad() = at::ones({40}, at::kCUDA);
   CHECK(contains(message_of<ddp::SettingsError>([&] { optimizer.step(0.1); }),
                  "parameter w was replaced after the optimizer was made"));
+}
+
+TEST_CASE("A weight loaded while its module was elsewhere is what the next step begins with",
+          "[gpu]") {
+  for (const auto implementation : {OptimizerImplementation::List, OptimizerImplementation::Flat}) {
+    OptimizerOptions options;
+    options.implementation = implementation;
+    NamedParameters parameters = {
+        {"w", weights({40}, 0).detach().to(at::kCUDA, at::kBFloat16).requires_grad_()}};
+    auto& leaf = parameters[0].tensor;
+    auto optimizer = ddp::make_optimizer(parameters, options);
+    const auto step = [&](double lr) {
+      leaf.mutable_grad() = at::ones_like(leaf);
+      optimizer.step(lr);
+    };
+    step(0.1);
+    leaf.mutable_grad() = {};
+    leaf.set_data(leaf.detach().cpu());
+    {
+      const at::NoGradGuard no_grad;
+      leaf.fill_(3.0);
+    }
+    ddp::ops::overwritten(leaf);
+    leaf.set_data(leaf.detach().cuda());
+    step(0.0);
+    CHECK(at::equal(leaf.detach(), at::full_like(leaf, 3.0)));
+  }
 }
 
 // What lies behind the last of 4k + 3 elements has neither mean nor square: 0 / 0 without eps.
