@@ -323,7 +323,7 @@ TEST_CASE("A weight loaded while its module was elsewhere is what the next step 
       optimizer.step(lr);
     };
     step(0.1);
-    leaf.mutable_grad() = {};
+    leaf.mutable_grad() = at::Tensor();
     leaf.set_data(leaf.detach().cpu());
     {
       const at::NoGradGuard no_grad;
