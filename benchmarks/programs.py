@@ -202,7 +202,7 @@ def jpeg_loader(o, gpus):
         ours = [program(o, "benchmarks/bench_resnet"), "step=load", "steps=60", "lead_in=10", "warmup=10"] + common + o.set
         sides = dict(libddp=ours, libddp_nvjpeg=ours + ["jpeg_decoder=nvjpeg"])
         if o.peers:
-            sides["eager"] = [os.path.join(interleaved.HERE, "pytorch_loader.py")] + common
+            sides["eager"] = [os.path.join(interleaved.HERE, "pytorch_loader.py")] + common + o.set
         measured = interleaved.run(sides, gpus, log_path(o, f"jpeg_loader_{gpus}")[:-4], o.rounds, keep_going=True)
     return {name: loading_rate(name, result, workers) for name, result in measured.items()}, o.rounds
 
