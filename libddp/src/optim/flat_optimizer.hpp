@@ -91,7 +91,8 @@ class FlatOptimizer final : public Optimizer {
   FlatSegment segment_of(size_t index) const;
   void cut_chunks();
   void cut_update_chunks();
-  bool tables_are_current() const;
+  void watch_leaf(size_t index);
+  void follow_leaves();
   void check_leaf(const ParameterState& state) const;
   void begin_states();
 
@@ -134,10 +135,9 @@ class FlatOptimizer final : public Optimizer {
   struct Range {
     int32_t first = 0, count = 0;
   };
-  std::vector<Range> update_runs_;          // of update_chunks_, for each of gradients_
-  std::vector<int32_t> first_chunks_;       // [parameters]
-  std::vector<const void*> leaf_pointers_;  // of the segments, as the table has them
-  std::vector<FlatGradients> gradients_;    // of this step
+  std::vector<Range> update_runs_;        // of update_chunks_, for each of gradients_
+  std::vector<int32_t> first_chunks_;     // [parameters]
+  std::vector<FlatGradients> gradients_;  // of this step
 
   std::optional<FlatStep> begun_;  // between begin_step and step: what buckets are updated with
   std::vector<at::Tensor> begun_kept_;

@@ -62,15 +62,33 @@ ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
     for (size_t i = 0; i < chunk.members.size(); ++i) {
       ParameterState& member = chunk.members[i];
       member.step = chunk.steps.select(0, static_cast<int64_t>(i));
-      if (member.needs_master) {  // neither list changes any more
-        ops::on_overwritten(member.leaf, [&member, alive = std::weak_ptr(lifetime_)](bool exactly) {
-          if (!alive.expired()) {
-            follow_leaf(member, exactly);
-          }
-        });
-      }
+      watch_leaf(member);  // neither list changes any more
     }
   }
+}
+
+// The listener goes with the leaf's memory.
+void ListOptimizer::watch_leaf(ParameterState& member) {
+  member.memory = member.leaf.const_data_ptr();
+  if (member.needs_master) {
+    ops::on_overwritten(member.leaf, [&member, alive = std::weak_ptr(lifetime_)](bool exactly) {
+      if (!alive.expired()) {
+        follow_leaf(member, exactly);
+      }
+    });
+  }
+}
+
+// A parameter may have been given other memory (set_data, module->to), with other values or not.
+void ListOptimizer::follow_memory(ParameterState& member) {
+  if (member.leaf.const_data_ptr() == member.memory) {
+    return;
+  }
+  if (member.has_state && member.leaf.device() != member.updated.device()) {
+    refuse_replaced(member.name);
+  }
+  watch_leaf(member);
+  follow_leaf(member, /*exactly=*/false);
 }
 
 void ListOptimizer::add_member(const ParameterSettings& settings) {
@@ -135,6 +153,7 @@ void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
     if (!member.leaf.grad().defined()) {
       continue;
     }
+    follow_memory(member);
     const bool begins = !member.has_state;
     if (begins) {
       make_state(member);

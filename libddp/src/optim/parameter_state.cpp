@@ -51,10 +51,16 @@ void follow_leaf(const ParameterState& parameter, bool exactly) {
   }
   const at::NoGradGuard no_grad;
   const at::Tensor& master = parameter.updated;
-  const at::Tensor leaf = parameter.leaf.detach().to(master.device());  // a module may be moved
+  const at::Tensor leaf = parameter.leaf.detach();
   const at::Tensor rounded = leaf.to(master.scalar_type());
   master.copy_(exactly ? rounded
                        : at::where(master.to(leaf.scalar_type()).eq(leaf), master, rounded));
+}
+
+void refuse_replaced(const std::string& name) {
+  throw SettingsError(concat("parameter ", name,
+                             " was replaced after the optimizer was made (module->to(…)?): "
+                             "convert the module first, then make its optimizer"));
 }
 
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {

@@ -16,6 +16,7 @@ namespace ddp::detail {
 struct ParameterState {
   std::string name;
   at::Tensor leaf;
+  const void* memory = nullptr;   // of the leaf, when it was last looked at
   at::Tensor updated;             // what the rule updates: the leaf or its master
   std::vector<at::Tensor> slots;  // in the rule's order
   at::Tensor step;                // 0-dim, updates made
@@ -36,6 +37,9 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
 
 /// A master takes on what its leaf was overwritten with (ops::overwritten).
 void follow_leaf(const ParameterState& parameter, bool exactly);
+
+/// Throws SettingsError: a parameter has a dtype, device or layout that its state has not.
+[[noreturn]] void refuse_replaced(const std::string& name);
 
 /// Equal up to the strides of dimensions of size 1, which say nothing about memory.
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b);

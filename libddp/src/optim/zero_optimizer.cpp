@@ -50,11 +50,7 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
   });
   const std::weak_ptr alive(lifetime_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    ops::on_overwritten(parameters_[i].tensor, [this, i, alive](bool exactly) {
-      if (!alive.expired()) {
-        tell_overwritten(i, exactly);
-      }
-    });
+    watch_leaf(i);
   }
   if (options_.overlap_backward) {
     reducer_.set_bucket_listener(
@@ -145,6 +141,7 @@ void ZeroOptimizer::follow_leaves() {
                    "its optimizer"));
       }
       known.data = parameter.tensor.const_data_ptr();
+      watch_leaf(bucket.parameters[i]);
       const at::Tensor leaf = flat_memory(parameter.tensor);
       bucket.leaves[i].set_data(leaf);
       for (ZeroPiece& piece : bucket.pieces) {
@@ -154,6 +151,16 @@ void ZeroOptimizer::follow_leaves() {
       }
     }
   }
+}
+
+// The listener goes with the leaf's memory.
+void ZeroOptimizer::watch_leaf(size_t parameter) {
+  ops::on_overwritten(parameters_[parameter].tensor,
+                      [this, parameter, alive = std::weak_ptr(lifetime_)](bool exactly) {
+                        if (!alive.expired()) {
+                          tell_overwritten(parameter, exactly);
+                        }
+                      });
 }
 
 void ZeroOptimizer::tell_overwritten(size_t parameter, bool exactly) {

@@ -62,6 +62,7 @@ class ZeroOptimizer final : public Optimizer {
   void cut();
   void cut_anew();
   void follow_leaves();
+  void watch_leaf(size_t parameter);
   void tell_overwritten(size_t parameter, bool exactly);
   void forget_gradients();
   bool has_gradients(const ZeroBucket& bucket) const;

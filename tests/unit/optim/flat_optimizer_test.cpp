@@ -3,6 +3,7 @@
 // The tests of optimizer_test, _golden_test and _state_test run it too.
 #include <torch/torch.h>
 
+#include "ddp/ops/overwritten.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
@@ -131,6 +132,36 @@ TEST_CASE("A flat step leaves gradients alone and follows parameters that move",
   parameters[2].tensor.mutable_grad() = at::ones({4099}, at::kDouble);
   CHECK(contains(message_of<ddp::SettingsError>([&] { optimizer.step(0.1); }),
                  "large.bias was replaced after the optimizer was made"));
+}
+
+TEST_CASE("A master follows values that came with other memory, and those loaded there",
+          "[optim]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  NamedParameters parameters = make_parameters();
+  NamedParameters still = make_parameters();
+  const auto options = options_of(OptimizerType::Adam, implementation);
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  auto reference = ddp::make_optimizer(still, options);
+  run_steps(optimizer, parameters, 0, 2);
+  run_steps(reference, still, 0, 2);
+  auto& half = parameters[1].tensor;
+  half.set_data(half.detach().clone());  // the same values: the master keeps its own bits
+  run_steps(optimizer, parameters, 2, 4);
+  run_steps(reference, still, 2, 4);
+  CHECK(at::equal(half.detach(), still[1].tensor.detach()));
+  half.set_data(at::full_like(half.detach(), 3.0));
+  half.mutable_grad() = at::ones_like(half.detach());
+  optimizer.step(0.0);
+  CHECK(at::equal(half.detach(), at::full_like(half.detach(), 3.0)));
+  {
+    const at::NoGradGuard no_grad;
+    half.fill_(5.0);
+  }
+  ddp::ops::overwritten(half);  // whoever listens was asked again
+  half.mutable_grad() = at::ones_like(half.detach());
+  optimizer.step(0.0);
+  CHECK(at::equal(half.detach(), at::full_like(half.detach(), 5.0)));
 }
 
 TEST_CASE("A parameter converted between make_optimizer and the first step is told", "[optim]") {
