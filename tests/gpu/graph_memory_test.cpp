@@ -96,12 +96,16 @@ TEST_CASE("a warm-up takes its memory as one block, but not before the buckets l
   for (int i = 0; i < 6; ++i) {
     step(torch::ones({3, 4}, on_device()), {});
   }
-  REQUIRE(step.counts().replayed == 3);
-  REQUIRE(free.size() == 3);
+  // Several ranks lay the buckets out anew in the third step, which is one more without a graph.
+  const size_t num_eager = settles_late && world() > 1 ? 4 : 3;
+  REQUIRE(free.size() == num_eager);
+  REQUIRE(step.counts().replayed == static_cast<int64_t>(6 - num_eager));
   CHECK(free[0] < kLargest);
   if (settles_late) {
     CHECK(free[1] <= kLargest);  // what the first step left, piece by piece
+    CHECK(free[num_eager - 2] <= kLargest);
   } else {
     CHECK(free[1] > kLargest);
   }
+  CHECK(free.back() > kLargest);
 }

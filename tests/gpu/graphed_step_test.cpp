@@ -182,6 +182,29 @@ TEST_CASE("an evaluation in the pool of the training step sees the weights of no
   REQUIRE_FALSE(torch::equal(before, module->fc->weight));
 }
 
+TEST_CASE("buckets laid out anew cost a training step one eager step, an evaluation nothing") {
+  TwoSteps steps;
+  const auto evaluate = [&](int times) {
+    const torch::NoGradGuard no_grad;
+    steps.module->eval();
+    for (int i = 0; i < times; ++i) {
+      steps.evaluation(image_batch(i, 8), {});
+    }
+    steps.module->train();
+  };
+  evaluate(4);
+  REQUIRE(steps.evaluation.counts().captures == 1);
+  const auto before = steps.model.reducer().layout().version;
+  steps.train(8, 6);
+  const bool changed = steps.model.reducer().layout().version != before;
+  REQUIRE(changed == (world() > 1));  // in the second step
+  REQUIRE(steps.training.counts().captures == 1);
+  REQUIRE(steps.training.counts().eager == 3);
+  evaluate(2);
+  REQUIRE(steps.evaluation.counts().captures == 1);
+  REQUIRE(steps.evaluation.counts().replayed == 3);
+}
+
 TEST_CASE("small memsets of a graph become kernels that do the same in the same place") {
   constexpr int64_t kBytes = 1 << 20;
   // Each writes over a part of what the one before it wrote: {element, value, first byte,

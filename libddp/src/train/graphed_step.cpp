@@ -142,12 +142,12 @@ void GraphedStepCore::State::make_key(const StepCall& call) {
 }
 
 // What a graph has burned in and must not change under it: where parameters are and what is trained
-// of them, how the buckets lie, which state optimizers have, and how the scale grows.
+// of them, which state optimizers have, how the scale grows, and, of a step that trains, how the
+// buckets lie.
 uint64_t GraphedStepCore::State::fingerprint() const {
   uint64_t hash = 0xCBF29CE484222325ULL;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
   for (auto* model : parts.models) {
-    add(static_cast<uint64_t>(model->reducer().layout().version));
     for (const auto& [name, tensor] : model->all_parameters()) {
       add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
       add(tensor.requires_grad() ? 1 : 2);
@@ -162,6 +162,39 @@ uint64_t GraphedStepCore::State::fingerprint() const {
     add(static_cast<uint64_t>(scaler->get_growth_interval()));
   }
   return hash;
+}
+
+uint64_t GraphedStepCore::State::layouts() const {
+  uint64_t sum = 0;  // versions only grow
+  for (auto* model : parts.models) {
+    sum += static_cast<uint64_t>(model->reducer().layout().version);
+  }
+  return sum;
+}
+
+void GraphedStepCore::State::drop_stale_graphs() {
+  const auto now = fingerprint();
+  const auto lie = layouts();
+  const bool all = now != std::exchange(last_fingerprint, now);
+  const bool training = lie != std::exchange(last_layouts, lie);
+  if (!all && !training) {
+    return;
+  }
+  for (Entry& entry : entries) {
+    if (all || entry.trains) {
+      entry.drop_graph();
+    }
+  }
+  counts.graphs = std::count_if(entries.begin(), entries.end(),
+                                [](const Entry& entry) { return entry.graph != nullptr; });
+}
+
+void GraphedStepCore::State::Entry::drop_graph() {
+  steps_before += std::exchange(eager_steps, 0);
+  has_block = false;
+  graph.reset();
+  gradients_before.reset();
+  states_after.clear();
 }
 
 // Whether a backward overwrites or adds is decided by it.
@@ -232,7 +265,7 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall
                                [](const Entry& entry) { return entry.graph == nullptr; }));
     warn_of_kinds(call);
   }
-  entries.push_back({key, shapes_of(call), 0, 0, nullptr, std::nullopt, {}});
+  entries.push_back({.key = key, .shapes = shapes_of(call), .trains = at::GradMode::is_enabled()});
   return &entries.back();
 }
 
@@ -256,7 +289,8 @@ void GraphedStepCore::State::warn_of_kinds(const StepCall& call) {
 
 bool GraphedStepCore::State::may_capture(const Entry& entry) const {
   const bool first = counts.captures == 0;
-  return entry.eager_steps >= (first ? options.warmup_steps : 1) && is_settled();
+  return entry.eager_steps > 0 && entry.all_steps() >= (first ? options.warmup_steps : 1) &&
+         is_settled();
 }
 
 void GraphedStepCore::State::give_up(const std::string& reason) {

@@ -38,11 +38,7 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
   if (!wanted) {
     return run_eager(call);
   }
-  if (const auto now = fingerprint(); now != last_fingerprint) {
-    last_fingerprint = now;
-    entries.clear();
-    counts.graphs = 0;
-  }
+  drop_stale_graphs();
   make_key(call);
   Entry* entry = find_entry(call);
   if (entry == nullptr) {
@@ -80,6 +76,7 @@ void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& stat
   for (size_t i = 0; i < states.size() && !entry.gradients_before; ++i) {
     entry.gradients_before = has_run(i) ? std::optional(before) : std::nullopt;
   }
+  entry.trains = entry.trains || entry.gradients_before.has_value();
   if (entry.gradients_before && before != defined_gradients()) {
     for (auto* model : parts.models) {
       entry.states_after.push_back(model->reducer().host_state());
@@ -89,9 +86,10 @@ void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& stat
 
 StepDone GraphedStepCore::State::warm_up(Entry& entry, StepCall& call) {
   // Before that, what a step makes to stay (buckets laid out anew) would lie in the block for ever.
-  if (entry.eager_steps == 1 && is_settled()) {
+  if (!entry.has_block && entry.all_steps() > 0 && is_settled()) {
     free_cached_memory();  // the first step's
     take_as_one_block(missing_bytes(device, {0, 0}, entry.step_bytes), device);
+    entry.has_block = true;
   }
   const PeakBytes peak(device);
   auto done = run_eager(call);
@@ -151,7 +149,7 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
     }
   };
   // In the first step libraries search for algorithms, with more memory.
-  const int64_t step_bytes = entry.eager_steps > 1 ? entry.step_bytes : 0;
+  const int64_t step_bytes = entry.all_steps() > 1 ? entry.step_bytes : 0;
   std::string failing;
   std::string reason;
   try {

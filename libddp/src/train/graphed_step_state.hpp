@@ -27,13 +27,19 @@ struct GraphedStepCore::State {
   struct Entry {
     Key key;
     std::string shapes;
-    int64_t eager_steps = 0;
-    int64_t step_bytes = 0;  // that the last eager step took at its peak
-    std::unique_ptr<CapturedStep> graph;
+    bool trains = false;       // with a backward, which depends on how the buckets lie
+    int64_t eager_steps = 0;   // since the graph, if there was one, became stale
+    int64_t steps_before = 0;  // eager ones: what is searched for once has been
+    bool has_block = false;    // the eager steps' memory lies as the graph's will
+    int64_t step_bytes = 0;    // that the last eager step took at its peak
+    std::unique_ptr<CapturedStep> graph = nullptr;
     /// Where backward runs in it: which gradients were defined when it was captured, and what the
     /// reducers then held, if other ones are defined after it.
     std::optional<uint64_t> gradients_before = std::nullopt;
     HostStates states_after = {};
+
+    int64_t all_steps() const { return steps_before + eager_steps; }
+    void drop_graph();
   };
 
   void check_job() const;
@@ -41,6 +47,8 @@ struct GraphedStepCore::State {
   void end();
   void make_key(const StepCall& call);
   uint64_t fingerprint() const;
+  uint64_t layouts() const;
+  void drop_stale_graphs();
   uint64_t defined_gradients() const;
   std::string why_not() const;
   bool is_settled() const;
@@ -86,6 +94,7 @@ struct GraphedStepCore::State {
   uint64_t last_captured = 0;  // the last one at which all ranks met to capture
   mutable uint64_t notes_seen = 0;
   uint64_t last_fingerprint = 0;
+  uint64_t last_layouts = 0;
   Key key;  // of the present call
   std::vector<Entry> entries;
   GraphedStepCounts counts;
