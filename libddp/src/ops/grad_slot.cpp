@@ -96,6 +96,11 @@ void on_overwritten(const at::Tensor& parameter, std::function<void(bool)> liste
   meta_of(parameter).overwritten = std::move(listener);
 }
 
+bool is_watched(const at::Tensor& parameter) {
+  const ParameterMeta* meta = find_meta(parameter);
+  return meta != nullptr && meta->overwritten;
+}
+
 void overwritten(const at::Tensor& parameter, bool exactly) {
   const ParameterMeta* meta = find_meta(parameter);
   if (meta != nullptr && meta->overwritten) {

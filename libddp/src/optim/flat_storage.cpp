@@ -174,7 +174,7 @@ FlatSegment FlatOptimizer::segment_of(size_t index) const {
 void FlatOptimizer::follow_leaves() {
   std::vector<size_t> moved;
   for (size_t i = 0; i < states_.size(); ++i) {
-    if (states_[i].leaf.const_data_ptr() != states_[i].memory) {
+    if (has_moved(states_[i])) {
       check_leaf(states_[i]);
       moved.push_back(i);
     }

@@ -81,7 +81,7 @@ void ListOptimizer::watch_leaf(ParameterState& member) {
 
 // A parameter may have been given other memory (set_data, module->to), with other values or not.
 void ListOptimizer::follow_memory(ParameterState& member) {
-  if (member.leaf.const_data_ptr() == member.memory) {
+  if (!has_moved(member)) {
     return;
   }
   if (member.has_state && member.leaf.device() != member.updated.device()) {

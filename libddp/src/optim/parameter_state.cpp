@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "ddp/core/error.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "reduce/sharded_gradient.hpp"
 
 namespace ddp::detail {
@@ -55,6 +56,11 @@ void follow_leaf(const ParameterState& parameter, bool exactly) {
   const at::Tensor rounded = leaf.to(master.scalar_type());
   master.copy_(exactly ? rounded
                        : at::where(master.to(leaf.scalar_type()).eq(leaf), master, rounded));
+}
+
+bool has_moved(const ParameterState& parameter) {
+  return parameter.leaf.const_data_ptr() != parameter.memory ||
+         (parameter.needs_master && !ops::is_watched(parameter.leaf));
 }
 
 void refuse_replaced(const std::string& name) {

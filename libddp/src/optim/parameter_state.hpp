@@ -38,6 +38,9 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
 /// A master takes on what its leaf was overwritten with (ops::overwritten).
 void follow_leaf(const ParameterState& parameter, bool exactly);
 
+/// Whether the leaf was given other memory since it was last looked at.
+bool has_moved(const ParameterState& parameter);
+
 /// Throws SettingsError: a parameter has a dtype, device or layout that its state has not.
 [[noreturn]] void refuse_replaced(const std::string& name);
 

@@ -127,7 +127,7 @@ void ZeroOptimizer::follow_leaves() {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const NamedParameter& parameter = parameters_[bucket.parameters[i]];
       Leaf& known = leaves_[bucket.parameters[i]];
-      if (parameter.tensor.const_data_ptr() == known.data) {
+      if (parameter.tensor.const_data_ptr() == known.data && ops::is_watched(parameter.tensor)) {
         continue;
       }
       if (parameter.tensor.sizes() != known.layout.sizes() ||

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ddp/core/logging.hpp"
+#include "ddp/ops/overwritten.hpp"
 #include "train/graphed_step_state.hpp"
 
 namespace ddp::detail {
@@ -150,7 +151,7 @@ uint64_t GraphedStepCore::State::fingerprint() const {
   for (auto* model : parts.models) {
     for (const auto& [name, tensor] : model->all_parameters()) {
       add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
-      add(tensor.requires_grad() ? 1 : 2);
+      add((tensor.requires_grad() ? 1 : 2) + (ops::is_watched(tensor) ? 4 : 0));
     }
   }
   for (const auto* optimizer : parts.optimizers) {

@@ -12,6 +12,10 @@ namespace ddp::ops {
 /// Instead of the listener before.
 void on_overwritten(const at::Tensor& parameter, std::function<void(bool exactly)> listener);
 
+/// Whether somebody still listens: the listener goes where the parameter is given other memory
+/// (set_data, module->to), also where that has the address of what was there.
+bool is_watched(const at::Tensor& parameter);
+
 /// To be called by whoever gave `parameter` other values, but for its optimizer, behind that in the
 /// order of the current stream. What is kept then rounds to the parameter: it stays where it does
 /// so already, unless it has to be `exactly` the parameter, as where ranks that kept different bits
