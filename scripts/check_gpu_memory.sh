@@ -37,7 +37,7 @@ for test in "${tests[@]}"; do
   [ -n "$program" ] || die "$name is not built: ./test.sh -N builds all tests"
   for tool in "${tools[@]}"; do
     started=$SECONDS code=0
-    log=$build/sanitizer_${name}_$tool.log
+    log=$build/sanitizer_${test//[^a-zA-Z0-9_]/_}_$tool.log
     "$build/tests/support/ddp_test_launch" --gpus --ranks 1 --timeout 580 --verbose -- \
       "$sanitizer" --tool "$tool" "${options[@]}" "$program" "${filter[@]}" >"$log" 2>&1 || code=$?
     if [ $code = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
