@@ -22,6 +22,7 @@ struct ParameterMeta final : c10::BackendMeta {
   const c10::TensorImpl* owner = nullptr;  // of the slot: detach() shares this with another tensor
   TapUse taps;
   std::function<void(bool)> overwritten;
+  const c10::TensorImpl* watched = nullptr;  // by it; not a detach()
 };
 
 ParameterMeta* find_meta(const at::Tensor& parameter) {
@@ -93,12 +94,20 @@ void bring_up_to_date(const at::Tensor& parameter) {
 }
 
 void on_overwritten(const at::Tensor& parameter, std::function<void(bool)> listener) {
-  meta_of(parameter).overwritten = std::move(listener);
+  const auto* impl = parameter.unsafeGetTensorImpl();
+  if (ParameterMeta* meta = find_meta(parameter);
+      meta != nullptr && meta->watched != nullptr && meta->watched != impl) {
+    // Another parameter's, which came with its memory (set_data of a detach()).
+    parameter.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<ParameterMeta>());
+  }
+  ParameterMeta& meta = meta_of(parameter);
+  meta.overwritten = std::move(listener);
+  meta.watched = impl;
 }
 
 bool is_watched(const at::Tensor& parameter) {
   const ParameterMeta* meta = find_meta(parameter);
-  return meta != nullptr && meta->overwritten;
+  return meta != nullptr && meta->watched == parameter.unsafeGetTensorImpl();
 }
 
 void overwritten(const at::Tensor& parameter, bool exactly) {

@@ -117,7 +117,9 @@ bool FlatOptimizer::came_into_use(size_t index) const {
     return false;
   }
   const ops::TapUse* use = ops::find_tap_use(states_[index].leaf);
-  return use == nullptr || (use->used & mask_of_dead(taps_[index])) != 0;
+  const ops::Taps dead = mask_of_dead(taps_[index]);
+  // A leaf that was given other memory has forgotten what is left behind.
+  return use == nullptr || (use->left_behind & dead) == 0 || (use->used & dead) != 0;
 }
 
 // The others may go on without these gradients, and could not be asked: they need not be here.

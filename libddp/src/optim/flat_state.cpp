@@ -11,6 +11,9 @@ StateDict FlatOptimizer::state_dict() const {
   StateDict state;
   state.values["type"] = rule_->type();
   for (const ParameterState& parameter : states_) {
+    if (has_moved(parameter)) {
+      follow_leaf(parameter, /*exactly=*/false);
+    }
     add_to(state, parameter, *rule_);
   }
   return state;
@@ -21,9 +24,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
   wait_for_updates();
-  if (storage_.empty()) {
-    make_storage();
-  }
+  prepare_storage();       // follows leaves that moved, or the next step would, over what is loaded
   bring_all_up_to_date();  // what is due is not to be done to what is loaded
   std::vector<bool> has_state;
   for (const ParameterState& parameter : states_) {
@@ -31,7 +32,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   }
   check.nothing_else();
   end_begun_step();  // of one that was left nothing goes on
-  ++num_loads_;
+  ++num_changes_;
   for (size_t i = 0; i < states_.size(); ++i) {
     states_[i].has_state = has_state[i];
     for (auto& [key, tensor] : tensors_of(states_[i], *rule_)) {

@@ -183,9 +183,10 @@ void FlatOptimizer::follow_leaves() {
     return;
   }
   make_tables();
+  ++num_changes_;  // graphs hold the tables before
   for (const size_t i : moved) {
-    watch_leaf(i);
     follow_leaf(states_[i], /*exactly=*/false);
+    watch_leaf(i);  // not where that threw
   }
 }
 

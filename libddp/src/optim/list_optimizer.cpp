@@ -87,8 +87,10 @@ void ListOptimizer::follow_memory(ParameterState& member) {
   if (member.has_state && member.leaf.device() != member.updated.device()) {
     refuse_replaced(member.name);
   }
-  watch_leaf(member);
+  refuse_to_make_while_capturing(concat("the master of ", member.name, " in other memory"));
+  ++num_changes_;
   follow_leaf(member, /*exactly=*/false);
+  watch_leaf(member);  // not where that threw
 }
 
 void ListOptimizer::add_member(const ParameterSettings& settings) {
@@ -236,6 +238,9 @@ StateDict ListOptimizer::state_dict() const {
   state.values["type"] = rule_->type();
   for (const Chunk& chunk : chunks_) {
     for (const ParameterState& member : chunk.members) {
+      if (has_moved(member)) {
+        follow_leaf(member, /*exactly=*/false);
+      }
       add_to(state, member, *rule_);
     }
   }
@@ -248,8 +253,9 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
   check.value("type", StateValue(rule_->type()));
   // Members as they would be with state of their own, made aside until every key is checked.
   std::vector<ParameterState> loaded;
-  for (const Chunk& chunk : chunks_) {
-    for (const ParameterState& member : chunk.members) {
+  for (Chunk& chunk : chunks_) {
+    for (ParameterState& member : chunk.members) {
+      follow_memory(member);  // or the next step would, over what is loaded
       ParameterState& copy = loaded.emplace_back(member);
       if (!copy.has_state) {
         make_state(copy);
@@ -258,7 +264,7 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
     }
   }
   check.nothing_else();
-  ++num_loads_;
+  ++num_changes_;
   auto next = loaded.begin();
   for (Chunk& chunk : chunks_) {
     for (ParameterState& member : chunk.members) {

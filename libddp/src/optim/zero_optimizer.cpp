@@ -142,6 +142,7 @@ void ZeroOptimizer::follow_leaves() {
       }
       known.data = parameter.tensor.const_data_ptr();
       watch_leaf(bucket.parameters[i]);
+      ++num_changes_;
       const at::Tensor leaf = flat_memory(parameter.tensor);
       bucket.leaves[i].set_data(leaf);
       for (ZeroPiece& piece : bucket.pieces) {

@@ -133,7 +133,7 @@ void ZeroOptimizer::take_state(const StateDict& state) {
     }
   }
   check.nothing_else();
-  ++num_loads_;
+  ++num_changes_;
   has_state_ = any;
   has_all_state_ = all;
   if (!own_) {

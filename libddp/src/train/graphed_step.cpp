@@ -155,7 +155,7 @@ uint64_t GraphedStepCore::State::fingerprint() const {
     }
   }
   for (const auto* optimizer : parts.optimizers) {
-    add(static_cast<uint64_t>(optimizer->num_loads()));
+    add(static_cast<uint64_t>(optimizer->num_changes()));
   }
   if (const auto* scaler = parts.scaler) {
     add(std::bit_cast<uint64_t>(scaler->get_growth_factor()));
@@ -174,15 +174,22 @@ uint64_t GraphedStepCore::State::layouts() const {
 }
 
 void GraphedStepCore::State::drop_stale_graphs() {
-  const auto now = fingerprint();
-  const auto lie = layouts();
-  const bool all = now != std::exchange(last_fingerprint, now);
-  const bool training = lie != std::exchange(last_layouts, lie);
-  if (!all && !training) {
-    return;
+  drop_graphs_of_other_parts();
+  if (const auto now = layouts(); now != std::exchange(last_layouts, now)) {
+    drop_graphs([](const Entry& entry) { return entry.trains; });
   }
+}
+
+void GraphedStepCore::State::drop_graphs_of_other_parts() {
+  if (const auto now = fingerprint(); now != std::exchange(last_fingerprint, now)) {
+    drop_graphs([](const Entry&) { return true; });
+  }
+}
+
+template <typename Which>
+void GraphedStepCore::State::drop_graphs(const Which& which) {
   for (Entry& entry : entries) {
-    if (all || entry.trains) {
+    if (which(entry)) {
       entry.drop_graph();
     }
   }
@@ -261,7 +268,7 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall
     return &entries.back();
   }
   // Kinds that come once make room for those that come again.
-  if (static_cast<int64_t>(entries.size()) - counts.graphs == max_remembered()) {
+  if (static_cast<int64_t>(entries.size()) - counts.graphs >= max_remembered()) {
     entries.erase(std::find_if(entries.begin(), entries.end(),
                                [](const Entry& entry) { return entry.graph == nullptr; }));
     warn_of_kinds(call);

@@ -154,6 +154,23 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   half.mutable_grad() = at::ones_like(half.detach());
   optimizer.step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 3.0)));
+  half.set_data(at::full_like(half.detach(), 4.0));
+  const auto saved = optimizer.state_dict();  // between two steps
+  CHECK(at::equal(saved.tensors.at("state.large.weight.master"),
+                  at::full_like(half.detach(), 4.0, at::kFloat)));
+  half.set_data(half.detach().as_strided(half.sizes(), half.strides()));  // the same address
+  {
+    const at::NoGradGuard no_grad;
+    half.fill_(6.0);
+  }
+  half.mutable_grad() = at::ones_like(half.detach());
+  optimizer.step(0.0);
+  CHECK(at::equal(half.detach(), at::full_like(half.detach(), 6.0)));
+  half.set_data(half.detach().clone());
+  optimizer.load_state_dict(saved);  // what is loaded wins, as in memory that stayed
+  half.mutable_grad() = at::ones_like(half.detach());
+  optimizer.step(0.0);
+  CHECK(at::equal(half.detach(), at::full_like(half.detach(), 4.0)));
   {
     const at::NoGradGuard no_grad;
     half.fill_(5.0);

@@ -19,7 +19,8 @@ bool is_watched(const at::Tensor& parameter);
 /// To be called by whoever gave `parameter` other values, but for its optimizer, behind that in the
 /// order of the current stream. What is kept then rounds to the parameter: it stays where it does
 /// so already, unless it has to be `exactly` the parameter, as where ranks that kept different bits
-/// go on alike. Nothing for most tensors.
+/// go on alike. Nothing for most tensors. A parameter that was given other memory since the last
+/// step has no listener: the next step takes it as overwritten, not `exactly`.
 void overwritten(const at::Tensor& parameter, bool exactly = false);
 
 }  // namespace ddp::ops

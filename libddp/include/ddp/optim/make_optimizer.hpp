@@ -26,7 +26,8 @@ concept HasNamedParameters = requires(const Model& model) {
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
 /// gradient arrives: the rule runs on the master in float32, and the result is rounded into the
-/// parameter. Where somebody else wrote it, ops::overwritten() makes the master follow. State is
+/// parameter. Where somebody else wrote it, ops::overwritten() makes the master follow; where it
+/// was given other memory (set_data, module->to and back), the next step does by itself. State is
 /// kept as `state.<parameter name>.<slot>` with PyTorch's slots (momentum_buffer; exp_avg,
 /// exp_avg_sq, max_exp_avg_sq, step) and `master`.
 ///

@@ -106,8 +106,9 @@ class Optimizer : public Stateful {
   /// Whether a CUDA graph may capture its step.
   virtual bool capturable() const = 0;
 
-  /// Grows where state is loaded: what was captured of its step before may work on other state.
-  virtual int64_t num_loads() const { return num_loads_; }
+  /// Grows where state is loaded, or follows parameters to other memory: what was captured of its
+  /// step before may work on other state.
+  virtual int64_t num_changes() const { return num_changes_; }
 
   /// Leaves every `.grad` undefined: no memory is written.
   void zero_grad();
@@ -120,7 +121,7 @@ class Optimizer : public Stateful {
   /// the last one's first parameter.
   const at::Tensor& non_finite_counts(at::Device device);
 
-  int64_t num_loads_ = 0;
+  int64_t num_changes_ = 0;
 
  private:
   at::Tensor non_finite_counts_;
@@ -149,7 +150,7 @@ class AnyOptimizer final : public Optimizer {
   }
   bool supports_found_inf() const override { return optimizer_->supports_found_inf(); }
   bool capturable() const override { return optimizer_->capturable(); }
-  int64_t num_loads() const override { return optimizer_->num_loads(); }
+  int64_t num_changes() const override { return optimizer_->num_changes(); }
   std::string state_name() const override { return optimizer_->state_name(); }
   StateDict state_dict() const override { return optimizer_->state_dict(); }
   void load_state_dict(const StateDict& state) override { optimizer_->load_state_dict(state); }

@@ -191,9 +191,10 @@ class GraphedStepCore {
 /// the operation and the reason on every rank; with Auto the reason is logged once and the step
 /// runs eagerly, as all later ones do.
 ///
-/// Graphs are captured anew when a model's buckets were laid out anew, the memory of a parameter (a
-/// frozen one too) moved, requires_grad changed, an optimizer's state was loaded or the scaler's
-/// factors or interval were set. They end before the communicators of `context` do.
+/// Graphs are captured anew when the memory of a parameter (a frozen one too) moved, requires_grad
+/// changed, an optimizer's state was loaded or the scaler's factors or interval were set; where
+/// gradients are enabled also when a model's buckets were laid out anew: a step that reads gradients
+/// has to enable them. They end before the communicators of `context` do.
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:

@@ -18,7 +18,7 @@ struct GraphedStepOptions {
   /// Steps run eagerly before the first capture: by then cuDNN has chosen its algorithms, NCCL is
   /// connected, the buckets have their final order and the optimizer has its state. At least 1; a
   /// model whose buckets are still to be laid out anew adds steps. Every further graph (another
-  /// shape) is preceded by one eager step of its own.
+  /// shape, or one captured anew) is preceded by one eager step of its own.
   int64_t warmup_steps = 3;
   /// Kept at a time; further kinds of batches run eagerly, as do those that come again only after
   /// 256 others (or max_graphs others, where that is more) that have no graph.
