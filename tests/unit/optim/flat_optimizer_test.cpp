@@ -161,6 +161,8 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   }
   CHECK(at::equal(saved.tensors.at("state.large.weight.master"),
                   at::full_like(half.detach(), 4.0, at::kFloat)));
+  half.mutable_grad() = at::ones_like(half.detach());
+  optimizer.step(0.0);
   half.set_data(half.detach().as_strided(half.sizes(), half.strides()));  // the same address
   {
     const at::NoGradGuard no_grad;

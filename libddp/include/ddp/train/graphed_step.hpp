@@ -193,8 +193,8 @@ class GraphedStepCore {
 ///
 /// Graphs are captured anew when the memory of a parameter (a frozen one too) moved, requires_grad
 /// changed, an optimizer's state was loaded or the scaler's factors or interval were set; where
-/// gradients are enabled also when a model's buckets were laid out anew: a step that reads gradients
-/// has to enable them. They end before the communicators of `context` do.
+/// gradients are enabled also when a model's buckets were laid out anew: a step that reads
+/// gradients has to enable them. They end before the communicators of `context` do.
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:
