@@ -128,7 +128,7 @@ TEST_CASE("gradients that gave way to weights are refused, not measured") {
   }
 }
 
-TEST_CASE("one rank alone may give a parameter other memory") {
+TEST_CASE("one rank alone may give a parameter other memory, all of them other values") {
   const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
   OptimizerOptions options = rule(OptimizerType::AdamW, true);
   options.overlap_backward = GENERATE(false, true);
@@ -139,6 +139,16 @@ TEST_CASE("one rank alone may give a parameter other memory") {
     if (step == 2 && rank() == world() - 1) {
       for (auto& weight : sharded.module->weights) {
         weight.set_data(weight.detach().clone());
+      }
+    }
+    for (Trainer* trainer : {&sharded, &whole}) {
+      const torch::NoGradGuard no_grad;
+      auto& weight = trainer->module->weights[1];
+      if (step == 3) {  // other values on all ranks, then in the memory that it has
+        weight.set_data(weight.detach() * 2);
+      } else if (step == 4) {
+        weight.set_data(weight.detach().as_strided(weight.sizes(), weight.strides()));
+        weight.mul_(0.5);
       }
     }
     for (Trainer* trainer : {&sharded, &whole}) {
