@@ -87,7 +87,9 @@ void ListOptimizer::follow_memory(ParameterState& member) {
   if (member.has_state && member.leaf.device() != member.updated.device()) {
     refuse_replaced(member.name);
   }
-  refuse_to_make_while_capturing(concat("the master of ", member.name, " in other memory"));
+  if (member.needs_master) {
+    refuse_to_make_while_capturing(concat("the master of ", member.name, " in other memory"));
+  }
   ++num_changes_;
   follow_leaf(member, /*exactly=*/false);
   watch_leaf(member);  // not where that threw
