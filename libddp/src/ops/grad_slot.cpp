@@ -94,11 +94,11 @@ void bring_up_to_date(const at::Tensor& parameter) {
 }
 
 void on_overwritten(const at::Tensor& parameter, std::function<void(bool)> listener) {
-  const auto* impl = parameter.unsafeGetTensorImpl();
-  if (ParameterMeta* meta = find_meta(parameter);
+  auto* impl = parameter.unsafeGetTensorImpl();
+  if (const ParameterMeta* meta = find_meta(parameter);
       meta != nullptr && meta->watched != nullptr && meta->watched != impl) {
     // Another parameter's, which came with its memory (set_data of a detach()).
-    parameter.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<ParameterMeta>());
+    impl->set_backend_meta(c10::make_intrusive<ParameterMeta>());
   }
   ParameterMeta& meta = meta_of(parameter);
   meta.overwritten = std::move(listener);

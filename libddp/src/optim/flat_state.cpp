@@ -11,9 +11,6 @@ StateDict FlatOptimizer::state_dict() const {
   StateDict state;
   state.values["type"] = rule_->type();
   for (const ParameterState& parameter : states_) {
-    if (has_moved(parameter)) {
-      follow_leaf(parameter, /*exactly=*/false);
-    }
     add_to(state, parameter, *rule_);
   }
   return state;

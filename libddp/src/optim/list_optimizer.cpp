@@ -240,9 +240,6 @@ StateDict ListOptimizer::state_dict() const {
   state.values["type"] = rule_->type();
   for (const Chunk& chunk : chunks_) {
     for (const ParameterState& member : chunk.members) {
-      if (has_moved(member)) {
-        follow_leaf(member, /*exactly=*/false);
-      }
       add_to(state, member, *rule_);
     }
   }

@@ -28,6 +28,9 @@ std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
 
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule) {
   if (parameter.has_state) {
+    if (has_moved(parameter)) {
+      follow_leaf(parameter, /*exactly=*/false);
+    }
     state.tensors.merge(tensors_of(parameter, rule));
   }
 }

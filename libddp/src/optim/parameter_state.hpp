@@ -28,7 +28,7 @@ struct ParameterState {
 std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
                                              const UpdateRule& rule);
 
-/// Adds those of a parameter that has state.
+/// Adds those of a parameter that has state, its master following first where the leaf has moved.
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);
 
 /// The gradient of a parameter, which may be undefined. Throws SettingsError where it is sparse

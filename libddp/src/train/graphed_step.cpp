@@ -143,8 +143,7 @@ void GraphedStepCore::State::make_key(const StepCall& call) {
 }
 
 // What a graph has burned in and must not change under it: where parameters are and what is trained
-// of them, which state optimizers have, how the scale grows, and, of a step that trains, how the
-// buckets lie.
+// of them, which state optimizers have, and how the scale grows.
 uint64_t GraphedStepCore::State::fingerprint() const {
   uint64_t hash = 0xCBF29CE484222325ULL;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
@@ -165,6 +164,7 @@ uint64_t GraphedStepCore::State::fingerprint() const {
   return hash;
 }
 
+// What else a step that trains has burned in: how the buckets lie.
 uint64_t GraphedStepCore::State::layouts() const {
   uint64_t sum = 0;  // versions only grow
   for (auto* model : parts.models) {
@@ -174,22 +174,21 @@ uint64_t GraphedStepCore::State::layouts() const {
 }
 
 void GraphedStepCore::State::drop_stale_graphs() {
-  drop_graphs_of_other_parts();
+  drop_graphs_of_changed_parts();
   if (const auto now = layouts(); now != std::exchange(last_layouts, now)) {
-    drop_graphs([](const Entry& entry) { return entry.trains; });
+    drop_graphs(/*evaluations=*/false);
   }
 }
 
-void GraphedStepCore::State::drop_graphs_of_other_parts() {
+void GraphedStepCore::State::drop_graphs_of_changed_parts() {
   if (const auto now = fingerprint(); now != std::exchange(last_fingerprint, now)) {
-    drop_graphs([](const Entry&) { return true; });
+    drop_graphs(/*evaluations=*/true);
   }
 }
 
-template <typename Which>
-void GraphedStepCore::State::drop_graphs(const Which& which) {
+void GraphedStepCore::State::drop_graphs(bool evaluations) {
   for (Entry& entry : entries) {
-    if (which(entry)) {
+    if (evaluations || entry.trains) {
       entry.drop_graph();
     }
   }

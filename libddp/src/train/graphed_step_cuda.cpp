@@ -94,8 +94,8 @@ StepDone GraphedStepCore::State::warm_up(Entry& entry, StepCall& call) {
   const PeakBytes peak(device);
   auto done = run_eager(call);
   entry.step_bytes = peak.taken();
-  drop_graphs_of_other_parts();  // what this step followed, the next one need not
-  ++entry.eager_steps;           // one that threw made nothing ready
+  drop_graphs_of_changed_parts();  // what this step followed, the next one need not
+  ++entry.eager_steps;             // one that threw made nothing ready
   return done;
 }
 

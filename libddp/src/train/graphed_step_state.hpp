@@ -49,9 +49,8 @@ struct GraphedStepCore::State {
   uint64_t fingerprint() const;
   uint64_t layouts() const;
   void drop_stale_graphs();
-  void drop_graphs_of_other_parts();
-  template <typename Which>
-  void drop_graphs(const Which& which);
+  void drop_graphs_of_changed_parts();
+  void drop_graphs(bool evaluations);
   uint64_t defined_gradients() const;
   std::string why_not() const;
   bool is_settled() const;
