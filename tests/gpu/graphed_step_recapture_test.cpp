@@ -16,26 +16,34 @@ struct LoopOptions {
 /// A small network, trained eagerly or as a graph.
 class Loop {
  public:
+  using Step = GraphedStep<at::Tensor, at::Tensor>;
+
   explicit Loop(CudaGraph mode, const LoopOptions& options = {})
       : module_(make_module(options)),
         model_(module_, group()),
         optimizer_(make_optimizer(
             model_, OptimizerOptions{.momentum = 0.9, .implementation = options.implementation})),
-        step_(
-            context(), {.models = {&model_}, .optimizers = {&optimizer_}},
-            [this](const at::Tensor& batch, const StepScalars& scalars) {
-              model_.zero_grad();
-              auto loss = model_.forward(batch).to(torch::kFloat).square().mean();
-              loss.backward();
-              optimizer_.step(scalars);
-              return loss;
-            },
-            GraphedStepOptions{.mode = mode}) {}
+        step_(make_step(mode)) {}
 
-  void run(int num) {
+  /// One more step of the same model and optimizer.
+  Step make_step(CudaGraph mode) {
+    return Step(
+        context(), {.models = {&model_}, .optimizers = {&optimizer_}},
+        [this](const at::Tensor& batch, const StepScalars& scalars) {
+          model_.zero_grad();
+          auto loss = model_.forward(batch).to(torch::kFloat).square().mean();
+          loss.backward();
+          optimizer_.step(scalars);
+          return loss;
+        },
+        GraphedStepOptions{.mode = mode});
+  }
+
+  void run(int num) { run(step_, num); }
+  void run(Step& step, int num) {
     for (int i = 0; i < num; ++i, ++calls_) {
       const auto batch = batch_of(rank(), calls_, 4).to(module_->third->weight.scalar_type());
-      result_ = step_(batch, {.lr = 1e-5, .step = calls_}).outputs;
+      result_ = step(batch, {.lr = 1e-5, .step = calls_}).outputs;
       losses_.push_back(result_.item<double>());
     }
   }
@@ -59,7 +67,7 @@ class Loop {
   Mlp module_;
   DistributedDataParallel<Mlp> model_;
   AnyOptimizer optimizer_;
-  GraphedStep<at::Tensor, at::Tensor> step_;
+  Step step_;
   at::Tensor result_;
   std::vector<double> losses_;
   int calls_ = 0;
@@ -181,36 +189,17 @@ TEST_CASE("a weight that comes back changed, to where it was, is what later step
 }
 
 TEST_CASE("a step whose optimizer followed a weight in another step is captured anew") {
-  Mlp module;
-  module->to(torch::kBFloat16);
-  DistributedDataParallel<Mlp> model(module, group());
-  auto optimizer =
-      make_optimizer(model, OptimizerOptions{.implementation = OptimizerImplementation::Flat});
-  const auto make_step = [&] {
-    return GraphedStep<at::Tensor, at::Tensor>(
-        context(), {.models = {&model}, .optimizers = {&optimizer}},
-        [&](const at::Tensor& batch, const StepScalars& scalars) {
-          model.zero_grad();
-          auto loss = model.forward(batch).to(torch::kFloat).square().mean();
-          loss.backward();
-          optimizer.step(scalars);
-          return loss;
-        },
-        GraphedStepOptions{.mode = CudaGraph::On});
-  };
-  auto one = make_step();
-  auto other = make_step();
-  const auto batch = batch_of(rank(), 0, 4).to(torch::kBFloat16);
+  Loop loop(CudaGraph::On,
+            {.dtype = torch::kBFloat16, .implementation = OptimizerImplementation::Flat});
+  auto other = loop.make_step(CudaGraph::On);
   for (int i = 0; i < 8; ++i) {
-    one(batch, {.lr = 1e-5, .step = i});
-    other(batch, {.lr = 1e-5, .step = i});
+    loop.run(1);
+    loop.run(other, 1);
   }
   REQUIRE(other.counts().captures == 1);
-  auto& weight = module->first->weight;
-  weight.set_data(weight.detach().as_strided(weight.sizes(), weight.strides()));
-  one(batch, {.lr = 1e-5, .step = 8});  // eager: new tables
-  other(batch, {.lr = 1e-5, .step = 8});
-  other(batch, {.lr = 1e-5, .step = 9});
+  change_first_weight_in_place(loop, 1);
+  loop.run(1);  // eager: new tables
+  loop.run(other, 2);
   REQUIRE(other.counts().captures == 2);
 }
 

@@ -122,31 +122,40 @@ void ZeroOptimizer::cut_anew() {
 // A parameter may have been given other memory (set_data), on this rank alone: the views of it
 // follow, and with them the table of own_. State stays where it is.
 void ZeroOptimizer::follow_leaves() {
+  show_moved_leaves();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (leaf_has_moved(i)) {
+      leaves_[i].data = parameters_[i].tensor.const_data_ptr();
+      watch_leaf(i);
+      ++num_changes_;
+    }
+  }
+}
+
+bool ZeroOptimizer::leaf_has_moved(size_t parameter) const {
+  const at::Tensor& leaf = parameters_[parameter].tensor;
+  return leaf.const_data_ptr() != leaves_[parameter].data || !ops::is_watched(leaf);
+}
+
+// The views alone: own_ then sees what moved, and its masters follow.
+void ZeroOptimizer::show_moved_leaves() const {
   const at::NoGradGuard no_grad;
-  for (ZeroBucket& bucket : buckets_) {
+  for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-      const NamedParameter& parameter = parameters_[bucket.parameters[i]];
-      Leaf& known = leaves_[bucket.parameters[i]];
-      if (parameter.tensor.const_data_ptr() == known.data && ops::is_watched(parameter.tensor)) {
+      const size_t parameter = bucket.parameters[i];
+      if (!leaf_has_moved(parameter)) {
         continue;
       }
-      if (parameter.tensor.sizes() != known.layout.sizes() ||
-          parameter.tensor.scalar_type() != known.layout.scalar_type() ||
-          parameter.tensor.device() != device_ ||
-          !same_memory_layout(parameter.tensor, known.layout)) {
-        throw SettingsError(
-            concat("parameter ", parameter.name,
-                   " was replaced by one of another shape, dtype, device or memory "
-                   "order after the optimizer was made: convert the module first, then make "
-                   "its optimizer"));
+      const auto& [name, now] = parameters_[parameter];
+      const at::Tensor& before = leaves_[parameter].layout;
+      if (now.sizes() != before.sizes() || now.scalar_type() != before.scalar_type() ||
+          now.device() != device_ || !same_memory_layout(now, before)) {
+        refuse_replaced(name);
       }
-      known.data = parameter.tensor.const_data_ptr();
-      watch_leaf(bucket.parameters[i]);
-      ++num_changes_;
-      const at::Tensor leaf = flat_memory(parameter.tensor);
+      const at::Tensor leaf = flat_memory(now);
       bucket.leaves[i].set_data(leaf);
-      for (ZeroPiece& piece : bucket.pieces) {
-        if (piece.parameter == bucket.parameters[i]) {
+      for (const ZeroPiece& piece : bucket.pieces) {
+        if (piece.parameter == parameter) {
           piece.leaf.set_data(leaf.narrow(0, piece.begin, piece.leaf.numel()));
         }
       }

@@ -62,6 +62,8 @@ class ZeroOptimizer final : public Optimizer {
   void cut();
   void cut_anew();
   void follow_leaves();
+  bool leaf_has_moved(size_t parameter) const;
+  void show_moved_leaves() const;
   void watch_leaf(size_t parameter);
   void tell_overwritten(size_t parameter, bool exactly);
   void forget_gradients();

@@ -84,6 +84,7 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
 
 StateDict ZeroOptimizer::state_dict() const {
   const at::NoGradGuard no_grad;
+  show_moved_leaves();
   const StateDict own = own_ ? own_->state_dict() : StateDict();
   const at::Tensor counts = gather_counts(own);
   StateDict state;
