@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <limits>
 #include <thread>
 
 #include "comm/current_device.hpp"
@@ -13,8 +14,12 @@
 namespace ddp::detail {
 namespace {
 
-// Not the handle, which another stream gets when this one was destroyed. 0 where there is none.
+// Not the handle, which another stream gets when this one was destroyed; the default stream's stays.
+// 0 where there is none.
 uint64_t number_of(cudaStream_t stream) {
+  if (stream == nullptr) {
+    return std::numeric_limits<uint64_t>::max();
+  }
   unsigned long long number = 0;
   if (cudaStreamGetId(stream, &number) != cudaSuccess) {
     cudaGetLastError();  // whoever waits does so without it
@@ -76,13 +81,15 @@ void NcclWork::check() const {
 
 void NcclWork::wait() {
   check();
-  const CurrentDevice device(origin_->device);
   const auto stream = c10::cuda::getCurrentCUDAStream(origin_->device).stream();
   if (!captured_) {
-    origin_->ends->join(ended_, number_of(stream),
-                        [&](const CudaEventPool::Event& ended) { ended.block(stream); });
+    origin_->ends->join(ended_, number_of(stream), [&](const CudaEventPool::Event& ended) {
+      const CurrentDevice device(origin_->device);
+      ended.block(stream);
+    });
     origin_->counters->mark_when_due();
   } else {
+    const CurrentDevice device(origin_->device);
     const auto& ended = origin_->ends->event_of(ended_);
     ended.block(stream);
     if (origin_->counters->count_captured(launch_, ended.get()) &&
