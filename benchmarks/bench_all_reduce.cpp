@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// all_reduce through the communicator against NCCL's own loops, ring and symmetric window, in the
-// same launch mode and the same rounds. One process a GPU:
+// all_reduce through the communicator against NCCL's own loops, ring and symmetric window (over the
+// memory that ours has), in the same launch mode and the same rounds. One process a GPU:
 //
 //   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [key=value …]
 //

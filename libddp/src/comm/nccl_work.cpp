@@ -14,8 +14,8 @@
 namespace ddp::detail {
 namespace {
 
-// Not the handle, which another stream gets when this one was destroyed; the default stream's stays.
-// 0 where there is none.
+// Not the handle, which another stream gets when this one was destroyed; the default stream's
+// stays. 0 where there is none.
 uint64_t number_of(cudaStream_t stream) {
   if (stream == nullptr) {
     return std::numeric_limits<uint64_t>::max();
