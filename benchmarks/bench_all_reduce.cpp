@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// all_reduce through the communicator against NCCL's own loops, ring and symmetric window (over the
-// memory that ours has), in the same launch mode and the same rounds. One process a GPU:
+// all_reduce through the communicator against NCCL's own loops, ring and symmetric window (over our
+// memory where it has one), in the same launch mode and the same rounds. One process a GPU:
 //
 //   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [key=value …]
 //
@@ -109,6 +109,14 @@ class PlainNccl {
   ncclDataType_t dtype_;
   ncclComm_t comm_ = nullptr;
 };
+
+at::Tensor nccl_memory(int64_t num_bytes, at::Device device) {
+  void* memory = nullptr;
+  check(ncclMemAlloc(&memory, static_cast<size_t>(num_bytes)), "ncclMemAlloc");
+  return at::from_blob(
+      memory, {num_bytes}, [](void* p) { ncclMemFree(p); }, at::device(device).dtype(at::kByte),
+      device);
+}
 
 using Loop = std::function<void()>;
 
@@ -234,10 +242,12 @@ void measure(ddp::Context& context, PlainNccl& ring, PlainNccl& symmetric, const
   const int iterations = num_bytes <= (1 << 20) ? 100 : num_bytes <= (64 << 20) ? 20 : 5;
   const auto make = [&](const at::Tensor& memory) { return memory.view(settings.dtype).zero_(); };
   const auto on_ring = make(at::empty({num_bytes}, at::device(context.device()).dtype(at::kByte)));
-  // The same memory: where it lies moves the time of a few MiB by 1 us.
   const auto arena = comm.allocate(num_bytes);
   const auto in_arena = make(arena);
-  const auto in_window = make(symmetric.in_window(arena));
+  // Ours, where it can be: where memory lies moves the time of a few MiB by 1 us.
+  const bool has_windows = comm.plan().identity().at("windows") == "yes";
+  const auto in_window =
+      make(symmetric.in_window(has_windows ? arena : nccl_memory(num_bytes, context.device())));
   const auto us = time_loops(
       context,
       {plain_loop(ring, on_ring, iterations), plain_loop(symmetric, in_window, iterations),

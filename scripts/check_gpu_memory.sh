@@ -37,6 +37,8 @@ for test in "${tests[@]}"; do
   [ "$test" = "$name" ] || filter=("${test#*:}")
   program=$(find "$build/tests" -type f -name "$name" -perm -u+x | head -n 1)
   [ -n "$program" ] || die "$name is not built: ./test.sh -N builds all tests"
+  [ -z "${KERNELS:-}" ] || grep -qaF "$KERNELS" "$build"/lib/libddp*.so "$program" ||
+    die "KERNELS=$KERNELS: no kernel of $name has that in its name, so nothing would be checked"
   for tool in "${tools[@]}"; do
     started=$SECONDS code=0 kernels=${KERNELS-3ddp}
     [ "$tool" != racecheck ] || kernels=${KERNELS-}

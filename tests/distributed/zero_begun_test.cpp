@@ -165,9 +165,34 @@ TEST_CASE("one rank alone may give a parameter other memory, all of them other v
   }
   require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
   auto& weight = sharded.module->weights[2];
-  weight.set_data(weight.detach().t().contiguous().t());
+  const auto turned = weight.detach().t().contiguous().t();
+  if (rank() == 0) {  // one rank's mistake keeps nobody from saving
+    weight.set_data(turned);
+  }
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  weight.set_data(turned);
   REQUIRE_THROWS_WITH(sharded.optimizer.scan_gradients(),
                       Catch::Contains("parameter w2 was replaced"));
+}
+
+TEST_CASE("state that is loaded beside other weights is what later steps work on") {
+  OptimizerOptions options = rule(OptimizerType::AdamW, true);
+  options.overlap_backward = GENERATE(false, true);
+  Trainer sharded(options, {}, torch::kBFloat16);
+  Trainer whole(rule(OptimizerType::AdamW, false), {}, torch::kBFloat16);
+  for (Trainer* trainer : {&sharded, &whole}) {
+    trainer->train(0);
+    trainer->train(1);
+    const StateDict saved = copy_of(trainer->optimizer.state_dict());
+    trainer->train(2);
+    for (auto& weight : trainer->module->weights) {
+      weight.set_data(weight.detach() * 2);
+    }
+    trainer->optimizer.load_state_dict(saved);
+    trainer->train(3);
+  }
+  require_same_weights(sharded.module, whole.module);
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
 }
 
 TEST_CASE("a sharded step that begins before the forward that lays buckets out anew is not lost") {

@@ -202,10 +202,10 @@ double NcclCommunicator::time_all_reduce(float* data, int64_t num_bytes,
 // launches behind its captured ones, which costs small ones 1 us for ever.
 std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
   const auto measured = split(/*color=*/0, /*key=*/rank_);
-  return static_cast<NcclCommunicator&>(*measured).time_all_reduces();
+  return static_cast<NcclCommunicator&>(*measured).time_all_sizes();
 }
 
-std::vector<AllReduceRow> NcclCommunicator::time_all_reduces() {
+std::vector<AllReduceRow> NcclCommunicator::time_all_sizes() {
   const std::lock_guard lock(mutex_);
   const c10::cuda::CUDAGuard guard(device_);
   const c10::cuda::CUDAStreamGuard stream_guard(stream_);

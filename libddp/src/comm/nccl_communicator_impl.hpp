@@ -115,8 +115,8 @@ class NcclCommunicator final : public Communicator,
   /// and captures, measures one. A plan adopted before spares it. The host waits.
   void measure_when_due();
   ncclRedOp_t ring_sum(ncclDataType_t dtype);
-  /// Measures in captures.
-  std::vector<AllReduceRow> time_all_reduces();
+  /// By captures: for a communicator that nobody uses eagerly.
+  std::vector<AllReduceRow> time_all_sizes();
   double time_all_reduce(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm,
                          bool in_window);
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,

@@ -68,8 +68,9 @@ bool has_moved(const ParameterState& parameter) {
 
 void refuse_replaced(const std::string& name) {
   throw SettingsError(concat("parameter ", name,
-                             " was replaced after the optimizer was made (module->to(…)?): "
-                             "convert the module first, then make its optimizer"));
+                             " was replaced after the optimizer was made, by one of another shape, "
+                             "dtype, device or memory order (module->to(…)?): convert the module "
+                             "first, then make its optimizer"));
 }
 
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {

@@ -119,12 +119,25 @@ void ZeroOptimizer::cut_anew() {
   }
 }
 
+bool ZeroOptimizer::leaf_has_moved(size_t parameter) const {
+  const at::Tensor& leaf = parameters_[parameter].tensor;
+  return leaf.const_data_ptr() != leaves_[parameter].data || !ops::is_watched(leaf);
+}
+
+// Whether the leaf is still one that the buckets' views can show.
+bool ZeroOptimizer::leaf_fits(size_t parameter) const {
+  const at::Tensor& now = parameters_[parameter].tensor;
+  const at::Tensor& before = leaves_[parameter].layout;
+  return now.sizes() == before.sizes() && now.scalar_type() == before.scalar_type() &&
+         now.device() == device_ && same_memory_layout(now, before);
+}
+
 // A parameter may have been given other memory (set_data), on this rank alone: the views of it
 // follow, and with them the table of own_. State stays where it is.
 void ZeroOptimizer::follow_leaves() {
   show_moved_leaves();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (leaf_has_moved(i)) {
+    if (leaf_has_moved(i) && leaf_fits(i)) {
       leaves_[i].data = parameters_[i].tensor.const_data_ptr();
       watch_leaf(i);
       ++num_changes_;
@@ -132,33 +145,32 @@ void ZeroOptimizer::follow_leaves() {
   }
 }
 
-bool ZeroOptimizer::leaf_has_moved(size_t parameter) const {
-  const at::Tensor& leaf = parameters_[parameter].tensor;
-  return leaf.const_data_ptr() != leaves_[parameter].data || !ops::is_watched(leaf);
-}
-
-// The views alone: own_ then sees what moved, and its masters follow.
+// The views alone: own_ then sees what moved, and its masters follow. A leaf that does not fit
+// stays as it was until a step refuses it: other ranks may be in a collective of this call.
 void ZeroOptimizer::show_moved_leaves() const {
   const at::NoGradGuard no_grad;
   for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const size_t parameter = bucket.parameters[i];
-      if (!leaf_has_moved(parameter)) {
+      if (!leaf_has_moved(parameter) || !leaf_fits(parameter)) {
         continue;
       }
-      const auto& [name, now] = parameters_[parameter];
-      const at::Tensor& before = leaves_[parameter].layout;
-      if (now.sizes() != before.sizes() || now.scalar_type() != before.scalar_type() ||
-          now.device() != device_ || !same_memory_layout(now, before)) {
-        refuse_replaced(name);
-      }
-      const at::Tensor leaf = flat_memory(now);
+      wait_for_updates();  // of the memory before, which nobody may keep from here on
+      const at::Tensor leaf = flat_memory(parameters_[parameter].tensor);
       bucket.leaves[i].set_data(leaf);
       for (const ZeroPiece& piece : bucket.pieces) {
         if (piece.parameter == parameter) {
           piece.leaf.set_data(leaf.narrow(0, piece.begin, piece.leaf.numel()));
         }
       }
+    }
+  }
+}
+
+void ZeroOptimizer::refuse_replaced_leaves() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (leaf_has_moved(i) && !leaf_fits(i)) {
+      refuse_replaced(parameters_[i].name);
     }
   }
 }
@@ -174,6 +186,7 @@ void ZeroOptimizer::watch_leaf(size_t parameter) {
 }
 
 void ZeroOptimizer::tell_overwritten(size_t parameter, bool exactly) {
+  refuse_replaced_leaves();
   follow_leaves();
   for (const ZeroBucket& bucket : buckets_) {
     for (const ZeroPiece& piece : bucket.pieces) {
@@ -191,6 +204,7 @@ bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
 
 // Gives the pieces their parts of the gradients. False: no parameter has one, here or elsewhere.
 bool ZeroOptimizer::read_gradients() {
+  refuse_replaced_leaves();
   follow_leaves();
   bool any = false;
   for (const ZeroBucket& bucket : buckets_) {

@@ -73,10 +73,11 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
     communicator_->all_gather(whole, part)->wait();
     const at::Tensor host = whole.cpu();
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-      const NamedParameter& parameter = parameters_[bucket.parameters[i]];
-      if (counts[kHasState][static_cast<int64_t>(bucket.parameters[i])].item<float>() != 0.0F) {
-        state.tensors[key_of(parameter.name, slot)] = host.as_strided(
-            parameter.tensor.sizes(), parameter.tensor.strides(), bucket.offsets[i]);
+      const size_t parameter = bucket.parameters[i];
+      if (counts[kHasState][static_cast<int64_t>(parameter)].item<float>() != 0.0F) {
+        const at::Tensor& layout = leaves_[parameter].layout;
+        state.tensors[key_of(parameters_[parameter].name, slot)] =
+            host.as_strided(layout.sizes(), layout.strides(), bucket.offsets[i]);
       }
     }
   }
@@ -84,7 +85,9 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
 
 StateDict ZeroOptimizer::state_dict() const {
   const at::NoGradGuard no_grad;
-  show_moved_leaves();
+  if (!begun_) {  // else backward goes on to write where the leaves were
+    show_moved_leaves();
+  }
   const StateDict own = own_ ? own_->state_dict() : StateDict();
   const at::Tensor counts = gather_counts(own);
   StateDict state;
@@ -105,6 +108,7 @@ StateDict ZeroOptimizer::state_dict() const {
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   const bool left = num_updated() > 0;
+  follow_leaves();  // now, or the next step would, over what is loaded
   take_state(state);
   send_left_weights();
   end_begun_step();
@@ -148,8 +152,8 @@ void ZeroOptimizer::take_state(const StateDict& state) {
       for (const std::string& slot : slots_of(bucket)) {
         const auto found = state.tensors.find(key_of(parameter.name, slot));
         if (found != state.tensors.end()) {
-          own.tensors[found->first] =
-              cut_like(found->second, parameter.tensor, piece.begin, piece.leaf.numel());
+          own.tensors[found->first] = cut_like(found->second, leaves_[piece.parameter].layout,
+                                               piece.begin, piece.leaf.numel());
         }
       }
       if (const auto step = state.tensors.find(key_of(parameter.name, "step"));
