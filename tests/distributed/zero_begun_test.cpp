@@ -173,6 +173,10 @@ TEST_CASE("one rank alone may give a parameter other memory, all of them other v
   weight.set_data(turned);
   REQUIRE_THROWS_WITH(sharded.optimizer.scan_gradients(),
                       Catch::Contains("parameter w2 was replaced"));
+  if (options.overlap_backward) {
+    REQUIRE_THROWS_WITH(sharded.optimizer.begin_step({.lr = 0.0625}),
+                        Catch::Contains("parameter w2 was replaced"));
+  }
 }
 
 TEST_CASE("state that is loaded beside other weights is what later steps work on") {

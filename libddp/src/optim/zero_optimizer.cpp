@@ -119,43 +119,51 @@ void ZeroOptimizer::cut_anew() {
   }
 }
 
-bool ZeroOptimizer::leaf_has_moved(size_t parameter) const {
-  const at::Tensor& leaf = parameters_[parameter].tensor;
-  return leaf.const_data_ptr() != leaves_[parameter].data || !ops::is_watched(leaf);
-}
-
-// Whether the leaf is still one that the buckets' views can show.
-bool ZeroOptimizer::leaf_fits(size_t parameter) const {
-  const at::Tensor& now = parameters_[parameter].tensor;
-  const at::Tensor& before = leaves_[parameter].layout;
-  return now.sizes() == before.sizes() && now.scalar_type() == before.scalar_type() &&
-         now.device() == device_ && same_memory_layout(now, before);
-}
-
-// A parameter may have been given other memory (set_data), on this rank alone: the views of it
-// follow, and with them the table of own_. State stays where it is.
-void ZeroOptimizer::follow_leaves() {
-  show_moved_leaves();
+// Ascending: parameters that were given other memory (set_data), on this rank alone maybe. One that
+// the buckets' views cannot show is refused, or left out where other ranks may be in a collective
+// of this call: a step refuses it.
+std::vector<size_t> ZeroOptimizer::moved_leaves(bool refuses) const {
+  std::vector<size_t> moved;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (leaf_has_moved(i) && leaf_fits(i)) {
-      leaves_[i].data = parameters_[i].tensor.const_data_ptr();
-      watch_leaf(i);
-      ++num_changes_;
+    const auto& [name, now] = parameters_[i];
+    const auto& [data, before] = leaves_[i];
+    if (now.const_data_ptr() == data && ops::is_watched(now)) {
+      continue;
     }
+    if (now.sizes() == before.sizes() && now.scalar_type() == before.scalar_type() &&
+        now.device() == device_ && same_memory_layout(now, before)) {
+      moved.push_back(i);
+    } else if (refuses) {
+      refuse_replaced(name);
+    }
+  }
+  return moved;
+}
+
+// The views follow, and with them the table of own_. State stays where it is.
+void ZeroOptimizer::follow_leaves(bool refuses) {
+  const auto moved = moved_leaves(refuses);
+  show_leaves(moved);
+  for (const size_t i : moved) {
+    leaves_[i].data = parameters_[i].tensor.const_data_ptr();
+    watch_leaf(i);
+    ++num_changes_;
   }
 }
 
-// The views alone: own_ then sees what moved, and its masters follow. A leaf that does not fit
-// stays as it was until a step refuses it: other ranks may be in a collective of this call.
-void ZeroOptimizer::show_moved_leaves() const {
+// The views alone: own_ then sees what moved, and its masters follow.
+void ZeroOptimizer::show_leaves(const std::vector<size_t>& moved) const {
+  if (moved.empty()) {
+    return;
+  }
   const at::NoGradGuard no_grad;
+  wait_for_updates();  // of the memory before, which nobody may keep from here on
   for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const size_t parameter = bucket.parameters[i];
-      if (!leaf_has_moved(parameter) || !leaf_fits(parameter)) {
+      if (!std::binary_search(moved.begin(), moved.end(), parameter)) {
         continue;
       }
-      wait_for_updates();  // of the memory before, which nobody may keep from here on
       const at::Tensor leaf = flat_memory(parameters_[parameter].tensor);
       bucket.leaves[i].set_data(leaf);
       for (const ZeroPiece& piece : bucket.pieces) {
@@ -163,14 +171,6 @@ void ZeroOptimizer::show_moved_leaves() const {
           piece.leaf.set_data(leaf.narrow(0, piece.begin, piece.leaf.numel()));
         }
       }
-    }
-  }
-}
-
-void ZeroOptimizer::refuse_replaced_leaves() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (leaf_has_moved(i) && !leaf_fits(i)) {
-      refuse_replaced(parameters_[i].name);
     }
   }
 }
@@ -186,8 +186,7 @@ void ZeroOptimizer::watch_leaf(size_t parameter) {
 }
 
 void ZeroOptimizer::tell_overwritten(size_t parameter, bool exactly) {
-  refuse_replaced_leaves();
-  follow_leaves();
+  follow_leaves(/*refuses=*/true);
   for (const ZeroBucket& bucket : buckets_) {
     for (const ZeroPiece& piece : bucket.pieces) {
       if (piece.parameter == parameter) {
@@ -204,8 +203,7 @@ bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
 
 // Gives the pieces their parts of the gradients. False: no parameter has one, here or elsewhere.
 bool ZeroOptimizer::read_gradients() {
-  refuse_replaced_leaves();
-  follow_leaves();
+  follow_leaves(/*refuses=*/true);
   bool any = false;
   for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {

@@ -61,11 +61,9 @@ class ZeroOptimizer final : public Optimizer {
  private:
   void cut();
   void cut_anew();
-  bool leaf_has_moved(size_t parameter) const;
-  bool leaf_fits(size_t parameter) const;
-  void follow_leaves();
-  void show_moved_leaves() const;
-  void refuse_replaced_leaves() const;
+  std::vector<size_t> moved_leaves(bool refuses) const;
+  void follow_leaves(bool refuses);
+  void show_leaves(const std::vector<size_t>& moved) const;
   void watch_leaf(size_t parameter);
   void tell_overwritten(size_t parameter, bool exactly);
   void forget_gradients();

@@ -34,7 +34,7 @@ void ZeroOptimizer::begin_step(const StepScalars& scalars) {
     return;
   }
   check_begin_step(scalars);
-  follow_leaves();
+  follow_leaves(/*refuses=*/true);
   if (const size_t left = num_updated(); left > 0) {
     const std::string message = concat(
         "Optimizer::begin_step: the step before was begun and never ended by Optimizer::step, "

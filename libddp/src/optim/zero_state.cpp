@@ -86,7 +86,7 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
 StateDict ZeroOptimizer::state_dict() const {
   const at::NoGradGuard no_grad;
   if (!begun_) {  // else backward goes on to write where the leaves were
-    show_moved_leaves();
+    show_leaves(moved_leaves(/*refuses=*/false));
   }
   const StateDict own = own_ ? own_->state_dict() : StateDict();
   const at::Tensor counts = gather_counts(own);
@@ -108,7 +108,7 @@ StateDict ZeroOptimizer::state_dict() const {
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   const bool left = num_updated() > 0;
-  follow_leaves();  // now, or the next step would, over what is loaded
+  follow_leaves(/*refuses=*/false);  // now, or the next step would, over what is loaded
   take_state(state);
   send_left_weights();
   end_begun_step();
