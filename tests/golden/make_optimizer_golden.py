@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes optimizer_golden.json: parameters and state after steps of torch.optim on the CPU.
 
-Weights and gradients come from exact formulas that tests/unit/optim/optimizer_golden_test.cpp repeats,
+Weights and gradients come from exact formulas that tests/unit/optim/optimizer_golden.hpp repeats,
 so the file holds results only. Run:  python tests/golden/make_optimizer_golden.py
 """
 import json
@@ -11,7 +11,8 @@ import pathlib
 import torch
 
 SHAPES = {"conv.weight": (4, 3, 3, 3), "fc.weight": (7, 5), "fc.bias": (33,), "late.weight": (6, 2)}
-NUM_STEPS = 24
+NUM_STEPS = 100
+KEPT = (1, 10, 24, NUM_STEPS)  # steps after which parameters are written; state: after the last
 LATE_STEP = 3  # late.weight has no gradient before
 
 
@@ -51,8 +52,8 @@ def run(cls, options):
         for group in optimizer.param_groups:
             group["lr"] = lr_at(step)
         optimizer.step()
-        if step in (0, 4, NUM_STEPS - 1):
-            snapshots[str(step)] = {n: p.detach().flatten().tolist() for n, p in parameters.items()}
+        if step + 1 in KEPT:
+            snapshots[str(step + 1)] = {n: p.detach().flatten().tolist() for n, p in parameters.items()}
     state = {}
     for name, p in parameters.items():
         for slot, value in optimizer.state[p].items():

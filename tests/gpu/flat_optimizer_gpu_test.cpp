@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat optimizer on one GPU: equal to the lists of ATen's kernels and to the host's loop, equal
-// bit for bit when captured.
+// The flat optimizer on one GPU: equal to PyTorch's optimizers, to the lists of ATen's kernels and
+// to the host's loop, equal bit for bit when captured.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
@@ -11,6 +11,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
+#include "unit/optim/optimizer_golden.hpp"
 
 using namespace optim_test;
 using ddp::NamedParameters;
@@ -146,6 +147,27 @@ void check_same(const Trainer& a, const Trainer& b) {
 }
 
 }  // namespace
+
+TEST_CASE("GPU steps, flat and over lists, take torch.optim's 100 steps", "[gpu]") {
+  const nlohmann::json golden = read_golden("optimizer_golden.json");
+  REQUIRE(golden["cases"].size() == 9);
+  for (const auto& [name, golden_case] : golden["cases"].items()) {
+    for (const auto implementation :
+         {OptimizerImplementation::List, OptimizerImplementation::Flat}) {
+      const bool is_flat = implementation == OptimizerImplementation::Flat;
+      if (is_flat && !can_be_flat(golden_case)) {
+        continue;
+      }
+      INFO(name << (is_flat ? ", flat" : ", list"));
+      check_golden_case(name, golden_case, {.implementation = implementation, .device = at::kCUDA});
+      check_golden_case(name, golden_case,
+                        {.implementation = implementation,
+                         .channels_last = true,
+                         .lr_on_device = true,
+                         .device = at::kCUDA});
+    }
+  }
+}
 
 // Fused multiply-adds round at other places than the host and ATen: a few ulp after 100 steps.
 TEST_CASE("100 flat GPU steps equal ATen's lists on the GPU and the host's loop", "[gpu]") {

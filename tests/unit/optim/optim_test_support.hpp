@@ -60,12 +60,21 @@ inline ddp::StateDict deep_copy(const ddp::StateDict& state) {
   return copy;
 }
 
-// The largest |a - b| in units of float32's spacing at max(1, |b|).
+// The largest |a - b| in units of 2^-23 max(1, |b|): float32's spacing at 1, and one to two of them
+// at a larger |b|. Weights near zero are differences of larger numbers, whose roundings they keep.
 inline double ulps(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.detach().to(at::kCPU, at::kDouble).flatten();
   const at::Tensor y = b.detach().to(at::kCPU, at::kDouble).flatten();
   const at::Tensor spacing = y.abs().clamp_min(1.0) * std::pow(2.0, -23);
   return ((x - y).abs() / spacing).max().item<double>();
+}
+
+// How far weights and state may be from those of PyTorch's own optimizers after so many updates, in
+// units of ulps(): 10 after 100. Every update rounds at other places than theirs, and what is
+// rounded alike each time adds up: PyTorch multiplies weights by 1 - lr * weight_decay, the flat
+// optimizer takes lr * weight_decay of them off.
+inline double torch_ulps(int64_t num_updates) {
+  return 2.0 + 0.08 * static_cast<double>(num_updates);
 }
 
 inline at::Tensor tensor_of(const nlohmann::json& values) {
