@@ -3,6 +3,7 @@
 #include "ddp/train/checkpoint.hpp"
 
 #include "ddp/core/stop_signal.hpp"
+#include "ops/choice_book.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
 #include "train/checkpoint_files.hpp"
@@ -54,12 +55,16 @@ TEST_CASE("measured choices are saved and pinned on resume") {
   const testing::ResumeCase setup{testing::Precision::Fp32, ddp::OptimizerType::Sgd, 1};
   auto& plan = context().plan();
   plan.set("a measured choice", "[1,2]");
+  auto& book = ddp::ops::detail::ChoiceBook::instance();
+  book.note("a convolution", 7, 2 + static_cast<size_t>(context().rank()));  // each by itself
   save_after_one_step(setup, folder);
   plan.set("a measured choice", "[3]");  // a later measurement says something else
+  book.note("a convolution", 7, 1);
   ResumeRun run(setup, context().communicator());
   ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
   CHECK(checkpointer.restore() == 1);
   CHECK(plan.find("a measured choice") == "[1,2]");
+  CHECK(book.find("a convolution", 7) == 2);  // rank 0's
 }
 
 TEST_CASE("a damaged plan in a checkpoint does not hold up a resume") {

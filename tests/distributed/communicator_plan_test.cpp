@@ -4,12 +4,14 @@
 
 #include <string>
 
+#include "comm/kernel_choices.hpp"
 #include "comm/text_exchange.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "distributed/communicator_test_utils.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
+#include "support/stderr_of.hpp"
 
 using namespace communicator_test;
 
@@ -17,6 +19,15 @@ namespace {
 
 ddp::CommunicatorPtr fresh() {
   return comm().split(0, comm().rank());
+}
+
+// Rank 0 alone tells, and once, that a plan of "a test" is dropped, and which rank it does not fit.
+void check_told(const std::string& log, const std::string& why) {
+  const int num = comm().rank() == 0 ? 1 : 0;
+  CAPTURE(log);
+  CHECK(testing::num_found(log, "they are measured anew") == num);
+  CHECK(testing::num_found(log, "the measured choices of a test are of another system (" + why) ==
+        num);
 }
 
 }  // namespace
@@ -51,7 +62,8 @@ TEST_CASE("a plan pins the table; rank 0's counts; another system's is dropped")
   identity["world_size"] = "77";
   ddp::Plan foreign(identity);
   foreign.set("all_reduce", "[[1024,99.0,0.0]]");
-  group->adopt_plan(foreign.to_json(), "a test");
+  const auto log = testing::stderr_of([&] { group->adopt_plan(foreign.to_json(), "a test"); });
+  check_told(log, "rank 0: world_size: 77, here ");
   CHECK(group->all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
   CHECK_THROWS_AS(group->adopt_plan("{", "a test"), ddp::ReadError);
 }
@@ -68,7 +80,8 @@ TEST_CASE("a plan that fits some ranks only is dropped on all") {
     identity["cudnn"] = "another";
     group->plan() = ddp::Plan(identity);
   }
-  group->adopt_plan(saved.to_json(), "a test");
+  const auto log = testing::stderr_of([&] { group->adopt_plan(saved.to_json(), "a test"); });
+  check_told(log, "rank " + std::to_string(group->world_size() - 1) + ": cudnn: ");
   CHECK(group->plan().empty());
   for (const auto& other :
        ddp::detail::all_gather_text(*group, group->plan().empty() ? "y" : "n")) {
@@ -93,6 +106,55 @@ TEST_CASE("nothing is taken over of a plan that is damaged in part") {
                       Catch::Contains("folder of a test") && Catch::Contains("sizes must ascend"));
     CHECK(group->plan().empty());
   }
+}
+
+TEST_CASE("choices of algorithms travel with a plan, all or none, on all ranks") {
+  using ddp::ops::detail::ChoiceBook;
+  auto& book = ChoiceBook::instance();
+  const auto group = fresh();
+  ddp::Plan saved(group->plan().identity());
+  saved.set("kernels", R"({"a product": [12, 3], "a convolution": [7, 0]})");
+  group->adopt_plan(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
+  CHECK(book.find("a product", 12) == 3);
+  CHECK(book.find("a convolution", 7) == 0);
+  CHECK_FALSE(book.find("a product", 11).has_value());  // of other proposals
+  CHECK_FALSE(book.find("another product", 12).has_value());
+
+  for (const auto* damaged : {"[]", R"({"a product": [5, 5]})", R"({"a product": [5, -1]})",
+                              R"({"a product": [5]})", R"({"a product": "3"})"}) {
+    CAPTURE(damaged);
+    ddp::Plan plan(group->plan().identity());
+    plan.set("kernels", damaged);
+    CHECK_THROWS_WITH(group->adopt_plan(plan.to_json(), "folder of a test"),
+                      Catch::Contains("folder of a test") && Catch::Contains("\"kernels\""));
+    CHECK(book.find("a product", 12) == 3);
+  }
+
+  book.note("a late convolution", 9, 8);
+  ddp::Plan kept;
+  ddp::detail::keep_kernel_choices(kept);
+  const auto version = kept.version();
+  const auto choices = ddp::detail::kernel_choices_from_json(kept.find("kernels").value());
+  CHECK((choices == book.all()));
+  CHECK(choices.at("a late convolution").chosen == 8);
+  CHECK(choices.at("a product").count == 12);
+  ddp::detail::keep_kernel_choices(kept);
+  CHECK(kept.version() == version);  // nothing new
+}
+
+TEST_CASE("a book of choices ends somewhere, and what it holds may change") {
+  ddp::ops::detail::ChoiceBook book;
+  ddp::ops::detail::MeasuredChoices many;
+  for (size_t i = 0; i < book.kMaxNoted; ++i) {
+    many["product " + std::to_string(i)] = {4, 1};
+  }
+  book.note("first", 4, 3);
+  book.adopt(many);
+  CHECK(book.all().size() == book.kMaxNoted);
+  book.note("one more", 4, 0);
+  CHECK_FALSE(book.find("one more", 4).has_value());
+  book.note("first", 4, 2);
+  CHECK(book.find("first", 4) == 2);
 }
 
 TEST_CASE("an overlapped all_reduce gives the same result") {

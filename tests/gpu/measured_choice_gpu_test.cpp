@@ -3,12 +3,15 @@
 #include <ATen/cuda/Sleep.h>
 #include <torch/torch.h>
 
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "ops/choice_book.hpp"
 #include "ops/measured_choice.hpp"
 #include "support/catch.hpp"
 
+using ddp::ops::detail::ChoiceBook;
 using ddp::ops::detail::choose_fastest;
 
 namespace {
@@ -16,9 +19,10 @@ namespace {
 const c10::Device kGpu(c10::kCUDA, 0);
 
 /// Calls of so many cycles each; one of 0 does not run.
-size_t choose(const std::vector<int64_t>& cycles, float same_time = 1.02F) {
+size_t choose(const std::vector<int64_t>& cycles, float same_time = 1.02F,
+              const std::string& what = "") {
   return choose_fastest(
-      kGpu, cycles.size(),
+      what, kGpu, cycles.size(),
       [&](size_t i) {
         TORCH_CHECK(cycles[i] != 0, "does not run");
         at::cuda::sleep(cycles[i]);
@@ -34,6 +38,22 @@ TEST_CASE("the fastest call is taken, or the first of those as good as it") {
   CHECK(choose(cycles) == 3);
   CHECK(choose(cycles, 1.3F) == 2);
   CHECK(choose(cycles, 10) == 1);
+}
+
+TEST_CASE("what was chosen once is taken by name, where it still runs and is one of as many") {
+  torch::zeros({1}, kGpu);
+  auto& book = ChoiceBook::instance();
+  CHECK(choose({100000, 20000, 100000}, 1.02F, "three calls") == 1);
+  CHECK(book.find("three calls", 3) == 1);
+  CHECK(choose({20000, 100000, 100000}, 1.02F, "three calls") == 1);  // not measured
+  CHECK(choose({20000, 100000, 100000}) == 0);
+  CHECK(choose({20000, 0, 100000}, 1.02F, "three calls") == 0);  // it does not run here
+  CHECK(book.find("three calls", 3) == 0);
+  CHECK(choose({100000, 20000}, 1.02F, "three calls") == 1);  // the library proposes others
+  book.adopt({{"three calls", {3, 2}}});
+  CHECK(choose({20000, 100000, 100000}, 1.02F, "three calls") == 2);
+  CHECK(choose({0, 0}, 1.02F, "no call") == 2);
+  CHECK_FALSE(book.find("no call", 2).has_value());
 }
 
 TEST_CASE("where no call runs none is taken") {

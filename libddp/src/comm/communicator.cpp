@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "comm/kernel_choices.hpp"
 #include "comm/text_exchange.hpp"
 #include "ddp/comm/launch_sequencer.hpp"
 #include "ddp/core/error.hpp"
@@ -80,10 +81,14 @@ void Communicator::adopt_plan(const std::string& json, const std::string& origin
   Plan adopted = plan();
   const auto difference = adopted.adopt(agreed, origin);
   auto table = table_;
+  ops::detail::MeasuredChoices kernels;
   std::string damage;  // seen only where the plan fits
   try {
     if (const auto text = adopted.find(kTableName)) {
       table = AllReduceTable::from_json(*text);
+    }
+    if (const auto text = adopted.find(detail::kKernelChoices)) {
+      kernels = detail::kernel_choices_from_json(*text);
     }
   } catch (const ReadError& error) {
     damage = error.what();
@@ -109,6 +114,7 @@ void Communicator::adopt_plan(const std::string& json, const std::string& origin
   }
   plan() = std::move(adopted);
   table_ = std::move(table);
+  ops::detail::ChoiceBook::instance().adopt(kernels);
 }
 
 const AllReduceTable& Communicator::all_reduce_table() {

@@ -12,6 +12,7 @@
 #include "comm/cuda_device.hpp"
 #include "comm/device_choice.hpp"
 #include "comm/job_rendezvous.hpp"
+#include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
@@ -177,7 +178,11 @@ void Context::State::read_plan() {
 }
 
 void Context::State::write_plan() {
-  if (launch.rank != 0 || plan_file.empty() || communicator->plan().version() == plan_version) {
+  if (launch.rank != 0 || plan_file.empty()) {
+    return;
+  }
+  detail::keep_kernel_choices(communicator->plan());
+  if (communicator->plan().version() == plan_version) {
     return;
   }
   try {

@@ -2,13 +2,16 @@
 #include "comm/cuda_device.hpp"
 
 #ifdef DDP_HAS_CUDA
+#include <ATen/Context.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <string_view>
 
+#include "comm/cuda_check.hpp"
 #include "core/authentication.hpp"
+#include "ops/cublaslt_gemm.hpp"
 #endif
 
 #include "ddp/core/error.hpp"
@@ -41,6 +44,19 @@ void identify_gpu(int index, DeviceReport& report) {
   report.gpu_name = concat(properties.name, " ", address);
 }
 
+Plan::Identity kernels_identity(c10::Device device) {
+  if (!device.is_cuda()) {
+    return {{"gpu", "none"}};
+  }
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device.index()), "cudaGetDeviceProperties");
+  const auto& hooks = at::detail::getCUDAHooks();
+  return {{"gpu", properties.name},
+          {"cudnn", std::to_string(hooks.hasCuDNN() ? hooks.versionRuntimeCuDNN() : 0)},
+          {"cublaslt", std::to_string(ops::detail::cublaslt_version())},
+          {"proposals", "1"}};  // to grow where other ones are asked for, or in another order
+}
+
 void use_gpu(c10::Device device) {
   c10::cuda::set_device(device.index());
   // Before any module is wrapped: an AccumulateGrad made on the default stream cannot be captured.
@@ -60,6 +76,9 @@ int count_gpus() {
 }
 void identify_gpu(int, DeviceReport&) {
   throw InternalError("built without CUDA");
+}
+Plan::Identity kernels_identity(c10::Device) {
+  return {{"gpu", "none"}};
 }
 void use_gpu(c10::Device) {
   throw InternalError("built without CUDA");

@@ -5,12 +5,12 @@
 // nothing else: a mean, or a sum written as "multiply with 1, then sum", goes around the ring. So
 // one communicator has both: the symmetric kernels with the few thread blocks they ask for, the
 // ring with many.
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 
+#include "comm/cuda_device.hpp"
 #include "comm/nccl_communicator_impl.hpp"
 #include "comm/nccl_types.hpp"
 #include "comm/scale_kernel.hpp"
@@ -160,15 +160,13 @@ WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op,
 }
 
 Plan::Identity NcclCommunicator::plan_identity() const {
-  cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
   int nccl = 0;
   check_nccl(ncclGetVersion(&nccl), nullptr, "ncclGetVersion");
-  return {{"gpu", properties.name},
-          {"nccl", std::to_string(nccl)},
-          {"cudnn", std::to_string(at::detail::getCUDAHooks().versionCuDNN())},
-          {"windows", memory_ ? "yes" : "no"},
-          {"nccl_ctas", concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas)}};
+  auto identity = kernels_identity(device());
+  identity["nccl"] = std::to_string(nccl);
+  identity["windows"] = memory_ ? "yes" : "no";
+  identity["nccl_ctas"] = concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas);
+  return identity;
 }
 
 // In a graph, as most steps run: a host that launches slowly would hide what the device takes.
@@ -208,12 +206,14 @@ std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
 std::vector<AllReduceRow> NcclCommunicator::time_all_sizes() {
   const std::lock_guard lock(mutex_);
   const c10::cuda::CUDAGuard guard(device_);
-  const c10::cuda::CUDAStreamGuard stream_guard(stream_);
+  // On the caller's stream, which goes on to use what the allocator keeps of it.
   const auto memory = memory_
                           ? memory_->allocate(kLargestMeasured)
                           : at::empty({kLargestMeasured}, at::device(device()).dtype(at::kByte));
+  memory.record_stream(stream_.unwrap());  // an abort may leave NCCL at work on it
   auto floats = memory.view(at::kFloat).zero_();
   auto* data = floats.mutable_data_ptr<float>();
+  const c10::cuda::CUDAStreamGuard stream_guard(stream_);
   // What the device still runs would be timed as well, on this rank or on one that is behind.
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   barrier();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "comm/argument_checks.hpp"
+#include "comm/cuda_device.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 
@@ -118,6 +119,9 @@ class SingleCommunicator final : public Communicator {
       reason_ = reason;
     }
   }
+
+ protected:
+  Plan::Identity plan_identity() const override { return detail::kernels_identity(device_); }
 
  private:
   detail::GroupInfo group() const { return {backend(), 0, 1, device_}; }

@@ -104,6 +104,17 @@ struct Problem {
             alignment_of(b.data),
             alignment_of(out)};
   }
+  /// Of what a choice holds for: any device, and not where none is made.
+  std::string name() const {
+    auto numbers = key();
+    numbers[kDevice] = numbers[kDevice + 1] = 0;
+    std::string text = "cublaslt";
+    for (const auto number : numbers) {
+      text += ' ' + std::to_string(number);
+    }
+    return text;
+  }
+  static constexpr size_t kDevice = 11;  // in key(); `deterministic` behind it
 };
 
 void set_layout(MatrixLayout& layout, cudaDataType type, int64_t rows, int64_t columns,
@@ -199,7 +210,7 @@ void Plan::measure(const Problem& p) {
   const auto scratch = p.beta == 0 ? at::Tensor() : at::zeros({out_bytes}, bytes);
   void* const out = p.beta == 0 ? p.out : scratch.data_ptr();
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(p.device));
-  const size_t fastest = choose_fastest(device, candidates_.size(), [&](size_t i) {
+  const size_t fastest = choose_fastest(p.name(), device, candidates_.size(), [&](size_t i) {
     run(p, candidates_[i], out, workspace.data_ptr(), c10::cuda::getCurrentCUDAStream());
   });
   candidates_ = {candidates_[fastest < candidates_.size() ? fastest : 0]};
@@ -227,6 +238,10 @@ struct Plans {
 };
 
 }  // namespace
+
+size_t cublaslt_version() {
+  return cublasLtGetVersion();
+}
 
 void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                       const GemmOptions& options) {

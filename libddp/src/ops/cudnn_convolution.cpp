@@ -194,6 +194,16 @@ Key key_of(ConvolutionPass pass, const Convolution& call) {
           w[3]};
 }
 
+/// Of what a choice holds for: any device.
+std::string name_of(ConvolutionPass pass, const Convolution& call) {
+  const char* name = pass == ConvolutionPass::Forward         ? "forward"
+                     : pass == ConvolutionPass::InputGradient ? "input gradient"
+                                                              : "weight gradient";
+  return c10::str("cudnn ", name, ' ', call.x.scalar_type(), " x ", call.x.sizes(), " w ",
+                  call.w.sizes(), " stride ", call.stride, " padding ", call.padding,
+                  call.beside ? " beside" : "");
+}
+
 /// The process's choices. They live until it ends: cuDNN's own teardown comes in no known order.
 struct Choices {
   std::mutex mutex;
@@ -239,7 +249,9 @@ std::unique_ptr<Engine> measure(cudnnHandle_t handle, ConvolutionPass pass,
     TORCH_CHECK(engines[i].workspace_bytes <= workspace.numel(), "no memory for this one");
     run(handle, engines[i], call, workspace.data_ptr());
   };
-  const size_t fastest = choose_fastest(call.x.device(), engines.size(), call_of,
+  // A choice among those that found memory is none for the next run.
+  const auto name = workspace.numel() < bytes ? std::string() : name_of(pass, call);
+  const size_t fastest = choose_fastest(name, call.x.device(), engines.size(), call_of,
                                         call.beside ? kSameBeside : kSameAlone);
   return fastest < engines.size() ? std::make_unique<Engine>(std::move(engines[fastest])) : nullptr;
 }

@@ -6,8 +6,10 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "ops/choice_book.hpp"
 #include "ops/private_stream.hpp"
 
 namespace ddp::ops::detail {
@@ -15,15 +17,22 @@ namespace {
 
 constexpr int kTimedCalls = 20;
 
+bool runs(const std::function<void(size_t)>& call, size_t index) {
+  try {
+    call(index);
+    return true;
+  } catch (const c10::Error&) {
+    cudaGetLastError();  // this candidate's, and dealt with
+    return false;
+  }
+}
+
 /// Milliseconds of a replay of kTimedCalls captured calls. Negative where the candidate does not
 /// run.
 float time_captured(const std::function<void(size_t)>& call, size_t index, cudaStream_t stream) {
   cudaGraph_t graph = nullptr;
   bool ran = true;
-  try {
-    call(index);  // a library may load its code with the first call, which a capture forbids
-  } catch (const c10::Error&) {
-    cudaGetLastError();  // this candidate's, and dealt with
+  if (!runs(call, index)) {  // a library may load its code with it, which a capture forbids
     return -1;
   }
   C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -82,16 +91,22 @@ bool is_capturing() {
   return status != cudaStreamCaptureStatusNone;
 }
 
-size_t choose_fastest(c10::Device device, size_t count, const std::function<void(size_t)>& call,
-                      float same_time) {
+size_t choose_fastest(const std::string& what, c10::Device device, size_t count,
+                      const std::function<void(size_t)>& call, float same_time) {
   // Callers lock plans of their own kind each, but all measure on one stream, and beside one
   // another two would not measure alone.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
+  auto& book = ChoiceBook::instance();
   c10::cuda::getCurrentCUDAStream().synchronize();
   const auto stream =
       beside<MeasuringStream>(c10::cuda::getDefaultCUDAStream(device.index())).stream;
   const c10::cuda::CUDAStreamGuard guard(stream);
+  const auto known = what.empty() ? std::nullopt : book.find(what, count);
+  if (known && runs(call, *known)) {
+    stream.synchronize();
+    return *known;
+  }
   std::vector<float> times;
   float fastest = -1;
   for (size_t i = 0; i < count; ++i) {
@@ -103,6 +118,9 @@ size_t choose_fastest(c10::Device device, size_t count, const std::function<void
   stream.synchronize();
   for (size_t i = 0; i < count; ++i) {
     if (times[i] >= 0 && times[i] <= fastest * same_time) {
+      if (!what.empty()) {
+        book.note(what, count, i);
+      }
       return i;
     }
   }

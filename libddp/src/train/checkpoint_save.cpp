@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
+#include "comm/kernel_choices.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/checkpoint_exchange.hpp"
 
@@ -144,6 +145,7 @@ void CheckpointerImpl::start_commit(const std::vector<Status>& statuses) {
   manifest.values = snapshot_.values;
   manifest.leaf_dtypes = snapshot_.leaf_dtypes;
   if (const auto communicator = communicator_.lock(); communicator != nullptr && is_main()) {
+    keep_kernel_choices(communicator->plan());
     if (!communicator->plan().empty()) {
       texts_["plan"] = communicator->plan().to_json();
     }

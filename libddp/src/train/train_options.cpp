@@ -86,7 +86,8 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
   v.field(
       {.name = "cudnn_benchmark",
        .doc = "the fastest of cuDNN's algorithms is measured when a shape is first met, by each "
-              "rank for itself: runs may differ in bits (not with train.deterministic)"},
+              "rank for itself unless a plan has it: runs may differ in bits (not with "
+              "train.deterministic)"},
       o.cudnn_benchmark);
   v.field({.name = "allow_tf32",
            .doc = "float32 matrix products in TF32 on CUDA (convolutions may use it either way, as "

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <set>
 #include <sstream>
 
@@ -14,6 +11,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/data/dataset.hpp"
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "unit/data/data_test_support.hpp"
 #include "unit/data/tar_writer.hpp"
 
@@ -274,17 +272,8 @@ TEST_CASE("a shard missing in a numbered sequence is named", "[dataset]") {
 
 TEST_CASE("more samples asked for than there are is told with both numbers", "[dataset]") {
   const auto told = [](int64_t num_samples, Split split) {
-    TempFolder folder;
-    const auto path = folder.path() / "stderr";
-    std::fflush(stderr);
-    const int before = dup(STDERR_FILENO);
-    const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    dup2(file, STDERR_FILENO);
-    make_dataset({.path = kSample, .num_samples = num_samples}, split);
-    dup2(before, STDERR_FILENO);
-    close(before);
-    close(file);
-    return data_test::read_file(path);
+    return testing::stderr_of(
+        [&] { make_dataset({.path = kSample, .num_samples = num_samples}, split); });
   };
   REQUIRE(contains(told(999, Split::Test), "data.num_samples=999, but the test split"));
   REQUIRE(contains(told(999, Split::Test), "has 800 samples"));

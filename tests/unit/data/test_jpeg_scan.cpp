@@ -9,6 +9,7 @@
 #include "data/nvjpeg_answer.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "unit/data/data_test_support.hpp"
 #include "unit/data/jpeg_writer.hpp"
 #include "unit/data/tar_writer.hpp"
@@ -153,7 +154,7 @@ TEST_CASE("a file that is cut or holds what no scan can is not plain") {
   REQUIRE_FALSE(is_plain(damaged));
 }
 
-TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg changes nothing") {
+TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg changes nothing, which is told once") {
   data_test::TempFolder folder;
   std::string tar;
   for (int i = 0; i < 6; ++i) {
@@ -167,7 +168,15 @@ TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg changes nothing") {
                                           .cache = ddp::CachePolicy::Off});
   const ddp::DistributedSampler sampler(6, 0, 1);
   ddp::DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 6});
-  ddp::DataLoader asked(dataset, sampler, at::kCPU,
-                        {.batch_size = 6, .jpeg_decoder = ddp::JpegDecoder::NvJpeg});
-  REQUIRE(torch::equal(asked.next().data, cpu.next().data));
+  const auto expected = cpu.next().data;
+  const std::string told = testing::stderr_of([&] {
+    for (int i = 0; i < 2; ++i) {
+      ddp::DataLoader asked(dataset, sampler, at::kCPU,
+                            {.batch_size = 6, .jpeg_decoder = ddp::JpegDecoder::NvJpeg});
+      REQUIRE(torch::equal(asked.next().data, expected));
+    }
+  });
+  CAPTURE(told);
+  REQUIRE(testing::num_found(told, "loader.jpeg_decoder=nvjpeg cannot be: the device is cpu") == 1);
+  REQUIRE(testing::num_found(told, "decode with libjpeg-turbo") == 1);
 }

@@ -86,7 +86,7 @@ class Communicator {
   virtual int64_t num_operations() const { return 0; }
 
   /// What was measured on this group, and pinned from a checkpoint or a file. Equal on all ranks as
-  /// long as all make the same calls.
+  /// long as all make the same calls; but for what Plan says of "kernels".
   Plan& plan();
   /// Takes over the choices of rank 0's `json` where they were made on the hardware and versions
   /// of every rank; else on no rank, which the log says. Collective; the host waits. Throws

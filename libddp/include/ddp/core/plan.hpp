@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Choices that were measured (algorithms, bucket cuts) rather than set: kept by name, with what
-// they were measured on. Equal on all ranks. A checkpoint and a file hold it as JSON; where it is
-// read back on the same hardware and library versions its choices are pinned, elsewhere it is
-// dropped and everything is measured anew.
+// they were measured on. Equal on all ranks, but for "kernels" (algorithms of convolutions and
+// products), which are rank 0's until all ranks adopt them. A checkpoint and a file hold it as
+// JSON; where it is read back on the same hardware and library versions its choices are pinned,
+// elsewhere it is dropped and everything is measured anew.
 //
 //   {"measured on": {"gpu": "NVIDIA H200", "nccl": "2.28.9", …}, "choices": {"all_reduce": …}}
 #pragma once

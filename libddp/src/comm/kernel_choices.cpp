@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/kernel_choices.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+using Json = nlohmann::json;
+using ops::detail::MeasuredChoice;
+using ops::detail::MeasuredChoices;
+
+namespace {
+
+[[noreturn]] void fail(const std::string& why) {
+  throw ReadError(concat("the plan's choices of algorithms (\"", kKernelChoices,
+                         "\") are damaged: ", why,
+                         "; fix: remove the plan, and they are measured anew"));
+}
+
+MeasuredChoice parse(const std::string& what, const Json& entry) {
+  if (!entry.is_array() || entry.size() != 2 || !entry[0].is_number_unsigned() ||
+      !entry[1].is_number_unsigned()) {
+    fail(concat("\"", what.substr(0, 80), "\" is not [proposed, chosen]"));
+  }
+  const MeasuredChoice choice{entry[0].get<int64_t>(), entry[1].get<int64_t>()};
+  if (choice.chosen < 0 || choice.chosen >= choice.count) {
+    fail(concat("of \"", what.substr(0, 80), "\" number ", choice.chosen, " of ", choice.count,
+                " is chosen"));
+  }
+  return choice;
+}
+
+}  // namespace
+
+std::string kernel_choices_to_json(const MeasuredChoices& choices) {
+  auto json = Json::object();
+  for (const auto& [what, choice] : choices) {
+    json[what] = {choice.count, choice.chosen};
+  }
+  return json.dump();
+}
+
+MeasuredChoices kernel_choices_from_json(const std::string& json) {
+  const auto parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) {
+    fail("no object of JSON");
+  }
+  MeasuredChoices choices;
+  for (const auto& [what, entry] : parsed.items()) {
+    choices[what] = parse(what, entry);
+  }
+  return choices;
+}
+
+void keep_kernel_choices(Plan& plan) {
+  const auto choices = ops::detail::ChoiceBook::instance().all();
+  if (choices.empty()) {
+    return;
+  }
+  const auto json = kernel_choices_to_json(choices);
+  if (plan.find(kKernelChoices) != json) {
+    plan.set(kKernelChoices, json);
+  }
+}
+
+}  // namespace ddp::detail
