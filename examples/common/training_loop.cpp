@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "ddp/core/logging.hpp"
+
 namespace examples {
 
 int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps) {
@@ -122,6 +124,7 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
   }
   for (int64_t step = first_step; step < settings_.num_steps; ++step) {
     parts_.metrics.end_step(step, train_step(step));
+    tell_of_non_finite_gradients(step);
     const bool evaluated = evaluates_after(step);
     if (evaluated) {
       summary.test = evaluate_after(step + 1);
@@ -156,9 +159,35 @@ bool TrainingLoop::evaluates_after(int64_t step) const {
          (is_last(step) || (epoch + 1) % train.eval_every == 0);
 }
 
+bool TrainingLoop::is_logged(int64_t step) const {
+  return settings_.log_every > 0 && (step + 1) % settings_.log_every == 0;
+}
+
 bool TrainingLoop::wants_norm(int64_t step) const {
-  const bool logged = settings_.log_every > 0 && (step + 1) % settings_.log_every == 0;
-  return settings_.train.max_grad_norm > 0 || logged;
+  return settings_.train.max_grad_norm > 0 || is_logged(step);
+}
+
+/// What the steps' own scans found, once the host has waited for the step anyway. A loss scale that
+/// was too large is no fault; without one the weights are lost.
+void TrainingLoop::tell_of_non_finite_gradients(int64_t step) {
+  if (!(is_logged(step) || is_last(step)) || !parts_.context.is_main()) {
+    return;
+  }
+  const auto found = parts_.optimizer.non_finite_report();
+  const int64_t steps = found.num_scans - std::exchange(non_finite_steps_, found.num_scans);
+  if (steps <= 0) {
+    return;
+  }
+  const bool skipped = parts_.scaler.is_enabled();
+  const char* advice =
+      skipped ? "skipped, and the loss scale is lowered"
+      : settings_.train.max_grad_norm > 0
+          ? "taken over by the weights: lower lr_schedule.lr or train.max_grad_norm"
+          : "taken over by the weights: lower lr_schedule.lr, or set train.max_grad_norm";
+  ddp::log(skipped ? ddp::LogLevel::Info : ddp::LogLevel::Warning,
+           ddp::detail::concat("inf or NaN in the gradients of ", steps, " of the steps up to ",
+                               step + 1, ", in the last of them first in ", found.parameter, ": ",
+                               advice));
 }
 
 ddp::StepMetrics TrainingLoop::train_step(int64_t step) {

@@ -94,7 +94,9 @@ class TrainingLoop {
   ddp::GraphedStepOptions training_options() const;
   ddp::GraphedStepOptions evaluation_options() const;
   ddp::StepMetrics train_step(int64_t step);
+  bool is_logged(int64_t step) const;
   bool wants_norm(int64_t step) const;
+  void tell_of_non_finite_gradients(int64_t step);
   /// A whole optimizer step, eager or captured: reads nothing that differs between steps but its
   /// arguments (and whether the norm is wanted, which makes another variant).
   StepOutputs run_step(const Batches& batches, const ddp::StepScalars& scalars);
@@ -116,8 +118,9 @@ class TrainingLoop {
   EvaluationSums sums_;
   ddp::GraphedStep<Batches, StepOutputs> step_;
   ddp::GraphedStep<TrainingBatch, std::vector<at::Tensor>> evaluation_;
-  ddp::StepLog last_log_;        // of the latest training step
-  bool norm_is_wanted_ = false;  // in the present step
+  ddp::StepLog last_log_;         // of the latest training step
+  bool norm_is_wanted_ = false;   // in the present step
+  int64_t non_finite_steps_ = 0;  // told of
   int64_t batches_per_epoch_;
   int64_t steps_per_epoch_;
   bool first_epoch_ = true;
