@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# compute-sanitizer over the GPU tests of kernels, one rank: check_gpu_memory.sh [tool …]
+# compute-sanitizer over the GPU tests of kernels: check_gpu_memory.sh [tool …]
 #   tools     memcheck (default), racecheck, synccheck, initcheck
 #   BUILD     build folder (default: build)
 #   TESTS     programs below BUILD/tests (default: those whose kernels are ours), each alone or as NAME:FILTER, with a Catch
 #             filter without spaces: TESTS="ops_gpu_test flat_optimizer_gpu_test:*scan*,LAMB*"
+#   RANKS     how many (default: 1): RANKS=2 TESTS=gpu_nccl_algorithm:sums* for the kernel behind a mean of several ranks
 #   KERNELS   part of the mangled names of the kernels that are checked (default: 3ddp, our own; racecheck: all, for it
 #             fails in CUDA graphs with kernels that it leaves out); empty: all, LibTorch's and cuDNN's too, which take longest
 set -euo pipefail
@@ -21,6 +22,8 @@ grep -qix 'CUDA=TRUE' "$build/ddp_parts.txt" 2>/dev/null ||
   die "$build was built without CUDA parts: $(sed -n 's/^NO_CUDA=//p' "$build/ddp_parts.txt" 2>/dev/null)"
 
 export OMP_NUM_THREADS=1 NCCL_NVLS_ENABLE=0 DDP_TEST_DEVICE=cuda
+# Under racecheck programs with tests/gpu/deterministic_run.cpp choose no algorithm by time, which takes most of it.
+deterministic=(DDP_TEST_DETERMINISTIC=1 CUBLAS_WORKSPACE_CONFIG=:4096:8)
 # Errors that CUDA reports on purpose (NCCL and cuBLAS ask for what may be missing) are not bugs.
 options=(--error-exitcode 99 --report-api-errors no --target-processes all)
 failed=0
@@ -40,10 +43,10 @@ for test in "${tests[@]}"; do
   [ -z "${KERNELS:-}" ] || grep -qaF "$KERNELS" "$build"/lib/libddp*.so "$program" ||
     die "KERNELS=$KERNELS: no kernel of $name has that in its name, so nothing would be checked"
   for tool in "${tools[@]}"; do
-    started=$SECONDS code=0 kernels=${KERNELS-3ddp}
-    [ "$tool" != racecheck ] || kernels=${KERNELS-}
+    started=$SECONDS code=0 kernels=${KERNELS-3ddp} settings=()
+    [ "$tool" != racecheck ] || { kernels=${KERNELS-} settings=("${deterministic[@]}"); }
     log=$build/sanitizer_${test//[^a-zA-Z0-9_]/_}_$tool.log
-    "$build/tests/support/ddp_test_launch" --gpus --ranks 1 --timeout 580 --verbose -- \
+    env "${settings[@]}" "$build/tests/support/ddp_test_launch" --gpus --ranks "${RANKS:-1}" --timeout 580 --verbose -- \
       "$sanitizer" --tool "$tool" "${options[@]}" ${kernels:+--kernel-name "kns=$kernels"} "$program" "${filter[@]}" >"$log" 2>&1 || code=$?
     if [ $code = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
       say "$test, $tool: clean ($((SECONDS - started)) s)"

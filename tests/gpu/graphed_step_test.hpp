@@ -19,6 +19,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "gpu/has_ranks.hpp"
 
 namespace ddp::test {
 
@@ -56,14 +57,6 @@ struct Setup {
   std::function<void(const at::Tensor& loss)> before_backward = {};
   std::function<void(const at::Tensor& loss)> after_step = {};
 };
-
-/// Says so where a test cannot run with so few.
-inline bool has_ranks(int wanted) {
-  if (world() < wanted) {
-    std::cout << "SKIPPED: needs " << wanted << " ranks\n";
-  }
-  return world() >= wanted;
-}
 
 inline Batch image_batch(int64_t step, int64_t size) {
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step * 64 + rank() + 1));

@@ -11,6 +11,7 @@
 #include "ddp/data/data_loader.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "unit/data/data_test_support.hpp"
 #include "unit/data/jpeg_writer.hpp"
 #include "unit/data/tar_writer.hpp"
@@ -242,7 +243,9 @@ TEST_CASE("without memory for what nvJPEG decodes the CPU decodes", "[jpeg][nvjp
   };
   const auto expected = batch_of(ddp::JpegDecoder::Cpu, true);
   REQUIRE_FALSE(torch::equal(batch_of(ddp::JpegDecoder::NvJpeg, true).data, expected.data));
-  const auto batch = batch_of(ddp::JpegDecoder::NvJpeg, false);
+  ddp::Batch batch;
+  const auto told = testing::stderr_of([&] { batch = batch_of(ddp::JpegDecoder::NvJpeg, false); });
+  CHECK(testing::num_found(told, "nvjpeg cannot be: the GPU has no memory left") == 1);
   REQUIRE(torch::equal(batch.data, expected.data));
   REQUIRE(torch::equal(batch.target, expected.target));
 }

@@ -3,19 +3,35 @@
 // means, alone, in groups and in graphs. Data are small integers: every result is exact.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <set>
+#include <sstream>
+#include <thread>
 
 #include "comm/nccl_communicator.hpp"
+#include "comm/text_exchange.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/ops/multiprocessors.hpp"
 #include "gpu/capture.hpp"
+#include "gpu/has_ranks.hpp"
 #include "support/catch.hpp"
+#include "support/message_of.hpp"
 #include "support/multi_rank_main.hpp"
 
 namespace {
 
 using ddp::ReduceOp;
+using ddp::test::has_ranks;
 
 ddp::CommunicatorPtr make(const std::string& algorithm) {
   auto& context = ddp::test::context();
@@ -46,6 +62,30 @@ at::Tensor reduced(int64_t n, at::ScalarType dtype, ReduceOp op) {
     sum += data(n, at::kFloat, r);
   }
   return (op == ReduceOp::Avg ? sum / world_size() : sum).to(dtype);
+}
+
+// How often `body` makes a stream wait for an event, inside NCCL too.
+int count_stream_waits(const std::function<void()>& body) {
+  namespace profiler = torch::autograd::profiler;
+  const profiler::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  const std::set activities{torch::profiler::impl::ActivityType::CUDA};
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  body();
+  synchronize();
+  const auto file = std::filesystem::temp_directory_path() /
+                    ("ddp_stream_waits_" + std::to_string(getpid()) + ".json");
+  profiler::disableProfiler()->save(file.string());
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  std::filesystem::remove(file);
+  const auto trace = text.str();
+  int count = 0;
+  const std::string name = "\"cudaStreamWaitEvent\"";
+  for (auto at = trace.find(name); at != std::string::npos; at = trace.find(name, at + 1)) {
+    ++count;
+  }
+  return count;
 }
 
 }  // namespace
@@ -125,7 +165,7 @@ TEST_CASE("windows in groups and graphs") {
 }
 
 TEST_CASE("a symmetric sum of bfloat16 is rounded once") {
-  if (world_size() < 4) {
+  if (!has_ranks(4)) {
     return;  // two values are rounded once by any algorithm
   }
   const auto comm = make("symmetric");
@@ -164,7 +204,7 @@ TEST_CASE("without windows ring is used") {
 }
 
 TEST_CASE("auto measures a table and keeps it in the plan") {
-  if (world_size() == 1) {
+  if (!has_ranks(2)) {
     return;
   }
   const auto comm = make("auto");
@@ -187,6 +227,81 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
   const auto others_memory = other->allocate(1 << 20);  // measures nothing
   CHECK(other->plan().to_json() == saved);
   CHECK((other->all_reduce_table().rows() == rows));
+}
+
+// NCCL orders eager launches of a communicator behind its captured ones, for ever after a capture.
+TEST_CASE("a communicator that measured is none that was captured") {
+  if (!has_ranks(2)) {
+    return;
+  }
+  const auto waits = [](ddp::Communicator& comm) {
+    auto tensor = at::ones({1000}, at::device(comm.device()).dtype(at::kFloat));
+    comm.all_reduce(tensor)->wait();  // connects
+    synchronize();
+    return count_stream_waits([&] {
+      for (int i = 0; i < 20; ++i) {
+        comm.all_reduce(tensor)->wait();
+      }
+    });
+  };
+  const auto fresh = make("ring");
+  const auto measured = make("ring");
+  REQUIRE_FALSE(measured->all_reduce_table().empty());
+  const int expected = waits(*fresh);
+  CHECK(expected > 0);
+  CHECK(waits(*measured) == expected);
+}
+
+TEST_CASE("what measuring takes of the caching allocator goes on with the caller's stream") {
+  if (!has_ranks(2)) {
+    return;
+  }
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  const auto device = ddp::test::context().device();
+  const auto reserved = [&] {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return allocator::getDeviceStats(device.index()).reserved_bytes[kAll].current;
+  };
+  synchronize();
+  allocator::emptyCache();
+  const auto comm = make("ring");  // no windows
+  comm->all_reduce_table();
+  const auto after = reserved();
+  const auto other = at::empty({int64_t{64} << 20}, at::device(device).dtype(at::kByte));
+  CHECK(reserved() == after);
+}
+
+TEST_CASE("a measurement whose peers went away ends with the reason of the abort") {
+  if (!has_ranks(2)) {
+    return;
+  }
+  const bool peers_split = GENERATE(false, true);
+  CAPTURE(peers_split);
+  const auto comm = make("ring");
+  auto tensor = at::ones({1000}, at::device(comm->device()).dtype(at::kFloat));
+  comm->all_reduce(tensor)->wait();
+  synchronize();
+  if (rank() == 0) {
+    auto aborting = std::async(std::launch::async, [&] {
+      ddp::test::context().control_plane().barrier();  // the peers went as far as they go
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      comm->abort("rank 1 (node7) failed: out of memory");
+    });
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK_THAT(testing::message_of<ddp::PeerLostError>([&] { comm->all_reduce_table(); }),
+               Catch::Contains("rank 1 (node7) failed"));
+    aborting.get();
+    synchronize();  // nothing is left on the device
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(15));
+    ddp::test::context().control_plane().barrier();
+  } else {
+    // As far as all_reduce_table() goes: rank 0's word, then the communicator it measures on.
+    CHECK(ddp::detail::broadcast_text(*comm, "", 0).empty());
+    const auto child = peers_split ? comm->split(0, rank()) : nullptr;
+    ddp::test::context().control_plane().barrier();
+    ddp::test::context().control_plane().barrier();
+    comm->abort("rank 0 was abandoned on purpose");
+  }
 }
 
 TEST_CASE("communicators reserve multiprocessors while they live, each for itself") {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loader's copies to a GPU: same bits as on the CPU, while the step and the copies overlap.
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -104,6 +106,55 @@ TEST_CASE("batches on the GPU have the bits of those on the CPU", "[loader]") {
   (void)resumed.next();
   resumed.load_state_dict(gpu.state_dict());
   REQUIRE(torch::equal(resumed.next().data, gpu.next().data));
+}
+
+// The steps' stream spins from before the copies begin until they have been read. That a batch has
+// come is the loader's own word: before a third copy begins, the host waits for the first.
+TEST_CASE("batches come to the GPU while the steps' stream is busy", "[loader]") {
+  constexpr int64_t kSpin = 4'000'000'000;  // cycles: 2 s, beside some milliseconds of work
+  constexpr size_t kWarmUp = 8, kBeside = 6, kOnTheWay = 2;
+  const Way way = GENERATE(kCopied, kMadeOfParts);
+  CAPTURE(way.name);
+  const auto steps = c10::cuda::getStreamFromPool();
+  const auto idle = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(steps);
+  const auto dataset = images_of(way);
+  const DistributedSampler sampler(640, 0, 1);
+  DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 16});
+  DataLoader gpu(dataset, sampler, at::Device(at::kCUDA, 0),
+                 {.batch_size = 16, .device_resident = way.resident});
+  std::vector<ddp::Batch> expected, batches;
+  const auto has_come = [&](size_t i) {
+    const c10::cuda::CUDAStreamGuard reading(idle);  // the only one that .cpu() waits for
+    return torch::equal(batches[i].data.cpu(), expected[i].data) &&
+           torch::equal(batches[i].target.cpu(), expected[i].target);
+  };
+  // Kernels are loaded and memory is asked for here: both may wait for the whole device.
+  for (size_t i = 0; i < kWarmUp; ++i) {
+    expected.push_back(cpu.next());
+    batches.push_back(gpu.next());
+  }
+  c10::cuda::device_synchronize();
+  REQUIRE(has_come(kWarmUp - 1));
+  expected.clear();
+  batches.clear();
+  c10::cuda::device_synchronize();  // so that the next batches may have their memory
+  for (size_t i = 0; i < kBeside; ++i) {
+    expected.push_back(cpu.next());
+  }
+
+  at::cuda::CUDAEvent spun;
+  at::cuda::sleep(kSpin);
+  spun.record(steps);
+  for (size_t i = 0; i < kBeside; ++i) {
+    batches.push_back(gpu.next());  // kept: memory given back would wait for the steps
+  }
+  for (size_t i = 1; i + kOnTheWay < kBeside; ++i) {  // the first may be from before the spin
+    CAPTURE(i);
+    CHECK(has_come(i));
+  }
+  CHECK_FALSE(spun.query());
+  c10::cuda::device_synchronize();
 }
 
 TEST_CASE("a user's batch type goes to the GPU through for_each_tensor", "[loader]") {
