@@ -99,6 +99,21 @@ __device__ void write(const RegionBatch& batch, const DeviceRegion& region, int 
   }
 }
 
+// Pixels of one column as they are stored, normalised as the CPU does.
+template <typename Out, bool kChannelsLast>
+__device__ void copy_column(const RegionBatch& batch, const DeviceRegion& region, int x,
+                            int first_row, int num_rows, const Normalisation& normalisation) {
+  const uint8_t* pixels = batch.pixels + region.offset;
+  for (int i = 0; i < num_rows; ++i) {
+    const uint8_t* in = pixels + (first_row + i) * region.row_bytes + x * 3;
+    Rgb value;
+    for (int c = 0; c < 3; ++c) {
+      value.value[c] = normalise_byte(in[c], normalisation.mean[c], normalisation.std[c]);
+    }
+    write<Out, kChannelsLast>(batch, region, x, first_row + i, value);
+  }
+}
+
 // One block: an image, a band of rows, up to kThreads columns. A thread goes down the input rows of
 // its column, narrows each once, and adds it to those of the band's rows that use it: for each of
 // them that is the CPU's order.
@@ -112,18 +127,10 @@ __global__ void __launch_bounds__(kThreads)
   if (x >= batch.size) {
     return;
   }
-  const uint8_t* pixels = batch.pixels + region.offset;
   const int first_row = band * kBand;
   const int num_rows = min(kBand, batch.size - first_row);
   if (region.as_it_is) {
-    for (int i = 0; i < num_rows; ++i) {
-      const uint8_t* in = pixels + (first_row + i) * region.row_bytes + x * 3;
-      Rgb value;
-      for (int c = 0; c < 3; ++c) {
-        value.value[c] = normalise_byte(in[c], normalisation.mean[c], normalisation.std[c]);
-      }
-      write<Out, kChannelsLast>(batch, region, x, first_row + i, value);
-    }
+    copy_column<Out, kChannelsLast>(batch, region, x, first_row, num_rows, normalisation);
     return;
   }
   const AxisScratch columns(batch, blockIdx.y, 0), rows(batch, blockIdx.y, 1);
@@ -137,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
   Rgb sum[kBand] = {};
   const int2 last = rows.range[first_row + num_rows - 1];
   const int end = last.x + last.y;
-  const uint8_t* in = pixels + static_cast<int64_t>(range.x - region.x) * 3;
+  const uint8_t* in = batch.pixels + region.offset + static_cast<int64_t>(range.x - region.x) * 3;
   for (int row = rows.range[first_row].x; row < end; ++row) {
     const Rgb narrowed =
         narrow(in + (row - region.y) * region.row_bytes, registers, weight, range.y);

@@ -5,6 +5,23 @@
 namespace ddp::ops::detail {
 namespace {
 
+// Sums of the whole grid, in its last block: of the gradient, and of its products with the inputs.
+template <bool kTwoNorms, int kSums>
+__device__ __forceinline__ void finish_sums(const BackwardReduceCall& call,
+                                            const float (&sums)[kSums][8]) {
+  const BatchNormGrid& grid = call.grid;
+  double totals[kSums];
+  if (!grid_sums<kSums>(sums, grid, call.scratch, totals) ||
+      static_cast<int>(threadIdx.x) >= 8 * grid.slice) {
+    return;
+  }
+  const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + threadIdx.x;
+  finish_backward(call.first, channel, 8 * grid.vectors, grid.rows, totals[0], totals[1]);
+  if constexpr (kTwoNorms) {
+    finish_backward(call.second, channel, 8 * grid.vectors, grid.rows, totals[0], totals[2]);
+  }
+}
+
 template <typename T, bool kTwoGrads, bool kTwoNorms>
 __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocksPerSm)
     reduce_kernel(BackwardReduceCall call) {
@@ -59,24 +76,12 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
         if constexpr (kTwoNorms) {
           add_products<T>(d, inputs2[j], mean2, sums[2]);
         }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          sums[0][i] += d[i];
-        }
+        add_values(d, sums[0]);
       }
     }
   });
   let_next_begin();
-  double totals[kSums];
-  if (grid_sums<kSums>(sums, grid, call.scratch, totals)) {
-    if (static_cast<int>(threadIdx.x) < 8 * grid.slice) {
-      const int channel = static_cast<int>(blockIdx.y) * 8 * grid.slice + threadIdx.x;
-      finish_backward(call.first, channel, 8 * grid.vectors, grid.rows, totals[0], totals[1]);
-      if constexpr (kTwoNorms) {
-        finish_backward(call.second, channel, 8 * grid.vectors, grid.rows, totals[0], totals[2]);
-      }
-    }
-  }
+  finish_sums<kTwoNorms>(call, sums);
 }
 
 template <typename T, bool kMasked, bool kTwoNorms>

@@ -357,6 +357,14 @@ __device__ void add_to(float (&values)[8], const Vector& packed) {
   }
 }
 
+/// sum += values
+__device__ __forceinline__ void add_values(const float (&values)[8], float (&sum)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    sum[i] += values[i];
+  }
+}
+
 /// sum += d * (x - mean)
 template <typename T>
 __device__ void add_products(const float (&d)[8], const Vector& x, const float (&mean)[8],

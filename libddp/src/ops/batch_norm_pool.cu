@@ -169,12 +169,7 @@ __device__ void load_windows(const PoolBackwardCall& call, const Lane& lane, int
   for (int w = 0; w < 4; ++w) {
     unpack<T>(first[w], windows.grad[w]);
     if (call.grad2 != nullptr) {
-      float others[8];
-      unpack<T>(second[w], others);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        windows.grad[w][i] += others[i];
-      }
+      add_to<T>(windows.grad[w], second[w]);
     }
   }
 }

@@ -218,10 +218,7 @@ struct BackwardRows {
       if constexpr (kTwoNorms) {
         add_products<T>(values, inputs2[j], mean2, sums[2]);
       }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        sums[0][i] += values[i];
-      }
+      add_values(values, sums[0]);
     });
   }
   __device__ __forceinline__ void write(const BatchNormGrid& grid, const Lane& lane,

@@ -63,8 +63,9 @@ class DeviceImageLoader : public detail::LoaderPlace {
   Batch next();
 
   /// The host's part of next(): the batch counts as consumed. Uploads the order on the current
-  /// stream where an epoch begins. Returns at once; never inside a capture. Batches of up to one
-  /// epoch may be prepared before they are made.
+  /// stream where an epoch begins, and waits there for the thread that makes the order where it is
+  /// not done yet; else it returns at once. Never inside a capture. Batches of up to one epoch may
+  /// be prepared before they are made.
   PreparedBatch prepare();
   /// The device's part, on the current stream; may be captured, in a graph that this object
   /// outlives. Each replay makes the batch that `place`, in memory of the device, then tells of:

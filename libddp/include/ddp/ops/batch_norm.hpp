@@ -3,11 +3,13 @@
 // network: ReLU, the sum with a shortcut, max pool (Ioffe and Szegedy, arXiv:1502.03167).
 //
 // Own CUDA kernels serve bfloat16 and float16 activations in channels_last, with channels a
-// multiple of 8 and float32 weight, bias and running estimates. They read an activation twice
-// forward (statistics, result) and twice backward, save x, the batch's mean and invstd and one bit
-// an element for the ReLU instead of y, and compute in float32. Results do not depend on timing.
-// Everything else (CPU, other dtypes and layouts; gradients through running estimates) is composed
-// of ATen's ops, which define the result: at::batch_norm, add, at::relu, at::max_pool2d.
+// multiple of 8 and float32 weight, bias and running estimates. They read a large activation twice
+// forward (statistics, result) and twice backward, one that fits into registers once each way; they
+// save x, the batch's mean and invstd and one bit an element for the ReLU instead of y (before a
+// max pool one byte an element of its result, which says where the maximum was), and compute in
+// float32. Results do not depend on timing. Everything else (CPU, other dtypes and layouts;
+// gradients through running estimates) is composed of ATen's ops, which define the result:
+// at::batch_norm, add, at::relu, at::max_pool2d.
 //
 // With an exchange (SyncBatchNorm) the kernels' passes are the same; between them one all-gather of
 // a few numbers a channel forward and one small all-reduce backward.

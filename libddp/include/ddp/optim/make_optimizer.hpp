@@ -16,13 +16,15 @@ concept HasNamedParameters = requires(const Model& model) {
   { model.named_parameters() } -> std::convertible_to<const NamedParameters&>;
 };
 
-/// SGD, Adam or AdamW over `parameters`, capturable.
+/// SGD, Adam, AdamW, LARS or LAMB over `parameters`, capturable.
 ///
-/// On CUDA one kernel updates all parameters (Adam: after a small one that counts): it reads the
-/// gradients where they lie, be it in a reducer's buckets, in bfloat16, float16 or float32.
+/// On CUDA one kernel updates all parameters (Adam: after a small one that counts; LARS and LAMB:
+/// after those that take each parameter's norms): it reads the gradients where they lie, be it in a
+/// reducer's buckets, in bfloat16, float16 or float32.
 /// Elsewhere, for float64 parameters, parameters with holes in their memory, several devices and
 /// SGD with dampening (OptimizerOptions::implementation), ATen's fused kernels do it: one call for
-/// each (group, device, dtype). State is the same for both, and either takes the other's.
+/// each (group, device, dtype); LARS and LAMB go there parameter by parameter. State is the same
+/// for both, and either takes the other's.
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
 /// gradient arrives: the rule runs on the master in float32, and the result is rounded into the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every optimizer of libddp can do, whatever stores its state: tensor lists today, flat
-// buckets or shards of them elsewhere.
+// What every optimizer of libddp can do, whatever stores its state: lists of tensors, flat memory,
+// shards of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,8 +13,8 @@ class StepRing;
 }
 
 /// What a GraphedStep's step returned of one element each, in the order for_each_tensor visits
-/// them. Cheap to copy. It can be read until kMaxStepsAhead later steps have been run; after that
-/// the place is used again, and operator[] throws InternalError.
+/// them. Cheap to copy. It can be read until 2 * kMaxStepsAhead later steps have been run; from
+/// then on the place is used again, and operator[] throws InternalError.
 class StepLog {
  public:
   static constexpr int kMaxScalars = 16;
