@@ -7,7 +7,7 @@
 #             filter without spaces: TESTS="ops_gpu_test flat_optimizer_gpu_test:*scan*,LAMB*"
 #   RANKS     how many (default: 1): RANKS=2 TESTS=gpu_nccl_algorithm:sums* for the kernel behind a mean of several ranks
 #   KERNELS   part of the mangled names of the kernels that are checked (default: 3ddp, our own; racecheck: all, for it
-#             fails in CUDA graphs with kernels that it leaves out); empty: all, LibTorch's and cuDNN's too, which take longest
+#             often fails by itself where it leaves out kernels of cuBLASLt and cuDNN); empty: all, which take longest
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -27,6 +27,14 @@ deterministic=(DDP_TEST_DETERMINISTIC=1 CUBLAS_WORKSPACE_CONFIG=:4096:8)
 # Errors that CUDA reports on purpose (NCCL and cuBLAS ask for what may be missing) are not bugs.
 options=(--error-exitcode 99 --report-api-errors no --target-processes all)
 failed=0
+
+# Whether a racecheck's LOG is of tests that pass and has hazards in kernels of others alone: racecheck does not follow all of
+# the barriers that cuBLASLt's and cuDNN's kernels for Hopper wait at.
+only_others_race() {
+  grep -q 'RACECHECK SUMMARY' "$1" && grep -q 'All tests passed' "$1" && grep -q 'Race reported' "$1" &&
+    ! grep -E 'Race reported|access (at|by) ' "$1" | grep -q 'ddp' && ! grep -q 'Internal Sanitizer Error' "$1"
+}
+
 # Of each program the cases that launch our kernels; long trainings, those that measure times, and products
 # of LibTorch that a sanitizer slows most are left out.
 read -ra tests <<<"${TESTS:-batch_norm_gpu_test optim_gpu_test device_images_gpu_test jpeg_loader_gpu_test \
@@ -50,6 +58,8 @@ for test in "${tests[@]}"; do
       "$sanitizer" --tool "$tool" "${options[@]}" ${kernels:+--kernel-name "kns=$kernels"} "$program" "${filter[@]}" >"$log" 2>&1 || code=$?
     if [ $code = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
       say "$test, $tool: clean ($((SECONDS - started)) s)"
+    elif [ "$tool" = racecheck ] && only_others_race "$log"; then
+      say "$test, $tool: no hazard in our kernels, some in others' ($((SECONDS - started)) s), see $log"
     else
       failed=1
       warn "$test, $tool: exit code $code, see $log"
