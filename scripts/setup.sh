@@ -231,11 +231,13 @@ build() {
 }
 
 # setup [cmake arguments]: the same ones from everywhere, so that quickstart.sh and test.sh take turns
-# in one build folder without configuring it anew.
+# in one build folder without configuring it anew. Eight files compile as one: beside LibTorch's headers
+# a file of ours is little, and the whole is built in less than half the time.
 setup() {
   install_packages
   install_python_parts
-  configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON -DDDP_WARNINGS_AS_ERRORS=OFF "$@"
+  configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON -DDDP_WARNINGS_AS_ERRORS=OFF \
+    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 -DCMAKE_UNITY_BUILD_RELOCATABLE=ON "$@"
 }
 
 # --- this machine ------------------------------------------------------------------------------

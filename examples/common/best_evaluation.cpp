@@ -7,12 +7,12 @@
 namespace examples {
 namespace {
 
-constexpr const char* kText = "best_evaluation";
+constexpr const char* kBestText = "best_evaluation";
 
 }  // namespace
 
 void BestEvaluation::restore() {
-  const auto text = checkpointer_.text(kText);
+  const auto text = checkpointer_.text(kBestText);
   int64_t steps_done = 0;
   double loss = 0;
   if (std::sscanf(text.c_str(), "%" SCNd64 " %la", &steps_done, &loss) == 2) {
@@ -29,7 +29,7 @@ bool BestEvaluation::note(int64_t steps_done, double loss) {
   loss_ = loss;
   char text[64];
   std::snprintf(text, sizeof text, "%" PRId64 " %a", steps_done, loss);  // every bit of it
-  checkpointer_.set_text(kText, text);
+  checkpointer_.set_text(kBestText, text);
   return true;
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kText = "trained_folder";
+constexpr const char* kFolderText = "trained_folder";
 constexpr const char* kBest = "best";
 constexpr const char* kLast = "last";
 
@@ -60,10 +60,10 @@ void TrainedFolder::open(int64_t first_step) {
     return;
   }
   first_step_ = first_step;
-  const auto saved_by = checkpointer_.text(kText);
+  const auto saved_by = checkpointer_.text(kFolderText);
   // A checkpoint from before this was noted is taken at its word.
   is_noted_ = first_step > 0 && (saved_by.empty() || saved_by == now);
-  checkpointer_.set_text(kText, now);
+  checkpointer_.set_text(kFolderText, now);
   if (!context_.is_main()) {
     return;
   }

@@ -5,14 +5,6 @@
 using namespace ddp;
 using namespace ddp::test;
 
-namespace {
-
-torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) {
-  return module->forward(x).sum();
-}
-
-}  // namespace
-
 TEST_CASE("gradients are the mean over the ranks in every step, before and after the rebuild") {
   for (const double cap : bucket_caps()) {
     for (const bool static_graph : {false, true}) {

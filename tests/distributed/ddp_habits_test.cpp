@@ -10,10 +10,6 @@ using namespace ddp::test;
 
 namespace {
 
-torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) {
-  return module->forward(x).sum();
-}
-
 // y = x W with the weight's gradient written straight into its slot, as fused ops do.
 class SlotLinear : public torch::autograd::Function<SlotLinear> {
  public:

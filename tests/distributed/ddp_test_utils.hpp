@@ -67,6 +67,10 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
+inline torch::Tensor loss_of(Mlp& module, const torch::Tensor& x) {
+  return module->forward(x).sum();
+}
+
 inline std::vector<torch::Tensor> grads_of(torch::nn::Module& module) {
   std::vector<torch::Tensor> grads;
   for (const auto& parameter : module.parameters()) {

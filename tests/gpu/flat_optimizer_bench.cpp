@@ -10,18 +10,15 @@
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
+#include "unit/optim/optim_test_support.hpp"
 
+using namespace optim_test;
 using ddp::NamedParameters;
 using ddp::OptimizerImplementation;
 using ddp::OptimizerOptions;
 using ddp::OptimizerType;
 
 namespace {
-
-OptimizerOptions as(OptimizerOptions options, OptimizerImplementation implementation) {
-  options.implementation = implementation;
-  return options;
-}
 
 // The sizes of a ResNet's parameters, roughly: `num_weights` of which hold nearly all elements.
 NamedParameters bench_parameters(int64_t numel, int64_t num_segments, at::ScalarType dtype) {

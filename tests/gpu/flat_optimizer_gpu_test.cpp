@@ -53,11 +53,6 @@ std::vector<Rule> rules() {
           {"adamw", adamw}, {"amsgrad", amsgrad},   {"lars", lars},         {"lamb", lamb}};
 }
 
-OptimizerOptions as(OptimizerOptions options, OptimizerImplementation implementation) {
-  options.implementation = implementation;
-  return options;
-}
-
 // Sizes around a chunk's, a vector's and one element; every leaf dtype; a leaf that begins on no
 // vector's boundary.
 NamedParameters make_parameters(at::Device device) {

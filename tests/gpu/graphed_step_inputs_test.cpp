@@ -25,7 +25,7 @@ at::Tensor checksum(const at::Tensor& tensor) {
   return flat.dot(torch::arange(1, flat.numel() + 1, flat.options()));
 }
 
-constexpr int kSteps = 8;  // three of warm-up, then one graph
+constexpr int kFewSteps = 8;  // three of warm-up, then one graph
 
 }  // namespace
 
@@ -40,7 +40,7 @@ TEST_CASE("inputs that are slices, expanded or turned give in replays what they 
         return sums;
       },
       GraphedStepOptions{.mode = CudaGraph::On});
-  for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < kFewSteps; ++i) {
     const auto tokens = counted({4, 9}, 100 * i);
     const std::vector<at::Tensor> batch{
         tokens.narrow(1, 0, 8),
@@ -55,7 +55,7 @@ TEST_CASE("inputs that are slices, expanded or turned give in replays what they 
       REQUIRE(log[static_cast<int>(k)] == checksum(batch[k]).item<double>());
     }
   }
-  REQUIRE(step.counts().replayed == kSteps - 3);
+  REQUIRE(step.counts().replayed == kFewSteps - 3);
 }
 
 TEST_CASE("steps that threw leave nothing that later ones wait for") {
@@ -144,7 +144,7 @@ TEST_CASE("small float tensors of the CPU are on the device in each step, others
           return (batch[0] * batch[1][0] + batch[1][1]).sum();
         },
         GraphedStepOptions{.mode = mode});
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kFewSteps; ++i) {
       std::vector<at::Tensor> batch{torch::full({4}, 2.0F, on_device()),
                                     torch::tensor({0.5F * static_cast<float>(i), 1.0F})};
       if (with_index) {
@@ -155,11 +155,11 @@ TEST_CASE("small float tensors of the CPU are on the device in each step, others
     }
     return step.counts();
   };
-  REQUIRE(run(CudaGraph::On, false).replayed == kSteps - 3);
-  REQUIRE(run(CudaGraph::Off, false).eager == kSteps);
-  REQUIRE(run(CudaGraph::Off, true).eager == kSteps);
+  REQUIRE(run(CudaGraph::On, false).replayed == kFewSteps - 3);
+  REQUIRE(run(CudaGraph::Off, false).eager == kFewSteps);
+  REQUIRE(run(CudaGraph::Off, true).eager == kFewSteps);
   const auto fallen_back = run(CudaGraph::Auto, true);
-  REQUIRE(fallen_back.eager == kSteps);
+  REQUIRE(fallen_back.eager == kFewSteps);
   REQUIRE_THAT(fallen_back.why_eager, Catch::Contains("1 Long on the CPU"));
   REQUIRE_THROWS_WITH(run(CudaGraph::On, true),
                       Catch::Contains("train.cuda_graph=on") && Catch::Contains("on the CPU"));
@@ -200,7 +200,7 @@ TEST_CASE("modes that a step is called in have graphs of their own") {
       GraphedStepOptions{.mode = CudaGraph::On});
   const auto run = [&](int from) {
     int64_t replayed = step.counts().replayed;
-    for (int i = from; i < from + kSteps; ++i) {
+    for (int i = from; i < from + kFewSteps; ++i) {
       auto batch = torch::full({4, 8}, 1.0F / static_cast<float>(3 + i), on_device());
       batch.requires_grad_();
       step(batch, {.step = i}).log[0];
@@ -212,26 +212,26 @@ TEST_CASE("modes that a step is called in have graphs of their own") {
   const int64_t captures = step.counts().captures;
   const auto mean = [&] { return module->named_buffers()["1.running_mean"].clone(); };
   const auto moved_from = mean();
-  REQUIRE(run(20) == kSteps);
+  REQUIRE(run(20) == kFewSteps);
   REQUIRE_FALSE(torch::equal(mean(), moved_from));
   // A frozen BatchNorm inside a training model: its statistics stand still from now on.
   module[1]->eval();
   const auto frozen = mean();
-  REQUIRE(run(40) == kSteps - 1);
+  REQUIRE(run(40) == kFewSteps - 1);
   REQUIRE(torch::equal(mean(), frozen));
   module[1]->train();
-  REQUIRE(run(60) == kSteps);
+  REQUIRE(run(60) == kFewSteps);
   REQUIRE_FALSE(torch::equal(mean(), frozen));
   REQUIRE(step.counts().captures == captures + 1);
   {
     const Autocast autocast(AmpOptions{.dtype = AmpDtype::Bf16});
-    REQUIRE(run(80) == kSteps - 1);
+    REQUIRE(run(80) == kFewSteps - 1);
     REQUIRE(dtype == at::kBFloat16);
   }
   REQUIRE(step.counts().captures == captures + 2);
   if (has_ranks(2)) {
     const auto no_sync = model.no_sync();
-    REQUIRE(run(100) == kSteps - 1);
+    REQUIRE(run(100) == kFewSteps - 1);
     REQUIRE(step.counts().captures == captures + 3);
   }
 }
@@ -276,7 +276,7 @@ TEST_CASE("counts that a later step takes up cannot be captured") {
                      model.weighted_backward(model.forward(batch).sum(), 3);
                      return batch.sum();
                    });
-  for (int64_t i = 0; i < 2 * kSteps; ++i) {
+  for (int64_t i = 0; i < 2 * kFewSteps; ++i) {
     std::optional<NoSync> no_sync;
     if (i % 2 == 0) {
       no_sync.emplace(model);
@@ -303,7 +303,7 @@ TEST_CASE("a forward without a backward hinders no capture, and its buffers arri
         },
         GraphedStepOptions{.mode = mode});
     std::vector<at::Tensor> seen;
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kFewSteps; ++i) {
       const auto batch = counted({4, 8}, i + 10 * rank()) / 100;
       model.forward(batch);
       step(batch, {.step = i});
@@ -335,7 +335,7 @@ TEST_CASE("no stream of the pool takes part in a capture") {
       }
     }
   };
-  train(setup, CudaGraph::On, kSteps);
+  train(setup, CudaGraph::On, kFewSteps);
   REQUIRE(met == 0);
 }
 
@@ -343,7 +343,7 @@ TEST_CASE("a step that calls no collective need not run alike on the ranks") {
   GraphedStep step(
       context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
       GraphedStepOptions{.mode = CudaGraph::On, .collective = false});
-  for (int i = 0; i < kSteps + rank(); ++i) {
+  for (int i = 0; i < kFewSteps + rank(); ++i) {
     const auto data = torch::full({4 + rank() * (i % 2)}, 1.0F, on_device());
     REQUIRE(step(data, {.step = i}).log[0] == 4.0 + rank() * (i % 2));
   }
@@ -358,7 +358,7 @@ TEST_CASE("a step that calls no collective need not run alike on the ranks") {
       },
       GraphedStepOptions{.collective = false});
   if (has_ranks(2)) {
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kFewSteps; ++i) {
       wrong(torch::ones({4}, on_device()), {.step = i});
     }
     REQUIRE(wrong.counts().replayed == 0);
@@ -379,10 +379,10 @@ TEST_CASE("a log can be read when its GraphedStep is gone") {
           return batch.sum();
         },
         GraphedStepOptions{.mode = CudaGraph::On});
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kFewSteps; ++i) {
       logs.push_back(step(torch::full({4}, static_cast<float>(i), on_device()), {}).log);
     }
   }
   REQUIRE_FALSE(logs.back().is_ready());
-  REQUIRE(logs.back()[0] == 4.0 * (kSteps - 1));
+  REQUIRE(logs.back()[0] == 4.0 * (kFewSteps - 1));
 }

@@ -27,6 +27,11 @@ class SectionPath {
   std::vector<std::string> parts_;
 };
 
+/// "ddp" of "ddp.bucket_cap_mb"; a key without a section is its own.
+inline std::string section_of(const std::string& key) {
+  return key.substr(0, key.find('.'));
+}
+
 /// The shortest text that reads back to the same number.
 std::string number_text(double value);
 /// A number's choices are words that may stand instead of it ("auto"): the first is kept as -1, the

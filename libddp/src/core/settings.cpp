@@ -17,10 +17,6 @@ namespace {
 
 using detail::concat;
 
-std::string section_of(const std::string& key) {
-  return key.substr(0, key.find('.'));
-}
-
 std::string last_part(const std::string& key) {
   return key.substr(key.rfind('.') + 1);
 }
@@ -92,7 +88,7 @@ void Settings::read_section(const std::string& section,
           return known.compare(0, key.size() + 1, key + ".") == 0;
         });
     given.was_read = given.was_read || empty_section;
-    if (section_of(key) == section && !given.was_read) {
+    if (detail::section_of(key) == section && !given.was_read) {
       fail_unknown(key);
     }
   }
@@ -101,7 +97,8 @@ void Settings::read_section(const std::string& section,
 void Settings::refuse_misspelled() const {
   for (const auto& [key, given] : given_) {
     const bool bare = key.find('.') == std::string::npos;
-    if (!given.was_read && (bare || !detail::nearest(section_of(key), known_sections_).empty())) {
+    if (!given.was_read &&
+        (bare || !detail::nearest(detail::section_of(key), known_sections_).empty())) {
       fail_unknown(key);
     }
   }
@@ -150,8 +147,9 @@ void Settings::fail_unknown(const std::string& key) const {
     message += concat("; '", key, "' is a section: set ", key, ".<key>=value");
   } else if (!near.empty()) {
     message += concat("; did you mean ", near, "?");
-  } else if (!contains(known_sections_, section_of(key)) && key.find('.') != std::string::npos) {
-    message += concat("; there is no section '", section_of(key),
+  } else if (!contains(known_sections_, detail::section_of(key)) &&
+             key.find('.') != std::string::npos) {
+    message += concat("; there is no section '", detail::section_of(key),
                       "' (sections: ", detail::join(known_sections_, ", "), ")");
   } else {
     message += "; --help lists every key";

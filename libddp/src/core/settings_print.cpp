@@ -70,10 +70,6 @@ std::string yaml_value(const SettingRow& row) {
   return concat("[", detail::join(items, ", "), "]");
 }
 
-std::string section_of(const std::string& key) {
-  return key.substr(0, key.find('.'));
-}
-
 // Rows whose keys begin with `prefix`, in order; nested sections are written where they first
 // appear.
 void write_yaml(const SettingRows& rows, const std::string& prefix, std::ostringstream& out) {
@@ -175,8 +171,8 @@ std::string settings_help(const SettingRows& defaults) {
   std::ostringstream out;
   std::string section;
   for (const SettingRow& row : defaults) {
-    if (section_of(row.key) != section) {
-      section = section_of(row.key);
+    if (detail::section_of(row.key) != section) {
+      section = detail::section_of(row.key);
       out << "\n" << section << "\n";
     }
     out << "  " << row.key << "=" << with_unit(row) << "\n      " << row.field.doc << " ("
@@ -189,8 +185,8 @@ std::string settings_markdown(const SettingRows& defaults) {
   std::ostringstream out;
   std::string section;
   for (const SettingRow& row : defaults) {
-    if (section_of(row.key) != section) {
-      section = section_of(row.key);
+    if (detail::section_of(row.key) != section) {
+      section = detail::section_of(row.key);
       out << "\n## " << section << "\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n";
     }
     const std::string text = with_unit(row);

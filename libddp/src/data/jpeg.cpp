@@ -18,16 +18,16 @@ struct HandleDeleter {
   void operator()(void* handle) const { tjDestroy(handle); }
 };
 
-using Handle = std::unique_ptr<void, HandleDeleter>;
+using DecoderHandle = std::unique_ptr<void, HandleDeleter>;
 
-Handle& handle_of_thread() {
-  thread_local Handle handle;
+DecoderHandle& handle_of_thread() {
+  thread_local DecoderHandle handle;
   return handle;
 }
 
 // A handle is not thread safe and costs some 20 us to make, so each thread keeps one.
 tjhandle decoder() {
-  Handle& handle = handle_of_thread();
+  DecoderHandle& handle = handle_of_thread();
   if (!handle) {
     handle.reset(tjInitDecompress());
     DDP_CHECK(handle != nullptr, "libjpeg-turbo gave no decoder");
@@ -37,7 +37,7 @@ tjhandle decoder() {
 
 // After an error a handle stands in the middle of the bad file's markers and misreads the next one
 // (seen with 2.1.5): it is thrown away.
-[[noreturn]] void fail(const std::string& message) {
+[[noreturn]] void fail_jpeg(const std::string& message) {
   handle_of_thread().reset();
   throw CorruptImage(message);
 }
@@ -89,22 +89,22 @@ std::string DataSource::to_string() const {
 JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                             int64_t max_pixels) {
   if (bytes.size() < 4 || bytes[0] != 0xff || bytes[1] != 0xd8) {
-    fail(concat(source.to_string(), ": not a JPEG image (", first_bytes(bytes),
-                "; a JPEG starts with ff d8)"));
+    fail_jpeg(concat(source.to_string(), ": not a JPEG image (", first_bytes(bytes),
+                     "; a JPEG starts with ff d8)"));
   }
   JpegHeader size;
   int colorspace = 0;
   if (!read_header(decoder(), bytes, size, colorspace)) {
-    fail(concat(source.to_string(), ": corrupt JPEG header: ", tjGetErrorStr2(decoder())));
+    fail_jpeg(concat(source.to_string(), ": corrupt JPEG header: ", tjGetErrorStr2(decoder())));
   }
   const auto [width, height] = size;
   if (width < 1 || height < 1) {
-    fail(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
-                " bytes: it does not tell its size"));
+    fail_jpeg(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
+                     " bytes: it does not tell its size"));
   }
   if (int64_t{width} * height > max_pixels) {
-    fail(concat(source.to_string(), ": JPEG of ", width, " x ", height,
-                " pixels; data.max_pixels allows ", max_pixels));
+    fail_jpeg(concat(source.to_string(), ": JPEG of ", width, " x ", height,
+                     " pixels; data.max_pixels allows ", max_pixels));
   }
   return size;
 }
@@ -131,8 +131,8 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
     }
   }
   if (status != 0) {
-    fail(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
-                " bytes: ", tjGetErrorStr2(handle)));
+    fail_jpeg(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
+                     " bytes: ", tjGetErrorStr2(handle)));
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-PoolShape shape_of(const at::Tensor& x) {
+PoolShape pool_shape(const at::Tensor& x) {
   PoolShape shape;
   shape.batch = static_cast<int>(x.size(0));
   shape.height = static_cast<int>(x.size(2));
@@ -27,15 +27,15 @@ BatchNormGrid grid_of(const KernelScope& kernels, const PoolShape& shape, const 
   return sums_grid(rows, x.size(1), kernels.num_sms());
 }
 
-struct Results {
+struct PoolResults {
   at::Tensor y, index, statistics;
 };
 
-Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, bool keep) {
+PoolResults run_pool_forward(const at::Tensor& x, const BatchNormLayer& bn, bool keep) {
   const KernelScope kernels(x);
-  Results results;
+  PoolResults results;
   PoolForwardCall call;
-  call.shape = shape_of(x);
+  call.shape = pool_shape(x);
   call.grid = grid_of(kernels, call.shape, x);
   call.x = x.const_data_ptr();
   const auto weight = aligned(bn.weight), bias = aligned(bn.bias);  // until the launch
@@ -66,7 +66,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                                const at::Tensor& bias, const BatchNormLayer* bn) {
-    const auto results = run_forward(x, *bn, /*keep=*/true);
+    const auto results = run_pool_forward(x, *bn, /*keep=*/true);
     ctx->save_for_backward({x, weight, bias, results.index, results.statistics, bn->tickets});
     keep_exchange(ctx, bn->exchange);
     ctx->set_materialize_grads(false);
@@ -84,7 +84,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
     const auto grad2 = grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor();
     const KernelScope kernels(norm.x);
     PoolBackwardCall call;
-    call.shape = shape_of(norm.x);
+    call.shape = pool_shape(norm.x);
     call.grid = grid_of(kernels, call.shape, norm.x);
     const Scratch scratch(call.grid, 2, saved[5], norm.weight);
     call.scratch = scratch.pointers();
@@ -113,7 +113,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
 Fork fused_batch_norm_relu_max_pool(const at::Tensor& x_in, const BatchNormLayer& bn) {
   const auto x = laid_out(x_in, x_in.scalar_type());
   if (!needs_grad({x, bn.weight, bn.bias})) {
-    const auto y = run_forward(x, bn, /*keep=*/false).y;
+    const auto y = run_pool_forward(x, bn, /*keep=*/false).y;
     return {y, y};
   }
   const auto outputs = BatchNormReluMaxPool::apply(x, bn.weight, bn.bias, &bn);

@@ -10,10 +10,10 @@
 namespace ddp {
 namespace {
 
-using Settings = std::vector<detail::ParameterSettings>;
+using SettingsList = std::vector<detail::ParameterSettings>;
 
 // nullptr where the lists are to do it.
-std::unique_ptr<detail::FlatOptimizer> make_flat(const Settings& settings,
+std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
                                                  const OptimizerOptions& options,
                                                  const DataParallelModel* model = nullptr) {
   if (options.implementation == OptimizerImplementation::List) {
@@ -32,7 +32,7 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const Settings& settings,
              : nullptr;
 }
 
-AnyOptimizer make_list(const Settings& settings, const OptimizerOptions& options) {
+AnyOptimizer make_list(const SettingsList& settings, const OptimizerOptions& options) {
   return AnyOptimizer(std::make_unique<detail::ListOptimizer>(settings, options));
 }
 
@@ -45,7 +45,7 @@ AnyOptimizer make_list(const Settings& settings, const OptimizerOptions& options
   refuse("overlap_backward", reason);
 }
 
-void check_overlap(const DataParallelModel& model, const Settings& settings) {
+void check_overlap(const DataParallelModel& model, const SettingsList& settings) {
   if (model.options().find_unused_parameters || model.options().static_graph) {
     refuse_overlap(
         "with ddp.find_unused_parameters or ddp.static_graph the end of backward tells which "
@@ -62,7 +62,7 @@ void check_overlap(const DataParallelModel& model, const Settings& settings) {
 }
 
 AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options) {
-  const Settings settings = detail::settings_of_parameters(model.named_parameters(), options);
+  const SettingsList settings = detail::settings_of_parameters(model.named_parameters(), options);
   if (const auto reason = detail::reason_against_zero(settings, options); !reason.empty()) {
     refuse_zero(reason);
   }
@@ -78,7 +78,7 @@ AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options
 }  // namespace
 
 AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
-  const Settings settings = detail::settings_of_parameters(parameters, options);
+  const SettingsList settings = detail::settings_of_parameters(parameters, options);
   const std::string reason = "the optimizer was given parameters, not a DistributedDataParallel";
   if (options.zero1) {
     refuse_zero(reason);
@@ -100,7 +100,7 @@ AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& op
   if (!options.overlap_backward && !options.skip_dead_taps) {
     return make_optimizer(model.named_parameters(), options);
   }
-  const Settings settings = detail::settings_of_parameters(model.named_parameters(), options);
+  const SettingsList settings = detail::settings_of_parameters(model.named_parameters(), options);
   auto flat = make_flat(settings, options, &model);
   if (!flat) {
     const std::string reason = detail::reason_against_flat(settings, options);

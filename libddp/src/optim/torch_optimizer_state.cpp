@@ -8,11 +8,9 @@
 namespace ddp::detail {
 namespace {
 
-using namespace torch::optim;  // NOLINT: every name below is one of its classes
-
 // Calls v(name, slot, required) for every slot of a state, and v.step(count) for its count.
 template <typename V>
-void visit_slots(SGDParamState& s, V& v) {
+void visit_slots(torch::optim::SGDParamState& s, V& v) {
   v("momentum_buffer", s.momentum_buffer(), false);
 }
 template <typename State, typename V>
@@ -23,28 +21,28 @@ void visit_adam_slots(State& s, V& v) {
   v("max_exp_avg_sq", s.max_exp_avg_sq(), false);
 }
 template <typename V>
-void visit_slots(AdamParamState& s, V& v) {
+void visit_slots(torch::optim::AdamParamState& s, V& v) {
   visit_adam_slots(s, v);
 }
 template <typename V>
-void visit_slots(AdamWParamState& s, V& v) {
+void visit_slots(torch::optim::AdamWParamState& s, V& v) {
   visit_adam_slots(s, v);
 }
 template <typename V>
-void visit_slots(RMSpropParamState& s, V& v) {
+void visit_slots(torch::optim::RMSpropParamState& s, V& v) {
   v.step(s.step());
   v("square_avg", s.square_avg(), true);
   v("momentum_buffer", s.momentum_buffer(), false);
   v("grad_avg", s.grad_avg(), false);
 }
 template <typename V>
-void visit_slots(AdagradParamState& s, V& v) {
+void visit_slots(torch::optim::AdagradParamState& s, V& v) {
   v.step(s.step());
   v("sum", s.sum(), true);
 }
 
 template <typename State, typename V>
-bool visit_as(OptimizerParamState& state, V& v) {
+bool visit_as(torch::optim::OptimizerParamState& state, V& v) {
   auto* typed = dynamic_cast<State*>(&state);
   if (typed) {
     visit_slots(*typed, v);
@@ -53,10 +51,12 @@ bool visit_as(OptimizerParamState& state, V& v) {
 }
 
 template <typename V>
-void visit_state(OptimizerParamState& state, V& v) {
-  const bool known = visit_as<SGDParamState>(state, v) || visit_as<AdamParamState>(state, v) ||
-                     visit_as<AdamWParamState>(state, v) || visit_as<RMSpropParamState>(state, v) ||
-                     visit_as<AdagradParamState>(state, v);
+void visit_state(torch::optim::OptimizerParamState& state, V& v) {
+  const bool known = visit_as<torch::optim::SGDParamState>(state, v) ||
+                     visit_as<torch::optim::AdamParamState>(state, v) ||
+                     visit_as<torch::optim::AdamWParamState>(state, v) ||
+                     visit_as<torch::optim::RMSpropParamState>(state, v) ||
+                     visit_as<torch::optim::AdagradParamState>(state, v);
   DDP_CHECK(known, "state of an unknown torch::optim class");
 }
 
@@ -79,34 +79,36 @@ struct Writer {
 
 }  // namespace
 
-std::string torch_optimizer_type(const Optimizer& optimizer) {
-  if (dynamic_cast<const SGD*>(&optimizer)) return "sgd";
-  if (dynamic_cast<const Adam*>(&optimizer)) return "adam";
-  if (dynamic_cast<const AdamW*>(&optimizer)) return "adamw";
-  if (dynamic_cast<const RMSprop*>(&optimizer)) return "rmsprop";
-  if (dynamic_cast<const Adagrad*>(&optimizer)) return "adagrad";
+std::string torch_optimizer_type(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const torch::optim::SGD*>(&optimizer)) return "sgd";
+  if (dynamic_cast<const torch::optim::Adam*>(&optimizer)) return "adam";
+  if (dynamic_cast<const torch::optim::AdamW*>(&optimizer)) return "adamw";
+  if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer)) return "rmsprop";
+  if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer)) return "adagrad";
   throw SettingsError(
       "TorchOptimizer: the state of this torch::optim class cannot be kept in a checkpoint; SGD, "
       "Adam, AdamW, RMSprop and Adagrad can");
 }
 
-std::unique_ptr<OptimizerParamState> make_torch_state(const Optimizer& optimizer) {
+std::unique_ptr<torch::optim::OptimizerParamState> make_torch_state(
+    const torch::optim::Optimizer& optimizer) {
   const std::string type = torch_optimizer_type(optimizer);
-  if (type == "sgd") return std::make_unique<SGDParamState>();
-  if (type == "adam") return std::make_unique<AdamParamState>();
-  if (type == "adamw") return std::make_unique<AdamWParamState>();
-  if (type == "rmsprop") return std::make_unique<RMSpropParamState>();
-  return std::make_unique<AdagradParamState>();
+  if (type == "sgd") return std::make_unique<torch::optim::SGDParamState>();
+  if (type == "adam") return std::make_unique<torch::optim::AdamParamState>();
+  if (type == "adamw") return std::make_unique<torch::optim::AdamWParamState>();
+  if (type == "rmsprop") return std::make_unique<torch::optim::RMSpropParamState>();
+  return std::make_unique<torch::optim::AdagradParamState>();
 }
 
-std::map<std::string, TorchSlot> read_torch_state(const OptimizerParamState& state) {
+std::map<std::string, TorchSlot> read_torch_state(const torch::optim::OptimizerParamState& state) {
   Reader reader;
   // The accessors give references only from a state that may change; the reader changes nothing.
-  visit_state(const_cast<OptimizerParamState&>(state), reader);
+  visit_state(const_cast<torch::optim::OptimizerParamState&>(state), reader);
   return reader.slots;
 }
 
-void write_torch_state(OptimizerParamState& state, const std::map<std::string, at::Tensor>& slots) {
+void write_torch_state(torch::optim::OptimizerParamState& state,
+                       const std::map<std::string, at::Tensor>& slots) {
   Writer writer{slots};
   visit_state(state, writer);
 }

@@ -8,7 +8,7 @@
 namespace ddp::detail {
 namespace {
 
-constexpr std::string_view kOk = "ok ";
+constexpr std::string_view kSaveBegun = "ok ";
 
 std::vector<std::string_view> chunks_of(const SerializedTensors& serialized) {
   std::vector<std::string_view> chunks{serialized.header};
@@ -88,17 +88,17 @@ std::string CheckpointerImpl::agree_on_folder(int64_t done) {
   std::string answer;
   if (is_main()) {
     try {
-      answer = concat(kOk, naming_fix([&] { return begin_save(ops_, options_.dir, done); }));
+      answer = concat(kSaveBegun, naming_fix([&] { return begin_save(ops_, options_.dir, done); }));
     } catch (const Error& error) {
       answer = error.what();
     }
   }
   answer = control_plane_.broadcast(answer);
-  if (!answer.starts_with(kOk)) {
+  if (!answer.starts_with(kSaveBegun)) {
     note_failure(done, 0, answer);
     return "";
   }
-  return answer.substr(kOk.size());
+  return answer.substr(kSaveBegun.size());
 }
 
 void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {

@@ -9,7 +9,7 @@
 namespace ddp::detail {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The end of every manifest: 16 digits between these two.
 constexpr std::string_view kChecksumKey = ",\n\"manifest_xxh3\": \"";
@@ -34,14 +34,14 @@ uint64_t from_hex(const std::string& text) {
 }
 
 // JSON has no infinities; its shortest decimal of a finite double reads back to the same bits.
-Json value_to_json(const ManifestValue& value) {
+OrderedJson value_to_json(const ManifestValue& value) {
   if (const auto* number = std::get_if<double>(&value); number && !std::isfinite(*number)) {
     return {{"double", std::isnan(*number) ? "nan" : *number > 0 ? "inf" : "-inf"}};
   }
-  return std::visit([](const auto& held) { return Json(held); }, value);
+  return std::visit([](const auto& held) { return OrderedJson(held); }, value);
 }
 
-ManifestValue value_from_json(const Json& json) {
+ManifestValue value_from_json(const OrderedJson& json) {
   if (json.is_boolean()) {
     return json.get<bool>();
   }
@@ -58,8 +58,8 @@ ManifestValue value_from_json(const Json& json) {
   return json.get<std::string>();
 }
 
-Json files_to_json(const std::vector<FileRecord>& files) {
-  Json list = Json::array();
+OrderedJson files_to_json(const std::vector<FileRecord>& files) {
+  OrderedJson list = OrderedJson::array();
   for (const auto& file : files) {
     list.push_back({{"name", file.name}, {"size", file.size}, {"xxh3", to_hex(file.xxh3)}});
   }
@@ -74,7 +74,7 @@ void check_name(const std::string& name) {
   }
 }
 
-std::vector<FileRecord> files_from_json(const Json& list) {
+std::vector<FileRecord> files_from_json(const OrderedJson& list) {
   std::vector<FileRecord> files;
   for (const auto& item : list) {
     FileRecord file{.name = item.at("name").get<std::string>(),
@@ -86,13 +86,14 @@ std::vector<FileRecord> files_from_json(const Json& list) {
   return files;
 }
 
-Json parse_bounded(std::string_view text) {
-  return Json::parse(text.begin(), text.end(), [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDepth) {
-      throw ReadError("it is nested too deeply");
-    }
-    return true;
-  });
+OrderedJson parse_bounded(std::string_view text) {
+  return OrderedJson::parse(text.begin(), text.end(),
+                            [](int depth, OrderedJson::parse_event_t, OrderedJson&) {
+                              if (depth > kMaxDepth) {
+                                throw ReadError("it is nested too deeply");
+                              }
+                              return true;
+                            });
 }
 
 void check_checksum(std::string_view text) {
@@ -106,7 +107,7 @@ void check_checksum(std::string_view text) {
   }
 }
 
-Manifest manifest_from_json(const Json& json) {
+Manifest manifest_from_json(const OrderedJson& json) {
   Manifest manifest;
   manifest.format = json.at("format").get<int64_t>();
   if (manifest.format > kCheckpointFormat) {
@@ -134,15 +135,15 @@ Manifest manifest_from_json(const Json& json) {
 }  // namespace
 
 std::string manifest_to_json(const Manifest& manifest) {
-  Json json = {
+  OrderedJson json = {
       {"format", manifest.format}, {"step", manifest.step}, {"world_size", manifest.world_size}};
   if (manifest.metric) {
     json["metric"] = value_to_json(*manifest.metric);
   }
   json["files"] = files_to_json(manifest.files);
-  json["values"] = Json::object();
+  json["values"] = OrderedJson::object();
   for (const auto& [object, values] : manifest.values) {
-    json["values"][object] = Json::object();
+    json["values"][object] = OrderedJson::object();
     for (const auto& [key, value] : values) {
       json["values"][object][key] = value_to_json(value);
     }

@@ -111,7 +111,7 @@ std::string json_line(const Row& row) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Row step_row(const StepNumbers& n, double unix_time) {
+Row step_row(const LoggedNumbers& n, double unix_time) {
   return {{.name = "step", .integer = n.step},
           {.name = "epoch", .number = n.epoch},
           {.name = "loss", .number = n.loss},
@@ -129,7 +129,7 @@ Row step_row(const StepNumbers& n, double unix_time) {
           {.name = "time", .number = unix_time}};
 }
 
-std::string log_line(const StepNumbers& n, int64_t max_steps, double eta_seconds) {
+std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_seconds) {
   auto line = step_text(n.step, max_steps);
   add(line, "epoch %.2f", n.epoch);
   add(line, "loss %.4f", n.loss);

@@ -30,7 +30,7 @@ std::string csv_line(const Row& row);
 /// One JSON object; unknown values are left out, and what JSON has no word for is text: "nan".
 std::string json_line(const Row& row);
 
-struct StepNumbers {
+struct LoggedNumbers {
   int64_t step = 0;
   std::optional<double> epoch = {};
   std::optional<double> loss = {};
@@ -51,11 +51,11 @@ struct StepNumbers {
 inline std::optional<double> if_measured(double number) {
   return std::isnan(number) ? std::nullopt : std::optional(number);
 }
-Row step_row(const StepNumbers& numbers, double unix_time);
+Row step_row(const LoggedNumbers& numbers, double unix_time);
 
 /// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are left out. max_steps 0:
 /// unknown.
-std::string log_line(const StepNumbers& numbers, int64_t max_steps, double eta_seconds);
+std::string log_line(const LoggedNumbers& numbers, int64_t max_steps, double eta_seconds);
 /// "step 120/1000 | eval loss 1.2345 | eval accuracy 50.00 %".
 std::string evaluation_line(int64_t step, int64_t max_steps, std::optional<double> loss,
                             std::optional<double> accuracy);

@@ -23,7 +23,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   if (!is_main()) {
     return;
   }
-  const StepNumbers numbers{
+  const LoggedNumbers numbers{
       .step = step + 1,
       .epoch = epochs_at(step),
       .loss = job.loss(),

@@ -6,14 +6,14 @@
 #include "ddp/data/augmentation.hpp"
 #include "ddp/data/dataset.hpp"
 #include "support/catch.hpp"
+#include "unit/data/cifar10_sample.hpp"
 
+using data_test::kSample;
 using ddp::Augment;
 using ddp::DataOptions;
 using ddp::make_dataset;
 
 namespace {
-
-const std::string kSample = DDP_SOURCE_DIR "/data/cifar10-sample";
 
 // The definition of pad-crop, flip and cutout with LibTorch's ops.
 torch::Tensor pad_crop_reference(const torch::Tensor& image, const ddp::PadCrop& crop, int64_t pad,

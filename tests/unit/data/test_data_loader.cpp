@@ -10,9 +10,11 @@
 #include "data/batch_plan.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
+#include "unit/data/cifar10_sample.hpp"
 #include "unit/data/data_test_support.hpp"
 
 using data_test::contains;
+using data_test::kCpu;
 using data_test::message_of;
 using ddp::DataLoader;
 using ddp::DistributedSampler;
@@ -20,8 +22,6 @@ using ddp::LoaderOptions;
 using ddp::SamplerOptions;
 
 namespace {
-
-const at::Device kCpu(at::kCPU);
 
 // The user's own: not a ddp::Dataset, a plain struct as example, later samples faster than earlier
 // ones.

@@ -8,20 +8,17 @@
 
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
+#include "unit/data/cifar10_sample.hpp"
 
+using data_test::kCpu;
+using data_test::kSample;
 using ddp::DataLoader;
 using ddp::DistributedSampler;
-
-namespace {
-
-const at::Device kCpu(at::kCPU);
-
-}  // namespace
 
 TEST_CASE("image batches have the same bits at any number of workers and ranks", "[loader]") {
   const bool channels_last = GENERATE(false, true);
   const auto augment = GENERATE(ddp::Augment::PadCrop, ddp::Augment::RandomResizedCrop);
-  auto dataset = ddp::make_dataset({.path = DDP_SOURCE_DIR "/data/cifar10-sample",
+  auto dataset = ddp::make_dataset({.path = kSample,
                                     .num_samples = 96,
                                     .augment = augment,
                                     .cutout = 6,
@@ -72,8 +69,7 @@ TEST_CASE("image batches have the same bits at any number of workers and ranks",
 }
 
 TEST_CASE("a batch is the training loop's own: later batches do not touch it", "[loader]") {
-  auto dataset =
-      ddp::make_dataset({.path = DDP_SOURCE_DIR "/data/cifar10-sample", .num_samples = 64});
+  auto dataset = ddp::make_dataset({.path = kSample, .num_samples = 64});
   DataLoader loader(dataset, DistributedSampler(64, 0, 1), kCpu,
                     {.batch_size = 8, .prefetch_batches = 1});
   std::vector<ddp::Batch> kept;

@@ -12,11 +12,13 @@
 #include "ddp/data/dataset.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
+#include "unit/data/cifar10_sample.hpp"
 #include "unit/data/data_test_support.hpp"
 #include "unit/data/tar_writer.hpp"
 
 namespace fs = std::filesystem;
 using data_test::contains;
+using data_test::kSample;
 using data_test::message_of;
 using data_test::TempFolder;
 using ddp::DataOptions;
@@ -24,8 +26,6 @@ using ddp::make_dataset;
 using ddp::Split;
 
 namespace {
-
-const std::string kSample = DDP_SOURCE_DIR "/data/cifar10-sample";
 
 // The JPEG files of the sample's test shard.
 std::string sample_jpeg(size_t number) {

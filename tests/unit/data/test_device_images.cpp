@@ -11,17 +11,17 @@
 #include "data_test_support.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
+#include "unit/data/cifar10_sample.hpp"
 
 using data_test::contains;
+using data_test::kCpu;
+using data_test::kSample;
 using data_test::message_of;
 using ddp::Augment;
 using ddp::DataLoader;
 using ddp::DistributedSampler;
 
 namespace {
-
-const std::string kSample = DDP_SOURCE_DIR "/data/cifar10-sample";
-const at::Device kCpu(at::kCPU);
 
 struct Indices {
   int64_t length;

@@ -29,7 +29,7 @@ torch::Tensor by_hand(const torch::Tensor& q, const torch::Tensor& k, const torc
   return torch::stack(heads, 1);
 }
 
-torch::Tensor input(torch::IntArrayRef shape) {
+torch::Tensor operand(torch::IntArrayRef shape) {
   return torch::randn(shape, torch::kDouble).requires_grad_(true);
 }
 
@@ -39,7 +39,7 @@ TEST_CASE("attention is the softmax of scaled scores, with fewer key heads than 
   torch::manual_seed(1);
   for (const auto backend : {AttentionBackend::Auto, AttentionBackend::Math}) {
     for (const bool causal : {true, false}) {
-      const auto q = input({2, 6, 5, 8}), k = input({2, 2, 5, 8}), v = input({2, 2, 5, 8});
+      const auto q = operand({2, 6, 5, 8}), k = operand({2, 2, 5, 8}), v = operand({2, 2, 5, 8});
       const auto out = ddp::ops::attention(q, k, v, {.backend = backend, .is_causal = causal});
       const auto expected = by_hand(q, k, v, causal);
       CHECK(torch::allclose(out, expected, 1e-10, 1e-12));
@@ -57,7 +57,7 @@ TEST_CASE("packed documents attend to themselves alone") {
   torch::manual_seed(2);
   const std::vector<int64_t> lengths = {3, 1, 6};
   const auto offsets = torch::tensor({0, 3, 4, 10}, torch::kInt);
-  const auto q = input({10, 4, 8}), k = input({10, 2, 8}), v = input({10, 2, 8});
+  const auto q = operand({10, 4, 8}), k = operand({10, 2, 8}), v = operand({10, 2, 8});
   const auto out = ddp::ops::packed_attention(q, k, v, offsets, 6);
   REQUIRE(out.sizes() == q.sizes());
   int64_t first = 0;
@@ -78,7 +78,7 @@ TEST_CASE("packed documents attend to themselves alone") {
 TEST_CASE("a mask takes keys out of the softmax") {
   torch::manual_seed(3);
   for (const int64_t q_len : {1, 4}) {  // one query folds its heads under the key heads
-    const auto q = input({2, 6, q_len, 8}), k = input({2, 2, 7, 8}), v = input({2, 2, 7, 8});
+    const auto q = operand({2, 6, q_len, 8}), k = operand({2, 2, 7, 8}), v = operand({2, 2, 7, 8});
     auto mask = torch::zeros({2, 1, 1, 7});
     mask.narrow(3, 5, 2).fill_(-std::numeric_limits<float>::infinity());
     const auto out = ddp::ops::attention(q, k, v, {.is_causal = false, .mask = mask});

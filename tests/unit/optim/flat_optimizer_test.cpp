@@ -17,7 +17,9 @@ using ddp::StateDict;
 
 namespace {
 
-OptimizerOptions options_of(OptimizerType type, OptimizerImplementation implementation) {
+const ddp::StepScalars kScaled{.lr = 0.0078125, .inverse_scale = 0.5, .clip_factor = 0.75};
+
+OptimizerOptions rule_of(OptimizerType type, OptimizerImplementation implementation) {
   OptimizerOptions options;
   options.type = type;
   options.momentum = 0.9;
@@ -30,7 +32,7 @@ OptimizerOptions options_of(OptimizerType type, OptimizerImplementation implemen
 }
 
 // Sizes around a chunk's, a vector's and one element; half leaves and channels_last among them.
-NamedParameters make_parameters() {
+NamedParameters mixed_parameters() {
   const auto leaf = [](at::IntArrayRef shape, int64_t k, at::ScalarType dtype) {
     return weights(shape, k).detach().to(dtype).requires_grad_();
   };
@@ -43,26 +45,18 @@ NamedParameters make_parameters() {
           {"one.bias", leaf({1}, 3, at::kHalf)}};
 }
 
-void run_steps(ddp::Optimizer& optimizer, const NamedParameters& parameters, int64_t from,
-               int64_t to) {
-  for (int64_t step = from; step < to; ++step) {
-    set_gradients(parameters, step);
-    optimizer.step({.lr = 0.0078125, .inverse_scale = 0.5, .clip_factor = 0.75});
-  }
-}
-
 }  // namespace
 
 // Both round at other places: a few ulp of a weight after 100 steps; float32 state alike.
 TEST_CASE("100 flat steps equal those over lists", "[optim]") {
   const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW,
                              OptimizerType::Lars, OptimizerType::Lamb);
-  NamedParameters flat = make_parameters();
-  NamedParameters list = make_parameters();
-  auto ours = ddp::make_optimizer(flat, options_of(type, OptimizerImplementation::Flat));
-  auto theirs = ddp::make_optimizer(list, options_of(type, OptimizerImplementation::List));
-  run_steps(ours, flat, 0, 100);
-  run_steps(theirs, list, 0, 100);
+  NamedParameters flat = mixed_parameters();
+  NamedParameters list = mixed_parameters();
+  auto ours = ddp::make_optimizer(flat, rule_of(type, OptimizerImplementation::Flat));
+  auto theirs = ddp::make_optimizer(list, rule_of(type, OptimizerImplementation::List));
+  run_steps(ours, flat, 0, 100, kScaled);
+  run_steps(theirs, list, 0, 100, kScaled);
   const StateDict state = ours.state_dict();
   const StateDict expected = theirs.state_dict();
   REQUIRE(state.tensors.size() == expected.tensors.size());
@@ -85,15 +79,15 @@ TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
   const bool to_flat = GENERATE(false, true);
   const auto from = to_flat ? OptimizerImplementation::List : OptimizerImplementation::Flat;
   const auto to = to_flat ? OptimizerImplementation::Flat : OptimizerImplementation::List;
-  NamedParameters whole = make_parameters();
-  auto uninterrupted = ddp::make_optimizer(whole, options_of(type, from));
-  run_steps(uninterrupted, whole, 0, 5);
+  NamedParameters whole = mixed_parameters();
+  auto uninterrupted = ddp::make_optimizer(whole, rule_of(type, from));
+  run_steps(uninterrupted, whole, 0, 5, kScaled);
   const StateDict saved = deep_copy(uninterrupted.state_dict());
   NamedParameters resumed;
   for (const auto& parameter : whole) {
     resumed.push_back({parameter.name, parameter.tensor.detach().clone().requires_grad_()});
   }
-  auto optimizer = ddp::make_optimizer(resumed, options_of(type, to));
+  auto optimizer = ddp::make_optimizer(resumed, rule_of(type, to));
   optimizer.load_state_dict(saved);
   const StateDict loaded = optimizer.state_dict();
   REQUIRE(loaded.tensors.size() == saved.tensors.size());
@@ -101,8 +95,8 @@ TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
     INFO(key);
     CHECK(at::equal(loaded.tensors.at(key), tensor));
   }
-  run_steps(uninterrupted, whole, 5, 8);
-  run_steps(optimizer, resumed, 5, 8);
+  run_steps(uninterrupted, whole, 5, 8, kScaled);
+  run_steps(optimizer, resumed, 5, 8, kScaled);
   const StateDict end = optimizer.state_dict();
   for (const auto& [key, tensor] : uninterrupted.state_dict().tensors) {
     INFO(key);
@@ -111,19 +105,19 @@ TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
 }
 
 TEST_CASE("A flat step leaves gradients alone and follows parameters that move", "[optim]") {
-  NamedParameters parameters = make_parameters();
-  NamedParameters still = make_parameters();
-  const auto options = options_of(OptimizerType::Sgd, OptimizerImplementation::Flat);
+  NamedParameters parameters = mixed_parameters();
+  NamedParameters still = mixed_parameters();
+  const auto options = rule_of(OptimizerType::Sgd, OptimizerImplementation::Flat);
   auto optimizer = ddp::make_optimizer(parameters, options);
   auto reference = ddp::make_optimizer(still, options);
-  run_steps(optimizer, parameters, 0, 2);
-  run_steps(reference, still, 0, 2);
+  run_steps(optimizer, parameters, 0, 2, kScaled);
+  run_steps(reference, still, 0, 2, kScaled);
   CHECK(at::equal(parameters[1].tensor.grad(), gradient({97, 131}, 1, 1)));
   const at::Tensor old = parameters[2].tensor.detach();
   parameters[2].tensor.set_data(old.clone());
   const at::Tensor before = old.clone();
-  run_steps(optimizer, parameters, 2, 4);
-  run_steps(reference, still, 2, 4);
+  run_steps(optimizer, parameters, 2, 4, kScaled);
+  run_steps(reference, still, 2, 4, kScaled);
   CHECK(at::equal(old, before));
   for (size_t k = 0; k < still.size(); ++k) {
     CHECK(at::equal(parameters[k].tensor.detach(), still[k].tensor.detach()));
@@ -138,17 +132,17 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
           "[optim]") {
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
-  NamedParameters parameters = make_parameters();
-  NamedParameters still = make_parameters();
-  const auto options = options_of(OptimizerType::Adam, implementation);
+  NamedParameters parameters = mixed_parameters();
+  NamedParameters still = mixed_parameters();
+  const auto options = rule_of(OptimizerType::Adam, implementation);
   auto optimizer = ddp::make_optimizer(parameters, options);
   auto reference = ddp::make_optimizer(still, options);
-  run_steps(optimizer, parameters, 0, 2);
-  run_steps(reference, still, 0, 2);
+  run_steps(optimizer, parameters, 0, 2, kScaled);
+  run_steps(reference, still, 0, 2, kScaled);
   auto& half = parameters[1].tensor;
   half.set_data(half.detach().clone());  // the same values: the master keeps its own bits
-  run_steps(optimizer, parameters, 2, 4);
-  run_steps(reference, still, 2, 4);
+  run_steps(optimizer, parameters, 2, 4, kScaled);
+  run_steps(reference, still, 2, 4, kScaled);
   CHECK(at::equal(half.detach(), still[1].tensor.detach()));
   half.set_data(at::full_like(half.detach(), 3.0));
   half.mutable_grad() = at::ones_like(half.detach());
@@ -190,8 +184,8 @@ TEST_CASE("A parameter converted between make_optimizer and the first step is to
   const auto before = GENERATE(at::kFloat, at::kBFloat16);
   const auto after = before == at::kFloat ? at::kBFloat16 : at::kFloat;
   NamedParameters parameters = {{"w.bias", weights({40}, 0).detach().to(before).requires_grad_()}};
-  auto optimizer = ddp::make_optimizer(
-      parameters, options_of(OptimizerType::Lars, OptimizerImplementation::Flat));
+  auto optimizer =
+      ddp::make_optimizer(parameters, rule_of(OptimizerType::Lars, OptimizerImplementation::Flat));
   const bool loads = GENERATE(false, true);
   parameters[0].tensor.set_data(parameters[0].tensor.detach().to(after));
   parameters[0].tensor.mutable_grad() = at::ones({40}, after);

@@ -55,7 +55,7 @@ void lamb(Reference& p, const at::Tensor& g, const OptimizerOptions& o, int64_t 
   p.w = p.w - kLr * p.lr_scale * ratio * r;
 }
 
-NamedParameters make_parameters() {
+NamedParameters layers() {
   return {{"fc.weight", weights({7, 13}, 0)},
           {"fc.bias", weights({13}, 1)},
           {"zero.weight", at::zeros({3, 3}).requires_grad_()},
@@ -66,7 +66,7 @@ NamedParameters make_parameters() {
 void check(const OptimizerOptions& options, bool adapts_all,
            const std::function<void(Reference&, const at::Tensor&, const OptimizerOptions&,
                                     int64_t)>& rule) {
-  NamedParameters parameters = make_parameters();
+  NamedParameters parameters = layers();
   std::vector<Reference> references;
   for (const auto& [name, tensor] : parameters) {
     const at::Tensor w = tensor.detach().to(at::kDouble).clone();
@@ -102,7 +102,7 @@ void check(const OptimizerOptions& options, bool adapts_all,
   }
 }
 
-OptimizerOptions options_of(OptimizerType type) {
+OptimizerOptions trust_options(OptimizerType type) {
   OptimizerOptions options;
   options.type = type;
   options.momentum = 0.9;
@@ -119,12 +119,12 @@ OptimizerOptions options_of(OptimizerType type) {
 }  // namespace
 
 TEST_CASE("LARS takes the steps of its paper", "[optim]") {
-  const OptimizerOptions options = options_of(OptimizerType::Lars);
+  const OptimizerOptions options = trust_options(OptimizerType::Lars);
   check(options, options.adapt_norm_and_bias, lars);
 }
 
 TEST_CASE("LAMB takes the steps of its paper", "[optim]") {
-  const OptimizerOptions options = options_of(OptimizerType::Lamb);
+  const OptimizerOptions options = trust_options(OptimizerType::Lamb);
   check(options, options.adapt_norm_and_bias, lamb);
 }
 
@@ -132,7 +132,6 @@ TEST_CASE("A trust coefficient of 0 is refused", "[optim]") {
   OptimizerOptions options;
   options.type = OptimizerType::Lars;
   options.trust_coefficient = 0.0;
-  CHECK(contains(
-      message_of<ddp::SettingsError>([&] { ddp::make_optimizer(make_parameters(), options); }),
-      "optimizer.trust_coefficient is 0"));
+  CHECK(contains(message_of<ddp::SettingsError>([&] { ddp::make_optimizer(layers(), options); }),
+                 "optimizer.trust_coefficient is 0"));
 }

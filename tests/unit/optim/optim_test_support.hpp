@@ -12,6 +12,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/optim/optimizer.hpp"
 #include "ddp/reduce/named_parameter.hpp"
 #include "support/message_of.hpp"
 
@@ -44,10 +45,24 @@ inline at::Tensor gradient(at::IntArrayRef shape, int64_t k, int64_t step) {
   return formula(shape, 37, 13 * k + 101 * step, 257);
 }
 
+inline ddp::OptimizerOptions as(ddp::OptimizerOptions options,
+                                ddp::OptimizerImplementation implementation) {
+  options.implementation = implementation;
+  return options;
+}
+
 inline void set_gradients(const ddp::NamedParameters& parameters, int64_t step) {
   for (size_t k = 0; k < parameters.size(); ++k) {
     parameters[k].tensor.mutable_grad() =
         gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step);
+  }
+}
+
+inline void run_steps(ddp::Optimizer& optimizer, const ddp::NamedParameters& parameters,
+                      int64_t from, int64_t to, const ddp::StepScalars& scalars) {
+  for (int64_t step = from; step < to; ++step) {
+    set_gradients(parameters, step);
+    optimizer.step(scalars);
   }
 }
 

@@ -14,6 +14,8 @@ using ddp::StateDict;
 
 namespace {
 
+const ddp::StepScalars kState{.lr = 0.001953125};
+
 OptimizerOptions options_of(
     OptimizerType type, OptimizerImplementation implementation = OptimizerImplementation::List) {
   OptimizerOptions options;
@@ -25,17 +27,9 @@ OptimizerOptions options_of(
   return options;
 }
 
-NamedParameters make_parameters() {
+NamedParameters float_and_half() {
   return {{"w", weights({3, 4}, 0)},
           {"half", weights({6}, 1).detach().to(at::kBFloat16).requires_grad_()}};
-}
-
-void run_steps(ddp::Optimizer& optimizer, const NamedParameters& parameters, int64_t from,
-               int64_t to) {
-  for (int64_t step = from; step < to; ++step) {
-    set_gradients(parameters, step);
-    optimizer.step(0.001953125);
-  }
 }
 
 }  // namespace
@@ -45,9 +39,9 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
                              OptimizerType::Lars, OptimizerType::Lamb);
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
-  NamedParameters whole = make_parameters();
+  NamedParameters whole = float_and_half();
   auto uninterrupted = ddp::make_optimizer(whole, options_of(type, implementation));
-  run_steps(uninterrupted, whole, 0, 5);
+  run_steps(uninterrupted, whole, 0, 5, kState);
 
   // What a checkpoint keeps: weights and the optimizer's state.
   const StateDict saved = deep_copy(uninterrupted.state_dict());
@@ -55,19 +49,19 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
   for (const auto& parameter : whole) {
     resumed.push_back({parameter.name, parameter.tensor.detach().clone().requires_grad_()});
   }
-  run_steps(uninterrupted, whole, 5, 9);
+  run_steps(uninterrupted, whole, 5, 9, kState);
 
   auto optimizer = ddp::make_optimizer(resumed, options_of(type, implementation));
   const bool into_used = GENERATE(false, true);
   if (into_used) {  // state of other steps is overwritten
     std::vector<at::Tensor> before{resumed[0].tensor.detach().clone(),
                                    resumed[1].tensor.detach().clone()};
-    run_steps(optimizer, resumed, 20, 22);
+    run_steps(optimizer, resumed, 20, 22, kState);
     resumed[0].tensor.detach().copy_(before[0]);
     resumed[1].tensor.detach().copy_(before[1]);
   }
   optimizer.load_state_dict(saved);
-  run_steps(optimizer, resumed, 5, 9);
+  run_steps(optimizer, resumed, 5, 9, kState);
   for (size_t k = 0; k < whole.size(); ++k) {
     CHECK(at::equal(resumed[k].tensor.detach(), whole[k].tensor.detach()));
   }
@@ -80,13 +74,13 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
 }
 
 TEST_CASE("State has PyTorch's slots under the parameters' names", "[optim]") {
-  NamedParameters parameters = make_parameters();
+  NamedParameters parameters = float_and_half();
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   auto adamw = ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
   CHECK(adamw.state_name() == "optimizer");
   CHECK(adamw.state_dict().tensors.empty());  // as in PyTorch, before the first step
-  run_steps(adamw, parameters, 0, 3);
+  run_steps(adamw, parameters, 0, 3, kState);
   std::vector<std::string> keys;
   const StateDict state = adamw.state_dict();
   for (const auto& [key, tensor] : state.tensors) {
@@ -105,26 +99,26 @@ TEST_CASE("State has PyTorch's slots under the parameters' names", "[optim]") {
 TEST_CASE("State saved before the first step takes state away", "[optim]") {
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
-  NamedParameters parameters = make_parameters();
+  NamedParameters parameters = float_and_half();
   auto optimizer =
       ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
   const StateDict empty = optimizer.state_dict();
-  run_steps(optimizer, parameters, 0, 2);
+  run_steps(optimizer, parameters, 0, 2, kState);
   CHECK(optimizer.num_changes() == 0);
   optimizer.load_state_dict(empty);
   CHECK(optimizer.num_changes() == 1);  // graphs of its step are captured anew
   CHECK(optimizer.state_dict().tensors.empty());
-  run_steps(optimizer, parameters, 0, 1);
+  run_steps(optimizer, parameters, 0, 1, kState);
   CHECK(optimizer.state_dict().tensors.at("state.w.step").item<float>() == 1.0F);
 }
 
 TEST_CASE("State that does not fit is refused by key and changes nothing", "[optim]") {
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
-  NamedParameters parameters = make_parameters();
+  NamedParameters parameters = float_and_half();
   auto optimizer =
       ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
-  run_steps(optimizer, parameters, 0, 2);
+  run_steps(optimizer, parameters, 0, 2, kState);
   const StateDict good = deep_copy(optimizer.state_dict());
   const auto refused = [&](const StateDict& state) {
     const std::string message =

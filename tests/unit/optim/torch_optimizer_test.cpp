@@ -12,7 +12,9 @@ using ddp::TorchOptimizer;
 
 namespace {
 
-NamedParameters make_parameters() {
+const ddp::StepScalars kInner{.lr = 0.0625};
+
+NamedParameters two_parameters() {
   return {{"a", weights({3, 2}, 0)}, {"b", weights({4}, 1)}};
 }
 
@@ -37,22 +39,14 @@ std::shared_ptr<torch::optim::Optimizer> make_inner(const std::string& type,
   return std::make_shared<torch::optim::Adagrad>(tensors, torch::optim::AdagradOptions(0.125));
 }
 
-void run_steps(ddp::Optimizer& optimizer, const NamedParameters& parameters, int64_t from,
-               int64_t to) {
-  for (int64_t step = from; step < to; ++step) {
-    set_gradients(parameters, step);
-    optimizer.step(0.0625);
-  }
-}
-
 }  // namespace
 
 TEST_CASE("torch::optim's optimizers resume bit for bit through the adapter", "[optim]") {
   const std::string type = GENERATE("sgd", "adam", "adamw", "rmsprop", "adagrad");
   INFO(type);
-  NamedParameters whole = make_parameters();
+  NamedParameters whole = two_parameters();
   TorchOptimizer uninterrupted(make_inner(type, whole), whole);
-  run_steps(uninterrupted, whole, 0, 4);
+  run_steps(uninterrupted, whole, 0, 4, kInner);
   ddp::StateDict saved = uninterrupted.state_dict();
   NamedParameters resumed;
   for (const auto& parameter : whole) {
@@ -61,10 +55,10 @@ TEST_CASE("torch::optim's optimizers resume bit for bit through the adapter", "[
   for (auto& [key, tensor] : saved.tensors) {
     tensor = tensor.clone();
   }
-  run_steps(uninterrupted, whole, 4, 7);
+  run_steps(uninterrupted, whole, 4, 7, kInner);
   TorchOptimizer optimizer(make_inner(type, resumed), resumed);
   optimizer.load_state_dict(saved);
-  run_steps(optimizer, resumed, 4, 7);
+  run_steps(optimizer, resumed, 4, 7, kInner);
   for (size_t k = 0; k < whole.size(); ++k) {
     CHECK(at::equal(resumed[k].tensor.detach(), whole[k].tensor.detach()));
   }
@@ -74,7 +68,7 @@ TEST_CASE("torch::optim's optimizers resume bit for bit through the adapter", "[
 }
 
 TEST_CASE("The adapter sets learning rates and keeps the groups' ratios", "[optim]") {
-  NamedParameters parameters = make_parameters();
+  NamedParameters parameters = two_parameters();
   auto groups = std::vector<torch::optim::OptimizerParamGroup>{
       torch::optim::OptimizerParamGroup({parameters[0].tensor},
                                         std::make_unique<torch::optim::SGDOptions>(1.0)),
@@ -96,7 +90,7 @@ TEST_CASE("The adapter sets learning rates and keeps the groups' ratios", "[opti
 }
 
 TEST_CASE("The adapter wants every parameter's name", "[optim]") {
-  NamedParameters parameters = make_parameters();
+  NamedParameters parameters = two_parameters();
   auto inner = make_inner("sgd", parameters);
   parameters.pop_back();
   CHECK(contains(message_of<ddp::SettingsError>([&] { TorchOptimizer(inner, parameters); }),

@@ -13,16 +13,10 @@
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
+#include "support/same_bits.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace testing {
-
-inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  const auto x = a.contiguous();
-  const auto y = b.contiguous();
-  return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-         (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);
-}
 
 /// A module with parameters of any names.
 class NamedModule : public torch::nn::Module {

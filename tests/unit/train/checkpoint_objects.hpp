@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ddp/train/checkpoint.hpp"
+#include "support/same_bits.hpp"
 #include "train/checkpoint_files.hpp"
 #include "unit/train/temporary_folder.hpp"
 
@@ -87,11 +88,6 @@ struct Loader : ddp::Stateful {
   }
   int64_t& position;
 };
-
-inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
 
 inline CheckpointOptions options_in(const TemporaryFolder& folder) {
   CheckpointOptions options;

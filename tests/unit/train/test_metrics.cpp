@@ -46,7 +46,7 @@ std::vector<std::map<std::string, std::string>> read_csv(const std::string& path
   return rows;
 }
 
-MetricsOptions options_in(const TemporaryFolder& folder) {
+MetricsOptions metrics_in(const TemporaryFolder& folder) {
   MetricsOptions options;
   options.dir = folder.path();
   options.run_name = "run";
@@ -59,7 +59,7 @@ MetricsOptions options_in(const TemporaryFolder& folder) {
 struct Model {
   double exposed_communication_ms() { return 1.5; }
 };
-struct Loader {
+struct TimedLoader {
   double total = 0;
   double wait_ms() const { return total; }
 };
@@ -76,7 +76,7 @@ using Rows = std::vector<std::map<std::string, std::string>>;
 
 // Six steps of 20 ms on one of two ranks. Rank 0: 8 samples, loss = step; rank 1: 4 samples, loss =
 // step + 3.
-ddp::EpochResult take_six_steps(ddp::Metrics& metrics, int rank, Loader& loader) {
+ddp::EpochResult take_six_steps(ddp::Metrics& metrics, int rank, TimedLoader& loader) {
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < 6; ++step) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -165,7 +165,7 @@ void check_epochs(const Rows& epochs, const ddp::EpochResult& result) {
 
 TEST_CASE("losses and rates of all ranks are weighted by samples and never doubled") {
   TemporaryFolder folder;
-  auto options = options_in(folder);
+  auto options = metrics_in(folder);
   options.run = {.precision = "fp32",
                  .batch_size_per_rank = 8,
                  .bucket_cap_mb = 25,
@@ -180,7 +180,7 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
     launch.job_id = "77";
     ddp::Metrics metrics(plane, at::kCPU, launch, options);
     Model model;
-    Loader loader;
+    TimedLoader loader;
     metrics.observe(model);
     metrics.observe(loader);
     const auto epoch = take_six_steps(metrics, rank, loader);
@@ -199,7 +199,7 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and never doubl
 
 TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph does") {
   TemporaryFolder folder;
-  const auto options = options_in(folder);
+  const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
     ddp::Metrics metrics(plane, at::kCPU, {}, options);
     auto loss = torch::zeros({1}, at::kBFloat16);
@@ -216,7 +216,7 @@ TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph 
 
 TEST_CASE("a loss that became NaN is seen in every file") {
   TemporaryFolder folder;
-  const auto options = options_in(folder);
+  const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
     ddp::Metrics metrics(plane, at::kCPU, {}, options);
     for (int step = 0; step < 2; ++step) {
@@ -246,7 +246,7 @@ TEST_CASE("energy is the sum of all ranks, unknown where one does not know its o
 
 TEST_CASE("a global batch that the ranks share is told as such") {
   TemporaryFolder folder;
-  auto options = options_in(folder);
+  auto options = metrics_in(folder);
   options.run = {.batch_size_per_rank = 32, .global_batch_size = 101};
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
     ddp::Metrics metrics(plane, at::kCPU, {}, options);
@@ -290,7 +290,7 @@ std::vector<int> traced_steps(MetricsOptions options, int64_t first_step, bool t
 
 TEST_CASE("traced steps of all ranks end in one file") {
   TemporaryFolder folder;
-  auto options = options_in(folder);
+  auto options = metrics_in(folder);
   options.trace_first_step = 2;
   options.trace_steps = 3;
   REQUIRE(traced_steps(options, 0, false) == std::vector<int>{2, 3, 4});
@@ -298,7 +298,7 @@ TEST_CASE("traced steps of all ranks end in one file") {
 
 TEST_CASE("a resumed run traces its first step, and never names a step that was not run") {
   TemporaryFolder folder;
-  auto options = options_in(folder);
+  auto options = metrics_in(folder);
   options.trace_steps = 2;
   const bool told = GENERATE(true, false);
   options.trace_first_step = 0;
@@ -313,7 +313,7 @@ TEST_CASE("a resumed run traces its first step, and never names a step that was 
 
 TEST_CASE("tokens are the samples of a language run, its targets weigh the loss") {
   TemporaryFolder folder;
-  auto options = options_in(folder);
+  auto options = metrics_in(folder);
   options.run.sample_unit = "tokens";
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
     ddp::Metrics metrics(plane, at::kCPU, {}, options);
@@ -347,7 +347,7 @@ TEST_CASE("numbers that come by a step's log count as tensors do") {
     const TemporaryFolder folder;
     testing::ThreadJob job(1);
     testing::ThreadControlPlane plane(job, 0);
-    ddp::Metrics metrics(plane, at::kCPU, {}, options_in(folder));
+    ddp::Metrics metrics(plane, at::kCPU, {}, metrics_in(folder));
     for (int step = 0; step < 6; ++step) {
       const auto loss = torch::full({}, step + 0.5);
       const auto correct = torch::tensor(int64_t{step});

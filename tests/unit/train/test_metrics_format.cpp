@@ -38,7 +38,7 @@ TEST_CASE("a NaN is shown, it is not unknown") {
 }
 
 TEST_CASE("the log line says what is known") {
-  StepNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .samples_per_second = 2000};
+  LoggedNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .samples_per_second = 2000};
   numbers.samples_per_second_per_rank = 500;
   REQUIRE(log_line(numbers, 0, NAN) ==
           "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 a rank)");

@@ -8,18 +8,14 @@
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
 #include "support/file_rights.hpp"
+#include "support/same_bits.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace {
 
 using ddp::TensorMap;
+using testing::same_bits;
 using testing::TemporaryFolder;
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         (a.nbytes() == 0 ||  // then there need not be a pointer
-          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
-}
 
 TensorMap all_dtypes() {
   torch::manual_seed(3);
