@@ -237,7 +237,7 @@ setup() {
   install_packages
   install_python_parts
   configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON -DDDP_WARNINGS_AS_ERRORS=OFF \
-    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 -DCMAKE_UNITY_BUILD_RELOCATABLE=ON "$@"
+    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 "$@"
 }
 
 # --- this machine ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 namespace models {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 const char* dtype_name(at::ScalarType dtype) {
   switch (dtype) {
@@ -25,9 +25,9 @@ const char* dtype_name(at::ScalarType dtype) {
 }
 
 // transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
-void add_rope(Json& json, const Qwen2Options& options) {
+void add_rope(OrderedJson& json, const Qwen2Options& options) {
   const auto& rope = options.rope_scaling;
-  Json scaling;
+  OrderedJson scaling;
   if (rope.scaling != "none") {
     scaling["rope_type"] = rope.scaling;
     scaling["factor"] = rope.factor;
@@ -39,12 +39,12 @@ void add_rope(Json& json, const Qwen2Options& options) {
   }
   json["rope_theta"] = options.rope_theta;
   json["rope_scaling"] = scaling;  // null where there is none
-  Json parameters = scaling.is_null() ? Json{{"rope_type", "default"}} : scaling;
+  OrderedJson parameters = scaling.is_null() ? OrderedJson{{"rope_type", "default"}} : scaling;
   parameters["rope_theta"] = options.rope_theta;
   json["rope_parameters"] = parameters;
 }
 
-void add_qwen2(Json& json, const Qwen2Options& options, const std::string& model_type) {
+void add_qwen2(OrderedJson& json, const Qwen2Options& options, const std::string& model_type) {
   json["vocab_size"] = options.vocab_size;
   json["hidden_size"] = options.hidden_size;
   json["intermediate_size"] = options.intermediate_size;
@@ -69,13 +69,14 @@ void add_qwen2(Json& json, const Qwen2Options& options, const std::string& model
   }
 }
 
-void add_gpt2(Json& json, const Gpt2Options& options) {
+void add_gpt2(OrderedJson& json, const Gpt2Options& options) {
   json["vocab_size"] = options.vocab_size;
   json["n_positions"] = options.max_positions;
   json["n_embd"] = options.hidden_size;
   json["n_layer"] = options.num_layers;
   json["n_head"] = options.num_heads;
-  json["n_inner"] = options.intermediate_size == 0 ? Json() : Json(options.intermediate_size);
+  json["n_inner"] =
+      options.intermediate_size == 0 ? OrderedJson() : OrderedJson(options.intermediate_size);
   json["activation_function"] = "gelu_new";
   for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
     json[key] = options.dropout;
@@ -128,7 +129,7 @@ HfConfig make_hf_config(const Gpt2Options& options, at::ScalarType dtype) {
 }
 
 std::string hf_config_json(const HfConfig& config) {
-  Json json;
+  OrderedJson json;
   json["architectures"] = {class_name(config.model_type)};
   json["model_type"] = config.model_type;
   if (const auto* qwen2 = std::get_if<Qwen2Options>(&config.options)) {
@@ -144,9 +145,11 @@ std::string hf_config_json(const HfConfig& config) {
     json["torch_dtype"] = dtype_name(*config.dtype);  // transformers 5 reads it as "dtype"
   }
   // Left out, transformers would take 50256 for GPT-2 and 1 and 2 for Llama.
-  json["bos_token_id"] = config.bos_token_id ? Json(*config.bos_token_id) : Json();
+  json["bos_token_id"] = config.bos_token_id ? OrderedJson(*config.bos_token_id) : OrderedJson();
   const auto& ends = config.eos_token_ids;
-  json["eos_token_id"] = ends.empty() ? Json() : ends.size() == 1 ? Json(ends[0]) : Json(ends);
+  json["eos_token_id"] = ends.empty()       ? OrderedJson()
+                         : ends.size() == 1 ? OrderedJson(ends[0])
+                                            : OrderedJson(ends);
   json["use_cache"] = true;
   return json.dump(2) + "\n";
 }

@@ -64,8 +64,8 @@ TEST_CASE("batches that a step makes are the CPU's, over the ends of epochs") {
   REQUIRE(gpu.device_images() != nullptr);
   auto& loader = *gpu.device_images();
   GraphedStep step(context(), {}, make_all(loader), GraphedStepOptions{.mode = mode});
-  constexpr int kSteps = 40;
-  for (int i = 0; i < kSteps; ++i) {
+  constexpr int kRounds = 40;
+  for (int i = 0; i < kRounds; ++i) {
     CAPTURE(i);
     if (i == 25) {  // resumed elsewhere, also where the order is dealt anew
       auto moved = cpu.state_dict();
@@ -87,7 +87,7 @@ TEST_CASE("batches that a step makes are the CPU's, over the ends of epochs") {
   }
   if (mode == CudaGraph::On) {  // whole batches, and the smaller one in front or behind
     REQUIRE(step.counts().captures == 3);
-    REQUIRE(step.counts().replayed >= kSteps - 8);
+    REQUIRE(step.counts().replayed >= kRounds - 8);
   }
 }
 

@@ -13,7 +13,7 @@ source "$here/../../scripts/setup.sh"
 
 work=$DDP_ROOT/build-mutations
 source_copy=$work/source
-DDP_BUILD=$source_copy/build  # as in the checkout: ccache then sees the same relative paths
+DDP_BUILD=$source_copy/build
 log=$work/log.txt
 mkdir -p "$source_copy"
 

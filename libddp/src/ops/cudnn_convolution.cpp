@@ -24,7 +24,7 @@
 namespace ddp::ops::detail {
 namespace {
 
-constexpr int64_t kMaxWorkspaceBytes = int64_t{256} << 20;
+constexpr int64_t kMaxEngineWorkspaceBytes = int64_t{256} << 20;
 constexpr int64_t kMaxEngines = 12;  // of a heuristic
 constexpr int64_t kAlignment = 16;
 // Of engines within this factor of the fastest cuDNN's order decides. Beside other kernels one that
@@ -150,7 +150,7 @@ void append_engines(cudnnHandle_t handle, const CudnnDescriptor& graph, cudnnBac
       continue;  // proposed, but not for this GPU or shape
     }
     const int64_t bytes = plan.number(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
-    if (bytes <= kMaxWorkspaceBytes) {
+    if (bytes <= kMaxEngineWorkspaceBytes) {
       engines.push_back({std::move(config), std::move(plan), bytes});
     }
   }

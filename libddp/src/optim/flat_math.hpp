@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #ifdef __CUDACC__
-#define DDP_DEVICE_INLINE __host__ __device__ __forceinline__
+#define DDP_HOST_DEVICE_INLINE __host__ __device__ __forceinline__
 #else
-#define DDP_DEVICE_INLINE inline
+#define DDP_HOST_DEVICE_INLINE inline
 #endif
 
 namespace ddp::detail {
@@ -18,7 +18,7 @@ namespace ddp::detail {
 struct FlatScalar {
   const float* device = nullptr;
   float host = 1.0F;
-  DDP_DEVICE_INLINE float get() const { return device != nullptr ? *device : host; }
+  DDP_HOST_DEVICE_INLINE float get() const { return device != nullptr ? *device : host; }
 };
 
 enum class FlatDtype : uint8_t { Float32, BFloat16, Float16 };
@@ -59,13 +59,13 @@ struct FlatSegment {
 };
 
 /// Elements in `count` taps.
-DDP_DEVICE_INLINE int64_t flat_numel(const FlatSegment& segment, int count) {
+DDP_HOST_DEVICE_INLINE int64_t flat_numel(const FlatSegment& segment, int count) {
   return segment.taps.inner == 0 ? segment.numel : segment.numel / 9 * count;
 }
 
 /// The place of the k-th element in `count` taps, from the first-th of FlatTaps::order on. k is
 /// less than 2^31 where taps are left behind.
-DDP_DEVICE_INLINE int64_t flat_place(const FlatTaps& taps, int64_t k, int first, int count) {
+DDP_HOST_DEVICE_INLINE int64_t flat_place(const FlatTaps& taps, int64_t k, int first, int count) {
   if (taps.inner == 0) {
     return k;
   }
@@ -114,10 +114,10 @@ struct FlatRule {
   float eps = 0.0F;
   float trust_coefficient = 0.0F;
 
-  DDP_DEVICE_INLINE bool counts() const {
+  DDP_HOST_DEVICE_INLINE bool counts() const {
     return type == FlatRuleType::Adam || type == FlatRuleType::Lamb;
   }
-  DDP_DEVICE_INLINE bool measures() const {
+  DDP_HOST_DEVICE_INLINE bool measures() const {
     return type == FlatRuleType::Lars || type == FlatRuleType::Lamb;
   }
 };
@@ -164,8 +164,8 @@ struct FlatFactors {
   float trust_ratio;
 };
 
-DDP_DEVICE_INLINE FlatFactors flat_factors(const FlatStep& step, const FlatSegment& segment,
-                                           int32_t index) {
+DDP_HOST_DEVICE_INLINE FlatFactors flat_factors(const FlatStep& step, const FlatSegment& segment,
+                                                int32_t index) {
   const FlatRule& rule = step.rule;
   const FlatBias bias = rule.counts() || rule.measures() ? step.biases[index] : FlatBias{};
   return {.gradient = step.inverse_scale.get() * step.clip_factor.get(),
@@ -183,7 +183,7 @@ DDP_DEVICE_INLINE FlatFactors flat_factors(const FlatStep& step, const FlatSegme
 }
 
 /// Counts the update of segment `index` and says what that makes of its means.
-DDP_DEVICE_INLINE void flat_count(const FlatStep& step, int32_t index) {
+DDP_HOST_DEVICE_INLINE void flat_count(const FlatStep& step, int32_t index) {
   const float count = step.counts[index] + 1.0F;
   step.counts[index] = count;
   step.biases[index] = {
@@ -192,8 +192,8 @@ DDP_DEVICE_INLINE void flat_count(const FlatStep& step, int32_t index) {
 }
 
 /// Sets the trust ratio from the sums of squares over the whole segment `index`.
-DDP_DEVICE_INLINE void flat_trust(const FlatStep& step, int32_t index, double weight_square,
-                                  double update_square) {
+DDP_HOST_DEVICE_INLINE void flat_trust(const FlatStep& step, int32_t index, double weight_square,
+                                       double update_square) {
   const FlatSegment& segment = step.segments[index];
   float ratio = 1.0F;
   if (segment.adapts && weight_square > 0.0 && update_square > 0.0) {
@@ -223,8 +223,8 @@ template <int NumSlots>
 struct FlatSgd : FlatRuleBase {
   static constexpr int kSlots = NumSlots;
   static constexpr bool kLeavesTapsBehind = true;
-  static DDP_DEVICE_INLINE void apply(const FlatRule& rule, const FlatFactors& f, float gradient,
-                                      float& weight, float* slots) {
+  static DDP_HOST_DEVICE_INLINE void apply(const FlatRule& rule, const FlatFactors& f,
+                                           float gradient, float& weight, float* slots) {
     gradient = gradient * f.gradient + f.weight_decay * weight;
     if constexpr (NumSlots == 1) {
       slots[0] = f.momentum * slots[0] + gradient;
@@ -233,8 +233,8 @@ struct FlatSgd : FlatRuleBase {
     weight -= f.lr * gradient;
   }
   /// One more `apply` with a gradient of zero.
-  static DDP_DEVICE_INLINE void defer(const FlatRule& rule, const FlatFactors& f,
-                                      FlatDecay& decay) {
+  static DDP_HOST_DEVICE_INLINE void defer(const FlatRule& rule, const FlatFactors& f,
+                                           FlatDecay& decay) {
     const double mu = NumSlots == 1 ? f.momentum : 0.0;
     const double mw = f.weight_decay * decay.ww + mu * decay.mw;  // the new momentum
     const double mm = f.weight_decay * decay.wm + mu * decay.mm;
@@ -248,7 +248,7 @@ struct FlatSgd : FlatRuleBase {
 };
 
 /// Does to an element what was deferred; `momentum` is null without one.
-DDP_DEVICE_INLINE void flat_apply(const FlatDecay& decay, float& weight, float* momentum) {
+DDP_HOST_DEVICE_INLINE void flat_apply(const FlatDecay& decay, float& weight, float* momentum) {
   const double w = weight;
   const double m = momentum != nullptr ? *momentum : 0.0;
   weight = static_cast<float>(decay.ww * w + decay.wm * m);
@@ -261,8 +261,8 @@ DDP_DEVICE_INLINE void flat_apply(const FlatDecay& decay, float& weight, float* 
 template <int NumSlots>
 struct FlatAdam : FlatRuleBase {
   static constexpr int kSlots = NumSlots;
-  static DDP_DEVICE_INLINE void apply(const FlatRule& rule, const FlatFactors& f, float gradient,
-                                      float& weight, float* slots) {
+  static DDP_HOST_DEVICE_INLINE void apply(const FlatRule& rule, const FlatFactors& f,
+                                           float gradient, float& weight, float* slots) {
     gradient *= f.gradient;
     if (rule.decoupled) {
       weight -= f.lr * f.weight_decay * weight;
@@ -286,12 +286,12 @@ struct FlatAdam : FlatRuleBase {
 struct FlatLars : FlatRuleBase {
   static constexpr int kSlots = 1;
   static constexpr bool kMeasures = true;
-  static DDP_DEVICE_INLINE float measure(const FlatRule& /*rule*/, const FlatFactors& f,
-                                         float gradient, float /*weight*/, float* /*slots*/) {
+  static DDP_HOST_DEVICE_INLINE float measure(const FlatRule& /*rule*/, const FlatFactors& f,
+                                              float gradient, float /*weight*/, float* /*slots*/) {
     return gradient * f.gradient;
   }
-  static DDP_DEVICE_INLINE void apply(const FlatRule& /*rule*/, const FlatFactors& f,
-                                      float gradient, float& weight, float* slots) {
+  static DDP_HOST_DEVICE_INLINE void apply(const FlatRule& /*rule*/, const FlatFactors& f,
+                                           float gradient, float& weight, float* slots) {
     const float update = gradient * f.gradient + f.weight_decay * weight;
     slots[0] = f.momentum * slots[0] + f.lr * f.trust_ratio * update;
     weight -= slots[0];
@@ -306,19 +306,20 @@ struct FlatLamb : FlatRuleBase {
   static constexpr bool kMeasureWritesSlots = true;
   static constexpr bool kApplyReadsGradient = false;
   static constexpr bool kApplyWritesSlots = false;
-  static DDP_DEVICE_INLINE float update(const FlatFactors& f, float weight, const float* slots) {
+  static DDP_HOST_DEVICE_INLINE float update(const FlatFactors& f, float weight,
+                                             const float* slots) {
     return slots[0] * f.mean_scale / (sqrtf(slots[1]) * f.square_scale + f.eps) +
            f.weight_decay * weight;
   }
-  static DDP_DEVICE_INLINE float measure(const FlatRule& /*rule*/, const FlatFactors& f,
-                                         float gradient, float weight, float* slots) {
+  static DDP_HOST_DEVICE_INLINE float measure(const FlatRule& /*rule*/, const FlatFactors& f,
+                                              float gradient, float weight, float* slots) {
     gradient *= f.gradient;
     slots[0] = f.beta1 * slots[0] + f.one_minus_beta1 * gradient;
     slots[1] = f.beta2 * slots[1] + f.one_minus_beta2 * gradient * gradient;
     return update(f, weight, slots);
   }
-  static DDP_DEVICE_INLINE void apply(const FlatRule& /*rule*/, const FlatFactors& f,
-                                      float /*gradient*/, float& weight, float* slots) {
+  static DDP_HOST_DEVICE_INLINE void apply(const FlatRule& /*rule*/, const FlatFactors& f,
+                                           float /*gradient*/, float& weight, float* slots) {
     weight -= f.lr * f.trust_ratio * update(f, weight, slots);
   }
 };
@@ -354,12 +355,12 @@ struct FlatScan {
   int32_t* report = nullptr;  ///< [2]: scans that found such an element, the last one's segment
 };
 
-DDP_DEVICE_INLINE bool flat_is_finite(float value) {
+DDP_HOST_DEVICE_INLINE bool flat_is_finite(float value) {
   return value - value == 0.0F;
 }
 
 /// Writes what a scan found.
-DDP_DEVICE_INLINE void flat_conclude(const FlatScan& scan, double square, int32_t first_bad) {
+DDP_HOST_DEVICE_INLINE void flat_conclude(const FlatScan& scan, double square, int32_t first_bad) {
   const auto norm = static_cast<float>(sqrt(square));
   scan.found[0] = norm;
   scan.found[1] = first_bad >= 0 ? 1.0F : 0.0F;
@@ -386,7 +387,7 @@ struct FlatAverage {
 };
 
 /// at::lerp's formula.
-DDP_DEVICE_INLINE float flat_lerp(float from, float to, float share) {
+DDP_HOST_DEVICE_INLINE float flat_lerp(float from, float to, float share) {
   return share < 0.5F ? from + share * (to - from) : to - (to - from) * (1.0F - share);
 }
 

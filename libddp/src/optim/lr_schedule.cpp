@@ -11,13 +11,13 @@ namespace ddp {
 namespace {
 
 template <typename T>
-[[noreturn]] void fail(const std::string& setting, T value, const std::string& limit) {
+[[noreturn]] void fail_schedule(const std::string& setting, T value, const std::string& limit) {
   throw SettingsError(detail::concat("lr_schedule.", setting, " is ", value, ": ", limit));
 }
 
 void require_positive(const std::string& setting, double value) {
   if (!(value > 0.0)) {
-    fail(setting, value, "must be more than 0");
+    fail_schedule(setting, value, "must be more than 0");
   }
 }
 
@@ -61,12 +61,12 @@ double one_cycle(const LrScheduleOptions& o, int64_t step) {
 
 void validate_one_cycle(const LrScheduleOptions& o) {
   if (!(o.pct_start >= 0.0 && o.pct_start <= 1.0)) {
-    fail("pct_start", o.pct_start, "must be between 0 and 1");
+    fail_schedule("pct_start", o.pct_start, "must be between 0 and 1");
   }
   require_positive("div_factor", o.div_factor);
   require_positive("final_div_factor", o.final_div_factor);
   if (o.warmup_steps != 0) {
-    fail("warmup_steps", o.warmup_steps, "one_cycle warms up by itself; use pct_start");
+    fail_schedule("warmup_steps", o.warmup_steps, "one_cycle warms up by itself; use pct_start");
   }
 }
 
@@ -74,24 +74,25 @@ void validate(const LrScheduleOptions& o) {
   const bool needs_total = o.type == LrScheduleType::Cosine || o.type == LrScheduleType::Linear ||
                            o.type == LrScheduleType::OneCycle;
   if (!(o.lr >= 0.0) || !std::isfinite(o.lr)) {
-    fail("lr", o.lr, "must be 0 or more");
+    fail_schedule("lr", o.lr, "must be 0 or more");
   }
   if (o.warmup_steps < 0) {
-    fail("warmup_steps", o.warmup_steps, "must be 0 or more");
+    fail_schedule("warmup_steps", o.warmup_steps, "must be 0 or more");
   }
   if (!(o.warmup_start_factor >= 0.0 && o.warmup_start_factor <= 1.0)) {
-    fail("warmup_start_factor", o.warmup_start_factor, "must be between 0 and 1");
+    fail_schedule("warmup_start_factor", o.warmup_start_factor, "must be between 0 and 1");
   }
   if (needs_total && o.total_steps == 0) {
-    fail("total_steps", 0,
-         "this schedule has a length; fix: set lr_schedule.total_steps or train.max_steps");
+    fail_schedule(
+        "total_steps", 0,
+        "this schedule has a length; fix: set lr_schedule.total_steps or train.max_steps");
   }
   if (needs_total && o.total_steps <= std::max<int64_t>(o.warmup_steps, 0)) {
-    fail("total_steps", o.total_steps,
-         detail::concat("must be more than warmup_steps (", o.warmup_steps, ")"));
+    fail_schedule("total_steps", o.total_steps,
+                  detail::concat("must be more than warmup_steps (", o.warmup_steps, ")"));
   }
   if (o.type == LrScheduleType::Step && o.step_size < 1) {
-    fail("step_size", o.step_size, "must be 1 or more");
+    fail_schedule("step_size", o.step_size, "must be 1 or more");
   }
   if (!std::is_sorted(o.milestones.begin(), o.milestones.end())) {
     throw SettingsError("lr_schedule.milestones must ascend");

@@ -86,19 +86,20 @@ void describe_groups(std::vector<ParameterGroup>& groups, FieldVisitor& visitor)
   }
 }
 
-[[noreturn]] void fail(const std::string& setting, double value, const std::string& limit) {
+[[noreturn]] void fail_optimizer(const std::string& setting, double value,
+                                 const std::string& limit) {
   throw SettingsError(detail::concat("optimizer.", setting, " is ", value, ": ", limit));
 }
 
 void require_not_negative(const std::string& setting, double value) {
   if (!(value >= 0.0)) {
-    fail(setting, value, "must be 0 or more");
+    fail_optimizer(setting, value, "must be 0 or more");
   }
 }
 
 void require_beta(const std::string& setting, double value) {
   if (!(value >= 0.0 && value < 1.0)) {
-    fail(setting, value, "must be at least 0 and below 1");
+    fail_optimizer(setting, value, "must be at least 0 and below 1");
   }
 }
 
@@ -177,7 +178,7 @@ void validate(const OptimizerOptions& o) {
                                        o.dampening, ")"));
   }
   if (o.type == OptimizerType::Lars && !(o.trust_coefficient > 0.0)) {
-    fail("trust_coefficient", o.trust_coefficient, "must be more than 0");
+    fail_optimizer("trust_coefficient", o.trust_coefficient, "must be more than 0");
   }
   if (o.skip_dead_taps && o.type != OptimizerType::Sgd) {
     throw SettingsError(

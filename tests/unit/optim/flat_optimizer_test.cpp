@@ -17,7 +17,7 @@ using ddp::StateDict;
 
 namespace {
 
-const ddp::StepScalars kScaled{.lr = 0.0078125, .inverse_scale = 0.5, .clip_factor = 0.75};
+const ddp::StepScalars kScaledStep{.lr = 0.0078125, .inverse_scale = 0.5, .clip_factor = 0.75};
 
 OptimizerOptions rule_of(OptimizerType type, OptimizerImplementation implementation) {
   OptimizerOptions options;
@@ -55,8 +55,8 @@ TEST_CASE("100 flat steps equal those over lists", "[optim]") {
   NamedParameters list = mixed_parameters();
   auto ours = ddp::make_optimizer(flat, rule_of(type, OptimizerImplementation::Flat));
   auto theirs = ddp::make_optimizer(list, rule_of(type, OptimizerImplementation::List));
-  run_steps(ours, flat, 0, 100, kScaled);
-  run_steps(theirs, list, 0, 100, kScaled);
+  run_steps(ours, flat, 0, 100, kScaledStep);
+  run_steps(theirs, list, 0, 100, kScaledStep);
   const StateDict state = ours.state_dict();
   const StateDict expected = theirs.state_dict();
   REQUIRE(state.tensors.size() == expected.tensors.size());
@@ -81,7 +81,7 @@ TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
   const auto to = to_flat ? OptimizerImplementation::Flat : OptimizerImplementation::List;
   NamedParameters whole = mixed_parameters();
   auto uninterrupted = ddp::make_optimizer(whole, rule_of(type, from));
-  run_steps(uninterrupted, whole, 0, 5, kScaled);
+  run_steps(uninterrupted, whole, 0, 5, kScaledStep);
   const StateDict saved = deep_copy(uninterrupted.state_dict());
   NamedParameters resumed;
   for (const auto& parameter : whole) {
@@ -95,8 +95,8 @@ TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
     INFO(key);
     CHECK(at::equal(loaded.tensors.at(key), tensor));
   }
-  run_steps(uninterrupted, whole, 5, 8, kScaled);
-  run_steps(optimizer, resumed, 5, 8, kScaled);
+  run_steps(uninterrupted, whole, 5, 8, kScaledStep);
+  run_steps(optimizer, resumed, 5, 8, kScaledStep);
   const StateDict end = optimizer.state_dict();
   for (const auto& [key, tensor] : uninterrupted.state_dict().tensors) {
     INFO(key);
@@ -110,14 +110,14 @@ TEST_CASE("A flat step leaves gradients alone and follows parameters that move",
   const auto options = rule_of(OptimizerType::Sgd, OptimizerImplementation::Flat);
   auto optimizer = ddp::make_optimizer(parameters, options);
   auto reference = ddp::make_optimizer(still, options);
-  run_steps(optimizer, parameters, 0, 2, kScaled);
-  run_steps(reference, still, 0, 2, kScaled);
+  run_steps(optimizer, parameters, 0, 2, kScaledStep);
+  run_steps(reference, still, 0, 2, kScaledStep);
   CHECK(at::equal(parameters[1].tensor.grad(), gradient({97, 131}, 1, 1)));
   const at::Tensor old = parameters[2].tensor.detach();
   parameters[2].tensor.set_data(old.clone());
   const at::Tensor before = old.clone();
-  run_steps(optimizer, parameters, 2, 4, kScaled);
-  run_steps(reference, still, 2, 4, kScaled);
+  run_steps(optimizer, parameters, 2, 4, kScaledStep);
+  run_steps(reference, still, 2, 4, kScaledStep);
   CHECK(at::equal(old, before));
   for (size_t k = 0; k < still.size(); ++k) {
     CHECK(at::equal(parameters[k].tensor.detach(), still[k].tensor.detach()));
@@ -137,12 +137,12 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   const auto options = rule_of(OptimizerType::Adam, implementation);
   auto optimizer = ddp::make_optimizer(parameters, options);
   auto reference = ddp::make_optimizer(still, options);
-  run_steps(optimizer, parameters, 0, 2, kScaled);
-  run_steps(reference, still, 0, 2, kScaled);
+  run_steps(optimizer, parameters, 0, 2, kScaledStep);
+  run_steps(reference, still, 0, 2, kScaledStep);
   auto& half = parameters[1].tensor;
   half.set_data(half.detach().clone());  // the same values: the master keeps its own bits
-  run_steps(optimizer, parameters, 2, 4, kScaled);
-  run_steps(reference, still, 2, 4, kScaled);
+  run_steps(optimizer, parameters, 2, 4, kScaledStep);
+  run_steps(reference, still, 2, 4, kScaledStep);
   CHECK(at::equal(half.detach(), still[1].tensor.detach()));
   half.set_data(at::full_like(half.detach(), 3.0));
   half.mutable_grad() = at::ones_like(half.detach());

@@ -14,7 +14,7 @@ using ddp::StateDict;
 
 namespace {
 
-const ddp::StepScalars kState{.lr = 0.001953125};
+const ddp::StepScalars kStateStep{.lr = 0.001953125};
 
 OptimizerOptions options_of(
     OptimizerType type, OptimizerImplementation implementation = OptimizerImplementation::List) {
@@ -41,7 +41,7 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   NamedParameters whole = float_and_half();
   auto uninterrupted = ddp::make_optimizer(whole, options_of(type, implementation));
-  run_steps(uninterrupted, whole, 0, 5, kState);
+  run_steps(uninterrupted, whole, 0, 5, kStateStep);
 
   // What a checkpoint keeps: weights and the optimizer's state.
   const StateDict saved = deep_copy(uninterrupted.state_dict());
@@ -49,19 +49,19 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
   for (const auto& parameter : whole) {
     resumed.push_back({parameter.name, parameter.tensor.detach().clone().requires_grad_()});
   }
-  run_steps(uninterrupted, whole, 5, 9, kState);
+  run_steps(uninterrupted, whole, 5, 9, kStateStep);
 
   auto optimizer = ddp::make_optimizer(resumed, options_of(type, implementation));
   const bool into_used = GENERATE(false, true);
   if (into_used) {  // state of other steps is overwritten
     std::vector<at::Tensor> before{resumed[0].tensor.detach().clone(),
                                    resumed[1].tensor.detach().clone()};
-    run_steps(optimizer, resumed, 20, 22, kState);
+    run_steps(optimizer, resumed, 20, 22, kStateStep);
     resumed[0].tensor.detach().copy_(before[0]);
     resumed[1].tensor.detach().copy_(before[1]);
   }
   optimizer.load_state_dict(saved);
-  run_steps(optimizer, resumed, 5, 9, kState);
+  run_steps(optimizer, resumed, 5, 9, kStateStep);
   for (size_t k = 0; k < whole.size(); ++k) {
     CHECK(at::equal(resumed[k].tensor.detach(), whole[k].tensor.detach()));
   }
@@ -80,7 +80,7 @@ TEST_CASE("State has PyTorch's slots under the parameters' names", "[optim]") {
   auto adamw = ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
   CHECK(adamw.state_name() == "optimizer");
   CHECK(adamw.state_dict().tensors.empty());  // as in PyTorch, before the first step
-  run_steps(adamw, parameters, 0, 3, kState);
+  run_steps(adamw, parameters, 0, 3, kStateStep);
   std::vector<std::string> keys;
   const StateDict state = adamw.state_dict();
   for (const auto& [key, tensor] : state.tensors) {
@@ -103,12 +103,12 @@ TEST_CASE("State saved before the first step takes state away", "[optim]") {
   auto optimizer =
       ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
   const StateDict empty = optimizer.state_dict();
-  run_steps(optimizer, parameters, 0, 2, kState);
+  run_steps(optimizer, parameters, 0, 2, kStateStep);
   CHECK(optimizer.num_changes() == 0);
   optimizer.load_state_dict(empty);
   CHECK(optimizer.num_changes() == 1);  // graphs of its step are captured anew
   CHECK(optimizer.state_dict().tensors.empty());
-  run_steps(optimizer, parameters, 0, 1, kState);
+  run_steps(optimizer, parameters, 0, 1, kStateStep);
   CHECK(optimizer.state_dict().tensors.at("state.w.step").item<float>() == 1.0F);
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("State that does not fit is refused by key and changes nothing", "[opt
   NamedParameters parameters = float_and_half();
   auto optimizer =
       ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
-  run_steps(optimizer, parameters, 0, 2, kState);
+  run_steps(optimizer, parameters, 0, 2, kStateStep);
   const StateDict good = deep_copy(optimizer.state_dict());
   const auto refused = [&](const StateDict& state) {
     const std::string message =

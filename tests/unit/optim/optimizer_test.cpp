@@ -84,7 +84,7 @@ TEST_CASE("Plain SGD on exact numbers gives exact weights", "[optim]") {
 }
 
 TEST_CASE("100 steps of every rule equal torch::optim", "[optim]") {
-  constexpr int64_t kSteps = 100;
+  constexpr int64_t kUpdates = 100;
   NamedParameters ours = three_parameters();
   NamedParameters theirs = three_parameters();
   std::vector<at::Tensor> tensors;
@@ -95,7 +95,7 @@ TEST_CASE("100 steps of every rule equal torch::optim", "[optim]") {
     options.implementation =
         GENERATE(ddp::OptimizerImplementation::List, ddp::OptimizerImplementation::Flat);
     auto optimizer = ddp::make_optimizer(ours, options);
-    for (int64_t step = 0; step < kSteps; ++step) {
+    for (int64_t step = 0; step < kUpdates; ++step) {
       set_gradients(ours, step);
       set_gradients(theirs, step);
       optimizer.step(0.0625);
@@ -103,7 +103,7 @@ TEST_CASE("100 steps of every rule equal torch::optim", "[optim]") {
     }
     for (size_t k = 0; k < ours.size(); ++k) {
       INFO(ours[k].name);
-      CHECK(ulps(ours[k].tensor, theirs[k].tensor) <= torch_ulps(kSteps));
+      CHECK(ulps(ours[k].tensor, theirs[k].tensor) <= torch_ulps(kUpdates));
     }
   };
   SECTION("SGD with Nesterov momentum") {

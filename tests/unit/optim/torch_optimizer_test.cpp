@@ -12,7 +12,7 @@ using ddp::TorchOptimizer;
 
 namespace {
 
-const ddp::StepScalars kInner{.lr = 0.0625};
+const ddp::StepScalars kInnerStep{.lr = 0.0625};
 
 NamedParameters two_parameters() {
   return {{"a", weights({3, 2}, 0)}, {"b", weights({4}, 1)}};
@@ -46,7 +46,7 @@ TEST_CASE("torch::optim's optimizers resume bit for bit through the adapter", "[
   INFO(type);
   NamedParameters whole = two_parameters();
   TorchOptimizer uninterrupted(make_inner(type, whole), whole);
-  run_steps(uninterrupted, whole, 0, 4, kInner);
+  run_steps(uninterrupted, whole, 0, 4, kInnerStep);
   ddp::StateDict saved = uninterrupted.state_dict();
   NamedParameters resumed;
   for (const auto& parameter : whole) {
@@ -55,10 +55,10 @@ TEST_CASE("torch::optim's optimizers resume bit for bit through the adapter", "[
   for (auto& [key, tensor] : saved.tensors) {
     tensor = tensor.clone();
   }
-  run_steps(uninterrupted, whole, 4, 7, kInner);
+  run_steps(uninterrupted, whole, 4, 7, kInnerStep);
   TorchOptimizer optimizer(make_inner(type, resumed), resumed);
   optimizer.load_state_dict(saved);
-  run_steps(optimizer, resumed, 4, 7, kInner);
+  run_steps(optimizer, resumed, 4, 7, kInnerStep);
   for (size_t k = 0; k < whole.size(); ++k) {
     CHECK(at::equal(resumed[k].tensor.detach(), whole[k].tensor.detach()));
   }

@@ -3,7 +3,6 @@
 
 #include <torch/torch.h>
 
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>

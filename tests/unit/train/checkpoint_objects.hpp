@@ -4,7 +4,6 @@
 
 #include <torch/torch.h>
 
-#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/torch.h>
 
-#include <cstring>
-
 #include "ddp/core/error.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/train/weights.hpp"
