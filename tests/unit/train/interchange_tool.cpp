@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "ddp/core/safetensors.hpp"
+#include "support/same_bits.hpp"
 
 namespace {
 
@@ -39,11 +40,7 @@ int check(const ddp::Safetensors& file) {
   const auto expected = formula_tensors();
   bool good = file.tensors.size() == expected.size() && file.metadata.at("note") == "from python";
   for (const auto& [name, tensor] : expected) {
-    const auto& got = file.tensors.at(name);
-    const bool same =
-        got.scalar_type() == tensor.scalar_type() && got.sizes() == tensor.sizes() &&
-        (tensor.nbytes() == 0 ||  // then there need not be a pointer
-         std::memcmp(got.const_data_ptr(), tensor.const_data_ptr(), tensor.nbytes()) == 0);
+    const bool same = testing::same_bits(file.tensors.at(name), tensor);
     if (!same) {
       std::cerr << name << " differs\n";
     }

@@ -5,7 +5,6 @@
 
 #include <torch/torch.h>
 
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
+#include "support/same_bits.hpp"
 
 namespace testing {
 
@@ -113,10 +113,7 @@ inline std::string first_difference(const std::map<std::string, at::Tensor>& a,
                                     const std::map<std::string, at::Tensor>& b) {
   for (const auto& [key, tensor] : a) {
     const auto other = b.find(key);
-    if (other == b.end() || other->second.scalar_type() != tensor.scalar_type() ||
-        other->second.sizes() != tensor.sizes() ||
-        std::memcmp(other->second.const_data_ptr(), tensor.const_data_ptr(), tensor.nbytes()) !=
-            0) {
+    if (other == b.end() || !same_bits(other->second, tensor)) {
       return key;
     }
   }
