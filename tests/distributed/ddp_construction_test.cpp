@@ -102,6 +102,34 @@ TEST_CASE("a module without a trainable parameter is refused") {
   REQUIRE_THROWS_AS(DistributedDataParallel(module, group()), SettingsError);
 }
 
+TEST_CASE("tensors that cannot be kept in step are refused by name, on all ranks") {
+  const auto weight = torch::zeros({2}, on_device()).requires_grad_();
+  const auto refused = [&](const NamedParameter& parameter, const NamedParameters& buffers) {
+    try {
+      const DataParallelModel model(
+          {.parameters = {{"weight", weight}, parameter}, .buffers = buffers}, group());
+    } catch (const SettingsError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was refused");
+  };
+  const NamedParameter good{"good", torch::ones({2}, on_device()).requires_grad_()};
+  const auto expanded = torch::ones({3, 1}, on_device()).expand({3, 4});
+  const auto complex = torch::ones({2}, on_device().dtype(torch::kComplexFloat));
+  REQUIRE_THAT(refused({"wide", expanded.detach().requires_grad_()}, {}),
+               Catch::Contains("parameter wide is an expanded tensor"));
+  REQUIRE_THAT(refused(good, {{"mask", expanded}}),
+               Catch::Contains("buffer mask is an expanded tensor"));
+  REQUIRE_THAT(refused({"phase", complex.detach().requires_grad_()}, {}),
+               Catch::Contains("parameter phase is of dtype ComplexFloat"));
+  REQUIRE_THAT(refused(good, {{"spectrum", complex}}),
+               Catch::Contains("buffer spectrum is of dtype ComplexFloat"));
+  REQUIRE_THAT(refused({"scaled", good.tensor * 2}, {}),
+               Catch::Contains("parameter scaled is no leaf"));
+  REQUIRE_THAT(refused(good, {{"plain", torch::ones({2}, on_device())}}),
+               Catch::Contains("nothing was refused"));
+}
+
 TEST_CASE("construction sends rank 0's parameters and buffers, unless told not to") {
   for (const bool init_sync : {true, false}) {
     Counter module;

@@ -86,6 +86,69 @@ TEST_CASE("a user's hook sees undivided gradients, in order, and its result is k
   REQUIRE_THROWS_AS(model.register_comm_hook(make_all_reduce_hook()), SettingsError);
 }
 
+TEST_CASE("a hook may leave its result in a tensor of its own") {
+  for (const bool in_finish : {false, true}) {
+    CAPTURE(in_finish);
+    struct Assigning : CommHook {
+      explicit Assigning(bool late) : in_finish(late) {}
+      std::string name() const override { return "assigning"; }
+      void start(GradBucket& bucket) override {
+        kept = bucket.buffer / bucket.divisor;
+        if (!in_finish) {
+          bucket.buffer = kept;
+        }
+      }
+      void finish(GradBucket& bucket) override {
+        if (in_finish) {
+          kept = bucket.buffer / bucket.divisor;
+        }
+        bucket.communicator->all_reduce(kept, ReduceOp::Sum)->wait();
+        bucket.buffer = kept;
+      }
+      bool in_finish;
+      torch::Tensor kept;
+    };
+    Mlp module;
+    Mlp reference;
+    DistributedDataParallel model(module, group());
+    model.register_comm_hook(std::make_shared<Assigning>(in_finish));
+    for (int step = 0; step < 3; ++step) {
+      model.zero_grad();
+      model.forward(batch_of(rank(), step, 4)).sum().backward();
+      require_equal(grads_of(*module), expected_at(reference, step));
+    }
+  }
+}
+
+TEST_CASE("a hook's result of another shape or dtype is refused by name") {
+  const bool of_shape = GENERATE(true, false);
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  model.register_comm_hook(make_function_hook("shrinking", [&](GradBucket& bucket) {
+    bucket.buffer = of_shape ? bucket.buffer.narrow(0, 0, 4) : bucket.buffer.to(torch::kDouble);
+    return bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Avg);
+  }));
+  REQUIRE_THROWS_WITH(
+      model.forward(batch_of(rank(), 0, 4)).sum().backward(),
+      Catch::Contains("shrinking") && Catch::Contains("bucket.buffer of bucket 0") &&
+          Catch::Contains(of_shape ? "Float [4] on" : "Double") && Catch::Contains("Float ["));
+}
+
+TEST_CASE("hooks that cannot reduce are refused at once") {
+  REQUIRE_THROWS_WITH(make_powersgd_hook({.rank = 0}), Catch::Contains("rank=0 must be 1 or more"));
+  REQUIRE_THROWS_WITH(make_powersgd_hook({.start_step = -1}), Catch::Contains("start_step=-1"));
+  REQUIRE_THROWS_WITH(make_powersgd_hook({.min_compression_rate = 0}),
+                      Catch::Contains("min_compression_rate=0"));
+  REQUIRE_THROWS_WITH(make_function_hook("empty", nullptr), Catch::Contains("empty"));
+  DdpOptions options;
+  options.comm_hook = "powersgd";
+  options.powersgd_rank = 0;
+  Mlp module;
+  REQUIRE_THROWS_AS(DistributedDataParallel(module, group(), options), SettingsError);
+  DistributedDataParallel model(module, group());
+  REQUIRE_THROWS_WITH(model.register_comm_hook(nullptr), Catch::Contains("the hook is null"));
+}
+
 TEST_CASE("different hooks on the ranks are an error before any gradient moves") {
   Mlp module;
   DistributedDataParallel model(module, group(), with_cap(25));
@@ -214,6 +277,34 @@ TEST_CASE("join with weights: the divisor is the sum of the weights") {
          }
        },
        {.weighted = true});
+}
+
+TEST_CASE("join leaves the gradients of a rank that ran out as they were") {
+  for (const bool initial_divisor : {true, false}) {
+    CAPTURE(initial_divisor);
+    Mlp module;
+    DistributedDataParallel model(module, group());
+    std::vector<torch::Tensor> before;
+    const int own_batches = rank() == 0 ? 1 : 4;
+    join(model,
+         [&] {
+           for (int step = 0; step < own_batches; ++step) {
+             model.zero_grad();
+             model.forward(batch_of(rank(), step, 4)).sum().backward();
+           }
+           module->first->bias.mutable_grad() = torch::Tensor();
+           module->second->bias.mutable_grad() = torch::ones_like(module->second->bias);
+           before = grads_of(*module);
+         },
+         {.divide_by_initial_world_size = initial_divisor});
+    require_equal(grads_of(*module), before);
+    // What a rank kept is added to by the next backward, and nothing else is.
+    model.forward(batch_of(rank(), 7, 4)).sum().backward();
+    Mlp plain;
+    const auto added = expected_at(plain, 7);
+    REQUIRE(torch::equal(module->first->bias.grad(), added[1]));
+    REQUIRE(torch::equal(module->second->bias.grad(), added[3] + 1));
+  }
 }
 
 TEST_CASE("join can throw on all ranks as soon as one runs out") {

@@ -272,6 +272,64 @@ TEST_CASE("outputs may be tuples, vectors and structs; inputs may be several") {
   }
 }
 
+TEST_CASE("an output that the loss does not use leaves what it alone reaches unused") {
+  for (const bool first_head : {true, false}) {
+    CAPTURE(first_head);
+    TupleHeads heads;
+    DistributedDataParallel model(heads, group(), find_unused(1.0 / (1 << 20)));
+    for (int step = 0; step < 3; ++step) {
+      model.zero_grad();
+      const auto x = batch_of(rank(), step, 4);
+      auto [left, right] = model.forward(x, torch::ones({}, on_device()));
+      (first_head ? left : right).sum().backward();
+      const auto& used = first_head ? heads->left : heads->right;
+      const auto& left_out = first_head ? heads->right : heads->left;
+      const auto mean = concatenated(step, 4).sum(0).unsqueeze(0).expand({2, 4}) / world();
+      REQUIRE(torch::equal(used->weight.grad(), mean));
+      REQUIRE_FALSE(left_out->weight.grad().defined());
+      if (step == 2) {
+        REQUIRE_THROWS_WITH((first_head ? right : left).sum().backward(),
+                            Catch::Contains("second backward of one forward"));
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks may leave out different outputs, or all that have parameters") {
+  TupleHeads heads;
+  DistributedDataParallel model(heads, group(), find_unused(25));
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    auto scale = torch::ones({}, on_device()).requires_grad_();
+    auto [left, right] = model.forward(batch_of(rank(), step, 4), scale);
+    // Rank 0 uses the left head and the others the right one.
+    (rank() == 0 ? left : right).sum().backward();
+    REQUIRE(torch::equal(heads->left->bias.grad(), torch::full({2}, 3.0 / world(), on_device())));
+    REQUIRE(heads->right->bias.grad().defined() == (world() > 1));
+    REQUIRE_FALSE(heads->spare->bias.grad().defined());
+  }
+}
+
+TEST_CASE("torch::autograd::grad of an output ends no reduction") {
+  TupleHeads heads;
+  DistributedDataParallel model(heads, group(), find_unused(25));
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    auto x = batch_of(rank(), step, 4).requires_grad_();
+    auto [left, right] = model.forward(x, torch::ones({}, on_device()));
+    torch::autograd::grad({left.sum()}, {x}, {}, /*retain_graph=*/true);
+    (left.sum() + right.sum()).backward();
+    REQUIRE(torch::equal(heads->left->bias.grad(), torch::full({2}, 3.0, on_device())));
+  }
+}
+
+TEST_CASE("find_unused_parameters says what lacks where forward returns a parameter alone") {
+  auto weight = integers({4, 2}, 3).requires_grad_();
+  DataParallelModel model({.parameters = {{"weight", weight}}}, group(), find_unused(25));
+  REQUIRE_THROWS_WITH(model.prepare_for_backward({weight}),
+                      Catch::Contains("returned only parameters themselves"));
+}
+
 TEST_CASE("a type without for_each_tensor compiles, and find_unused_parameters names it") {
   OpaqueHeads heads;
   DistributedDataParallel model(heads, group(), find_unused(25));

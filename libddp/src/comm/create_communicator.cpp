@@ -112,6 +112,7 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
     communicator = make_nccl_communicator(*control_plane, device, options,
                                           report_to(control_plane, launch.rank));
   }
+  communicator->set_control_plane(control_plane);
   control_plane->add_failure_callback(
       [weak = std::weak_ptr<Communicator>(communicator)](const FailureCause& cause) {
         if (const auto alive = weak.lock()) {

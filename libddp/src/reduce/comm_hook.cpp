@@ -129,6 +129,10 @@ std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype) {
 
 std::shared_ptr<CommHook> make_function_hook(std::string name,
                                              std::function<WorkPtr(GradBucket&)> start) {
+  if (!start) {
+    throw SettingsError("make_function_hook(\"" + name +
+                        "\"): the function is empty; give one that reduces bucket.buffer");
+  }
   return std::make_shared<FunctionHook>(std::move(name), std::move(start));
 }
 

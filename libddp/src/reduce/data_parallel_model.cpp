@@ -59,6 +59,16 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
   }
 }
 
+void run_weighted_backward(Reducer& reducer, const at::Tensor& loss_sum,
+                           const Reducer::Counts& counts_before) {
+  try {
+    loss_sum.backward();
+  } catch (...) {
+    reducer.restore_counts(counts_before);  // or the next backward would divide by this count too
+    throw;
+  }
+}
+
 }  // namespace
 
 DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
@@ -74,6 +84,7 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   // Before anything else that is collective: ranks whose models differ must not meet in a
   // broadcast.
   detail::check_equal_across_ranks(*communicator_, tensors_, options_);
+  detail::check_supported(tensors_);
   auto trained = trainable(tensors_.parameters);
   if (trained.empty()) {
     throw SettingsError(
@@ -149,6 +160,9 @@ bool DataParallelModel::sends_buffers_in_training() const {
 }
 
 void DataParallelModel::before_forward() {
+  if (at::GradMode::is_enabled()) {
+    reducer_->join_broken_backward();
+  }
   // An evaluation between forward and backward reads buffers too.
   Reducer::HostState::finish_pending(*reducer_);
   const bool synchronised = at::GradMode::is_enabled() && sync_;
@@ -199,6 +213,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
 
 void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   if (at::GradMode::is_enabled() && sync_) {
+    reducer_->join_broken_backward();
     if (join_ != nullptr) {
       join_->announce_forward(true, false);
     }
@@ -214,8 +229,9 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
                        " must be 0 or more: it is the number of items in loss_sum"));
   }
   require_weighted_join();
+  const auto counts = reducer_->counts();
   reducer_->add_weight(count);
-  loss_sum.backward();
+  run_weighted_backward(*reducer_, loss_sum, counts);
 }
 
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count) {
@@ -229,8 +245,9 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
         "; give one element on ", device, ", or the number itself as a double"));
   }
   require_weighted_join();
+  const auto counts = reducer_->counts();
   reducer_->add_weight(count);
-  loss_sum.backward();
+  run_weighted_backward(*reducer_, loss_sum, counts);
 }
 
 void DataParallelModel::require_weighted_join() const {

@@ -75,6 +75,9 @@ void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
 }
 
 void JoinScope::finish() {
+  auto& reducer = *model_.reducer_;
+  reducer.join_broken_backward();
+  std::shared_ptr<const Reducer::OwnGradients> own;
   while (true) {
     const auto flags = exchange(0);
     const bool any_active = std::any_of(flags.begin(), flags.end(),
@@ -82,20 +85,26 @@ void JoinScope::finish() {
     if (!any_active) {
       break;
     }
+    if (own == nullptr) {
+      own = reducer.set_gradients_aside();
+    }
     apply(flags);
     const int64_t step = flags[static_cast<size_t>(highest_active_)];
     if ((step & kSynchronised) != 0) {
-      model_.reducer_->begin_forward();
+      reducer.begin_forward();
     }
     if ((step & kSendsBuffers) != 0) {
       model_.broadcast_buffers_now(highest_active_);
     }
     if ((step & kSynchronised) != 0) {
       if (options_.weighted) {
-        model_.reducer_->add_weight(0);
+        reducer.add_weight(0);
       }
-      model_.reducer_->shadow_backward();
+      reducer.shadow_backward();
     }
+  }
+  if (own != nullptr) {
+    reducer.restore_gradients(*own);
   }
   // Where no rank ran out early weights are equal, and so are their masters, which keep their bits.
   model_.send_module_states(highest_active_, /*exactly=*/uneven_);

@@ -2,6 +2,7 @@
 #include "reduce/model_check.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <torch/version.h>
 
 #include <sstream>
@@ -53,7 +54,8 @@ void describe_tensors(std::ostringstream& out, const char* kind, const NamedPara
   for (const auto& [name, tensor] : tensors) {
     out << kind << ' ' << name << ": shape " << tensor.sizes() << ", strides " << tensor.strides()
         << ", " << tensor.scalar_type() << ", on " << tensor.device().type() << ", requires_grad "
-        << (tensor.requires_grad() ? "true" : "false") << '\n';
+        << (tensor.requires_grad() ? "true" : "false") << (tensor.is_leaf() ? "" : ", no leaf")
+        << '\n';
   }
 }
 
@@ -105,6 +107,33 @@ void check_equal_across_ranks(Communicator& communicator, const ModelTensors& te
           ". Build the module alike on every rank (same code, same configuration)");
     }
   }
+}
+
+void check_supported(const ModelTensors& tensors) {
+  const auto check = [](const char* kind, const NamedParameters& named) {
+    for (const auto& [name, tensor] : named) {
+      const auto refuse = [&, &name = name](const auto&... why) {
+        throw SettingsError(concat(kind, ' ', name, ' ', why...));
+      };
+      if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+        refuse("is an expanded tensor (shape ", tensor.sizes(), ", strides ", tensor.strides(),
+               "): several of its elements share memory and cannot be sent or updated one by one. "
+               "Register tensor.contiguous() instead");
+      }
+      if (tensor.is_complex()) {
+        refuse("is of dtype ", tensor.scalar_type(),
+               ", which collectives do not carry: register torch::view_as_real(tensor) and take "
+               "torch::view_as_complex of it in forward");
+      }
+      if (tensor.requires_grad() && !tensor.is_leaf()) {
+        refuse(
+            "is no leaf: an operation computed it, so its gradient goes to the inputs of the "
+            "operation. Register tensor.detach().requires_grad_(), or compute it in forward");
+      }
+    }
+  };
+  check("parameter", tensors.parameters);
+  check("buffer", tensors.buffers);
 }
 
 }  // namespace ddp::detail

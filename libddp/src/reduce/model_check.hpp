@@ -10,4 +10,8 @@ namespace ddp::detail {
 void check_equal_across_ranks(Communicator& communicator, const ModelTensors& tensors,
                               const DdpOptions& options);
 
+/// Throws SettingsError naming the first tensor that cannot be kept in step: expanded or complex
+/// tensors, and parameters that an operation computed. Alike on all ranks whose models are equal.
+void check_supported(const ModelTensors& tensors);
+
 }  // namespace ddp::detail

@@ -3,6 +3,7 @@
 // others are two forwards with one backward of both, two forwards with a backward each, and
 // forwards that get none (a skipped step, a logged loss).
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
@@ -15,26 +16,37 @@ namespace ddp {
 void Reducer::Impl::open_forward(const std::vector<at::Tensor>& outputs) {
   forward_since_pass = true;
   refuses_second = false;
-  const auto reached = std::make_shared<std::atomic<bool>>(false);
+  const auto state = std::make_shared<ForwardState>();
   bool tracked = false;
+  bool has_leaf = false;
   for (const auto& output : outputs) {
-    // Not a leaf: its hooks outlive every graph.
-    if (output.defined() && output.requires_grad() && !output.is_leaf()) {
-      output.register_hook([reached](const at::Tensor& /*grad*/) { *reached = true; });
+    if (!output.defined() || !output.requires_grad()) {
+      continue;
+    }
+    // Hooks of a leaf outlive every graph.
+    has_leaf = has_leaf || output.is_leaf();
+    if (!output.is_leaf()) {
+      output.register_hook([this, state, alive = std::weak_ptr(lifetime)](const at::Tensor&) {
+        if (!alive.expired()) {
+          reach_output(*state);
+        }
+      });
       tracked = true;
     }
   }
   const bool walks = options.find_unused_parameters && !options.static_graph;
   if (walks && !tracked) {
-    throw SettingsError(
-        "ddp.find_unused_parameters=true needs the outputs that the backward starts from, and none "
-        "of them requires a gradient: return them from forward, or call "
-        "prepare_for_backward({loss})");
+    throw SettingsError(detail::concat(
+        "ddp.find_unused_parameters=true needs the outputs that the backward starts from, and ",
+        has_leaf ? "forward returned only parameters themselves, which have no graph: return what "
+                   "the module computes from them"
+                 : "none of them requires a gradient: return them from forward",
+        ", or call prepare_for_backward({loss})"));
   }
   forget_ended_forwards();
   if (tracked) {
     open_forwards.push_back(
-        {reached, walks ? find_reachable(outputs) : std::vector<bool>(parameters.size(), true)});
+        {state, walks ? find_reachable(outputs) : std::vector<bool>(parameters.size(), true)});
   } else {
     ++untracked_forwards;
   }
@@ -50,9 +62,27 @@ void Reducer::Impl::open_forward(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::Impl::forget_ended_forwards() {
   std::erase_if(open_forwards, [](const OpenForward& forward) {
-    const auto reached = forward.reached.lock();
-    return !reached || *reached;
+    const auto state = forward.state.lock();
+    return !state || state->reached;
   });
+}
+
+void Reducer::Impl::reach_output(ForwardState& state) {
+  state.reached = true;
+  const auto* wanted_nodes = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted_nodes != nullptr && !wanted_nodes->empty()) {
+    return;  // torch::autograd::grad accumulates nothing
+  }
+  const std::lock_guard lock(mutex);
+  if (state.closed) {
+    throw SettingsError(
+        "this is the second backward of one forward: with ddp.find_unused_parameters=true the "
+        "first backward ends the reduction, and what it did not reach counts as unused; sum the "
+        "losses, or set ddp.find_unused_parameters=false");
+  }
+  if (expects_sync) {
+    note_backward();
+  }
 }
 
 // Forward, forward, backward, backward: the second backward is synchronised too. What it adds to

@@ -208,6 +208,19 @@ class PowerSgdHook final : public CommHook {
 }  // namespace
 
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options) {
+  const auto refuse = [](const char* name, auto value, const char* limit) {
+    throw SettingsError(
+        detail::concat("make_powersgd_hook: ", name, "=", value, " must be ", limit));
+  };
+  if (options.rank < 1) {
+    refuse("rank", options.rank, "1 or more: with rank 0 every matrix would be sent as zeros");
+  }
+  if (options.start_step < 0) {
+    refuse("start_step", options.start_step, "0 or more");
+  }
+  if (!(options.min_compression_rate > 0)) {
+    refuse("min_compression_rate", options.min_compression_rate, "above 0");
+  }
   return std::make_shared<PowerSgdHook>(options);
 }
 

@@ -119,6 +119,7 @@ void Reducer::Impl::install_layout(BucketLayout new_layout) {
     view.index = static_cast<int>(b);
     view.is_last = b + 1 == buckets.size();
     view.buffer = arena.narrow(0, bucket.begin, bucket.numel);
+    buckets[b].buffer = view.buffer;
     const int64_t part = shards ? bucket.numel / communicator->world_size() : bucket.numel;
     view.shard = view.buffer.narrow(0, shards ? part * communicator->rank() : 0, part);
     view.communicator = communicator.get();
@@ -202,6 +203,11 @@ void Reducer::begin_forward() {
 
 void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
   const std::lock_guard lock(impl_->mutex);
+  if (hook == nullptr) {
+    throw SettingsError(
+        "register_comm_hook: the hook is null; leave the call out, and the reducer all-reduces by "
+        "itself");
+  }
   if (impl_->hook) {
     throw SettingsError("a comm hook is set already (" + impl_->hook->name() +
                         "): only one is allowed");
@@ -258,6 +264,24 @@ void Reducer::add_weight(const at::Tensor& count) {
   sum = sum.defined() ? sum + added : added;
   impl_->weight_stream = detail::current_stream(impl_->device());
   impl_->is_weighted = true;
+}
+
+Reducer::Counts Reducer::counts() const {
+  const std::lock_guard lock(impl_->mutex);
+  return {impl_->weight, impl_->device_weight, impl_->is_weighted};
+}
+
+void Reducer::restore_counts(const Counts& counts) {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->backward_threw()) {
+    return;  // its reductions need the counts until join_broken_backward()
+  }
+  if (!counts.is_weighted) {
+    impl_->add_set_aside();
+  }
+  impl_->weight = counts.host;
+  impl_->device_weight = counts.device;
+  impl_->is_weighted = counts.is_weighted;
 }
 
 void Reducer::set_divisor(double divisor) {

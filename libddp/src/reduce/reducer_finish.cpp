@@ -16,7 +16,7 @@ bool Reducer::Impl::scales_after_sum() const {
 }
 
 void Reducer::Impl::tell_listener(const BucketState& state) const {
-  if (bucket_listener && !hook && !scales_after_sum()) {
+  if (bucket_listener && !hook && !scales_after_sum() && !drops_pass) {
     bucket_listener(state.bucket, state.work);
   }
 }
@@ -25,6 +25,7 @@ void Reducer::Impl::finish_bucket(BucketState& state) {
   auto& bucket = state.bucket;
   if (hook) {
     hook->finish(bucket);
+    take_buffer_of_hook(state);
     return;
   }
   state.work->wait();
@@ -41,6 +42,28 @@ void Reducer::Impl::finish_bucket(BucketState& state) {
   } else if (device().is_cpu()) {
     tell_listener(state);
   }
+}
+
+// A hook may assign another tensor to bucket.buffer instead of writing into it.
+void Reducer::Impl::take_buffer_of_hook(BucketState& state) const {
+  const at::Tensor result = std::exchange(state.bucket.buffer, state.buffer);
+  if (result.is_same(state.buffer)) {
+    return;
+  }
+  if (!result.defined() || result.sizes() != state.buffer.sizes() ||
+      result.scalar_type() != state.buffer.scalar_type() ||
+      result.device() != state.buffer.device()) {
+    const auto describe = [](const at::Tensor& tensor) {
+      return tensor.defined() ? detail::concat(tensor.scalar_type(), " ", tensor.sizes(), " on ",
+                                               tensor.device())
+                              : std::string("an undefined tensor");
+    };
+    throw SettingsError(detail::concat("the comm hook ", hook->name(), " left ", describe(result),
+                                       " in bucket.buffer of bucket ", state.bucket.index,
+                                       ", which is ", describe(state.buffer),
+                                       ": leave a tensor of the same shape, dtype and device"));
+  }
+  state.buffer.copy_(result);
 }
 
 // Runs on the engine when the whole backward is over, with the caller's streams current.
@@ -160,6 +183,7 @@ void Reducer::Impl::shadow() {
     }
     for (auto& parameter : parameters) {
       parameter.used = false;
+      parameter.set_aside = at::Tensor();
     }
     for (size_t i = 0; i < parameters.size(); ++i) {
       scheduler.mark_ready(static_cast<int>(i));

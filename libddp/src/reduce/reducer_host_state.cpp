@@ -126,6 +126,7 @@ void Reducer::restore(const HostState& state) {
   impl.unused_marked = false;
   impl.end_queued = false;
   impl.local_end_task = -1;
+  impl.running_backwards.clear();
   impl.backward_trace.end();
   impl.is_measured = false;
   impl.measurement_decided = false;

@@ -52,7 +52,14 @@ struct Reducer::Impl {
     WorkPtr work;
     std::vector<c10::Stream> streams;  // on which its gradients were accumulated
     std::vector<c10::Stream> writers;  // on which ops wrote its slots
+    at::Tensor buffer;                 // bucket.buffer, which a hook may replace
     bool leaves_out = false;           // reduced by way of its LiveWire, in the running pass
+  };
+
+  // Lives in the graph of a forward.
+  struct ForwardState {
+    std::atomic<bool> reached = false;  // by a backward
+    std::atomic<bool> closed = false;   // its pass ended although outputs were not reached
   };
 
   Impl(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options);
@@ -114,11 +121,13 @@ struct Reducer::Impl {
   // Its end (reducer_finish.cpp)
   void finish_pass();
   void finish_bucket(BucketState& state);
+  void take_buffer_of_hook(BucketState& state) const;
   void shadow();
 
   // Forwards whose backward is still to come (open_forwards.cpp)
   void open_forward(const std::vector<at::Tensor>& outputs);
   void forget_ended_forwards();
+  void reach_output(ForwardState& state);
   void end_forwards_of_pass();
   void note_local_forward();
   void refuse_second_backward() const;
@@ -126,6 +135,14 @@ struct Reducer::Impl {
   // Gradients of an earlier pass in a weighted one (reducer_finish.cpp)
   void set_reduced_aside();
   void add_set_aside();
+
+  // A backward that throws (broken_backward.cpp)
+  void note_backward();
+  void end_backward();
+  bool backward_threw() const;
+  void require_all_threw() const;
+  void complete_pass();
+  void drop_gradients();
 
   // Unused parameters (unused_parameters.cpp)
   std::vector<bool> find_reachable(const std::vector<at::Tensor>& outputs) const;
@@ -174,9 +191,11 @@ struct Reducer::Impl {
   bool unused_marked = false;  // in this pass
   bool end_queued = false;     // the static graph's counting pass: its end is on the engine
   int local_end_task = -1;     // the engine's task whose end attaches unsynchronised gradients
+  std::vector<int> running_backwards;  // the engine's tasks of the pass that have not ended
+  bool drops_pass = false;             // complete_pass() runs: its means are of no use
   struct OpenForward {
-    std::weak_ptr<std::atomic<bool>> reached;  // by a backward; gone with the forward's graph
-    std::vector<bool> reachable;               // find_unused_parameters
+    std::weak_ptr<ForwardState> state;  // expires with the forward's graph
+    std::vector<bool> reachable;        // find_unused_parameters
   };
   std::vector<OpenForward> open_forwards;
   int untracked_forwards = 0;  // synchronised ones whose outputs are not known

@@ -164,6 +164,7 @@ void Reducer::Impl::on_gradient(int index) {
     }
     return;
   }
+  note_backward();
   if (options.static_graph) {
     on_gradient_static_graph(index);
     return;

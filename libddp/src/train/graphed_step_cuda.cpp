@@ -22,6 +22,7 @@ StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
       }
     }
     for (auto* model : parts.models) {
+      model->reducer().join_broken_backward();
       // A graph neither waits for it nor may capture the wait.
       Reducer::HostState::finish_pending(model->reducer());
     }

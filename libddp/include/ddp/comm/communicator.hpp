@@ -27,6 +27,7 @@
 
 namespace ddp {
 
+class ControlPlane;
 class LaunchSequencer;
 
 enum class ReduceOp { Sum, Avg, Min, Max, Product };
@@ -101,6 +102,11 @@ class Communicator {
   /// launch_sequencer.hpp).
   LaunchSequencer& launch_sequencer();
 
+  /// The control plane of the ranks of this group, for agreements that must not depend on which
+  /// collectives a rank has called. Null for groups made by split() and without a Context.
+  std::shared_ptr<ControlPlane> control_plane() const { return control_plane_.lock(); }
+  void set_control_plane(const std::shared_ptr<ControlPlane>& plane) { control_plane_ = plane; }
+
  protected:
   Communicator();
   /// For split(); before the new group is used.
@@ -115,6 +121,7 @@ class Communicator {
 
  private:
   std::shared_ptr<LaunchSequencer> launch_sequencer_;
+  std::weak_ptr<ControlPlane> control_plane_;
   std::unique_ptr<Plan> plan_;
   AllReduceTable table_;
 };

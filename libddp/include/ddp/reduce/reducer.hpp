@@ -68,14 +68,31 @@ class Reducer {
   /// ready order is known lays the buckets out in rank 0's order, once. Both are collective.
   void begin_forward();
 
-  /// Replaces the reduction; before the first synchronised forward. Throws where a hook is set
-  /// already.
+  /// Call this before every forward that records gradients, before any other collective. Does
+  /// nothing unless the last synchronised backward threw an exception. Then all ranks complete the
+  /// reductions of that backward and drop its gradients: every .grad becomes undefined and the
+  /// counts of weighted_backward become 0. Throws MismatchError where the backward of another rank
+  /// did not throw, because the replicas have parted. Collective after an exception.
+  void join_broken_backward();
+
+  /// Replaces the reduction; before the first synchronised forward. Throws SettingsError where
+  /// `hook` is null or a hook is set already.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
   /// This rank's share of the weighted mean; counts add up until a synchronised backward uses them.
   void add_weight(double count);
   /// The same with one element on the device; the host does not wait.
   void add_weight(const at::Tensor& count);
+
+  /// The counts that wait for the next synchronised backward, and their restoration after a
+  /// weighted_backward whose loss has no graph to run.
+  struct Counts {
+    double host = 0;
+    at::Tensor device;  ///< float32 [1]; undefined: none
+    bool is_weighted = false;
+  };
+  Counts counts() const;
+  void restore_counts(const Counts& counts);
 
   /// A forward ran whose backward is not to be reduced.
   void note_local_forward();
@@ -85,8 +102,14 @@ class Reducer {
   void require_weight(bool on);
   /// What the next synchronised backward divides by instead of the world size; join uses it.
   void set_divisor(double divisor);
-  /// Takes part in a synchronised backward of the other ranks with zeros. Collective.
+  /// Takes part in a synchronised backward of the other ranks with zeros. Leaves other ranks' means
+  /// in `.grad`: set_gradients_aside() keeps this rank's own. Collective.
   void shadow_backward();
+  /// Takes `.grad` of every parameter and the counts of weighted_backward out of the reducer, and
+  /// puts them back. One clone of the gradients that lie in buckets.
+  struct OwnGradients;
+  std::shared_ptr<const OwnGradients> set_gradients_aside();
+  void restore_gradients(const OwnGradients& own);
 
   /// No rebuild is to come and the hooks were compared: what a backward does may be captured.
   bool is_settled() const;
