@@ -147,6 +147,22 @@ TEST_CASE("the norm of sharded gradients, and clipping by it") {
   }
 }
 
+TEST_CASE("sharded gradients whose squares float32 does not hold are measured and clipped") {
+  const double large = std::ldexp(1.0, 80);
+  Trainer plain(rule(OptimizerType::Sgd, true));
+  Trainer sharded(rule(OptimizerType::Sgd, true));
+  plain.model.zero_grad();
+  plain.backward(0);
+  const auto norm = plain.optimizer.scan_gradients().norm.item<double>();
+  sharded.model.zero_grad();
+  (sharded.model.forward(batch(0)) * large).backward();
+  const auto scan = sharded.optimizer.scan_gradients({}, 0.25);
+  CHECK(scan.norm.item<double>() == Approx(norm * large).epsilon(1e-6));
+  CHECK(scan.clip_factor.item<double>() == Approx(0.25 / norm / large).epsilon(1e-6));
+  CHECK(clip_grad_norm_(sharded.model, 0.25).item<double>() == Approx(norm * large).epsilon(1e-6));
+  CHECK(sharded.optimizer.scan_gradients().norm.item<double>() == Approx(0.25).epsilon(1e-5));
+}
+
 TEST_CASE("inf in one rank's part makes all ranks skip") {
   for (const bool clips : {false, true}) {
     Trainer sharded(rule(OptimizerType::AdamW, true));

@@ -287,6 +287,29 @@ TEST_CASE("A GPU scan finds what the host's does, and the same bits each time", 
   CHECK(captured.first_non_finite.item<int>() == -1);
 }
 
+TEST_CASE("Gradients whose squares float32 does not hold are measured on the GPU", "[gpu]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  OptimizerOptions options;
+  options.implementation = implementation;
+  NamedParameters parameters = {
+      {"w",
+       at::zeros({70, 70}, at::TensorOptions().device(at::kCUDA).dtype(dtype)).requires_grad_()}};
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  at::Tensor& grad = parameters[0].tensor.mutable_grad();
+  grad = at::zeros_like(parameters[0].tensor);
+  grad[0][0] = std::ldexp(3.0, 90);
+  grad[69][69] = std::ldexp(-4.0, 90);
+  const auto scan = optimizer.scan_gradients(std::ldexp(1.0, -10), 2.0);
+  CHECK(scan.found_inf.item<float>() == 0.0F);
+  CHECK(scan.norm.item<double>() == Approx(std::ldexp(5.0, 80)).epsilon(1e-6));
+  CHECK(scan.clip_factor.item<double>() == Approx(std::ldexp(0.4, -80)).epsilon(1e-6));
+  CHECK(ddp::clip_grad_norm_(parameters, 1.0).item<double>() ==
+        Approx(std::ldexp(5.0, 90)).epsilon(1e-6));
+  CHECK(grad[0][0].item<double>() == Approx(0.6).epsilon(0.01));
+}
+
 // One rounding of the product more or less: 2 ulp after 20 updates.
 TEST_CASE("Averages by one kernel equal ATen's", "[gpu]") {
   const double decay = GENERATE(0.25, 0.75, 0.999);

@@ -14,24 +14,29 @@
 namespace ddp {
 namespace {
 
-void scale(const std::vector<detail::TensorGroup>& groups, const at::Tensor& norm,
-           double max_norm) {
-  if (!(max_norm > 0.0)) {
-    return;
+// Limits the gradients, of which `norm` is the float64 norm. Returns it in their own precision.
+at::Tensor scale(const std::vector<detail::TensorGroup>& groups, const at::Tensor& norm,
+                 double max_norm) {
+  const bool wide = std::any_of(groups.begin(), groups.end(), [](const detail::TensorGroup& group) {
+    return group.dtype == at::kDouble;
+  });
+  const at::ScalarType dtype = wide ? at::kDouble : at::kFloat;
+  if (max_norm > 0.0) {
+    // Multiplying by a factor that is often 1 costs less than asking the device whether it is.
+    const at::Tensor factor = at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0).to(dtype);
+    for (const detail::TensorGroup& group : groups) {
+      at::_foreach_mul_(group.tensors, factor.to(group.device, /*non_blocking=*/true));
+    }
   }
-  // Multiplying by a factor that is often 1 costs less than asking the device whether it is.
-  const at::Tensor factor = at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0);
-  for (const detail::TensorGroup& group : groups) {
-    at::_foreach_mul_(group.tensors, factor.to(group.device, /*non_blocking=*/true));
-  }
+  return norm.to(dtype);
 }
 
 // Of what all ranks' norms are the norms of parts of.
 at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type, Communicator& communicator) {
   const bool is_maximum = std::isinf(norm_type);
-  at::Tensor sum = is_maximum ? own.clone() : own.to(at::kDouble).pow(norm_type);
+  at::Tensor sum = is_maximum ? own.clone() : own.pow(norm_type);
   communicator.all_reduce(sum, is_maximum ? ReduceOp::Max : ReduceOp::Sum)->wait();
-  return is_maximum ? sum : sum.pow(1.0 / norm_type).to(own.scalar_type());
+  return is_maximum ? sum : sum.pow(1.0 / norm_type);
 }
 
 // This rank's parts of the buckets that hold a gradient.
@@ -55,13 +60,13 @@ std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
   return shards;
 }
 
+// In float64: the power of a gradient may be more than its own dtype holds, and an infinite norm
+// would make the factor, and with it every gradient, 0.
 at::Tensor total_norm(const std::vector<detail::TensorGroup>& groups, double norm_type) {
   const at::Device device = groups.front().device;
   std::vector<at::Tensor> norms;
   for (const detail::TensorGroup& group : groups) {
-    const bool half = group.dtype == at::kBFloat16 || group.dtype == at::kHalf;
-    const auto dtype = half ? std::optional(at::kFloat) : std::nullopt;
-    for (const at::Tensor& norm : at::_foreach_norm(group.tensors, norm_type, dtype)) {
+    for (const at::Tensor& norm : at::_foreach_norm(group.tensors, norm_type, at::kDouble)) {
       norms.push_back(norm.to(device, /*non_blocking=*/true));
     }
   }
@@ -94,9 +99,7 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
     return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
   }
   const std::vector<detail::TensorGroup> groups = detail::group_tensors(grads);
-  const at::Tensor norm = total_norm(groups, norm_type);
-  scale(groups, norm, max_norm);
-  return norm;
+  return scale(groups, total_norm(groups, norm_type), max_norm);
 }
 
 at::Tensor detail::clip_gradients_of(const DataParallelModel& model, double max_norm,
@@ -117,8 +120,7 @@ at::Tensor detail::clip_gradients_of(const DataParallelModel& model, double max_
   const std::vector<detail::TensorGroup> groups = detail::group_tensors(shards);
   const at::Tensor norm =
       norm_over_ranks(total_norm(groups, norm_type), norm_type, *model.communicator());
-  scale(groups, norm, max_norm);
-  return norm;
+  return scale(groups, norm, max_norm);
 }
 
 }  // namespace ddp

@@ -132,7 +132,7 @@ void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients) {
       const double scaled = gradient * scan.inverse_scale.get();
       sum += scaled * scaled;
     }
-    scan.sums[c] = static_cast<float>(sum);
+    scan.sums[c] = sum;
     scan.bad[c] = finite ? 0 : 1;
   }
 }

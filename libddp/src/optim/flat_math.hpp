@@ -349,7 +349,7 @@ struct FlatScan {
   FlatScalar inverse_scale;
   float max_norm = 0.0F;
   int32_t num_chunks = 0;
-  float* sums = nullptr;   ///< [chunks] of squares
+  double* sums = nullptr;  ///< [chunks] of squares, which may be more than float32 holds
   int32_t* bad = nullptr;  ///< [chunks] 1 where an element is inf or NaN, else 0
   float* found = nullptr;  ///< [4]: norm, found_inf, clip_factor; the bits of an int32: first bad
   int32_t* report = nullptr;  ///< [2]: scans that found such an element, the last one's segment
@@ -361,15 +361,15 @@ DDP_HOST_DEVICE_INLINE bool flat_is_finite(float value) {
 
 /// Writes what a scan found.
 DDP_HOST_DEVICE_INLINE void flat_conclude(const FlatScan& scan, double square, int32_t first_bad) {
-  const auto norm = static_cast<float>(sqrt(square));
-  scan.found[0] = norm;
+  const double norm = sqrt(square);
+  scan.found[0] = static_cast<float>(norm);
   scan.found[1] = first_bad >= 0 ? 1.0F : 0.0F;
-  float factor = 1.0F;
+  double factor = 1.0;
   if (scan.max_norm > 0.0F) {
-    factor = scan.max_norm / (norm + 1e-6F);
-    factor = factor > 1.0F ? 1.0F : factor;  // a NaN stays, as in PyTorch
+    factor = scan.max_norm / (norm + 1e-6);
+    factor = factor > 1.0 ? 1.0 : factor;  // a NaN stays, as in PyTorch
   }
-  scan.found[2] = factor;
+  scan.found[2] = static_cast<float>(factor);
   reinterpret_cast<int32_t*>(scan.found)[3] = first_bad;
   if (first_bad >= 0) {
     scan.report[0] += 1;

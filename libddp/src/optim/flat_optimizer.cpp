@@ -215,8 +215,8 @@ GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
                       .inverse_scale = scalar(inverse_scale, 1.0F),
                       .max_norm = static_cast<float>(max_norm),
                       .num_chunks = static_cast<int32_t>(num_chunks_),
-                      .sums = sums_.data_ptr<float>(),
-                      .bad = reinterpret_cast<int32_t*>(sums_.data_ptr<float>() + num_chunks_),
+                      .sums = sums_.data_ptr<double>(),
+                      .bad = reinterpret_cast<int32_t*>(sums_.data_ptr<double>() + num_chunks_),
                       .found = found.data_ptr<float>(),
                       .report = non_finite_counts(device_).data_ptr<int32_t>()};
   for (const FlatGradients& gradients : gradients_) {

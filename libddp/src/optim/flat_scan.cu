@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kFlatThreads)
                                   gradients.aligned[local] && i + 4 <= numel, i, numel);
     }
   }
-  float sum = 0.0F;
+  double sum = 0.0;
   bool finite = true;
 #pragma unroll
   for (int v = 0; v < kFlatVectors; ++v) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kFlatThreads)
     for (int k = 0; k < 4; ++k) {
       const float value = (&gradient[v].x)[k];
       finite = finite && flat_is_finite(value);
-      const float scaled = value * inverse_scale;
+      const double scaled = value * inverse_scale;
       sum += scaled * scaled;
     }
   }

@@ -134,7 +134,7 @@ void FlatOptimizer::cut_chunks() {
   if (flat_rule_.measures()) {
     squares_ = at::empty({num_chunks_ * static_cast<int64_t>(sizeof(FlatSquares))}, options);
   }
-  sums_ = at::zeros({2, num_chunks_}, options.dtype(at::kFloat));
+  sums_ = at::zeros({2, num_chunks_}, options.dtype(at::kDouble));
 }
 
 void FlatOptimizer::make_tables() {

@@ -7,6 +7,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "optim/capture.hpp"
+#include "optim/gradient_scan.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
 #include "optim/tensor_groups.hpp"
@@ -14,10 +15,10 @@
 namespace ddp {
 namespace {
 
-// The `order`-norm of every gradient as one float32 tensor [parameters] on `device`; 0 for
-// undefined ones.
+// The `order`-norm of every gradient as one float64 tensor [parameters] on `device`; 0 for
+// undefined ones. Summed in float64: the square of a gradient may be more than float32 holds.
 at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device device) {
-  const at::Tensor zero = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+  const at::Tensor zero = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   std::vector<at::Tensor> norms(parameters.size(), zero);
   std::vector<at::Tensor> gradients;
   for (const NamedParameter& parameter : parameters) {
@@ -27,14 +28,12 @@ at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device 
     }
   }
   for (const detail::TensorGroup& group : detail::group_tensors(gradients)) {
-    const std::optional<at::ScalarType> wider =
-        detail::is_half(group.dtype) ? std::optional(at::kFloat) : std::nullopt;
-    const std::vector<at::Tensor> found = at::_foreach_norm(group.tensors, order, wider);
+    const std::vector<at::Tensor> found = at::_foreach_norm(group.tensors, order, at::kDouble);
     size_t next = 0;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor& grad = parameters[i].tensor.grad();
       if (grad.defined() && grad.device() == group.device && grad.scalar_type() == group.dtype) {
-        norms[i] = found[next++].to(device, at::kFloat, /*non_blocking=*/true);
+        norms[i] = found[next++].to(device, /*non_blocking=*/true);
       }
     }
   }
@@ -42,6 +41,13 @@ at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device 
 }
 
 }  // namespace
+
+void detail::conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm) {
+  scan.norm = norm.to(at::kFloat);
+  scan.clip_factor = max_norm > 0.0
+                         ? at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0).to(at::kFloat)
+                         : at::ones_like(scan.norm);
+}
 
 GradientScan Optimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
   const at::NoGradGuard no_grad;
@@ -51,13 +57,11 @@ GradientScan Optimizer::scan_gradients(const StepScalar& inverse_scale, double m
   }
   const at::Device device = parameters.front().tensor.device();
   GradientScan scan;
-  scan.norm = at::linalg_vector_norm(norms_of(parameters, 2.0, device));
+  at::Tensor norm = at::linalg_vector_norm(norms_of(parameters, 2.0, device));
   if (inverse_scale.defined()) {
-    scan.norm = scan.norm * inverse_scale.tensor(device);
+    norm = norm * inverse_scale.tensor(device).to(at::kDouble);
   }
-  scan.clip_factor = max_norm > 0.0
-                         ? at::clamp_max(at::reciprocal(scan.norm + 1e-6) * max_norm, 1.0)
-                         : at::ones_like(scan.norm);
+  detail::conclude_norm(scan, norm, max_norm);
   // The largest magnitude is finite exactly where all are; NaN propagates through it.
   const at::Tensor bad = at::logical_not(
       at::isfinite(norms_of(parameters, std::numeric_limits<double>::infinity(), device)));

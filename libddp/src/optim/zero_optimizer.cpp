@@ -11,6 +11,7 @@
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "optim/capture.hpp"
+#include "optim/gradient_scan.hpp"
 #include "optim/parameter_state.hpp"
 
 namespace ddp::detail {
@@ -343,12 +344,9 @@ GradientScan ZeroOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
     minimum->wait();
   }
   GradientScan scan;
-  scan.norm = sums.select(0, 0).sqrt().to(at::kFloat);
+  conclude_norm(scan, sums.select(0, 0).sqrt(), max_norm);
   const at::Tensor any = sums.select(0, 1) > 0;
   scan.found_inf = any.to(at::kFloat);
-  scan.clip_factor = max_norm > 0.0
-                         ? at::clamp_max(at::reciprocal(scan.norm + 1e-6) * max_norm, 1.0)
-                         : at::ones_like(scan.norm);
   first = first.select(0, 0);
   scan.first_non_finite = at::where(any, first, at::full_like(first, -1));
   const at::Tensor& counts = non_finite_counts(device_);

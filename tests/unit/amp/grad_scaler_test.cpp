@@ -6,6 +6,7 @@
 #include "amp/unscale.hpp"
 #include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/make_optimizer.hpp"
+#include "ddp/optim/torch_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
@@ -127,6 +128,35 @@ TEST_CASE("clip_and_step equals unscale_, clip_grad_norm_ and step", "[amp]") {
   }
   CHECK(one_scaler.get_scale() == apart_scaler.get_scale());
   CHECK(one.optimizer.non_finite_report().parameter == (is_enabled ? "w" : ""));
+}
+
+// Scaled gradients of 1e20 have squares that float32 does not hold.
+TEST_CASE("clip_and_step measures unscaled gradients, whatever the scale is", "[amp]") {
+  Fixture f;
+  GradScaler scaler(enabled(1e20));
+  ddp::OptimizerOptions options;
+  std::unique_ptr<ddp::Optimizer> optimizer;
+  SECTION("list") {
+    options.implementation = ddp::OptimizerImplementation::List;
+    optimizer =
+        std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer({{"w", f.weight}}, options));
+  }
+  SECTION("flat") {
+    options.implementation = ddp::OptimizerImplementation::Flat;
+    optimizer =
+        std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer({{"w", f.weight}}, options));
+  }
+  SECTION("torch") {
+    optimizer = std::make_unique<ddp::TorchOptimizer>(
+        std::make_shared<torch::optim::SGD>(std::vector{f.weight}, torch::optim::SGDOptions(1.0)),
+        ddp::NamedParameters{{"w", f.weight}});
+  }
+  f.backward(scaler);
+  const ddp::GradientScan scan = scaler.clip_and_step(*optimizer, {.lr = 1.0}, 0.5);
+  scaler.update();
+  CHECK(scan.norm.item<double>() == Approx(std::sqrt(3.0)).epsilon(1e-6));
+  CHECK(scan.found_inf.item<float>() == 0.0F);
+  CHECK(f.weight[0].item<double>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
 }
 
 TEST_CASE("clip_and_step cannot follow unscale_ or step", "[amp]") {

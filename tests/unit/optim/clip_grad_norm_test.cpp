@@ -3,6 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
+
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
@@ -45,6 +47,20 @@ TEST_CASE("clip_grad_norm_ on a 3-4-5 triangle", "[optim]") {
   CHECK(ddp::clip_grad_norm_(parameters, 1.0).item<float>() == 5.0F);  // the norm before clipping
   CHECK(parameters[0].tensor.grad().item<float>() == Approx(0.6).epsilon(1e-6));
   CHECK(parameters[1].tensor.grad().item<float>() == Approx(-0.8).epsilon(1e-6));
+}
+
+TEST_CASE("clip_grad_norm_ limits gradients whose powers float32 does not hold", "[optim]") {
+  const double norm_type = GENERATE(1.0, 2.0, 3.0);
+  NamedParameters parameters{{"x", at::zeros({1}).requires_grad_()},
+                             {"y", at::zeros({1}).requires_grad_()}};
+  parameters[0].tensor.mutable_grad() = at::tensor({3e25F});
+  parameters[1].tensor.mutable_grad() = at::tensor({-4e25F});
+  const double norm = std::pow(std::pow(3.0, norm_type) + std::pow(4.0, norm_type), 1 / norm_type);
+  const at::Tensor found = ddp::clip_grad_norm_(parameters, 1.0, norm_type);
+  CHECK(found.scalar_type() == at::kFloat);
+  CHECK(found.item<double>() == Approx(norm * 1e25).epsilon(1e-6));
+  CHECK(parameters[0].tensor.grad().item<double>() == Approx(3 / norm).epsilon(1e-6));
+  CHECK(parameters[1].tensor.grad().item<double>() == Approx(-4 / norm).epsilon(1e-6));
 }
 
 TEST_CASE("clip_grad_norm_ equals torch.nn.utils.clip_grad_norm_", "[optim]") {

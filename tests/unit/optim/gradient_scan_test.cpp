@@ -89,10 +89,21 @@ TEST_CASE("A scan names the first parameter that is not finite", "[optim]") {
   }
 }
 
-TEST_CASE("A norm whose squares overflow is no infinite gradient", "[optim]") {
+// A norm of inf would make the clip factor, and so the update, 0.
+TEST_CASE("Gradients whose squares float32 does not hold are measured and clipped", "[optim]") {
   Fixture f;
-  f.grad(0)[0][0] = 1e30F;
-  CHECK(f.optimizer.scan_gradients().found_inf.item<float>() == 0.0F);
+  f.grad(0)[0][0] = 3e30F;
+  f.grad(0)[69][69] = -4e30F;
+  const GradientScan scan = f.optimizer.scan_gradients({}, 2.0);
+  CHECK(scan.found_inf.item<float>() == 0.0F);
+  CHECK(scan.norm.item<double>() == Approx(5e30).epsilon(1e-6));
+  CHECK(scan.clip_factor.item<double>() == Approx(4e-31).epsilon(1e-6));
+  const GradientScan scaled = f.optimizer.scan_gradients(1e-30, 2.0);
+  CHECK(scaled.norm.item<double>() == Approx(5.0).epsilon(1e-6));
+  CHECK(scaled.clip_factor.item<double>() == Approx(0.4).epsilon(1e-6));
+  f.grad(0).fill_(3e38F);  // the norm is more than float32 holds
+  CHECK(f.optimizer.scan_gradients({}, 2.0).clip_factor.item<double>() ==
+        Approx(2.0 / 3e38 / 70).epsilon(1e-3));
 }
 
 TEST_CASE("Undefined gradients do not count in a scan", "[optim]") {

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "ddp/optim/optimizer.hpp"
+
+namespace ddp::detail {
+
+/// Writes norm and clip_factor of a scan from the float64 norm of the unscaled gradients.
+void conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm);
+
+}  // namespace ddp::detail
