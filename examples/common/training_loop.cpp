@@ -42,6 +42,7 @@ at::Tensor mean_over_targets(const at::Tensor& sum, const std::vector<TrainingBa
 TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings)
     : parts_(parts),
       settings_(settings),
+      guard_(parts.context, settings.train.non_finite, parts.optimizer, parts.scaler),
       sums_(parts.context.device()),
       step_(
           parts_.context,
@@ -82,6 +83,9 @@ void TrainingLoop::check_overlap() const {
     refuse(ddp::detail::concat("and train.max_grad_norm=", settings_.train.max_grad_norm,
                                " needs the norm of all gradients first"));
   }
+  if (guard_.skips()) {
+    refuse("and train.non_finite=skip must see all gradients first");
+  }
   if (parts_.scaler.is_enabled()) {
     refuse("and the loss scale of amp.dtype=fp16 must see all gradients first");
   }
@@ -118,12 +122,17 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
     return summary;
   }
   parts_.module.train();
+  checkpointer.set_before_save([this] { return guard_.before_save(); });
   parts_.metrics.begin(first_step);
   if (settings_.train.eval_first && first_step == 0) {
     summary.test_before = evaluate_after(0);
   }
   for (int64_t step = first_step; step < settings_.num_steps; ++step) {
     parts_.metrics.end_step(step, train_step(step));
+    guard_.end_step(step, last_log_, {.loss = 0, .first_non_finite = scans() ? 3 : -1});
+    if (is_logged(step) || is_last(step)) {
+      guard_.look();
+    }
     tell_of_non_finite_gradients(step);
     const bool evaluated = evaluates_after(step);
     if (evaluated) {
@@ -138,6 +147,7 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
     checkpointer.save_if_due(step);
   }
   checkpointer.wait();  // throws where the last save failed: no summary of what is lost
+  guard_.check_weights();
   return summary;
 }
 
@@ -164,7 +174,7 @@ bool TrainingLoop::is_logged(int64_t step) const {
 }
 
 bool TrainingLoop::wants_norm(int64_t step) const {
-  return settings_.train.max_grad_norm > 0 || is_logged(step);
+  return settings_.train.max_grad_norm > 0 || guard_.skips() || is_logged(step);
 }
 
 /// What the steps' own scans found, once the host has waited for the step anyway. A loss scale that
@@ -180,7 +190,8 @@ void TrainingLoop::tell_of_non_finite_gradients(int64_t step) {
   }
   const bool skipped = parts_.scaler.is_enabled();
   const char* advice =
-      skipped ? "skipped, and the loss scale is lowered"
+      skipped          ? "skipped, and the loss scale is lowered"
+      : guard_.skips() ? "skipped (train.non_finite=skip); where that goes on, lower lr_schedule.lr"
       : settings_.train.max_grad_norm > 0
           ? "taken over by the weights: lower lr_schedule.lr or train.max_grad_norm"
           : "taken over by the weights: lower lr_schedule.lr, or set train.max_grad_norm";
@@ -240,7 +251,7 @@ TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
   if (parts_.task.loss_is_sum()) {
     outputs.loss = mean_over_targets(outputs.loss, batches);
   }
-  outputs.grad_norm = update(scalars);
+  update(scalars, outputs);
   parts_.scaler.update();
   if (parts_.ema != nullptr) {
     parts_.ema->update();
@@ -248,17 +259,18 @@ TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
   return outputs;
 }
 
-at::Tensor TrainingLoop::update(const ddp::StepScalars& scalars) {
-  if (norm_is_wanted_ && !settings_.overlap_backward) {
-    return parts_.scaler.clip_and_step(parts_.optimizer, scalars, settings_.train.max_grad_norm)
-        .norm;
+void TrainingLoop::update(const ddp::StepScalars& scalars, StepOutputs& outputs) {
+  if (scans()) {
+    const auto found = parts_.scaler.clip_and_step(parts_.optimizer, scalars,
+                                                   settings_.train.max_grad_norm, guard_.skips());
+    outputs.grad_norm = found.norm;
+    outputs.first_non_finite = found.first_non_finite;
+    return;
   }
-  at::Tensor norm;
   if (norm_is_wanted_) {
-    norm = ddp::clip_grad_norm_(parts_.model, 0.0);
+    outputs.grad_norm = ddp::clip_grad_norm_(parts_.model, 0.0);
   }
   parts_.scaler.step(parts_.optimizer, scalars);
-  return norm;
 }
 
 void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps,
@@ -272,7 +284,7 @@ void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps
   auto share = result.loss;
   if (parts_.task.loss_is_sum()) {
     const double weight = parts_.task.target_weight();
-    const auto scaled = parts_.scaler.scale(share * weight);
+    const auto scaled = parts_.scaler.scale(guard_.watch(share * weight));
     if (has_device_count(batch, share.device())) {
       parts_.model.weighted_backward(scaled, *batch.target_count * weight);
     } else {
@@ -281,7 +293,7 @@ void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps
   } else {
     // The loss's share of the step's mean; the usual single batch costs no extra kernels.
     share = num_micro_steps == 1 ? share : share / static_cast<double>(num_micro_steps);
-    parts_.scaler.scale(share).backward();
+    parts_.scaler.scale(guard_.watch(share)).backward();
   }
   const bool first = !outputs.loss.defined();
   outputs.loss = first ? share.detach() : outputs.loss + share.detach();

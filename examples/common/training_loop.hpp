@@ -81,11 +81,13 @@ class TrainingLoop {
   struct StepOutputs {
     at::Tensor loss;
     at::Tensor num_correct;
-    at::Tensor grad_norm;  ///< undefined where nobody wants it
+    at::Tensor grad_norm;         ///< undefined where nobody wants it
+    at::Tensor first_non_finite;  ///< GradientScan's; undefined where nothing was scanned
     friend void for_each_tensor(const StepOutputs& outputs, const ddp::TensorVisitor& visit) {
       visit(outputs.loss);
       visit(outputs.num_correct);
       visit(outputs.grad_norm);
+      visit(outputs.first_non_finite);
     }
   };
   using Batches = std::vector<TrainingBatch>;
@@ -104,8 +106,9 @@ class TrainingLoop {
   /// `before_backward` runs between the two.
   void micro_step(const TrainingBatch& batch, size_t num_micro_steps, StepOutputs& outputs,
                   const std::function<void()>& before_backward);
-  /// Unscales, clips and updates; the norm of the gradients, if it is wanted.
-  at::Tensor update(const ddp::StepScalars& scalars);
+  /// Unscales, clips and updates; what was found in the gradients, if it is wanted.
+  void update(const ddp::StepScalars& scalars, StepOutputs& outputs);
+  bool scans() const { return norm_is_wanted_ && !settings_.overlap_backward; }
   bool is_last(int64_t step) const { return step + 1 == settings_.num_steps; }
   bool ends_epoch(int64_t step) const;
   bool evaluates_after(int64_t step) const;
@@ -115,6 +118,7 @@ class TrainingLoop {
 
   TrainingParts parts_;
   TrainingSettings settings_;
+  ddp::NonFiniteGuard guard_;
   EvaluationSums sums_;
   ddp::GraphedStep<Batches, StepOutputs> step_;
   ddp::GraphedStep<TrainingBatch, std::vector<at::Tensor>> evaluation_;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainer as a user does and looks at what it prints.
 #
-# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses|unsaved|skips|diverges PROGRAM RANKS DATA
+# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses|unsaved|skips|diverges|protects PROGRAM RANKS DATA
 #   learns    20 steps lower the loss, all ranks end with the same parameters
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
@@ -12,7 +12,8 @@
 #   refuses   resuming with another global batch; ranks with different numbers of batches
 #   unsaved   the last save fails, for no file may be as large as the model: 73, and no checkpoint is claimed
 #   skips     a corrupt image is replaced and told of at the end, once for all ranks
-#   diverges  gradients that are not finite are told of with the first parameter's name, by one rank
+#   diverges  with train.non_finite=ignore gradients that are not finite are told of with the first parameter's name, by one rank
+#   protects  a run that diverges ends with 70, and keeps its finite checkpoint whatever train.non_finite is
 # The data are 163 images: no number of ranks divides them, so padding and doubled images would be seen.
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
@@ -69,7 +70,7 @@ case $scenario in
     [ "$(grep '^test accuracy' "$work/1.log")" = "$(grep '^test accuracy' "$work/2.log")" ] || fail "the test results differ"
     ;;
   diverges)
-    (run "$work/1.log" train.max_steps=6 lr_schedule.lr=1e30 metrics.log_every=2) || fail "exit code $?"
+    (run "$work/1.log" train.max_steps=6 lr_schedule.lr=1e30 metrics.log_every=2 train.non_finite=ignore) || fail "exit code $?"
     grep "inf or NaN" "$work/1.log" > "$work/told.log"
     cat "$work/told.log"
     # Looked at with the steps that are logged: the second, the fourth, the sixth.
@@ -78,7 +79,8 @@ case $scenario in
         "$work/told.log")" = 1 ] || fail "step $steps is not told of once"
     done
     # Clipping looks at every step; the run's last one is told of too.
-    (run "$work/3.log" train.max_steps=5 lr_schedule.lr=1e30 metrics.log_every=2 train.max_grad_norm=20) || fail "exit code $?"
+    (run "$work/3.log" train.max_steps=5 lr_schedule.lr=1e30 metrics.log_every=2 train.max_grad_norm=20 \
+      train.non_finite=ignore) || fail "exit code $?"
     grep "inf or NaN" "$work/3.log" > "$work/clipped.log"
     cat "$work/clipped.log"
     grep -q "gradients of 2 of the steps up to 4" "$work/clipped.log" || fail "not both steps between two lines are told of"
@@ -86,6 +88,22 @@ case $scenario in
       fail "the last step is not told of"
     (run "$work/2.log" train.max_steps=2 metrics.log_every=2) || fail "exit code $? of a run that goes well"
     ! grep -q "inf or NaN" "$work/2.log" || fail "a run that goes well is told of"
+    ;;
+  protects)
+    saving=(checkpoint.dir="$work/checkpoints" checkpoint.every_steps=2 checkpoint.keep_last=2 train.eval_every=0)
+    diverging=("${saving[@]}" lr_schedule.lr=1e38 train.max_grad_norm=0 lr_schedule.type=constant train.max_steps=6)
+    (run "$work/1.log" "${saving[@]}" train.max_steps=2) || fail "exit code $?"
+    (run "$work/2.log" "${diverging[@]}")
+    code=$?
+    [ $code = 70 ] || fail "exit code $code of the run that diverges, expected 70"
+    grep -qE "step [0-9]+ is not finite .*the loss of rank [0-9] is -?(nan|inf); the first weight with inf or NaN behind it is [a-z0-9.]+;" \
+      "$work/2.log" || fail "step, parameter and rank are not named"
+    (run "$work/3.log" "${diverging[@]}" train.non_finite=skip) || fail "exit code $? of the run that skips"
+    grep -q "counts as not finite (the last [0-9]* updates were skipped" "$work/3.log" || fail "nothing is said of skipped updates"
+    (run "$work/4.log" "${diverging[@]}" train.non_finite=ignore) || fail "exit code $? of the run that ignores"
+    grep -q "counts as not finite (inf or NaN in " "$work/4.log" || fail "no checkpoint is told to hold NaN"
+    ls "$work/checkpoints"
+    ls "$work"/checkpoints/step_0000000002/manifest.json > /dev/null || fail "the finite checkpoint is lost"
     ;;
   refuses)
     saving=(train.max_steps=2 checkpoint.dir="$work/checkpoints")

@@ -24,5 +24,6 @@
 #include "ddp/train/config.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "ddp/train/metrics.hpp"
+#include "ddp/train/non_finite.hpp"
 #include "ddp/train/run.hpp"
 #include "ddp/train/weights.hpp"

@@ -42,6 +42,15 @@ StepScalar product(const StepScalar& given, const at::Tensor& factor) {
   return given.defined() ? factor * given.tensor(factor.device()) : factor;
 }
 
+void step_unless(const at::Tensor& found_inf, Optimizer& optimizer, StepScalars scalars) {
+  if (optimizer.supports_found_inf()) {
+    scalars.found_inf = found_inf;
+    optimizer.step(scalars);
+  } else if (found_inf.item<float>() == 0.0F) {
+    optimizer.step(scalars);
+  }
+}
+
 bool has_fp16(const std::vector<at::Tensor>& gradients) {
   return std::any_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
     return gradient.scalar_type() == at::kHalf;
@@ -179,12 +188,19 @@ void GradScaler::step(Optimizer& optimizer, const StepScalars& scalars) {
 }
 
 GradientScan GradScaler::clip_and_step(Optimizer& optimizer, const StepScalars& scalars,
-                                       double max_norm) {
+                                       double max_norm, bool skip_non_finite) {
   StepScalars given = scalars;
   if (!enabled_) {
     GradientScan found = optimizer.scan_gradients(scalars.inverse_scale, max_norm);
     given.clip_factor = product(scalars.clip_factor, found.clip_factor);
-    optimizer.step(given);
+    if (!skip_non_finite) {
+      optimizer.step(given);
+      return found;
+    }
+    if (reduce_found_inf_) {
+      reduce_found_inf_(found.found_inf);
+    }
+    step_unless(found.found_inf, optimizer, std::move(given));
     return found;
   }
   check_scale_made("clip_and_step");
@@ -220,13 +236,7 @@ void GradScaler::finish_step(Optimizer& optimizer, OptimizerState& state, StepSc
   if (state.found_infs.empty()) {
     fail("no inf checks were recorded for this optimizer: it has no gradients");
   }
-  const at::Tensor found_inf = combine(state.found_infs, scale_.device());
-  if (optimizer.supports_found_inf()) {
-    scalars.found_inf = found_inf;
-    optimizer.step(scalars);
-  } else if (found_inf.item<float>() == 0.0F) {
-    optimizer.step(scalars);
-  }
+  step_unless(combine(state.found_infs, scale_.device()), optimizer, std::move(scalars));
   state.stage = Stage::Stepped;
 }
 

@@ -189,6 +189,29 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
   }
 }
 
+// The newest that is whole on every rank and finite; where none is finite, the newest whole one.
+std::optional<std::pair<CheckpointFolder, Manifest>> CheckpointerImpl::newest_whole(
+    const std::vector<CheckpointFolder>& candidates) {
+  std::optional<std::pair<CheckpointFolder, Manifest>> newest;
+  for (const auto& folder : candidates) {
+    auto manifest = check_everywhere(folder);
+    if (!manifest) {
+      continue;
+    }
+    if (manifest->finite) {
+      return std::pair(folder, std::move(*manifest));
+    }
+    if (is_main()) {
+      log_warning(concat("the checkpoint ", path_of(folder),
+                         " holds inf or NaN: a finite one is taken where there is one"));
+    }
+    if (!newest) {
+      newest.emplace(folder, std::move(*manifest));
+    }
+  }
+  return newest;
+}
+
 int64_t CheckpointerImpl::restore() {
   if (!enabled()) {
     return 0;
@@ -199,21 +222,21 @@ int64_t CheckpointerImpl::restore() {
                                " already holds ", candidates.front().name,
                                ": choose another folder, or checkpoint.resume=auto"));
   }
-  for (const auto& folder : candidates) {
-    if (const auto manifest = check_everywhere(folder)) {
-      load(folder, *manifest);
-      last_saved_step_ = manifest->step;
-      last_saved_has_metric_ = manifest->metric.has_value();
-      if (is_main()) {
-        log_info(concat("resumed from ", path_of(folder), " after ", manifest->step, " steps"));
-        if (manifest->world_size != control_plane_.world_size()) {
-          log_warning(concat("it was saved by ", manifest->world_size, " ranks and is resumed by ",
-                             control_plane_.world_size(),
-                             ": random numbers differ from the undisturbed run's"));
-        }
+  const auto newest = newest_whole(candidates);
+  if (newest) {
+    const auto& [folder, manifest] = *newest;
+    load(folder, manifest);
+    last_saved_step_ = manifest.step;
+    last_saved_has_metric_ = manifest.metric.has_value();
+    if (is_main()) {
+      log_info(concat("resumed from ", path_of(folder), " after ", manifest.step, " steps"));
+      if (manifest.world_size != control_plane_.world_size()) {
+        log_warning(concat("it was saved by ", manifest.world_size, " ranks and is resumed by ",
+                           control_plane_.world_size(),
+                           ": random numbers differ from the undisturbed run's"));
       }
-      return manifest->step;
     }
+    return manifest.step;
   }
   if (!candidates.empty()) {
     throw ReadError(concat("none of the ", candidates.size(), " checkpoints in ", options_.dir,
@@ -275,6 +298,10 @@ std::string Checkpointer::text(const std::string& name) const {
 
 void Checkpointer::set_stop_check(std::function<bool()> stop_check) {
   impl_->set_stop_check(std::move(stop_check));
+}
+
+void Checkpointer::set_before_save(std::function<std::string()> why_not_finite) {
+  impl_->set_before_save(std::move(why_not_finite));
 }
 
 void Checkpointer::set_before_stop(std::function<void(int64_t)> before_stop) {

@@ -22,7 +22,8 @@ std::string CheckpointerImpl::Status::to_text() const {
                         {"step_seconds", step_seconds},
                         {"writer", static_cast<int>(writer)},
                         {"error", error.substr(0, 4096)},
-                        {"records", records_to_json(records)}}
+                        {"records", records_to_json(records)},
+                        {"not_finite", not_finite}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -34,7 +35,8 @@ CheckpointerImpl::Status CheckpointerImpl::Status::parse(const std::string& text
             .step_seconds = json.at("step_seconds").get<double>(),
             .writer = static_cast<Writer>(json.at("writer").get<int>()),
             .error = json.at("error").get<std::string>(),
-            .records = parse_records(json.at("records").get<std::string>())};
+            .records = parse_records(json.at("records").get<std::string>()),
+            .not_finite = json.at("not_finite").get<std::string>()};
   } catch (const nlohmann::json::exception& error) {
     throw ReadError(std::string("a peer's message about its checkpoint cannot be read: ") +
                     error.what());
@@ -51,9 +53,10 @@ CheckpointerImpl::Status CheckpointerImpl::own_status() {
   } else {
     status.error = writer_.error();
     status.writer = status.error.empty() ? Status::Writer::Resting : Status::Writer::Failed;
-    status.records = pending_ && pending_->phase == Phase::Writing && status.error.empty()
-                         ? records_
-                         : std::vector<FileRecord>{};
+    if (pending_ && pending_->phase == Phase::Writing && status.error.empty()) {
+      status.records = records_;
+      status.not_finite = not_finite_;
+    }
   }
   return status;
 }
@@ -95,6 +98,9 @@ void CheckpointerImpl::advance(const std::vector<Status>& statuses) {
       note_failure(pending_->step, static_cast<int>(rank), statuses[rank].error);
       return;
     }
+  }
+  for (const auto& status : statuses) {
+    pending_->not_finite = pending_->not_finite.empty() ? status.not_finite : pending_->not_finite;
   }
   pending_->phase = Phase::Committing;
   if (is_main()) {

@@ -14,6 +14,7 @@ struct CheckpointerImpl::Status {
   Writer writer = Writer::Resting;
   std::string error = {};                ///< where the writer failed
   std::vector<FileRecord> records = {};  ///< what it wrote
+  std::string not_finite = {};           ///< why that is not finite
 
   std::string to_text() const;
   /// Throws ReadError.

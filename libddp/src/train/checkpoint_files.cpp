@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <system_error>
 
@@ -118,6 +119,14 @@ std::string best_checkpoint(const std::string& dir, const std::vector<Checkpoint
     }
   }
   return best;
+}
+
+bool is_finite(const std::string& dir, const CheckpointFolder& folder) {
+  try {
+    return load_manifest(dir, folder).finite;
+  } catch (const ReadError&) {
+    return false;
+  }
 }
 
 // The part of the path that is there and no folder; empty where there is none.
@@ -288,16 +297,27 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
       whole.push_back(folder);
     }
   }
-  const std::string best =
-      retention.keep_best ? best_checkpoint(dir, whole, retention.best_is_max) : "";
+  std::vector<CheckpointFolder> finite;
+  std::copy_if(whole.begin(), whole.end(), std::back_inserter(finite),
+               [&](const auto& folder) { return is_finite(dir, folder); });
+  std::string best;
+  if (retention.keep_best) {
+    best = best_checkpoint(dir, finite, retention.best_is_max);
+    best = best.empty() ? best_checkpoint(dir, whole, retention.best_is_max) : best;
+  }
   // A damaged one neither counts nor goes before the whole ones that stand in for it are there.
-  int64_t kept = 0;
+  const auto counts = [](const auto& list, const CheckpointFolder& folder) {
+    return std::find(list.begin(), list.end(), folder) != list.end();
+  };
+  int64_t kept = 0, kept_finite = 0;
   for (const auto& folder : folders) {
-    if (kept >= retention.keep_last && folder.name != best) {
+    const bool is_of_finite = counts(finite, folder);
+    if ((is_of_finite ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
       remove_checkpoint(ops, dir, folder.name);
       removed.push_back(folder.name);
     } else {
-      kept += std::find(whole.begin(), whole.end(), folder) != whole.end() ? 1 : 0;
+      kept += counts(whole, folder) ? 1 : 0;
+      kept_finite += is_of_finite ? 1 : 0;
     }
   }
   return removed;

@@ -64,7 +64,8 @@ struct Retention {
 };
 /// Removes checkpoints older than `newest`, the checkpoint just committed, as `retention` says.
 /// Those that are damaged (known to be, no valid manifest, or a file of another size) do not count
-/// towards keep_last.
+/// towards keep_last. One that is not finite never pushes out a finite one, and is the best only
+/// where no finite one has a metric.
 /// Those that are younger (damaged ones that a resume skipped) are left alone. Best effort; returns
 /// the names of those removed.
 std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,

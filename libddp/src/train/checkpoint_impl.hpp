@@ -19,6 +19,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
@@ -54,6 +55,7 @@ class CheckpointerImpl {
   int64_t last_saved_step() const { return last_saved_step_; }
   std::map<std::string, std::string>& texts() { return texts_; }
   void set_stop_check(std::function<bool()> check) { stop_check_ = std::move(check); }
+  void set_before_save(std::function<std::string()> call) { before_save_ = std::move(call); }
   void set_before_stop(std::function<void(int64_t)> call) { before_stop_ = std::move(call); }
 
  private:
@@ -64,6 +66,7 @@ class CheckpointerImpl {
     std::string folder;            ///< within dir
     bool has_metric = false;       ///< on every rank
     std::optional<double> metric;  ///< on rank 0
+    std::string not_finite = "";   ///< why it counts as such; once all ranks have written
     Phase phase = Phase::Writing;
     Clock::time_point started = Clock::now();
   };
@@ -79,6 +82,8 @@ class CheckpointerImpl {
   std::vector<CheckpointFolder> agree_on_candidates();
   void make_folder();
   std::optional<Manifest> check_everywhere(const CheckpointFolder& folder);
+  std::optional<std::pair<CheckpointFolder, Manifest>> newest_whole(
+      const std::vector<CheckpointFolder>& candidates);
   void load(const CheckpointFolder& folder, const Manifest& manifest);
   bool reads_file(const std::string& name) const;
 
@@ -109,6 +114,7 @@ class CheckpointerImpl {
   const std::vector<StatefulRef> objects_;
   FileOps& ops_;
   std::function<bool()> stop_check_;
+  std::function<std::string()> before_save_;
   std::function<void(int64_t)> before_stop_;
   std::function<void(int64_t)> announce_;
   std::weak_ptr<Communicator> communicator_;
@@ -118,6 +124,7 @@ class CheckpointerImpl {
   HostBuffers buffers_;
   Snapshot snapshot_;                ///< of the pending save; the writing thread reads it
   std::vector<FileRecord> records_;  ///< written by the writing thread, read when it rests
+  std::string not_finite_;           ///< why this rank's part of it is not; written as records_ is
   std::string committed_;            ///< name of the folder that the last commit made; rank 0
   int64_t last_saved_step_ = -1;
   bool last_saved_has_metric_ = false;

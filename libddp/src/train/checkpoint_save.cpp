@@ -103,6 +103,7 @@ std::string CheckpointerImpl::agree_on_folder(int64_t done) {
 
 void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {
   last_save_time_ = Clock::now();  // also of a save that fails: the next one is due as usual
+  not_finite_ = before_save_ ? before_save_() : "";
   const auto folder = agree_on_folder(done);
   if (folder.empty()) {
     return;
@@ -128,6 +129,10 @@ void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {
 // On the writing thread.
 void CheckpointerImpl::write_files() {
   snapshot_.wait();
+  if (not_finite_.empty()) {
+    const auto name = snapshot_.first_non_finite();
+    not_finite_ = name.empty() ? "" : "inf or NaN in " + name;
+  }
   const std::string folder = options_.dir + "/" + pending_->folder;
   for (const auto& [name, tensors] : snapshot_.files) {
     const auto serialized = serialize_tensors(tensors, {{"format", "pt"}});
@@ -138,7 +143,8 @@ void CheckpointerImpl::write_files() {
 void CheckpointerImpl::start_commit(const std::vector<Status>& statuses) {
   Manifest manifest{.step = pending_->step,
                     .world_size = static_cast<int64_t>(statuses.size()),
-                    .metric = pending_->metric};
+                    .metric = pending_->metric,
+                    .finite = pending_->not_finite.empty()};
   for (const auto& status : statuses) {
     manifest.files.insert(manifest.files.end(), status.records.begin(), status.records.end());
   }
@@ -174,6 +180,11 @@ void CheckpointerImpl::note_saved() {
     log_info(concat("saved ", options_.dir, "/", committed_, " in ",
                     seconds_since(pending_->started), " s",
                     options_.async ? " beside training" : ""));
+    if (!pending_->not_finite.empty()) {
+      log_warning(concat("that checkpoint counts as not finite (", pending_->not_finite,
+                         "): it pushes no finite one out, and a start takes it only where there is "
+                         "no finite one"));
+    }
   }
   pending_.reset();
 }

@@ -120,6 +120,7 @@ Manifest manifest_from_json(const OrderedJson& json) {
   if (json.contains("metric")) {
     manifest.metric = std::get<double>(value_from_json(json.at("metric")));
   }
+  manifest.finite = !json.contains("finite") || json.at("finite").get<bool>();
   manifest.files = files_from_json(json.at("files"));
   for (const auto& [object, values] : json.at("values").items()) {
     auto& target = manifest.values[object];
@@ -140,6 +141,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   if (manifest.metric) {
     json["metric"] = value_to_json(*manifest.metric);
   }
+  json["finite"] = manifest.finite;
   json["files"] = files_to_json(manifest.files);
   json["values"] = OrderedJson::object();
   for (const auto& [object, values] : manifest.values) {

@@ -124,6 +124,33 @@ void add_tensors(std::map<std::string, StateDict>& states, const std::string& ob
   }
 }
 
+// Whether no number has all bits of its exponent set, as inf and NaN have.
+template <typename Bits>
+bool all_finite(const at::Tensor& tensor, Bits exponent) {
+  const auto* numbers = static_cast<const Bits*>(tensor.const_data_ptr());
+  bool found = false;
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    found |= (numbers[i] & exponent) == exponent;
+  }
+  return !found;
+}
+
+// Of a contiguous tensor on the host.
+bool all_finite(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return all_finite<uint32_t>(tensor, 0x7F800000U);
+    case at::kDouble:
+      return all_finite<uint64_t>(tensor, 0x7FF0000000000000U);
+    case at::kBFloat16:
+      return all_finite<uint16_t>(tensor, 0x7F80U);
+    case at::kHalf:
+      return all_finite<uint16_t>(tensor, 0x7C00U);
+    default:
+      return !tensor.is_floating_point() || at::isfinite(tensor.to(at::kFloat)).all().item<bool>();
+  }
+}
+
 void restore_generators(const TensorMap& rank_file, at::Device device) {
   for (const auto& [key, where] :
        {std::pair("rng.cpu", at::Device(at::kCPU)), {"rng.cuda", device}}) {
@@ -153,6 +180,17 @@ void Snapshot::wait() const {
   for (const auto& event : copied) {
     event->synchronize();
   }
+}
+
+std::string Snapshot::first_non_finite() const {
+  for (const auto& [file, tensors] : files) {
+    for (const auto& [key, tensor] : tensors) {
+      if (!all_finite(tensor)) {
+        return key;
+      }
+    }
+  }
+  return "";
 }
 
 std::string rank_file_name(int rank) {

@@ -36,6 +36,8 @@ struct Snapshot {
 
   /// Waits for the copies; any thread.
   void wait() const;
+  /// The key of the first tensor with inf or NaN; empty: there is none. After wait().
+  std::string first_non_finite() const;
 };
 
 /// "rank_00003.safetensors".

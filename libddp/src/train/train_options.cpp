@@ -65,6 +65,11 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
            .doc = "gradients are scaled down to this norm; 0: they are not",
            .min = 0},
           o.max_grad_norm);
+  v.field({.name = "non_finite",
+           .doc = "inf or NaN in the loss or the gradients: error ends the run with 70, skip drops "
+                  "the update on all ranks, ignore goes on"},
+          o.non_finite,
+          {{"error", NonFinite::Error}, {"skip", NonFinite::Skip}, {"ignore", NonFinite::Ignore}});
   v.field({.name = "label_smoothing",
            .doc = "share of the target that is spread over all classes",
            .min = 0,

@@ -159,6 +159,30 @@ TEST_CASE("clip_and_step measures unscaled gradients, whatever the scale is", "[
   CHECK(f.weight[0].item<double>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
 }
 
+TEST_CASE("clip_and_step skips what is not finite where it is asked to", "[amp]") {
+  const bool skips = GENERATE(false, true);
+  const double max_norm = GENERATE(0.0, 1.0);
+  GradScaler scaler;
+  Fixture f;
+  f.weight.sum().backward();
+  scaler.clip_and_step(f.optimizer, {.lr = 1.0}, max_norm, skips);
+  const at::Tensor before = f.weight.detach().clone();
+  CHECK(before[0].item<float>() < 1.0F);
+  f.weight.mutable_grad()[1] = std::numeric_limits<float>::infinity();
+  scaler.clip_and_step(f.optimizer, {.lr = 1.0}, max_norm, skips);
+  CHECK(at::equal(f.weight.detach(), before) == skips);
+  int calls = 0;
+  scaler.set_found_inf_reduction([&](at::Tensor& found_inf) {
+    ++calls;
+    found_inf.fill_(1.0);  // another rank saw an inf
+  });
+  f.weight.mutable_grad().fill_(1.0);
+  const at::Tensor last = f.weight.detach().clone();
+  scaler.clip_and_step(f.optimizer, {.lr = 1.0}, max_norm, skips);
+  CHECK(calls == (skips ? 1 : 0));
+  CHECK((!skips || at::equal(f.weight.detach(), last)));
+}
+
 TEST_CASE("clip_and_step cannot follow unscale_ or step", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the trainers' loop does with optimizer.overlap_backward and with clipping.
+// What the trainers' loop does with optimizer.overlap_backward, with clipping and with
+// train.non_finite.
 #include <torch/torch.h>
 
 #include "common/training_loop.hpp"
@@ -15,7 +16,9 @@ using testing::message_of;
 class LinearTask : public examples::TrainingTask {
  public:
   using Model = ddp::DistributedDataParallel<torch::nn::Linear>;
-  explicit LinearTask(Model& model, bool sum = false) : model_(model), sum_(sum) {}
+  using Spoil = std::function<torch::Tensor(int64_t forward, const torch::Tensor& loss)>;
+  explicit LinearTask(Model& model, bool sum = false, Spoil spoil = {})
+      : model_(model), sum_(sum), spoil_(std::move(spoil)) {}
 
   int64_t num_batches() const override { return 2; }
   bool loss_is_sum() const override { return sum_; }
@@ -25,20 +28,28 @@ class LinearTask : public examples::TrainingTask {
     return {.object = object, .tensors = {object.get()}, .num_targets = 4, .num_samples = 4};
   }
   examples::MicroBatchResult forward(const examples::TrainingBatch& batch) override {
-    const auto loss = model_.forward(*static_cast<torch::Tensor*>(batch.object.get())).square();
-    return {sum_ ? loss.sum() : loss.mean(), torch::zeros({})};
+    auto loss = loss_of(batch);
+    loss = spoil_ ? spoil_(num_forwards_, loss) : loss;
+    ++num_forwards_;
+    return {loss, torch::zeros({})};
   }
   void for_each_evaluation_batch(
       const std::function<void(examples::TrainingBatch)>& evaluate) override {
     evaluate(load(0));
   }
   examples::MicroBatchResult evaluate(const examples::TrainingBatch& batch) override {
-    return forward(batch);
+    return {loss_of(batch), torch::zeros({})};
   }
 
  private:
+  torch::Tensor loss_of(const examples::TrainingBatch& batch) {
+    const auto loss = model_.forward(*static_cast<torch::Tensor*>(batch.object.get())).square();
+    return sum_ ? loss.sum() : loss.mean();
+  }
   Model& model_;
   bool sum_;
+  Spoil spoil_;
+  int64_t num_forwards_ = 0;  // of training
 };
 
 // Passes everything on, and sees whether a begun step's weights changed before step().
@@ -55,6 +66,7 @@ class Spy : public ddp::Optimizer {
     before_ = at::Tensor();
     clips = clips || scalars.clip_factor.defined();
     optimizer_.step(scalars);
+    weights.push_back(weight().clone());
   }
   ddp::GradientScan scan_gradients(const ddp::StepScalar& scale, double max_norm) override {
     return optimizer_.scan_gradients(scale, max_norm);
@@ -69,6 +81,7 @@ class Spy : public ddp::Optimizer {
 
   int num_updated_in_backward = 0;
   bool clips = false;
+  std::vector<torch::Tensor> weights;  // after each step
 
  private:
   torch::Tensor weight() const { return named_parameters().front().tensor.detach(); }
@@ -80,6 +93,7 @@ struct Result {
   torch::Tensor weight;
   int num_updated_in_backward;
   bool clips;
+  std::vector<torch::Tensor> weights;
 };
 
 struct Wanted {
@@ -88,6 +102,12 @@ struct Wanted {
   double max_grad_norm = 0;
   bool sum = false;
   ddp::AmpOptions amp = {};
+  ddp::NonFinite non_finite = ddp::NonFinite::Error;
+  double lr = 0.1;
+  int64_t num_steps = 6;
+  // Called with the module's bias, too.
+  std::function<torch::Tensor(int64_t forward, const torch::Tensor& loss, const torch::Tensor&)>
+      spoil = {};
 };
 
 Result train(const Wanted& wanted) {
@@ -103,8 +123,16 @@ Result train(const Wanted& wanted) {
   rule.overlap_backward = wanted.overlap;
   rule.zero1 = wanted.zero1;
   Spy optimizer(ddp::make_optimizer(model, rule));
-  LinearTask task(model, wanted.sum);
-  const ddp::LrSchedule lr_schedule(ddp::LrScheduleOptions{});
+  LinearTask::Spoil spoil;
+  if (wanted.spoil) {
+    spoil = [&](int64_t forward, const torch::Tensor& loss) {
+      return wanted.spoil(forward, loss, module->bias);
+    };
+  }
+  LinearTask task(model, wanted.sum, spoil);
+  ddp::LrScheduleOptions rate;
+  rate.lr = wanted.lr;
+  const ddp::LrSchedule lr_schedule(rate);
   ddp::GradScaler scaler(wanted.amp);
   ddp::MetricsOptions metrics_options;
   metrics_options.dir = "";
@@ -112,10 +140,11 @@ Result train(const Wanted& wanted) {
   examples::TrainingSettings settings;
   settings.train.grad_accum_steps = 2;
   settings.train.max_grad_norm = wanted.max_grad_norm;
+  settings.train.non_finite = wanted.non_finite;
   settings.amp = wanted.amp;
   settings.overlap_backward = wanted.overlap;
   settings.zero1 = wanted.zero1;
-  settings.num_steps = 6;
+  settings.num_steps = wanted.num_steps;
   settings.log_every = 2;
   examples::TrainingLoop loop({.context = ctx,
                                .model = model,
@@ -128,7 +157,30 @@ Result train(const Wanted& wanted) {
                               settings);
   ddp::Checkpointer checkpointer(ctx, {}, {model});
   loop.run(checkpointer, 0);
-  return {module->weight.detach().clone(), optimizer.num_updated_in_backward, optimizer.clips};
+  return {module->weight.detach().clone(), optimizer.num_updated_in_backward, optimizer.clips,
+          optimizer.weights};
+}
+
+// Two forwards a step: the first of the third step, of the fourth.
+constexpr int64_t kUnlogged = 4;
+constexpr int64_t kLogged = 6;
+
+// The gradient of the bias is NaN in that forward, the loss stays as it is.
+auto bad_gradient(int64_t bad) {
+  return [bad](int64_t forward, const torch::Tensor& loss, const torch::Tensor& bias) {
+    return forward == bad ? loss + (bias * 0).square().sum().sqrt() : loss;
+  };
+}
+
+// The loss is inf in that forward, its gradients stay as they are.
+auto bad_loss(int64_t bad) {
+  return [bad](int64_t forward, const torch::Tensor& loss, const torch::Tensor&) {
+    return forward == bad ? loss + std::numeric_limits<float>::infinity() : loss;
+  };
+}
+
+std::string end_of(const Wanted& wanted) {
+  return message_of<ddp::NonFiniteError>([&] { train(wanted); });
 }
 
 }  // namespace
@@ -164,4 +216,81 @@ TEST_CASE("what must see all gradients first is refused with overlap_backward") 
   fp16.grad_scaling = ddp::GradScaling::On;
   CHECK_THAT(refusal({.overlap = true, .amp = fp16}), Catch::Contains("loss scale"));
   CHECK_THAT(refusal({.overlap = true, .sum = true}), Catch::Contains("number of targets"));
+  CHECK_THAT(refusal({.overlap = true, .non_finite = ddp::NonFinite::Skip}),
+             Catch::Contains("train.non_finite=skip"));
+}
+
+TEST_CASE("a run that is not finite ends with the step, the parameter and the rank") {
+  CHECK_THAT(end_of({.spoil = bad_gradient(kLogged)}),
+             Catch::Contains("step 4 is not finite (train.non_finite=error): the first gradient "
+                             "with inf or NaN is that of bias; the losses of all 1 ranks are "
+                             "finite (told by rank 0); fix: a lower lr_schedule.lr"));
+  CHECK_THAT(end_of({.max_grad_norm = 1.0, .spoil = bad_gradient(kUnlogged)}),
+             Catch::Contains("step 3 is not finite"));
+  // Between logged steps gradients are not looked at, but losses are: NaN comes with the next one.
+  CHECK_THAT(
+      end_of({.num_steps = 5, .spoil = bad_gradient(0)}),
+      Catch::Contains("step 2 is not finite") && Catch::Contains("the loss of rank 0 is nan"));
+  CHECK_THAT(end_of({.spoil = bad_loss(kUnlogged)}),
+             Catch::Contains("step 3 is not finite (train.non_finite=error): the loss of rank 0 is "
+                             "inf; all weights are finite"));
+  CHECK_THAT(end_of({.sum = true, .spoil = bad_loss(kUnlogged)}),
+             Catch::Contains("step 3 is not finite"));
+  CHECK_THAT(end_of({.overlap = true, .spoil = bad_loss(kUnlogged)}),
+             Catch::Contains("step 3 is not finite"));
+  try {
+    train({.spoil = bad_loss(0)});
+    FAIL("no exception");
+  } catch (const ddp::Error& error) {
+    CHECK(static_cast<int>(error.exit_code()) == 70);
+  }
+}
+
+TEST_CASE("a last update that leaves weights that are not finite ends the run too") {
+  const auto large = [](int64_t, const torch::Tensor& loss, const torch::Tensor&) {
+    return loss * 1e4;
+  };
+  CHECK_THAT(end_of({.lr = 3e38, .num_steps = 1, .spoil = large}),
+             Catch::Contains("the weights are not finite after the last step") &&
+                 Catch::Contains("the first with inf or NaN is weight, on rank 0"));
+}
+
+TEST_CASE("an update that is not finite is dropped, and training goes on") {
+  const bool zero1 = GENERATE(false, true);
+  const auto plain = train({.zero1 = zero1});
+  const auto skip = ddp::NonFinite::Skip;
+  const auto same = train({.zero1 = zero1, .non_finite = skip});
+  CHECK(torch::equal(same.weight, plain.weight));
+  const auto by_gradient =
+      train({.zero1 = zero1, .non_finite = skip, .spoil = bad_gradient(kUnlogged)});
+  REQUIRE(by_gradient.weights.size() == 6);
+  CHECK(torch::equal(by_gradient.weights[1], plain.weights[1]));
+  CHECK(torch::equal(by_gradient.weights[2], by_gradient.weights[1]));
+  CHECK_FALSE(torch::equal(by_gradient.weights[3], by_gradient.weights[2]));
+  CHECK(torch::isfinite(by_gradient.weight).all().item<bool>());
+  for (const bool sum : {false, true}) {
+    const auto by_loss =
+        train({.zero1 = zero1, .sum = sum, .non_finite = skip, .spoil = bad_loss(kUnlogged)});
+    CHECK(torch::equal(by_loss.weights[2], by_loss.weights[1]));
+    CHECK_FALSE(torch::equal(by_loss.weights[3], by_loss.weights[2]));
+    CHECK((sum || torch::equal(by_loss.weight, by_gradient.weight)));
+  }
+}
+
+TEST_CASE("with train.non_finite=ignore training goes on with what it has") {
+  const auto result =
+      train({.non_finite = ddp::NonFinite::Ignore, .spoil = bad_gradient(kUnlogged)});
+  CHECK(torch::isnan(result.weight).any().item<bool>());
+}
+
+TEST_CASE("what a loss scaler skips is no fault") {
+  Wanted wanted;
+  wanted.amp.grad_scaling = ddp::GradScaling::On;
+  wanted.spoil = bad_gradient(kLogged);
+  const auto result = train(wanted);
+  CHECK(torch::equal(result.weights[3], result.weights[2]));
+  CHECK(torch::isfinite(result.weight).all().item<bool>());
+  wanted.spoil = bad_loss(kLogged);
+  CHECK_THAT(end_of(wanted), Catch::Contains("step 4 is not finite") &&
+                                 Catch::Contains("the loss of rank 0 is inf"));
 }

@@ -107,7 +107,7 @@ class FailingOps : public FileOps {
 }  // namespace
 
 TEST_CASE("a manifest keeps every value and notices every changed byte") {
-  Manifest manifest{.step = 120, .world_size = 4, .metric = 0.1 + 0.2};
+  Manifest manifest{.step = 120, .world_size = 4, .metric = 0.1 + 0.2, .finite = false};
   manifest.files = {{"model.safetensors", 1u << 31, 0x0123456789abcdef}, {"b", 0, UINT64_MAX}};
   manifest.values["scaler"] = {{"scale", 65536.0}, {"on", true},      {"n", int64_t{1} << 60},
                                {"text", "ü \"\n"}, {"inf", INFINITY}, {"tiny", 5e-324},
@@ -127,6 +127,19 @@ TEST_CASE("a manifest keeps every value and notices every changed byte") {
     }
     REQUIRE_THROWS_AS(parse_manifest(text.substr(0, i), "m"), ddp::ReadError);
   }
+}
+
+TEST_CASE("a manifest that does not say so is of a finite checkpoint") {
+  const auto text = manifest_to_json({.step = 120, .finite = false});
+  const std::string said = " \"finite\": false,\n";
+  const auto at = text.find(said);
+  REQUIRE(at != std::string::npos);
+  auto body = text.substr(0, text.find(",\n\"manifest_xxh3\""));
+  body.erase(at, said.size());
+  char checksum[17];
+  std::snprintf(checksum, sizeof checksum, "%016llx", static_cast<unsigned long long>(xxh3(body)));
+  const auto old = ddp::detail::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n");
+  REQUIRE(parse_manifest(old, "m").finite);
 }
 
 TEST_CASE("a manifest of a newer format, with a path in a name, or too deep is refused") {

@@ -55,8 +55,10 @@ class GradScaler : public Stateful {
 
   /// unscale_, clip_grad_norm_ to `max_norm` (0 or less: only measured) and step in one. What
   /// `.grad` holds afterwards is unspecified. Not enabled, it clips and steps, whatever the norm
-  /// is. The result's norm is that of the unscaled gradients before clipping.
-  GradientScan clip_and_step(Optimizer& optimizer, const StepScalars& scalars, double max_norm);
+  /// is; with `skip_non_finite` the step then changes nothing where a gradient is inf or NaN. The
+  /// result's norm is that of the unscaled gradients before clipping.
+  GradientScan clip_and_step(Optimizer& optimizer, const StepScalars& scalars, double max_norm,
+                             bool skip_non_finite = false);
 
   /// Lowers the scale where a check found inf or NaN, else counts and raises it at the interval.
   void update();

@@ -16,6 +16,9 @@
 // stand in the manifest.
 //
 // Resuming gives the bits back: parameters, optimizer, scaler, sampler position, generators.
+//
+// A checkpoint whose tensors hold inf or NaN is saved like any other and counts as not finite: it
+// pushes no finite one out, and restore() takes it only where no finite one is there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -66,10 +69,11 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Loads the newest checkpoint that is whole on every rank, into the objects and the random
-  /// generators, and returns the number of steps done: the index of the next step. Damaged ones are
-  /// skipped with a warning that names the file. 0 where there is none at all. A Context is told
-  /// that this step begins (set_progress).
+  /// Loads the newest checkpoint that is whole on every rank and finite, into the objects and the
+  /// random generators, and returns the number of steps done: the index of the next step. Where
+  /// none is finite it takes the newest whole one. Damaged ones are skipped with a warning that
+  /// names the file. 0 where there is none at all. A Context is told that this step begins
+  /// (set_progress).
   ///
   /// Throws ReadError (exit code 74) where checkpoints exist but none is whole, or the newest has a
   /// newer format; MismatchError (70) naming the first key where it is of another model;
@@ -109,6 +113,10 @@ class Checkpointer {
   /// What says that this rank was asked to stop; default: SIGTERM, SIGUSR1 and SIGINT as caught by
   /// ddp::run.
   void set_stop_check(std::function<bool()> stop_requested);
+
+  /// Called on all ranks before each save, in save() and save_if_due(). A text that it returns on
+  /// any rank says why the state is not to be trusted: the checkpoint then counts as not finite.
+  void set_before_save(std::function<std::string()> why_not_finite);
 
   /// Called on all ranks at an agreed stop, with the steps done, when the state is saved (or could
   /// not be) and before save_if_due throws: for what a program keeps beside its checkpoints. The

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/non_finite.hpp"
+
+#include <ATen/Functions.h>
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+namespace ddp {
+namespace {
+
+// Steps that the host may be ahead of what it looked at on a GPU. The same on all ranks, which then
+// throw after the same step, and less than the steps whose StepLog can be read.
+constexpr size_t kStepsUnseenOnGpu = 32;
+
+constexpr const char* kNonFiniteFix =
+    "; fix: a lower lr_schedule.lr, train.max_grad_norm, or train.non_finite=skip";
+
+std::string text_of(double loss) {
+  return std::isnan(loss) ? "nan" : loss > 0 ? "inf" : "-inf";
+}
+
+}  // namespace
+
+std::string first_non_finite(const NamedParameters& parameters) {
+  if (parameters.empty()) {
+    return "";
+  }
+  const at::NoGradGuard no_grad;
+  const at::Device device = parameters.front().tensor.device();
+  std::vector<at::Tensor> finite;
+  for (const NamedParameter& parameter : parameters) {
+    finite.push_back(at::isfinite(parameter.tensor.detach()).all().to(device));
+  }
+  const at::Tensor host = at::stack(finite).cpu();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!host.const_data_ptr<bool>()[i]) {
+      return parameters[i].name;
+    }
+  }
+  return "";
+}
+
+NonFiniteGuard::NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
+                               const GradScaler& scaler)
+    : context_(context), action_(action), optimizer_(optimizer), scaler_(scaler) {}
+
+at::Tensor NonFiniteGuard::watch(const at::Tensor& loss) const {
+  // Times 1 where it is finite, else times NaN: inf * 0 is NaN.
+  return skips() ? loss * (loss.detach() * 0.0 + 1.0) : loss;
+}
+
+void NonFiniteGuard::end_step(int64_t step, const StepLog& log, const Places& places) {
+  if (action_ == NonFinite::Ignore) {
+    return;
+  }
+  steps_.push_back({step, log, places});
+  look_at_all_but(context_.device().is_cuda() ? kStepsUnseenOnGpu : 0);
+}
+
+void NonFiniteGuard::look() {
+  look_at_all_but(0);
+}
+
+void NonFiniteGuard::look_at_all_but(size_t unseen) {
+  while (steps_.size() > unseen) {
+    const Step step = std::move(steps_.front());
+    steps_.pop_front();
+    look_at(step);
+  }
+}
+
+void NonFiniteGuard::look_at(const Step& step) {
+  const double loss = step.log[step.places.loss];
+  const bool looked = step.places.first_non_finite >= 0 && !scaler_.is_enabled();
+  const auto parameter = looked ? static_cast<int64_t>(step.log[step.places.first_non_finite]) : -1;
+  const bool bad = parameter >= 0 || !std::isfinite(loss);
+  bad_in_a_row_ = bad ? bad_in_a_row_ + 1 : 0;
+  if (bad && action_ == NonFinite::Error) {
+    refuse(step.step, loss, parameter);
+  }
+}
+
+// Reduced gradients are the same on all ranks, so that all of them come here and tell each other of
+// their losses. A loss alone is known to its own rank.
+void NonFiniteGuard::refuse(int64_t step, double loss, int64_t parameter) const {
+  const auto begin = detail::concat("step ", step + 1, " is not finite (train.non_finite=error): ");
+  if (parameter < 0) {
+    const std::string weight = first_non_finite(optimizer_.named_parameters());
+    throw NonFiniteError(
+        detail::concat(begin, "the loss of rank ", context_.rank(), " is ", text_of(loss), "; ",
+                       weight.empty() ? "all weights are finite"
+                                      : "the first weight with inf or NaN behind it is " + weight,
+                       kNonFiniteFix));
+  }
+  const std::string own = std::isfinite(loss) ? ""
+                                              : detail::concat("the loss of rank ", context_.rank(),
+                                                               " is ", text_of(loss));
+  std::string first;
+  for (const std::string& told : context_.control_plane().all_gather(own)) {
+    first = first.empty() ? told : first;
+  }
+  throw NonFiniteError(detail::concat(
+      begin, "the first gradient with inf or NaN is that of ",
+      optimizer_.named_parameters().at(static_cast<size_t>(parameter)).name, "; ",
+      first.empty() ? detail::concat("the losses of all ", context_.world_size(),
+                                     " ranks are finite (told by rank ", context_.rank(), ")")
+                    : first,
+      kNonFiniteFix));
+}
+
+std::string NonFiniteGuard::before_save() {
+  look();
+  return skips() && bad_in_a_row_ > 1
+             ? detail::concat("the last ", bad_in_a_row_,
+                              " updates were skipped (train.non_finite=skip)")
+             : "";
+}
+
+void NonFiniteGuard::check_weights() const {
+  if (action_ != NonFinite::Error) {
+    return;
+  }
+  const std::string weight = first_non_finite(optimizer_.named_parameters());
+  if (!weight.empty()) {
+    throw NonFiniteError(detail::concat(
+        "the weights are not finite after the last step (train.non_finite=error): the first with "
+        "inf or NaN is ",
+        weight, ", on rank ", context_.rank(), kNonFiniteFix));
+  }
+}
+
+}  // namespace ddp
