@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/bounded_json.hpp"
 #include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
 
@@ -20,6 +21,8 @@ using Json = nlohmann::json;
 constexpr const char* kIdentity = "measured on";
 constexpr const char* kChoices = "choices";
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20;  // a plan has some kilobytes
+constexpr int kMaxChoiceDepth = 8;
+constexpr int kMaxPlanDepth = kMaxChoiceDepth + 2;  // the choices stand in two objects
 
 [[noreturn]] void fail(const std::string& origin, const std::string& why) {
   throw ReadError(concat(origin, " is not a plan of measured choices: ", why,
@@ -41,7 +44,15 @@ Json parse(const std::string& json, const std::string& origin) {
   if (json.size() > kMaxBytes) {
     fail(origin, concat("it has ", json.size(), " bytes, at most ", kMaxBytes, " are read"));
   }
-  auto parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const auto parsed = [&] {
+    try {
+      return detail::parse_bounded_json<Json>(json, kMaxPlanDepth);
+    } catch (const ReadError& error) {
+      fail(origin, error.what());
+    } catch (const Json::exception&) {
+      return Json();
+    }
+  }();
   if (!parsed.is_object() || !parsed.contains(kIdentity) || !parsed[kIdentity].is_object() ||
       !parsed.contains(kChoices) || !parsed[kChoices].is_object()) {
     fail(origin, concat("\"", kIdentity, "\" and \"", kChoices, "\" are expected"));
@@ -57,8 +68,12 @@ std::optional<std::string> Plan::find(const std::string& name) const {
 }
 
 void Plan::set(const std::string& name, const std::string& json) {
-  if (!Json::accept(json)) {
-    throw SettingsError(concat("the plan's choice ", name, " is not JSON: ", json.substr(0, 80)));
+  try {
+    detail::parse_bounded_json<Json>(json, kMaxChoiceDepth);
+  } catch (const std::exception& error) {
+    throw SettingsError(concat("the plan's choice ", name, " is not JSON of at most ",
+                               kMaxChoiceDepth, " levels: ", json.substr(0, 80), ": ",
+                               error.what()));
   }
   choices_[name] = json;
   ++version_;

@@ -133,7 +133,13 @@ void save_safetensors(const std::string& path, const TensorMap& tensors,
   for (const auto& [name, tensor] : tensors) {
     on_cpu.emplace(name, tensor.detach().to(at::kCPU).contiguous());
   }
-  const auto serialized = detail::serialize_tensors(on_cpu, metadata);
+  const auto serialized = [&] {
+    try {
+      return detail::serialize_tensors(on_cpu, metadata);
+    } catch (const WriteError& error) {
+      throw WriteError("cannot write " + path + ": " + error.what());
+    }
+  }();
   std::vector<std::string_view> chunks{serialized.header};
   for (const auto& tensor : serialized.data) {
     chunks.emplace_back(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());

@@ -145,15 +145,34 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   throw ReadError(path + " is not a valid safetensors file: " + why);
 }
 
-// Elements times element size, or false where the product overflows.
+// Elements times element size, or false where the strides of such a tensor overflow: a dimension of
+// 0 leaves the product of the others to be computed.
 bool entry_bytes(const SafetensorsEntry& entry, uint64_t& bytes) {
-  bytes = safetensors_dtype_bytes(entry.dtype);
+  auto product = static_cast<int64_t>(safetensors_dtype_bytes(entry.dtype));
+  bool empty = false;
   for (const int64_t size : entry.shape) {
-    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) {
+    empty = empty || size == 0;
+    if (size != 0 && __builtin_mul_overflow(product, size, &product)) {
       return false;
     }
   }
+  bytes = empty ? 0 : static_cast<uint64_t>(product);
   return true;
+}
+
+// For messages: any bytes as ASCII.
+std::string quoted(const std::string& name) {
+  return Json(name.substr(0, 200)).dump(-1, ' ', true, Json::error_handler_t::replace);
+}
+
+// The text of a name or of metadata in JSON, which knows UTF-8 alone.
+template <typename T>
+std::string json_text(const T& value, const std::string& what) {
+  try {
+    return Json(value).dump();
+  } catch (const Json::exception&) {
+    throw WriteError(concat(what, " is not UTF-8, a safetensors file cannot hold it"));
+  }
 }
 
 void check_entries(SafetensorsHeader& header, uint64_t data_bytes, const std::string& path) {
@@ -218,6 +237,9 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t file_
   if (json.empty() || json.front() != '{') {
     refuse(path, "its header does not start with '{'");
   }
+  if (json.find('\0') != std::string_view::npos) {  // for the parser it is the end
+    refuse(path, "its header holds a zero byte");
+  }
   HeaderReader reader;
   if (!Json::sax_parse(json.begin(), json.end(), &reader)) {
     refuse(path, "its header holds " + reader.reason);
@@ -236,16 +258,19 @@ std::string make_safetensors_header(std::vector<SafetensorsEntry>& entries,
   });
   std::string text = "{";
   const auto add_key = [&text](const std::string& key) {
-    text += (text.size() > 1 ? "," : "") + Json(key).dump() + ":";
+    text += (text.size() > 1 ? "," : "") + json_text(key, "the tensor's name " + quoted(key)) + ":";
   };
   if (!metadata.empty()) {
     add_key("__metadata__");
-    text += Json(metadata).dump();
+    text += json_text(metadata, "the metadata");
   }
   uint64_t offset = 0;
   for (auto& entry : entries) {
     uint64_t bytes = 0;
-    DDP_CHECK(entry_bytes(entry, bytes) && entry.name != "__metadata__", entry.name);
+    if (entry.name == "__metadata__" || !entry_bytes(entry, bytes)) {
+      throw WriteError(concat("a safetensors file cannot hold a tensor named ", quoted(entry.name),
+                              " of ", entry.dtype, " ", Json(entry.shape).dump()));
+    }
     entry.begin = offset;
     entry.end = offset += bytes;
     add_key(entry.name);

@@ -40,13 +40,15 @@ uint64_t parse_safetensors_length(const unsigned char* first8, uint64_t file_siz
                                   const std::string& path);
 
 /// The JSON header. Throws ReadError naming `path` and the entry unless: it is one object of depth
-/// <= 3 with at most 100,000 entries and no key twice; shape products do not overflow and times
-/// dtype equal the bytes; the data is covered exactly, without gap or overlap.
+/// <= 3 with at most 100,000 entries, no key twice and no zero byte; shape products (of what is not
+/// 0) do not overflow and times dtype equal the bytes; the data is covered exactly, without gap or
+/// overlap.
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t file_size,
                                            const std::string& path);
 
 /// The 8 length bytes and the JSON of `entries` (whose begin and end are filled in, largest element
-/// first, so that every tensor is aligned), padded so that data starts at a multiple of 8.
+/// first, so that every tensor is aligned), padded so that data starts at a multiple of 8. Throws
+/// WriteError for what no file can hold: a text that is not UTF-8, the name "__metadata__".
 std::string make_safetensors_header(std::vector<SafetensorsEntry>& entries,
                                     const std::map<std::string, std::string>& metadata);
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/bounded_json.hpp"
+
 namespace ddp::detail {
 namespace {
 
@@ -41,11 +43,16 @@ OrderedJson value_to_json(const ManifestValue& value) {
   return std::visit([](const auto& held) { return OrderedJson(held); }, value);
 }
 
+bool fits_int64(const OrderedJson& json) {
+  return json.is_number_integer() &&
+         (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX});
+}
+
 ManifestValue value_from_json(const OrderedJson& json) {
   if (json.is_boolean()) {
     return json.get<bool>();
   }
-  if (json.is_number_integer()) {
+  if (fits_int64(json)) {
     return json.get<int64_t>();
   }
   if (json.is_number_float()) {
@@ -66,6 +73,16 @@ OrderedJson files_to_json(const std::vector<FileRecord>& files) {
   return list;
 }
 
+// nlohmann's get<int64_t>() takes fractions, and numbers beyond its range are undefined there.
+int64_t whole_number(const OrderedJson& json, const char* key, int64_t at_least) {
+  const auto& value = json.at(key);
+  if (!fits_int64(value) || value.get<int64_t>() < at_least) {
+    throw ReadError(concat("\"", key, "\" is ", value.dump().substr(0, 40),
+                           ", not a whole number of at least ", at_least));
+  }
+  return value.get<int64_t>();
+}
+
 // A manifest must not reach outside its folder.
 void check_name(const std::string& name) {
   if (name.empty() || name.size() > 255 || name == "." || name == ".." ||
@@ -78,7 +95,7 @@ std::vector<FileRecord> files_from_json(const OrderedJson& list) {
   std::vector<FileRecord> files;
   for (const auto& item : list) {
     FileRecord file{.name = item.at("name").get<std::string>(),
-                    .size = item.at("size").get<uint64_t>(),
+                    .size = static_cast<uint64_t>(whole_number(item, "size", 0)),
                     .xxh3 = from_hex(item.at("xxh3").get<std::string>())};
     check_name(file.name);
     files.push_back(std::move(file));
@@ -87,13 +104,7 @@ std::vector<FileRecord> files_from_json(const OrderedJson& list) {
 }
 
 OrderedJson parse_bounded(std::string_view text) {
-  return OrderedJson::parse(text.begin(), text.end(),
-                            [](int depth, OrderedJson::parse_event_t, OrderedJson&) {
-                              if (depth > kMaxDepth) {
-                                throw ReadError("it is nested too deeply");
-                              }
-                              return true;
-                            });
+  return parse_bounded_json<OrderedJson>(text, kMaxDepth);
 }
 
 void check_checksum(std::string_view text) {
@@ -109,14 +120,14 @@ void check_checksum(std::string_view text) {
 
 Manifest manifest_from_json(const OrderedJson& json) {
   Manifest manifest;
-  manifest.format = json.at("format").get<int64_t>();
+  manifest.format = whole_number(json, "format", 1);
   if (manifest.format > kCheckpointFormat) {
     throw NewerFormatError(concat("it has format ", manifest.format,
                                   ", this program reads up to format ", kCheckpointFormat,
                                   ": use a newer libddp"));
   }
-  manifest.step = json.at("step").get<int64_t>();
-  manifest.world_size = json.at("world_size").get<int64_t>();
+  manifest.step = whole_number(json, "step", 0);
+  manifest.world_size = whole_number(json, "world_size", 1);
   if (json.contains("metric")) {
     manifest.metric = std::get<double>(value_from_json(json.at("metric")));
   }

@@ -87,3 +87,30 @@ TEST_CASE("a plan file is written whole and read back") {
   CHECK_THROWS_AS(ddp::read_plan_file("/tmp"), ddp::ReadError);
   CHECK_THROWS_AS(ddp::write_plan_file(file.path() + "/no/folder", plan), ddp::WriteError);
 }
+
+TEST_CASE("a plan that is nested too deeply is refused") {
+  Plan plan(kHere);
+  plan.set("buckets", R"({"cuts": [[[3]]]})");
+  const auto good = plan.to_json();
+  CHECK(Plan(kHere).adopt(good, "a test").empty());
+  const auto deep = [&](std::size_t levels) {
+    auto text = good;
+    const auto place = text.find("[");
+    return text.replace(place, 0, std::string(levels, '['))
+        .insert(place + levels, "0" + std::string(levels, ']') + ",\"x\": ");
+  };
+  for (const std::size_t levels : {20, 300'000}) {
+    Plan other(kHere);
+    try {
+      other.adopt(deep(levels), "runs/plan.json");
+      FAIL("accepted");
+    } catch (const ddp::ReadError& error) {
+      CHECK_THAT(error.what(), Catch::StartsWith("runs/plan.json is not a plan") &&
+                                   Catch::Contains("nested too deeply"));
+    }
+    CHECK(other.empty());
+    CHECK_THROWS_AS(other.set("x", std::string(levels, '[') + "0" + std::string(levels, ']')),
+                    ddp::SettingsError);
+  }
+  CHECK_THROWS_AS(plan.adopt(good + std::string(1, '\0') + "more", "a test"), ddp::ReadError);
+}

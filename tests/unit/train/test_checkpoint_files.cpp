@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <random>
 
 #include "support/catch.hpp"
@@ -153,6 +154,47 @@ TEST_CASE("a manifest of a newer format, with a path in a name, or too deep is r
   const auto text = ddp::detail::concat(deep, ",\n\"manifest_xxh3\": \"");
   REQUIRE_THROWS_AS(parse_records(std::string(100'000, '[')), std::exception);
   REQUIRE_THROWS_AS(parse_manifest(text, "m"), ddp::ReadError);
+}
+
+TEST_CASE("numbers of a manifest that are not whole, or out of their range, are refused") {
+  const Manifest manifest{.step = 3,
+                          .world_size = 2,
+                          .files = {{"model.safetensors", 400, 7}},
+                          .values = {{"scaler", {{"growth", int64_t{5}}}}}};
+  const auto good = manifest_to_json(manifest);
+  // As good a checksum as any: who writes a manifest writes its checksum too.
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    auto text = good;
+    const auto place = text.find(from);
+    REQUIRE(place != std::string::npos);
+    text.replace(place, from.size(), to);
+    const auto digits = text.rfind("\"manifest_xxh3\": \"") + 18;
+    const auto body = text.substr(0, text.rfind(",\n\"manifest_xxh3"));
+    char sum[17];
+    std::snprintf(sum, sizeof sum, "%016llx", static_cast<unsigned long long>(xxh3(body)));
+    return text.replace(digits, 16, sum);
+  };
+  REQUIRE(parse_manifest(changed("\"size\": 400", "\"size\": 401"), "m").files[0].size == 401);
+  const auto refused = [&](const std::string& from, const std::string& to) {
+    INFO(to);
+    try {
+      parse_manifest(changed(from, to), "ckpt/manifest.json");
+      FAIL("accepted");
+    } catch (const ddp::ReadError& error) {
+      CHECK_THAT(error.what(), Catch::StartsWith("ckpt/manifest.json is not a valid manifest"));
+    }
+  };
+  for (const std::string bad :
+       {"1e300", "-1", "4.5", "4e2", "true", "\"4\"", "null", "18446744073709551615", "1e-3"}) {
+    refused("\"size\": 400", "\"size\": " + bad);
+    refused("\"step\": 3", "\"step\": " + bad);
+    refused("\"world_size\": 2", "\"world_size\": " + bad);
+    refused("\"format\": 1", "\"format\": " + bad);
+  }
+  refused("\"format\": 1", "\"format\": 1.9");
+  refused("\"format\": 1", "\"format\": 0");
+  refused("\"world_size\": 2", "\"world_size\": 0");
+  refused("\"growth\": 5", "\"growth\": []");
 }
 
 TEST_CASE("a save cut at any call leaves the old or the new checkpoint, never neither") {

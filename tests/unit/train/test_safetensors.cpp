@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/torch.h>
 
+#include <filesystem>
+
 #include "ddp/core/error.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/train/weights.hpp"
@@ -119,12 +121,40 @@ TEST_CASE("safetensors headers that lie are refused") {
       {R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "\x02", "other than 0 and 1"},
       {R"({"__metadata__":{"a":1}})", "", "a number"},
       {R"({"a":)", "", "broken JSON"},
+      {R"({"a":{"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],"data_offsets":[0,0]}})",
+       "", "number of bytes"},
+      {std::string("{}\0 {hidden", 12), "", "a zero byte"},
+      {std::string("{}\0", 3), "", "a zero byte"},
       {R"([])", "", "does not start with"},
       {"", "", "does not start with"},
   }));
   INFO(json);
   testing::write_file(path, with_header(json, data));
   REQUIRE_THAT(refusal(path), Catch::Contains(reason) && Catch::Contains(path));
+}
+
+TEST_CASE("what a safetensors file cannot hold is refused with the file's name") {
+  TemporaryFolder folder;
+  const auto path = folder.file("a.safetensors");
+  const auto refused = [&](const TensorMap& tensors, const std::map<std::string, std::string>& m) {
+    try {
+      ddp::save_safetensors(path, tensors, m);
+    } catch (const ddp::WriteError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto w = torch::zeros(2);
+  const int64_t huge = int64_t{1} << 62;
+  const auto overflowing = torch::empty({0}).as_strided({0, huge, huge}, {0, 0, 0});
+  CHECK_THAT(refused({{"w\xff\n", w}}, {}),
+             Catch::StartsWith("cannot write " + path + ": the tensor's name \"w\\ufffd\\n\"") &&
+                 Catch::Contains("not UTF-8"));
+  CHECK_THAT(refused({{"w", w}}, {{"k", "\xc3"}}), Catch::Contains("the metadata is not UTF-8"));
+  CHECK_THAT(refused({{"__metadata__", w}}, {}), Catch::Contains("named \"__metadata__\""));
+  CHECK_THAT(refused({{"w", overflowing}}, {}),
+             Catch::Contains("named \"w\" of F32 [0,4611686018427387904,4611686018427387904]"));
+  CHECK_FALSE(std::filesystem::exists(path));
 }
 
 TEST_CASE("safetensors lengths are checked before memory is taken") {

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// JSON from outside: nlohmann's writer and comparisons recurse, and its lexer ends at a zero byte.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+/// Throws ReadError for a zero byte and for objects and lists within more than `max_depth` others,
+/// nlohmann::json::exception for what is no JSON. The message names no file: the caller does.
+template <typename Json>
+Json parse_bounded_json(std::string_view text, int max_depth) {
+  if (text.find('\0') != std::string_view::npos) {
+    throw ReadError("it holds a zero byte");
+  }
+  return Json::parse(text.begin(), text.end(),
+                     [max_depth](int depth, typename Json::parse_event_t, Json&) {
+                       if (depth > max_depth) {
+                         throw ReadError("it is nested too deeply");
+                       }
+                       return true;
+                     });
+}
+
+}  // namespace ddp::detail
