@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <vector>
 
 #include "core/parse_number.hpp"
@@ -29,8 +30,10 @@ void remember(int signal) {
 extern "C" void handle_stop_signal(int signal) {
   remember(signal);
   if (signal == SIGINT) {
+    const int before = errno;  // of the code that the signal interrupted
     constexpr char kText[] = "\nddp: stopping at the end of a step; Ctrl-C again leaves at once\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+    errno = before;
   }
 }
 

@@ -148,7 +148,10 @@ std::string file_in_the_way(const std::string& dir) {
 void make_folders(FileOps& ops, const std::string& dir) {
   for (std::size_t end = dir.find('/', 1);; end = dir.find('/', end + 1)) {
     const std::string part = dir.substr(0, end);
-    if (ops.mkdir(part.c_str(), 0777) != 0 && errno != EEXIST) {
+    if (ops.mkdir(part.c_str(), 0777) == 0) {
+      const auto above = std::filesystem::path(part).parent_path().string();
+      sync_folder(ops, above.empty() ? "." : above);
+    } else if (errno != EEXIST) {
       const int error = errno;
       std::error_code ignored;
       if (!std::filesystem::is_directory(part, ignored)) {

@@ -29,7 +29,8 @@ struct CheckpointFolder {
   bool operator==(const CheckpointFolder&) const = default;
 };
 
-/// Makes DIR and the folders above it where they are not there. Throws WriteError.
+/// Makes DIR and the folders above it where they are not there, and forces the new names to the
+/// disk. Throws WriteError.
 void make_folders(FileOps& ops, const std::string& dir);
 
 /// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -87,6 +88,17 @@ int exit_status_of(F&& child) {
 }
 
 }  // namespace
+
+TEST_CASE("Ctrl-C leaves errno as the interrupted code had it") {
+  const int status = exit_status_of([] {
+    const StopSignalHandlers handlers;
+    close(STDERR_FILENO);  // the handler's own write fails
+    errno = ENOENT;
+    raise(SIGINT);
+    _exit(errno == ENOENT ? 0 : 1);
+  });
+  CHECK(WEXITSTATUS(status) == 0);
+}
 
 TEST_CASE("a signal only sets the flag, and the old handlers come back") {
   const int status = exit_status_of([] {

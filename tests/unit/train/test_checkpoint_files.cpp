@@ -197,6 +197,19 @@ TEST_CASE("numbers of a manifest that are not whole, or out of their range, are 
   refused("\"growth\": 5", "\"growth\": []");
 }
 
+TEST_CASE("a power loss after the first save takes none of the folders above it") {
+  TemporaryFolder folder;
+  RecordingOps recording;
+  CrashModel model(folder.path());
+  save(recording, folder.file("runs/a/ckpt"), 10);
+  for (const auto& call : recording.calls) {
+    model.apply(call);
+  }
+  TemporaryFolder state;
+  model.write_state(state.path(), {}, 0);  // nothing survives but what was forced to the disk
+  REQUIRE(load_newest(state.file("runs/a/ckpt")) == 10);
+}
+
 TEST_CASE("a save cut at any call leaves the old or the new checkpoint, never neither") {
   TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
