@@ -76,6 +76,9 @@ if(LIBTORCH_FOUND_ROOT)
   set(LIBTORCH_LIBRARY_DIR "${LIBTORCH_FOUND_ROOT}/lib")
   # pip keeps CUDA's libraries beside torch, in site-packages/nvidia.
   get_filename_component(LIBTORCH_NVIDIA_DIR "${LIBTORCH_FOUND_ROOT}/../nvidia" ABSOLUTE)
+  # Not searched: for those who look at a build folder (tools/system_report.py).
+  set(LIBTORCH_USED_ROOT "${LIBTORCH_FOUND_ROOT}" CACHE INTERNAL "LibTorch of this build")
+  set(LIBTORCH_USED_VERSION "${LIBTORCH_VERSION}" CACHE INTERNAL "its version")
 endif()
 
 set(_advice "set LIBTORCH_ROOT to the folder that holds include/ and lib/libtorch_cpu.so (pip: .../site-packages/torch, zip: libtorch, conda: the environment), or run ./quickstart.sh, which installs pip's package into .venv")

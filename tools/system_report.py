@@ -123,10 +123,9 @@ def cache_value(build, name):
 
 
 def torch_version(build):
-    root = (cache_value(build, "LIBTORCH_ROOT") or first(r"^Torch_DIR:[^=]*=(.*)/share/cmake/Torch$", read(os.path.join(build, "CMakeCache.txt")))
-            or os.environ.get("LIBTORCH_ROOT", ""))
-    return read(os.path.join(root, "build-version")) or first(r'__version__ = "([^"]+)"', read(os.path.join(root, "version.py"))) \
-        or first(r"__version__ = '([^']+)'", read(os.path.join(root, "version.py"))) or UNKNOWN
+    root = cache_value(build, "LIBTORCH_USED_ROOT") or os.environ.get("LIBTORCH_ROOT", "")
+    return (read(os.path.join(root, "build-version")) or first(r"""^__version__ = ['"]([^'"]+)""", read(os.path.join(root, "version.py")))
+            or cache_value(build, "LIBTORCH_USED_VERSION") or UNKNOWN)
 
 
 def nccl_version(build):

@@ -34,6 +34,11 @@ function(find name expected)
   if(NOT _found MATCHES "^${expected} [0-9]+\\.[0-9]+\\.[0-9]+$")
     message(FATAL_ERROR "${name}: expected ${expected}, found ${_found}")
   endif()
+  # What tools/system_report.py reads of a build folder.
+  file(STRINGS ${WORK_DIR}/build_${name}/CMakeCache.txt _used REGEX "^LIBTORCH_USED_(ROOT|VERSION):INTERNAL=")
+  if(NOT _used MATCHES "ROOT:INTERNAL=${expected};.*VERSION:INTERNAL=[0-9]+\\.[0-9]+\\.[0-9]+$")
+    message(FATAL_ERROR "${name}: the cache does not say which LibTorch was found: ${_used}")
+  endif()
   message(STATUS "${name}: ${_found}")
 endfunction()
 

@@ -23,8 +23,8 @@ esac
 
 
 class System(unittest.TestCase):
-    def report(self, path):
-        done = subprocess.run([sys.executable, TOOL, "--build", "nowhere"], capture_output=True, text=True,
+    def report(self, path, build="nowhere"):
+        done = subprocess.run([sys.executable, TOOL, "--build", build], capture_output=True, text=True,
                               env={**os.environ, "PATH": path})
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
@@ -45,6 +45,17 @@ class System(unittest.TestCase):
                      "NVLink: 3 links of 26.562 GB/s a GPU", "MIG: Disabled", "| NVIDIA driver | 580.01 |", "GPU0\t X\tNV18"):
             self.assertIn(line, text)
         self.assertNotIn("\x1b", text)
+
+    def test_libtorch_of_the_build(self):
+        with tempfile.TemporaryDirectory() as folder:
+            torch = os.path.join(folder, "torch")
+            os.mkdir(torch)
+            with open(os.path.join(folder, "CMakeCache.txt"), "w", encoding="utf-8") as file:
+                file.write(f"LIBTORCH_USED_ROOT:INTERNAL={torch}\nLIBTORCH_USED_VERSION:INTERNAL=2.11.0\n")
+            self.assertIn("| LibTorch | 2.11.0 |", self.report(os.environ["PATH"], folder))
+            with open(os.path.join(torch, "version.py"), "w", encoding="utf-8") as file:
+                file.write("from typing import Optional\n__version__ = '2.11.0+cu130'\n")
+            self.assertIn("| LibTorch | 2.11.0+cu130 |", self.report(os.environ["PATH"], folder))
 
     def test_a_mistake_in_the_call(self):
         done = subprocess.run([sys.executable, TOOL, "--ouput", "x"], capture_output=True, text=True)
