@@ -106,8 +106,34 @@ _leaves_open() {
   for word in "$@"; do [[ $word != "$key="* ]] || return 1; done
 }
 
+# _setting KEY SETTINGS…: what the last of them that sets it says.
+_setting() {
+  local key=$1 word value=
+  shift
+  for word in "$@"; do [[ $word != "$key="* ]] || value=${word#*=}; done
+  echo "$value"
+}
+
+# How often a job may end with 76 or 137 at one newest checkpoint with one first cause.
+_most_ends_in_place=3
+
+# _count_end FOLDER LOG LINES: how often the job ended like this in a row, by the newest checkpoint in FOLDER and the
+# first cause behind the first LINES of LOG. Kept beside the checkpoints, where a job under another id finds it too.
+_count_end() {
+  local folder=${1%/} log=$2 lines=$3 file step cause count=0 old_step='' old_cause=''
+  file=${folder:-$run_dir/checkpoint}.requeues
+  step=$(find "$folder" -maxdepth 1 -name 'step_[0-9]*' 2>/dev/null | sed -n 's|.*/step_\([0-9]*\).*|\1|p' | sort -n | tail -1)
+  # Hosts differ from start to start.
+  cause=$(tail -n +"$((lines + 1))" "$log" | sed -n 's/.*first cause: //p' | head -1 | sed -E 's/(rank [0-9]+) \([^)]*\)/\1/g')
+  [ ! -e "$file" ] || { read -r count; IFS= read -r old_step; IFS= read -r old_cause; } <"$file"
+  [ "$old_step" = "$step" ] && [ "$old_cause" = "$cause" ] || count=0
+  count=$((count + 1))
+  mkdir -p "$(dirname "$file")" && printf '%s\n' "$count" "$step" "$cause" >"$file.new" && mv "$file.new" "$file" >&2
+  echo "$count"
+}
+
 run_job() {
-  local code requeue=no
+  local code requeue=no folder lines ends=0
   # Preemption and scancel send TERM to the tasks too; the shell has to outlive them.
   trap 'echo "$(date +%FT%T) the batch shell caught a signal"' TERM USR1
   if [ $checkpoints = yes ]; then
@@ -119,6 +145,9 @@ run_job() {
     set -- "$@" checkpoint.dir= "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
   fi
   printf '%q ' "${wrapper[@]}" "$program" "$@" >"$run_dir/command.txt"
+
+  folder=$(_setting checkpoint.dir "$@")
+  lines=$(wc -l <"$run_dir/slurm.log")
 
   # --wait: the ranks end each other and say why; Slurm need not hurry them.
   srun --mpi="${DDP_SRUN_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 \
@@ -136,7 +165,13 @@ run_job() {
     echo "$(date +%FT%T) exit code $code ($requeue), but Slurm is ending the job (scancel): not requeued"
     requeue=no
   fi
-  if [ "$requeue" != no ]; then
+  if [ "$requeue" = "a peer was lost" ]; then
+    ends=$(_count_end "$folder" "$run_dir/slurm.log" "$lines")
+  fi
+  if [ "$ends" -ge "$_most_ends_in_place" ]; then
+    echo "$(date +%FT%T) exit code $code ($requeue) for the $ends. time at one checkpoint with one first cause: not" \
+      "requeued; to go on, mend that and submit the job again, or remove ${folder:-$run_dir/checkpoint}.requeues"
+  elif [ "$requeue" != no ]; then
     if [ "$restarts" -ge "${DDP_MAX_RESTARTS:-20}" ]; then
       echo "$(date +%FT%T) exit code $code ($requeue), but this was start $restarts of at most ${DDP_MAX_RESTARTS:-20}"
     else

@@ -10,7 +10,7 @@ from study_support import ROOT
 
 
 class JobFiles(StudyCase):
-    def job(self, file, *arguments, rank=0):
+    def job(self, file, *arguments, rank=0, code=0):
         """Runs a job file as Slurm does, its program as one rank of two."""
         environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake,
                        "DDP_RUNS": self.out, "DDP_PROGRAM": os.path.join(self.folder, "build/examples/resnet_ddp"),
@@ -19,7 +19,7 @@ class JobFiles(StudyCase):
         environment.pop("SLURM_ARRAY_JOB_ID", None)
         done = subprocess.run(["bash", os.path.join(ROOT, "slurm", file), *arguments], cwd=ROOT, capture_output=True, text=True,
                               env=environment)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
 
     def settings(self, run):
         """What the program of a run goes by: the last of each setting."""
@@ -44,6 +44,42 @@ class JobFiles(StudyCase):
             self.assertEqual(self.settings("own/mine")["checkpoint.dir"], f"{self.out}/50/checkpoint")
             # The job's own files stay where whoever waits for it looks.
             self.assertEqual(self.read("out/50/exit_code"), "0\n")
+
+    def ends(self, *words, checkpoint=None):
+        """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued."""
+        requeued = []
+        calls = os.path.join(self.fake, "scontrol.txt")
+        for word in words:
+            if os.path.exists(calls):
+                os.remove(calls)
+            code, _, text = word.partition(" ")
+            self.write("fake/50", f"{code}\n{text}\n")
+            folder = [] if checkpoint is None else [f"checkpoint.dir={checkpoint}"]
+            self.job("resnet_ddp.sbatch", "--config", "x.yaml", *folder, code=int(code))
+            requeued.append(os.path.exists(calls) and "requeue 50" in self.read("fake/scontrol.txt"))
+        return requeued
+
+    CAUSE = "first cause: rank 1 (node{}) failed at step 5 in forward: its connection closed without a word"
+
+    def test_a_job_that_ends_in_one_place_is_not_requeued_for_ever(self):
+        lost = [f"76 {self.CAUSE.format(node)}" for node in (1, 2, 3)]
+        self.assertEqual(self.ends(*lost), [True, True, False])
+        self.assertIn("for the 3. time at one checkpoint", self.read("out/50/slurm.log"))
+        # Who submits it again without removing the file has not mended it.
+        self.assertEqual(self.ends(lost[0]), [False])
+
+    def test_another_cause_or_a_newer_checkpoint_is_progress(self):
+        lost = f"76 {self.CAUSE.format(1)}"
+        other = lost.replace("step 5", "step 6")
+        self.assertEqual(self.ends(lost, lost, other), [True] * 3)
+        checkpoint = os.path.join(self.folder, "kept", "checkpoint")
+        for step in (8, 9, 10):
+            os.makedirs(os.path.join(checkpoint, f"step_{step}"))
+            self.assertEqual(self.ends(lost, checkpoint=checkpoint), [True])
+        self.assertEqual(self.ends(lost, lost, checkpoint=checkpoint), [True, False])
+
+    def test_a_stop_that_saved_is_never_counted(self):
+        self.assertEqual(self.ends("75 stopped", "137 ", "75 stopped", "75 stopped", "137 ", "137 "), [True] * 5 + [False])
 
     def test_a_measured_run_keeps_the_folders_of_its_study(self):
         self.job("strong_scaling.sbatch", "checkpoint.dir=y", f"metrics.dir={self.folder}/own", "metrics.run_name=mine")
