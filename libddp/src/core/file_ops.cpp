@@ -26,9 +26,34 @@ namespace {
 // little.
 constexpr std::size_t kWriteBytes = 64u << 20;
 
+const char* fix_for(int error) {
+  switch (error) {
+    case ENOSPC:
+      return "free space there";
+    case EDQUOT:
+      return "free space of this user's quota there";
+    case EROFS:
+      return "mount that file system for writing";
+    case EACCES:
+    case EPERM:
+      return "let this user write there";
+    case EMFILE:
+      return "raise the process's limit of open files (ulimit -n)";
+    case ENFILE:
+      return "raise the system's limit of open files (fs.file-max)";
+    case EFBIG:
+      return "raise the limit of a file's size (ulimit -f)";
+    case ENOENT:
+      return "make the folder it belongs in, and remove nothing there while a run writes";
+    case ENOTDIR:
+      return "remove the file that stands where a folder is needed";
+    default:
+      return "look at that disk and the system's log";
+  }
+}
+
 [[noreturn]] void fail(const char* what, const std::string& path, int error) {
-  throw WriteError(
-      concat("cannot ", what, " ", path, ": ", std::generic_category().message(error)));
+  throw FileError(concat("cannot ", what, " ", path), error);
 }
 
 // Owns a descriptor; the success path closes explicitly, because close may report a lost write.
@@ -115,6 +140,11 @@ int FileOps::unlink(const char* path) {
 int FileOps::rmdir(const char* path) {
   return ::rmdir(path);
 }
+
+FileError::FileError(const std::string& what, int error_in)
+    : WriteError(concat(what, ": ", std::generic_category().message(error_in),
+                        "; fix: ", fix_for(error_in))),
+      error(error_in) {}
 
 FileOps& system_file_ops() {
   static FileOps ops;  // stateless

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ddp/core/error.hpp"
+
 namespace ddp::detail {
 
 /// Each member is the system call of its name: result and errno are the kernel's.
@@ -30,6 +32,13 @@ class FileOps {
 
 FileOps& system_file_ops();
 
+/// A system call on a file that failed. The message ends with what a user can do about `error`.
+struct FileError : WriteError {
+  /// "cannot open /ckpt/x: Permission denied; fix: let this user write there".
+  FileError(const std::string& what, int error_in);
+  int error;  ///< errno
+};
+
 /// What a manifest says of a file.
 struct FileRecord {
   std::string name;
@@ -45,12 +54,12 @@ uint64_t xxh3(std::string_view bytes);
 inline constexpr mode_t kPrivate = 0600, kPublished = 0666;
 
 /// Creates `folder`/`name` (of rights `mode`, must not exist, no link followed), writes `chunks`
-/// and forces them to the disk. Short writes and EINTR are continued. On failure throws WriteError
+/// and forces them to the disk. Short writes and EINTR are continued. On failure throws FileError
 /// naming the file and the system's reason, after removing the part.
 FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
                           const std::vector<std::string_view>& chunks, mode_t mode = kPrivate);
 
-/// Forces the folder's entries (creations, renames) to the disk. Throws WriteError.
+/// Forces the folder's entries (creations, renames) to the disk. Throws FileError.
 void sync_folder(FileOps& ops, const std::string& folder);
 
 /// `path` becomes a published file of `chunks`, atomically: temporary name, fsync, rename, fsync of

@@ -2,12 +2,14 @@
 #include "ddp/train/checkpoint.hpp"
 
 #include <exception>
+#include <filesystem>
 #include <set>
 #include <sstream>
 
 #include "core/failure_box.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "train/changed_settings.hpp"
 #include "train/checkpoint_impl.hpp"
 
 namespace ddp {
@@ -38,6 +40,20 @@ void check_names(const std::vector<StatefulRef>& objects) {
 }
 
 }  // namespace
+
+std::string fatal_answer(const Error& error) {
+  return concat("!", static_cast<int>(error.exit_code()), "!", error.what());
+}
+
+void throw_if_fatal(const std::string& answer) {
+  if (answer.starts_with('!')) {
+    const auto end = answer.find('!', 1);
+    FailureCause cause;
+    cause.message = answer.substr(end + 1);
+    cause.exit_code = static_cast<ExitCode>(std::stoi(answer.substr(1, end - 1)));
+    throw_failure(cause);
+  }
+}
 
 CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device device,
                                    const CheckpointOptions& options,
@@ -80,13 +96,57 @@ CheckpointerImpl::~CheckpointerImpl() {
   }
 }
 
-// A folder that cannot be made is told before training, not at the first save.
-void CheckpointerImpl::make_folder() {
+// On rank 0. A folder that cannot be made or written is told before training, not at the first
+// save.
+void CheckpointerImpl::own_folder() {
+  const auto words = concat("checkpoint.dir=", options_.dir);
   try {
     make_folders(ops_, options_.dir);
-  } catch (const WriteError& error) {
-    throw WriteError(concat("checkpoint.dir=", options_.dir, ": ", error.what(), kWriteFix));
+    owner_ = FolderOwner::take(ops_, {.path = options_.dir,
+                                      .words = words,
+                                      .fix = "name another checkpoint.dir",
+                                      .job = launch_.job_id});
+  } catch (const FileError& error) {
+    throw WriteError(concat(words, ": ", error.what(), kOtherFolder));
   }
+}
+
+// Nodes may have mounted the folder in different ways. Rank 0 has written its record.
+void CheckpointerImpl::require_writable() {
+  std::string reason;
+  if (!is_main()) {
+    try {
+      const auto name = concat(".try_", random_suffix());
+      write_new_file(ops_, options_.dir, name, {"x"});
+      ops_.unlink((options_.dir + "/" + name).c_str());
+    } catch (const FileError& error) {
+      reason = error.what();
+    }
+  }
+  const auto reasons = control_plane_.all_gather(reason);
+  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
+    if (!reasons[rank].empty()) {
+      throw SaveFailure(static_cast<int>(rank), concat("checkpoint.dir=", options_.dir, ": rank ",
+                                                       rank, " ", reasons[rank], kOtherFolder));
+    }
+  }
+}
+
+// On rank 0: a line for each checkpoint.
+std::string CheckpointerImpl::find_candidates() {
+  auto folders = list_checkpoints(options_.dir);
+  std::error_code ignored;
+  if (!options_.read_only &&
+      (options_.resume != "require" || std::filesystem::exists(options_.dir, ignored))) {
+    own_folder();
+    remove_stale_saves(ops_, options_.dir);
+    folders = list_checkpoints(options_.dir);  // the owner before may have saved until now
+  }
+  std::string text;
+  for (const auto& folder : folders) {
+    text += concat(folder.step, " ", folder.repeat, " ", folder.name, "\n");
+  }
+  return text;
 }
 
 // Rank 0's list: other nodes' views of a shared folder may lag.
@@ -94,26 +154,15 @@ std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
   std::string text;
   if (is_main()) {
     try {
-      if (!options_.read_only) {
-        remove_stale_saves(ops_, options_.dir);
-      }
-      for (const auto& folder : list_checkpoints(options_.dir)) {
-        text += concat(folder.step, " ", folder.repeat, " ", folder.name, "\n");
-      }
-      if (text.empty() && options_.resume != "require" && !options_.read_only) {
-        make_folder();
-      }
+      text = find_candidates();
     } catch (const Error& error) {
-      text = concat("!", static_cast<int>(error.exit_code()), "!", error.what());
+      text = fatal_answer(error);
     }
   }
   text = control_plane_.broadcast(text);
-  if (text.starts_with('!')) {
-    const auto end = text.find('!', 1);
-    FailureCause cause;
-    cause.message = text.substr(end + 1);
-    cause.exit_code = static_cast<ExitCode>(std::stoi(text.substr(1, end - 1)));
-    throw_failure(cause);
+  throw_if_fatal(text);
+  if (!options_.read_only && !(text.empty() && options_.resume == "require")) {
+    require_writable();
   }
   std::vector<CheckpointFolder> folders;
   std::istringstream lines(text);
@@ -121,6 +170,17 @@ std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
     folders.push_back(folder);
   }
   return folders;
+}
+
+void CheckpointerImpl::tell_changed_settings(const std::string& checkpoint,
+                                             const std::string& saved,
+                                             const std::string& now) const {
+  if (!is_main()) {
+    return;
+  }
+  for (const auto& change : changed_settings(saved, now)) {
+    log_warning(concat("another setting than ", checkpoint, " was saved with: ", change));
+  }
 }
 
 bool CheckpointerImpl::reads_file(const std::string& name) const {
@@ -173,6 +233,7 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
   texts_ = manifest.texts;
   // This run's settings are what later checkpoints are saved with; the plan is pinned.
   if (const auto it = plan_and_settings.find("settings"); it != plan_and_settings.end()) {
+    tell_changed_settings(path_of(folder), texts_["settings"], it->second);
     texts_["settings"] = it->second;
   }
   const auto communicator = communicator_.lock();
@@ -212,8 +273,20 @@ std::optional<std::pair<CheckpointFolder, Manifest>> CheckpointerImpl::newest_wh
   return newest;
 }
 
+void CheckpointerImpl::tell_start_anew() const {
+  if (is_main() && launch_.restart_count > 0 && !options_.read_only) {
+    log_warning(concat("restart ", launch_.restart_count, " of job ", launch_.job_id,
+                       " begins at step 0: ",
+                       enabled() ? concat("checkpoint.dir=", options_.dir, " holds no checkpoint")
+                                 : std::string("checkpoint.dir is empty"),
+                       "; fix: a checkpoint.dir that stays the same from start to start, and "
+                       "checkpoint.every_minutes below the time a start has"));
+  }
+}
+
 int64_t CheckpointerImpl::restore() {
   if (!enabled()) {
+    tell_start_anew();
     return 0;
   }
   const auto candidates = agree_on_candidates();
@@ -246,6 +319,7 @@ int64_t CheckpointerImpl::restore() {
     throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
                     options_.dir);
   }
+  tell_start_anew();
   return 0;
 }
 
@@ -255,6 +329,7 @@ Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& opti
                            std::initializer_list<StatefulRef> objects)
     : Checkpointer(context.control_plane(), context.device(), options, objects) {
   impl_->set_communicator(context.communicator());
+  impl_->set_launch(context.launch());
   impl_->set_announce([&context](int64_t step) { context.set_progress(step, ""); });
 }
 

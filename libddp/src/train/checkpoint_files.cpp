@@ -24,6 +24,7 @@ namespace {
 constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kSavingPrefix = ".saving_";
 constexpr std::string_view kRemovingPrefix = ".removing_";
+constexpr std::string_view kTakeoverPrefix = ".owner.";  // folder_owner.hpp
 
 std::string reason(int error) {
   return std::generic_category().message(error);
@@ -155,7 +156,7 @@ void make_folders(FileOps& ops, const std::string& dir) {
       const int error = errno;
       std::error_code ignored;
       if (!std::filesystem::is_directory(part, ignored)) {
-        throw WriteError("cannot make the folder " + part + ": " + reason(error));
+        throw FileError("cannot make the folder " + part, error);
       }
     }
     if (end == std::string::npos) {
@@ -168,7 +169,7 @@ std::string begin_save(FileOps& ops, const std::string& dir, int64_t step) {
   make_folders(ops, dir);
   const std::string name = concat(kSavingPrefix, padded(step), "_", random_suffix());
   if (ops.mkdir((dir + "/" + name).c_str(), 0777) != 0) {
-    throw WriteError("cannot make a folder in " + dir + ": " + reason(errno));
+    throw FileError("cannot make a folder in " + dir, errno);
   }
   return name;
 }
@@ -183,7 +184,7 @@ CheckpointFolder commit_save(FileOps& ops, const std::string& dir, const std::st
     sync_folder(ops, from);
     folder = free_folder(dir, manifest.step);
     if (ops.rename(from.c_str(), (dir + "/" + folder.name).c_str()) != 0) {
-      throw WriteError("cannot commit " + dir + "/" + folder.name + ": " + reason(errno));
+      throw FileError("cannot commit " + dir + "/" + folder.name, errno);
     }
   } catch (...) {
     remove_folder(ops, from);
@@ -328,12 +329,17 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
 
 void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept {
   try {
-    std::vector<std::string> stale;
+    std::vector<std::string> stale, takeovers;
     for (const auto& entry : std::filesystem::directory_iterator(dir)) {
       const auto name = entry.path().filename().string();
       if (name.starts_with(kSavingPrefix) || name.starts_with(kRemovingPrefix)) {
         stale.push_back(entry.path().string());
+      } else if (name.starts_with(kTakeoverPrefix)) {
+        takeovers.push_back(entry.path().string());
       }
+    }
+    for (const auto& path : takeovers) {
+      ops.unlink(path.c_str());
     }
     for (const auto& path : stale) {
       remove_folder(ops, path);

@@ -30,14 +30,13 @@ struct CheckpointFolder {
 };
 
 /// Makes DIR and the folders above it where they are not there, and forces the new names to the
-/// disk. Throws WriteError.
+/// disk. Throws FileError.
 void make_folders(FileOps& ops, const std::string& dir);
 
-/// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws
-/// WriteError.
+/// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws FileError.
 std::string begin_save(FileOps& ops, const std::string& dir, int64_t step);
 
-/// Writes the manifest and commits; returns the checkpoint. Throws WriteError, and then the save
+/// Writes the manifest and commits; returns the checkpoint. Throws FileError, and then the save
 /// folder is removed.
 CheckpointFolder commit_save(FileOps& ops, const std::string& dir, const std::string& saving,
                              const Manifest& manifest);
@@ -73,7 +72,7 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
                                            const CheckpointFolder& newest,
                                            const Retention& retention);
 
-/// Removes what crashed saves left. Best effort.
+/// Removes what crashed saves and takeovers of DIR left. Best effort.
 void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept;
 
 }  // namespace ddp::detail

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -26,10 +27,15 @@
 #include "ddp/train/checkpoint.hpp"
 #include "train/background_task.hpp"
 #include "train/checkpoint_files.hpp"
+#include "train/folder_owner.hpp"
 #include "train/save_failure.hpp"
 #include "train/snapshot.hpp"
 
 namespace ddp::detail {
+
+/// Rank 0's answer to all ranks where none can go on; throw_if_fatal throws it again on each.
+std::string fatal_answer(const Error& error);
+void throw_if_fatal(const std::string& answer);
 
 class CheckpointerImpl {
  public:
@@ -51,6 +57,8 @@ class CheckpointerImpl {
   void set_announce(std::function<void(int64_t step)> announce) { announce_ = std::move(announce); }
   /// Whose plan of measured choices is saved, and pinned by restore().
   void set_communicator(const CommunicatorPtr& communicator) { communicator_ = communicator; }
+  /// Whose job it is: the folder's owner record names it.
+  void set_launch(const LaunchEnvironment& launch) { launch_ = launch; }
   bool is_read_only() const { return options_.read_only; }
   int64_t last_saved_step() const { return last_saved_step_; }
   std::map<std::string, std::string>& texts() { return texts_; }
@@ -80,10 +88,15 @@ class CheckpointerImpl {
 
   // restore
   std::vector<CheckpointFolder> agree_on_candidates();
-  void make_folder();
+  std::string find_candidates();
+  void own_folder();
+  void require_writable();
+  void tell_start_anew() const;
   std::optional<Manifest> check_everywhere(const CheckpointFolder& folder);
   std::optional<std::pair<CheckpointFolder, Manifest>> newest_whole(
       const std::vector<CheckpointFolder>& candidates);
+  void tell_changed_settings(const std::string& checkpoint, const std::string& saved,
+                             const std::string& now) const;
   void load(const CheckpointFolder& folder, const Manifest& manifest);
   bool reads_file(const std::string& name) const;
 
@@ -113,6 +126,8 @@ class CheckpointerImpl {
   const CheckpointOptions options_;
   const std::vector<StatefulRef> objects_;
   FileOps& ops_;
+  LaunchEnvironment launch_;
+  std::shared_ptr<FolderOwner> owner_;  ///< on rank 0, from the first call that writes
   std::function<bool()> stop_check_;
   std::function<std::string()> before_save_;
   std::function<void(int64_t)> before_stop_;

@@ -22,13 +22,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What `write` throws of the disk, with what a user can do about it.
+// What `write` throws of the disk, with what else a user can do about it.
 template <typename F>
 auto naming_fix(F&& write) {
   try {
     return write();
-  } catch (const WriteError& error) {
-    throw WriteError(error.what() + std::string(kWriteFix));
+  } catch (const FileError& error) {
+    throw WriteError(error.what() + std::string(kOtherFolder));
   }
 }
 
@@ -88,12 +88,19 @@ std::string CheckpointerImpl::agree_on_folder(int64_t done) {
   std::string answer;
   if (is_main()) {
     try {
+      if (owner_ == nullptr) {
+        own_folder();
+      }
+      owner_->require_own();
       answer = concat(kSaveBegun, naming_fix([&] { return begin_save(ops_, options_.dir, done); }));
+    } catch (const FolderTakenError& error) {
+      answer = fatal_answer(error);
     } catch (const Error& error) {
       answer = error.what();
     }
   }
   answer = control_plane_.broadcast(answer);
+  throw_if_fatal(answer);
   if (!answer.starts_with(kSaveBegun)) {
     note_failure(done, 0, answer);
     return "";
@@ -135,7 +142,13 @@ void CheckpointerImpl::write_files() {
   }
   const std::string folder = options_.dir + "/" + pending_->folder;
   for (const auto& [name, tensors] : snapshot_.files) {
-    const auto serialized = serialize_tensors(tensors, {{"format", "pt"}});
+    const auto serialized = [&, &path = name] {
+      try {
+        return serialize_tensors(tensors, {{"format", "pt"}});
+      } catch (const WriteError& error) {
+        throw WriteError(concat("cannot write ", folder, "/", path, ": ", error.what()));
+      }
+    }();
     records_.push_back(write_new_file(ops_, folder, name, chunks_of(serialized)));
   }
 }
@@ -159,6 +172,7 @@ void CheckpointerImpl::start_commit(const std::vector<Status>& statuses) {
   manifest.texts = texts_;
   writer_.start([this, manifest = std::move(manifest), saving = pending_->folder,
                  damaged = damaged_] {
+    owner_->require_own();
     const auto made = naming_fix([&] { return commit_save(ops_, options_.dir, saving, manifest); });
     committed_ = made.name;
     prune_checkpoints(ops_, options_.dir, made,

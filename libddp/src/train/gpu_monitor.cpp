@@ -106,30 +106,17 @@ double GpuMonitor::used_memory_gib() const {
 }
 
 GpuSampler::GpuSampler(Ask ask, std::chrono::milliseconds period)
-    : ask_(std::move(ask)), latest_(ask_()), thread_([this, period] { run(period); }) {}
-
-GpuSampler::~GpuSampler() {
-  {
-    const std::lock_guard lock(mutex_);
-    ended_ = true;
-  }
-  ends_.notify_all();
-  thread_.join();
-}
+    : ask_(std::move(ask)), latest_(ask_()), task_([this] { ask_again(); }, period) {}
 
 GpuNumbers GpuSampler::latest() const {
   const std::lock_guard lock(mutex_);
   return latest_;
 }
 
-void GpuSampler::run(std::chrono::milliseconds period) {
-  std::unique_lock lock(mutex_);
-  while (!ends_.wait_for(lock, period, [this] { return ended_; })) {
-    lock.unlock();
-    const auto answer = ask_();
-    lock.lock();
-    latest_ = answer;
-  }
+void GpuSampler::ask_again() {
+  const auto answer = ask_();
+  const std::lock_guard lock(mutex_);
+  latest_ = answer;
 }
 
 }  // namespace ddp::detail

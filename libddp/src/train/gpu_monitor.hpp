@@ -4,12 +4,12 @@
 
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
+
+#include "train/periodic_task.hpp"
 
 namespace ddp::detail {
 
@@ -50,22 +50,17 @@ class GpuSampler {
 
   /// The first answer is waited for.
   explicit GpuSampler(Ask ask, std::chrono::milliseconds period = kPeriod);
-  ~GpuSampler();
-  GpuSampler(const GpuSampler&) = delete;
-  GpuSampler& operator=(const GpuSampler&) = delete;
 
   /// The last answer; never waits for the GPU.
   GpuNumbers latest() const;
 
  private:
-  void run(std::chrono::milliseconds period);
+  void ask_again();
 
   const Ask ask_;
   mutable std::mutex mutex_;  // of what follows
-  std::condition_variable ends_;
-  bool ended_ = false;
   GpuNumbers latest_;
-  std::thread thread_;
+  PeriodicTask task_;  // last: it uses the members above
 };
 
 }  // namespace ddp::detail

@@ -21,8 +21,8 @@ RunFolder make_folder(const ControlPlane& control_plane, const LaunchEnvironment
   }
   const auto& name = !options.run_name.empty() ? options.run_name
                      : !launch.job_id.empty()  ? launch.job_id
-                                               : time_name();
-  return {options.dir, name};
+                                               : time_name(options.dir);
+  return {options.dir, name, launch.job_id};
 }
 
 }  // namespace

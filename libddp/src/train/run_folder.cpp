@@ -9,7 +9,7 @@
 
 namespace ddp::detail {
 
-RunFolder::RunFolder(const std::string& dir, const std::string& name) {
+RunFolder::RunFolder(const std::string& dir, const std::string& name, const std::string& job) {
   if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..") {
     throw SettingsError("metrics.run_name=" + name + " is not a folder's name: leave out '/'");
   }
@@ -19,11 +19,21 @@ RunFolder::RunFolder(const std::string& dir, const std::string& name) {
   if (error) {
     throw WriteError("cannot make the run folder " + path_ + " (metrics.dir): " + error.message());
   }
+  try {
+    owner_ = FolderOwner::take(
+        system_file_ops(),
+        {.path = path_,
+         .words = concat("the run folder ", path_, " (metrics.dir, metrics.run_name)"),
+         .fix = "name another metrics.run_name",
+         .job = job});
+  } catch (const FileError& failure) {
+    warn_once(kOwnerName, failure.what());
+  }
 }
 
 void RunFolder::append(const std::string& file, const std::string& line,
                        const std::string& header) {
-  if (path_.empty()) {
+  if (!is_ours()) {
     return;
   }
   auto [it, opened] = open_.try_emplace(file);
@@ -45,7 +55,7 @@ void RunFolder::append(const std::string& file, const std::string& line,
 }
 
 void RunFolder::write(const std::string& file, const std::string& text) {
-  if (path_.empty()) {
+  if (!is_ours()) {
     return;
   }
   std::ofstream out(path_ + "/" + file, std::ios::trunc);
@@ -55,20 +65,34 @@ void RunFolder::write(const std::string& file, const std::string& text) {
   }
 }
 
-void RunFolder::warn_once(const std::string& file) {
+bool RunFolder::is_ours() {
+  if (owner_ != nullptr && owner_->lost()) {
+    warn_once("*", "another run took the folder while this process stood still");
+    return false;
+  }
+  return !path_.empty();
+}
+
+void RunFolder::warn_once(const std::string& file, const std::string& reason) {
   if (!warned_) {
     warned_ = true;
-    log_warning("cannot write " + path_ + "/" + file + ": some of this run's numbers are lost");
+    log_warning("cannot write " + path_ + "/" + file + ": some of this run's numbers are lost" +
+                (reason.empty() ? "" : ": " + reason));
   }
 }
 
-std::string time_name() {
+std::string time_name(const std::string& dir) {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
   ::localtime_r(&now, &parts);
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%d_%H-%M-%S", &parts);
-  return text;
+  std::string name = text;
+  std::error_code ignored;
+  for (int n = 2; std::filesystem::exists(dir + "/" + name, ignored); ++n) {
+    name = concat(text, "_", n);
+  }
+  return name;
 }
 
 }  // namespace ddp::detail

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of one run. Torch-free. A disk that fills up costs a warning, never the training.
+// The files of one run, which one process at a time writes. Torch-free. A disk that fills up costs
+// a warning, never the training.
 #pragma once
 
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
+
+#include "train/folder_owner.hpp"
 
 namespace ddp::detail {
 
@@ -12,8 +16,9 @@ class RunFolder {
  public:
   /// No folder: everything is dropped.
   RunFolder() = default;
-  /// Makes `dir`/`name` where needed. Throws WriteError, SettingsError for a name with a '/'.
-  RunFolder(const std::string& dir, const std::string& name);
+  /// Makes `dir`/`name` where needed, and takes it as FolderOwner says; `job` is the scheduler's
+  /// id. Throws WriteError, SettingsError for a name with a '/', FolderTakenError.
+  RunFolder(const std::string& dir, const std::string& name, const std::string& job = "");
 
   const std::string& path() const { return path_; }
   /// Appends a line and hands it to the system at once; `header` comes first in a new file.
@@ -22,14 +27,16 @@ class RunFolder {
   void write(const std::string& file, const std::string& text);
 
  private:
-  void warn_once(const std::string& file);
+  void warn_once(const std::string& file, const std::string& reason = "");
+  bool is_ours();
 
   std::string path_;
+  std::shared_ptr<FolderOwner> owner_;
   std::map<std::string, std::ofstream> open_;
   bool warned_ = false;
 };
 
-/// "2026-11-21_10-30-05", local time.
-std::string time_name();
+/// "2026-11-21_10-30-05", local time; with a number behind it where `dir` holds that name.
+std::string time_name(const std::string& dir);
 
 }  // namespace ddp::detail

@@ -6,7 +6,8 @@
 
 namespace ddp::detail {
 
-inline constexpr const char* kWriteFix = "; fix: free space there, or name another checkpoint.dir";
+/// Behind a FileError's fix.
+inline constexpr const char* kOtherFolder = ", or name another checkpoint.dir";
 
 struct SaveFailure : WriteError {
   SaveFailure(int rank_in, const std::string& message) : WriteError(message), rank(rank_in) {}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a save happens, and what happens when it fails.
+#include <fcntl.h>
 #include <torch/torch.h>
 
 #include <array>
@@ -200,8 +201,10 @@ TEST_CASE("an exception in training leaves no unfinished checkpoint that counts"
   } catch (const std::runtime_error&) {
   }
   REQUIRE(names_in(options.dir).empty());
-  ddp::Checkpointer again(plane, at::kCPU, options, {model});
-  REQUIRE(again.restore() == 0);
+  {
+    ddp::Checkpointer again(plane, at::kCPU, options, {model});
+    REQUIRE(again.restore() == 0);
+  }
   REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 0);
 }
 
@@ -391,4 +394,73 @@ TEST_CASE("a folder that cannot be made, or is a file, is refused before trainin
                        Catch::Contains("fix: give the path of a folder"));
     }
   }
+}
+
+namespace {
+
+// A disk on which no file can be made; folders are there.
+struct NoFiles : ddp::detail::FileOps {
+  int open(const char* path, int flags, mode_t mode) override {
+    if (error != 0 && (flags & O_CREAT) != 0) {
+      errno = error;
+      return -1;
+    }
+    return FileOps::open(path, flags, mode);
+  }
+  int error = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a folder in which a rank cannot write is refused before training, with the cause") {
+  TemporaryFolder folder;
+  const auto options = options_in(folder);
+  std::filesystem::create_directory(options.dir);
+  const int victim = GENERATE(0, 1);
+  const auto [error, reason, fix] = GENERATE(table<int, std::string, std::string>({
+      {EROFS, "Read-only file system", "fix: mount that file system for writing"},
+      {EACCES, "Permission denied", "fix: let this user write there"},
+      {EMFILE, "Too many open files", "fix: raise the process's limit of open files (ulimit -n)"},
+      {ENOENT, "No such file", "fix: make the folder it belongs in"},
+      {ENOSPC, "No space left", "fix: free space there"},
+      {EDQUOT, "quota exceeded", "fix: free space of this user's quota"},
+  }));
+  NoFiles disks[2];
+  disks[victim].error = error;
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto model = small_model();
+    CheckpointerImpl checkpointer(plane, at::kCPU, options, {model}, disks[plane.rank()]);
+    checkpointer.restore();
+  });
+  for (const auto& thrown : errors) {
+    REQUIRE_THAT(message_of<ddp::WriteError>(thrown),
+                 Catch::Contains("checkpoint.dir=" + options.dir) && Catch::Contains(reason) &&
+                     Catch::Contains(fix) && Catch::Contains(", or name another checkpoint.dir"));
+  }
+  REQUIRE(std::filesystem::is_empty(options.dir));
+}
+
+TEST_CASE("a run whose folder another took saves nothing more there and ends with 73") {
+  TemporaryFolder folder;
+  const auto options = options_in(folder);
+  const ddp::detail::OwnerRecord successor{
+      .host = "node9", .job = "80", .process = 5, .machine = "other", .start = "a"};
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto model = small_model();
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    checkpointer.restore();
+    checkpointer.save(0);
+    checkpointer.wait();
+    plane.barrier();
+    if (plane.rank() == 0) {
+      testing::write_file(options.dir + "/.owner", successor.to_text());
+    }
+    plane.barrier();
+    checkpointer.save(1);
+  });
+  for (const auto& error : errors) {
+    REQUIRE_THAT(message_of<ddp::WriteError>(error),
+                 Catch::Contains("was taken over by host \"node9\", job \"80\", process 5"));
+  }
+  REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000001"});
 }

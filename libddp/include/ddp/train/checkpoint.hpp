@@ -78,7 +78,17 @@ class Checkpointer {
   /// Throws ReadError (exit code 74) where checkpoints exist but none is whole, or the newest has a
   /// newer format; MismatchError (70) naming the first key where it is of another model;
   /// SettingsError with resume=never in a folder that holds checkpoints, and where `dir` is a file;
-  /// WriteError (73) where `dir` is not there and cannot be made.
+  /// WriteError (73) where `dir` cannot be made, or a rank cannot write a small file there.
+  ///
+  /// One job at a time writes to `dir`: from here (or the first save) to the end of this object
+  /// rank 0 keeps a record there, `.owner`, with a counter that moves every two seconds. A record
+  /// whose counter moves refuses this start: SettingsError (64) naming host, job and process. Where
+  /// that job was asked to stop, or has this job's id (a requeued job), its end is waited for, at
+  /// most 120 s. A counter that stood still for 10 s is no owner's any more. A job that lost `dir`
+  /// in that way, because it was suspended, gets WriteError (73) from its next save.
+  ///
+  /// Rank 0 warns of each setting that differs from what the checkpoint was saved with (but for
+  /// checkpoint, metrics, context, data and loader), and of a restarted job without a checkpoint.
   int64_t restore();
 
   /// Call after each step. Saves where every_steps or every_minutes say so. About every

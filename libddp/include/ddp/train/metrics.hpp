@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numbers of a run: one line a logging step, the same in steps.csv and steps.jsonl, and one row
 // an epoch in epochs.csv, in the run folder metrics.dir/<run name, job id or time>. Rank 0 writes.
-// Evaluations between epochs have a line and a row in evals.csv and evals.jsonl.
+// Evaluations between epochs have a line and a row in evals.csv and evals.jsonl. One process at a
+// time writes there: a run folder that another one uses is refused with 64, as Checkpointer does.
 //
 // Definitions (an interval is the steps since the last logging step):
 //   loss, accuracy    mean over all targets of all ranks in the interval (one a sample, unless

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/changed_settings.hpp"
+
+#include <map>
+#include <set>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/settings.hpp"
+
+namespace ddp::detail {
+namespace {
+
+std::map<std::string, std::string> values_by_key(const std::string& yaml) {
+  static const std::set<std::string> kLeftOut{"checkpoint", "metrics", "context", "data", "loader"};
+  Settings settings;
+  settings.add_yaml(yaml, "settings");
+  std::map<std::string, std::string> values;
+  for (const auto& row : settings.unread_rows()) {
+    if (kLeftOut.count(row.key.substr(0, row.key.find('.'))) == 0) {
+      values[row.key] = row.text();
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<std::string> changed_settings(const std::string& saved, const std::string& now) {
+  std::vector<std::string> changes;
+  try {
+    auto before = values_by_key(saved);
+    for (const auto& [key, value] : values_by_key(now)) {
+      const auto found = before.find(key);
+      if (found == before.end()) {
+        changes.push_back(concat(key, "=", value, ", it did not set that"));
+      } else if (found->second != value) {
+        changes.push_back(concat(key, "=", value, ", it had ", found->second));
+      }
+      before.erase(key);
+    }
+    for (const auto& [key, value] : before) {
+      changes.push_back(concat(key, " is not set, it had ", value));
+    }
+  } catch (const SettingsError&) {
+    changes.clear();  // a program's own text
+  }
+  return changes;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/folder_owner.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "core/tcp_socket.hpp"
+#include "ddp/core/logging.hpp"
+#include "ddp/core/stop_signal.hpp"
+
+namespace ddp::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using OwnerJson = nlohmann::json;
+
+// A record is overwritten in place by one of the same length.
+constexpr std::size_t kRecordBytes = 2048;
+constexpr std::size_t kWordBytes = 128;
+
+std::string as_json(const std::string& text) {
+  return OwnerJson(text.substr(0, kWordBytes))
+      .dump(-1, ' ', /*ensure_ascii=*/true, OwnerJson::error_handler_t::replace);
+}
+
+// Within which a process's number means one process.
+std::string this_machine() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::error_code error;
+  const auto space = std::filesystem::read_symlink("/proc/self/ns/pid", error);
+  return boot.empty() || error ? "" : boot + " " + space.string();
+}
+
+// At most a record's bytes; errno says why there are none.
+std::optional<std::string> read_record(int fd) {
+  std::array<char, kRecordBytes> bytes{};
+  ssize_t size = 0;
+  do {
+    size = ::pread(fd, bytes.data(), bytes.size(), 0);
+  } while (size < 0 && errno == EINTR);
+  return size < 0 ? std::nullopt
+                  : std::optional(std::string(bytes.data(), static_cast<std::size_t>(size)));
+}
+
+// Nothing where there is no record.
+std::optional<std::string> read_record(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  auto text = fd < 0 ? std::nullopt : read_record(fd);
+  const int error = errno;
+  if (fd >= 0) {
+    ::close(fd);
+  }
+  if (!text && error != ENOENT) {
+    throw FileError("cannot read " + path, error);
+  }
+  return text;
+}
+
+bool has_ended(const OwnerRecord& record, const OwnerRecord& here) {
+  return !here.machine.empty() && record.machine == here.machine && record.host == here.host &&
+         record.process > 0 && record.process <= std::numeric_limits<pid_t>::max() &&
+         ::kill(static_cast<pid_t>(record.process), 0) != 0 && errno == ESRCH;
+}
+
+struct OwnersOfProcess {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<FolderOwner>> by_path;
+};
+
+OwnersOfProcess& owners_of_process() {
+  static OwnersOfProcess owners;
+  return owners;
+}
+
+}  // namespace
+
+std::string OwnerRecord::to_text() const {
+  auto text =
+      concat("{\"host\":", as_json(host), ",\"job\":", as_json(job), ",\"process\":", process,
+             ",\"machine\":", as_json(machine), ",\"start\":", as_json(start),
+             ",\"ending\":", ending ? "true" : "false", ",\"beats\":", beats, "}\n");
+  text.insert(text.size() - 1, kRecordBytes - std::min(text.size(), kRecordBytes), ' ');
+  return text;
+}
+
+OwnerRecord OwnerRecord::parse(const std::string& text) {
+  OwnerRecord record;
+  try {
+    const auto json = OwnerJson::parse(text);
+    record.host = json.at("host").get<std::string>();
+    record.job = json.at("job").get<std::string>();
+    const auto& process = json.at("process");
+    record.process = process.is_number_integer() ? process.get<int64_t>() : 0;
+    record.machine = json.at("machine").get<std::string>();
+    record.ending = json.at("ending").get<bool>();
+    record.start = json.at("start").get<std::string>();
+  } catch (const OwnerJson::exception&) {
+    record.start.clear();
+  }
+  return record;
+}
+
+std::string OwnerRecord::to_words() const {
+  return start.empty()
+             ? "an owner whose record cannot be read"
+             : concat("host ", as_json(host), job.empty() ? "" : concat(", job ", as_json(job)),
+                      ", process ", process);
+}
+
+FolderOwner::FolderOwner(FileOps& ops, const Folder& folder, const OwnerTimes& times)
+    : ops_(ops), folder_(folder), path_(folder.path + "/" + kOwnerName), times_(times) {
+  own_ = {.host = host_name(),
+          .job = folder.job.substr(0, kWordBytes),
+          .process = ::getpid(),
+          .machine = this_machine(),
+          .start = random_suffix(),
+          .ending = stop_requested()};
+}
+
+std::shared_ptr<FolderOwner> FolderOwner::take(FileOps& ops, const Folder& folder,
+                                               const OwnerTimes& times) {
+  std::error_code error;
+  const auto place = std::filesystem::canonical(folder.path, error);
+  if (error) {
+    throw FileError("cannot open the folder " + folder.path, error.value());
+  }
+  auto& owners = owners_of_process();
+  const auto of_process = [&] {
+    const std::lock_guard lock(owners.mutex);
+    return owners.by_path[place.string()].lock();
+  };
+  if (auto owner = of_process()) {
+    return owner;
+  }
+  const std::shared_ptr<FolderOwner> owner(new FolderOwner(ops, folder, times));
+  owner->claim();
+  owner->beats_.emplace([self = owner.get()] { self->beat(); }, times.beat);
+  const std::lock_guard lock(owners.mutex);
+  owners.by_path[place.string()] = owner;
+  return owner;
+}
+
+FolderOwner::~FolderOwner() {
+  beats_.reset();
+  try {
+    const auto text = read_record(path_);
+    if (text && OwnerRecord::parse(*text).start == own_.start) {
+      ops_.unlink(path_.c_str());
+    }
+  } catch (const std::exception&) {
+    return;  // the next owner finds that the counter stands still
+  }
+}
+
+// Looks at the record until it is this process's own.
+void FolderOwner::claim() {
+  std::string last;
+  bool moved = false, told = false, told_wait = false;
+  const auto begin = Clock::now();
+  for (auto changed = begin;; std::this_thread::sleep_for(times_.beat / 8)) {
+    const auto text = read_record(path_);
+    if (!text) {
+      if (create()) {
+        return;
+      }
+      continue;  // another process was faster
+    }
+    const auto other = OwnerRecord::parse(*text);
+    if (*text != last) {
+      moved = !last.empty();
+      last = *text;
+      changed = Clock::now();
+    }
+    if (has_ended(other, own_) || Clock::now() - changed >= times_.watch) {
+      if (replace(last)) {
+        log_info(concat("took over ", folder_.words, " from ", other.to_words(),
+                        ", which does not run any more"));
+        return;
+      }
+      continue;
+    }
+    if (!moved) {
+      if (!std::exchange(told, true)) {
+        log_info(concat("waiting at most ", times_.watch.count() / 1000, " s to see whether ",
+                        other.to_words(), " still runs and owns ", folder_.words));
+      }
+      continue;
+    }
+    const bool ends = other.ending || (!own_.job.empty() && other.job == own_.job);
+    if (!ends || Clock::now() - begin >= times_.wait) {
+      throw FolderTakenError(
+          ExitCode::Settings,
+          concat(folder_.words, " is in use by ", other.to_words(), ", whose counter in ", path_,
+                 " moves; fix: end that job first, or ", folder_.fix));
+    }
+    if (!std::exchange(told_wait, true)) {
+      log_info(concat("waiting at most ", times_.wait.count() / 1000, " s for the end of ",
+                      other.to_words(), ", which owns ", folder_.words));
+    }
+  }
+}
+
+// False where another process made one first.
+bool FolderOwner::create() {
+  try {
+    write_new_file(ops_, folder_.path, kOwnerName, {own_.to_text()}, kPublished);
+    return true;
+  } catch (const FileError& error) {
+    if (error.error != EEXIST) {
+      throw;
+    }
+    return false;
+  }
+}
+
+// False where the record is not `seen` any more. Of two processes that replace it at the same time
+// the later one wins; the other sees that after a moment.
+bool FolderOwner::replace(const std::string& seen) {
+  const std::string name = concat(kOwnerName, ".", own_.start);
+  const std::string temporary = folder_.path + "/" + name;
+  write_new_file(ops_, folder_.path, name, {own_.to_text()}, kPublished);
+  if (read_record(path_) != seen || ops_.rename(temporary.c_str(), path_.c_str()) != 0) {
+    ops_.unlink(temporary.c_str());
+    return false;
+  }
+  std::this_thread::sleep_for(times_.beat / 8);
+  return !successor();
+}
+
+// On the beating thread. Whatever fails here is tried again at the next beat.
+void FolderOwner::beat() {
+  const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) {
+    if (errno == ENOENT) {  // somebody emptied the folder
+      try {
+        create();
+      } catch (const std::exception&) {
+        return;
+      }
+    }
+    return;
+  }
+  // Through one descriptor: where the record is replaced meanwhile, the old one is written.
+  const auto text = read_record(fd);
+  const auto start = text ? OwnerRecord::parse(*text).start : "";
+  lost_ = !start.empty() && start != own_.start;
+  if (start == own_.start) {
+    ++own_.beats;
+    own_.ending = stop_requested();
+    const auto record = own_.to_text();
+    [[maybe_unused]] const auto written = ::pwrite(fd, record.data(), record.size(), 0);
+  }
+  ::close(fd);
+}
+
+std::optional<OwnerRecord> FolderOwner::successor() const {
+  std::optional<std::string> text;
+  try {
+    text = read_record(path_);
+  } catch (const FileError&) {
+    return std::nullopt;  // says nothing of another owner
+  }
+  auto record = text ? OwnerRecord::parse(*text) : OwnerRecord();
+  return record.start.empty() || record.start == own_.start ? std::nullopt
+                                                            : std::optional(std::move(record));
+}
+
+void FolderOwner::require_own() const {
+  if (const auto other = successor()) {
+    throw FolderTakenError(
+        ExitCode::CannotWrite,
+        concat(folder_.words, " was taken over by ", other->to_words(),
+               " while this process stood still; fix: end one of the two, or ", folder_.fix));
+  }
+}
+
+}  // namespace ddp::detail

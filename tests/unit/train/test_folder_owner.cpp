@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who writes into a folder, seen by other processes.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "ddp/core/stop_signal.hpp"
+#include "support/catch.hpp"
+#include "train/changed_settings.hpp"
+#include "train/folder_owner.hpp"
+#include "unit/train/temporary_folder.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using ddp::detail::FolderOwner;
+using ddp::detail::FolderTakenError;
+using ddp::detail::OwnerRecord;
+using ddp::detail::OwnerTimes;
+using testing::TemporaryFolder;
+
+// A loaded machine may delay a beat: who lives must not be taken for dead meanwhile.
+constexpr OwnerTimes kPatient{.beat = 50ms, .watch = 5s, .wait = 500ms};
+constexpr OwnerTimes kHasty{.beat = 50ms, .watch = 300ms, .wait = 500ms};
+
+std::shared_ptr<FolderOwner> take(const std::string& folder, const OwnerTimes& times,
+                                  const std::string& job = "") {
+  return FolderOwner::take(
+      ddp::detail::system_file_ops(),
+      {.path = folder, .words = "the folder " + folder, .fix = "name another folder", .job = job},
+      times);
+}
+
+std::string record_in(const std::string& folder) {
+  return folder + "/" + ddp::detail::kOwnerName;
+}
+
+// A process of its own; killed at the end of the test.
+class Process {
+ public:
+  explicit Process(const std::function<void()>& body) : pid_(fork()) {
+    if (pid_ == 0) {
+      try {
+        body();
+      } catch (const FolderTakenError&) {
+        _exit(static_cast<int>(ddp::ExitCode::Settings));
+      } catch (const std::exception&) {
+        _exit(99);
+      }
+      _exit(0);
+    }
+  }
+  ~Process() { kill(); }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void kill() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      wait();
+    }
+  }
+  int wait() {
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_;
+};
+
+void wait_for_record(const std::string& folder) {
+  for (int i = 0; i < 500 && !std::filesystem::exists(record_in(folder)); ++i) {
+    std::this_thread::sleep_for(10ms);
+  }
+  REQUIRE(std::filesystem::exists(record_in(folder)));
+}
+
+std::string refusal(const std::string& folder, const OwnerTimes& times,
+                    const std::string& job = "") {
+  try {
+    take(folder, times, job);
+  } catch (const FolderTakenError& error) {
+    REQUIRE(error.exit_code() == ddp::ExitCode::Settings);
+    return error.what();
+  }
+  return "";
+}
+
+double seconds_of(const std::function<void()>& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+TEST_CASE("a folder without a record is taken at once and left without one") {
+  TemporaryFolder folder;
+  for (int i = 0; i < 2; ++i) {
+    std::shared_ptr<FolderOwner> owner, again;
+    // The times of a real run: nothing is waited for.
+    CHECK(seconds_of([&] { owner = take(folder.path(), {}); }) < 1);
+    CHECK(std::filesystem::exists(record_in(folder.path())));
+    CHECK(seconds_of([&] { again = take(folder.path() + "/.", {}); }) < 1);
+    CHECK(again == owner);  // of one process
+    owner->require_own();
+  }
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("an owner that lives is named, and keeps its folder") {
+  TemporaryFolder folder;
+  Process first([&] {
+    const auto owner = take(folder.path(), kPatient, "77");
+    std::this_thread::sleep_for(60s);
+  });
+  wait_for_record(folder.path());
+  const auto message = refusal(folder.path(), kPatient, "78");
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  CHECK_THAT(message,
+             Catch::Contains("the folder " + folder.path() + " is in use by host \"" + host +
+                             "\", job \"77\", process " + std::to_string(first.pid())) &&
+                 Catch::Contains("fix: end that job first, or name another folder"));
+  CHECK(OwnerRecord::parse(testing::read_file(record_in(folder.path()))).process == first.pid());
+}
+
+TEST_CASE("the folder of a process that was killed is taken over without waiting") {
+  TemporaryFolder folder;
+  {
+    Process first([&] {
+      const auto owner = take(folder.path(), kPatient);
+      std::this_thread::sleep_for(60s);
+    });
+    wait_for_record(folder.path());
+  }
+  std::shared_ptr<FolderOwner> owner;
+  CHECK(seconds_of([&] { owner = take(folder.path(), kPatient); }) < 2);
+  owner->require_own();
+}
+
+TEST_CASE("an owner elsewhere is dead when its counter stands still, whatever the record says") {
+  TemporaryFolder folder;
+  const OwnerRecord elsewhere{.host = "node9", .process = 1, .machine = "other", .start = "a"};
+  for (const auto& text :
+       {elsewhere.to_text(), std::string(), std::string("{"), std::string(5000, '['),
+        std::string(R"({"host":3})"), std::string("\0\xff\n", 3),
+        std::string(
+            R"({"host":"","job":"","process":1e300,"machine":"","ending":false,"start":"x"})")}) {
+    testing::write_file(record_in(folder.path()), text);
+    std::shared_ptr<FolderOwner> owner;
+    CHECK(seconds_of([&] { owner = take(folder.path(), kHasty); }) >= 0.3);
+    owner->require_own();
+    CHECK(OwnerRecord::parse(testing::read_file(record_in(folder.path()))).process == getpid());
+  }
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("an owner that ends, or is of the same job, is waited for, and not for ever") {
+  TemporaryFolder folder;
+  const bool ending = GENERATE(false, true), ends = GENERATE(false, true);
+  Process first([&] {
+    if (ending) {
+      ddp::request_stop();
+    }
+    const auto owner = take(folder.path(), kPatient, "77");
+    std::this_thread::sleep_for(ends ? 400ms : 60s);
+  });
+  wait_for_record(folder.path());
+  auto times = kPatient;
+  times.wait = ends ? 20'000ms : 500ms;
+  const auto message = refusal(folder.path(), times, ending ? "78" : "77");
+  if (ends) {
+    CHECK(message == "");
+    CHECK(first.wait() == 0);
+  } else {
+    CHECK_THAT(message, Catch::Contains("is in use by"));
+  }
+}
+
+TEST_CASE("of two processes that take over one folder one wins") {
+  for (int i = 0; i < 2; ++i) {
+    TemporaryFolder folder;
+    const OwnerRecord dead{.host = "node9", .process = 1, .machine = "other", .start = "a"};
+    testing::write_file(record_in(folder.path()), dead.to_text());
+    // The winner stays until the other one has seen it.
+    const auto contend = [&] {
+      const auto owner = take(folder.path(), {.beat = 80ms, .watch = 400ms, .wait = 0ms});
+      std::this_thread::sleep_for(1500ms);
+      owner->require_own();
+    };
+    Process one(contend), other(contend);
+    const std::vector<int> codes{one.wait(), other.wait()};
+    CHECK((codes == std::vector<int>{0, 64} || codes == std::vector<int>{64, 0}));
+    CHECK(std::filesystem::is_empty(folder.path()));
+  }
+}
+
+TEST_CASE("an owner that stood still and lost its folder says so and leaves the record alone") {
+  TemporaryFolder folder;
+  const OwnerRecord successor{
+      .host = "node9", .job = "80", .process = 5, .machine = "other", .start = "a"};
+  {
+    const auto owner = take(folder.path(), kPatient);
+    testing::write_file(record_in(folder.path()), successor.to_text());
+    try {
+      owner->require_own();
+      FAIL("no exception");
+    } catch (const FolderTakenError& error) {
+      CHECK(error.exit_code() == ddp::ExitCode::CannotWrite);
+      CHECK_THAT(error.what(),
+                 Catch::Contains("was taken over by host \"node9\", job \"80\", process 5"));
+    }
+    for (int i = 0; i < 500 && !owner->lost(); ++i) {
+      std::this_thread::sleep_for(10ms);
+    }
+    CHECK(owner->lost());
+  }
+  CHECK(testing::read_file(record_in(folder.path())) == successor.to_text());
+}
+
+TEST_CASE("settings that a resumed run has otherwise are listed by key") {
+  using ddp::detail::changed_settings;
+  const std::string saved =
+      "optimizer:\n  type: sgd\n  momentum: 0.9\nlr_schedule:\n  lr: 0.5\nmodel:\n  depth: 18\n"
+      "checkpoint:\n  dir: a\ntrain:\n  max_grad_norm: 1\n";
+  CHECK(changed_settings(saved, saved).empty());
+  const std::string now =
+      "optimizer:\n  type: sgd\n  momentum: 0.8\nlr_schedule:\n  lr: 0.1\nmodel:\n  width: 64\n"
+      "checkpoint:\n  dir: b\ntrain:\n  max_grad_norm: 0\n";
+  CHECK(changed_settings(saved, now) ==
+        std::vector<std::string>{
+            "lr_schedule.lr=0.1, it had 0.5", "model.width=64, it did not set that",
+            "optimizer.momentum=0.8, it had 0.9", "train.max_grad_norm=0, it had 1",
+            "model.depth is not set, it had 18"});
+  CHECK(changed_settings("no settings: [", now).empty());
+}
