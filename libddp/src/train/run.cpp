@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -23,6 +24,16 @@ using detail::concat;
 constexpr std::chrono::seconds kUnwindGrace{10};
 // A broken collective may surface before the control plane has heard why: its word is better.
 constexpr std::chrono::milliseconds kCauseWait{300};
+
+// Whoever read this program's output may leave before it ends (`prog | head`): such a write then
+// fails, and training goes on. It stays so: what is left in stdout's buffer is written at exit.
+void ignore_broken_pipes() {
+  struct sigaction action = {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, nullptr);
+  }
+}
 
 void show_help(const char* program, const std::vector<Section>& own_sections) {
   int rank = 0;
@@ -194,6 +205,7 @@ std::string message_of(const std::exception& exception) {
 int run(int argc, const char* const* argv, const RunFunction& function,
         const std::vector<Section>& own_sections) {
   ExitCode code = ExitCode::UserException;
+  ignore_broken_pipes();
   try {
     const StopSignalHandlers handlers;
     if (parse_command_line(argc, argv).help) {

@@ -262,6 +262,34 @@ TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it
   CHECK(two.says("resumed from " + dir));
 }
 
+TEST_CASE("a run goes on and saves when nobody reads its output any more") {
+  testing::TemporaryFolder folder;
+  const auto dir = folder.file("ckpt");
+  const auto program = start_program(
+      [&](Context& context, const Config& config) {
+        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        Checkpointer checkpointer(context, config.checkpoint, {model});
+        for (int64_t step = checkpointer.restore(); step < 50; ++step) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          std::printf("step %d\n", static_cast<int>(step));
+          std::fflush(stdout);
+          log_info("to standard error");
+          checkpointer.save_if_due(step);
+        }
+      },
+      {"checkpoint.dir=" + dir, "checkpoint.every_steps=10"});
+  char first = 0;
+  REQUIRE(read(program.output, &first, 1) == 1);
+  close(program.output);  // as `| head -c 1`
+  int status = 0;
+  waitpid(program.pid, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  const auto saved = testing::names_in(dir);
+  REQUIRE_FALSE(saved.empty());
+  CHECK(saved.front() == "step_0000000050");
+}
+
 TEST_CASE(
     "a resumed run tells which settings it has otherwise, a requeued one that it begins anew") {
   testing::TemporaryFolder folder;

@@ -21,6 +21,8 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// - SIGTERM, SIGUSR1 and the first Ctrl-C ask for a stop, on which the ranks agree in
 ///   Checkpointer::save_if_due; a program without a Checkpointer asks StopSignal itself. A second
 ///   Ctrl-C leaves at once. `ddp::Stop` is no failure: the job ends in order, with code 75.
+/// - SIGPIPE is ignored from here on, unless the program handles it: where nobody reads the output
+///   any more (`prog | head`) lines are lost, and training and saving go on.
 /// - An exception that leaves `function` is told to all ranks before it destroys anything. Every
 ///   rank returns the code of the first cause: Error::exit_code(), 1 for other exceptions. Rank 0
 ///   shows its message and rank. A rank that cannot end within 10 s of that leaves without
