@@ -22,19 +22,19 @@ constexpr std::string_view kNewer = "newer ";
 void check_names(const std::vector<StatefulRef>& objects) {
   std::set<std::string> names;
   for (const auto& object : objects) {
-    const auto name = object.get().state_name();
+    const auto name = object.name();
     const bool plain = !name.empty() && name.find_first_not_of(
                                             "abcdefghijklmnopqrstuvwxyz"
                                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                             "0123456789_-") == std::string::npos;
     if (!plain || name.starts_with("rank_") || name == "rng") {
       throw SettingsError("a Checkpointer's object is named '" + name +
-                          "': a state_name() has letters, digits, '_' and '-', and is neither "
+                          "': a name has letters, digits, '_' and '-', and is neither "
                           "'rng' nor starts with 'rank_'");
     }
     if (!names.insert(name).second) {
       throw SettingsError("two of a Checkpointer's objects are named '" + name +
-                          "': give one another state_name()");
+                          "'; fix: name one in the list, {\"other_" + name + "\", object}");
     }
   }
 }

@@ -69,7 +69,7 @@ struct Collected {
 Collected collect(const std::vector<StatefulRef>& objects) {
   Collected result;
   for (const auto& object : objects) {
-    result.states[object.get().state_name()] = object.get().state_dict();
+    result.states[object.name()] = object.get().state_dict();
   }
   const auto model = result.states.find(kModel);
   const auto optimizer = result.states.find("optimizer");
@@ -250,7 +250,7 @@ void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& m
     }
   }
   for (const auto& object : objects) {
-    const auto name = object.get().state_name();
+    const auto name = object.name();
     const auto state = states.find(name);
     if (state == states.end()) {
       throw MismatchError(concat("it holds nothing of '", name, "', which this program saves"));

@@ -236,7 +236,13 @@ TEST_CASE("objects need names of their own") {
   ThreadControlPlane plane(job, 0);
   Box a("model", {}), b("model", {}), c("rank_0", {}), d("a/b", {});
   auto owned = std::make_unique<Box>("owned", StateDict{});
-  REQUIRE_THROWS_AS(ddp::Checkpointer(plane, at::kCPU, {}, {a, b}), ddp::SettingsError);
+  REQUIRE_THROWS_WITH(
+      ddp::Checkpointer(plane, at::kCPU, {}, {a, b}),
+      Catch::Contains("named 'model'; fix: name one in the list, {\"other_model\", object}"));
+  REQUIRE_NOTHROW(ddp::Checkpointer(plane, at::kCPU, {}, {a, {"other_model", b}}));
+  REQUIRE_THROWS_AS(ddp::Checkpointer(plane, at::kCPU, {}, {{"m", a}, {"m", b}}),
+                    ddp::SettingsError);
+  REQUIRE_THROWS_AS(ddp::Checkpointer(plane, at::kCPU, {}, {{"a/b", a}}), ddp::SettingsError);
   REQUIRE_THROWS_AS(ddp::Checkpointer(plane, at::kCPU, {}, {a, c}), ddp::SettingsError);
   REQUIRE_THROWS_AS(ddp::Checkpointer(plane, at::kCPU, {}, {a, d}), ddp::SettingsError);
   REQUIRE_NOTHROW(ddp::Checkpointer(plane, at::kCPU, {}, {a, owned}));

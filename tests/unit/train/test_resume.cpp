@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/safetensors.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "support/catch.hpp"
 #include "unit/train/resume_run.hpp"
@@ -88,4 +89,41 @@ TEST_CASE("a checkpoint of another model is refused with the first key, nothing 
   }
   REQUIRE_THAT(message, Catch::Contains("0.bias") || Catch::Contains("0.weight"));
   REQUIRE(other->parameters()[0].equal(before));
+}
+
+TEST_CASE("two models and their optimizers lie in one checkpoint under names of the list") {
+  const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves);
+  const auto communicator = ddp::make_single_communicator(at::kCPU);
+  testing::TemporaryFolder folder;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  ddp::CheckpointOptions options;
+  options.dir = folder.file("ckpt");
+  const ResumeCase setup{precision, ddp::OptimizerType::Adam, 1};
+  const auto make_checkpointer = [&](ResumeRun& generator, ResumeRun& discriminator) {
+    return ddp::Checkpointer(plane, at::kCPU, options,
+                             {{"generator", generator.model},
+                              {"generator_optimizer", generator.optimizer},
+                              discriminator.model,
+                              discriminator.optimizer});
+  };
+  ResumeRun generator(setup, communicator), discriminator(setup, communicator);
+  generator.step();
+  discriminator.step();
+  discriminator.step();
+  {
+    auto checkpointer = make_checkpointer(generator, discriminator);
+    checkpointer.save(0);
+  }
+  for (const auto& [file, key] :
+       {std::pair("model", "0.weight"), {"generator", "generator.0.weight"}}) {
+    const auto path = options.dir + "/step_0000000001/" + file + ".safetensors";
+    REQUIRE(ddp::load_safetensors(path).tensors.count(key) == 1);
+  }
+  ResumeRun other_generator(setup, communicator), other_discriminator(setup, communicator);
+  auto checkpointer = make_checkpointer(other_generator, other_discriminator);
+  REQUIRE(checkpointer.restore() == 1);
+  REQUIRE(testing::first_difference(generator.tensors(), other_generator.tensors()) == "");
+  REQUIRE(testing::first_difference(discriminator.tensors(), other_discriminator.tensors()) == "");
+  REQUIRE(testing::first_difference(generator.tensors(), discriminator.tensors()) != "");
 }

@@ -28,6 +28,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
@@ -40,24 +41,34 @@ namespace detail {
 class CheckpointerImpl;
 }
 
-/// An object, or a smart pointer to one, as an element of a Checkpointer's list.
+/// An object, or a smart pointer to one, as an element of a Checkpointer's list; with a name where
+/// its state_name() is another object's too:
+///
+///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
 class StatefulRef {
  public:
   StatefulRef(Stateful& object) : object_(&object) {}  // NOLINT(google-explicit-constructor)
   template <typename Pointer>
   requires requires(Pointer& pointer) { static_cast<Stateful*>(pointer.get()); }
   StatefulRef(Pointer& pointer) : object_(pointer.get()) {}  // NOLINT(google-explicit-constructor)
+  template <typename Object>
+  StatefulRef(std::string name, Object& object) : StatefulRef(object) {
+    name_ = std::move(name);
+  }
   Stateful& get() const { return *object_; }
+  /// Under which a checkpoint keeps it: the name given here, else state_name().
+  std::string name() const { return name_.empty() ? object_->state_name() : name_; }
 
  private:
   Stateful* object_;
+  std::string name_;
 };
 
 /// All methods are collective: every rank calls them in the same order with the same arguments,
 /// from the thread that trains. The objects, and the Context, must outlive it.
 class Checkpointer {
  public:
-  /// Throws SettingsError where two objects have the same state_name().
+  /// Throws SettingsError where two objects have the same name.
   Checkpointer(const Context& context, const CheckpointOptions& options,
                std::initializer_list<StatefulRef> objects);
   /// The same without a Context; `device` is the one whose random generator this rank uses.
