@@ -26,7 +26,7 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 ```
 
 - In the file, keys are nested: `train:` and below it `batch_size: 128`. The file may have 1 MiB and
-  32 levels; aliases, anchors and tags are refused.
+  32 levels; aliases, anchors, tags, and keys or sections that stand there twice are refused.
 - A later override wins over an earlier one, and every override over the file.
 - Lists are `[30, 60]`, in overrides also `30,60`. Truth values are `true` and `false` (also `yes`,
   `no`, `on`, `off`). `inf` is a number, `nan` is not.

@@ -84,7 +84,9 @@ class SettingsHandler final : public YAML::EventHandler {
         fail(mark, "a section stands inside a list; fix: lists hold plain values only");
       }
       require_key(mark);
-      prefix = levels_.back().prefix + levels_.back().key + ".";
+      const std::string name = levels_.back().prefix + levels_.back().key;
+      begin(name, concat(name_, ":", levels_.back().line));
+      prefix = name + ".";
     }
     enter(mark, {false, prefix, "", {}, 0});
   }
@@ -145,15 +147,22 @@ class SettingsHandler final : public YAML::EventHandler {
     }
     const std::string key = level.prefix + level.key;
     value.origin = concat(name_, ":", level.line);
-    const auto [found, is_new] = values_.emplace(key, value);
-    if (!is_new) {
-      throw SettingsError(concat(value.origin, ": ", key, " is set a second time, first at ",
-                                 found->second.origin, "; fix: keep one of them"));
-    }
+    begin(key, value.origin);
+    values_.emplace(key, std::move(value));
     level.key.clear();
   }
 
+  // A key or section: once a file.
+  void begin(const std::string& key, const std::string& origin) {
+    const auto [found, is_new] = origins_.emplace(key, origin);
+    if (!is_new) {
+      throw SettingsError(concat(origin, ": ", key, " is set a second time, first at ",
+                                 found->second, "; fix: keep one of them"));
+    }
+  }
+
   std::map<std::string, Given>& values_;
+  std::map<std::string, std::string> origins_;  // of keys and sections
   const std::string& name_;
   std::vector<Level> levels_;
   int documents_ = 0;

@@ -18,9 +18,10 @@ double parse_number(const std::string& text, const std::string& group_text) {
   return value;
 }
 
-// "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0"
-ParameterGroup parse_group(const std::string& text) {
-  ParameterGroup group;
+// "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0": adds to the group what one item says, and tells
+// whether that ends it. An item of patterns alone goes on in the next one, so that it does not
+// matter whether a comma stands inside an item or between two: overrides are cut at all of them.
+bool parse_item(const std::string& text, ParameterGroup& group) {
   std::istringstream words(text);
   std::string word;
   words >> word;
@@ -30,7 +31,9 @@ ParameterGroup parse_group(const std::string& text) {
       group.patterns.push_back(pattern);
     }
   }
+  bool ends = false;
   while (words >> word) {
+    ends = true;
     const auto equals = word.find('=');
     const std::string key = word.substr(0, equals);
     if (equals == std::string::npos || (key != "lr_scale" && key != "weight_decay")) {
@@ -44,7 +47,25 @@ ParameterGroup parse_group(const std::string& text) {
       group.weight_decay = value;
     }
   }
-  return group;
+  return ends;
+}
+
+std::vector<ParameterGroup> parse_groups(const std::vector<std::string>& texts) {
+  std::vector<ParameterGroup> groups;
+  bool open = false;
+  for (const std::string& text : texts) {
+    if (!open) {
+      groups.emplace_back();
+    }
+    open = !parse_item(text, groups.back());
+  }
+  if (open) {
+    throw SettingsError(detail::concat("optimizer.groups: \"", texts.back(),
+                                       "\" names parameters and no setting; fix: end a group with "
+                                       "lr_scale=NUMBER or weight_decay=NUMBER, for example \"",
+                                       texts.back(), " lr_scale=1\""));
+  }
+  return groups;
 }
 
 // The shortest text that reads back as the same double.
@@ -59,7 +80,7 @@ std::string format_group(const ParameterGroup& group) {
   for (const std::string& pattern : group.patterns) {
     text += (text.empty() ? "" : ",") + pattern;
   }
-  if (group.lr_scale != 1.0) {
+  if (group.lr_scale != 1.0 || !group.weight_decay) {
     text += " lr_scale=" + shortest(group.lr_scale);
   }
   if (group.weight_decay) {
@@ -76,13 +97,11 @@ void describe_groups(std::vector<ParameterGroup>& groups, FieldVisitor& visitor)
   const std::vector<std::string> before = texts;
   visitor.field({.name = "groups",
                  .doc = "parameters with settings of their own, each \"PATTERN[,PATTERN...] "
-                        "lr_scale=0.1 weight_decay=0\"; the first match takes a parameter"},
+                        "lr_scale=0.1 weight_decay=0\", one of the two at least; the first match "
+                        "takes a parameter"},
                 texts);
   if (texts != before) {
-    groups.clear();
-    for (const std::string& text : texts) {
-      groups.push_back(parse_group(text));
-    }
+    groups = parse_groups(texts);
   }
 }
 

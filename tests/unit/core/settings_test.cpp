@@ -172,6 +172,11 @@ TEST_CASE("YAML that could harm or mislead is refused") {
   check_refused("s: {lr: !!float 1}", {}, {"the tag"});
   check_refused("s: {lr: 1}\n---\ns: {lr: 2}\n", {}, {"second document"});
   check_refused("s:\n  lr: 1\n  lr: 2\n", {}, {"run.yaml:3: s.lr is set a second time", "yaml:2"});
+  check_refused("s:\n  lr: 1\nt:\n  lr: 1\ns:\n  steps: 2\n", {},
+                {"run.yaml:5: s is set a second time, first at run.yaml:1"});
+  check_refused("s: {a: {lr: 1}, a: {steps: 2}}\n", {}, {"s.a is set a second time"});
+  check_refused("s:\ns: {lr: 1}\n", {}, {"run.yaml:2: s is set a second time"});
+  check_refused("s: {lr: 1}\ns.lr: 2\n", {}, {"s.lr is set a second time"});
   check_refused("s: [1]\n", {}, {"unknown setting 's'"});
   check_refused("- s\n", {}, {"run.yaml:1: a list stands"});
   check_refused("word\n", {}, {"must hold sections"});

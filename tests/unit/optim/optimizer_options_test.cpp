@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "ddp/core/settings.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
@@ -57,6 +58,45 @@ TEST_CASE("Groups are read from texts and shown as the same texts", "[optim]") {
   describe_fields(options, writer);
   CHECK(writer.shown == *reader.set);
   CHECK(writer.names.front() == "type");
+}
+
+TEST_CASE("Groups mean the same in a file and in an override", "[optim]") {
+  const auto groups_of = [](ddp::Settings settings) {
+    OptimizerOptions options;
+    settings.read("optimizer", options);
+    return options.groups;
+  };
+  const auto from_file = [&](const std::string& groups) {
+    ddp::Settings settings;
+    settings.add_yaml("optimizer:\n  groups: " + groups + "\n", "run.yaml");
+    return groups_of(settings);
+  };
+  const auto from_override = [&](const std::string& groups) {
+    ddp::Settings settings;
+    settings.add_override("optimizer.groups=" + groups);
+    return groups_of(settings);
+  };
+  const std::string one = "conv1.*,fc.* lr_scale=0.1";
+  const std::string two = "*.bias weight_decay=0";
+  for (const auto& groups :
+       {from_file("[\"" + one + "\", \"" + two + "\"]"),
+        from_file("[conv1.*, fc.* lr_scale=0.1, '" + two + "']"), from_override(one + "," + two),
+        from_override("[" + one + ", " + two + "]")}) {
+    REQUIRE(groups.size() == 2);
+    CHECK(groups[0].patterns == std::vector<std::string>{"conv1.*", "fc.*"});
+    CHECK(groups[0].lr_scale == 0.1);
+    CHECK(groups[1].patterns == std::vector<std::string>{"*.bias"});
+    CHECK(groups[1].weight_decay == 0.0);
+  }
+  CHECK(from_override("").empty());
+  CHECK_THROWS_WITH(from_override("fc.* lr_scale=0.1,conv1.*"),
+                    Catch::Contains("\"conv1.*\" names parameters and no setting"));
+  // A group without a setting of its own is shown as one that reads back.
+  OptimizerOptions exempt;
+  exempt.groups = {{.patterns = {"fc.bias"}}, {.patterns = {"fc.*"}, .lr_scale = 0.5}};
+  ddp::Settings saved;
+  saved.add_yaml(ddp::settings_yaml(ddp::list_settings("optimizer", exempt)), "saved.yaml");
+  CHECK(groups_of(saved).size() == 2);
 }
 
 TEST_CASE("Wrong optimizer settings are refused by name", "[optim]") {

@@ -39,7 +39,8 @@ Section declare_section(std::string name) {
 
 class Settings {
  public:
-  /// At most 1 MiB, 32 levels, one document; aliases, anchors and tags are refused.
+  /// At most 1 MiB, 32 levels, one document; aliases, anchors, tags, and a key or section that
+  /// stands there twice are refused.
   void add_yaml_file(const std::string& path);
   /// `name` stands for the file in messages.
   void add_yaml(const std::string& text, const std::string& name);

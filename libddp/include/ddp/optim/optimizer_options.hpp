@@ -77,7 +77,8 @@ struct OptimizerOptions {
   /// SettingsError with several ranks; with one rank these filters are updated as usual from then
   /// on. Beside an Ema made before, nothing is put off.
   bool skip_dead_taps = false;
-  /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
+  /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0". An item
+  /// without a setting belongs to the group of the next one: overrides are cut at every comma.
   std::vector<ParameterGroup> groups{};
 };
 void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
