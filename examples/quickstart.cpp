@@ -11,13 +11,12 @@
 #include "models/resnet.hpp"
 
 int main(int argc, char** argv) {
-  return ddp::run(argc, argv, [](ddp::Context& ctx, const ddp::Config& cfg) {
+  const auto train = [](ddp::Context& ctx, const ddp::Config& cfg) {
     auto module = models::resnet18({.num_classes = 10});
     module->to(ctx.device());
     ddp::DistributedDataParallel model(module, ctx.communicator(),
                                        cfg.ddp);  // broadcasts from rank 0
     auto optimizer = ddp::make_optimizer(model, cfg.optimizer);
-    ddp::LrSchedule lr_schedule(cfg.lr_schedule);
     ddp::GradScaler scaler(cfg.amp);
     auto dataset = ddp::make_dataset(cfg.data);
     ddp::DistributedSampler sampler(dataset->size(), ctx.communicator(), cfg.sampler);
@@ -25,6 +24,7 @@ int main(int argc, char** argv) {
     ddp::Metrics metrics(ctx, cfg.metrics);
     ddp::Checkpointer checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, loader});
     const auto num_steps = cfg.train.num_steps(loader.num_batches());
+    ddp::LrSchedule lr_schedule(cfg.lr_schedule, num_steps);
     for (auto step = checkpointer.restore(); step < num_steps; ++step) {
       auto batch = loader.next();
       auto lr = lr_schedule.at(step);
@@ -43,5 +43,7 @@ int main(int argc, char** argv) {
                        {.loss = loss, .num_samples = batch.size(), .lr = lr, .grad_norm = norm});
       checkpointer.save_if_due(step);  // on an agreed stop: saves, throws ddp::Stop, run() exits 75
     }
-  });
+  };
+  // Settings that neither this program nor its objects use are refused.
+  return ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})});
 }

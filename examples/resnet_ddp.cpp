@@ -224,6 +224,7 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ddp::run(argc, argv, [](ddp::Context& ctx, const ddp::Config& cfg) { train(ctx, cfg); },
-                  {ddp::declare_section<ModelOptions>("model")});
+  return ddp::run(
+      argc, argv, [](ddp::Context& ctx, const ddp::Config& cfg) { train(ctx, cfg); },
+      examples::image_sections());
 }

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/image_task.hpp"
 #include "common/language_sections.hpp"
-#include "common/model_options.hpp"
 #include "ddp/train/config.hpp"
 
 namespace {
@@ -33,6 +33,11 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 - An unknown key, a wrong type and a value out of limits end the program with exit code 64 before
   anything starts; the message names the file and line (or the argument), what is allowed and the
   nearest key. `--help` prints this list.
+- A setting that changes nothing ends the program with 64, too. A section counts as used when an
+  object of the library took its options. Fields on which only a training loop can act
+  (`train.grad_accum_steps`, `max_grad_norm`, `label_smoothing`, `mixup`, `cuda_graph`, `eval_…`)
+  exist where the program names them:
+  `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may have sections of its own: `cfg.section<T>("mine")`. `model` below is that of
   examples/resnet_ddp; those of examples/lora_ddp and examples/gpt2_ddp stand at the end, with
   their own defaults of the library's settings.
@@ -48,7 +53,7 @@ const ddp::SettingRow* find_row(const ddp::SettingRows& rows, const std::string&
 
 /// The sections that a program adds to the library's, and what it makes of those.
 std::string own_sections_of(const std::string& program, const std::vector<ddp::Section>& sections) {
-  const auto library = ddp::Config::default_rows();
+  const auto library = ddp::Config::default_rows({ddp::uses({"train"})});
   const auto rows = ddp::Config::default_rows(sections);
   ddp::SettingRows own;
   std::string changed, unused;
@@ -89,11 +94,11 @@ int main(int argc, char** argv) {
     return 64;
   }
   const char* path = argv[argc - 1];
-  const std::string page = kIntroduction +
-                           ddp::settings_markdown(ddp::Config::default_rows(
-                               {ddp::declare_section<examples::ModelOptions>("model")})) +
-                           own_sections_of("lora_ddp", examples::lora_sections()) +
-                           own_sections_of("gpt2_ddp", examples::gpt2_sections());
+  const std::string page =
+      kIntroduction +
+      ddp::settings_markdown(ddp::Config::default_rows(examples::image_sections())) +
+      own_sections_of("lora_ddp", examples::lora_sections()) +
+      own_sections_of("gpt2_ddp", examples::gpt2_sections());
   if (check) {
     if (read_all(path) == page) {
       return 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/mixup.hpp"
+#include "common/model_options.hpp"
 #include "ddp/core/error.hpp"
 
 namespace examples {
@@ -50,6 +51,10 @@ ddp::Batch made_by_step(const Images& images, ddp::DataLoader<>& loader) {
 }
 
 }  // namespace
+
+std::vector<ddp::Section> image_sections() {
+  return {ddp::declare_section<ModelOptions>("model"), ddp::uses({"train"})};
+}
 
 ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
     : parts_(parts), settings_(settings) {

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "common/training_task.hpp"
+#include "ddp/core/settings.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/train/train_options.hpp"
 
@@ -42,5 +44,9 @@ class ImageTask : public TrainingTask {
   ImageParts parts_;
   ImageSettings settings_;
 };
+
+/// Of a program that trains this task in a TrainingLoop: section model, and what it uses of section
+/// train, which is all of it.
+std::vector<ddp::Section> image_sections();
 
 }  // namespace examples

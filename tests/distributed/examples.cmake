@@ -2,8 +2,11 @@
 # The small examples as a user runs them.
 function(ddp_add_example name program ranks)
   if(TARGET ${program})
-    cmake_parse_arguments(arg "" "" "ARGUMENTS;OUTPUT" ${ARGN})
+    cmake_parse_arguments(arg "" "" "ARGUMENTS;OUTPUT;EXIT" ${ARGN})
     set(_options)
+    if(arg_EXIT)
+      set(_options --expect-exit "*:${arg_EXIT}")
+    endif()
     foreach(_text ${arg_OUTPUT})
       list(APPEND _options --expect-output ${_text})
     endforeach()
@@ -21,3 +24,20 @@ foreach(_ranks 1 2)
 endforeach()
 # Epochs alone decide: 80 samples in batches of 8 on one rank.
 ddp_add_example(quickstart_epochs quickstart 1 ARGUMENTS ${_small} train.epochs=1 OUTPUT "0:step 10 | loss")
+# The schedule has the length of the run, whatever tells it.
+ddp_add_example(quickstart_epochs_cosine quickstart 1
+                ARGUMENTS ${_small} train.epochs=1 lr_schedule.type=cosine lr_schedule.lr=0.01
+                OUTPUT "0:step 10 | loss" "0:lr 0.000245")
+# Settings that change nothing are refused, and so is a data set that nobody named.
+foreach(_setting train.grad_accum_steps=4 train.mixup=0.2 train.label_smoothing=0.1 train.eval_every=1
+                 train.cuda_graph=off)
+  ddp_add_example(quickstart_unused_${_setting} quickstart 1 ARGUMENTS ${_small} train.max_steps=2 ${_setting}
+                  EXIT 64 OUTPUT "0:${_setting} changes nothing")
+endforeach()
+foreach(_program quickstart resnet_ddp)
+  ddp_add_example(${_program}_no_data ${_program} 1 ARGUMENTS ${_small} train.max_steps=2 data.path=
+                  EXIT 64 OUTPUT "0:data.path is empty" "0:data.format=synthetic")
+endforeach()
+ddp_add_example(quickstart_synthetic quickstart 1
+                ARGUMENTS ${_small} train.max_steps=2 data.path= data.format=synthetic data.image_size=32
+                OUTPUT "0:step 2/2 | loss")

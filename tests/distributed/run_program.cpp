@@ -85,5 +85,5 @@ int main(int argc, char** argv) {
     arguments.push_back("train.max_grad_norm=5");
   }
   return ddp::run(static_cast<int>(arguments.size()), arguments.data(), train,
-                  {ddp::declare_section<Program>("program")});
+                  {ddp::declare_section<Program>("program"), ddp::uses({"train.max_grad_norm"})});
 }

@@ -44,6 +44,18 @@ run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/consumer)
 message(STATUS "consumer says: ${output}")
 
+# Its own training program takes the settings that it uses, and refuses those that change nothing.
+set(_train ${WORK_DIR}/build/consumer context.device=cpu train.max_steps=3)
+run(${_train} train.batch_size=4 ddp.bucket_cap_mb=1 optimizer.momentum=0.9 lr_schedule.lr=0.01)
+foreach(_unused train.grad_accum_steps=4 train.max_grad_norm=1 data.num_samples=80 sampler.seed=1
+                loader.num_workers=1 amp.dtype=bf16 metrics.log_every=1 checkpoint.every_steps=1)
+  execute_process(COMMAND ${_train} ${_unused} RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
+  string(FIND "${_output}" "${_unused} changes nothing" _at)
+  if(NOT _result EQUAL 64 OR _at EQUAL -1 OR _output MATCHES "step 1")
+    message(FATAL_ERROR "${_unused} was not refused (${_result}):\n${_output}")
+  endif()
+endforeach()
+
 # The installed libraries come from the moved folder.
 run(ldd ${WORK_DIR}/build/consumer)
 string(FIND "${output}" "${WORK_DIR}/moved/${LIBDIR}/libddp.so" _at)

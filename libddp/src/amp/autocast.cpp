@@ -12,7 +12,9 @@ constexpr std::array kDeviceTypes = {at::kCPU, at::kCUDA};
 
 }  // namespace
 
-Autocast::Autocast(const AmpOptions& options) : Autocast(options.dtype) {}
+Autocast::Autocast(const AmpOptions& options) : Autocast(options.dtype) {
+  options.taken.set();
+}
 
 Autocast::Autocast(AmpDtype dtype)
     : saved_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {

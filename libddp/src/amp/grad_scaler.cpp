@@ -66,6 +66,7 @@ GradScaler::GradScaler(const AmpOptions& options)
       growth_factor_(options.growth_factor),
       backoff_factor_(options.backoff_factor),
       growth_interval_(options.growth_interval) {
+  options.taken.set();
   require(init_scale_ > 0.0 && std::isfinite(init_scale_), "init_scale", init_scale_,
           "more than 0");
   require(growth_factor_ > 1.0, "growth_factor", growth_factor_, "more than 1");

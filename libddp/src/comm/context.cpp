@@ -27,7 +27,7 @@ struct Context::State {
   at::Device device = at::kCPU;
   CommunicatorPtr communicator;
   std::vector<std::function<void()>> teardowns;
-  std::function<void()> at_first_step;
+  std::function<void()> before_step;
   std::string plan_file;
   int64_t plan_version = 0;  // of what the file holds
   int exceptions_at_start = std::uncaught_exceptions();
@@ -119,7 +119,7 @@ void set_up_log(const LaunchEnvironment& launch) {
 
 Context Context::create(const ContextOptions& options) {
   auto state = std::make_unique<State>();
-  state->at_first_step = options.at_first_step;
+  state->before_step = options.before_step;
   auto& launch = state->launch;
   const auto environment = process_environment();
   launch = detect_launch_environment(options.launch, environment);
@@ -308,8 +308,8 @@ void Context::seed_ranks(int64_t seed) const {
 }
 
 void Context::set_progress(int64_t step, const std::string& where) const {
-  if (step >= 0 && state_->at_first_step) {
-    std::exchange(state_->at_first_step, nullptr)();
+  if (step >= 0 && state_->before_step) {
+    state_->before_step();
   }
   control_plane().set_progress(step, where);
   if (step >= 0) {

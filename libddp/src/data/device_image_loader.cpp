@@ -261,6 +261,7 @@ struct DeviceImageLoader::State {
 DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
                                      const DistributedSampler& sampler, at::Device device,
                                      const LoaderOptions& options) {
+  options.taken.set();
   detail::check_loader_options(sampler, options);
   if (const std::string reason = why_not(*dataset, device); !reason.empty()) {
     throw SettingsError(concat("DeviceImageLoader: ", reason));

@@ -140,6 +140,7 @@ struct LoaderEngine::State {
 
 LoaderEngine::LoaderEngine(const DistributedSampler& sampler, at::Device device,
                            const LoaderOptions& options, BatchBuilder& builder) {
+  options.taken.set();
   check_loader_options(sampler, options);
   state_ = std::make_unique<State>(sampler, device, options, builder);
   state_->start({sampler.epoch(), sampler.position()});

@@ -20,9 +20,6 @@ constexpr std::array<double, 3> kImageNetMean{0.485, 0.456, 0.406};
 constexpr std::array<double, 3> kImageNetStd{0.229, 0.224, 0.225};
 
 DataFormat find_format(const std::string& path) {
-  if (path.empty()) {
-    return DataFormat::Synthetic;
-  }
   if (!std::filesystem::exists(path)) {
     throw DataError(
         concat("data.path=", path, " does not exist (data.format=synthetic needs no files)"));
@@ -144,7 +141,13 @@ void Dataset::write(int64_t, int64_t, float*, int64_t*) const {
 }
 
 DataOptions resolve_data_options(const DataOptions& options) {
+  options.taken.set();
   DataOptions o = options;
+  if (o.path.empty() && o.format != DataFormat::Synthetic) {
+    throw SettingsError(
+        "data.path is empty: is it a variable of the shell that was not set? fix: give "
+        "data.path=FOLDER, or ask for synthetic images with data.format=synthetic");
+  }
   if (o.format == DataFormat::Auto) {
     o.format = find_format(o.path);
   }

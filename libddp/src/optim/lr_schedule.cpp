@@ -85,7 +85,9 @@ void validate(const LrScheduleOptions& o) {
   if (needs_total && o.total_steps == 0) {
     fail_schedule(
         "total_steps", 0,
-        "this schedule has a length; fix: set lr_schedule.total_steps or train.max_steps");
+        "this schedule has a length, and the program does not tell it that of the run; fix: set "
+        "lr_schedule.total_steps or train.max_steps, or LrSchedule(options, num_steps) in the "
+        "program");
   }
   if (needs_total && o.total_steps <= std::max<int64_t>(o.warmup_steps, 0)) {
     fail_schedule("total_steps", o.total_steps,
@@ -145,7 +147,12 @@ void describe_fields(LrScheduleOptions& o, FieldVisitor& v) {
           o.three_phase);
 }
 
-LrSchedule::LrSchedule(LrScheduleOptions options) : options_(std::move(options)) {
+LrSchedule::LrSchedule(LrScheduleOptions options, int64_t num_steps)
+    : options_(std::move(options)) {
+  options_.taken.set();
+  if (options_.total_steps == 0) {
+    options_.total_steps = num_steps;
+  }
   validate(options_);
 }
 

@@ -78,6 +78,7 @@ AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options
 }  // namespace
 
 AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
+  options.taken.set();
   const SettingsList settings = detail::settings_of_parameters(parameters, options);
   const std::string reason = "the optimizer was given parameters, not a DistributedDataParallel";
   if (options.zero1) {
@@ -94,6 +95,7 @@ AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOp
 }
 
 AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options) {
+  options.taken.set();
   if (options.zero1) {
     return make_zero(model, options);
   }

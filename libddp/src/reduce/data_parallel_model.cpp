@@ -77,6 +77,7 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
       tensors_(all_tensors_),
       communicator_(std::move(communicator)),
       options_(options) {
+  options.taken.set();
   check_ignored_names(tensors_, options_);
   tensors_.parameters =
       without_ignored(std::move(tensors_.parameters), options_.parameters_to_ignore);

@@ -66,6 +66,7 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
       ops_(ops),
       stop_check_(stop_requested),
       exceptions_(std::uncaught_exceptions()) {
+  options.taken.set();
   check_names(objects_);
   if (!options.settings_text.empty()) {
     texts_["settings"] = options.settings_text;

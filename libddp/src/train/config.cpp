@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 
+#include "core/setting_text.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
@@ -28,6 +30,67 @@ void for_each_section(C& config, F&& visit) {
   visit("context", config.context);
 }
 
+template <typename T>
+bool was_taken(const T& options) {
+  if constexpr (requires { options.taken; }) {
+    return options.taken.is_set();
+  } else {
+    return true;  // context, which ddp::run takes, and train, whose fields are told apart by name
+  }
+}
+
+// Of section train: what no object of the library can act on, only a program's loop.
+bool belongs_to_loop(const std::string& key) {
+  static const std::set<std::string> kKeys = {"train.grad_accum_steps", "train.max_grad_norm",
+                                              "train.label_smoothing",  "train.mixup",
+                                              "train.eval_every",       "train.eval_every_steps",
+                                              "train.eval_first",       "train.eval_batch_size",
+                                              "train.cuda_graph"};
+  return kKeys.contains(key);
+}
+
+// What a program says that it uses: sections that it describes itself, keys and sections of uses().
+using Declared = std::set<std::string>;
+
+bool is_declared(const Declared& declared, const std::string& key) {
+  return declared.contains(key) || declared.contains(detail::section_of(key));
+}
+
+bool is_shown(const Declared& declared, const std::string& key) {
+  return !belongs_to_loop(key) || is_declared(declared, key);
+}
+
+Declared declared_by(const std::vector<Section>& sections) {
+  Declared declared;
+  for (const Section& section : sections) {
+    declared.insert(section.name);
+    declared.insert(section.used_keys.begin(), section.used_keys.end());
+  }
+  return declared;
+}
+
+std::vector<Section> described(std::vector<Section> sections) {
+  std::erase_if(sections, [](const Section& section) { return section.name.empty(); });
+  return sections;
+}
+
+// Whether a value is what holds without it: a saved file has all keys.
+bool follows_from(const TrainOptions& train, const SettingRows& defaults, const SettingRow& row) {
+  return (row.key == "lr_schedule.total_steps" && row.text() == std::to_string(train.max_steps)) ||
+         std::any_of(defaults.begin(), defaults.end(), [&](const SettingRow& other) {
+           return other.key == row.key && other.text() == row.text();
+         });
+}
+
+[[noreturn]] void fail_unused(const SettingRow& row, const std::string& origin,
+                              const std::string& why) {
+  throw SettingsError(concat(
+      origin, ": ", row.key, "=", row.text(), " changes nothing: ", why,
+      "; fix: leave it out, or, where the program's own code acts on it, name it for ddp::run: "
+      "{ddp::uses({\"",
+      row.key, "\"})}"));
+}
+
 bool is_library_section(const std::string& name) {
   bool found = false;
   Config config;
@@ -43,17 +106,39 @@ bool has_key(const SettingRows& rows, const std::string& key) {
 using RowsBySection = std::map<std::string, SettingRows>;
 
 // Of the library's sections that a program announces itself, only the keys that it has.
-SettingRows library_rows(const Config& config, const RowsBySection& of_program) {
+SettingRows library_rows(const Config& config, const RowsBySection& of_program,
+                         const Declared& declared) {
   SettingRows rows;
   for_each_section(config, [&](const char* section, const auto& options) {
     const auto own = of_program.find(section);
     for (const SettingRow& row : list_settings(section, options)) {
-      if (own == of_program.end() || has_key(own->second, row.key)) {
+      if (own == of_program.end() ? is_shown(declared, row.key) : has_key(own->second, row.key)) {
         rows.push_back(row);
       }
     }
   });
   return rows;
+}
+
+// A key or section that uses() names and the library has not is the program's mistake.
+void require_known(const std::vector<Section>& sections) {
+  Declared known;
+  const Config config;
+  for_each_section(config, [&](const char* name, const auto& options) {
+    known.insert(name);
+    for (const SettingRow& row : list_settings(name, options)) {
+      known.insert(row.key);
+    }
+  });
+  for (const Section& section : sections) {
+    for (const std::string& key : section.used_keys) {
+      if (known.contains(key)) {
+        continue;
+      }
+      throw SettingsError(concat("ddp::uses: libddp has no setting or section '", key,
+                                 "'; fix: name one of docs/configuration.md in the program"));
+    }
+  }
 }
 
 SettingRows rows_of(const Section& section) {
@@ -128,12 +213,22 @@ struct Config::OwnSections {
   RowsBySection rows;              // of sections that were read
   RowsBySection defaults;          // of the same
   RowsBySection library_defaults;  // the program's, of library sections
+  Declared declared;
 };
 
-Config::Config() : own_(std::make_shared<OwnSections>()) {}
+Config::Config() : own_(std::make_shared<OwnSections>()) {
+  for_each_section(*this, [](const char*, auto& options) {
+    if constexpr (requires { options.taken; }) {
+      options.taken = detail::TakenMark::make();
+    }
+  });
+}
 
-Config Config::from_settings(Settings settings, const std::vector<Section>& own_sections) {
+Config Config::from_settings(Settings settings, const std::vector<Section>& sections) {
   Config config;
+  const Declared declared = declared_by(sections);
+  require_known(sections);
+  const std::vector<Section> own_sections = described(sections);
   for_each_section(config, [&](const char* name, auto& options) {
     const auto own = std::find_if(own_sections.begin(), own_sections.end(),
                                   [&](const Section& section) { return section.name == name; });
@@ -144,6 +239,7 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& own_
     }
   });
   config.own_->settings = settings;
+  config.own_->declared = declared;
   config.own_->library_defaults = library_defaults(own_sections);
   for (Section section : own_sections) {  // a copy: reading changes the options it holds
     if (!is_library_section(section.name)) {
@@ -154,6 +250,11 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& own_
     settings.refuse_misspelled();
   } else {
     config.require_all_read();
+  }
+  for (const SettingRow& row : list_settings("train", config.train)) {
+    if (settings.has(row.key) && !is_shown(declared, row.key)) {
+      fail_unused(row, settings.origin(row.key), "this program does not use it");
+    }
   }
   config.fill_in(settings);
   return config;
@@ -213,9 +314,35 @@ void Config::require_all_read() const {
   own_->settings.require_all_read();
 }
 
+void Config::require_all_used() const {
+  require_all_read();
+  const std::lock_guard lock(own_->mutex);
+  const Settings& settings = own_->settings;
+  const Declared& declared = own_->declared;
+  std::set<std::string> taken;
+  for_each_section(*this, [&](const char* section, const auto& options) {
+    if (was_taken(options)) {
+      taken.insert(section);
+    }
+  });
+  const SettingRows defaults = library_rows(Config(), {}, declared);
+  for (const SettingRow& row : library_rows(*this, {}, declared)) {
+    const bool is_batch_size = row.key == "train.batch_size" || row.key == "loader.batch_size";
+    const std::string section = is_batch_size ? "loader" : detail::section_of(row.key);
+    if (!settings.has(row.key) || taken.contains(section) || is_declared(declared, row.key) ||
+        (is_batch_size && declared.contains("train.batch_size"))) {
+      continue;
+    }
+    if (settings.is_override(row.key) || !follows_from(train, defaults, row)) {
+      fail_unused(row, settings.origin(row.key),
+                  concat("no object of libddp took the options of section ", section));
+    }
+  }
+}
+
 SettingRows Config::rows() const {
   const std::lock_guard lock(own_->mutex);
-  SettingRows all = library_rows(*this, own_->library_defaults);
+  SettingRows all = library_rows(*this, own_->library_defaults, own_->declared);
   for (const auto& [name, rows] : own_->rows) {
     all.insert(all.end(), rows.begin(), rows.end());
   }
@@ -224,7 +351,8 @@ SettingRows Config::rows() const {
   return all;
 }
 
-SettingRows Config::default_rows(const std::vector<Section>& own_sections) {
+SettingRows Config::default_rows(const std::vector<Section>& sections) {
+  const std::vector<Section> own_sections = described(sections);
   const RowsBySection own = library_defaults(own_sections);
   Config config;
   for_each_section(config, [&](const char* section, auto& options) {
@@ -232,7 +360,7 @@ SettingRows Config::default_rows(const std::vector<Section>& own_sections) {
       take_values(section, found->second, options);
     }
   });
-  SettingRows rows = library_rows(config, own);
+  SettingRows rows = library_rows(config, own, declared_by(sections));
   for (const Section& section : own_sections) {
     if (!is_library_section(section.name)) {
       detail::list_settings(section.name, section.describe, rows);
@@ -246,9 +374,10 @@ std::string Config::to_yaml() const {
 }
 
 std::string Config::to_table() const {
-  SettingRows defaults = library_rows(Config(), {});
+  SettingRows defaults;
   {
     const std::lock_guard lock(own_->mutex);
+    defaults = library_rows(Config(), {}, own_->declared);
     for (const auto& [name, own] : own_->library_defaults) {  // a later row of a key wins
       defaults.insert(defaults.end(), own.begin(), own.end());
     }

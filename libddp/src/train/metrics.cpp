@@ -39,6 +39,7 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       sums_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(device))),
       loss_sum_(sums_[0]),
       correct_sum_(sums_[1]) {
+  options.taken.set();
   if (const auto bus_id = pci_bus_id(device); !bus_id.empty()) {
     gpu_ = GpuMonitor::open(bus_id);
     if (gpu_) {

@@ -144,7 +144,7 @@ void train(Context& context, const Config& config, const RunFunction& function) 
         detail::forget_unsaved();
         function(context, config);
         detail::throw_unsaved();
-        config.require_all_read();  // where no step was begun
+        config.require_all_used();  // where no second step was begun
       },
       [&](const std::exception* exception) { publish(context.control_plane(), exception); });
 }
@@ -173,7 +173,15 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
 
 ExitCode run_job(const Config& config, const RunFunction& function) {
   ContextOptions options = config.context;
-  options.at_first_step = [&config] { config.require_all_read(); };
+  // A loop makes the last of its objects (Autocast) in its first step: what they took is known when
+  // the next one begins.
+  options.before_step = [&config, steps = 0]() mutable {
+    if (++steps == 1) {
+      config.require_all_read();
+    } else if (steps == 2) {
+      config.require_all_used();
+    }
+  };
   std::optional<Context> context(Context::create(options));
   FailureWatch watch(context->control_plane());
   ExitCode code = run_in_context(*context, config, function);

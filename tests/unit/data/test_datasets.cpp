@@ -331,6 +331,11 @@ TEST_CASE("settings of data that cannot be are refused by name", "[dataset]") {
       "data.cache=ram"));
   REQUIRE(contains(message_of<ddp::DataError>([] { make_dataset({.path = "/no/such"}); }),
                    "data.path=/no/such does not exist"));
+  for (const auto format : {ddp::DataFormat::Auto, ddp::DataFormat::Folder}) {
+    REQUIRE(contains(settings({.format = format, .path = ""}),
+                     "synthetic images with data.format=synthetic"));
+  }
+  REQUIRE(make_dataset({.format = ddp::DataFormat::Synthetic, .path = ""})->size() > 0);
   TempFolder empty;
   REQUIRE(contains(message_of<ddp::DataError>([&] { make_dataset({.path = empty.path()}); }),
                    "none of the known layouts"));

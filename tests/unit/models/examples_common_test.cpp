@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "common/data_path.hpp"
+#include "common/image_task.hpp"
 #include "common/language_sections.hpp"
 #include "common/mixup.hpp"
-#include "common/model_options.hpp"
 #include "common/parameter_hash.hpp"
 #include "common/run_checks.hpp"
 #include "common/training_loop.hpp"
@@ -95,9 +95,7 @@ TEST_CASE("the configs that ship are accepted by their program") {
     if (name.starts_with("lora_")) {
       return examples::lora_sections();
     }
-    return name.starts_with("gpt2_")
-               ? examples::gpt2_sections()
-               : std::vector{ddp::declare_section<examples::ModelOptions>("model")};
+    return name.starts_with("gpt2_") ? examples::gpt2_sections() : examples::image_sections();
   };
   int count = 0;
   for (const auto& entry :

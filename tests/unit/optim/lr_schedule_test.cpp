@@ -98,6 +98,9 @@ TEST_CASE("Wrong schedule settings are refused by name", "[optim]") {
   options.type = LrScheduleType::Cosine;
   CHECK(contains(refusal(options), "lr_schedule.total_steps is 0"));
   CHECK(contains(refusal(options), "fix: set lr_schedule.total_steps or train.max_steps"));
+  CHECK(contains(refusal(options), "LrSchedule(options, num_steps) in the program"));
+  CHECK(ddp::LrSchedule(options, 20).options().total_steps == 20);
+  CHECK(ddp::LrSchedule(options, 20).at(20) == options.min_lr);
   options.total_steps = 5;
   options.warmup_steps = 5;
   CHECK(contains(refusal(options), "must be more than warmup_steps (5)"));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include "ddp/optim/lr_schedule.hpp"
 #include "ddp/train/config.hpp"
 #include "support/catch.hpp"
 
@@ -81,11 +82,12 @@ TEST_CASE("settings that follow from others") {
   CHECK(parse({"train.epochs=3", "train.max_steps=70"}).lr_schedule.total_steps == 0);
   CHECK(parse({"train.epochs=3"}).lr_schedule.total_steps == 0);
 
+  const std::vector<Section> accumulates = {uses({"train.grad_accum_steps"})};
   const Config config =
-      parse({"train.batch_size=64", "train.grad_accum_steps=4", "amp.dtype=fp16"});
+      parse({"train.batch_size=64", "train.grad_accum_steps=4", "amp.dtype=fp16"}, accumulates);
   CHECK(config.metrics.run.batch_size_per_rank == 256);
   CHECK(config.metrics.run.global_batch_size == 0);
-  CHECK(parse({"loader.global_batch_size=100", "train.grad_accum_steps=2"})
+  CHECK(parse({"loader.global_batch_size=100", "train.grad_accum_steps=2"}, accumulates)
             .metrics.run.global_batch_size == 200);
   CHECK(config.metrics.run.precision == "fp16");
   has(config.metrics.run.settings_text, "* train.batch_size");
@@ -185,6 +187,76 @@ TEST_CASE("a program has its own defaults of the library's settings, and not all
   saved.add_yaml(changed.to_yaml(), "saved.yaml");
   const Config back = Config::from_settings(saved, sections);
   CHECK(back.to_canonical() == changed.to_canonical());
+}
+
+TEST_CASE("fields that only a loop can act on are there where the program names them") {
+  for (const char* unused :
+       {"train.grad_accum_steps=4", "train.max_grad_norm=1", "train.mixup=0.2",
+        "train.label_smoothing=0.1", "train.eval_every=2", "train.eval_every_steps=5",
+        "train.eval_first=true", "train.eval_batch_size=8", "train.cuda_graph=on"}) {
+    const std::string setting = unused;
+    const std::string key = setting.substr(0, setting.find('='));
+    has(refusal({unused}), "argument: " + setting + " changes nothing");
+    has(refusal({unused}), "fix: leave it out, or, where the program's own code acts on it");
+    has(refusal({unused}), "{ddp::uses({\"" + key + "\"})}");
+    CHECK(refusal({unused}, {uses({key})}) == "(accepted)");
+    CHECK(refusal({unused}, {declare_section<mine::Options>("mine"), uses({"train"})}) ==
+          "(accepted)");
+    CHECK(Config().to_table().find(key) == std::string::npos);
+    has(parse({unused}, {uses({key})}).to_table(), "* " + key);
+    has(parse({}, {uses({key})}).to_table(), "  " + key);
+    CHECK(settings_help(Config::default_rows()).find(key) == std::string::npos);
+    has(settings_help(Config::default_rows({uses({key})})), key);
+  }
+  has(refusal({"train.mixup=0.2"}, {uses({"train.max_grad_norm"})}), "train.mixup=0.2 changes");
+  has(refusal({}, {uses({"train.mixpu"})}), "ddp::uses: libddp has no setting or section");
+  Settings file;  // what changes nothing is refused in a file, too, and at its default
+  file.add_yaml("train:\n  eval_every: 1\n", "run.yaml");
+  CHECK_THROWS_WITH(Config::from_settings(file), Catch::Contains("run.yaml:2: train.eval_every=1"));
+}
+
+TEST_CASE("settings of sections that no object of the library took are refused") {
+  const auto unused = [](const Config& config) {
+    try {
+      config.require_all_used();
+    } catch (const SettingsError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* argument :
+       {"ddp.bucket_cap_mb=50", "optimizer.type=adamw", "lr_schedule.lr=0.5", "amp.dtype=bf16",
+        "data.num_samples=80", "sampler.seed=3", "loader.num_workers=1", "metrics.csv=true",
+        "checkpoint.keep_last=3", "train.batch_size=8", "loader.batch_size=8"}) {
+    const std::string setting = argument;
+    has(unused(parse({argument})), "argument: " + setting + " changes nothing: no object");
+    CHECK(unused(parse({argument}, {uses({setting.substr(0, setting.find('='))})})).empty());
+    CHECK(unused(
+              parse({argument}, {uses({"train.batch_size", setting.substr(0, setting.find('.'))})}))
+              .empty());
+  }
+  CHECK(unused(parse({"train.max_steps=3", "train.epochs=1", "train.deterministic=true",
+                      "context.device=cpu"}))
+            .empty());
+
+  // Copies count, changed ones too, options of the program's own do not.
+  const Config config = parse({"lr_schedule.lr=0.5"});
+  LrSchedule(LrScheduleOptions{.lr = 0.5});
+  CHECK_FALSE(unused(config).empty());
+  const Config copy = config;
+  auto options = copy.lr_schedule;
+  options.warmup_steps = 3;
+  LrSchedule{options};
+  CHECK(unused(config).empty());
+
+  // A saved file has all keys; what it says beyond the defaults has to be used.
+  const auto from_file = [&](const std::string& text) {
+    Settings settings;
+    settings.add_yaml(text, "saved.yaml");
+    return Config::from_settings(settings);
+  };
+  CHECK(unused(from_file(parse({"train.max_steps=70"}).to_yaml())).empty());
+  has(unused(from_file("sampler:\n  seed: 3\n")), "saved.yaml:2: sampler.seed=3 changes nothing");
 }
 
 TEST_CASE("saved settings give the same run") {

@@ -14,8 +14,10 @@
 #include <thread>
 #include <vector>
 
+#include "ddp/amp/autocast.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "ddp/optim/lr_schedule.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
@@ -121,7 +123,7 @@ TEST_CASE("a run that ends well returns 0") {
         std::printf("rank %d of %d, batch %d\n", context.rank(), context.world_size(),
                     static_cast<int>(config.train.batch_size));
       },
-      {"train.batch_size=8"});
+      {"train.batch_size=8"}, {uses({"train.batch_size"})});
   CHECK(ended.code() == 0);
   CHECK(ended.says("rank 0 of 1, batch 8"));
 }
@@ -365,6 +367,42 @@ TEST_CASE("keys that nobody reads are refused when the first step begins") {
   CHECK(bad.says("argument: unknown setting 'mien.depth'; did you mean mine.depth?"));
   CHECK_FALSE(bad.says("stepped"));
   CHECK(run_program([](Context&, const Config&) {}, {"far.off=5"}).code() == 64);
+}
+
+TEST_CASE("settings that change nothing end the program with 64") {
+  const RunFunction program = [](Context& context, const Config& config) {
+    std::puts("called");
+    const LrSchedule lr_schedule(config.lr_schedule);
+    Metrics metrics(context, config.metrics);
+    Checkpointer checkpointer(context, config.checkpoint, {});
+    for (int64_t step = checkpointer.restore(); step < config.train.max_steps; ++step) {
+      const Autocast autocast(config.amp);  // the last object is made in the first step
+      metrics.end_step(step, {.num_samples = 1});
+      std::printf("ended step %d\n", static_cast<int>(step));
+    }
+  };
+  const auto run_with = [&](const char* argument) {
+    return run_program(program, {"metrics.dir=", "train.max_steps=3", argument});
+  };
+  for (const char* used : {"amp.dtype=bf16", "lr_schedule.lr=0.5", "metrics.log_every=1"}) {
+    const Ended ended = run_with(used);
+    INFO(ended.output);
+    CHECK(ended.code() == 0);
+    CHECK(ended.says("ended step 2"));
+  }
+  for (const char* unused : {"ddp.bucket_cap_mb=50", "train.batch_size=8", "sampler.seed=3"}) {
+    const Ended ended = run_with(unused);
+    INFO(ended.output);
+    CHECK(ended.code() == 64);
+    CHECK(ended.says(std::string(unused) + " changes nothing"));
+    CHECK_FALSE(ended.says("ended step 1"));
+  }
+  const Ended at_start = run_with("train.grad_accum_steps=4");
+  CHECK(at_start.code() == 64);
+  CHECK(at_start.says("ddp::uses({\"train.grad_accum_steps\"})"));
+  CHECK_FALSE(at_start.says("called"));
+  // Without a step it is known at the end.
+  CHECK(run_program([](Context&, const Config&) {}, {"amp.dtype=bf16"}).code() == 64);
 }
 
 TEST_CASE("a training loop announces its steps by itself") {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/taken_mark.hpp"
 
 namespace ddp {
 
@@ -23,6 +24,7 @@ struct AmpOptions {
   double growth_factor = 2.0;      ///< > 1
   double backoff_factor = 0.5;     ///< < 1
   int64_t growth_interval = 2000;  ///< steps without inf or NaN until the scale grows
+  detail::TakenMark taken{};       ///< not a setting: tells ddp::Config that these options are used
 };
 void describe_fields(AmpOptions& options, FieldVisitor& visitor);
 

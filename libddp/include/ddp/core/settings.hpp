@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/core/fields.hpp"
@@ -23,11 +24,12 @@
 namespace ddp {
 
 /// A program's own section, announced before settings are read, so that --help shows its keys and
-/// unknown keys are refused before anything starts.
+/// unknown keys are refused before anything starts. Or, without a name, what uses() says.
 struct Section {
   std::string name;
   std::function<void(FieldVisitor&)>
-      describe;  ///< visits options of its own, at first the defaults
+      describe;                          ///< visits options of its own, at first the defaults
+  std::vector<std::string> used_keys{};  ///< of uses()
 };
 
 /// `T` has describe_fields(T&, FieldVisitor&).
@@ -35,6 +37,15 @@ template <typename T>
 Section declare_section(std::string name) {
   return {std::move(name),
           [options = T{}](FieldVisitor& visitor) mutable { describe_fields(options, visitor); }};
+}
+
+/// Names settings of the library on which the program's own code acts: fields
+/// ("train.grad_accum_steps") and whole sections ("metrics"). What objects of the library take need
+/// not be named: see Config::require_all_used.
+///
+///   ddp::run(argc, argv, train, {ddp::uses({"train.grad_accum_steps", "train.mixup"})});
+inline Section uses(std::vector<std::string> keys) {
+  return {.name = "", .describe = [](FieldVisitor&) {}, .used_keys = std::move(keys)};
 }
 
 class Settings {

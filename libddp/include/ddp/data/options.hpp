@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/taken_mark.hpp"
 
 namespace ddp {
 
 enum class DataFormat {
-  Auto,       ///< told from what lies at `path`; synthetic where `path` is empty
+  Auto,       ///< told from what lies at `path`
   Cifar10,    ///< official binary files data_batch_1..5.bin, test_batch.bin
   Tar,        ///< JPEG tar shards in WebDataset layout: train-*.tar and test-*.tar
   Folder,     ///< train/<class>/*.jpg and test/<class>/*.jpg (or val/)
@@ -55,6 +56,7 @@ struct DataOptions {
   CachePolicy cache = CachePolicy::Auto;
   int64_t cache_limit_mb = 2048;  ///< decoded images kept by `cache` = auto
   int64_t max_pixels = 64'000'000;
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 
 struct SamplerOptions {
@@ -63,6 +65,7 @@ struct SamplerOptions {
   bool drop_last = false;  ///< cut the tail so that ranks get equally many, instead of padding
   bool pad = true;  ///< repeat samples so that ranks get equally many; false (evaluation): each
                     ///< sample once, ranks differ by at most one
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 
 /// Whether something is done on the GPU: where it can be, always (else an error), or never.
@@ -102,6 +105,7 @@ struct LoaderOptions {
   /// images, that is said once and the CPU decodes.
   JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 
 /// The settings of an evaluation loader: no shuffle, each sample once.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/taken_mark.hpp"
 
 namespace ddp {
 
@@ -27,8 +28,7 @@ enum class LrScheduleType {
 struct LrScheduleOptions {
   LrScheduleType type = LrScheduleType::Constant;
   double lr = 0.1;           ///< base learning rate
-  int64_t total_steps = 0;   ///< Cosine, Linear, OneCycle: length with warm-up; 0: ddp::Config
-                             ///< takes train.max_steps where train.epochs is not set
+  int64_t total_steps = 0;   ///< Cosine, Linear, OneCycle: length with warm-up; 0: that of the run
   int64_t warmup_steps = 0;  ///< 0: none
   double warmup_start_factor = 0.01;  ///< first step's share of lr
   double min_lr = 0.0;                ///< Cosine, Linear: value at total_steps and after
@@ -39,14 +39,18 @@ struct LrScheduleOptions {
   double div_factor = 25.0;           ///< OneCycle: starts at lr / div_factor
   double final_div_factor = 1e4;      ///< OneCycle: ends at lr / div_factor / final_div_factor
   bool linear_anneal = false;         ///< OneCycle: lines instead of cosines
-  bool three_phase = false;  ///< OneCycle: falls to the start's value before the last phase
+  bool three_phase = false;   ///< OneCycle: falls to the start's value before the last phase
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 void describe_fields(LrScheduleOptions& options, FieldVisitor& visitor);
 
 class LrSchedule {
  public:
-  /// Throws SettingsError naming the setting that is out of range or missing.
-  explicit LrSchedule(LrScheduleOptions options);
+  /// `num_steps` is the length of the run (TrainOptions::num_steps), for schedules that have a
+  /// length where options.total_steps is 0. Without it, options of a ddp::Config still have
+  /// train.max_steps there, unless train.epochs is set. Throws SettingsError naming the setting
+  /// that is out of range or missing.
+  explicit LrSchedule(LrScheduleOptions options, int64_t num_steps = 0);
 
   /// The learning rate of optimizer step `step` (the first is 0). Beyond the end: the last value.
   double at(int64_t step) const;

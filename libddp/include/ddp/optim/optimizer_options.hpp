@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/taken_mark.hpp"
 
 namespace ddp {
 
@@ -80,6 +81,7 @@ struct OptimizerOptions {
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0". An item
   /// without a setting belongs to the group of the next one: overrides are cut at every comma.
   std::vector<ParameterGroup> groups{};
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/taken_mark.hpp"
 
 namespace ddp {
 
@@ -30,6 +31,7 @@ struct DdpOptions {
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);
 

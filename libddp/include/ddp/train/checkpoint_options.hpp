@@ -5,6 +5,7 @@
 #include <string>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/taken_mark.hpp"
 
 namespace ddp {
 
@@ -26,6 +27,7 @@ struct CheckpointOptions {
   // Not settings: texts kept with every checkpoint, filled in by ddp::Config or by the program.
   std::string settings_text{};  ///< the resolved settings
   std::string plan_text{};      ///< the measured choices, pinned on resume
+  detail::TakenMark taken{};    ///< not a setting: tells ddp::Config that these options are used
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 

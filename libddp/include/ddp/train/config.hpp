@@ -46,6 +46,9 @@ class Config {
   /// program's sections, any other key is refused here; one named as a section above says which of
   /// its keys there are and what their defaults (without keys: no such section). Without any, keys
   /// of sections that the program may ask for later stay unread, unless they look misspelled.
+  /// Those fields of section train on which a loop alone can act (grad_accum_steps, max_grad_norm,
+  /// label_smoothing, mixup, cuda_graph and eval_…) are there only where uses() names them, or
+  /// where the program announces section train: elsewhere they are refused and not shown.
   /// Settings that follow from others are filled in where they were left open: loader.batch_size
   /// from train.batch_size (and back), lr_schedule.total_steps from train.max_steps
   /// (not where train.epochs is set: then the program sets it, from TrainOptions::num_steps),
@@ -69,6 +72,13 @@ class Config {
   /// Refuses keys that neither the library nor the program read: call it when all sections were
   /// asked for. ddp::run does, at the latest when the first step has begun.
   void require_all_read() const;
+  /// The same, and refuses settings that change nothing, with the fix: those of a section above
+  /// whose options no object of the library took (this Config's, or copies of them, with what the
+  /// program changed), unless uses() names them or the program announced the section. A file may
+  /// say what would hold without it, as to_yaml() does; an override may not. Always used:
+  /// context, train.max_steps, train.epochs, and what ddp::run sets from section train;
+  /// train.batch_size is loader.batch_size. ddp::run calls it after the first step and at the end.
+  void require_all_used() const;
 
   /// Present values of all keys, own sections included as far as they were read.
   SettingRows rows() const;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/taken_mark.hpp"
 
 namespace ddp {
 
@@ -33,7 +34,8 @@ struct MetricsOptions {
   int64_t trace_steps = 0;       ///< number of traced steps; 0: no trace
   bool nvtx = false;             ///< NVTX ranges, for Nsight
 
-  RunInfo run;  ///< not settings: filled in by ddp::Config or by the program
+  RunInfo run;                ///< not settings: filled in by ddp::Config or by the program
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 void describe_fields(MetricsOptions& options, FieldVisitor& visitor);
 

@@ -30,7 +30,10 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///
 /// `own_sections` announces sections of the program (declare_section), so that --help shows them
 /// and unknown keys are refused at the start; without it they are refused when the first step
-/// begins. Returns on all ranks.
+/// begins. With uses() it also names the fields of the library's section train on which the
+/// program's own loop acts. Settings that nothing uses are refused: fields of that section at the
+/// start, sections that no object of the library took after the first step; see
+/// Config::require_all_used. Returns on all ranks.
 int run(int argc, const char* const* argv, const RunFunction& function,
         const std::vector<Section>& own_sections = {});
 

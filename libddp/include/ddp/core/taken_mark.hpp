@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+namespace ddp::detail {
+
+/// Whether an object of the library took the options of a ddp::Config. Copies of the options share
+/// the mark. Options that a program made itself have none, and set() does nothing.
+class TakenMark {
+ public:
+  static TakenMark make() {
+    TakenMark mark;
+    mark.taken_ = std::make_shared<std::atomic<bool>>(false);
+    return mark;
+  }
+  /// May be called from any thread.
+  void set() const {
+    if (taken_) {
+      taken_->store(true, std::memory_order_relaxed);
+    }
+  }
+  bool is_set() const { return taken_ && taken_->load(std::memory_order_relaxed); }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> taken_;
+};
+
+}  // namespace ddp::detail
