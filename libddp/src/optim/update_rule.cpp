@@ -9,15 +9,21 @@ namespace ddp::detail {
 namespace {
 
 // Calls `kernel` with the learning rate as a double, or as a tensor where only the device knows it.
-// Rounded to float32 in both cases, so that eager and captured steps give the same bits.
+// Rounded to float32 in both cases, so that eager and captured steps give the same bits. The CPU
+// captures none, and its float64 weights take the rate as it is.
 template <typename Kernel>
 void with_lr(const UpdateBatch& batch, const StepScalar& lr, Kernel kernel) {
   const auto lr_scale = static_cast<float>(batch.lr_scale);
+  const at::Tensor& first = batch.params.front();
+  if (lr.value() && first.is_cpu() && first.scalar_type() == at::kDouble) {
+    kernel(*lr.value() * batch.lr_scale);
+    return;
+  }
   if (lr.value()) {
     kernel(static_cast<double>(static_cast<float>(*lr.value()) * lr_scale));
     return;
   }
-  const at::Tensor tensor = lr.tensor(batch.params.front().device());
+  const at::Tensor tensor = lr.tensor(first.device());
   kernel(lr_scale == 1.0F ? tensor : at::mul(tensor, at::Scalar(lr_scale)));
 }
 

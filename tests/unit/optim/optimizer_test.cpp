@@ -126,6 +126,42 @@ TEST_CASE("100 steps of every rule equal torch::optim", "[optim]") {
   }
 }
 
+// PyTorch rounds 1 - lr * weight_decay to float32 and multiplies by it in every update.
+TEST_CASE("At small learning rates flat AdamW is no farther from float64 than PyTorch", "[optim]") {
+  const auto run_torch = [](at::ScalarType dtype) {
+    const at::Tensor weight = weights({101}, 0).detach().to(dtype).requires_grad_();
+    torch::optim::AdamW optimizer({weight}, torch::optim::AdamWOptions(1e-3).weight_decay(0.05));
+    for (int64_t step = 0; step < 100; ++step) {
+      weight.mutable_grad() = gradient({101}, 0, step).to(dtype);
+      optimizer.step();
+    }
+    return weight.detach();
+  };
+  NamedParameters parameters{{"w", weights({101}, 0)}};
+  OptimizerOptions options = adamw();
+  options.implementation = ddp::OptimizerImplementation::Flat;
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  run_steps(optimizer, parameters, 0, 100, {.lr = 1e-3});
+  const at::Tensor exact = run_torch(at::kDouble);
+  const at::Tensor theirs = run_torch(at::kFloat);
+  CHECK(ulps(parameters[0].tensor, theirs) <= 50.0);
+  CHECK(ulps(parameters[0].tensor, exact) <= ulps(theirs, exact));
+}
+
+TEST_CASE("Float64 weights take the learning rate in float64", "[optim]") {
+  NamedParameters parameters{{"w", at::ones({3}, at::kDouble).requires_grad_()},
+                             {"v", at::ones({3}, at::kDouble).requires_grad_()}};
+  OptimizerOptions options;
+  options.groups = {{.patterns = {"v"}, .lr_scale = 0.1}};
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  for (const auto& parameter : parameters) {
+    parameter.tensor.mutable_grad() = at::ones({3}, at::kDouble);
+  }
+  optimizer.step(0.1);
+  CHECK(at::equal(parameters[0].tensor.detach(), at::full({3}, 1.0 - 0.1, at::kDouble)));
+  CHECK(at::equal(parameters[1].tensor.detach(), at::full({3}, 1.0 - 0.1 * 0.1, at::kDouble)));
+}
+
 TEST_CASE("Parameters without a gradient are skipped, state too", "[optim]") {
   for (const OptimizerOptions& options : every_rule()) {
     NamedParameters parameters = three_parameters();

@@ -40,7 +40,8 @@ class StepScalar {
 /// The inputs of one optimizer step. Every number may be given by the host or by the device; a
 /// captured step takes them all from the device.
 struct StepScalars {
-  StepScalar lr = {};    ///< learning rate, before each group's lr_scale; rounded to float32
+  StepScalar lr = {};    ///< learning rate, before each group's lr_scale; rounded to float32, but
+                         ///< not for float64 parameters on the CPU where it is the host's
   StepScalar step = {};  ///< index of the training step, for rules that draw random numbers
   StepScalar inverse_scale = {};  ///< gradients are multiplied by it first: 1 / loss scale
   StepScalar found_inf = {};      ///< 0, or 1: the step changes nothing (parameters, state, counts)
