@@ -14,22 +14,27 @@
 namespace models::detail {
 namespace {
 
+[[noreturn]] void fail(const std::string& path, const std::string& why) {
+  throw ddp::ReadError("cannot read " + path + ": " + why);
+}
+
 [[noreturn]] void fail(const std::string& path, int error) {
-  throw ddp::ReadError("cannot read " + path + ": " + std::generic_category().message(error));
+  fail(path, std::generic_category().message(error));
 }
 
 }  // namespace
 
 PositionedFile::PositionedFile(std::string path) : path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: a named pipe is refused below instead of waiting for somebody to write.
+  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) {
     fail(path_, errno);
   }
   struct stat status {};
-  const int error = ::fstat(fd_, &status) != 0 ? errno : S_ISREG(status.st_mode) ? 0 : EINVAL;
-  if (error != 0) {
+  const int error = ::fstat(fd_, &status) != 0 ? errno : 0;
+  if (error != 0 || !S_ISREG(status.st_mode)) {
     ::close(fd_);
-    fail(path_, error);
+    fail(path_, error != 0 ? std::generic_category().message(error) : "it is not a regular file");
   }
   size_ = static_cast<uint64_t>(status.st_size);
 }

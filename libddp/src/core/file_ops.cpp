@@ -178,6 +178,47 @@ FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::st
   return record;
 }
 
+int open_to_read(const std::string& path, std::string& why, Links links) {
+  const int follow = links == Links::Refuse ? O_NOFOLLOW : 0;
+  int fd = -1;
+  do {  // O_NONBLOCK: a named pipe is opened without a writer; a regular file takes no notice
+    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | follow);
+  } while (fd < 0 && errno == EINTR);
+  struct stat status {};
+  const int error = fd < 0 || ::fstat(fd, &status) != 0 ? errno : 0;
+  if (error == 0 && S_ISREG(status.st_mode)) {
+    return fd;
+  }
+  why = error != 0 ? std::generic_category().message(error) : "it is not a regular file";
+  if (fd >= 0) {
+    ::close(fd);
+  }
+  errno = error != 0 ? error : EINVAL;
+  return -1;
+}
+
+std::optional<std::string> read_start(const std::string& path, std::size_t limit, std::string& why,
+                                      Links links) {
+  const int fd = open_to_read(path, why, links);
+  if (fd < 0) {
+    return std::nullopt;
+  }
+  std::string text;
+  std::vector<char> buffer(std::min<std::size_t>(limit, 1u << 16));
+  ssize_t count = 1;
+  while (text.size() < limit && count != 0) {
+    count = ::read(fd, buffer.data(), std::min(buffer.size(), limit - text.size()));
+    if (count < 0 && errno != EINTR) {
+      why = std::generic_category().message(errno);
+      ::close(fd);
+      return std::nullopt;
+    }
+    text.append(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  }
+  ::close(fd);
+  return text;
+}
+
 void sync_folder(FileOps& ops, const std::string& folder) {
   OpenFile file(ops, folder, O_RDONLY | O_DIRECTORY);
   file.sync();

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,6 +59,18 @@ inline constexpr mode_t kPrivate = 0600, kPublished = 0666;
 /// naming the file and the system's reason, after removing the part.
 FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
                           const std::vector<std::string_view>& chunks, mode_t mode = kPrivate);
+
+/// Whether a symbolic link in the last part of a path is followed.
+enum class Links { Follow, Refuse };
+
+/// A descriptor to read the regular file `path`, or -1 and `why` (with errno) tells why not.
+/// Anything else of that name is refused at once: a named pipe would wait for somebody to write.
+int open_to_read(const std::string& path, std::string& why, Links links = Links::Follow);
+
+/// The first `limit` bytes of the regular file `path`, or all that it has. None where it cannot be
+/// read, and `why` tells why not.
+std::optional<std::string> read_start(const std::string& path, std::size_t limit, std::string& why,
+                                      Links links = Links::Follow);
 
 /// Forces the folder's entries (creations, renames) to the disk. Throws FileError.
 void sync_folder(FileOps& ops, const std::string& folder);

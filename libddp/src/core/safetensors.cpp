@@ -2,7 +2,6 @@
 #include "ddp/core/safetensors.hpp"
 
 #include <ATen/ATen.h>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -47,12 +46,13 @@ at::ScalarType to_scalar_type(const std::string& dtype) {
 class Mapping {
  public:
   explicit Mapping(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    std::string why;
+    const int fd = detail::open_to_read(path, why);
     if (fd < 0) {
-      fail_read(path, errno);
+      throw ReadError("cannot read " + path + ": " + why);
     }
     struct stat status {};
-    int error = ::fstat(fd, &status) != 0 ? errno : S_ISREG(status.st_mode) ? 0 : EINVAL;
+    int error = ::fstat(fd, &status) != 0 ? errno : 0;
     size_ = static_cast<std::size_t>(status.st_size);
     if (error == 0 && size_ > 0) {
       void* memory = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);

@@ -2,10 +2,8 @@
 #include "ddp/core/settings.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 
+#include "core/file_ops.hpp"
 #include "core/parse_number.hpp"
 #include "core/setting_text.hpp"
 #include "core/settings_reader.hpp"
@@ -27,17 +25,13 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 // The whole file, or the limit and one byte: the caller sees that it is too large.
 std::string read_file(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text(detail::kMaxYamlBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.eof() && file.fail()) {
-    throw SettingsError(concat(
-        "--config ", path, " cannot be read: ", errno == 0 ? "unknown error" : std::strerror(errno),
-        "; fix: give the path of a YAML file"));
+  std::string why;
+  auto text = detail::read_start(path, detail::kMaxYamlBytes + 1, why);
+  if (!text) {
+    throw SettingsError(
+        concat("--config ", path, " cannot be read: ", why, "; fix: give the path of a YAML file"));
   }
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  return text;
+  return *std::move(text);
 }
 
 }  // namespace

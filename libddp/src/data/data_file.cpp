@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/data_file.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,21 +8,22 @@
 #include <cstring>
 #include <utility>
 
+#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 
 DataFile::DataFile(const std::string& path) : path_(path) {
-  // O_NONBLOCK: opening a named pipe must not hang; regular files ignore it.
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  std::string why;
+  descriptor_ = open_to_read(path, why);
   if (descriptor_ < 0) {
-    throw DataError(
-        concat("cannot open data file ", path, ": ", std::strerror(errno), kDataFileFix));
+    throw DataError(concat("cannot open data file ", path, ": ", why, kDataFileFix));
   }
   struct stat info {};
-  if (::fstat(descriptor_, &info) != 0 || !S_ISREG(info.st_mode)) {
+  if (::fstat(descriptor_, &info) != 0) {
     ::close(descriptor_);
-    throw DataError(concat("data file ", path, " is not a regular file", kDataFileFix));
+    throw DataError(
+        concat("cannot read data file ", path, ": ", std::strerror(errno), kDataFileFix));
   }
   size_ = info.st_size;
 }

@@ -2,12 +2,13 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <regex>
+#include <sstream>
 #include <tuple>
 
+#include "core/file_ops.hpp"
 #include "data/data_file.hpp"
 #include "data/image_source.hpp"
 #include "data/tar_index.hpp"
@@ -36,9 +37,18 @@ void split_name(const std::string& name, std::string& key, std::string& extensio
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
 }
 
+// One name a line; none where there is no such file.
 std::vector<std::string> read_class_names(const fs::path& path) {
   std::vector<std::string> names;
-  std::ifstream in(path);
+  if (!fs::exists(path)) {
+    return names;
+  }
+  std::string why;
+  const auto text = read_start(path.string(), 64u << 20, why);
+  if (!text) {
+    throw DataError(concat("class names ", path.string(), ": ", why, kDataFileFix));
+  }
+  std::istringstream in(*text);
   for (std::string line; std::getline(in, line) && names.size() < 1'000'000;) {
     if (!line.empty()) {
       names.push_back(line);

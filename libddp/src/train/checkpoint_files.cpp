@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checkpoint_files.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -218,24 +217,13 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& dir) {
 
 Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoint) {
   const std::string path = dir + "/" + checkpoint.name + "/" + kManifestName;
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) {
-    throw ReadError(path + " cannot be opened: " + reason(errno));
-  }
-  std::string text;
-  std::vector<char> buffer(1 << 16);
-  ssize_t count = 0;
+  std::string why;
   // parse_manifest refuses what is longer than 16 MiB.
-  while (text.size() <= (16u << 20) && ((count = ::read(fd, buffer.data(), buffer.size())) > 0 ||
-                                        (count < 0 && errno == EINTR))) {
-    text.append(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  const auto text = read_start(path, (16u << 20) + 1, why, Links::Refuse);
+  if (!text) {
+    throw ReadError(path + " cannot be read: " + why);
   }
-  const int error = count < 0 ? errno : 0;
-  ::close(fd);
-  if (error != 0) {
-    throw ReadError(path + " cannot be read: " + reason(error));
-  }
-  auto manifest = parse_manifest(text, path);
+  auto manifest = parse_manifest(*text, path);
   if (manifest.step != checkpoint.step) {
     throw ReadError(
         concat(path, " is of step ", manifest.step, ", its folder of step ", checkpoint.step));
@@ -245,9 +233,10 @@ Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoin
 
 std::optional<std::string> find_damage(const std::string& folder, const FileRecord& file) {
   const std::string path = folder + "/" + file.name;
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  std::string why;
+  const int fd = open_to_read(path, why, Links::Refuse);
   if (fd < 0) {
-    return path + (errno == ENOENT ? " is missing" : " cannot be opened: " + reason(errno));
+    return path + (errno == ENOENT ? " is missing" : " cannot be opened: " + why);
   }
   struct stat status {};
   if (::fstat(fd, &status) != 0 || static_cast<uint64_t>(status.st_size) != file.size) {

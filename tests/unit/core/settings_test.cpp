@@ -10,6 +10,7 @@
 
 #include "core/setting_text.hpp"
 #include "support/catch.hpp"
+#include "support/named_pipe.hpp"
 #include "unit/core/sample_options.hpp"
 
 namespace ddp {
@@ -208,6 +209,12 @@ TEST_CASE("files that cannot be read are named") {
         }).find("--config /no/such.yaml cannot be read: No such file") != std::string::npos);
   CHECK(message_of([&] { settings.add_yaml_file("/"); }).find("--config / cannot be read") !=
         std::string::npos);
+  const testing::NamedPipe pipe("/tmp/ddp_settings_pipe_" + std::to_string(getpid()));
+  CHECK(message_of([&] {
+          settings.add_yaml_file(pipe.path());
+        }).find("cannot be read: it is not a regular file; fix:") !=
+        std::string::npos);
+  CHECK_FALSE(pipe.was_waited_for());
   char path[] = "/tmp/ddp_settings_XXXXXX";
   close(mkstemp(path));
   std::ofstream(path) << "s: {lr: 0.25}\n";

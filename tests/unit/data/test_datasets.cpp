@@ -11,6 +11,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/data/dataset.hpp"
 #include "support/catch.hpp"
+#include "support/named_pipe.hpp"
 #include "support/stderr_of.hpp"
 #include "unit/data/cifar10_sample.hpp"
 #include "unit/data/data_test_support.hpp"
@@ -293,6 +294,12 @@ TEST_CASE("a tar data set needs its labels", "[dataset]") {
   REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg) + data_test::tar_entry("0.cls", "x")),
                    "decimal label"));
   REQUIRE(contains(error(""), "no samples"));
+  {
+    const testing::NamedPipe pipe(folder.path() / "classes.txt");
+    REQUIRE(contains(error(data_test::tar_entry("dog/0.jpg", jpeg)),
+                     pipe.path() + ": it is not a regular file"));
+    REQUIRE_FALSE(pipe.was_waited_for());
+  }
   data_test::write_file(folder.path() / "classes.txt", "cat\ndog\n");
   REQUIRE(error(data_test::tar_entry("dog/0.jpg", jpeg)).empty());
   REQUIRE(make_dataset({.path = folder.path()})->get(0).target.item<int64_t>() == 1);

@@ -8,6 +8,7 @@
 
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
+#include "support/named_pipe.hpp"
 #include "unit/data/token_test_support.hpp"
 
 using namespace token_test;
@@ -125,6 +126,13 @@ TEST_CASE("a token id out of range names file, document and position", "[tokens]
     file.write(make_parts({{5, -7}}, std::nullopt, dtype));
     CHECK_THAT(refusal(file), Contains("document 0 has id -7 at token 1"));
   }
+}
+
+TEST_CASE("a named pipe is no token file", "[tokens]") {
+  const File file;
+  const testing::NamedPipe pipe(file.path());
+  CHECK_THAT(refusal(file), Contains(file.path() + ": it is not a regular file"));
+  CHECK_FALSE(pipe.was_waited_for());
 }
 
 TEST_CASE("a truncated or missing token file is a data error that names it", "[tokens]") {

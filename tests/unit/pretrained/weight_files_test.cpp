@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "models/pretrained/hf_weights.hpp"
+#include "support/named_pipe.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"
 
 namespace {
@@ -63,6 +64,13 @@ TEST_CASE("damaged safetensors files are refused by name") {
                          R"("model.b.weight":{"dtype":"F32","shape":[4],"data_offsets":[20,36]}})",
                          std::string(36, 'x')));
   CHECK_THAT(refusal(folder.path()), Catch::Contains("'model.b.weight' lies at bytes 20..36"));
+}
+
+TEST_CASE("a named pipe is no file of weights") {
+  TemporaryFolder folder;
+  const testing::NamedPipe pipe(folder.file("model.safetensors"));
+  CHECK_THAT(refusal(pipe.path()), Catch::Contains(pipe.path() + ": it is not a regular file"));
+  CHECK_FALSE(pipe.was_waited_for());
 }
 
 TEST_CASE("what LibTorch throws while weights are read is an error of reading") {

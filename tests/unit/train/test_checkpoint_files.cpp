@@ -6,6 +6,8 @@
 
 #include "support/catch.hpp"
 #include "support/file_rights.hpp"
+#include "support/message_of.hpp"
+#include "support/named_pipe.hpp"
 #include "train/checkpoint_files.hpp"
 #include "unit/train/crash_model.hpp"
 
@@ -325,6 +327,19 @@ TEST_CASE("damage anywhere in a checkpoint is found and named") {
     REQUIRE_THAT(damage(), Catch::Contains(path));
     testing::write_file(path, good);
     REQUIRE(damage() == "");
+  }
+}
+
+TEST_CASE("a named pipe in place of a checkpoint's file is damage") {
+  const TemporaryFolder folder;
+  FileOps ops;
+  const auto checkpoint = save(ops, folder.path(), 3);
+  for (const auto* name : {"model.safetensors", "manifest.json"}) {
+    const testing::NamedPipe pipe(folder.path() + "/" + checkpoint.name + "/" + name);
+    CHECK_THAT(
+        testing::message_of<ddp::ReadError>([&] { check_checkpoint(folder.path(), checkpoint); }),
+        Catch::Contains(name) && Catch::Contains("it is not a regular file"));
+    CHECK_FALSE(pipe.was_waited_for());
   }
 }
 
