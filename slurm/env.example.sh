@@ -12,6 +12,11 @@
 # How srun starts the tasks: pmix, or none for GPU ranks (they need no MPI).
 # export DDP_SRUN_MPI=none
 
+# The secret by which ranks know each other. Ranks that srun itself starts (all jobs here) need none. Ranks of
+# `srun torchrun` on several nodes, or with RANK and MASTER_ADDR set, need one for each job, of at least 16 characters;
+# srun passes it to all tasks:
+# export DDP_SECRET=$(openssl rand -hex 32)
+
 # The network NCCL uses, where the first one is the wrong one (the control connections':
 # context.control_plane.bind_address):
 # export NCCL_SOCKET_IFNAME=ib0

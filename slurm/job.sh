@@ -149,6 +149,7 @@ run_job() {
   folder=$(_setting checkpoint.dir "$@")
   lines=$(wc -l <"$run_dir/slurm.log")
 
+  # The ranks share their secret through MPI (pmix) or a 0600 file (DDP_SRUN_MPI=none): no DDP_SECRET is needed.
   # --wait: the ranks end each other and say why; Slurm need not hurry them.
   srun --mpi="${DDP_SRUN_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 \
     "${wrapper[@]}" "$program" "$@"

@@ -1,10 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks started by torchrun meet through its store; a control plane is all they make, so that no
-// GPU and no MPI is needed.
+// GPU and no MPI is needed. The last rank plays a stranger first: it reads the store and tries to
+// join with what is there.
+#include <chrono>
 #include <cstdio>
+#include <sstream>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/job_rendezvous.hpp"
+#include "core/control_leaf.hpp"
 #include "ddp/core/control_plane.hpp"
+
+namespace {
+
+// Whether rank 0 knows a word that the store shows as its secret.
+bool stranger_is_admitted(const ddp::LaunchEnvironment& launch) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(launch.master_port);
+  options.waitWorkers = false;
+  c10d::TCPStore store(launch.master_addr, options);
+  const auto bytes = store.get(ddp::detail::store_key(launch));
+  std::istringstream words(std::string(bytes.begin(), bytes.end()));
+  std::string host, secret;
+  int port = 0;
+  words >> host >> port >> secret;
+  if (secret.empty()) {
+    return false;
+  }
+  try {
+    ddp::detail::Hello hello;
+    hello.rank = static_cast<uint32_t>(launch.rank);
+    hello.world_size = static_cast<uint32_t>(launch.world_size);
+    ddp::detail::join_hub(host, port, secret, hello,
+                          std::chrono::steady_clock::now() + std::chrono::seconds(3));
+    return true;
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 int main() {
   try {
@@ -12,16 +47,20 @@ int main() {
     const auto launch = ddp::detect_launch_environment({}, environment);
     ddp::ControlPlaneOptions options;
     options.rendezvous_timeout = std::chrono::seconds(20);
+    const bool admitted = launch.rank == launch.world_size - 1 && launch.torchrun_store &&
+                          stranger_is_admitted(launch);
     const auto plane = ddp::ControlPlane::create(
         launch, ddp::detail::make_job_rendezvous(launch, environment, options, nullptr), options);
     std::string all;
     for (const auto& rank : plane->all_gather(std::to_string(plane->rank()))) {
       all += rank;
     }
+    const bool any_admitted = plane->agree_any(admitted);
     plane->close();
     if (launch.rank == 0) {
-      std::printf("through %s: ranks %s\n", launch.torchrun_store ? "the store" : "an address",
-                  all.c_str());
+      std::printf("through %s: ranks %s, a stranger %s\n",
+                  launch.torchrun_store ? "the store" : "an address", all.c_str(),
+                  any_admitted ? "is admitted" : "learns nothing");
     }
     return 0;
   } catch (const ddp::Error& error) {

@@ -53,8 +53,8 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {
                  .may_differ = true},
                 options.bind_address);
   visitor.field({.name = "rendezvous_folder",
-                 .doc = "folder all nodes share, for ranks started by srun without MPI; empty: "
-                        "$SLURM_SUBMIT_DIR, else $HOME",
+                 .doc = "folder all nodes share, for ranks started by srun without MPI (empty: "
+                        "$SLURM_SUBMIT_DIR, else $HOME) or by torchrun (empty: /tmp on one host)",
                  .may_differ = true},
                 options.rendezvous_folder);
 }

@@ -1,14 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/job_rendezvous.hpp"
 
+#include <algorithm>
+#include <sstream>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "core/authentication.hpp"
 #include "core/rendezvous.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
 namespace {
+
+constexpr const char* kHowToSetSecret =
+    "set DDP_SECRET to the same random text of at least 16 characters on all ranks, for example "
+    "DDP_SECRET=$(openssl rand -hex 32)";
+
+bool on_one_host(const LaunchEnvironment& launch) {
+  return launch.num_nodes == 1 && launch.local_world_size == launch.world_size;
+}
 
 // Loopback where no peer is on another host.
 std::string choose_bind_address(const LaunchEnvironment& launch,
@@ -16,8 +29,16 @@ std::string choose_bind_address(const LaunchEnvironment& launch,
   if (!options.bind_address.empty()) {
     return options.bind_address;
   }
-  const bool one_host = launch.num_nodes == 1 && launch.local_world_size == launch.world_size;
-  return one_host ? "127.0.0.1" : reachable_address();
+  return on_one_host(launch) ? "127.0.0.1" : reachable_address();
+}
+
+std::string read_secret(const EnvironmentLookup& environment) {
+  auto secret = environment("DDP_SECRET").value_or("");
+  if (!secret.empty() && secret.size() < kMinSecretLength) {
+    throw SettingsError(concat("DDP_SECRET has ", secret.size(), " characters, at least ",
+                               kMinSecretLength, " are needed: ", kHowToSetSecret));
+  }
+  return secret;
 }
 
 class MpiRendezvous final : public Rendezvous {
@@ -40,22 +61,63 @@ class MpiRendezvous final : public Rendezvous {
   std::string contact_;
 };
 
+// The three ways of torchrun's ranks, by what their own environment says. What rank 0 puts into the
+// store is told beside each.
+enum class StoreWay {
+  SecretKnown,   // "address port nonce": the secret is HMAC(DDP_SECRET, nonce)
+  SecretInFile,  // the key of a file that holds "address port secret"
+  SecretOpen     // "address port secret"
+};
+
+constexpr std::size_t kNonceLength = 64;  // hexadecimal digits of 32 bytes
+
+bool is_hex(const std::string& text, std::size_t length) {
+  return text.size() == length && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
 class StoreRendezvous final : public Rendezvous {
  public:
-  StoreRendezvous(const LaunchEnvironment& launch, std::string bind_address, std::string secret)
+  StoreRendezvous(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
+                  std::string known_secret)
       : host_(launch.master_addr),
         port_(launch.master_port),
-        // The store lives on when torchrun starts the workers again.
-        key_(concat("ddp/contact/", launch.restart_count)),
-        bind_address_(std::move(bind_address)),
-        secret_(std::move(secret)) {}
+        key_(store_key(launch)),
+        bind_address_(choose_bind_address(launch, options)),
+        known_secret_(std::move(known_secret)),
+        nonce_(launch.rank == 0 ? to_hex(random_bytes(kNonceLength / 2)) : std::string()) {
+    folder_ = options.rendezvous_folder;
+    if (folder_.empty() && on_one_host(launch)) {
+      folder_ = "/tmp";  // not TMPDIR, which a rank may have for itself
+    }
+    way_ = !known_secret_.empty() ? StoreWay::SecretKnown
+           : !folder_.empty()     ? StoreWay::SecretInFile
+                                  : StoreWay::SecretOpen;
+    if (launch.rank == 0 && way_ == StoreWay::SecretOpen) {
+      log_warning(
+          concat("the job's secret travels through torchrun's store at ", host_, ":", port_,
+                 ", which everybody on the network can read: who reads it can join the job; fix: ",
+                 kHowToSetSecret,
+                 ", or context.control_plane.rendezvous_folder to a folder that all nodes share"));
+    }
+  }
 
   std::string bind_address() override { return bind_address_; }
-  std::string secret() override { return secret_; }
+  // Rank 0's alone: the others learn the nonce from the store first.
+  std::string secret() override {
+    return way_ == StoreWay::SecretKnown && !nonce_.empty() ? derived_secret(nonce_) : "";
+  }
   std::string exchange(int rank, const std::string& contact,
                        std::chrono::milliseconds timeout) override {
     try {
-      return talk(rank, contact, timeout);
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<uint16_t>(port_);
+      options.isServer = false;
+      options.waitWorkers = false;
+      options.timeout = timeout;
+      c10d::TCPStore store(host_, options);
+      return rank == 0 ? tell(store, contact, timeout) : learn(store, timeout);
+    } catch (const SettingsError&) {
+      throw;  // waiting longer would not help
     } catch (const std::exception& error) {
       throw PeerLostError(concat("rendezvous: ", rank == 0 ? "cannot tell" : "cannot learn",
                                  " rank 0's address through torchrun's store at ", host_, ":",
@@ -65,24 +127,62 @@ class StoreRendezvous final : public Rendezvous {
   }
 
  private:
-  std::string talk(int rank, const std::string& contact, std::chrono::milliseconds timeout) {
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(port_);
-    options.isServer = false;
-    options.waitWorkers = false;
-    options.timeout = timeout;
-    c10d::TCPStore store(host_, options);
-    if (rank == 0) {
-      store.set(key_, std::vector<uint8_t>(contact.begin(), contact.end()));
-      return contact;
+  // Of this job and start alone: two jobs with one DDP_SECRET have different ones.
+  std::string derived_secret(const std::string& nonce) const {
+    return to_hex(hmac_sha256(known_secret_, "job " + nonce));
+  }
+
+  std::string tell(c10d::TCPStore& store, const std::string& contact,
+                   std::chrono::milliseconds timeout) {
+    std::string value = contact;
+    if (way_ == StoreWay::SecretKnown) {
+      value += " " + nonce_;
+    } else if (way_ == StoreWay::SecretInFile) {
+      file_ = make_file_rendezvous(folder_, nonce_, bind_address_);
+      file_->exchange(0, contact, timeout);
+      value = nonce_;
     }
-    const auto value = store.get(key_);
-    return std::string(value.begin(), value.end());
+    store.set(key_, std::vector<uint8_t>(value.begin(), value.end()));
+    return contact;
+  }
+
+  std::string learn(c10d::TCPStore& store, std::chrono::milliseconds timeout) const {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    for (;;) {
+      const auto bytes = store.get(key_);
+      std::string why = "the store holds something else; is DDP_SECRET the same on all ranks?";
+      const auto contact = understand(std::string(bytes.begin(), bytes.end()), why);
+      if (!contact.empty()) {
+        return contact;
+      }
+      if (std::chrono::steady_clock::now() >= deadline) {
+        throw PeerLostError(why);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+
+  // Rank 0's contact with the secret, or nothing where anybody else may have written `value`.
+  std::string understand(const std::string& value, std::string& why) const {
+    if (way_ == StoreWay::SecretOpen) {
+      return value;
+    }
+    if (way_ == StoreWay::SecretInFile) {
+      return is_hex(value, kNonceLength) ? read_contact_file(folder_, value, why) : "";
+    }
+    std::istringstream words(value);
+    std::string address, port, nonce;
+    words >> address >> port >> nonce;
+    return is_hex(nonce, kNonceLength) ? concat(address, ' ', port, ' ', derived_secret(nonce))
+                                       : "";
   }
 
   const std::string host_;
   const int port_;
-  const std::string key_, bind_address_, secret_;
+  const std::string key_, bind_address_, known_secret_, nonce_;
+  std::string folder_;
+  StoreWay way_ = StoreWay::SecretOpen;
+  std::shared_ptr<Rendezvous> file_;  // of rank 0; goes, with the file, when all have met
 };
 
 std::shared_ptr<Rendezvous> make_fixed(const LaunchEnvironment& launch,
@@ -113,16 +213,21 @@ std::shared_ptr<Rendezvous> make_file(const LaunchEnvironment& launch,
 
 }  // namespace
 
+// The store lives on when torchrun starts the workers again, and several jobs may share one.
+std::string store_key(const LaunchEnvironment& launch) {
+  return concat("ddp/contact/", launch.job_id, '/', launch.restart_count);
+}
+
 std::shared_ptr<Rendezvous> make_job_rendezvous(const LaunchEnvironment& launch,
                                                 const EnvironmentLookup& environment,
                                                 const ControlPlaneOptions& options,
                                                 std::shared_ptr<MpiRuntime> mpi) {
-  const std::string secret = environment("DDP_SECRET").value_or("");
   if (mpi != nullptr) {
     return std::make_shared<MpiRendezvous>(std::move(mpi), choose_bind_address(launch, options));
   }
+  const std::string secret = read_secret(environment);
   if (launch.torchrun_store) {
-    return std::make_shared<StoreRendezvous>(launch, choose_bind_address(launch, options), secret);
+    return std::make_shared<StoreRendezvous>(launch, options, secret);
   }
   if (!launch.master_addr.empty() && launch.master_port != 0) {
     return make_fixed(launch, options, secret);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/authentication.hpp"
+#include "core/file_ops.hpp"
 #include "core/tcp_socket.hpp"
 
 namespace ddp::detail {
@@ -19,6 +20,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxContactBytes = 4096;
+
+std::string contact_path(const std::string& folder, const std::string& key) {
+  return folder + "/.ddp_rendezvous." + key;
+}
 
 class FixedRendezvous final : public Rendezvous {
  public:
@@ -46,7 +51,8 @@ class FileRendezvous final : public Rendezvous {
  public:
   FileRendezvous(const std::string& folder, const std::string& key, std::string bind_address)
       : folder_(folder),
-        path_(folder + "/.ddp_rendezvous." + key),
+        key_(key),
+        path_(contact_path(folder, key)),
         bind_address_(std::move(bind_address)) {}
 
   ~FileRendezvous() override {
@@ -67,12 +73,14 @@ class FileRendezvous final : public Rendezvous {
     }
     const auto deadline = Clock::now() + timeout;
     for (;;) {
-      if (auto found = read(); !found.empty()) {
+      std::string why;
+      if (auto found = read_contact_file(folder_, key_, why); !found.empty()) {
         return found;
       }
       if (Clock::now() >= deadline) {
-        throw PeerLostError(concat("rendezvous: rank 0 did not write ", path_, " within ",
-                                   timeout.count(), " ms; is the folder shared by all nodes?"));
+        throw PeerLostError(concat("rendezvous: rank 0 did not write its address within ",
+                                   timeout.count(), " ms (", why,
+                                   "); is the folder shared by all nodes?"));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -95,30 +103,13 @@ class FileRendezvous final : public Rendezvous {
       unlink(temporary.c_str());
       throw SettingsError(concat("rendezvous: cannot write in folder '", folder_,
                                  "': ", std::strerror(error),
-                                 "; set control_plane.rendezvous_folder to a folder that all nodes "
-                                 "share and you may write to"));
+                                 "; set context.control_plane.rendezvous_folder to a folder "
+                                 "that all nodes share and you may write to"));
     }
     written_ = true;
   }
 
-  // Empty where the file is not there yet, or is not one that only this user can have written.
-  std::string read() const {
-    const int fd = open(path_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-      return {};
-    }
-    struct stat info {};
-    std::string text(kMaxContactBytes, '\0');
-    const bool trusted = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
-                         info.st_uid == geteuid() && (info.st_mode & 077) == 0;
-    const auto count = trusted ? ::read(fd, text.data(), text.size()) : 0;
-    ::close(fd);
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
-    return text;
-  }
-
-  const std::string folder_;
-  const std::string path_;
+  const std::string folder_, key_, path_;
   const std::string bind_address_;
   bool written_ = false;
 };
@@ -136,6 +127,28 @@ std::shared_ptr<Rendezvous> make_fixed_rendezvous(const std::string& host, int p
         "mpirun"));
   }
   return std::make_shared<FixedRendezvous>(host, port, secret, bind_address);
+}
+
+std::string read_contact_file(const std::string& folder, const std::string& key, std::string& why) {
+  const std::string path = contact_path(folder, key);
+  const int fd = open_to_read(path, why, Links::Refuse);
+  if (fd < 0) {
+    why = path + ": " + why;
+    return {};
+  }
+  struct stat info {};
+  std::string text(kMaxContactBytes, '\0');
+  const bool trusted =
+      fstat(fd, &info) == 0 && info.st_uid == geteuid() && (info.st_mode & 077) == 0;
+  const auto count = trusted ? ::read(fd, text.data(), text.size()) : 0;
+  ::close(fd);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  if (!trusted) {
+    why = path + ": it belongs to another user, or others may read it";
+  } else if (text.empty()) {
+    why = path + ": it cannot be read";
+  }
+  return text;
 }
 
 std::shared_ptr<Rendezvous> make_file_rendezvous(const std::string& folder, const std::string& key,

@@ -16,6 +16,10 @@ std::shared_ptr<Rendezvous> make_fixed_rendezvous(const std::string& host, int p
                                                   const std::string& secret,
                                                   const std::string& bind_address = {});
 
+/// What rank 0 wrote into `folder`/.ddp_rendezvous.`key`. Empty where the file is not there yet, or
+/// is none that only this user can have written and can read; `why` tells which.
+std::string read_contact_file(const std::string& folder, const std::string& key, std::string& why);
+
 /// Rank 0 writes its contact, with a new secret, into `folder`/.ddp_rendezvous.`key`, readable by
 /// this user alone; it is removed when the rendezvous object goes. `folder` is seen by all nodes,
 /// `key` names this start of the job. `bind_address` as in ControlPlaneOptions.

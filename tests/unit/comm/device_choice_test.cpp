@@ -68,11 +68,15 @@ TEST_CASE("job rendezvous: each launch has its way, or is told what to set", "[c
   launch.master_port = 29500;
   REQUIRE_THROWS_WITH(make_job_rendezvous(launch, environment, {}, nullptr),
                       Catch::Contains("set DDP_SECRET"));
-  secret = "x";
+  secret = "fifteen letters";
+  REQUIRE_THROWS_WITH(make_job_rendezvous(launch, environment, {}, nullptr),
+                      Catch::Contains("DDP_SECRET has 15 characters, at least 16 are needed") &&
+                          Catch::Contains("openssl rand -hex 32") && !Catch::Contains(secret));
+  secret = "sixteen letters.";
   const auto fixed = make_job_rendezvous(launch, environment, {}, nullptr);
   REQUIRE(fixed->bind_address() == "127.0.0.1");
   REQUIRE(fixed->bind_port() == 29500);
-  REQUIRE(fixed->secret() == "x");
+  REQUIRE(fixed->secret() == secret);
   launch.source = LaunchSource::Slurm;
   launch.master_port = 0;
   launch.local_world_size = 2;
