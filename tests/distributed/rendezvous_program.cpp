@@ -6,14 +6,22 @@
 //   rendezvous_program twice RANK CLAIMED   RANK says that it is CLAIMED
 //   rendezvous_program taken                rank 0's port belongs to another program
 //   rendezvous_program size RANK            RANK believes in one rank more
+//   rendezvous_program other_job RANK       RANK is of another job
+//   rendezvous_program exhausted            rank 0 may open too few files for all connections
+//   rendezvous_program raised               so it is, but rank 0 may raise its limit
+//   rendezvous_program held                 RANK 1 holds 200 connections that say nothing
 //
 // Ends with the exit code of the error.
+#include <fcntl.h>
+#include <sys/resource.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/rendezvous.hpp"
 #include "core/tcp_socket.hpp"
@@ -24,6 +32,44 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// This process may open so many files more. With `hard` it cannot raise the limit either.
+void leave_descriptors(int count, bool hard) {
+  int end = 0;  // of the numbers this process may use
+  for (int num_free = 0; num_free < count; ++end) {
+    num_free += fcntl(end, F_GETFD) == -1 ? 1 : 0;
+  }
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = static_cast<rlim_t>(end);
+  limit.rlim_max = hard ? limit.rlim_cur : limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::vector<ddp::detail::UniqueFd> hold_connections(const ddp::LaunchEnvironment& launch,
+                                                    std::size_t count) {
+  std::vector<ddp::detail::UniqueFd> held;
+  const auto deadline = std::chrono::steady_clock::now() + 1s;
+  while (held.size() < count && std::chrono::steady_clock::now() < deadline) {
+    std::string why;
+    auto fd = ddp::detail::connect_tcp(launch.master_addr, launch.master_port, deadline, why);
+    if (fd.valid()) {
+      held.push_back(std::move(fd));
+    } else {
+      std::this_thread::sleep_for(10ms);  // rank 0 does not listen yet
+    }
+  }
+  return held;
+}
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 int run(const std::string& fault, int culprit, int claimed) {
   auto launch = ddp::detect_launch_environment({}, ddp::process_environment());
   ddp::ControlPlaneOptions options;
@@ -32,6 +78,13 @@ int run(const std::string& fault, int culprit, int claimed) {
   if (fault == "taken" && launch.rank == 0) {
     stranger = ddp::detail::listen_tcp(launch.master_addr, launch.master_port);
   }
+  if (launch.rank == 0 && (fault == "exhausted" || fault == "raised" || fault == "held")) {
+    leave_descriptors(fault == "held" ? 64 : 3, fault != "raised");
+  }
+  std::vector<ddp::detail::UniqueFd> held;
+  if (fault == "held" && launch.rank == 1) {
+    held = hold_connections(launch, 200);
+  }
   if (launch.rank == culprit) {
     if (fault == "absent") {
       return 0;
@@ -39,6 +92,9 @@ int run(const std::string& fault, int culprit, int claimed) {
     launch.world_size += fault == "size" ? 1 : 0;
     if (fault == "twice") {
       launch.rank = claimed;
+    }
+    if (fault == "other_job") {
+      launch.job_id = "another";
     }
   }
   const char* secret = std::getenv("DDP_SECRET");
@@ -57,6 +113,7 @@ int main(int argc, char** argv) {
     return run(argv[1], argc > 2 ? std::atoi(argv[2]) : -1, argc > 3 ? std::atoi(argv[3]) : -1);
   } catch (const ddp::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
+    std::fprintf(stderr, "%s\n", cpu_seconds() < 0.5 ? "it slept meanwhile" : "it was busy");
     return static_cast<int>(error.exit_code());
   }
 }

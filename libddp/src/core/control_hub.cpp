@@ -16,6 +16,10 @@ using Clock = std::chrono::steady_clock;
 // A stranger may hold a connection this long, and this many of them may.
 constexpr std::chrono::seconds kHandshakeTimeout{5};
 constexpr std::size_t kMaxNewcomers = 512;
+// A stranger stays so long even where others wait for its place.
+constexpr std::chrono::milliseconds kMinStay{20};
+// Without a descriptor for the next connection the hub tries again after this time.
+constexpr std::chrono::milliseconds kAcceptPause{250};
 // How long a rendezvous that failed stays to tell the ranks that come late.
 constexpr std::chrono::seconds kFarewell{1};
 
@@ -28,6 +32,14 @@ std::string join(const std::vector<int>& ranks) {
   return ranks.size() > kShown ? concat(text, ", … (", ranks.size(), " in all)") : text;
 }
 
+// Strangers may hold a quarter of the descriptors that the ranks leave free. The rest is for the
+// files of the training.
+std::size_t newcomer_limit(int world_size) {
+  const std::size_t limit = descriptor_limit();
+  const std::size_t taken = count_descriptors() + static_cast<std::size_t>(world_size);
+  return std::clamp<std::size_t>(limit > taken ? (limit - taken) / 4 : 0, 1, kMaxNewcomers);
+}
+
 }  // namespace
 
 ControlHub::ControlHub(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
@@ -37,7 +49,8 @@ ControlHub::ControlHub(const LaunchEnvironment& launch, const ControlPlaneOption
       secret_(std::move(secret)),
       generation_(generation),
       rendezvous_deadline_(Clock::now() + options.rendezvous_timeout),
-      peers_(static_cast<std::size_t>(launch.world_size)) {
+      peers_(static_cast<std::size_t>(launch.world_size)),
+      max_newcomers_(newcomer_limit(launch.world_size)) {
   peers_[0].host = host_;
   peers_[0].pid = static_cast<uint32_t>(getpid());
   start_thread();
@@ -63,7 +76,8 @@ void ControlHub::wait_for_all() {
 }
 
 void ControlHub::add_sockets(std::vector<pollfd>& watched) {
-  watched.push_back({listener_.fd.get(), POLLIN, 0});
+  const bool paused = Clock::now() < accept_again_;
+  watched.push_back({paused ? -1 : listener_.fd.get(), POLLIN, 0});  // poll passes over -1
   for (const auto& newcomer : newcomers_) {
     watched.push_back({newcomer.fd(), POLLIN, 0});
   }
@@ -97,17 +111,45 @@ void ControlHub::serve(SteadyTime now) {
 }
 
 void ControlHub::accept_newcomers(SteadyTime now) {
+  if (now < accept_again_) {
+    return;
+  }
   for (int i = 0; i < 64; ++i) {
-    UniqueFd fd = accept_tcp(listener_.fd.get());
-    if (!fd.valid()) {
+    const bool full = newcomers_.size() >= max_newcomers_;
+    if (full && !may_make_room(now)) {
       return;
     }
-    // Under a flood the oldest stranger makes room; a rank that is thrown out tries again.
-    if (newcomers_.size() >= kMaxNewcomers) {
+    std::string why;
+    UniqueFd fd = accept_tcp(listener_.fd.get(), why);
+    if (!fd.valid() && why.empty()) {
+      return;
+    }
+    if (!fd.valid() && !may_make_room(now)) {
+      pause_accepting(now, why);
+      return;
+    }
+    if (!fd.valid() || full) {
       newcomers_.pop_front();
     }
-    newcomers_.emplace_back(std::move(fd), now + kHandshakeTimeout);
+    if (fd.valid()) {
+      newcomers_.emplace_back(std::move(fd), now + kHandshakeTimeout);
+    }
   }
+}
+
+// The oldest stranger has to go where others wait, unless it may be a rank that had no time to
+// prove itself. A rank that is thrown out tries again.
+bool ControlHub::may_make_room(SteadyTime now) const {
+  return !newcomers_.empty() && now >= newcomers_.front().deadline() - kHandshakeTimeout + kMinStay;
+}
+
+// The listener stays readable meanwhile: watching it would keep this thread busy.
+void ControlHub::pause_accepting(SteadyTime now, const std::string& why) {
+  if (accept_problem_.empty()) {
+    log_warning("control plane: rank 0 cannot take a connection: " + why);
+  }
+  accept_problem_ = why;
+  accept_again_ = newcomers_.empty() ? now + kAcceptPause : now;
 }
 
 void ControlHub::greet_newcomers(SteadyTime now) {
@@ -145,7 +187,13 @@ void ControlHub::admit(PendingPeer& newcomer, SteadyTime now) {
   const Hello hello = newcomer.hello();
   ControlChannel channel = newcomer.take_channel(secret_, hello.generation);
   if (hello.generation != generation_) {
-    refuse(std::move(channel), "this process belongs to another start of the job", now);
+    refuse(
+        std::move(channel),
+        concat("this process belongs to another job, or to another start of the job, than rank 0 "
+               "(",
+               host_, ":", getpid(),
+               "), which listens at this port; give every job its own port (MASTER_PORT)"),
+        now);
     return;
   }
   if (const auto objection = objection_to(hello); !objection.empty()) {
@@ -160,6 +208,7 @@ void ControlHub::admit(PendingPeer& newcomer, SteadyTime now) {
   peer.host = hello.host;
   peer.pid = hello.pid;
   peer.last_heard = now;
+  accept_problem_.clear();
   peer.channel->queue(FrameType::Heartbeat, {});  // the proof that it was accepted
   if (failure_.failed()) {
     peer.channel->queue(FrameType::Failure, encode_cause(failure_.get()));
@@ -358,6 +407,8 @@ void ControlHub::check_limits(SteadyTime now) {
     fail_job(ExitCode::PeerLost,
              concat("rendezvous: ", num_joined(), " of ", world_size_, " ranks came within ",
                     options_.rendezvous_timeout.count(), " ms; missing: ", join(missing),
+                    accept_problem_.empty() ? "" : "; rank 0 could not take their connections: ",
+                    accept_problem_,
                     "; see what those ranks printed, or raise "
                     "context.control_plane.rendezvous_timeout_ms"));
     return;

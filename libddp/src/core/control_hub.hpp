@@ -54,6 +54,8 @@ class ControlHub final : public ControlPlaneBase {
   void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) override;
 
   void accept_newcomers(SteadyTime now);
+  bool may_make_room(SteadyTime now) const;
+  void pause_accepting(SteadyTime now, const std::string& why);
   void greet_newcomers(SteadyTime now);
   void admit(PendingPeer& newcomer, SteadyTime now);
   void refuse(ControlChannel channel, const std::string& message, SteadyTime now);
@@ -76,6 +78,9 @@ class ControlHub final : public ControlPlaneBase {
   bool complete_ = false;
   std::vector<Peer> peers_;  // by rank; 0 is this process and has no channel
   std::list<PendingPeer> newcomers_;
+  const std::size_t max_newcomers_;
+  SteadyTime accept_again_{};
+  std::string accept_problem_;  // why a connection could not be taken since a rank joined
   std::list<Refused> refused_;
   std::map<uint64_t, Round> rounds_;
   SteadyTime next_heartbeat_{};

@@ -88,6 +88,7 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendez
   const std::string secret =
       known_secret.empty() ? detail::to_hex(detail::random_bytes(32)) : known_secret;
   const int port = rendezvous.bind_port();
+  detail::raise_descriptor_limit();  // a connection a rank, and what the training opens
   auto listener = detail::listen_tcp(address, port);
   if (!listener) {
     report_taken_port(launch, address, port, secret);

@@ -9,13 +9,16 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <vector>
 
 #include "ddp/core/error.hpp"
@@ -28,6 +31,14 @@ struct AddressListDeleter {
 };
 using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 
+// The system's words, and the setting that has to be changed where descriptors are short.
+std::string network_error(int error) {
+  const std::string text = std::strerror(error);
+  return error != EMFILE ? text
+                         : concat(text, " (this process may open ", descriptor_limit(),
+                                  "; raise the limit: ulimit -n)");
+}
+
 AddressList resolve(const std::string& host, int port, int flags, std::string& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -36,7 +47,8 @@ AddressList resolve(const std::string& host, int port, int flags, std::string& w
   addrinfo* list = nullptr;
   const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (code != 0) {
-    why = concat("host '", host, "': ", gai_strerror(code));
+    why = concat("host '", host,
+                 "': ", code == EAI_SYSTEM ? network_error(errno) : gai_strerror(code));
   }
   return AddressList(code == 0 ? list : nullptr);
 }
@@ -117,6 +129,10 @@ std::optional<Listener> listen_tcp(const std::string& address, int port) {
     throw SettingsError("control plane: cannot listen on " + why);
   }
   Listener listener{make_socket(*list), 0};
+  if (!listener.fd.valid()) {
+    throw SettingsError(
+        concat("control plane: no socket for rank 0 to listen: ", network_error(errno)));
+  }
   // A restarted job takes its port over from connections that are still being closed.
   const int on = 1;
   setsockopt(listener.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -138,38 +154,99 @@ std::optional<Listener> listen_tcp(const std::string& address, int port) {
   return listener;
 }
 
-UniqueFd connect_tcp(const std::string& host, int port, SteadyTime deadline, std::string& why) {
-  const auto list = resolve(host, port, 0, why);
-  for (const addrinfo* address = list.get(); address != nullptr; address = address->ai_next) {
-    UniqueFd fd = make_socket(*address);
-    if (connect(fd.get(), address->ai_addr, address->ai_addrlen) != 0) {
-      if (errno != EINPROGRESS) {
-        why = concat(host, " port ", port, ": ", std::strerror(errno));
-        continue;
-      }
+namespace {
+
+// One address, for as long as it may take.
+UniqueFd connect_address(const addrinfo& address, SteadyTime deadline, std::string& why) {
+  UniqueFd fd = make_socket(address);
+  if (!fd.valid()) {
+    why = network_error(errno);
+    return {};
+  }
+  int error = 0;
+  if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    error = errno;
+    if (error == EINPROGRESS) {
       if (!wait_for(fd.get(), true, deadline)) {
-        why = concat(host, " port ", port, ": no answer");
-        continue;
+        why = "no answer";
+        return {};
       }
+      socklen_t size = sizeof(error);
+      getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     }
-    int error = 0;
-    socklen_t size = sizeof(error);
-    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error == 0) {
-      send_at_once(fd.get());
+  }
+  if (error != 0) {
+    why = network_error(error);
+    return {};
+  }
+  send_at_once(fd.get());
+  return fd;
+}
+
+}  // namespace
+
+UniqueFd connect_any(const addrinfo* addresses, SteadyTime deadline, std::string& why) {
+  int num_left = 0;
+  for (const addrinfo* address = addresses; address != nullptr; address = address->ai_next) {
+    ++num_left;
+  }
+  why.clear();
+  for (const addrinfo* address = addresses; address != nullptr; address = address->ai_next) {
+    const auto now = std::chrono::steady_clock::now();
+    std::string problem;
+    UniqueFd fd = connect_address(*address, now + (deadline - now) / num_left--, problem);
+    if (fd.valid()) {
       return fd;
     }
-    why = concat(host, " port ", port, ": ", std::strerror(error));
+    why += concat(why.empty() ? "" : "; ", numeric(address->ai_addr), ": ", problem);
   }
   return {};
 }
 
-UniqueFd accept_tcp(int listener) {
-  UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (fd.valid()) {
-    send_at_once(fd.get());
+UniqueFd connect_tcp(const std::string& host, int port, SteadyTime deadline, std::string& why) {
+  const auto list = resolve(host, port, 0, why);
+  return list ? connect_any(list.get(), deadline, why) : UniqueFd();
+}
+
+UniqueFd accept_tcp(int listener, std::string& why) {
+  why.clear();
+  for (;;) {
+    UniqueFd fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd.valid()) {
+      send_at_once(fd.get());
+      return fd;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      why = network_error(errno);
+      return fd;
+    }
+    if (errno != EINTR && errno != ECONNABORTED) {
+      return fd;
+    }
   }
-  return fd;
+}
+
+std::size_t descriptor_limit() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<std::size_t>(limit.rlim_cur) : 1024;
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+std::size_t count_descriptors() {
+  std::error_code ignored;
+  std::size_t count = 0;
+  for (std::filesystem::directory_iterator it("/proc/self/fd", ignored), end; !ignored && it != end;
+       it.increment(ignored)) {
+    ++count;
+  }
+  return count;
 }
 
 IoStatus read_some(int fd, std::string& bytes, std::size_t limit) {
@@ -213,7 +290,10 @@ bool wait_for(int fd, bool to_write, SteadyTime deadline) {
 }
 
 WakeEvent::WakeEvent() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  DDP_CHECK(fd_.valid(), "eventfd: ", std::strerror(errno));
+  if (!fd_.valid()) {
+    throw SettingsError(
+        concat("control plane: no event to wake its thread: ", network_error(errno)));
+  }
 }
 
 void WakeEvent::notify() {

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+struct addrinfo;
+
 namespace ddp::detail {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
@@ -39,11 +41,24 @@ struct Listener {
 /// where the address is not one of this host.
 std::optional<Listener> listen_tcp(const std::string& address, int port);
 
-/// Connects, waiting until `deadline` at most. On failure the result is invalid and `why` says why.
+/// Connects to the first address of `host` that answers, waiting until `deadline` at most. On
+/// failure the result is invalid and `why` says why.
 UniqueFd connect_tcp(const std::string& host, int port, SteadyTime deadline, std::string& why);
 
-/// Next connection, or an invalid one where none waits.
-UniqueFd accept_tcp(int listener);
+/// Tries the addresses in their order, each for an equal part of the time that is left. On failure
+/// the result is invalid and `why` names each address and what was wrong with it.
+UniqueFd connect_any(const addrinfo* addresses, SteadyTime deadline, std::string& why);
+
+/// Next connection. An invalid one where none waits (`why` is empty) or where one waits and cannot
+/// be taken for want of a descriptor or memory (`why` says so).
+UniqueFd accept_tcp(int listener, std::string& why);
+
+/// How many files this process may have open now (the soft limit, `ulimit -n`).
+std::size_t descriptor_limit();
+/// Raises the soft limit of open files to the hard one.
+void raise_descriptor_limit();
+/// How many files this process has open.
+std::size_t count_descriptors();
 
 enum class IoStatus { Done, WouldBlock, Closed };
 

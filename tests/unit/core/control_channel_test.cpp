@@ -2,6 +2,8 @@
 // What a connection of the control plane accepts: frames that are whole, authentic and in order.
 #include "core/control_channel.hpp"
 
+#include <arpa/inet.h>
+#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -147,6 +149,49 @@ TEST_CASE("authentication: HMAC-SHA256 as in RFC 4231", "[control_plane]") {
   REQUIRE_FALSE(equal_in_constant_time("ab", "abc"));
   REQUIRE_FALSE(equal_in_constant_time("abd", "abc"));
   REQUIRE(equal_in_constant_time("abc", "abc"));
+}
+
+struct LoopbackAddress {
+  explicit LoopbackAddress(int port) {
+    where.sin_family = AF_INET;
+    where.sin_port = htons(static_cast<uint16_t>(port));
+    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    info.ai_family = AF_INET;
+    info.ai_addr = reinterpret_cast<sockaddr*>(&where);
+    info.ai_addrlen = sizeof(where);
+  }
+  LoopbackAddress(const LoopbackAddress&) = delete;
+  LoopbackAddress& operator=(const LoopbackAddress&) = delete;
+
+  sockaddr_in where{};
+  addrinfo info{};
+};
+
+TEST_CASE("tcp: an address that never answers leaves time for the next one", "[control_plane]") {
+  const auto silent = listen_tcp("127.0.0.1", 0);
+  const auto answers = listen_tcp("127.0.0.1", 0);
+  LoopbackAddress first(silent->port);
+  LoopbackAddress second(answers->port);
+  // A full queue takes no connection and refuses none, as a firewall that drops packets.
+  listen(silent->fd.get(), 0);
+  std::vector<UniqueFd> queue;
+  for (int i = 0; i < 4; ++i) {
+    queue.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    connect(queue.back().get(), first.info.ai_addr, first.info.ai_addrlen);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const auto milliseconds_until_now = [start] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                                 start)
+        .count();
+  };
+  std::string why;
+  REQUIRE_FALSE(connect_any(&first.info, start + std::chrono::milliseconds(200), why).valid());
+  REQUIRE(why == "127.0.0.1: no answer");
+  REQUIRE(milliseconds_until_now() >= 190);
+  first.info.ai_next = &second.info;
+  REQUIRE(connect_any(&first.info, start + std::chrono::milliseconds(1200), why).valid());
+  REQUIRE(milliseconds_until_now() >= 600);
 }
 
 }  // namespace
