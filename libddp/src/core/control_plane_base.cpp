@@ -207,7 +207,37 @@ void ControlPlaneBase::leave_without_closing() {
 }
 
 void ControlPlaneBase::start_thread() {
-  thread_ = std::thread([this] { run_thread(); });
+  thread_ = std::thread([this] {
+    try {
+      run_thread();
+    } catch (const std::exception& error) {
+      end_job_with(concat("the control plane's thread ended by an exception: ", error.what()));
+    }
+  });
+}
+
+// Nobody serves the connections any more. What the sockets take now is the last that peers hear.
+void ControlPlaneBase::end_job_with(const std::string& problem) {
+  FailureCause cause;
+  cause.rank = rank_;
+  cause.host = host_;
+  cause.message = problem;
+  cause.exit_code = ExitCode::UserException;
+  {
+    const std::lock_guard lock(mutex_);
+    cause.step = step_;
+    cause.where = where_;
+    try {
+      send_failure(cause);
+    } catch (const std::exception& error) {
+      log_error(concat("control plane: peers were not told: ", error.what()));
+    }
+    if (failure_.set(cause)) {
+      first_cause_is_ours_ = true;
+    }
+    changed_.notify_all();
+  }
+  react_to_failure();
 }
 
 void ControlPlaneBase::stop_thread() {

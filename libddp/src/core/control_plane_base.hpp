@@ -107,6 +107,7 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard {
 
   std::vector<std::string> collective(CollectiveKind kind, uint32_t root, const std::string& value);
   void run_thread();
+  void end_job_with(const std::string& problem);
   int poll_timeout_ms(SteadyTime now) const;
   void react_to_failure();
 

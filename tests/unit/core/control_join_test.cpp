@@ -14,6 +14,7 @@
 #include "core/authentication.hpp"
 #include "core/byte_codec.hpp"
 #include "core/control_leaf.hpp"
+#include "core/control_plane_base.hpp"
 #include "core/rendezvous.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
@@ -204,6 +205,36 @@ TEST_CASE("control plane: a frozen rank is lost after the missed heartbeats", "[
     REQUIRE_THAT(
         ends[static_cast<std::size_t>(rank)].error,
         Catch::Contains("rank 1 (node9)") && Catch::Contains("no sign of life for 300 ms"));
+  }
+}
+
+// A value within a frame's limit that exceeds it when rank 0 passes it on: no rank sends such a
+// one.
+TEST_CASE("control plane: an exception of its thread ends the job with a cause",
+          "[control_plane]") {
+  const Job job(3);
+  const auto meet = [](ControlPlane& plane) { plane.broadcast("", 1); };
+  const auto send_too_much = [&] {
+    auto hub = join_by_hand(address_of(*job.rendezvous), launch_of(1, 3));
+    detail::Contribution contribution;
+    contribution.kind = detail::CollectiveKind::Broadcast;
+    contribution.root = 1;
+    contribution.value.resize(detail::kMaxPayloadBytes -
+                              detail::encode_contribution(contribution).size());
+    std::this_thread::sleep_for(200ms);  // the last to come, so that rank 0's thread passes it on
+    hub.channel.queue(FrameType::Contribution, detail::encode_contribution(contribution));
+    std::vector<detail::Frame> frames;
+    while (hub.channel.flush() != detail::IoStatus::Closed &&
+           hub.channel.receive(frames) != detail::IoStatus::Closed) {
+      std::this_thread::sleep_for(1ms);
+    }
+  };
+  const auto ends = run_threads({job.rank(0, meet), send_too_much, job.rank(2, meet)});
+  for (const int rank : {0, 2}) {
+    INFO(ends[static_cast<std::size_t>(rank)].error);
+    REQUIRE(ends[static_cast<std::size_t>(rank)].exit_code == 1);
+    REQUIRE_THAT(ends[static_cast<std::size_t>(rank)].error,
+                 Catch::Contains("the control plane's thread ended by an exception"));
   }
 }
 
