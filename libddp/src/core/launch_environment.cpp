@@ -80,6 +80,18 @@ void require_same(const std::optional<Given>& left, const std::optional<Given>& 
   }
 }
 
+// Half of a pair would leave the other half to a guess.
+void require_both(const std::optional<Given>& left, const char* left_name,
+                  const std::optional<Given>& right, const char* right_name) {
+  if (left.has_value() == right.has_value()) {
+    return;
+  }
+  throw SettingsError(concat((left ? left : right)->words, " is set but ",
+                             left ? right_name : left_name,
+                             " is not; set both, or start the ranks through their launcher, which "
+                             "sets both"));
+}
+
 // What a launcher said about this process, before it is checked.
 struct Placement {
   std::optional<Given> rank, world_size, local_rank, local_world_size, node_rank, num_nodes;
@@ -134,6 +146,7 @@ Placement read_torchrun(const Variables& env, LaunchEnvironment& result) {
   p.local_world_size = env.number("LOCAL_WORLD_SIZE", 1);
   p.node_rank = env.number("GROUP_RANK", 0);
   p.num_nodes = env.number("GROUP_WORLD_SIZE", 1);
+  require_both(p.node_rank, "GROUP_RANK", p.num_nodes, "GROUP_WORLD_SIZE");
   result.source = LaunchSource::Torchrun;
   result.master_addr = env.text("MASTER_ADDR").value_or("");
   if (const auto port = env.number("MASTER_PORT", 0, 65535)) {
@@ -156,6 +169,8 @@ Placement read_open_mpi(const Variables& env, LaunchEnvironment& result) {
   p.world_size = env.required("OMPI_COMM_WORLD_SIZE", 1, *p.rank);
   p.local_rank = env.number("OMPI_COMM_WORLD_LOCAL_RANK", 0);
   p.local_world_size = env.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1);
+  require_both(p.local_rank, "OMPI_COMM_WORLD_LOCAL_RANK", p.local_world_size,
+               "OMPI_COMM_WORLD_LOCAL_SIZE");
   fill_nodes(p);
   result.source = LaunchSource::OpenMpi;
   result.use_mpi = true;
@@ -212,7 +227,9 @@ Placement read_slurm(const Variables& env, LaunchEnvironment& result) {
   if (!p.num_nodes) {
     p.num_nodes = env.number("SLURM_NNODES", 1);
   }
+  require_both(p.node_rank, "SLURM_NODEID", p.num_nodes, "SLURM_NNODES");
   read_slurm_layout(env, p, result);
+  require_both(p.local_rank, "SLURM_LOCALID", p.local_world_size, "SLURM_STEP_TASKS_PER_NODE");
   const auto pmix_rank = env.number("PMIX_RANK", 0);
   require_same(p.rank, pmix_rank, "Slurm and its PMIx plugin must agree on the rank");
   result.source = LaunchSource::Slurm;
@@ -315,6 +332,21 @@ void merge_arguments(const LaunchArguments& arguments, Placement& p, LaunchEnvir
   }
 }
 
+// A launcher that tells the number of ranks and not this one's: each process would run alone, with
+// nobody noticing. An argument world_size=1 says that it is meant.
+void refuse_lone_world_size(const Variables& env, const LaunchArguments& arguments,
+                            const LaunchEnvironment& result) {
+  if (result.source != LaunchSource::Single || arguments.world_size) {
+    return;
+  }
+  if (const auto world_size = env.number("WORLD_SIZE", 1); world_size && world_size->value > 1) {
+    throw SettingsError(concat(world_size->words,
+                               " is set but RANK is not, and no launcher tells this process its "
+                               "rank: start the ranks with torchrun, mpirun or srun, or unset "
+                               "WORLD_SIZE to run a single process"));
+  }
+}
+
 }  // namespace
 
 const char* to_string(LaunchSource source) {
@@ -348,6 +380,7 @@ LaunchEnvironment detect_launch_environment(const LaunchArguments& arguments,
   LaunchEnvironment result;
   Placement placement = read_launcher(env, result);
   merge_arguments(arguments, placement, result);
+  refuse_lone_world_size(env, arguments, result);
   check(placement);
   apply(placement, result);
   if (result.source == LaunchSource::Torchrun && result.world_size > 1 &&

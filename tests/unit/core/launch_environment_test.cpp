@@ -161,7 +161,20 @@ TEST_CASE("each launcher is recognised") {
       {"mpirun torchrun", kOpenMpi + kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
       {"WORLD_SIZE alone is nobody's", kOpenMpi + Environment{{"WORLD_SIZE", "9"}},
        LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
+      {"WORLD_SIZE of a batch script is not the step's",
+       kSlurmTask + Environment{{"WORLD_SIZE", "9"}}, LaunchSource::Slurm, 5, 8, 1, 4, 1, 2, true},
+      {"WORLD_SIZE=1 alone", {{"WORLD_SIZE", "1"}}, LaunchSource::Single, 0, 1, 0, 1, 0, 1, false},
       {"PMIx alone", {{"PMIX_RANK", "2"}}, LaunchSource::Pmix, 2, 0, 0, 1, 0, 1, true},
+      {"PMIx and WORLD_SIZE",
+       {{"PMIX_RANK", "2"}, {"WORLD_SIZE", "4"}},
+       LaunchSource::Pmix,
+       2,
+       0,
+       0,
+       1,
+       0,
+       1,
+       true},
   };
   for (const Expected& row : table) {
     check(row);
@@ -208,6 +221,9 @@ TEST_CASE("explicit arguments") {
   // What the launcher does not say, an argument adds.
   CHECK(detect({{"PMIX_RANK", "2"}}, {.world_size = 4}).world_size == 4);
   CHECK(detect({}, {.world_size = 1}).source == LaunchSource::Single);
+  // Whoever says that it is alone is alone.
+  CHECK(detect({{"WORLD_SIZE", "4"}}, {.world_size = 1}).world_size == 1);
+  CHECK(detect({{"WORLD_SIZE", "4"}}, {.rank = 1, .world_size = 2}).world_size == 2);
 }
 
 namespace {
@@ -280,6 +296,35 @@ TEST_CASE("contradictions and bad numbers are refused with both sides") {
   expect_refused({}, {.rank = -1, .world_size = 2}, {"rank=-1"});
   expect_refused({}, {.rendezvous = "host"}, {"rendezvous='host'", "host:port"});
   expect_refused({}, {.rendezvous = "host:0"}, {"rendezvous='host:0'"});
+}
+
+TEST_CASE("half of a placement is refused") {
+  // Each process would run alone, N times, in silence.
+  expect_refused({{"WORLD_SIZE", "4"}}, {}, {"WORLD_SIZE=4", "RANK is not"});
+  expect_refused({{"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}}, {}, {"WORLD_SIZE=4", "RANK is not"});
+  expect_refused(kSlurmBatch + Environment{{"WORLD_SIZE", "8"}}, {},
+                 {"WORLD_SIZE=8", "RANK is not", "srun"});
+  const std::string nodes = "SLURM_STEP_NUM_NODES";
+  const auto one_node = without(without(kSlurmTask, nodes), "SLURM_NNODES");
+  expect_refused(one_node, {}, {"SLURM_NODEID=1 is set but SLURM_NNODES is not"});
+  CHECK(detect(without(kSlurmTask, nodes)).num_nodes == 2);
+  expect_refused(without(kSlurmTask, "SLURM_NODEID"), {},
+                 {"SLURM_STEP_NUM_NODES=2 is set but SLURM_NODEID is not"});
+  expect_refused(without(without(kSlurmTask, "SLURM_STEP_TASKS_PER_NODE"), "SLURM_NTASKS_PER_NODE"),
+                 {}, {"SLURM_LOCALID=1 is set but SLURM_STEP_TASKS_PER_NODE is not"});
+  expect_refused(without(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_SIZE"), {},
+                 {"OMPI_COMM_WORLD_LOCAL_RANK=1 is set but OMPI_COMM_WORLD_LOCAL_SIZE is not"});
+  expect_refused(without(kOpenMpi, "OMPI_COMM_WORLD_LOCAL_RANK"), {},
+                 {"OMPI_COMM_WORLD_LOCAL_SIZE=2 is set but OMPI_COMM_WORLD_LOCAL_RANK is not"});
+  expect_refused(without(kTorchrun, "GROUP_WORLD_SIZE"), {},
+                 {"GROUP_RANK=1 is set but GROUP_WORLD_SIZE is not"});
+  // By hand LOCAL_RANK is set alone: the ranks count who shares their host.
+  const auto by_hand = detect({{"RANK", "3"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},
+                               {"MASTER_ADDR", "10.0.0.1"},
+                               {"MASTER_PORT", "29500"}});
+  CHECK(by_hand.local_rank == 1);
 }
 
 }  // namespace ddp
