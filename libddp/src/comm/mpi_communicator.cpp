@@ -43,7 +43,7 @@ class MpiCommunicator final : public Communicator {
         group_(std::move(group)),
         options_(std::move(options)),
         step_(std::move(step)),
-        lane_(runtime_->engine().make_lane()) {}
+        lane_(runtime_->make_lane()) {}
   ~MpiCommunicator() override;
 
   const char* backend() const override { return "mpi"; }
@@ -92,7 +92,7 @@ std::string describe_tensor(const at::Tensor& tensor) {
 
 MpiCommunicator::~MpiCommunicator() {
   if (group_->comm == runtime_->state()->world) {
-    return;  // freed by finalize
+    return;  // freed by MPI_Finalize
   }
   try {
     auto operation = std::make_shared<MpiOperation>();
@@ -102,14 +102,12 @@ MpiCommunicator::~MpiCommunicator() {
     // the standard allows: the last owner of the group frees it.
     operation->may_finish = [group = std::weak_ptr(group_)] { return group.use_count() <= 1; };
     operation->finish = [group = group_] {
-      // Of a communicator that outlived the runtime MPI_Finalize freed what there was.
-      if (auto comm = group->comm; !group->state->finalized) {
-        check_mpi(MPI_Comm_free(&comm), "MPI_Comm_free");
-      }
+      auto comm = group->comm;
+      check_mpi(MPI_Comm_free(&comm), "MPI_Comm_free");
     };
     runtime_->engine().submit(lane_, std::move(operation));
   } catch (const std::exception&) {
-    // Aborted or finalized: nothing is freed then.
+    // Aborted, or its runtime has ended: MPI_Finalize frees it.
   }
 }
 

@@ -41,23 +41,47 @@ struct MpiOperation {
   void failed(const std::exception_ptr& error);
 };
 
-/// What the MPI thread knows. Shared with what runs there, which may outlive the MpiThread where a
-/// call never returns.
+/// MPI is initialised once in a process, and never again after MPI_Finalize: what all runtimes
+/// share. One thread makes every MPI call. Ends with the process, or with the last runtime where
+/// that ends later.
+class MpiProcess {
+ public:
+  using Engine = ProgressEngine<MpiOperation>;
+
+  static std::shared_ptr<MpiProcess> instance();
+  MpiProcess();
+  /// Waits for all ranks in MPI_Finalize, unless somebody else initialised MPI or abandon() was
+  /// called.
+  ~MpiProcess();
+
+  Engine& engine() { return *engine_; }
+  void abandon() { abandoned_ = true; }
+  /// On the MPI thread. Throws SettingsError where MPI cannot be used.
+  void initialize();
+  std::shared_ptr<const MpiReduceOps> reduce_ops() const { return reduce_ops_; }
+
+ private:
+  const int pid_;
+  std::atomic<bool> abandoned_{false};
+  bool initialized_here_ = false;                   // of the MPI thread, as is
+  std::shared_ptr<const MpiReduceOps> reduce_ops_;  // which is null before initialize()
+  std::unique_ptr<Engine> engine_;
+};
+
+/// What the MPI thread knows of one runtime. Shared with what runs there, which may outlive the
+/// MpiThread where a call never returns.
 struct MpiState {
   int rank = 0;
   int world_size = 1;
-  bool initialized_here = false;
-  bool finalized = false;          ///< MPI must not be called any more
   MPI_Comm world = MPI_COMM_NULL;  ///< our duplicate: the user's messages never meet ours
-  std::unique_ptr<MpiReduceOps> reduce_ops;
+  std::shared_ptr<const MpiReduceOps> reduce_ops;
 
-  void initialize();
-  void finalize();
+  void initialize(MpiProcess& process);
 };
 
 class MpiThread final : public MpiRuntime {
  public:
-  using Engine = ProgressEngine<MpiOperation>;
+  using Engine = MpiProcess::Engine;
 
   MpiThread();
   ~MpiThread() override;
@@ -70,24 +94,24 @@ class MpiThread final : public MpiRuntime {
   void finalize() override;
   void abandon(const std::string& reason) override;
 
-  Engine& engine() { return engine_; }
+  Engine& engine() { return process_->engine(); }
   const std::shared_ptr<MpiState>& state() const { return state_; }
-
-  /// Runs `action` on the MPI thread and waits for it; for calls that block. Throws PeerLostError
-  /// where it does not end within `limit`.
-  void call(const Engine::LanePtr& lane, const std::string& what, std::function<void()> action,
-            std::optional<std::chrono::seconds> limit = std::nullopt);
+  /// Of a communicator: ends with this runtime.
+  Engine::LanePtr make_lane();
 
  private:
-  Engine::TicketPtr submit(const Engine::LanePtr& lane, const std::string& what,
-                           std::function<void()> action);
+  Engine::TicketPtr submit(const std::string& what, std::function<void()> action);
   /// True for the first who ends the runtime.
   bool begin_end();
+  void abort_lanes(const std::string& reason);
+  /// Waits until the MPI thread is done with what it was doing. False where that takes longer.
+  bool go_around(std::chrono::milliseconds limit);
 
+  const std::shared_ptr<MpiProcess> process_ = MpiProcess::instance();
   const std::shared_ptr<MpiState> state_ = std::make_shared<MpiState>();
   std::mutex mutex_;
   bool ended_ = false;
-  Engine engine_;
+  std::vector<std::weak_ptr<Engine::Lane>> lanes_;
   Engine::LanePtr lane_;
 };
 

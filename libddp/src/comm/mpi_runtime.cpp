@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_runtime.hpp"
 
+#include <unistd.h>
+
 #include <array>
 #include <utility>
 
 #include "comm/mpi_internal.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 
 namespace {
 
-constexpr std::chrono::seconds kFinalizeLimit{30};
+constexpr std::chrono::seconds kEndLimit{30};
 
 }  // namespace
 
@@ -28,7 +31,8 @@ void check_mpi(int code, const char* call) {
   const auto message =
       concat(call, " failed: ", std::string(text.data(), static_cast<size_t>(length)));
   if (error_class == MPI_ERR_TRUNCATE) {
-    throw MismatchError(message + "; the ranks gave tensors of different sizes");
+    throw MismatchError(message +
+                        "; the ranks gave tensors of different sizes");
   }
   throw PeerLostError(message);
 }
@@ -49,7 +53,7 @@ bool MpiOperation::poll() {
     if (code == MPI_ERR_IN_STATUS) {
       for (const auto& status : statuses) {
         if (status.MPI_ERROR != MPI_ERR_PENDING) {
-          check_mpi(status.MPI_ERROR, "a message");
+          check_mpi(status.MPI_ERROR, concat("a message of ", describe()).c_str());
         }
       }
     }
@@ -84,73 +88,124 @@ void MpiOperation::failed(const std::exception_ptr& error) {
   }
 }
 
-void MpiState::initialize() {
+std::shared_ptr<MpiProcess> MpiProcess::instance() {
+  static const auto made = std::make_shared<MpiProcess>();
+  return made;
+}
+
+MpiProcess::MpiProcess() : pid_(getpid()), engine_(std::make_unique<Engine>()) {}
+
+MpiProcess::~MpiProcess() {
+  if (getpid() != pid_) {
+    static_cast<void>(engine_.release());  // a child of fork() has no MPI thread
+    return;
+  }
+  if (!abandoned_) {
+    auto operation = std::make_shared<MpiOperation>();
+    operation->describe = [] { return std::string("MPI_Finalize"); };
+    operation->launch = [this](std::vector<MPI_Request>&) {
+      int finalized = 0;  // by the program itself
+      check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
+      if (initialized_here_ && finalized == 0) {
+        check_mpi(MPI_Finalize(), "MPI_Finalize");
+      }
+    };
+    try {
+      // Without a limit: a rank may work on for long after its last context. One that died is the
+      // launcher's to notice.
+      engine_->submit(engine_->make_lane(), std::move(operation))->wait();
+    } catch (const std::exception& error) {
+      log_error(concat("at the end of MPI: ", error.what()));
+    }
+  }
+  engine_->stop(std::chrono::seconds(abandoned_ ? 1 : 10));
+}
+
+void MpiProcess::initialize() {
+  if (reduce_ops_ != nullptr) {
+    return;
+  }
   int initialized = 0;
+  int finalized = 0;
   check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
+  check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
+  if (finalized != 0) {
+    throw SettingsError(
+        "MPI_Finalize was called in this process before libddp was to use MPI, which cannot be "
+        "initialised again; call it after the last context, or leave MPI to libddp");
+  }
   int provided = MPI_THREAD_SINGLE;
   if (initialized != 0) {
     check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
-    if (provided < MPI_THREAD_SERIALIZED) {
+    if (provided < MPI_THREAD_MULTIPLE) {
       throw SettingsError(concat("MPI was initialised before libddp with thread level ", provided,
-                                 "; libddp calls MPI from its own thread and needs at least "
-                                 "MPI_THREAD_SERIALIZED (",
-                                 MPI_THREAD_SERIALIZED,
+                                 "; libddp calls MPI from its own thread whenever it likes, and "
+                                 "needs MPI_THREAD_MULTIPLE (",
+                                 MPI_THREAD_MULTIPLE,
                                  "): call MPI_Init_thread with it, or leave MPI_Init to libddp"));
     }
   } else {
     // FUNNELED: MPI's "main thread" is the one that initialises, which is this one.
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-    initialized_here = true;
+    initialized_here_ = true;
+    // Open MPI raises errors of non-blocking collectives on the world, whosever they are.
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+              "MPI_Comm_set_errhandler");
   }
+  reduce_ops_ = std::make_shared<MpiReduceOps>();
+}
+
+void MpiState::initialize(MpiProcess& process) {
+  process.initialize();
+  reduce_ops = process.reduce_ops();
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(world, &rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(world, &world_size), "MPI_Comm_size");
-  reduce_ops = std::make_unique<MpiReduceOps>();
 }
 
-void MpiState::finalize() {
-  finalized = true;
-  check_mpi(MPI_Comm_free(&world), "MPI_Comm_free");
-  if (initialized_here) {
-    check_mpi(MPI_Finalize(), "MPI_Finalize");
-  }
-}
-
-MpiThread::MpiThread() : lane_(engine_.make_lane()) {}
+MpiThread::MpiThread() : lane_(make_lane()) {}
 
 // MPI_Init returns on no rank before it was called on all of them.
 void MpiThread::initialize(std::chrono::milliseconds timeout) {
-  const auto ticket = submit(lane_, "MPI_Init_thread", [state = state_] { state->initialize(); });
+  const auto ticket = submit("MPI_Init_thread", [state = state_, process = process_.get()] {
+    state->initialize(*process);
+  });
   if (!ticket->wait_for(timeout)) {
     throw PeerLostError(
-        concat("MPI_Init_thread did not end within ", timeout.count(),
-               " ms: a process of this job has not called it; see what the others printed, start "
+        concat("MPI_Init_thread and MPI_Comm_dup did not end within ", timeout.count(),
+               " ms: a process of this job has not called them; see what the others printed, start "
                "one program on all ranks, or raise context.control_plane.rendezvous_timeout_ms"));
   }
 }
 
 MpiThread::~MpiThread() {
   abandon("the MPI runtime was destroyed without an ordered end");
-  engine_.stop(std::chrono::seconds(1));
+  // A handler of a failure may still hold what ends with the context.
+  go_around(std::chrono::seconds(1));
 }
 
-MpiThread::Engine::TicketPtr MpiThread::submit(const Engine::LanePtr& lane, const std::string& what,
+bool MpiThread::go_around(std::chrono::milliseconds limit) {
+  const auto nothing = std::make_shared<MpiOperation>();
+  nothing->describe = [] { return std::string("the end of an MPI runtime"); };
+  nothing->launch = [](std::vector<MPI_Request>&) {};
+  return engine().submit(engine().make_lane(), nothing)->wait_for(limit);
+}
+
+MpiThread::Engine::LanePtr MpiThread::make_lane() {
+  auto lane = engine().make_lane();
+  const std::lock_guard lock(mutex_);
+  std::erase_if(lanes_, [](const auto& other) { return other.expired(); });
+  lanes_.push_back(lane);
+  return lane;
+}
+
+MpiThread::Engine::TicketPtr MpiThread::submit(const std::string& what,
                                                std::function<void()> action) {
   auto operation = std::make_shared<MpiOperation>();
   operation->describe = [what] { return what; };
   operation->launch = [action = std::move(action)](std::vector<MPI_Request>&) { action(); };
-  return engine_.submit(lane, std::move(operation));
-}
-
-void MpiThread::call(const Engine::LanePtr& lane, const std::string& what,
-                     std::function<void()> action, std::optional<std::chrono::seconds> limit) {
-  const auto ticket = submit(lane, what, std::move(action));
-  if (!limit) {
-    ticket->wait();
-  } else if (!ticket->wait_for(*limit)) {
-    throw PeerLostError(concat(what, " did not end within ", limit->count(), " s: a rank is gone"));
-  }
+  return engine().submit(lane_, std::move(operation));
 }
 
 std::string MpiThread::broadcast(const std::string& value, int root,
@@ -165,7 +220,7 @@ std::string MpiThread::broadcast(const std::string& value, int root,
                            state->world, &requests.emplace_back()),
                 "MPI_Ibcast");
     };
-    engine_.submit(lane_, std::move(operation))->wait();
+    engine().submit(lane_, std::move(operation))->wait();
   };
   constexpr size_t kSizeDigits = 20;
   auto size = std::to_string(value.size());
@@ -182,17 +237,36 @@ bool MpiThread::begin_end() {
   return !std::exchange(ended_, true);
 }
 
+void MpiThread::abort_lanes(const std::string& reason) {
+  std::vector<std::weak_ptr<Engine::Lane>> lanes;
+  {
+    const std::lock_guard lock(mutex_);
+    lanes = lanes_;
+  }
+  for (const auto& weak : lanes) {
+    if (const auto lane = weak.lock()) {
+      engine().abort(lane, std::make_exception_ptr(PeerLostError(reason)));
+    }
+  }
+}
+
 void MpiThread::finalize() {
   if (begin_end()) {
-    call(
-        lane_, "MPI_Finalize", [state = state_] { state->finalize(); }, kFinalizeLimit);
-    engine_.stop(std::chrono::seconds(10));
+    // MPI_Finalize frees what is left: operations that nobody waited for may still use it.
+    abort_lanes("the context was closed");
+    // The program may call MPI_Finalize itself when this returns.
+    if (!go_around(kEndLimit)) {
+      process_->abandon();
+      throw PeerLostError(concat("the MPI thread did not come back within ", kEndLimit.count(),
+                                 " s: a peer is lost, stuck, or makes other calls than this rank"));
+    }
   }
 }
 
 void MpiThread::abandon(const std::string& reason) {
   if (begin_end()) {
-    engine_.abort_all(std::make_exception_ptr(PeerLostError(reason)));
+    process_->abandon();
+    abort_lanes(reason);
   }
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI of this process: one thread that makes every MPI call, from MPI_Init_thread to MPI_Finalize.
+// MPI of this process: one thread makes every MPI call, from MPI_Init_thread to MPI_Finalize. MPI
+// can be initialised once in a process, so MPI_Finalize waits until the process ends.
 //
-// Owned by the Context (before the control plane, which may find its rendezvous through it) and
-// shared by the MPI communicators. Nothing of mpi.h is seen here.
+// A runtime is owned by a Context (before the control plane, which may find its rendezvous through
+// it) and shared by the MPI communicators. Several may live at once and one after the other; all
+// ranks make them in the same order. Nothing of mpi.h is seen here.
 #pragma once
 
 #include <chrono>
@@ -13,10 +15,10 @@ namespace ddp::detail {
 
 class MpiRuntime {
  public:
-  /// Initialises MPI where nobody did. Throws SettingsError where this build has no MPI, or where
-  /// MPI was initialised by someone else with less than MPI_THREAD_SERIALIZED. Call it only where
-  /// LaunchEnvironment::use_mpi says that MPI works: elsewhere MPI_Init ends the process. Throws
-  /// PeerLostError where a rank does not come within `timeout`.
+  /// Initialises MPI where nobody did. Throws SettingsError where this build has no MPI, where MPI
+  /// was finalized, or where someone else initialised it with less than MPI_THREAD_MULTIPLE. Call
+  /// it only where LaunchEnvironment::use_mpi says that MPI works: elsewhere MPI_Init ends the
+  /// process. Throws PeerLostError where a rank does not come within `timeout`.
   static std::shared_ptr<MpiRuntime> create(std::chrono::milliseconds timeout);
 
   /// True where this build has MPI at all.
@@ -32,11 +34,13 @@ class MpiRuntime {
   virtual std::string broadcast(const std::string& value, int root,
                                 std::chrono::milliseconds timeout) = 0;
 
-  /// Ordered end, when all communicators are gone: MPI_Finalize (a collective) if create() had
-  /// initialised MPI. Idempotent. Does nothing after abandon().
+  /// Ordered end, when the work of all communicators is done: those that are left throw. The
+  /// process calls MPI_Finalize (a collective) at its end, if libddp had initialised MPI and no
+  /// runtime was abandoned. Idempotent. Does nothing after abandon().
   virtual void finalize() = 0;
 
-  /// A peer is lost or this rank fails: MPI_Finalize would wait for ever and is never called.
+  /// A peer is lost or this rank fails: MPI_Finalize would wait for ever; this process never calls
+  /// it.
   /// Pending operations end with PeerLostError(reason). Idempotent, any thread. The destructor of a
   /// runtime that was neither finalized nor abandoned abandons it.
   virtual void abandon(const std::string& reason) = 0;

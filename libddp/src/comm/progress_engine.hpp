@@ -135,13 +135,7 @@ class ProgressEngine {
   ProgressEngine& operator=(const ProgressEngine&) = delete;
   ~ProgressEngine() { stop(std::chrono::seconds(10)); }
 
-  LanePtr make_lane() {
-    auto lane = std::make_shared<Lane>();
-    const std::lock_guard lock(core_->mutex);
-    std::erase_if(core_->lanes, [](const std::weak_ptr<Lane>& other) { return other.expired(); });
-    core_->lanes.push_back(lane);
-    return lane;
-  }
+  LanePtr make_lane() { return std::make_shared<Lane>(); }
 
   /// Any thread. Throws the lane's reason after abort(lane).
   TicketPtr submit(const LanePtr& lane, OperationPtr operation) {
@@ -164,19 +158,6 @@ class ProgressEngine {
   /// Any thread, idempotent: the first reason counts.
   void abort(const LanePtr& lane, std::exception_ptr reason) {
     core_->abort(lane, std::move(reason));
-  }
-
-  void abort_all(const std::exception_ptr& reason) {
-    std::vector<std::weak_ptr<Lane>> lanes;
-    {
-      const std::lock_guard lock(core_->mutex);
-      lanes = core_->lanes;
-    }
-    for (const auto& weak : lanes) {
-      if (const auto lane = weak.lock()) {
-        core_->abort(lane, reason);
-      }
-    }
   }
 
   /// Ends the thread when all operations have ended; abort the lanes first where they may not.
@@ -359,7 +340,6 @@ class ProgressEngine {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Entry> queue;
-    std::vector<std::weak_ptr<Lane>> lanes;
     int aborts = 0;  // since the thread last looked
     bool stopping = false;
     std::condition_variable ended_changed;
