@@ -4,9 +4,11 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
@@ -74,6 +76,29 @@ TEST_CASE("reduce_scatter: every op of every dtype, in place and not") {
           REQUIRE(output.cpu().equal(expected.slice(0, rank * part, (rank + 1) * part)));
         }
       }
+    }
+  }
+}
+
+TEST_CASE("a mean of half types is finite where the sum is not") {
+  const int rank = comm().rank();
+  const int world_size = comm().world_size();
+  // Halves, quarters and the sums of these are exact in either type.
+  const std::vector<std::pair<at::ScalarType, double>> large = {
+      {at::kHalf, 40'000.0}, {at::kBFloat16, std::ldexp(1.5, 127)}};
+  for (const auto& [dtype, value] : large) {
+    INFO(c10::toString(dtype));
+    auto reduced = here(at::full({10}, value, dtype));
+    comm().all_reduce(reduced, ReduceOp::Avg)->wait();
+    CHECK(reduced.cpu().equal(at::full({10}, value, dtype)));
+    for (const bool in_place : {false, true}) {
+      INFO("in place: " << in_place);
+      auto input = here(at::full({10 * world_size}, value, dtype));
+      auto output =
+          in_place ? input.slice(0, rank * 10, (rank + 1) * 10) : at::zeros({10}, input.options());
+      comm().reduce_scatter(output, input, ReduceOp::Avg)->wait();
+      CHECK(output.cpu().equal(at::full({10}, value, dtype)));
+      CHECK(input.cpu().equal(at::full({10 * world_size}, value, dtype)));  // the rest stays
     }
   }
 }

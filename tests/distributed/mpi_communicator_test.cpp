@@ -3,6 +3,7 @@
 // program owns MPI itself, so that a communicator may be broken without ending the job.
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <future>
 #include <thread>
@@ -114,6 +115,20 @@ TEST_CASE("half types round once a pair, and the mean is divided in float32") {
   const float expected =
       (1.0F + 2.0F * static_cast<float>(world_size - 1)) / static_cast<float>(world_size);
   CHECK(mean[0].item<float>() == expected);
+}
+
+TEST_CASE("the mean of float32 and float64 is the sum, divided") {
+  auto comm = make();
+  auto thirds = comm->split(comm->rank() < 3 ? 0 : -1, comm->rank());
+  if (comm->world_size() < 3 || !thirds) {
+    return;
+  }
+  auto single = at::full({3}, std::exp2(thirds->rank()), at::kFloat);
+  auto twice = single.to(at::kDouble);
+  thirds->all_reduce(single, ReduceOp::Avg)->wait();
+  thirds->all_reduce(twice, ReduceOp::Avg)->wait();
+  CHECK(single[0].item<float>() == 7.0F / 3.0F);  // 1/3 + 2/3 + 4/3 rounds to another number
+  CHECK(twice[0].item<double>() == 7.0 / 3.0);
 }
 
 TEST_CASE("a late collective names itself, fails once and ends its communicator") {

@@ -85,6 +85,12 @@ class MpiCommunicator final : public Communicator {
   std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
 };
 
+// A sum of half types may be infinite where their mean is not. NCCL divides all types first.
+bool is_mean_of_halves(const at::Tensor& tensor, ReduceOp op) {
+  return op == ReduceOp::Avg &&
+         (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
+}
+
 std::string describe_tensor(const at::Tensor& tensor) {
   return concat(tensor.numel(), " ", c10::toString(tensor.scalar_type()), ", ", tensor.nbytes(),
                 " bytes");
@@ -146,13 +152,17 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
 WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
   check_all_reduce(info(), tensor, op);
   const MpiSpan span(tensor);
+  const bool divides_first = is_mean_of_halves(tensor, op);
   std::function<void()> finish;
-  if (op == ReduceOp::Avg) {
+  if (op == ReduceOp::Avg && !divides_first) {
     finish = [span, n = world_size()] { divide_by(span.data, span.num_elements, span.dtype, n); };
   }
   return submit(
       "all_reduce", concat(to_string(op), " of ", describe_tensor(tensor)),
-      [group = group_, span, op](Requests& requests) {
+      [group = group_, span, op, divides_first](Requests& requests) {
+        if (divides_first) {
+          divide_by(span.data, span.num_elements, span.dtype, group->world_size);
+        }
         launch_all_reduce(*group, span, op, requests);
       },
       std::move(finish));
@@ -168,18 +178,23 @@ WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
 
 WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   check_reduce_scatter(info(), output, input, op);
-  const MpiSpan in(input);
+  const bool divides_first = is_mean_of_halves(input, op);
+  const MpiSpan in(divides_first ? input.clone() : input);  // `input` keeps its values
   const MpiSpan out(output);
   // MPI forbids that the two alias; a small copy of one part keeps the rest of `input` as it was.
   const bool in_place = is_own_part(input, output, rank());
   const MpiSpan target = in_place ? MpiSpan(output.clone()) : out;
   return submit(
       "reduce_scatter", concat(to_string(op), " of ", describe_tensor(input)),
-      [group = group_, in, target, op](Requests& requests) {
+      [group = group_, in, target, op, divides_first](Requests& requests) {
+        if (divides_first) {
+          divide_by(in.data, in.num_elements, in.dtype, group->world_size);
+        }
         launch_reduce_scatter(*group, target, in, op, requests);
       },
-      [in_place, out, target, op, n = world_size()] {
-        if (op == ReduceOp::Avg) {
+      [in_place, out, target, divides_last = op == ReduceOp::Avg && !divides_first,
+       n = world_size()] {
+        if (divides_last) {
           divide_by(target.data, target.num_elements, target.dtype, n);
         }
         if (in_place) {

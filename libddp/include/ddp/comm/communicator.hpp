@@ -10,8 +10,9 @@
 // - On CUDA, all_reduces of less than 4 MiB in a row are waited for together: a wait for one may
 //   last until the last of those called before the wait ended, 31 more at most. So a rank must not
 //   hold such a call back until it hears, by other means, that a peer waited for an earlier one.
-// - float32/64, float16, bfloat16, int8..int64, uint8 and bool; Avg takes floating types only. For
-//   bool, Sum and Max are "or", Product and Min are "and".
+// - float32/64, float16, bfloat16, int8..int64, uint8 and bool; Avg takes floating types only, and
+//   divides float16 and bfloat16 before it adds them. For bool, Sum and Max are "or", Product and
+//   Min are "and".
 #pragma once
 
 #include <ATen/core/Tensor.h>
