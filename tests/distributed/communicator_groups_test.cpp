@@ -60,6 +60,45 @@ TEST_CASE("a group of operations") {
   CHECK(tensors.back().cpu().equal(reference(77, at::kShort, ReduceOp::Sum, comm().world_size())));
 }
 
+// NCCL would hold such an operation back until the group ends, and its wait would end before.
+TEST_CASE("another communicator is refused inside a GroupScope") {
+  auto other = comm().split(0, comm().rank());
+  auto mine = here(at::ones({8}));
+  auto theirs = here(at::ones({8}));
+  ddp::WorkPtr work;
+  {
+    const ddp::GroupScope outer(comm());
+    const ddp::GroupScope inner(comm());  // its own may be opened again
+    work = comm().all_reduce(mine);
+    CHECK(contains(settings_error([&] { other->all_reduce(theirs); }),
+                   "all_reduce: a GroupScope of another communicator is open in this thread"));
+    CHECK(contains(settings_error([&] { const ddp::GroupScope nested(*other); }), "GroupScope"));
+    CHECK(contains(settings_error([&] { other->barrier(); }), "GroupScope"));
+    CHECK(contains(settings_error([&] { other->split(0, 0); }), "GroupScope"));
+    CHECK(contains(settings_error([&] { other->allocate(256); }), "GroupScope"));
+  }
+  work->wait();
+  other->all_reduce(theirs)->wait();  // nothing is left over
+  const auto expected = static_cast<float>(comm().world_size());
+  CHECK(mine.eq(expected).all().item<bool>());
+  CHECK(theirs.eq(expected).all().item<bool>());
+}
+
+TEST_CASE("another thread may use another communicator beside a GroupScope") {
+  auto other = comm().split(0, comm().rank());
+  auto mine = here(at::ones({8}));
+  auto theirs = here(at::ones({8}));
+  ddp::WorkPtr work;
+  {
+    const ddp::GroupScope group(comm());
+    work = comm().all_reduce(mine);
+    std::thread([&] { other->all_reduce(theirs)->wait_host(); }).join();
+  }
+  work->wait();
+  CHECK(mine.eq(static_cast<float>(comm().world_size())).all().item<bool>());
+  CHECK(theirs.eq(static_cast<float>(comm().world_size())).all().item<bool>());
+}
+
 TEST_CASE("send and recv around a ring, and from one rank to another") {
   const int world_size = comm().world_size();
   if (world_size == 1) {

@@ -10,6 +10,7 @@
 #include "comm/argument_checks.hpp"
 #include "comm/mpi_collectives.hpp"
 #include "comm/mpi_internal.hpp"
+#include "comm/thread_group.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
 
@@ -58,8 +59,13 @@ class MpiCommunicator final : public Communicator {
   WorkPtr send(at::Tensor tensor, int destination) override;
   WorkPtr recv(at::Tensor tensor, int source) override;
   void barrier() override;
+  void group_start() override { ThreadGroup::enter(this); }
+  void group_end() override { ThreadGroup::leave(); }
   CommunicatorPtr split(int color, int key) override;
-  at::Tensor allocate(int64_t num_bytes) override { return allocate_cpu(num_bytes); }
+  at::Tensor allocate(int64_t num_bytes) override {
+    ThreadGroup::check(this, "allocate");
+    return allocate_cpu(num_bytes);
+  }
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { step_->store(step, std::memory_order_relaxed); }
 
@@ -125,6 +131,7 @@ std::string MpiCommunicator::describe(const char* name, int64_t sequence,
 
 WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Launch launch,
                                 std::function<void()> finish) {
+  ThreadGroup::check(this, name);
   auto operation = std::make_shared<MpiOperation>();
   operation->limit = current_timeout();
   operation->launch = std::move(launch);

@@ -128,7 +128,7 @@ WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op,
     return reduce_int16("all_reduce", tensor, tensor, op);
   }
   const std::lock_guard lock(mutex_);
-  state_->check("all_reduce");
+  check_usable("all_reduce");
   const auto dtype = to_nccl(tensor.scalar_type());
   const bool in_window = memory_ && (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
                          has_float_sum(tensor.scalar_type()) &&

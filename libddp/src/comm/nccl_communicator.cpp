@@ -15,7 +15,7 @@ WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& outpu
                                        const at::Tensor& input, ReduceOp op) {
   // Everything on the communicator's stream; sums and products wrap in 32 bits as they would in 16.
   const std::lock_guard lock(mutex_);
-  state_->check(name);
+  check_usable(name);
   at::Tensor wide_input;
   at::Tensor wide_output;
   {
@@ -102,7 +102,7 @@ void NcclCommunicator::barrier() {
 
 at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
   const std::lock_guard lock(mutex_);
-  state_->check("allocate");
+  check_usable("allocate");
   check_allocation(num_bytes);
   const c10::cuda::CUDAGuard guard(device_);
   if (memory_ && num_bytes > 0) {

@@ -32,6 +32,7 @@
 #include "comm/nccl_memory.hpp"
 #include "comm/nccl_work.hpp"
 #include "comm/operation_log.hpp"
+#include "comm/thread_group.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/ops/multiprocessors.hpp"
@@ -91,6 +92,11 @@ class NcclCommunicator final : public Communicator,
   std::chrono::milliseconds limit() const {
     return step_->load(std::memory_order_relaxed) < 1 ? options_.first_step_timeout
                                                       : options_.timeout;
+  }
+  /// Throws where nothing can be called: aborted, or inside another communicator's GroupScope.
+  void check_usable(const char* name) const {
+    state_->check(name);
+    ThreadGroup::check(this, name);
   }
   /// `call(comm, stream)` enqueues on NCCL; `after` runs when it is enqueued, also where a group
   /// defers it.
@@ -177,7 +183,7 @@ template <typename Call>
 WorkPtr NcclCommunicator::launch_locked(const char* name, const at::Tensor& described,
                                         KeptTensors tensors, const Call& call,
                                         std::function<void()> after, bool shares_end) {
-  state_->check(name);
+  check_usable(name);
   const CurrentDevice device(device_);
   const CollectiveRecord record{name, next_sequence_++, described.numel(),
                                 static_cast<int64_t>(described.nbytes()), described.scalar_type()};

@@ -92,10 +92,11 @@ void NcclCommunicator::join_counts() {
 void NcclCommunicator::group_start() {
   mutex_.lock();
   try {
-    state_->check("group_start");
+    check_usable("group_start");
     if (group_depth_ == 0) {
       check_nccl(ncclGroupStart(), comm_, "ncclGroupStart");
     }
+    ThreadGroup::enter(this);
     ++group_depth_;
   } catch (...) {
     mutex_.unlock();
@@ -105,6 +106,7 @@ void NcclCommunicator::group_start() {
 
 // Called by a destructor: what goes wrong is thrown by the wait of each work in the group.
 void NcclCommunicator::group_end() {
+  ThreadGroup::leave();
   if (--group_depth_ == 0) {
     const auto works = std::exchange(group_, {});
     bool captured = false;

@@ -189,7 +189,7 @@ void NcclCommunicator::abort(const std::string& reason) {
 
 CommunicatorPtr NcclCommunicator::split(int color, int key) {
   const std::lock_guard lock(mutex_);
-  state_->check("split");
+  check_usable("split");
   const c10::cuda::CUDAGuard guard(device_);
   const auto bound = limit();
   const auto deadline = std::chrono::steady_clock::now() + bound;

@@ -10,6 +10,7 @@
 
 #include "comm/argument_checks.hpp"
 #include "comm/cuda_device.hpp"
+#include "comm/thread_group.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 
@@ -93,6 +94,8 @@ class SingleCommunicator final : public Communicator {
     return completed();  // not reached
   }
   void barrier() override { check_usable("barrier"); }
+  void group_start() override { detail::ThreadGroup::enter(this); }
+  void group_end() override { detail::ThreadGroup::leave(); }
 
   CommunicatorPtr split(int color, int) override {
     check_usable("split");
@@ -128,6 +131,7 @@ class SingleCommunicator final : public Communicator {
   static WorkPtr completed() { return std::make_shared<CompletedWork>(); }
 
   void check_usable(const char* operation) {
+    detail::ThreadGroup::check(this, operation);
     const std::lock_guard lock(mutex_);
     if (aborted_) {
       throw PeerLostError(detail::concat(operation, ": the communicator was aborted: ", reason_));

@@ -13,6 +13,7 @@
 // - float32/64, float16, bfloat16, int8..int64, uint8 and bool; Avg takes floating types only, and
 //   divides float16 and bfloat16 before it adds them. For bool, Sum and Max are "or", Product and
 //   Min are "and".
+// - While a GroupScope is open in a thread, that thread calls its communicator alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -129,7 +130,9 @@ class Communicator {
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// Collects the operations of its lifetime into one launch.
+/// Collects the operations of its lifetime into one launch. Works can be waited for behind it.
+/// Scopes of one communicator nest. Another communicator called in this thread meanwhile throws
+/// SettingsError.
 class GroupScope {
  public:
   explicit GroupScope(Communicator& communicator) : communicator_(communicator) {
