@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-ddp_add_test(NAME communicator_test SOURCES communicator_test.cpp communicator_groups_test.cpp communicator_plan_test.cpp RANKS 1 2 4)
+ddp_add_test(NAME communicator_test SOURCES collective_check_test.cpp communicator_test.cpp
+             communicator_groups_test.cpp communicator_plan_test.cpp RANKS 1 2 4)
 if(DDP_HAS_MPI)
   # Owns MPI itself: no Context, Catch2's plain main.
   add_executable(mpi_communicator_test mpi_communicator_test.cpp)
@@ -29,6 +30,7 @@ if(DDP_HAS_MPI)
   ddp_add_contexts(both "both" "*:0" "0:done" "1:done")
   ddp_add_contexts(level_serialized "level;SERIALIZED" "*:64" "0:MPI_THREAD_MULTIPLE")
   ddp_add_contexts(level_multiple "level;MULTIPLE" "*:0" "0:done" "1:done")
+  ddp_add_contexts(settings "settings" "*:70" "0:context.communicator.check_collectives differs between ranks")
   ddp_add_contexts(sizes "sizes;100;50" "*:70" "0:tensors of different sizes" "1:tensors of different sizes")
   ddp_add_contexts(finalized "finalized" "*:64" "0:MPI_Finalize")
   add_test(NAME contexts_world_size_alone COMMAND ${CMAKE_COMMAND} -E env --unset=RANK WORLD_SIZE=2

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several contexts in one process, and contexts beside a program's own use of MPI:
 //
-//   contexts_program once|twice|both|finalized
+//   contexts_program once|twice|both|finalized|settings
 //   contexts_program level SERIALIZED|MULTIPLE      MPI initialised by the program
 //   contexts_program sizes OF_RANK_0 OF_OTHERS      summed without check_collectives
 //
@@ -114,6 +114,14 @@ void run_sizes(int64_t first, int64_t other) {
   }
 }
 
+void run_settings() {
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  ddp::ContextOptions options;
+  options.device = "cpu";
+  options.communicator.check_collectives = rank != nullptr && std::string(rank) == "1";
+  ddp::Context::create(options);
+}
+
 void run(const std::vector<std::string>& arguments) {
   const auto& mode = arguments.at(0);
   if (mode == "once") {
@@ -124,6 +132,8 @@ void run(const std::vector<std::string>& arguments) {
     run_both();
   } else if (mode == "finalized") {
     run_finalized();
+  } else if (mode == "settings") {
+    run_settings();
   } else if (mode == "level") {
     run_level(arguments.at(1));
   } else {

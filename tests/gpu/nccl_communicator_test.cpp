@@ -15,6 +15,7 @@
 #include "gpu/capture.hpp"
 #include "gpu/has_ranks.hpp"
 #include "support/catch.hpp"
+#include "support/message_of.hpp"
 #include "support/multi_rank_main.hpp"
 
 namespace {
@@ -324,6 +325,37 @@ TEST_CASE("abort unblocks the host and the device") {
     comm->abort("rank 0 was abandoned on purpose");
   }
   meet();
+}
+
+TEST_CASE("calls around a capture are compared, those inside are not") {
+  if (!has_ranks(2) || !ddp::test::checks_collectives()) {
+    return;
+  }
+  auto& comm = *ddp::test::context().communicator();
+  auto x = at::ones({8}, on_device());
+  comm.all_reduce(x)->wait();
+  synchronize();
+  at::cuda::CUDAGraph graph;
+  std::this_thread::sleep_for(rank() == 0 ? 0ms : 200ms);
+  const auto begin = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::duration captured_in{};
+  ddp::test::capture(graph, [&] {
+    x.fill_(static_cast<float>(rank() + 1));
+    comm.all_reduce(x)->wait();
+    captured_in = std::chrono::steady_clock::now() - begin;
+  });
+  CHECK((rank() != 0 || captured_in < 150ms));  // nobody was waited for
+  for (int replay = 0; replay < 3; ++replay) {
+    graph.replay();
+    synchronize();
+    REQUIRE(x.eq(sum_of_ranks()).all().item<bool>());
+  }
+  const auto op = rank() == 1 ? ReduceOp::Max : ReduceOp::Sum;
+  const auto message = testing::message_of<ddp::MismatchError>([&] { comm.all_reduce(x, op); });
+  CHECK_THAT(message, Catch::Contains("rank 0 called all_reduce (sum of 8 Float), rank 1 called "
+                                      "all_reduce (max of 8 Float)"));
+  comm.all_reduce(x)->wait();
+  synchronize();
 }
 
 TEST_CASE("the watchdog names the collective that stands, and ends it") {

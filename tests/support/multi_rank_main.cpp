@@ -68,10 +68,15 @@ class RankListener : public ListenerBase {
 
 CATCH_REGISTER_LISTENER(RankListener)
 
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : value;
+}
+
 ContextOptions context_options() {
   ContextOptions options;
-  const char* device = std::getenv("DDP_TEST_DEVICE");
-  options.device = device == nullptr ? "cpu" : device;
+  options.device = variable("DDP_TEST_DEVICE", "cpu");
+  options.communicator.check_collectives = checks_collectives();
   return options;
 }
 
@@ -97,6 +102,11 @@ int run_session(int argc, char** argv) {
 
 Context& context() {
   return shared_context().value();
+}
+
+bool checks_collectives() {
+  const bool cuda = variable("DDP_TEST_DEVICE", "cpu") == "cuda";
+  return variable("DDP_TEST_CHECK_COLLECTIVES", cuda ? "0" : "1") == "1";
 }
 
 }  // namespace ddp::test

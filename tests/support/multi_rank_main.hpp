@@ -11,4 +11,9 @@ namespace ddp::test {
 /// This rank's context, shared by all test cases of the program.
 Context& context();
 
+/// Whether its communicators compare what is called. On CPU they do, so that every test also shows
+/// that the ranks call the same, unless DDP_TEST_CHECK_COLLECTIVES=0. On GPUs they do with =1:
+/// some tests replay on one rank what another runs eagerly, which cannot be compared.
+bool checks_collectives();
+
 }  // namespace ddp::test

@@ -31,6 +31,10 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                         "node); auto measures both once and keeps the result in the plan",
                  .choices = {"auto", "ring", "symmetric"}},
                 options.nccl_algorithm);
+  visitor.field({.name = "check_collectives",
+                 .doc = "for debugging: compares over the ranks what each collective is called "
+                        "with, before it starts, and names both sides where that differs"},
+                options.check_collectives);
 }
 
 void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {

@@ -62,7 +62,8 @@ std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
 }
 
 CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOptions& options,
-                           std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure) {
+                           std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
+                           std::shared_ptr<CollectiveCheck> check) {
   if (mpi == nullptr) {
     MpiRuntime::is_built_in()
         ? refuse(options.backend,
@@ -82,6 +83,7 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
   mpi_options.timeout = options.timeout;
   mpi_options.first_step_timeout = options.first_step_timeout;
   mpi_options.on_failure = std::move(on_failure);
+  mpi_options.check = std::move(check);
   return make_mpi_communicator(std::move(mpi), mpi_options);
 }
 
@@ -102,15 +104,16 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
                                     at::Device device, const CommunicatorOptions& options,
                                     std::shared_ptr<MpiRuntime> mpi) {
   const auto backend = choose_backend(launch, device, options.backend);
+  auto check = CollectiveCheck::create(control_plane, options.check_collectives);
   CommunicatorPtr communicator;
   if (backend == "single") {
     communicator = make_single_communicator(device);
   } else if (backend == "mpi") {
-    communicator =
-        create_mpi(launch, options, std::move(mpi), report_to(control_plane, launch.rank));
+    communicator = create_mpi(launch, options, std::move(mpi),
+                              report_to(control_plane, launch.rank), std::move(check));
   } else {
     communicator = make_nccl_communicator(*control_plane, device, options,
-                                          report_to(control_plane, launch.rank));
+                                          report_to(control_plane, launch.rank), std::move(check));
   }
   communicator->set_control_plane(control_plane);
   control_plane->add_failure_callback(

@@ -77,6 +77,18 @@ class MpiCommunicator final : public Communicator {
     return step_->load(std::memory_order_relaxed) < 1 ? options_.first_step_timeout
                                                       : options_.timeout;
   }
+  /// Compares a call over the ranks where that is wanted: its name, tensor, operation and root.
+  /// Returns its number among those that are compared.
+  template <typename... Args>
+  int64_t compare(const char* name, const Args&... args) const {
+    if (!options_.check) {
+      return 0;
+    }
+    const auto look = [this] { runtime_->engine().check(lane_); };
+    look();
+    ThreadGroup::check(this, name);
+    return options_.check->compare(describe_call(name, args...), current_timeout(), look);
+  }
   WorkPtr submit(const char* name, const std::string& detail, Launch launch,
                  std::function<void()> finish = nullptr);
   std::string describe(const char* name, int64_t sequence, const std::string& detail) const;
@@ -158,6 +170,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
 
 WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
   check_all_reduce(info(), tensor, op);
+  compare("all_reduce", tensor, op);
   const MpiSpan span(tensor);
   const bool divides_first = is_mean_of_halves(tensor, op);
   std::function<void()> finish;
@@ -177,6 +190,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
 
 WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
   check_broadcast(info(), tensor, root);
+  compare("broadcast", tensor, std::nullopt, root);
   return submit("broadcast", concat("of ", describe_tensor(tensor), ", root ", root),
                 [group = group_, span = MpiSpan(tensor), root](Requests& requests) {
                   launch_broadcast(*group, span, root, requests);
@@ -185,6 +199,7 @@ WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
 
 WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   check_reduce_scatter(info(), output, input, op);
+  compare("reduce_scatter", input, op);
   const bool divides_first = is_mean_of_halves(input, op);
   const MpiSpan in(divides_first ? input.clone() : input);  // `input` keeps its values
   const MpiSpan out(output);
@@ -213,6 +228,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
 
 WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   check_all_gather(info(), output, input);
+  compare("all_gather", output);
   const bool in_place = is_own_part(output, input, rank());
   return submit(
       "all_gather", concat("into ", describe_tensor(output)),
@@ -248,12 +264,14 @@ WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
 }
 
 void MpiCommunicator::barrier() {
+  compare("barrier");
   submit("barrier", "no tensor", [group = group_](Requests& requests) {
     check_mpi(MPI_Ibarrier(group->comm, &requests.emplace_back()), "MPI_Ibarrier");
   })->wait_host();
 }
 
 CommunicatorPtr MpiCommunicator::split(int color, int key) {
+  const int64_t number = compare("split");
   auto child = std::make_shared<MpiGroup>(*group_);
   submit("split", concat("color ", color, ", key ", key),
          [group = group_, child, color, key](Requests&) {
@@ -271,7 +289,10 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
   if (color < 0) {
     return nullptr;
   }
-  auto made = std::make_shared<MpiCommunicator>(runtime_, child, options_, step_);
+  auto options = options_;
+  options.check =
+      options_.check ? options_.check->of_group(number, color, child->world_size) : nullptr;
+  auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, step_);
   made->share_launch_sequencer_of(*this);
   const std::lock_guard lock(mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });

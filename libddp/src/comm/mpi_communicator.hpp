@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "comm/collective_check.hpp"
 #include "comm/collective_failure.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "ddp/comm/communicator.hpp"
@@ -14,6 +15,7 @@ struct MpiCommunicatorOptions {
   std::chrono::milliseconds timeout{600'000};
   std::chrono::milliseconds first_step_timeout{1'800'000};
   CollectiveFailureHandler on_failure;
+  std::shared_ptr<CollectiveCheck> check;  ///< of the world; null: calls are not compared
   /// Messages longer than this many elements are cut: MPI counts in int, and libraries add counts
   /// of all ranks in int too. Tests make it small.
   int64_t max_count = int64_t{1} << 28;

@@ -32,7 +32,8 @@ void check_mpi(int code, const char* call) {
       concat(call, " failed: ", std::string(text.data(), static_cast<size_t>(length)));
   if (error_class == MPI_ERR_TRUNCATE) {
     throw MismatchError(message +
-                        "; the ranks gave tensors of different sizes");
+                        "; the ranks gave tensors of different sizes "
+                        "(context.communicator.check_collectives=true tells which)");
   }
   throw PeerLostError(message);
 }

@@ -124,6 +124,7 @@ ncclRedOp_t NcclCommunicator::ring_sum(ncclDataType_t dtype) {
 
 WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
   check_all_reduce(info(), tensor, op);
+  compare("all_reduce", tensor, op);
   if (tensor.scalar_type() == at::kShort) {
     return reduce_int16("all_reduce", tensor, tensor, op);
   }

@@ -46,6 +46,7 @@ WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& outpu
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
   check_broadcast(info(), tensor, root);
+  compare("broadcast", tensor, std::nullopt, root);
   return launch("broadcast", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     void* data = tensor.data_ptr();
     return ncclBroadcast(data, data, tensor.nbytes(), ncclUint8, root, comm, stream);
@@ -54,6 +55,7 @@ WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
 
 WorkPtr NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   check_reduce_scatter(info(), output, input, op);
+  compare("reduce_scatter", input, op);
   if (input.scalar_type() == at::kShort) {
     return reduce_int16("reduce_scatter", output, input, op);
   }
@@ -67,6 +69,7 @@ WorkPtr NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Re
 
 WorkPtr NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   check_all_gather(info(), output, input);
+  compare("all_gather", output);
   return launch("all_gather", output, {output, input}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(), ncclUint8, comm,
                          stream);
@@ -88,6 +91,7 @@ WorkPtr NcclCommunicator::recv(at::Tensor tensor, int source) {
 }
 
 void NcclCommunicator::barrier() {
+  compare("barrier");
   {
     const std::lock_guard lock(mutex_);
     if (!barrier_buffer_.defined()) {
@@ -116,7 +120,8 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
 
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
                                        const CommunicatorOptions& options,
-                                       CollectiveFailureHandler on_failure) {
+                                       CollectiveFailureHandler on_failure,
+                                       std::shared_ptr<CollectiveCheck> check) {
   DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
   const c10::cuda::CUDAGuard guard(device.index());
   ncclComm_t comm = connect_nccl(control_plane, device.index(), options);
@@ -131,7 +136,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   }
   auto made = std::make_shared<NcclCommunicator>(
       comm, device.index(), options, std::move(on_failure),
-      std::make_shared<std::atomic<int64_t>>(0), std::move(no_windows));
+      std::make_shared<std::atomic<int64_t>>(0), std::move(no_windows), std::move(check));
   made->start_watchdog();
   return made;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "comm/collective_check.hpp"
 #include "comm/collective_failure.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
@@ -9,8 +10,10 @@ namespace ddp::detail {
 
 /// All ranks of `control_plane`, for tensors of `device` (with an index). Collective. Throws
 /// SettingsError in a build without CUDA, PeerLostError where NCCL cannot connect the ranks.
+/// `check`: of the world; null: calls are not compared.
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
                                        const CommunicatorOptions& options,
-                                       CollectiveFailureHandler on_failure);
+                                       CollectiveFailureHandler on_failure,
+                                       std::shared_ptr<CollectiveCheck> check = nullptr);
 
 }  // namespace ddp::detail

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "comm/argument_checks.hpp"
+#include "comm/collective_check.hpp"
 #include "comm/collective_counters.hpp"
 #include "comm/collective_failure.hpp"
 #include "comm/current_device.hpp"
@@ -43,10 +44,10 @@ class NcclCommunicator final : public Communicator,
                                public OperationLog,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
-  /// `no_windows`: why memory cannot be registered, see why_no_windows().
+  /// `no_windows`: why memory cannot be registered, see why_no_windows(). `check` may be null.
   NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device, const CommunicatorOptions& options,
                    CollectiveFailureHandler on_failure, std::shared_ptr<std::atomic<int64_t>> step,
-                   std::string no_windows);
+                   std::string no_windows, std::shared_ptr<CollectiveCheck> check);
   ~NcclCommunicator() override;
   void start_watchdog();
   const CollectiveCounters& counters() const { return *origin_->counters; }
@@ -98,6 +99,22 @@ class NcclCommunicator final : public Communicator,
     state_->check(name);
     ThreadGroup::check(this, name);
   }
+  bool is_captured() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(device_).stream(), &status),
+               "cudaStreamIsCapturing");
+    return status == cudaStreamCaptureStatusActive;
+  }
+  /// Compares a call over the ranks where that is wanted, outside captures: its name, tensor,
+  /// operation and root. Returns its number among those that are compared.
+  template <typename... Args>
+  int64_t compare(const char* name, const Args&... args) const {
+    if (!check_ || is_captured()) [[likely]] {
+      return 0;
+    }
+    check_usable(name);
+    return check_->compare(describe_call(name, args...), limit(), [&] { state_->check(name); });
+  }
   /// `call(comm, stream)` enqueues on NCCL; `after` runs when it is enqueued, also where a group
   /// defers it.
   template <typename Call>
@@ -141,6 +158,7 @@ class NcclCommunicator final : public Communicator,
   const c10::DeviceIndex device_;
   const CommunicatorOptions options_;
   const CollectiveFailureHandler on_failure_;
+  const std::shared_ptr<CollectiveCheck> check_;  // null: calls are not compared
   const std::shared_ptr<std::atomic<int64_t>> step_;
   const std::shared_ptr<AbortState> state_ = std::make_shared<AbortState>();
   const c10::cuda::CUDAStream stream_;

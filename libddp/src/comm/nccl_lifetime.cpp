@@ -45,11 +45,12 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
                                    const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
                                    std::shared_ptr<std::atomic<int64_t>> step,
-                                   std::string no_windows)
+                                   std::string no_windows, std::shared_ptr<CollectiveCheck> check)
     : comm_(comm),
       device_(device),
       options_(options),
       on_failure_(std::move(on_failure)),
+      check_(std::move(check)),
       step_(std::move(step)),
       stream_(ops::detail::make_private_stream({at::kCUDA, device},
                                                ops::detail::StreamPriority::Highest)),
@@ -188,6 +189,7 @@ void NcclCommunicator::abort(const std::string& reason) {
 }
 
 CommunicatorPtr NcclCommunicator::split(int color, int key) {
+  const int64_t number = compare("split");
   const std::lock_guard lock(mutex_);
   check_usable("split");
   const c10::cuda::CUDAGuard guard(device_);
@@ -203,8 +205,11 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   if (child == nullptr) {
     return nullptr;
   }
-  auto made =
-      std::make_shared<NcclCommunicator>(child, device_, options_, on_failure_, step_, no_windows_);
+  int num_ranks = 0;
+  check_nccl(ncclCommCount(child, &num_ranks), child, "ncclCommCount");
+  auto made = std::make_shared<NcclCommunicator>(
+      child, device_, options_, on_failure_, step_, no_windows_,
+      check_ ? check_->of_group(number, color, num_ranks) : nullptr);
   made->share_launch_sequencer_of(*this);
   made->start_watchdog();
   const std::lock_guard handle_lock(handle_mutex_);

@@ -6,7 +6,7 @@
 namespace ddp::detail {
 
 CommunicatorPtr make_nccl_communicator(ControlPlane&, at::Device, const CommunicatorOptions&,
-                                       CollectiveFailureHandler) {
+                                       CollectiveFailureHandler, std::shared_ptr<CollectiveCheck>) {
   throw SettingsError(
       "context.communicator.backend=nccl: this libddp was built without CUDA; build it where nvcc "
       "and a "

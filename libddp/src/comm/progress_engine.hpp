@@ -160,6 +160,14 @@ class ProgressEngine {
     core_->abort(lane, std::move(reason));
   }
 
+  /// Throws the lane's reason after abort(lane).
+  void check(const LanePtr& lane) const {
+    const std::lock_guard lock(core_->mutex);
+    if (lane->aborted) {
+      std::rethrow_exception(lane->aborted);
+    }
+  }
+
   /// Ends the thread when all operations have ended; abort the lanes first where they may not.
   /// Where the thread does not end within `bound` (it is stuck inside a call) it is left behind:
   /// returns false.

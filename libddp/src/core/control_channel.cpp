@@ -98,7 +98,7 @@ bool ControlChannel::take_frame(std::vector<Frame>& frames) {
   const auto expected = mac_of(side_ == Side::Hub ? 'l' : 'h', bytes.substr(0, signed_bytes));
   if (!equal_in_constant_time(expected, bytes.substr(signed_bytes, kMacBytes)) ||
       generation != generation_ || counter != num_received_ ||
-      type > static_cast<uint8_t>(FrameType::Note)) {
+      type > static_cast<uint8_t>(FrameType::Exchanged)) {
     problem_ = "sent a message that is not authentic";
     return false;
   }

@@ -34,7 +34,9 @@ enum class FrameType : uint8_t {
   Contribution,
   Result,
   Failure,
-  Note
+  Note,
+  Exchange,
+  Exchanged  // the last
 };
 
 struct Frame {

@@ -273,6 +273,8 @@ void ControlHub::handle(int rank, const Frame& frame) {
       pass_on(rank, text);
       keep_note(rank, std::move(text));
     }
+  } else if (frame.type == FrameType::Exchange) {
+    handle_exchange(rank, frame);
   } else if (frame.type == FrameType::Failure) {
     FailureCause cause;
     if (decode_cause(frame.payload, cause) && !failure_.failed()) {

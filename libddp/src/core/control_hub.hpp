@@ -48,6 +48,7 @@ class ControlHub final : public ControlPlaneBase {
   void send_progress() override {}
   void send_failure(const FailureCause& cause) override;
   void send_note(const std::string& text) override;
+  void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
   bool failure_was_delivered() const override;
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(SteadyTime now) override;
@@ -64,6 +65,8 @@ class ControlHub final : public ControlPlaneBase {
   void handle(int rank, const Frame& frame);
   void note_contribution(int rank, Contribution contribution);
   void finish_round(uint64_t sequence, Round& round);
+  void handle_exchange(int rank, const Frame& frame);
+  void note_exchange(int rank, uint64_t key, uint32_t num_ranks, const std::string& value);
   void lose(int rank, const std::string& why);
   void check_limits(SteadyTime now);
   void fail_job(ExitCode code, const std::string& message);
@@ -83,6 +86,7 @@ class ControlHub final : public ControlPlaneBase {
   std::string accept_problem_;  // why a connection could not be taken since a rank joined
   std::list<Refused> refused_;
   std::map<uint64_t, Round> rounds_;
+  std::map<uint64_t, std::map<int, std::string>> exchanges_;  // not complete: by key, then rank
   SteadyTime next_heartbeat_{};
 };
 

@@ -145,6 +145,8 @@ void ControlLeaf::handle(const Frame& frame) {
     if (reader.finished() && rank < static_cast<uint32_t>(world_size_)) {
       keep_note(static_cast<int>(rank), std::move(text));
     }
+  } else if (frame.type == FrameType::Exchanged) {
+    handle_exchanged(frame);
   } else if (frame.type == FrameType::Failure) {
     FailureCause cause;
     if (decode_cause(frame.payload, cause) && failure_.set(cause)) {

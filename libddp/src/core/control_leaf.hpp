@@ -34,6 +34,8 @@ class ControlLeaf final : public ControlPlaneBase {
   void send_progress() override;
   void send_failure(const FailureCause& cause) override;
   void send_note(const std::string& text) override;
+  void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
+  void handle_exchanged(const Frame& frame);
   bool failure_was_delivered() const override { return failure_.failed(); }
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(SteadyTime now) override;

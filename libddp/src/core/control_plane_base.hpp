@@ -20,6 +20,7 @@
 
 #include "core/control_channel.hpp"
 #include "core/failure_box.hpp"
+#include "core/group_exchange.hpp"
 #include "core/note_board.hpp"
 #include "ddp/core/control_plane.hpp"
 
@@ -35,7 +36,7 @@ struct Contribution {
   std::string value;
 };
 
-class ControlPlaneBase : public ControlPlane, public NoteBoard {
+class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExchange {
  public:
   ControlPlaneBase(const LaunchEnvironment& launch, const ControlPlaneOptions& options);
 
@@ -54,6 +55,8 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard {
   void post_note(const std::string& text) final;
   std::vector<std::string> notes() const final;
   uint64_t notes_version() const final { return notes_version_.load(std::memory_order_acquire); }
+  std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
+                                      const std::function<void()>& look) final;
 
  protected:
   // All of these are called with mutex_ held.
@@ -61,6 +64,7 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard {
   virtual void send_progress() = 0;
   virtual void send_failure(const FailureCause& cause) = 0;
   virtual void send_note(const std::string& text) = 0;
+  virtual void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) = 0;
   virtual bool failure_was_delivered() const = 0;
   virtual void add_sockets(std::vector<pollfd>& watched) = 0;
   virtual void serve(SteadyTime now) = 0;
@@ -73,6 +77,7 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard {
   /// The end of a plane that was never closed is a failure for its peers.
   void leave_without_closing();
   void keep_note(int rank, std::string text);
+  void keep_exchanged(uint64_t key, std::map<int, std::string> values);
   void note_result_part(uint64_t sequence, uint32_t part, uint32_t num_parts, std::string value);
   /// Waits (with mutex_ held) until `condition`, a failure, or `deadline`; throws the failure.
   template <typename Condition>
@@ -113,7 +118,8 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard {
 
   uint64_t next_sequence_ = 0;
   std::map<uint64_t, PartialResult> results_;
-  std::vector<std::string> notes_;  // by rank
+  std::map<uint64_t, std::map<int, std::string>> exchanged_;  // by key, then rank
+  std::vector<std::string> notes_;                            // by rank
   std::atomic<uint64_t> notes_version_{0};
   bool progress_is_new_ = false;
   SteadyTime progress_due_{};

@@ -14,6 +14,9 @@
 //   divides float16 and bfloat16 before it adds them. For bool, Sum and Max are "or", Product and
 //   Min are "and".
 // - While a GroupScope is open in a thread, that thread calls its communicator alone.
+// - With CommunicatorOptions::check_collectives a call that differs between ranks throws
+//   MismatchError, naming both sides, on all ranks of the group. Nothing is sent then, and the
+//   group can be used on. send() and recv() are not compared.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -159,6 +162,10 @@ struct CommunicatorOptions {
   /// groups and captures measures (the plan keeps it). Without a table, and where windows are not
   /// available (said once), ring is used.
   std::string nccl_algorithm = "ring";
+  /// Compares what the ranks of a group call before each collective, for debugging. The host waits
+  /// for the slowest rank each time, and a small message goes to rank 0 and back. Calls inside a
+  /// CUDA graph capture are not compared (GraphedStep does so itself), nor are replays.
+  bool check_collectives = false;
 };
 
 /// The group of one: every operation is the identity and returns completed work.

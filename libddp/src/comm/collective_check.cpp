@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/collective_check.hpp"
+
+#include <utility>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+// FNV-1a: two of the few calls that are under way at once never meet.
+uint64_t key_of(const std::string& text) {
+  uint64_t hash = 14695981039346656037U;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  }
+  return hash;
+}
+
+}  // namespace
+
+std::string describe_call(const char* operation, const at::Tensor& tensor,
+                          std::optional<ReduceOp> op, std::optional<int> root) {
+  if (!tensor.defined()) {
+    return operation;
+  }
+  return concat(operation, " (", op ? concat(to_string(*op), " of ") : "", tensor.numel(), " ",
+                c10::toString(tensor.scalar_type()), root ? concat(", root ", *root) : "", ")");
+}
+
+std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
+    const std::shared_ptr<ControlPlane>& control_plane, bool wanted) {
+  if (control_plane->world_size() == 1) {
+    return nullptr;
+  }
+  control_plane->require_equal("context.communicator.check_collectives", wanted ? "true" : "false");
+  auto exchange = std::dynamic_pointer_cast<GroupExchange>(control_plane);
+  if (!wanted || exchange == nullptr) {
+    return nullptr;
+  }
+  return std::make_shared<CollectiveCheck>(exchange, control_plane->world_size(), "the world");
+}
+
+CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks,
+                                 std::string group)
+    : exchange_(std::move(exchange)), num_ranks_(num_ranks), group_(std::move(group)) {}
+
+int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseconds limit,
+                                 const std::function<void()>& look) {
+  const int64_t number = ++num_calls_;
+  const auto exchange = exchange_.lock();
+  if (exchange == nullptr || num_ranks_ == 1) {
+    return number;  // the context was closed: what is called will say so
+  }
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto calls =
+      exchange->exchange(key_of(concat(group_, " #", number)), num_ranks_, call, [&] {
+        look();
+        if (std::chrono::steady_clock::now() >= deadline) {
+          throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
+                                     call, ", and not all of the ", num_ranks_,
+                                     " ranks called one within ", limit.count(), " ms"));
+        }
+      });
+  const auto& [first_rank, first_call] = *calls.begin();
+  for (const auto& [rank, other_call] : calls) {
+    if (other_call != first_call) {
+      throw MismatchError(concat("collective #", number, " of ", group_, " differs: rank ",
+                                 first_rank, " called ", first_call, ", rank ", rank, " called ",
+                                 other_call,
+                                 "; all ranks of a group call the same operations in the same "
+                                 "order with tensors of equal size and dtype"));
+    }
+  }
+  return number;
+}
+
+std::shared_ptr<CollectiveCheck> CollectiveCheck::of_group(int64_t split, int color,
+                                                           int num_ranks) const {
+  return std::make_shared<CollectiveCheck>(exchange_, num_ranks,
+                                           concat(group_, ", split #", split, ", color ", color));
+}
+
+}  // namespace ddp::detail

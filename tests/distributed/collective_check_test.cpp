@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// check_collectives: ranks that call different things are told so, on whatever backend the device
+// chooses. The context of the test programs has it on (checks_collectives).
+#include "comm/collective_check.hpp"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "ddp/core/error.hpp"
+#include "distributed/communicator_test_utils.hpp"
+#include "support/catch.hpp"
+#include "support/message_of.hpp"
+#include "support/multi_rank_main.hpp"
+
+using namespace communicator_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+// Alone nobody differs; and the run may have been told to leave the comparison off.
+bool is_compared() {
+  return comm().world_size() > 1 && ddp::test::checks_collectives();
+}
+
+// Rank 1 calls `odd`, the others `call`; all of them are told both.
+void expect_mismatch(const std::function<void()>& call, const std::string& called,
+                     const std::function<void()>& odd, const std::string& odd_called) {
+  const auto message = testing::message_of<ddp::MismatchError>(comm().rank() == 1 ? odd : call);
+  CHECK_THAT(message, Catch::Contains("of the world differs: rank 0 called " + called +
+                                      ", rank 1 called " + odd_called + ";"));
+}
+
+at::Tensor ones(int64_t numel, at::ScalarType dtype = at::kFloat) {
+  return here(at::ones({numel}, dtype));
+}
+
+}  // namespace
+
+TEST_CASE("calls that differ between ranks throw on all of them, and nothing was sent") {
+  if (!is_compared()) {
+    return;
+  }
+  const int world_size = comm().world_size();
+  auto mine = here(data_of(comm().rank(), 8, at::kFloat));
+  const auto before = mine.clone();
+  const auto sum = [&] { comm().all_reduce(mine)->wait(); };
+  const std::string sum_called = "all_reduce (sum of 8 Float)";
+  expect_mismatch(
+      sum, sum_called, [] { comm().all_reduce(ones(8, at::kDouble))->wait(); },
+      "all_reduce (sum of 8 Double)");
+  expect_mismatch(
+      sum, sum_called, [] { comm().all_reduce(ones(500'000))->wait(); },
+      "all_reduce (sum of 500000 Float)");
+  expect_mismatch(
+      sum, sum_called, [] { comm().all_reduce(ones(8), ReduceOp::Max)->wait(); },
+      "all_reduce (max of 8 Float)");
+  expect_mismatch(
+      sum, sum_called, [] { comm().broadcast(ones(8), 0)->wait(); }, "broadcast (8 Float, root 0)");
+  expect_mismatch(
+      sum, sum_called, [] { comm().barrier(); }, "barrier");
+  expect_mismatch([] { comm().broadcast(ones(8), 0)->wait(); }, "broadcast (8 Float, root 0)",
+                  [] { comm().broadcast(ones(8), 1)->wait(); }, "broadcast (8 Float, root 1)");
+  const auto gather = [&](int64_t numel) {
+    return [=] { comm().all_gather(ones(numel * world_size), ones(numel))->wait(); };
+  };
+  const auto gathers = [&](int64_t numel) {
+    return "all_gather (" + std::to_string(numel * world_size) + " Float)";
+  };
+  expect_mismatch(gather(3), gathers(3), gather(4), gathers(4));
+  const auto scatter = [&](ReduceOp op) {
+    return [=] { comm().reduce_scatter(ones(2), ones(2 * world_size), op)->wait(); };
+  };
+  const auto parts = " of " + std::to_string(2 * world_size) + " Float)";
+  expect_mismatch(scatter(ReduceOp::Avg), "reduce_scatter (avg" + parts, scatter(ReduceOp::Sum),
+                  "reduce_scatter (sum" + parts);
+  expect_mismatch([] { comm().split(0, 0); }, "split", [] { comm().barrier(); }, "barrier");
+  CHECK(mine.equal(before));
+  sum();  // the ranks are still in step
+  CHECK(mine.cpu().equal(reference(8, at::kFloat, ReduceOp::Sum, world_size)));
+}
+
+TEST_CASE("a group that was split off is compared by itself, and names ranks of the job") {
+  if (!is_compared()) {
+    return;
+  }
+  const int rank = comm().rank();
+  const int half = comm().world_size() / 2;
+  // With 4 ranks the lower two agree while the upper two do not.
+  const int color = comm().world_size() == 2 ? 0 : rank / half;
+  auto group = comm().split(color, rank);
+  const int last = comm().world_size() - 1;
+  const auto message = testing::message_of<ddp::MismatchError>(
+      [&] { group->all_reduce(ones(rank == last ? 5 : 4))->wait(); });
+  if (rank < last - 1) {
+    CHECK(message.empty());
+  } else {
+    CHECK_THAT(
+        message,
+        Catch::Contains("color " + std::to_string(color) + " differs: rank " +
+                        std::to_string(last - 1) + " called all_reduce (sum of 4 Float), rank " +
+                        std::to_string(last) + " called all_reduce (sum of 5 Float)"));
+  }
+  group->barrier();
+}
+
+TEST_CASE("calls are compared inside a GroupScope") {
+  if (!is_compared()) {
+    return;
+  }
+  auto first = ones(8);
+  ddp::WorkPtr work;
+  std::string message;
+  {
+    const ddp::GroupScope group(comm());
+    work = comm().all_reduce(first);
+    message = testing::message_of<ddp::MismatchError>(
+        [] { comm().all_reduce(ones(comm().rank() == 1 ? 3 : 2)); });
+  }
+  CHECK_THAT(message, Catch::Contains("rank 1 called all_reduce (sum of 3 Float)"));
+  work->wait();
+  CHECK(first.eq(static_cast<float>(comm().world_size())).all().item<bool>());
+}
+
+TEST_CASE("an abort ends the wait for ranks that do not call") {
+  if (!is_compared()) {
+    return;
+  }
+  auto group = comm().split(0, comm().rank());
+  if (comm().rank() == 0) {
+    std::thread aborts([&] {
+      std::this_thread::sleep_for(50ms);
+      group->abort("the test says so");
+    });
+    const auto message =
+        testing::message_of<ddp::PeerLostError>([&] { group->all_reduce(ones(8))->wait(); });
+    aborts.join();
+    CHECK_THAT(message, Catch::Contains("the test says so"));
+  }
+  comm().barrier();
+}
+
+TEST_CASE("a rank that makes no call is waited for as long as a collective may last") {
+  struct Alone final : ddp::detail::GroupExchange {
+    std::map<int, std::string> exchange(uint64_t, int, const std::string&,
+                                        const std::function<void()>& look) override {
+      for (;;) {
+        std::this_thread::sleep_for(1ms);
+        look();
+      }
+    }
+  };
+  const auto alone = std::make_shared<Alone>();
+  ddp::detail::CollectiveCheck check(alone, 3, "the world");
+  const auto message =
+      testing::message_of<ddp::PeerLostError>([&] { check.compare("barrier", 20ms, [] {}); });
+  CHECK_THAT(message, Catch::Contains("collective #1 of the world: this rank called barrier, and "
+                                      "not all of the 3 ranks called one within 20 ms"));
+}
+
+TEST_CASE("the time of a comparison", "[.bench]") {
+  auto tensor = ones(256);
+  constexpr int kRuns = 500;
+  for (int round = 0; round < 3; ++round) {
+    comm().barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kRuns; ++i) {
+      comm().all_reduce(tensor, ReduceOp::Max)->wait();
+    }
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    if (comm().rank() == 0) {
+      std::printf("%s: %.1f us an all_reduce of 256 floats\n",
+                  is_compared() ? "compared" : "not compared", took.count() / kRuns);
+    }
+  }
+}
