@@ -67,11 +67,28 @@ ImageDataset::ImageDataset(DecodedImages images, int64_t num_classes, const Data
 }
 
 void ImageDataset::check_labels() const {
-  for (int64_t i = 0; i < size_; ++i) {
-    if (source_->label(i) >= num_classes_) {
-      throw DataError(concat(source_->locate(i).to_string(), ": label ", source_->label(i),
-                             " does not fit data.num_classes=", num_classes_));
+  // Without a list of classes the largest label tells their number: a damaged one would make a
+  // model of a billion classes.
+  constexpr int64_t kCommon = 65536;
+  const bool set = options_.num_classes > 0;
+  const bool listed = !source_->class_names().empty();
+  const int64_t limit = set || listed ? num_classes_ : std::max(kCommon, source_->size());
+  const int64_t count = set ? size_ : source_->size();
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t label = source_->label(i);
+    if (label < limit) {
+      continue;
     }
+    const std::string where = concat(source_->locate(i).to_string(), ": label ", label);
+    if (set) {
+      throw DataError(concat(where, " does not fit data.num_classes=", num_classes_));
+    }
+    if (listed) {
+      throw DataError(
+          concat(where, " does not fit the ", limit, " classes that are listed", kDataFileFix));
+    }
+    throw DataError(concat(where, " is not below ", limit, ", and no classes.txt lists the classes",
+                           kDataFileFix, ", or set data.num_classes"));
   }
 }
 

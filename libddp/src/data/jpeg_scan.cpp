@@ -2,7 +2,6 @@
 #include "data/jpeg_scan.hpp"
 
 #include <cstring>
-#include <span>
 
 namespace ddp::detail {
 
@@ -27,14 +26,17 @@ bool is_plain_frame(const Segment& frame) {
   if (frame.size() < 6 || frame[0] != 8 || frame.size() != 6 + size_t{3} * frame[5]) {
     return false;
   }
+  if (frame[5] != 1 && frame[5] != 3) {
+    return false;
+  }
   const auto sampling = [&](size_t component) { return frame[7 + 3 * component]; };
   if (frame[5] == 1) {
     return sampling(0) == 0x11;
   }
-  const bool rgb = frame[5] == 3 && frame[6] == 'R' && frame[9] == 'G' && frame[12] == 'B';
+  const bool rgb = frame[6] == 'R' && frame[9] == 'G' && frame[12] == 'B';
   const bool known =
       sampling(0) == 0x11 || sampling(0) == 0x12 || sampling(0) == 0x21 || sampling(0) == 0x22;
-  return frame[5] == 3 && !rgb && known && sampling(1) == 0x11 && sampling(2) == 0x11;
+  return !rgb && known && sampling(1) == 0x11 && sampling(2) == 0x11;
 }
 
 /// Adobe's marker ends with the colours' transform, of which 1 is YCbCr.
@@ -66,7 +68,7 @@ bool ends_well(const uint8_t* at, const uint8_t* end) {
 
 }  // namespace
 
-bool is_plain_baseline(const std::vector<uint8_t>& bytes) {
+bool is_plain_baseline(std::span<const uint8_t> bytes) {
   const uint8_t* at = bytes.data();
   const uint8_t* end = at + bytes.size();
   if (bytes.size() < 4 || at[0] != 0xff || at[1] != kStart) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 namespace ddp::detail {
@@ -12,7 +13,7 @@ namespace ddp::detail {
 /// Whether `bytes` is one whole image of the plain kind (ITU-T T.81): baseline, 8 bits, grey or
 /// YCbCr at 4:4:4, 4:2:2, 4:4:0 or 4:2:0, all in one scan that ends with the end marker and holds
 /// no byte pair that no scan can hold. Damage that keeps to such pairs is not seen.
-bool is_plain_baseline(const std::vector<uint8_t>& bytes);
+bool is_plain_baseline(std::span<const uint8_t> bytes);
 
 /// Decodes images 0 … num_images - 1 with a decoder of batches that tells only whether it refused
 /// one: halves of what was refused until single images are left, which are returned in order.

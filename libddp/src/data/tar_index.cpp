@@ -79,7 +79,9 @@ bool is_zero(const Block& block) {
   return std::all_of(block.begin(), block.end(), [](char c) { return c == 0; });
 }
 
-void check_name(const DataFile& file, int64_t offset, const std::string& name) {
+// The name without parts that say nothing: "./" and doubled slashes. Throws DataError for a name
+// that leaves the archive.
+std::string clean_name(const DataFile& file, int64_t offset, const std::string& name) {
   if (name.empty() || static_cast<int64_t>(name.size()) > kMaxName) {
     fail(file, offset, concat("a name of ", name.size(), " bytes; 1 to 255 are allowed"));
   }
@@ -89,13 +91,19 @@ void check_name(const DataFile& file, int64_t offset, const std::string& name) {
   if (name.front() == '/') {
     fail(file, offset, concat("the absolute name ", name, "; names must be relative"));
   }
+  std::string clean;
   for (size_t begin = 0; begin <= name.size();) {
     const size_t end = std::min(name.find('/', begin), name.size());
-    if (std::string_view(name).substr(begin, end - begin) == "..") {
+    const std::string_view part = std::string_view(name).substr(begin, end - begin);
+    if (part == "..") {
       fail(file, offset, concat("the name ", name, " contains '..'"));
+    }
+    if (!part.empty() && part != ".") {
+      clean.append(clean.empty() ? "" : "/").append(part);
     }
     begin = end + 1;
   }
+  return clean;
 }
 
 // What extended headers say about the entry that follows them.
@@ -209,7 +217,7 @@ class Scanner {
         regular(block, header, *size);
         break;
       case '5':
-        check_name(file_, header, name_of(block));
+        (void)clean_name(file_, header, name_of(block));
         override_ = {};
         break;
       case '1':
@@ -242,10 +250,9 @@ class Scanner {
     if (static_cast<int64_t>(entries_.size()) >= kMaxEntries) {
       fail(file_, header, "more than 100,000,000 entries");
     }
-    std::string name = name_of(block);
-    check_name(file_, header, name);
-    while (name.starts_with("./")) {
-      name.erase(0, 2);
+    std::string name = clean_name(file_, header, name_of(block));
+    if (name.empty()) {
+      fail(file_, header, concat("the name ", name_of(block), " names no file"));
     }
     entries_.push_back({std::move(name), offset_, size});
     override_ = {};

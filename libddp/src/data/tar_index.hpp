@@ -11,7 +11,7 @@
 namespace ddp::detail {
 
 struct TarEntry {
-  std::string name;
+  std::string name;    ///< relative, without "." parts and doubled slashes
   int64_t offset = 0;  ///< of the contents in the archive
   int64_t size = 0;
 };

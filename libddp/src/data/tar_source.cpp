@@ -96,7 +96,10 @@ class TarSource : public ImageSource {
   }
 
   int64_t size() const override { return static_cast<int64_t>(samples_.size()); }
-  int64_t num_classes() const override { return num_classes_; }
+  /// As listed; else one more than the largest label.
+  int64_t num_classes() const override {
+    return class_names_.empty() ? largest_label_ + 1 : std::ssize(class_names_);
+  }
   std::vector<std::string> class_names() const override { return class_names_; }
   int64_t label(int64_t index) const override { return samples_[static_cast<size_t>(index)].label; }
   DataSource locate(int64_t index) const override {
@@ -159,7 +162,7 @@ class TarSource : public ImageSource {
                              " bytes; an image may have 2 GiB"));
     }
     samples_.push_back({shard, static_cast<uint32_t>(image.size), image.offset, label});
-    num_classes_ = std::max(num_classes_, label + 1);
+    largest_label_ = std::max(largest_label_, label);
   }
 
   // Classes are numbered as classes.txt lists them, else in the order of their sorted names.
@@ -186,14 +189,13 @@ class TarSource : public ImageSource {
         sample.label = label_of[static_cast<size_t>(-1 - sample.label)];
       }
     }
-    num_classes_ = std::max(num_classes_, static_cast<int64_t>(class_names_.size()));
   }
 
   std::vector<std::string> class_names_;
   std::map<std::string, int64_t> folders_;  // in the order they were met
   std::vector<DataFile> files_;
   std::vector<Sample> samples_;
-  int64_t num_classes_ = 0;
+  int64_t largest_label_ = -1;
 };
 
 // A name that ends in a number, perhaps with "-of-00128" behind it.

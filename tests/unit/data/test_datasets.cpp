@@ -312,6 +312,37 @@ TEST_CASE("a tar data set needs its labels", "[dataset]") {
   REQUIRE(contains(few, "label 1 does not fit data.num_classes=1"));
 }
 
+TEST_CASE("a label beyond the classes of a tar data set is an error with its place", "[dataset]") {
+  TempFolder folder;
+  const std::string jpeg = sample_jpeg(0);
+  auto write = [&](const std::string& label) {
+    data_test::write_file(folder.path() / "train-000.tar",
+                          data_test::tar_entry("0.jpg", jpeg) + data_test::tar_entry("0.cls", "1") +
+                              data_test::tar_entry("1.jpg", jpeg) +
+                              data_test::tar_entry("1.cls", label) + data_test::tar_end());
+  };
+  auto error = [&](const DataOptions& options) {
+    return message_of<ddp::DataError>([&] { make_dataset(options); });
+  };
+  const DataOptions plain{.path = folder.path()};
+  write("999999999");
+  const std::string message = error(plain);
+  REQUIRE(contains(message, "train-000.tar at offset 3072: label 999999999 is not below 65536"));
+  REQUIRE(contains(message, "data.num_classes"));
+  REQUIRE(contains(error({.path = folder.path(), .num_samples = 1}), "label 999999999"));
+  write("65535");
+  REQUIRE(error(plain).empty());
+  REQUIRE(make_dataset(plain)->num_classes() == 65536);
+  write("70000");
+  REQUIRE(contains(error(plain), "label 70000"));
+  REQUIRE(make_dataset({.path = folder.path(), .num_classes = 80000})->num_classes() == 80000);
+  // Classes that are listed are all there are.
+  data_test::write_file(folder.path() / "classes.txt", "cat\ndog\ncow\n");
+  REQUIRE(contains(error(plain), "label 70000 does not fit the 3 classes that are listed"));
+  write("0");
+  REQUIRE(make_dataset(plain)->num_classes() == 3);
+}
+
 TEST_CASE("a shard cut while training is an error, not a crash", "[dataset]") {
   TempFolder folder;
   DataOptions options{.path = three_images(folder, sample_jpeg(1)),

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which files may go to a decoder that notices no damage.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -57,6 +62,33 @@ TEST_CASE("whole baseline images of the usual samplings are plain") {
   bytes.insert(bytes.end(), 100, 0);  // padding behind the end
   REQUIRE(is_plain(bytes));
   REQUIRE(is_plain(with_segment(jpeg(), {0xff, 0xfe, 0, 5, 'a', 0xff, 0xda})));  // a comment
+}
+
+TEST_CASE("a file is not read beyond its end") {
+  // Behind the bytes lies memory that may not be read.
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* pages = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(pages != MAP_FAILED);
+  uint8_t* end = static_cast<uint8_t*>(pages) + page;
+  REQUIRE(mprotect(end, page, PROT_NONE) == 0);
+  const auto at_end = [&](const Bytes& bytes) {
+    std::memcpy(end - bytes.size(), bytes.data(), bytes.size());
+    return ddp::detail::is_plain_baseline(std::span(end - bytes.size(), bytes.size()));
+  };
+  // Frames of 0 to 4 components, of which 0 end with the frame's own six bytes.
+  for (uint8_t num_components = 0; num_components <= 4; ++num_components) {
+    Bytes bytes = {0xff, 0xd8, 0xff, 0xc0, 0, static_cast<uint8_t>(8 + 3 * num_components),
+                   8,    0,    1,    0,    1, num_components};
+    bytes.resize(bytes.size() + size_t{3} * num_components, 0x11);
+    CAPTURE(num_components);
+    REQUIRE_FALSE(at_end(bytes));
+  }
+  const auto whole = jpeg();
+  REQUIRE(at_end(whole));
+  for (size_t length = 0; length < 700; ++length) {
+    REQUIRE_FALSE(at_end(Bytes(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(length))));
+  }
+  REQUIRE(munmap(pages, 2 * page) == 0);
 }
 
 TEST_CASE("what a decoder of batches refuses is found, and all else is decoded once") {

@@ -44,6 +44,21 @@ TEST_CASE("a tar index names files, offsets and sizes", "[tar]") {
   REQUIRE(entries[2].size == 0);
 }
 
+TEST_CASE("no name in a tar index is absolute or has parts that say nothing", "[tar]") {
+  const auto entries =
+      index_of(tar_entry(".//etc/x.jpg", "a") + tar_entry("a/./b//c.jpg", "b") +
+               tar_entry("./", "", '5') + tar_entry("././/.///d", "c") + tar_end());
+  REQUIRE(entries.size() == 3);
+  REQUIRE(entries[0].name == "etc/x.jpg");
+  REQUIRE(entries[1].name == "a/b/c.jpg");
+  REQUIRE(entries[2].name == "d");
+  for (const char* name : {".", "./", ".//", "././."}) {
+    REQUIRE(contains(error_of(tar_entry(name, "x") + tar_end()), "names no file"));
+  }
+  REQUIRE(contains(error_of(tar_entry(".//../x", "x") + tar_end()), "'..'"));
+  REQUIRE(contains(error_of(tar_entry("//etc/x", "x") + tar_end()), "absolute"));
+}
+
 TEST_CASE("long names come from GNU and pax headers and from the ustar prefix", "[tar]") {
   const std::string name(200, 'n');
   REQUIRE(
