@@ -106,16 +106,17 @@ void DistributedSampler::set_position(int64_t position) {
   }
   origin_ = position;
   taken_ = 0;
+  begun_ = false;
 }
 
 void DistributedSampler::reset(std::optional<size_t> new_size) {
-  if (new_size && static_cast<int64_t>(*new_size) != size_) {
+  const bool resized = new_size && static_cast<int64_t>(*new_size) != size_;
+  if (resized) {
     size_ = static_cast<int64_t>(*new_size);
-    if (options_.shuffle) {
-      permute();
-    }
   }
-  set_position(0);
+  if (begun_ || resized) {
+    set_epoch(begun_ ? epoch_ + 1 : epoch_);
+  }
 }
 
 int64_t DistributedSampler::position() const {
@@ -123,6 +124,7 @@ int64_t DistributedSampler::position() const {
 }
 
 std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
+  begun_ = true;
   const int64_t end = end_place(origin_);
   std::vector<size_t> result;
   while (result.size() < batch_size) {

@@ -163,6 +163,50 @@ TEST_CASE("the sampler is one of LibTorch's", "[sampler]") {
   REQUIRE(restored.next(6) == sampler.next(6));
 }
 
+TEST_CASE("a loader of torch::data sees another order in each epoch", "[sampler]") {
+  struct Numbers : torch::data::datasets::Dataset<Numbers, int64_t> {
+    int64_t get(size_t index) override { return static_cast<int64_t>(index); }
+    std::optional<size_t> size() const override { return 20; }
+  };
+  DistributedSampler expected(20, 1, 2, {.seed = 5});
+  DistributedSampler sampler(20, 1, 2, {.seed = 5});
+  sampler.set_epoch(3);
+  sampler.set_position(8);
+  auto loader = torch::data::make_data_loader(Numbers(), sampler, /*batch_size=*/4);
+  for (int64_t epoch = 3; epoch < 6; ++epoch) {
+    std::vector<int64_t> seen;
+    for (const std::vector<int64_t>& batch : *loader) {
+      seen.insert(seen.end(), batch.begin(), batch.end());
+    }
+    expected.set_epoch(epoch);
+    auto wanted = expected.indices();
+    if (epoch == 3) {  // resumed behind 8 samples of 2 ranks
+      wanted.erase(wanted.begin(), wanted.begin() + 4);
+    }
+    CAPTURE(epoch);
+    REQUIRE(seen == wanted);
+  }
+}
+
+TEST_CASE("resetting a sampler goes on to the next epoch where samples were taken", "[sampler]") {
+  DistributedSampler sampler(10, 0, 1);
+  sampler.reset();
+  REQUIRE(sampler.epoch() == 0);
+  (void)sampler.next(3);
+  sampler.reset();
+  REQUIRE(sampler.epoch() == 1);
+  REQUIRE(sampler.position() == 0);
+  REQUIRE(sampler.next(10)->size() == 10);
+  sampler.reset(12);
+  REQUIRE(sampler.epoch() == 2);
+  REQUIRE(sampler.indices() != DistributedSampler(12, 0, 1).indices());
+  // A rank without a sample counts as the others do.
+  DistributedSampler empty(2, 3, 4, {.pad = false});
+  REQUIRE_FALSE(empty.next(1));
+  empty.reset();
+  REQUIRE(empty.epoch() == 1);
+}
+
 TEST_CASE("an epoch goes on where it stopped, also at another world size", "[sampler]") {
   const SamplerOptions options{.seed = 3};
   const int64_t size = 48;

@@ -30,7 +30,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   DistributedSampler(int64_t size, int rank, int world_size, const SamplerOptions& options = {});
 
   /// Starts epoch `epoch`: its permutation, position 0. As in PyTorch the order stays the same
-  /// where nobody calls this. A DataLoader calls it by itself.
+  /// where nobody calls this or reset(). A ddp::DataLoader calls it by itself.
   void set_epoch(int64_t epoch);
   int64_t epoch() const { return epoch_; }
 
@@ -56,8 +56,11 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   int world_size() const { return world_size_; }
   const SamplerOptions& options() const { return options_; }
 
-  /// torch::data::samplers::Sampler<>: rewinds to the start of the epoch, with another size if
-  /// given.
+  /// torch::data::samplers::Sampler<>: the start of an epoch, with another size if given. After
+  /// next() that is the following epoch; before it everything stays, so that an epoch and a
+  /// position that were set hold. torch::data's loaders call this at each begin() on a copy of
+  /// their own: each begin() has a new order, and set_epoch() on the original does not reach the
+  /// copy.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   /// The next up to `batch_size` samples of this rank; nothing at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
@@ -74,6 +77,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   int64_t epoch_ = 0;
   int64_t origin_ = 0;          ///< where dealing to ranks began
   int64_t taken_ = 0;           ///< samples of this rank that next() gave
+  bool begun_ = false;          ///< next() was called since the epoch or the position was set
   std::vector<int64_t> order_;  ///< the permutation; empty without shuffle
 };
 
