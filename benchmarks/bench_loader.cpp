@@ -224,7 +224,7 @@ void bench_nvjpeg(const ddp::Dataset& dataset, int64_t batch_size) {
   for (int64_t i = 0; i < 4 * batch_size && std::ssize(files) < batch_size; ++i) {
     (void)images.read_file(
         i % dataset.size(), [&](const std::vector<uint8_t>& bytes, const ddp::detail::DataSource&,
-                                const ddp::detail::JpegHeader& header) {
+                                const ddp::detail::ImageHeader& header) {
           const auto plan =
               images.transform().plan(header.width, header.height, 0, static_cast<uint64_t>(i));
           if (plan.denominator == 1 && ddp::detail::is_plain_baseline(bytes)) {

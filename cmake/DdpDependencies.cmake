@@ -82,6 +82,8 @@ if(NOT TURBOJPEG_INCLUDE_DIR OR NOT TURBOJPEG_LIBRARY)
   message(FATAL_ERROR "ddp needs libjpeg-turbo: apt-get install libturbojpeg0-dev (./quickstart.sh does this)")
 endif()
 
+ddp_require_package(PNG libpng-dev)
+
 # Decoding a part of an image needs libjpeg-turbo's older interface, which its turbojpeg holds but does
 # not show. Linked statically, so that nothing more has to be installed beside libddp.
 find_path(JPEGLIB_INCLUDE_DIR jpeglib.h)

@@ -50,8 +50,8 @@ if(DDP_BUILD_EXAMPLES)
   install(DIRECTORY data/chat-sample data/text-sample DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/data)
 endif()
 
-# yaml-cpp changes its name with every release of a distribution and libjpeg-turbo's turbojpeg is often
-# absent: the files that were linked travel along under the name the loader asks for, each with its
+# yaml-cpp changes its name with every release of a distribution, and libjpeg-turbo's turbojpeg and libpng
+# are often absent: the files that were linked travel along under the name the loader asks for, each with its
 # licence, which Debian and Ubuntu keep in /usr/share/doc/<package>/copyright.
 function(_ddp_install_licence library)
   get_filename_component(_name "${library}" NAME)
@@ -79,6 +79,7 @@ if(DDP_INSTALL_BUNDLED)
   mark_as_advanced(DDP_YAML_CPP_LIBRARY)
   _ddp_install_bundled("${DDP_YAML_CPP_LIBRARY}")
   _ddp_install_bundled("${TURBOJPEG_LIBRARY}")
+  _ddp_install_bundled("${PNG_LIBRARY_RELEASE}")
 endif()
 
 # find_package(ddp): finds LibTorch again on the machine it runs on, with the same module.

@@ -24,7 +24,7 @@ die() {
 # --- system packages ---------------------------------------------------------------------------
 # The same names on Debian 12 and Ubuntu 24.04. Without the optional ones a part is not built.
 DDP_PACKAGES_NEEDED=(g++ make pkg-config procps python3-venv libspdlog-dev libfmt-dev libyaml-cpp-dev
-  nlohmann-json3-dev libssl-dev libxxhash-dev libturbojpeg0-dev catch2)
+  nlohmann-json3-dev libssl-dev libxxhash-dev libturbojpeg0-dev libpng-dev catch2)
 DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev ccache)
 
 what_lacks() {

@@ -25,7 +25,8 @@ foreach(_file ${_texts})
 endforeach()
 
 # Libraries of others that travel along bring their licence.
-file(GLOB _bundled ${WORK_DIR}/moved/${LIBDIR}/libyaml-cpp* ${WORK_DIR}/moved/${LIBDIR}/libturbojpeg*)
+file(GLOB _bundled ${WORK_DIR}/moved/${LIBDIR}/libyaml-cpp* ${WORK_DIR}/moved/${LIBDIR}/libturbojpeg*
+     ${WORK_DIR}/moved/${LIBDIR}/libpng*)
 file(GLOB _licences ${WORK_DIR}/moved/share/doc/*/licences/*.txt)
 list(LENGTH _bundled _num_bundled)
 list(LENGTH _licences _num_licences)

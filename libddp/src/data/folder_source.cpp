@@ -13,11 +13,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_jpeg_name(const fs::path& path) {
+bool is_image_name(const fs::path& path) {
   std::string extension = path.extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return extension == ".jpg" || extension == ".jpeg";
+  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
 }
 
 std::vector<fs::path> sorted_entries(const fs::path& folder) {
@@ -62,7 +62,7 @@ class FolderSource : public ImageSource {
     }
     if (paths_.empty()) {
       throw DataError(concat("folder ", root.string(),
-                             " holds no class folders with .jpg or .jpeg files (layout: "
+                             " holds no class folders with .jpg, .jpeg or .png files (layout: "
                              "train/<class>/*.jpg, test/<class>/*.jpg)"));
     }
   }
@@ -85,7 +85,8 @@ class FolderSource : public ImageSource {
     const size_t before = paths_.size();
     add_files(folder, 0);
     if (paths_.size() == before) {
-      throw DataError(concat("class folder ", folder.string(), " holds no .jpg or .jpeg file"));
+      throw DataError(
+          concat("class folder ", folder.string(), " holds no .jpg, .jpeg or .png file"));
     }
     labels_.resize(paths_.size(), label);
   }
@@ -94,7 +95,7 @@ class FolderSource : public ImageSource {
     for (const fs::path& path : sorted_entries(folder)) {
       if (fs::is_directory(path) && !fs::is_symlink(path) && depth < 8) {
         add_files(path, depth + 1);
-      } else if (is_jpeg_name(path)) {
+      } else if (is_image_name(path)) {
         paths_.push_back(path.string());
       }
     }

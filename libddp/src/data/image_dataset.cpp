@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "data/data_file.hpp"
+#include "data/image_resample.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -26,6 +27,17 @@ int64_t num_used(const DataOptions& options, int64_t size, bool train) {
                        size, " samples: all ", size, " are used"));
   }
   return options.num_samples > 0 ? std::min(options.num_samples, size) : size;
+}
+
+// The output of a plan that is exact, [size, size, 3].
+void decode_and_resize(const std::vector<uint8_t>& bytes, const DataSource& where,
+                       const RegionPlan& plan, uint8_t* out) {
+  thread_local std::vector<uint8_t> pixels;
+  const CropBox& region = plan.region;
+  pixels.resize(static_cast<size_t>(region.width) * static_cast<size_t>(region.height) * 3);
+  decode_image_region(bytes, where, plan.denominator, region, pixels.data());
+  resample_bytes({pixels.data(), region.width, region.height, region.x, region.y}, plan.columns,
+                 plan.rows, out);
 }
 
 }  // namespace
@@ -137,7 +149,7 @@ int64_t ImageDataset::read_file(int64_t index, const UseFile& use) const {
   const int64_t used = first_good(index, [&](int64_t candidate) {
     source_->read(candidate, bytes);
     const DataSource where = source_->locate(candidate);
-    use(bytes, where, read_jpeg_header(bytes, where, options_.max_pixels));
+    use(bytes, where, read_image_header(bytes, where, options_.max_pixels));
   });
   return source_->label(used);
 }
@@ -146,38 +158,42 @@ int64_t ImageDataset::read_region(
     int64_t index, int64_t epoch, RegionPlan& plan,
     const std::function<uint8_t*(const RegionPlan&)>& allocate) const {
   return read_file(index, [&](const std::vector<uint8_t>& bytes, const DataSource& where,
-                              const JpegHeader& header) {
+                              const ImageHeader& header) {
     plan = transform_.plan(header.width, header.height, static_cast<uint64_t>(epoch),
-                           static_cast<uint64_t>(index));
-    decode_jpeg_region(bytes, where, plan.denominator, plan.region, allocate(plan));
+                           static_cast<uint64_t>(index), header.largest_denominator);
+    if (plan.exact && !plan.as_it_is) {
+      const RegionPlan resizing = std::exchange(plan, transform_.plan_as_it_is());
+      decode_and_resize(bytes, where, resizing, allocate(plan));
+    } else {
+      decode_image_region(bytes, where, plan.denominator, plan.region, allocate(plan));
+    }
   });
 }
 
-// One image as [size, size, 3] bytes: as it is where it has that size, else resized and cut.
-void ImageDataset::decode_square(int64_t index, RgbImage& image, uint8_t* out) const {
+// One image as [size, size, 3] bytes.
+void ImageDataset::decode_square(int64_t index, const ImageTransform& square, uint8_t* out) const {
   thread_local std::vector<uint8_t> bytes;
   source_->read(index, bytes);
   const DataSource where = source_->locate(index);
-  (void)read_jpeg_header(bytes, where, options_.max_pixels);
-  decode_jpeg(bytes, where, 1, image);
-  const int side = transform_.image_size();
-  if (image.width == side && image.height == side) {
-    std::memcpy(out, image.pixels.data(), image.pixels.size());
-    return;
+  const auto header = read_image_header(bytes, where, options_.max_pixels);
+  const RegionPlan plan = square.plan(header.width, header.height, 0, 0);
+  if (plan.as_it_is) {
+    decode_image_region(bytes, where, plan.denominator, plan.region, out);
+  } else {
+    decode_and_resize(bytes, where, plan, out);
   }
-  std::vector<float> resized;
-  const int shorter = std::min(image.width, image.height);
-  resample({image.pixels.data(), image.width, image.height},
-           {(image.width - shorter) / 2.0, double(shorter), image.width, side},
-           {(image.height - shorter) / 2.0, double(shorter), image.height, side}, resized);
-  std::transform(resized.begin(), resized.end(), out, [](float v) {
-    return static_cast<uint8_t>(std::clamp(std::lround(v), 0L, 255L));
-  });
 }
 
 void ImageDataset::decode_all() {
   const auto side = static_cast<size_t>(transform_.image_size());
   const size_t num_bytes = side * side * 3;
+  // Evaluation's images are kept as they are shown; of training's the centre square is kept.
+  DataOptions kept = options_;
+  kept.eval_decode = EvalDecode::Full;
+  if (transform_.is_random()) {
+    kept.eval_resize = kept.image_size;
+  }
+  const ImageTransform square(kept, /*train=*/false);
   decoded_.pixels.resize(static_cast<size_t>(size_) * num_bytes);
   std::vector<int64_t> labels(static_cast<size_t>(size_));
   std::atomic<int64_t> next{0};
@@ -185,12 +201,11 @@ void ImageDataset::decode_all() {
   std::exception_ptr error;
   int64_t error_index = size_;
   auto work = [&] {
-    RgbImage image;
     for (int64_t i = next++; i < size_; i = next++) {
       try {
         uint8_t* out = decoded_.pixels.data() + static_cast<size_t>(i) * num_bytes;
         const int64_t used =
-            first_good(i, [&](int64_t candidate) { decode_square(candidate, image, out); });
+            first_good(i, [&](int64_t candidate) { decode_square(candidate, square, out); });
         labels[static_cast<size_t>(i)] = source_->label(used);
       } catch (...) {
         std::lock_guard lock(error_mutex);
@@ -215,6 +230,10 @@ void ImageDataset::decode_all() {
     std::rethrow_exception(error);
   }
   decoded_.labels = std::move(labels);
+  if (!transform_.is_random()) {
+    options_.eval_resize = options_.image_size;
+    transform_ = ImageTransform(options_, /*train=*/false);
+  }
 }
 
 template <typename F>

@@ -50,10 +50,11 @@ class ImageDataset : public Dataset {
   /// data.corrupt says whether with another one's. Returns the target of the one it took. Several
   /// threads at once. Not of images kept decoded.
   using UseFile = std::function<void(const std::vector<uint8_t>& bytes, const DataSource& where,
-                                     const JpegHeader& header)>;
+                                     const ImageHeader& header)>;
   int64_t read_file(int64_t index, const UseFile& use) const;
   /// Decodes what a sample of an epoch needs of its image to [region.height, region.width, 3] in
-  /// memory that `allocate` gives for a plan; else as read_file().
+  /// memory that `allocate` gives for a plan; else as read_file(). An image that is resized exactly
+  /// is resized here: the plan is then of one that has the output's size.
   int64_t read_region(int64_t index, int64_t epoch, RegionPlan& plan,
                       const std::function<uint8_t*(const RegionPlan&)>& allocate) const;
   /// What makes a sample of a decoded image, where that is no resizing.
@@ -63,7 +64,7 @@ class ImageDataset : public Dataset {
 
  private:
   void decode_all();
-  void decode_square(int64_t index, RgbImage& image, uint8_t* out) const;
+  void decode_square(int64_t index, const ImageTransform& square, uint8_t* out) const;
   void check_labels() const;
   /// Calls `use(candidate)` with index, index + 1, … until one does not throw DataError; the answer
   /// is the same on every rank, as it depends on the files alone.

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/jpeg.hpp"
+#include "data/image_file.hpp"
 #include "ddp/data/dataset.hpp"
 
 namespace ddp::detail {
@@ -21,7 +21,7 @@ class ImageSource {
   virtual int64_t label(int64_t index) const = 0;
   /// Path and offset of sample `index`.
   virtual DataSource locate(int64_t index) const = 0;
-  /// The bytes of its JPEG file. Any thread.
+  /// The bytes of its image file. Any thread.
   virtual void read(int64_t index, std::vector<uint8_t>& bytes) const = 0;
 };
 
@@ -37,7 +37,7 @@ Cifar10Images read_cifar10(const std::string& folder, Split split);
 /// The folder that holds the files; empty where neither does.
 std::string find_cifar10(const std::string& folder);
 
-/// JPEG tar shards in WebDataset layout: KEY.jpg (or .jpeg), and KEY.cls with a decimal label or
+/// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png), and KEY.cls with a decimal label or
 /// CLASS/KEY.jpg with the names of classes in classes.txt beside the shards.
 std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split);
 std::vector<std::string> find_tar_shards(const std::string& folder, Split split);

@@ -5,99 +5,47 @@
 #include <cmath>
 #include <cstddef>
 
+#include "data/image_resample.hpp"
+
 namespace ddp::detail {
 
 namespace {
 
-// The taps of a whole axis.
-struct AxisTaps {
-  std::vector<int> first;
-  std::vector<int> count;
-  std::vector<float> weight;  // [size, stride]
-  int stride = 0;
-};
-
-void make_taps(const ResampleAxis& axis, AxisTaps& all) {
-  const auto size = static_cast<size_t>(axis.size);
-  all.stride = max_taps(axis);
-  all.first.resize(size);
-  all.count.resize(size);
-  all.weight.resize(size * static_cast<size_t>(all.stride));
-  for (size_t i = 0; i < size; ++i) {
-    const Taps taps = find_taps(axis, static_cast<int>(i));
-    all.first[i] = taps.first;
-    all.count[i] = taps.count;
-    write_weights(taps, &all.weight[i * static_cast<size_t>(all.stride)]);
-  }
-}
-
-// `row` begins at column `x` of the image.
-void resample_row(const uint8_t* row, int x, const AxisTaps& taps, int size, float* out) {
-  for (int i = 0; i < size; ++i) {
-    const auto at = static_cast<size_t>(i);
-    const uint8_t* in = row + static_cast<ptrdiff_t>(taps.first[at] - x) * 3;
-    const float* weight = &taps.weight[at * static_cast<size_t>(taps.stride)];
-    float r = 0, g = 0, b = 0;
-    for (int k = 0; k < taps.count[at]; ++k, in += 3) {
-      r += weight[k] * in[0];
-      g += weight[k] * in[1];
-      b += weight[k] * in[2];
-    }
-    out[3 * i] = r;
-    out[3 * i + 1] = g;
-    out[3 * i + 2] = b;
-  }
-}
-
 // The smallest decoding (1/8, 1/4, 1/2 of the size, done inside the inverse DCT) that still has
-// `size` pixels across `box`.
-int choose_denominator(const CropBox& box, int size) {
-  const int shorter = std::min(box.width, box.height);
+// `size` of the `shorter` pixels.
+int choose_denominator(int shorter, int size, int largest) {
   for (int denominator : {8, 4, 2}) {
-    if (shorter / denominator >= size) {
+    if (denominator <= largest && shorter / denominator >= size) {
       return denominator;
     }
   }
   return 1;
 }
 
-}  // namespace
-
-void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
-              std::vector<float>& out) {
-  // Kept a thread: 224 px need some 600 KB a sample.
-  thread_local AxisTaps column_taps, row_taps;
-  thread_local std::vector<float> narrow;
-  make_taps(columns, column_taps);
-  make_taps(rows, row_taps);
-  const int top = row_taps.first.front();
-  const int bottom = row_taps.first.back() + row_taps.count.back();
-  const size_t row_length = static_cast<size_t>(columns.size) * 3;
-  narrow.resize(row_length * static_cast<size_t>(bottom - top));
-  for (int y = top; y < bottom; ++y) {
-    const uint8_t* row = image.pixels + static_cast<ptrdiff_t>(y - image.y) * image.width * 3;
-    resample_row(row, image.x, column_taps, columns.size,
-                 &narrow[row_length * static_cast<size_t>(y - top)]);
-  }
-  const auto num_rows = static_cast<size_t>(rows.size);
-  out.assign(row_length * num_rows, 0.0f);
-  for (size_t y = 0; y < num_rows; ++y) {
-    float* target = &out[row_length * y];
-    for (int k = 0; k < row_taps.count[y]; ++k) {
-      const float weight =
-          row_taps.weight[y * static_cast<size_t>(row_taps.stride) + static_cast<size_t>(k)];
-      const float* in = &narrow[row_length * static_cast<size_t>(row_taps.first[y] + k - top)];
-      for (size_t i = 0; i < row_length; ++i) {
-        target[i] += weight * in[i];
-      }
-    }
-  }
+int decoded_side(int side, int denominator) {
+  return (side + denominator - 1) / denominator;
 }
+
+// torchvision's Resize(resize): of the longer side the whole part of the quotient.
+int64_t resized_side(int side, int shorter, int resize) {
+  return static_cast<int64_t>(static_cast<double>(int64_t{resize} * side) / shorter);
+}
+
+// torchvision's CenterCrop(size) of `outputs` pixels that an image's `limit` ones become: Python's
+// round() takes the even one of two neighbours.
+ResampleAxis centre_axis(int64_t outputs, int limit, int size) {
+  const int64_t twice = outputs - size;
+  const int64_t first = twice / 2 + (twice % 2 != 0 && twice / 2 % 2 != 0 ? 1 : 0);
+  return {0, static_cast<double>(limit), limit, outputs, first, size};
+}
+
+}  // namespace
 
 ImageTransform::ImageTransform(const DataOptions& options, bool train)
     : mode_(train ? options.augment : Augment::None),
       size_(static_cast<int>(options.image_size)),
       eval_resize_(static_cast<int>(options.eval_resize)),
+      eval_decode_(options.eval_decode),
       seed_(static_cast<uint64_t>(options.seed)),
       pad_(static_cast<int>(options.pad)),
       flip_(options.flip),
@@ -119,8 +67,7 @@ ImageTransform::ImageTransform(const DataOptions& options, bool train)
 }
 
 std::optional<SmallImageTransform> ImageTransform::small_image_transform() const {
-  const CropBox box = source_box(size_, size_, 0, 0);
-  if (mode_ == Augment::RandomResizedCrop || (mode_ == Augment::None && box.width != size_)) {
+  if (mode_ == Augment::RandomResizedCrop || (mode_ == Augment::None && eval_resize_ != size_)) {
     return std::nullopt;
   }
   return SmallImageTransform{.side = size_,
@@ -133,54 +80,58 @@ std::optional<SmallImageTransform> ImageTransform::small_image_transform() const
                              .std = {std_[0], std_[1], std_[2]}};
 }
 
-RandomResizedCrop ImageTransform::draw(int width, int height, uint64_t epoch,
-                                       uint64_t index) const {
+RegionPlan ImageTransform::plan_crop(int width, int height, uint64_t epoch, uint64_t index,
+                                     int largest_denominator) const {
   SampleRng rng(seed_, epoch, index);
-  return draw_random_resized_crop(rng, width, height, size_, bounds_);
-}
-
-CropBox ImageTransform::source_box(int width, int height, uint64_t epoch, uint64_t index) const {
-  if (mode_ == Augment::RandomResizedCrop) {
-    return draw(width, height, epoch, index).box;
-  }
-  // Resizing the shorter side to eval_resize and cutting size x size from the centre is the same as
-  // resizing this centre box.
-  const int shorter = std::min(width, height);
-  const int side = std::max(
-      1, static_cast<int>(std::lround(static_cast<double>(shorter) * size_ / eval_resize_)));
-  const int fits = std::min(side, shorter);
-  return {(width - fits) / 2, (height - fits) / 2, fits, fits};
-}
-
-RegionPlan ImageTransform::plan(int width, int height, uint64_t epoch, uint64_t index) const {
-  const CropBox box = source_box(width, height, epoch, index);
-  return plan_at(choose_denominator(box, size_), width, height, epoch, index);
-}
-
-RegionPlan ImageTransform::plan_at(int denominator, int width, int height, uint64_t epoch,
-                                   uint64_t index) const {
-  const bool random = mode_ == Augment::RandomResizedCrop;
-  const CropBox box = source_box(width, height, epoch, index);
+  const RandomResizedCrop crop = draw_random_resized_crop(rng, width, height, size_, bounds_);
+  const CropBox& box = crop.box;
   RegionPlan plan;
-  plan.denominator = denominator;
-  plan.whole_width = (width + denominator - 1) / denominator;
-  plan.whole_height = (height + denominator - 1) / denominator;
-  plan.as_it_is = !random && box.width == size_ && box.height == size_ &&
-                  plan.whole_width == size_ && plan.whole_height == size_;
+  plan.denominator =
+      choose_denominator(std::min(box.width, box.height), size_, largest_denominator);
+  plan.whole_width = decoded_side(width, plan.denominator);
+  plan.whole_height = decoded_side(height, plan.denominator);
   const double shrink_x = static_cast<double>(plan.whole_width) / width;
   const double shrink_y = static_cast<double>(plan.whole_height) / height;
-  plan.box = {box.x * shrink_x, box.y * shrink_y, box.width * shrink_x, box.height * shrink_y};
-  const ResampleAxis columns{plan.box.x, plan.box.width, plan.whole_width, size_};
-  const ResampleAxis rows{plan.box.y, plan.box.height, plan.whole_height, size_};
-  plan.region = {axis_low(columns), axis_low(rows), axis_high(columns) - axis_low(columns),
-                 axis_high(rows) - axis_low(rows)};
-  if (random) {
-    const RandomResizedCrop crop = draw(width, height, epoch, index);
-    plan.flip = flip_ && crop.flip;
-    plan.cutout = cutout_ > 0;
-    plan.cutout_x = crop.cutout_x;
-    plan.cutout_y = crop.cutout_y;
-  }
+  plan.columns = {box.x * shrink_x, box.width * shrink_x, plan.whole_width, size_};
+  plan.rows = {box.y * shrink_y, box.height * shrink_y, plan.whole_height, size_};
+  plan.flip = flip_ && crop.flip;
+  plan.cutout = cutout_ > 0;
+  plan.cutout_x = crop.cutout_x;
+  plan.cutout_y = crop.cutout_y;
+  return plan;
+}
+
+RegionPlan ImageTransform::plan_centre(int width, int height, int largest_denominator) const {
+  const int shorter = std::min(width, height);
+  RegionPlan plan;
+  plan.exact = is_exact();
+  plan.denominator =
+      plan.exact ? 1 : choose_denominator(shorter, eval_resize_, largest_denominator);
+  plan.whole_width = decoded_side(width, plan.denominator);
+  plan.whole_height = decoded_side(height, plan.denominator);
+  plan.columns = centre_axis(resized_side(width, shorter, eval_resize_), plan.whole_width, size_);
+  plan.rows = centre_axis(resized_side(height, shorter, eval_resize_), plan.whole_height, size_);
+  plan.as_it_is = eval_resize_ == size_ && plan.whole_width == size_ && plan.whole_height == size_;
+  return plan;
+}
+
+RegionPlan ImageTransform::plan(int width, int height, uint64_t epoch, uint64_t index,
+                                int largest_denominator) const {
+  RegionPlan plan = mode_ == Augment::RandomResizedCrop
+                        ? plan_crop(width, height, epoch, index, largest_denominator)
+                        : plan_centre(width, height, largest_denominator);
+  plan.region = {first_used(plan.columns), first_used(plan.rows),
+                 end_used(plan.columns) - first_used(plan.columns),
+                 end_used(plan.rows) - first_used(plan.rows)};
+  return plan;
+}
+
+RegionPlan ImageTransform::plan_as_it_is() const {
+  RegionPlan plan;
+  plan.whole_width = plan.whole_height = size_;
+  plan.region = {0, 0, size_, size_};
+  plan.columns = plan.rows = {0, double(size_), size_, size_};
+  plan.as_it_is = true;
   return plan;
 }
 
@@ -189,7 +140,7 @@ void ImageTransform::apply(const ImageView& image, uint64_t epoch, uint64_t inde
   if (mode_ == Augment::PadCrop) {
     pad_crop(image, epoch, index, out);
   } else {
-    apply(image, plan_at(1, image.width, image.height, epoch, index), out);
+    apply(image, plan(image.width, image.height, epoch, index, /*largest_denominator=*/1), out);
   }
 }
 
@@ -198,9 +149,15 @@ void ImageTransform::apply(const ImageView& image, const RegionPlan& plan, float
     copy_same_size(image, out);
     return;
   }
+  if (plan.exact) {
+    thread_local std::vector<uint8_t> bytes;
+    bytes.resize(static_cast<size_t>(size_) * static_cast<size_t>(size_) * 3);
+    resample_bytes(image, plan.columns, plan.rows, bytes.data());
+    copy_same_size({bytes.data(), size_, size_}, out);
+    return;
+  }
   thread_local std::vector<float> resized;
-  resample(image, {plan.box.x, plan.box.width, plan.whole_width, size_},
-           {plan.box.y, plan.box.height, plan.whole_height, size_}, resized);
+  resample(image, plan.columns, plan.rows, resized);
   normalise(resized.data(), plan.flip, out);
   if (plan.cutout) {
     cut_out(plan.cutout_x, plan.cutout_y, out);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "data/image_view.hpp"
 #include "data/resample_taps.hpp"
 #include "data/small_image.hpp"
 #include "ddp/data/augmentation.hpp"
@@ -14,30 +15,15 @@
 
 namespace ddp::detail {
 
-/// 8-bit RGB in memory that somebody else owns, [height, width, 3]: an image, or the part of one
-/// that begins at column x, row y.
-struct ImageView {
-  const uint8_t* pixels = nullptr;
-  int width = 0;
-  int height = 0;
-  int x = 0;
-  int y = 0;
-};
-
-struct RealBox {
-  double x = 0;
-  double y = 0;
-  double width = 0;
-  double height = 0;
-};
-
-/// What becomes of one JPEG image in one epoch: plain numbers, for host and device.
+/// What becomes of one image in one epoch: plain numbers, for host and device.
 struct RegionPlan {
   int denominator = 1;  ///< decoded at 1 / denominator of the size
   int whole_width = 0;  ///< of the image at that size, in whose pixels the rest is
   int whole_height = 0;
-  CropBox region;  ///< all pixels that count
-  RealBox box;     ///< what is resized to the output
+  CropBox region;        ///< all pixels that count
+  ResampleAxis columns;  ///< what is resized to the output
+  ResampleAxis rows;
+  bool exact = false;  ///< resized in Pillow's arithmetic: the host does that
   bool flip = false;
   bool as_it_is = false;  ///< the image has the output's size: nothing is resized
   int cutout_x = 0;       ///< centre of the cut square, where `cutout`
@@ -45,17 +31,15 @@ struct RegionPlan {
   bool cutout = false;
 };
 
-/// Resizes a part of an image to [size, size, 3] floats in 0..255 (memory is reused), as
-/// resample_taps.hpp says; Pillow's own result is rounded to 8 bits.
-void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
-              std::vector<float>& out);
-
 class ImageTransform {
  public:
   /// `options` resolved: image_size, eval_resize, augment, mean and std are set.
   ImageTransform(const DataOptions& options, bool train);
 
   int image_size() const { return size_; }
+  bool is_random() const { return mode_ != Augment::None; }
+  /// Whether images are resized in Pillow's arithmetic.
+  bool is_exact() const { return !is_random() && eval_decode_ == EvalDecode::Full; }
   /// What the sample's image has to be: any size, or image_size x image_size already.
   bool needs_square() const { return mode_ == Augment::PadCrop; }
 
@@ -63,10 +47,12 @@ class ImageTransform {
   /// them.
   std::optional<SmallImageTransform> small_image_transform() const;
 
-  /// What happens to the sample, whose file has `width` x `height` pixels; not for PadCrop.
-  RegionPlan plan(int width, int height, uint64_t epoch, uint64_t index) const;
-  /// The same of the image decoded at 1 / `denominator`.
-  RegionPlan plan_at(int denominator, int width, int height, uint64_t epoch, uint64_t index) const;
+  /// What happens to the sample, whose file has `width` x `height` pixels and can be decoded at up
+  /// to 1 / `largest_denominator`; not for PadCrop.
+  RegionPlan plan(int width, int height, uint64_t epoch, uint64_t index,
+                  int largest_denominator = 8) const;
+  /// Of an image that has the output's size and is shown as it is.
+  RegionPlan plan_as_it_is() const;
 
   /// Writes [3, S, S], or [S, S, 3] with channels_last, from at least plan.region.
   void apply(const ImageView& image, const RegionPlan& plan, float* out) const;
@@ -82,8 +68,9 @@ class ImageTransform {
   const std::array<float, 3>& std() const { return std_; }
 
  private:
-  CropBox source_box(int width, int height, uint64_t epoch, uint64_t index) const;
-  RandomResizedCrop draw(int width, int height, uint64_t epoch, uint64_t index) const;
+  RegionPlan plan_crop(int width, int height, uint64_t epoch, uint64_t index,
+                       int largest_denominator) const;
+  RegionPlan plan_centre(int width, int height, int largest_denominator) const;
   void pad_crop(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
   void copy_same_size(const ImageView& image, float* out) const;
   void normalise(const float* pixels, bool flip, float* out) const;
@@ -92,6 +79,7 @@ class ImageTransform {
   Augment mode_;
   int size_;
   int eval_resize_;
+  EvalDecode eval_decode_;
   uint64_t seed_;
   int pad_;
   bool flip_;

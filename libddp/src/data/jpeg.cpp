@@ -89,8 +89,8 @@ std::string DataSource::to_string() const {
 JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                             int64_t max_pixels) {
   if (bytes.size() < 4 || bytes[0] != 0xff || bytes[1] != 0xd8) {
-    fail_jpeg(concat(source.to_string(), ": not a JPEG image (", first_bytes(bytes),
-                     "; a JPEG starts with ff d8)"));
+    fail_jpeg(concat(source.to_string(), ": not a JPEG or PNG image (", first_bytes(bytes),
+                     "; a JPEG starts with ff d8, a PNG with 89 50 4e 47)"));
   }
   JpegHeader size;
   int colorspace = 0;

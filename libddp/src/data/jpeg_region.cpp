@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "data/image_view.hpp"
 #include "data/jpeg.hpp"
 #include "ddp/core/error.hpp"
 
@@ -24,20 +25,11 @@ namespace ddp::detail {
 
 namespace {
 
-void copy_region(const RgbImage& image, const CropBox& region, uint8_t* out) {
-  const size_t row = static_cast<size_t>(region.width) * 3;
-  for (int y = 0; y < region.height; ++y) {
-    const auto from =
-        static_cast<size_t>(region.y + y) * static_cast<size_t>(image.width) + size_t(region.x);
-    std::memcpy(out + static_cast<size_t>(y) * row, image.pixels.data() + from * 3, row);
-  }
-}
-
 void decode_whole(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
                   const CropBox& region, uint8_t* out) {
   thread_local RgbImage image;
   decode_jpeg(bytes, source, denominator, image);
-  copy_region(image, region, out);
+  copy_region({image.pixels.data(), image.width, image.height}, region, out);
 }
 
 #ifdef DDP_HAS_LIBJPEG

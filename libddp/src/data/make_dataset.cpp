@@ -66,7 +66,7 @@ int64_t probe_image_size(const DataOptions& options) {
   std::vector<uint8_t> bytes;
   source->read(0, bytes);
   try {
-    const auto header = detail::read_jpeg_header(bytes, source->locate(0), options.max_pixels);
+    const auto header = detail::read_image_header(bytes, source->locate(0), options.max_pixels);
     return std::max(header.width, header.height) <= kSmallImage
                ? std::min(header.width, header.height)
                : 224;

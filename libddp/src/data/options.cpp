@@ -56,6 +56,10 @@ static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
            .min = 0,
            .max = 16384},
           o.eval_resize);
+  v.field({.name = "eval_decode",
+           .doc = "evaluation images: full has torchvision's pixels; scaled is faster, and decodes "
+                  "large ones at 1/2 to 1/8 of their size as training does"},
+          o.eval_decode, {{"full", EvalDecode::Full}, {"scaled", EvalDecode::Scaled}});
   v.field({.name = "mean",
            .doc = "of the channels in 0..1; empty: CIFAR-10's up to 64 px, else ImageNet's"},
           o.mean);

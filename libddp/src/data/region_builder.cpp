@@ -37,13 +37,13 @@ int64_t aligned(int64_t num_bytes, int64_t to = kAlign) {
 
 }  // namespace
 
-DeviceRegion describe_region(const RegionPlan& plan, int image_size, int cutout, int64_t target) {
+DeviceRegion describe_region(const RegionPlan& plan, int cutout, int64_t target) {
   DeviceRegion region;
   region.row_bytes = int64_t{plan.region.width} * 3;
   region.x = plan.region.x;
   region.y = plan.region.y;
-  region.columns = {plan.box.x, plan.box.width, plan.whole_width, image_size};
-  region.rows = {plan.box.y, plan.box.height, plan.whole_height, image_size};
+  region.columns = plan.columns;
+  region.rows = plan.rows;
   region.target = target;
   region.cutout_x = plan.cutout_x;
   region.cutout_y = plan.cutout_y;
@@ -172,7 +172,7 @@ uint8_t* RegionBuilder::allocate(Slot& slot, int64_t num_bytes) const {
 void RegionBuilder::describe(Slot& slot, int64_t place, const RegionPlan& plan, int64_t offset,
                              int64_t target) const {
   const auto& transform = images_.transform();
-  slot.regions()[place] = describe_region(plan, transform.image_size(), transform.cutout(), target);
+  slot.regions()[place] = describe_region(plan, transform.cutout(), target);
   slot.regions()[place].offset = offset;
 }
 
@@ -205,22 +205,24 @@ void RegionBuilder::decode_on_host(Slot& s, int64_t place, int64_t index, int64_
 
 bool RegionBuilder::keep_encoded(Slot& s, int64_t place, int64_t index, int64_t epoch) {
   auto& encoded = s.encoded[static_cast<size_t>(place)];
-  if (gave_up_ || is_refused(index)) {
+  // The engines' colours are not those of exact images.
+  if (gave_up_ || is_refused(index) || images_.transform().is_exact()) {
     return false;
   }
   encoded.index = index;
   encoded.epoch = epoch;
-  const int64_t target = images_.read_file(index, [&](const std::vector<uint8_t>& bytes,
-                                                      const DataSource&, const JpegHeader& header) {
-    const RegionPlan plan = images_.transform().plan(
-        header.width, header.height, static_cast<uint64_t>(epoch), static_cast<uint64_t>(index));
-    // What the CPU decodes at 1/2 or less is little work for it, but 4 to 64 times the memory
-    // for the engines, which know the whole size alone.
-    if (plan.denominator == 1 && is_plain_baseline(bytes)) {
-      encoded.plan = plan;
-      encoded.bytes = bytes;
-    }
-  });
+  const int64_t target = images_.read_file(
+      index, [&](const std::vector<uint8_t>& bytes, const DataSource&, const ImageHeader& header) {
+        const RegionPlan plan =
+            images_.transform().plan(header.width, header.height, static_cast<uint64_t>(epoch),
+                                     static_cast<uint64_t>(index));
+        // What the CPU decodes at 1/2 or less is little work for it, but 4 to 64 times the memory
+        // for the engines, which know the whole size alone.
+        if (plan.denominator == 1 && is_plain_baseline(bytes)) {
+          encoded.plan = plan;
+          encoded.bytes = bytes;
+        }
+      });
   if (encoded.bytes.empty()) {
     return false;
   }

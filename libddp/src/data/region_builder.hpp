@@ -22,7 +22,7 @@ namespace ddp::detail {
 
 /// What a kernel has to know of a sample whose pixels are rows of `row_bytes`, from the plan's
 /// region on.
-DeviceRegion describe_region(const RegionPlan& plan, int image_size, int cutout, int64_t target);
+DeviceRegion describe_region(const RegionPlan& plan, int cutout, int64_t target);
 
 /// Turns pixels in device memory into a batch, on the current stream.
 class RegionFinisher {

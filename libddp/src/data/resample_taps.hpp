@@ -5,18 +5,21 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "ddp/data/augmentation.hpp"
 
 namespace ddp::detail {
 
-/// One axis: [begin, begin + length) of an image with `limit` pixels becomes `size` pixels. Pixels
-/// outside the box do not count.
+/// One axis: [begin, begin + length) of an image with `limit` pixels becomes `outputs` pixels, of
+/// which `size` are made, from `first` on. Pixels outside the box do not count.
 struct ResampleAxis {
   double begin = 0;
   double length = 0;
   int limit = 0;
-  int size = 0;
+  int64_t outputs = 0;
+  int64_t first = 0;
+  int size = static_cast<int>(outputs);
 };
 
 /// The pixels of one output pixel: [first, first + count).
@@ -31,7 +34,7 @@ DDP_HOST_DEVICE inline int clamp_int(int value, int low, int high) {
   return value < low ? low : (value > high ? high : value);
 }
 
-/// First and last pixel (exclusive) that any output pixel uses.
+/// First and last pixel (exclusive) of the box.
 DDP_HOST_DEVICE inline int axis_low(const ResampleAxis& axis) {
   const int low = static_cast<int>(floor(axis.begin));
   return low < 0 ? 0 : low;
@@ -42,7 +45,7 @@ DDP_HOST_DEVICE inline int axis_high(const ResampleAxis& axis) {
 }
 
 DDP_HOST_DEVICE inline double axis_radius(const ResampleAxis& axis) {
-  const double scale = axis.length / axis.size;
+  const double scale = axis.length / static_cast<double>(axis.outputs);
   return scale < 1.0 ? 1.0 : scale;
 }
 
@@ -51,11 +54,13 @@ DDP_HOST_DEVICE inline int max_taps(const ResampleAxis& axis) {
   return static_cast<int>(ceil(axis_radius(axis))) * 2 + 1;
 }
 
+/// Of output pixel `place` of those that are made.
 DDP_HOST_DEVICE inline Taps find_taps(const ResampleAxis& axis, int place) {
   const int low = axis_low(axis), high = axis_high(axis);
   Taps taps;
   taps.radius = axis_radius(axis);
-  taps.centre = add(axis.begin, mul(place + 0.5, axis.length / axis.size));
+  const double scale = axis.length / static_cast<double>(axis.outputs);
+  taps.centre = add(axis.begin, mul(static_cast<double>(axis.first + place) + 0.5, scale));
   const int first = static_cast<int>(floor(add(taps.centre - taps.radius, 0.5)));
   taps.first = first < low ? low : first;
   taps.first = taps.first > high - 1 ? high - 1 : taps.first;
@@ -66,20 +71,30 @@ DDP_HOST_DEVICE inline Taps find_taps(const ResampleAxis& axis, int place) {
   return taps;
 }
 
+/// First and last pixel (exclusive) that any output pixel uses.
+DDP_HOST_DEVICE inline int first_used(const ResampleAxis& axis) {
+  return find_taps(axis, 0).first;
+}
+DDP_HOST_DEVICE inline int end_used(const ResampleAxis& axis) {
+  const Taps last = find_taps(axis, axis.size - 1);
+  return last.first + last.count;
+}
+
 DDP_HOST_DEVICE inline double triangle(const Taps& taps, int k) {
   const double at = add(add(taps.first + k, 0.5), -taps.centre) / taps.radius;
   const double weight = add(1.0, -(at < 0 ? -at : at));
   return weight < 0.0 ? 0.0 : weight;
 }
 
-/// Writes the `taps.count` weights, whose sum is 1.
-DDP_HOST_DEVICE inline void write_weights(const Taps& taps, float* weight) {
+/// Writes the `taps.count` weights, whose sum is 1, as float or double.
+template <typename Weight>
+DDP_HOST_DEVICE inline void write_weights(const Taps& taps, Weight* weight) {
   double sum = 0;
   for (int k = 0; k < taps.count; ++k) {
     sum = add(sum, triangle(taps, k));
   }
   for (int k = 0; k < taps.count; ++k) {
-    weight[k] = sum > 0 ? static_cast<float>(triangle(taps, k) / sum) : (k == 0 ? 1.0f : 0.0f);
+    weight[k] = static_cast<Weight>(sum > 0 ? triangle(taps, k) / sum : (k == 0 ? 1.0 : 0.0));
   }
 }
 

@@ -132,7 +132,7 @@ class TarSource : public ImageSource {
       }
       if (extension == "cls") {
         group.label = read_label(file, entry);
-      } else if (extension == "jpg" || extension == "jpeg") {
+      } else if (extension == "jpg" || extension == "jpeg" || extension == "png") {
         group.image = std::move(entry);
       }
     }

@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "data/image_transform.hpp"
+#include "data/image_resample.hpp"
 #include "data/jpeg.hpp"
 #include "data/tar_index.hpp"
 #include "ddp/core/error.hpp"
@@ -191,8 +191,9 @@ TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
   REQUIRE(error(good).empty());
   const std::string at = "train.tar at offset 3072: ";  // 0.jpg and 0.cls take 512 + 1024 + 1024
   const std::string png = error("\x89PNG\r\n and more");
-  REQUIRE(contains(png, at + "not a JPEG image (starts with 89 50 4e 47"));
-  REQUIRE(contains(error(""), "not a JPEG image (is empty"));
+  REQUIRE(contains(png, at + "corrupt or truncated PNG of 15 bytes"));
+  REQUIRE(contains(error("GIF89a"), at + "not a JPEG or PNG image (starts with 47 49 46 38"));
+  REQUIRE(contains(error(""), "not a JPEG or PNG image (is empty"));
   for (size_t length : {size_t{4}, size_t{300}, good.size() / 2 + 200, good.size() - 20}) {
     const std::string message = error(good.substr(0, length));
     INFO(length << " of " << good.size() << ": " << message);

@@ -15,7 +15,7 @@ namespace ddp {
 enum class DataFormat {
   Auto,       ///< told from what lies at `path`
   Cifar10,    ///< official binary files data_batch_1..5.bin, test_batch.bin
-  Tar,        ///< JPEG tar shards in WebDataset layout: train-*.tar and test-*.tar
+  Tar,        ///< image tar shards in WebDataset layout: train-*.tar and test-*.tar
   Folder,     ///< train/<class>/*.jpg and test/<class>/*.jpg (or val/)
   Synthetic,  ///< made from `seed` and the index, no files
 };
@@ -24,6 +24,11 @@ enum class Augment {
   None,              ///< what evaluation does: resize the shorter side, centre crop
   PadCrop,           ///< zero-padding, random crop, flip (CIFAR)
   RandomResizedCrop  ///< random area and aspect ratio, flip (ImageNet)
+};
+/// How images are decoded that are resized and cut at the centre (evaluation, and Augment::None).
+enum class EvalDecode {
+  Full,   ///< at their own size: the bytes of torchvision's Resize and CenterCrop on Pillow images
+  Scaled  ///< as in training: JPEG at 1/2, 1/4 or 1/8 where that is still enough; not rounded
 };
 enum class CorruptPolicy { Error, Skip };
 enum class CachePolicy { Auto, Ram, Off };
@@ -47,6 +52,7 @@ struct DataOptions {
   double max_ratio = 4.0 / 3.0;
   int64_t eval_resize = 0;  ///< shorter side before the centre crop; 0: image_size * 256 / 224, or
                             ///< image_size where that is at most 64
+  EvalDecode eval_decode = EvalDecode::Full;
   std::vector<double> mean =
       {};  ///< a channel, in 0..1; empty: CIFAR-10's up to 64 px, else ImageNet's
   std::vector<double> std = {};
@@ -98,11 +104,12 @@ struct LoaderOptions {
   /// Decoded parts of JPEG images go to the GPU as bytes and are resized, flipped and normalised
   /// there.
   DevicePolicy device_transform = DevicePolicy::Auto;
-  /// With NvJpeg the GPU's engines decode baseline images that need not be decoded at 1/2 or less,
-  /// libjpeg-turbo all others and those that nvJPEG refuses. Pixels are the CPU's at 4:4:4 and in
-  /// grey images, colours near them at other samplings. Damage inside of a file is noticed only
-  /// where it makes what no JPEG holds. Where there are no engines, no library or no memory for the
-  /// images, that is said once and the CPU decodes.
+  /// With NvJpeg the GPU's engines decode baseline images that need not be decoded at 1/2 or less
+  /// (in evaluation with EvalDecode::Scaled alone), libjpeg-turbo all others and those that nvJPEG
+  /// refuses. Pixels are the CPU's at 4:4:4 and in grey images, colours near them at other
+  /// samplings. Damage inside of a file is noticed only where it makes what no JPEG holds. Where
+  /// there are no engines, no library or no memory for the images, that is said once and the CPU
+  /// decodes.
   JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
   detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// An image file of any kind that is decoded, told by its first bytes whatever its name says: JPEG
+// or PNG.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/jpeg.hpp"
+
+namespace ddp::detail {
+
+struct ImageHeader {
+  int width = 0;
+  int height = 0;
+  int largest_denominator = 1;  ///< it may be decoded at 1 / 1, 1 / 2 … 1 / this of its size
+};
+
+/// Reads the header. Throws CorruptImage (with source) for what is no image, or has more than
+/// `max_pixels`.
+ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSource& source,
+                              int64_t max_pixels);
+
+/// Decodes a part of the image at 1 / `denominator` of its size, as decode_jpeg_region does. Call
+/// read_image_header first.
+void decode_image_region(const std::vector<uint8_t>& bytes, const DataSource& source,
+                         int denominator, const CropBox& region, uint8_t* out);
+
+}  // namespace ddp::detail

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// PNG files, whatever their names say.
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "ddp/data/dataset.hpp"
+#include "ddp/train/config.hpp"
+#include "support/catch.hpp"
+#include "support/stderr_of.hpp"
+#include "unit/data/data_test_support.hpp"
+#include "unit/data/jpeg_writer.hpp"
+#include "unit/data/tar_writer.hpp"
+
+using data_test::contains;
+using data_test::message_of;
+using data_test::read_file;
+using data_test::TempFolder;
+
+namespace {
+
+// 170 x 130 pixels with transparency.
+std::string golden_png() {
+  return read_file(DDP_SOURCE_DIR "/tests/golden/eval/png.JPEG");
+}
+
+// A data set of one image.
+std::string error_of_png(const std::string& bytes, int64_t max_pixels = 1'000'000) {
+  TempFolder folder;
+  data_test::write_file(folder.path() / "train.tar", data_test::tar_entry("0.jpg", bytes) +
+                                                         data_test::tar_entry("0.cls", "0") +
+                                                         data_test::tar_end());
+  return message_of<ddp::DataError>([&] {
+    (void)ddp::make_dataset({.path = folder.path(),
+                             .image_size = 96,
+                             .augment = ddp::Augment::RandomResizedCrop,
+                             .cache = ddp::CachePolicy::Off,
+                             .max_pixels = max_pixels})
+        ->get(0);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("the ImageNet configuration reads PNG files named .JPEG and skips damaged ones",
+          "[png]") {
+  ddp::Settings settings;
+  settings.add_yaml_file(DDP_SOURCE_DIR "/examples/configs/resnet50_imagefolder.yaml");
+  ddp::DataOptions options = ddp::Config::from_settings(std::move(settings)).data;
+  TempFolder folder;
+  options.path = folder.path();
+  const auto write = [&](const std::string& name, const std::string& bytes) {
+    data_test::write_file(folder.path() / "train" / "n02105855" / name, bytes);
+  };
+  write("n02105855_1.JPEG", data_test::make_jpeg(300, 280));
+  write("n02105855_2933.JPEG", golden_png());
+  write("n02105855_3.JPEG", read_file(DDP_SOURCE_DIR "/tests/golden/eval/inks.jpg"));  // CMYK
+  const std::string jpeg = data_test::make_jpeg(290, 270);
+  write("n02105855_4.JPEG", jpeg.substr(0, jpeg.size() / 2));
+  write("n02105855_5.JPEG", "no image");
+  write("n02105855_6.PNG", golden_png().substr(0, 5000));
+  // Of 1.28 million images many may be damaged, of six none.
+  REQUIRE(options.corrupt == ddp::CorruptPolicy::Skip);
+  options.max_corrupt_fraction = 0.5;
+  const auto dataset = ddp::make_dataset(options);
+  REQUIRE(dataset->size() == 6);
+  const std::string told = testing::stderr_of([&] {
+    for (int64_t epoch = 0; epoch < 2; ++epoch) {
+      for (int64_t i = 0; i < 6; ++i) {
+        REQUIRE(dataset->get_for_epoch(i, epoch).data.isfinite().all().item<bool>());
+      }
+    }
+  });
+  REQUIRE(dataset->num_skipped() == 3);
+  REQUIRE(testing::num_found(told, "corrupt image skipped") == 3);
+  REQUIRE(contains(told, "n02105855_6.PNG"));
+}
+
+TEST_CASE("a damaged PNG is named with its place", "[png]") {
+  const std::string good = golden_png();
+  REQUIRE(error_of_png(good).empty());
+  const std::string at = "train.tar at offset 512: ";
+  REQUIRE(contains(error_of_png(good, 170 * 130 - 1),
+                   at + "PNG of 170 x 130 pixels; data.max_pixels allows 22099"));
+  for (const size_t length :
+       {size_t{4}, size_t{20}, size_t{60}, good.size() / 2, good.size() - 4}) {
+    CAPTURE(length);
+    const std::string message = error_of_png(good.substr(0, length));
+    REQUIRE(contains(message, at + "corrupt or truncated PNG of " + std::to_string(length)));
+    REQUIRE(contains(message, "data.corrupt=skip"));
+  }
+  // A flipped bit ends in a picture or in a DataError.
+  for (size_t byte = 0; byte < good.size(); byte += 31) {
+    std::string damaged = good;
+    damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte % 8)));
+    (void)error_of_png(damaged);
+  }
+  std::string large = good;
+  large.replace(16, 8, std::string("\x7f\xff\xff\xff\x7f\xff\xff\xff", 8));
+  REQUIRE(contains(error_of_png(large), "PNG of 2147483647 x 2147483647 pixels"));
+  large.replace(16, 4, std::string(4, '\0'));
+  REQUIRE(contains(error_of_png(large), "does not tell its size"));
+}
+
+TEST_CASE("a tar shard may hold PNG files by name", "[png]") {
+  TempFolder folder;
+  data_test::write_file(folder.path() / "train.tar", data_test::tar_entry("0.png", golden_png()) +
+                                                         data_test::tar_entry("0.cls", "3") +
+                                                         data_test::tar_end());
+  const auto dataset = ddp::make_dataset({.path = folder.path()});
+  REQUIRE(dataset->size() == 1);
+  REQUIRE(dataset->get(0).target.item<int64_t>() == 3);
+}
