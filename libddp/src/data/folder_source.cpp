@@ -13,52 +13,67 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_image_name(const fs::path& path) {
-  std::string extension = path.extension().string();
+// Some files of ImageNet are of another kind than their name says: it only tells images from
+// others.
+bool is_image_name(const std::string& name) {
+  std::string extension = fs::path(name).extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
 }
 
-std::vector<fs::path> sorted_entries(const fs::path& folder) {
+struct FolderEntry {
+  std::string name;
+  bool is_folder = false;
+  bool is_link = false;
+};
+
+// The directory itself tells what an entry is; only a link is looked at, at what it points to.
+std::vector<FolderEntry> sorted_entries(const fs::path& folder) {
   std::error_code error;
-  std::vector<fs::path> paths;
+  std::vector<FolderEntry> entries;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    paths.push_back(it->path());
+    std::error_code dangling;
+    entries.push_back(
+        {it->path().filename().string(), it->is_directory(dangling), it->is_symlink(dangling)});
   }
   if (error) {
     throw DataError(concat("cannot read folder ", folder.string(), ": ", error.message()));
   }
-  std::sort(paths.begin(), paths.end());
-  return paths;
+  std::sort(entries.begin(), entries.end(),
+            [](const FolderEntry& a, const FolderEntry& b) { return a.name < b.name; });
+  return entries;
 }
 
-std::vector<fs::path> class_folders(const fs::path& root) {
-  std::vector<fs::path> folders;
-  for (const fs::path& path : sorted_entries(root)) {
-    if (fs::is_directory(path)) {
-      folders.push_back(path);
+std::vector<std::string> class_names_in(const fs::path& root) {
+  std::vector<std::string> names;
+  for (FolderEntry& entry : sorted_entries(root)) {
+    if (entry.is_folder) {
+      names.push_back(std::move(entry.name));
     }
   }
-  return folders;
+  return names;
 }
 
 class FolderSource : public ImageSource {
  public:
   /// `known` numbers the classes; where it is empty their sorted names do.
-  FolderSource(const fs::path& root, std::vector<std::string> known) : names_(std::move(known)) {
-    const bool is_open = names_.empty();
-    for (const fs::path& folder : class_folders(root)) {
-      const std::string name = folder.filename().string();
-      if (is_open) {
-        names_.push_back(name);
-      }
-      const auto found = std::find(names_.begin(), names_.end(), name);
-      if (found == names_.end()) {
-        throw DataError(concat("class folder ", folder.string(),
+  FolderSource(const fs::path& root, std::vector<std::string> known, SourcePart part)
+      : names_(std::move(known)), part_(part) {
+    const std::vector<std::string> folders = class_names_in(root);
+    if (names_.empty()) {
+      names_ = folders;
+    }
+    for (const std::string& name : folders) {
+      const auto found = std::lower_bound(names_.begin(), names_.end(), name);
+      if (found == names_.end() || *found != name) {
+        throw DataError(concat("class folder ", (root / name).string(),
                                ": the training split has no class of this name"));
       }
-      add_class(folder, found - names_.begin());
+      add_class(root / name, found - names_.begin());
+      if (is_enough()) {
+        break;
+      }
     }
     if (paths_.empty()) {
       throw DataError(concat("folder ", root.string(),
@@ -92,18 +107,26 @@ class FolderSource : public ImageSource {
   }
 
   void add_files(const fs::path& folder, int depth) {
-    for (const fs::path& path : sorted_entries(folder)) {
-      if (fs::is_directory(path) && !fs::is_symlink(path) && depth < 8) {
-        add_files(path, depth + 1);
-      } else if (is_image_name(path)) {
-        paths_.push_back(path.string());
+    for (const FolderEntry& entry : sorted_entries(folder)) {
+      if (entry.is_folder) {
+        if (!entry.is_link && depth < 8) {
+          add_files(folder / entry.name, depth + 1);
+        }
+      } else if (is_image_name(entry.name)) {
+        paths_.push_back((folder / entry.name).string());
+      }
+      if (is_enough()) {
+        return;
       }
     }
   }
 
+  bool is_enough() const { return part_ == SourcePart::Beginning && !paths_.empty(); }
+
   std::vector<std::string> paths_;
   std::vector<int64_t> labels_;
   std::vector<std::string> names_;
+  SourcePart part_;
 };
 
 }  // namespace
@@ -120,7 +143,8 @@ std::string find_split_folder(const std::string& folder, Split split) {
   return {};
 }
 
-std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split) {
+std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split,
+                                                SourcePart part) {
   const std::string root = find_split_folder(folder, split);
   if (root.empty()) {
     throw DataError(concat("data.path=", folder, " has no folder ",
@@ -131,11 +155,9 @@ std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split
   std::vector<std::string> known;
   const std::string train = find_split_folder(folder, Split::Train);
   if (split == Split::Test && !train.empty()) {
-    for (const fs::path& path : class_folders(train)) {
-      known.push_back(path.filename().string());
-    }
+    known = class_names_in(train);
   }
-  return std::make_unique<FolderSource>(root, std::move(known));
+  return std::make_unique<FolderSource>(root, std::move(known), part);
 }
 
 }  // namespace ddp::detail

@@ -37,13 +37,21 @@ Cifar10Images read_cifar10(const std::string& folder, Split split);
 /// The folder that holds the files; empty where neither does.
 std::string find_cifar10(const std::string& folder);
 
+/// How much of a data set is looked through.
+enum class SourcePart {
+  Whole,
+  Beginning  ///< sample 0 and perhaps some behind it
+};
 /// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png), and KEY.cls with a decimal label or
 /// CLASS/KEY.jpg with the names of classes in classes.txt beside the shards.
-std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split);
+std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split,
+                                             SourcePart part = SourcePart::Whole);
 std::vector<std::string> find_tar_shards(const std::string& folder, Split split);
 
-/// Class folders: the sorted names of the training split's are the classes, of both splits.
-std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split);
+/// Class folders: the sorted names of the training split's are the classes, of both splits. Each
+/// folder is listed once, and what it lists is looked at no further, but for links.
+std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split,
+                                                SourcePart part = SourcePart::Whole);
 /// folder/train; folder/test or folder/val. Empty where there is none.
 std::string find_split_folder(const std::string& folder, Split split);
 

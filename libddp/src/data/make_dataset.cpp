@@ -43,30 +43,33 @@ DataFormat find_format(const std::string& path) {
              "train*.tar and test*.tar, or train/<class>/*.jpg and test/<class>/*.jpg"));
 }
 
-std::unique_ptr<detail::ImageSource> open_source(const DataOptions& options, Split split) {
-  return options.format == DataFormat::Tar ? detail::open_tar_source(options.path, split)
-                                           : detail::open_folder_source(options.path, split);
+std::unique_ptr<detail::ImageSource> open_source(
+    const DataOptions& options, Split split, detail::SourcePart part = detail::SourcePart::Whole) {
+  return options.format == DataFormat::Tar ? detail::open_tar_source(options.path, split, part)
+                                           : detail::open_folder_source(options.path, split, part);
 }
 
-// Small images of one size, as the first one shows: that size; else 224.
-int64_t probe_image_size(const DataOptions& options) {
-  if (options.format == DataFormat::Cifar10) {
-    return 32;
-  }
-  if (options.format == DataFormat::Synthetic) {
-    return 224;
-  }
+bool has_files(DataFormat format) {
+  return format == DataFormat::Tar || format == DataFormat::Folder;
+}
+
+// The split whose first image tells the size.
+Split probed_split(const DataOptions& options) {
   const bool has_train = options.format == DataFormat::Tar
                              ? !detail::find_tar_shards(options.path, Split::Train).empty()
                              : !detail::find_split_folder(options.path, Split::Train).empty();
-  const auto source = open_source(options, has_train ? Split::Train : Split::Test);
-  if (source->size() == 0) {
+  return has_train ? Split::Train : Split::Test;
+}
+
+// Small images of one size, as the first one shows: that size; else 224.
+int64_t probe_image_size(const DataOptions& options, const detail::ImageSource& source) {
+  if (source.size() == 0) {
     return 224;
   }
   std::vector<uint8_t> bytes;
-  source->read(0, bytes);
+  source.read(0, bytes);
   try {
-    const auto header = detail::read_image_header(bytes, source->locate(0), options.max_pixels);
+    const auto header = detail::read_image_header(bytes, source.locate(0), options.max_pixels);
     return std::max(header.width, header.height) <= kSmallImage
                ? std::min(header.width, header.height)
                : 224;
@@ -151,8 +154,11 @@ DataOptions resolve_data_options(const DataOptions& options) {
   if (o.format == DataFormat::Auto) {
     o.format = find_format(o.path);
   }
-  if (o.image_size == 0) {
-    o.image_size = probe_image_size(o);
+  if (o.image_size == 0 && has_files(o.format)) {
+    o.image_size =
+        probe_image_size(o, *open_source(o, probed_split(o), detail::SourcePart::Beginning));
+  } else if (o.image_size == 0) {
+    o.image_size = o.format == DataFormat::Cifar10 ? 32 : 224;
   }
   const bool small = o.image_size <= kSmallImage;
   if (o.num_classes == 0 &&
@@ -178,7 +184,17 @@ DataOptions resolve_data_options(const DataOptions& options) {
 }
 
 std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
-  const DataOptions resolved = resolve_data_options(options);
+  DataOptions given = options;
+  if (given.format == DataFormat::Auto) {
+    given.format = find_format(given.path);
+  }
+  // A split that tells the size of its images is looked through once for both.
+  std::unique_ptr<detail::ImageSource> source;
+  if (given.image_size == 0 && has_files(given.format) && probed_split(given) == split) {
+    source = open_source(given, split);
+    given.image_size = probe_image_size(given, *source);
+  }
+  const DataOptions resolved = resolve_data_options(given);
   const bool train = split == Split::Train;
   if (resolved.format == DataFormat::Synthetic) {
     return detail::make_synthetic_dataset(resolved, split);
@@ -189,7 +205,9 @@ std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
         detail::DecodedImages{std::move(images.pixels), std::move(images.labels)}, 10, resolved,
         train);
   }
-  auto source = open_source(resolved, split);
+  if (!source) {
+    source = open_source(resolved, split);
+  }
   if (source->size() == 0) {
     throw DataError(concat("data.path=", resolved.path, " holds no samples in its ",
                            train ? "training" : "test", " split"));

@@ -86,11 +86,15 @@ std::string parent_of(const std::string& key) {
 
 class TarSource : public ImageSource {
  public:
-  TarSource(const std::vector<std::string>& shards, std::vector<std::string> class_names)
+  TarSource(const std::vector<std::string>& shards, std::vector<std::string> class_names,
+            SourcePart part)
       : class_names_(std::move(class_names)) {
     for (const std::string& path : shards) {
       files_.emplace_back(path);
       add_shard(static_cast<uint32_t>(files_.size() - 1));
+      if (part == SourcePart::Beginning && !samples_.empty()) {
+        break;
+      }
     }
     label_by_folder();
   }
@@ -277,7 +281,8 @@ std::vector<std::string> find_tar_shards(const std::string& folder, Split split)
   return shards;
 }
 
-std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split) {
+std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split,
+                                             SourcePart part) {
   const auto shards = find_tar_shards(folder, split);
   if (shards.empty()) {
     throw DataError(concat("data.path=", folder, " holds no ",
@@ -285,7 +290,8 @@ std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split sp
                            " (data/README.md describes the layout)"));
   }
   require_whole_sequences(shards);
-  return std::make_unique<TarSource>(shards, read_class_names(fs::path(folder) / "classes.txt"));
+  return std::make_unique<TarSource>(shards, read_class_names(fs::path(folder) / "classes.txt"),
+                                     part);
 }
 
 }  // namespace ddp::detail
