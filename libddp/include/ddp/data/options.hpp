@@ -101,8 +101,8 @@ struct LoaderOptions {
   /// batch of them.
   DevicePolicy device_resident = DevicePolicy::Auto;
   int64_t device_resident_limit_mb = 2048;  ///< largest data set that `auto` puts there
-  /// Decoded parts of JPEG images go to the GPU as bytes and are resized, flipped and normalised
-  /// there.
+  /// Decoded parts of images go to the GPU as bytes and are resized, flipped and normalised there.
+  /// With EvalDecode::Full the loader's threads have resized evaluation images by then.
   DevicePolicy device_transform = DevicePolicy::Auto;
   /// With NvJpeg the GPU's engines decode baseline images that need not be decoded at 1/2 or less
   /// (in evaluation with EvalDecode::Scaled alone), libjpeg-turbo all others and those that nvJPEG
