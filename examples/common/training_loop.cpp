@@ -147,6 +147,7 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
     checkpointer.save_if_due(step);
   }
   checkpointer.wait();  // throws where the last save failed: no summary of what is lost
+  checkpointer.set_before_save({});  // it may outlive the loop
   guard_.check_weights();
   return summary;
 }

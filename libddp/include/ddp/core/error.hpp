@@ -14,7 +14,8 @@ enum class ExitCode : int {
   UserException = 1,  ///< an exception that is not a ddp::Error left the user's function
   Settings = 64,      ///< a setting, argument or environment variable is wrong
   Data = 65,          ///< a data file is missing, truncated or corrupt
-  Mismatch = 70,      ///< ranks disagree about model or settings; a checkpoint of another model
+  Mismatch = 70,      ///< ranks disagree about model or settings; a checkpoint of another model;
+                      ///< training diverged (NonFiniteError)
   CannotWrite = 73,   ///< output cannot be written
   CannotRead = 74,    ///< a checkpoint cannot be read
   SavedRequeue = 75,  ///< stopped on request, state saved: start me again

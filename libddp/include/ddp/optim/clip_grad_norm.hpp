@@ -9,7 +9,7 @@ namespace ddp {
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)), where norm is the `norm_type`-norm of
 /// all of them seen as one vector, as torch.nn.utils.clip_grad_norm_ does. Undefined gradients are
-/// skipped; half gradients are measured in float32.
+/// skipped. Powers are summed in float64: finite gradients of any size are limited.
 ///
 /// Throws SettingsError for gradients of which each rank has a part (OptimizerOptions::zero1): give
 /// it the model.
