@@ -102,7 +102,7 @@ TEST_CASE("a step that is not finite on one rank is dropped on all in that step"
           (i == 8 ? "the last 2 updates were skipped (train.non_finite=skip)" : ""));
   }
   if (context().device().is_cuda()) {
-    CHECK(run.step.counts().replayed >= 5);
+    CHECK(run.step.counts().replayed >= 3);  // the steps that are dropped are among them
   }
 }
 
