@@ -117,9 +117,7 @@ void CheckpointerImpl::require_writable() {
   std::string reason;
   if (!is_main()) {
     try {
-      const auto name = concat(".try_", random_suffix());
-      write_new_file(ops_, options_.dir, name, {"x"});
-      ops_.unlink((options_.dir + "/" + name).c_str());
+      try_writing(ops_, options_.dir);
     } catch (const FileError& error) {
       reason = error.what();
     }

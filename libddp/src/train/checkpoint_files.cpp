@@ -24,6 +24,7 @@ constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kSavingPrefix = ".saving_";
 constexpr std::string_view kRemovingPrefix = ".removing_";
 constexpr std::string_view kTakeoverPrefix = ".owner.";  // folder_owner.hpp
+constexpr std::string_view kTryPrefix = ".try_";
 
 std::string reason(int error) {
   return std::generic_category().message(error);
@@ -162,6 +163,12 @@ void make_folders(FileOps& ops, const std::string& dir) {
       return;
     }
   }
+}
+
+void try_writing(FileOps& ops, const std::string& dir) {
+  const auto name = concat(kTryPrefix, random_suffix());
+  write_new_file(ops, dir, name, {"x"});
+  ops.unlink((dir + "/" + name).c_str());
 }
 
 std::string begin_save(FileOps& ops, const std::string& dir, int64_t step) {
@@ -318,19 +325,19 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
 
 void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept {
   try {
-    std::vector<std::string> stale, takeovers;
+    std::vector<std::string> folders, files;
     for (const auto& entry : std::filesystem::directory_iterator(dir)) {
       const auto name = entry.path().filename().string();
       if (name.starts_with(kSavingPrefix) || name.starts_with(kRemovingPrefix)) {
-        stale.push_back(entry.path().string());
-      } else if (name.starts_with(kTakeoverPrefix)) {
-        takeovers.push_back(entry.path().string());
+        folders.push_back(entry.path().string());
+      } else if (name.starts_with(kTakeoverPrefix) || name.starts_with(kTryPrefix)) {
+        files.push_back(entry.path().string());
       }
     }
-    for (const auto& path : takeovers) {
+    for (const auto& path : files) {
       ops.unlink(path.c_str());
     }
-    for (const auto& path : stale) {
+    for (const auto& path : folders) {
       remove_folder(ops, path);
     }
   } catch (const std::exception&) {

@@ -33,6 +33,9 @@ struct CheckpointFolder {
 /// disk. Throws FileError.
 void make_folders(FileOps& ops, const std::string& dir);
 
+/// Writes a small file into DIR and removes it. Throws FileError.
+void try_writing(FileOps& ops, const std::string& dir);
+
 /// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws FileError.
 std::string begin_save(FileOps& ops, const std::string& dir, int64_t step);
 
@@ -72,7 +75,7 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
                                            const CheckpointFolder& newest,
                                            const Retention& retention);
 
-/// Removes what crashed saves and takeovers of DIR left. Best effort.
+/// Removes what crashes left of saves, of takeovers of DIR and of try_writing. Best effort.
 void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept;
 
 }  // namespace ddp::detail

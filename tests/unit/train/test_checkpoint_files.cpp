@@ -365,6 +365,8 @@ TEST_CASE("the newest checkpoints stay, and the best") {
   // What a crashed save left goes at the next start; names of others stay.
   begin_save(ops, dir, 60);
   testing::write_file(dir + "/step_notes.txt", "mine");
+  testing::write_file(dir + "/.try_0123456789abcdef", "x");
+  testing::write_file(dir + "/.owner.0123456789abcdef", "");
   remove_stale_saves(ops, dir);
   REQUIRE(list_checkpoints(dir).size() == 4);
   REQUIRE(std::distance(std::filesystem::directory_iterator(dir), {}) == 5);

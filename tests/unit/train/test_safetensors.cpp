@@ -121,7 +121,8 @@ TEST_CASE("safetensors headers that lie are refused") {
       {R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "\x02", "other than 0 and 1"},
       {R"({"__metadata__":{"a":1}})", "", "a number"},
       {R"({"a":)", "", "broken JSON"},
-      {R"({"a":{"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],"data_offsets":[0,0]}})",
+      {R"({"a":{"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],)"
+       R"("data_offsets":[0,0]}})",
        "", "number of bytes"},
       {std::string("{}\0 {hidden", 12), "", "a zero byte"},
       {std::string("{}\0", 3), "", "a zero byte"},
