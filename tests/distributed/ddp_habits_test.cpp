@@ -4,6 +4,7 @@
 
 #include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "support/stderr_of.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -143,6 +144,34 @@ TEST_CASE("a grad slot is gone when the wrapper is") {
   REQUIRE(ops::find_grad_slot(module->weight) == nullptr);
   module->forward(batch_of(rank(), 0, 4)).sum().backward();
   REQUIRE(module->weight.grad().defined());
+}
+
+TEST_CASE("a backward that no forward of the wrapper announced is warned of once") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  const auto backward_of = [&](auto& called) {
+    called->zero_grad();
+    called->forward(batch_of(rank(), 0, 4)).sum().backward();
+  };
+  const auto announced = testing::stderr_of([&] {
+    auto* wrapper = &model;
+    backward_of(wrapper);
+    const auto guard = model.no_sync();
+    backward_of(wrapper);
+    backward_of(wrapper);
+  });
+  CHECK(announced.empty());
+  const auto local = testing::stderr_of([&] {
+    auto* wrapper = &model;
+    backward_of(wrapper);
+    backward_of(module);
+    backward_of(module);
+    backward_of(wrapper);
+    backward_of(module);
+  });
+  INFO(local);
+  CHECK(testing::num_found(local, "(model.forward(x), not module->forward(x))") ==
+        (world() > 1 ? 1 : 0));
 }
 
 TEST_CASE("a foreign .grad is attached again") {

@@ -107,6 +107,7 @@ void Reducer::Impl::end_forwards_of_pass() {
 // A forward inside no_sync: its backward is local. A pass that nothing will complete, because its
 // forward is gone without a backward, must not take it.
 void Reducer::Impl::note_local_forward() {
+  local_forward = true;
   forget_writes();
   refuses_second = false;
   forget_ended_forwards();

@@ -92,6 +92,7 @@ struct Reducer::Impl {
   void check_previous_pass() const;
   void check_parameters() const;
   void on_gradient(int index);
+  void warn_unannounced(const Parameter& parameter);
   void check_gradient(const Parameter& parameter) const;
   void on_gradient_static_graph(int index);
   void queue_static_graph_end();
@@ -188,6 +189,8 @@ struct Reducer::Impl {
   std::optional<c10::Stream> unpack_stream;  // see unpack_live
   bool launched_beside = false;              // on them, in this pass
   bool expects_sync = false;   // a synchronised forward ran and its backward has not ended
+  bool local_forward = false;  // one of no_sync() ran since the last synchronised one
+  bool warned_unannounced = false;
   bool unused_marked = false;  // in this pass
   bool end_queued = false;     // the static graph's counting pass: its end is on the engine
   int local_end_task = -1;     // the engine's task whose end attaches unsynchronised gradients

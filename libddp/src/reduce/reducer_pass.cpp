@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "ddp/core/logging.hpp"
 #include "ddp/ops/autocast_off.hpp"
 #include "ddp/ops/filter_taps.hpp"
 #include "reduce/reducer_impl.hpp"
@@ -119,6 +120,7 @@ void Reducer::Impl::prepare(const std::vector<at::Tensor>& outputs) {
       }
     }
   }
+  local_forward = false;
   begin_pass();
   decide_measurement();
   if (is_measured) {
@@ -140,6 +142,20 @@ void Reducer::Impl::check_gradient(const Parameter& parameter) const {
   }
 }
 
+// Neither a forward of the wrapper nor one under no_sync() comes before it: the module was called.
+void Reducer::Impl::warn_unannounced(const Parameter& parameter) {
+  if (local_forward || warned_unannounced || communicator->world_size() == 1) {
+    return;
+  }
+  warned_unannounced = true;
+  log_warning(detail::concat(
+      "backward gave parameter ", parameter.name,
+      " a gradient, but no forward of its DistributedDataParallel announced that: the gradient "
+      "stays this rank's own and the replicas part; fix: call the wrapper's forward "
+      "(model.forward(x), not module->forward(x)), or model.prepare_for_backward({loss}) before "
+      "the backward"));
+}
+
 void Reducer::Impl::on_gradient(int index) {
   const std::lock_guard lock(mutex);
   auto& parameter = parameters[static_cast<size_t>(index)];
@@ -148,6 +164,7 @@ void Reducer::Impl::on_gradient(int index) {
   backward_trace.begin("backward", "compute");
   if (!expects_sync) {
     refuse_second_backward();
+    warn_unannounced(parameter);
     // no_sync, or a backward no wrapped forward announced: only bring the gradient into its slot
     // when this backward ends. Queued at the first hook: running at the end of a nested backward is
     // harmless, a later hook queues it again.
