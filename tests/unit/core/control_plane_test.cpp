@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "core/group_exchange.hpp"
 #include "core/note_board.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
@@ -89,6 +90,63 @@ TEST_CASE("control plane: notes reach every rank, and the last one of each count
       REQUIRE(second[at][rank] == first[at][rank]);
     }
   }
+}
+
+TEST_CASE("control plane: some ranks exchange values, in an order of their own",
+          "[control_plane]") {
+  std::vector<std::map<int, std::string>> all(4), odd(4);
+  const auto ends = run_ranks(4, [&](ControlPlane& plane) {
+    auto& exchange = dynamic_cast<detail::GroupExchange&>(plane);
+    const auto at = static_cast<std::size_t>(plane.rank());
+    const auto mine = "of " + std::to_string(plane.rank());
+    const auto exchange_odd = [&] { odd[at] = exchange.exchange(7, 2, mine, [] {}); };
+    // Rank 1 waits in both at once, rank 3 comes to one after the other.
+    std::thread beside([&] {
+      if (plane.rank() == 1) {
+        exchange_odd();
+      }
+    });
+    all[at] = exchange.exchange(8, 4, std::string(1000, 'x'), [] {});
+    if (plane.rank() == 3) {
+      exchange_odd();
+    }
+    beside.join();
+    plane.barrier();
+  });
+  require_all_ok(ends);
+  for (std::size_t at = 0; at < 4; ++at) {
+    REQUIRE(all[at].size() == 4);
+    REQUIRE(all[at].at(2) == std::string(detail::GroupExchange::kMaxExchangeBytes, 'x'));
+    REQUIRE(odd[at].size() == (at % 2 == 1 ? 2 : 0));
+  }
+  REQUIRE(odd[1].at(3) == "of 3");
+  REQUIRE(odd[3].at(1) == "of 1");
+}
+
+TEST_CASE("control plane: an exchange ends with the job's failure, and where its caller says so",
+          "[control_plane]") {
+  std::string told, stopped;
+  const auto ends = run_ranks(2, [&](ControlPlane& plane) {
+    auto& exchange = dynamic_cast<detail::GroupExchange&>(plane);
+    if (plane.rank() == 1) {
+      try {
+        exchange.exchange(1, 2, "", [] { throw std::runtime_error("enough"); });
+      } catch (const std::runtime_error& error) {
+        stopped = error.what();
+      }
+      FailureCause cause;
+      cause.message = "the disk is full";
+      plane.publish_failure(cause);
+      return;
+    }
+    try {
+      exchange.exchange(2, 2, "", [] {});
+    } catch (const PeerLostError& error) {
+      told = error.what();
+    }
+  });
+  REQUIRE(stopped == "enough");
+  REQUIRE_THAT(told, Catch::Contains("the disk is full"));
 }
 
 TEST_CASE("control plane: values up to 1 MiB a rank, larger ones are refused", "[control_plane]") {
