@@ -20,7 +20,8 @@ JpegHeader read_png_header(const std::vector<uint8_t>& bytes, const DataSource& 
 
 /// Decodes all of the image and writes a part of it to [region.height, region.width, 3]. Every kind
 /// becomes 8-bit RGB as in Pillow's convert("RGB"): palettes are looked up, of 16 bits the upper 8
-/// stay, and transparency is left out. Call read_png_header first.
+/// stay (of 16-bit grey too, which Pillow clips), and transparency is left out. Call
+/// read_png_header first.
 void decode_png_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                        const CropBox& region, uint8_t* out);
 
