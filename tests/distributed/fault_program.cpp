@@ -2,9 +2,13 @@
 // A training loop without a model, for ranks that fail on purpose:
 //
 //   fault_program throw|data_error|exit|kill|freeze RANK   at step 5
+//   fault_program suspend RANK        every rank stops for longer than it would be waited for
+//   fault_program freeze_start RANK   stops before it calls MPI
+//   fault_program freeze_close RANK   stops where all ranks have closed but for MPI's own end
 //
 // Ends as ddp::run does: with the exit code of the first cause on every rank. A rank that hears of
 // a failure says how long after the deed it did ("heard after 12 ms").
+#include <dlfcn.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -15,6 +19,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
@@ -48,6 +53,15 @@ void say_how_late() {
   }
 }
 
+void stop_for(std::chrono::milliseconds time) {
+  if (fork() == 0) {  // wakes the others
+    std::this_thread::sleep_for(time);
+    kill(getppid(), SIGCONT);
+    std::_Exit(0);
+  }
+  raise(SIGSTOP);
+}
+
 void do_the_deed(const std::string& fault) {
   note_the_deed();
   if (fault == "throw") {
@@ -62,21 +76,21 @@ void do_the_deed(const std::string& fault) {
   if (fault == "kill") {
     raise(SIGKILL);
   }
-  if (fork() == 0) {  // wakes the frozen rank, which must find that the job went on without it
-    std::this_thread::sleep_for(2500ms);
-    kill(getppid(), SIGCONT);
-    std::_Exit(0);
-  }
-  raise(SIGSTOP);
+  stop_for(2500ms);  // the frozen rank must find that the job went on without it
 }
+
+bool freezes_in_close = false;
 
 void train(ddp::Context& ctx, const std::string& fault, int culprit) {
   ctx.control_plane().add_failure_callback([](const ddp::FailureCause&) { say_how_late(); });
   auto grad = torch::ones({1000});
-  for (int64_t step = 0; step < 200; ++step) {
+  const int64_t num_steps = fault == "suspend" || fault == "freeze_close" ? 20 : 200;
+  for (int64_t step = 0; step < num_steps; ++step) {
     ctx.set_progress(step, "forward");
     std::this_thread::sleep_for(30ms);
-    if (step == 5 && ctx.rank() == culprit) {
+    if (step == 5 && fault == "suspend") {
+      stop_for(3000ms);
+    } else if (step == 5 && ctx.rank() == culprit && fault != "freeze_close") {
       do_the_deed(fault);
     }
     ctx.set_progress(step, "backward");
@@ -87,7 +101,11 @@ void train(ddp::Context& ctx, const std::string& fault, int culprit) {
 ddp::ContextOptions options_of(const std::string& fault) {
   ddp::ContextOptions options;
   options.device = std::getenv("DDP_TEST_DEVICE");
-  options.control_plane.heartbeat_interval = fault == "freeze" ? 200ms : 5000ms;
+  const bool freezes = fault == "freeze" || fault == "freeze_close";
+  options.control_plane.heartbeat_interval = freezes ? 200ms : fault == "suspend" ? 400ms : 5000ms;
+  if (fault == "freeze_start") {
+    options.control_plane.rendezvous_timeout = 2000ms;
+  }
   return options;
 }
 
@@ -101,17 +119,33 @@ int exit_code_of(const ddp::Context& ctx, const std::exception& error) {
 }
 
 int run(const std::string& fault, int culprit) {
+  const auto launch = ddp::detect_launch_environment({}, ddp::process_environment());
+  if (fault == "freeze_start" && launch.rank == culprit) {
+    stop_for(5000ms);
+    return static_cast<int>(ddp::ExitCode::PeerLost);  // nobody is there any more
+  }
   auto ctx = ddp::Context::create(options_of(fault));
   try {
     train(ctx, fault, culprit);
-    ctx.close();
-    return 0;
+    freezes_in_close = fault == "freeze_close" && ctx.rank() == culprit;
   } catch (const std::exception& error) {
     return exit_code_of(ctx, error);
   }
+  ctx.close();
+  return 0;
 }
 
 }  // namespace
+
+// Stands before MPI's own: libddp calls it when it ends MPI.
+extern "C" int MPI_Comm_free(void* communicator) {
+  if (std::exchange(freezes_in_close, false)) {
+    note_the_deed();
+    stop_for(4000ms);
+  }
+  using Free = int (*)(void*);
+  return reinterpret_cast<Free>(dlsym(RTLD_DEFAULT, "PMPI_Comm_free"))(communicator);
+}
 
 int main(int, char** argv) {
   const std::string fault = argv[1];

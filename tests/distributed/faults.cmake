@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ranks that fail on purpose: exit codes of all ranks, and what rank 0 prints.
 add_executable(fault_program fault_program.cpp)
-target_link_libraries(fault_program PRIVATE ddp ddp_warnings)
+target_link_libraries(fault_program PRIVATE ddp ddp_warnings ${CMAKE_DL_LIBS})
 ddp_use_pch(fault_program TEST)
 add_executable(rendezvous_program rendezvous_program.cpp)
 target_link_libraries(rendezvous_program PRIVATE ddp_core ddp_warnings)
@@ -25,6 +25,9 @@ ddp_add_fault(kill 1 "1:137,*:76" "0:first cause: rank 1 (" "0:at step 5 in forw
               "0:heard within 500 ms" "2:heard within 500 ms")
 ddp_add_fault(kill 0 "0:137,*:76" "1:first cause: rank 0 (" "1:heard within 500 ms" "2:heard within 500 ms")
 ddp_add_fault(freeze 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms")
+ddp_add_fault(suspend 1 "*:0")
+ddp_add_fault(freeze_start 1 "*:76" "0:did not end within 2000 ms" "0:missing: rank 1" "2:missing: rank 1")
+ddp_add_fault(freeze_close 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms")
 
 function(ddp_add_rendezvous_fault name arguments codes)
   set(_options --launch env --expect-exit ${codes})

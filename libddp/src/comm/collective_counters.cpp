@@ -5,6 +5,8 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <limits>
+#include <string_view>
 #include <utility>
 
 #include "comm/counter_kernels.hpp"
@@ -66,6 +68,9 @@ uint32_t CollectiveCounters::read(size_t counter) const {
 void CollectiveCounters::begin_eager(std::span<const CollectiveRecord> collectives) {
   const std::lock_guard lock(mutex_);
   for (const auto& record : collectives) {
+    const std::string_view name = record.name;
+    const bool of_all = name != "send" && name != "recv";
+    numbers_of_all_[eager_begun_ % kRecords] = of_all ? ++num_of_all_ : 0;
     mark_follows_[eager_begun_ % kRecords] = false;
     eager_records_[eager_begun_++ % kRecords] = record;
   }
@@ -89,7 +94,9 @@ int64_t CollectiveCounters::end_eager() {
 
 void CollectiveCounters::cancel_eager() {
   const std::lock_guard lock(mutex_);
-  eager_begun_ = eager_ended_;
+  for (; eager_begun_ != eager_ended_; --eager_begun_) {
+    num_of_all_ -= numbers_of_all_[(eager_begun_ - 1) % kRecords] != 0 ? 1 : 0;
+  }
 }
 
 void CollectiveCounters::mark_eager() {
@@ -224,13 +231,47 @@ bool CollectiveCounters::release_counts() {
   return std::exchange(count_is_held_, false);
 }
 
+// While NCCL launches, that launch counts too: it may wait for a peer.
+uint64_t CollectiveCounters::num_eager() const {
+  return eager_begun_ == eager_ended_ ? eager_marked_ : eager_begun_;
+}
+
+// One mark may stand for several collectives, from index `first` on: the index of the last.
+uint64_t CollectiveCounters::last_before_mark(uint64_t first, uint64_t end) const {
+  auto last = first;
+  while (!mark_follows_[last % kRecords] && last + 1 < end) {
+    ++last;
+  }
+  return last;
+}
+
+GroupPosition CollectiveCounters::position() const {
+  const std::lock_guard lock(mutex_);
+  GroupPosition position;
+  position.caller.reset();  // autograd's threads call too
+  if (!graphs_.empty()) {
+    position.num_called = std::numeric_limits<uint64_t>::max();
+    return position;
+  }
+  position.num_called = num_of_all_;
+  const auto enqueued = num_eager();
+  const auto pending = static_cast<uint32_t>(enqueued) - read(0);
+  if (pending != 0) {
+    const auto last = last_before_mark(enqueued - pending, enqueued);
+    const auto& record = eager_records_[last % kRecords];
+    position.pending = numbers_of_all_[last % kRecords];
+    position.operation =
+        concat(record.name, ' ', record.num_elements, ' ', c10::toString(record.dtype));
+  }
+  return position;
+}
+
 std::vector<LaneProgress> CollectiveCounters::lanes() const {
   const std::lock_guard lock(mutex_);
   std::vector<LaneProgress> lanes;
   lanes.reserve(1 + graphs_.size());
   // The GPU's numbers are 32 bits wide and wrap; their distance to what was enqueued does not.
-  // While NCCL launches, that launch counts too: it may wait for a peer.
-  const auto enqueued = eager_begun_ == eager_ended_ ? eager_marked_ : eager_begun_;
+  const auto enqueued = num_eager();
   const auto pending = static_cast<uint32_t>(enqueued) - read(0);
   lanes.push_back({enqueued, enqueued - pending});
   for (size_t graph = 0; graph < graphs_.size(); ++graph) {
@@ -256,10 +297,7 @@ std::string CollectiveCounters::describe(const Stall& stall) const {
   };
   if (stall.lane == 0) {
     const auto first = progress.completed;
-    auto last = first;
-    while (!mark_follows_[last % kRecords] && last + 1 < progress.enqueued) {
-      ++last;
-    }
+    const auto last = last_before_mark(first, progress.enqueued);
     return concat(one_of(eager_records_[first % kRecords], eager_records_[last % kRecords]), "; ",
                   counters);
   }

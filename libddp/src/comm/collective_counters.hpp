@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "comm/watchdog_core.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
@@ -88,6 +89,9 @@ class CollectiveCounters {
   std::vector<LaneProgress> lanes() const;
   /// The collective that did not end, and which counter stands.
   std::string describe(const Stall& stall) const;
+  /// Where this rank stands with the eager ones, and without an id. A communicator that was
+  /// captured looks as if it were never behind: what its graphs replay, the host does not count.
+  GroupPosition position() const;
 
  private:
   static constexpr size_t kMaxGraphs = 1024;
@@ -106,6 +110,8 @@ class CollectiveCounters {
   static size_t started_of(size_t graph) { return 1 + 2 * graph; }
   static size_t ended_of(size_t graph) { return 2 + 2 * graph; }
   uint32_t read(size_t counter) const;
+  uint64_t num_eager() const;
+  uint64_t last_before_mark(uint64_t first, uint64_t end) const;
   void write_mark(uint32_t value);
 
   int device_ = 0;
@@ -124,8 +130,10 @@ class CollectiveCounters {
   uint64_t eager_begun_ = 0;   // collectives
   uint64_t eager_ended_ = 0;   // launched; fewer than begun while NCCL launches
   uint64_t eager_marked_ = 0;  // a mark follows, or is just being written
+  uint64_t num_of_all_ = 0;    // eager ones but send and recv, which not all ranks call
   std::chrono::steady_clock::time_point last_mark_{};
   std::array<CollectiveRecord, kRecords> eager_records_{};
+  std::array<uint64_t, kRecords> numbers_of_all_{};  // 0: send or recv
   std::array<bool, kRecords> mark_follows_{};
   std::vector<Graph> graphs_;
 };

@@ -14,6 +14,8 @@
 #include "comm/job_rendezvous.hpp"
 #include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
+#include "core/rank_position.hpp"
+#include "core/start_roll.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -36,6 +38,7 @@ struct Context::State {
   void read_plan();
   void write_plan();
   void run_teardowns();
+  void leave();
   void abandon(const std::string& reason);
 };
 
@@ -47,6 +50,17 @@ void complete_from_mpi(const detail::MpiRuntime& mpi, LaunchEnvironment& launch)
   if (launch.world_size == 0) {  // PMIx tells the rank alone
     launch.rank = mpi.rank();
     launch.world_size = mpi.world_size();
+  }
+}
+
+std::shared_ptr<detail::MpiRuntime> initialize_mpi(const LaunchEnvironment& launch,
+                                                   const EnvironmentLookup& environment,
+                                                   std::chrono::milliseconds timeout) {
+  const detail::StartRoll roll(launch, environment);
+  try {
+    return detail::MpiRuntime::create(timeout);
+  } catch (const PeerLostError& error) {
+    throw PeerLostError(error.what() + roll.tell_missing());
   }
 }
 
@@ -127,7 +141,7 @@ Context Context::create(const ContextOptions& options) {
   const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
   require_mpi_for_cpu(launch, cuda);
   if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
-    state->mpi = detail::MpiRuntime::create(options.control_plane.rendezvous_timeout);
+    state->mpi = initialize_mpi(launch, environment, options.control_plane.rendezvous_timeout);
     complete_from_mpi(*state->mpi, launch);
   }
   if (launch.world_size == 0) {
@@ -201,6 +215,26 @@ void Context::State::run_teardowns() {
   }
 }
 
+void Context::State::leave() {
+  const detail::ActivityScope activity(*control_plane, detail::kCloseActivity);
+  // Everybody's collectives are done, so that a backend may end in any way it likes.
+  control_plane->barrier();
+  if (communicator.use_count() > 1) {
+    communicator->abort("the context was closed");
+  }
+  communicator.reset();
+  if (mpi != nullptr) {
+    // MPI_Finalize waits for all ranks. The control plane still hears of one that is gone.
+    control_plane->add_failure_callback(
+        [mpi = mpi](const FailureCause& cause) { mpi->abandon(cause.to_line()); });
+    mpi->finalize();
+  }
+  control_plane->close();
+  if (control_plane->failed()) {
+    throw PeerLostError(control_plane->failure().to_line());
+  }
+}
+
 // Peers may be gone: nothing that waits for them is called.
 void Context::State::abandon(const std::string& reason) {
   closed = true;
@@ -248,20 +282,7 @@ void Context::close() {
   try {
     state.run_teardowns();
     state.write_plan();
-    // Everybody's collectives are done, so that a backend may end in any way it likes.
-    state.control_plane->barrier();
-    if (state.communicator.use_count() > 1) {
-      state.communicator->abort("the context was closed");
-    }
-    state.communicator.reset();
-    state.control_plane->close();
-    if (state.control_plane->failed()) {
-      // MPI would wait for the rank that is gone.
-      throw PeerLostError(state.control_plane->failure().to_line());
-    }
-    if (state.mpi != nullptr) {
-      state.mpi->finalize();
-    }
+    state.leave();
     state.closed = true;
     state.control_plane.reset();
   } catch (const std::exception& error) {

@@ -34,6 +34,16 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
   };
 }
 
+// A communicator may outlive the control plane, and be split then.
+WatchPosition probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
+  return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
+    const auto alive = weak.lock();
+    if (auto* board = dynamic_cast<PositionBoard*>(alive.get())) {
+      board->add_probe(std::move(probe));
+    }
+  };
+}
+
 [[noreturn]] void refuse(const std::string& backend, const std::string& why) {
   throw SettingsError(concat("context.communicator.backend=", backend, ": ", why));
 }
@@ -63,7 +73,7 @@ std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
 
 CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOptions& options,
                            std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
-                           std::shared_ptr<CollectiveCheck> check) {
+                           std::shared_ptr<CollectiveCheck> check, WatchPosition watch) {
   if (mpi == nullptr) {
     MpiRuntime::is_built_in()
         ? refuse(options.backend,
@@ -84,6 +94,7 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
   mpi_options.first_step_timeout = options.first_step_timeout;
   mpi_options.on_failure = std::move(on_failure);
   mpi_options.check = std::move(check);
+  mpi_options.watch = std::move(watch);
   return make_mpi_communicator(std::move(mpi), mpi_options);
 }
 
@@ -109,11 +120,13 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
   if (backend == "single") {
     communicator = make_single_communicator(device);
   } else if (backend == "mpi") {
-    communicator = create_mpi(launch, options, std::move(mpi),
-                              report_to(control_plane, launch.rank), std::move(check));
+    communicator =
+        create_mpi(launch, options, std::move(mpi), report_to(control_plane, launch.rank),
+                   std::move(check), probes_of(control_plane));
   } else {
     communicator = make_nccl_communicator(*control_plane, device, options,
-                                          report_to(control_plane, launch.rank), std::move(check));
+                                          report_to(control_plane, launch.rank), std::move(check),
+                                          probes_of(control_plane));
   }
   communicator->set_control_plane(control_plane);
   control_plane->add_failure_callback(

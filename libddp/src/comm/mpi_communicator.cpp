@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/argument_checks.hpp"
+#include "comm/call_log.hpp"
 #include "comm/mpi_collectives.hpp"
 #include "comm/mpi_internal.hpp"
 #include "comm/thread_group.hpp"
@@ -39,12 +40,21 @@ class MpiWork final : public Work {
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(std::shared_ptr<MpiThread> runtime, MpiGroupPtr group,
-                  MpiCommunicatorOptions options, std::shared_ptr<std::atomic<int64_t>> step)
+                  MpiCommunicatorOptions options, std::shared_ptr<std::atomic<int64_t>> step,
+                  std::string id)
       : runtime_(std::move(runtime)),
         group_(std::move(group)),
         options_(std::move(options)),
         step_(std::move(step)),
-        lane_(runtime_->make_lane()) {}
+        lane_(runtime_->make_lane()),
+        calls_(std::make_shared<CallLog>(std::move(id))) {
+    if (options_.watch) {
+      options_.watch([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
+        const auto calls = weak.lock();
+        return calls == nullptr ? std::nullopt : std::optional(calls->look());
+      });
+    }
+  }
   ~MpiCommunicator() override;
 
   const char* backend() const override { return "mpi"; }
@@ -98,6 +108,7 @@ class MpiCommunicator final : public Communicator {
   const MpiCommunicatorOptions options_;
   const std::shared_ptr<std::atomic<int64_t>> step_;
   const MpiThread::Engine::LanePtr lane_;
+  const std::shared_ptr<CallLog> calls_;
   std::mutex mutex_;  // one numbering for all threads that call
   int64_t next_sequence_ = 1;
   std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
@@ -165,7 +176,11 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
       handler({collective, step->load(), error});
     }
   };
-  return std::make_shared<MpiWork>(runtime_->engine().submit(lane_, std::move(operation)), text);
+  auto ticket = runtime_->engine().submit(lane_, std::move(operation));
+  if (const std::string_view kind = name; kind != "send" && kind != "recv") {
+    calls_->add(kind == "split" ? name : concat(name, " ", detail), ticket);
+  }
+  return std::make_shared<MpiWork>(std::move(ticket), text);
 }
 
 WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
@@ -292,7 +307,8 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
   auto options = options_;
   options.check =
       options_.check ? options_.check->of_group(number, color, child->world_size) : nullptr;
-  auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, step_);
+  auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, step_,
+                                                calls_->id_of_child(color));
   made->share_launch_sequencer_of(*this);
   const std::lock_guard lock(mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });
@@ -328,7 +344,7 @@ CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
   group->world_size = thread->world_size();
   group->max_count = options.max_count;
   return std::make_shared<MpiCommunicator>(std::move(thread), std::move(group), options,
-                                           std::make_shared<std::atomic<int64_t>>(0));
+                                           std::make_shared<std::atomic<int64_t>>(0), "world");
 }
 
 }  // namespace ddp::detail

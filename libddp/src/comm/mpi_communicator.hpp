@@ -7,6 +7,7 @@
 #include "comm/collective_check.hpp"
 #include "comm/collective_failure.hpp"
 #include "comm/mpi_runtime.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
@@ -16,6 +17,7 @@ struct MpiCommunicatorOptions {
   std::chrono::milliseconds first_step_timeout{1'800'000};
   CollectiveFailureHandler on_failure;
   std::shared_ptr<CollectiveCheck> check;  ///< of the world; null: calls are not compared
+  WatchPosition watch;  ///< given the probes of the world and of groups split from it
   /// Messages longer than this many elements are cut: MPI counts in int, and libraries add counts
   /// of all ranks in int too. Tests make it small.
   int64_t max_count = int64_t{1} << 28;

@@ -267,8 +267,8 @@ void MpiThread::finalize() {
 void MpiThread::abandon(const std::string& reason) {
   if (begin_end()) {
     process_->abandon();
-    abort_lanes(reason);
   }
+  abort_lanes(reason);  // also where finalize() waits
 }
 
 std::shared_ptr<MpiRuntime> MpiRuntime::create(std::chrono::milliseconds timeout) {

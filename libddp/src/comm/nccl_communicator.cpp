@@ -121,7 +121,8 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
                                        const CommunicatorOptions& options,
                                        CollectiveFailureHandler on_failure,
-                                       std::shared_ptr<CollectiveCheck> check) {
+                                       std::shared_ptr<CollectiveCheck> check,
+                                       const WatchPosition& watch) {
   DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
   const c10::cuda::CUDAGuard guard(device.index());
   ncclComm_t comm = connect_nccl(control_plane, device.index(), options);
@@ -138,6 +139,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
       comm, device.index(), options, std::move(on_failure),
       std::make_shared<std::atomic<int64_t>>(0), std::move(no_windows), std::move(check));
   made->start_watchdog();
+  made->tell_positions("world", watch);
   return made;
 }
 

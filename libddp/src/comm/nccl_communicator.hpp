@@ -3,6 +3,7 @@
 
 #include "comm/collective_check.hpp"
 #include "comm/collective_failure.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
 
@@ -10,10 +11,12 @@ namespace ddp::detail {
 
 /// All ranks of `control_plane`, for tensors of `device` (with an index). Collective. Throws
 /// SettingsError in a build without CUDA, PeerLostError where NCCL cannot connect the ranks.
-/// `check`: of the world; null: calls are not compared.
+/// `check`: of the world; null: calls are not compared. `watch` is given the probes of the world
+/// and of groups split from it.
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
                                        const CommunicatorOptions& options,
                                        CollectiveFailureHandler on_failure,
-                                       std::shared_ptr<CollectiveCheck> check = nullptr);
+                                       std::shared_ptr<CollectiveCheck> check = nullptr,
+                                       const WatchPosition& watch = nullptr);
 
 }  // namespace ddp::detail

@@ -34,6 +34,7 @@
 #include "comm/nccl_work.hpp"
 #include "comm/operation_log.hpp"
 #include "comm/thread_group.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/ops/multiprocessors.hpp"
@@ -50,6 +51,8 @@ class NcclCommunicator final : public Communicator,
                    std::string no_windows, std::shared_ptr<CollectiveCheck> check);
   ~NcclCommunicator() override;
   void start_watchdog();
+  /// `id`: see GroupPosition.
+  void tell_positions(std::string id, const WatchPosition& watch);
   const CollectiveCounters& counters() const { return *origin_->counters; }
 
   const char* backend() const override { return "nccl"; }
@@ -173,11 +176,14 @@ class NcclCommunicator final : public Communicator,
   std::recursive_timed_mutex mutex_;  // who launches; held from group_start to group_end
   std::mutex handle_mutex_;           // comm_ itself, children_
   int64_t next_sequence_ = 1;
+  std::string id_;  // for positions
+  WatchPosition watch_;
+  int64_t num_splits_ = 0;
   std::atomic<int64_t> num_operations_{0};
   int group_depth_ = 0;
   std::vector<std::shared_ptr<NcclWork>> group_;
   std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
-  StallDetector stalls_;                               // the watchdog's own
+  StallDetector stalls_{std::chrono::seconds(5)};      // the watchdog's own
   std::unique_ptr<Watchdog<std::function<bool()>>> watchdog_;
 };
 

@@ -78,6 +78,23 @@ void NcclCommunicator::start_watchdog() {
       interval);
 }
 
+void NcclCommunicator::tell_positions(std::string id, const WatchPosition& watch) {
+  id_ = std::move(id);
+  watch_ = watch;
+  if (!watch_) {
+    return;
+  }
+  watch_([id = id_, weak = std::weak_ptr(origin_->counters)]() -> std::optional<GroupPosition> {
+    const auto counters = weak.lock();
+    if (counters == nullptr) {
+      return std::nullopt;
+    }
+    auto position = counters->position();
+    position.id = id;
+    return position;
+  });
+}
+
 NcclCommunicator::~NcclCommunicator() {
   watchdog_.reset();
   try {
@@ -195,6 +212,7 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   const c10::cuda::CUDAGuard guard(device_);
   const auto bound = limit();
   const auto deadline = std::chrono::steady_clock::now() + bound;
+  const auto number = ++num_splits_;
   ncclComm_t child = split_nccl(comm_, device_, color, key, options_, [&] {
     state_->check("split");
     if (std::chrono::steady_clock::now() >= deadline) {
@@ -212,6 +230,7 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
       check_ ? check_->of_group(number, color, num_ranks) : nullptr);
   made->share_launch_sequencer_of(*this);
   made->start_watchdog();
+  made->tell_positions(concat(id_, "/", number, ":", color), watch_);
   const std::lock_guard handle_lock(handle_mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });
   children_.push_back(made);

@@ -6,7 +6,8 @@
 namespace ddp::detail {
 
 CommunicatorPtr make_nccl_communicator(ControlPlane&, at::Device, const CommunicatorOptions&,
-                                       CollectiveFailureHandler, std::shared_ptr<CollectiveCheck>) {
+                                       CollectiveFailureHandler, std::shared_ptr<CollectiveCheck>,
+                                       const WatchPosition&) {
   throw SettingsError(
       "context.communicator.backend=nccl: this libddp was built without CUDA; build it where nvcc "
       "and a "

@@ -33,6 +33,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/running_clock.hpp"
+
 namespace ddp::detail {
 
 /// Keeps `object` until the process ends, reachable, so that leak checkers know it is on purpose.
@@ -54,7 +56,9 @@ class ProgressTicket {
     std::unique_lock lock(mutex_);
     if (!finished_) {
       ++*num_waiters_;
+      ++num_waiting_;
       changed_.wait(lock, [this] { return finished_; });
+      --num_waiting_;
       --*num_waiters_;
     }
     rethrow();
@@ -75,6 +79,11 @@ class ProgressTicket {
   bool is_finished() {
     const std::lock_guard lock(mutex_);
     return finished_;
+  }
+  /// A thread is in wait(); those in wait_for() go on by themselves.
+  bool is_waited_for() {
+    const std::lock_guard lock(mutex_);
+    return num_waiting_ > 0;
   }
   /// The first call counts; returns whether this was it.
   bool finish(std::exception_ptr error) {
@@ -100,6 +109,7 @@ class ProgressTicket {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool finished_ = false;
+  int num_waiting_ = 0;
   std::exception_ptr error_;
   std::shared_ptr<std::atomic<int>> num_waiters_;
 };
@@ -108,12 +118,13 @@ struct ProgressOptions {
   std::chrono::microseconds min_sleep{20};
   std::chrono::microseconds max_sleep{200};
   std::chrono::microseconds max_sleep_waited{50};  ///< while someone waits for a ticket
+  std::chrono::milliseconds longest_turn{1000};    ///< of the thread; more is no operation's fault
 };
 
 /// Operation: `void start()`; `bool poll()`; `std::chrono::milliseconds timeout() const` (counted
-/// from the start; 0: none); `std::exception_ptr timed_out() const`; `void
-/// failed(std::exception_ptr)` (called once after it failed by itself, not by an abort). All run on
-/// the engine's thread.
+/// from the start while this process runs, see RunningClock; 0: none); `std::exception_ptr
+/// timed_out() const`; `void failed(std::exception_ptr)` (called once after it failed by itself,
+/// not by an abort). All run on the engine's thread.
 template <typename Operation>
 class ProgressEngine {
  public:
@@ -198,7 +209,7 @@ class ProgressEngine {
 
   // Outlives the engine where its thread is left behind.
   struct Core {
-    explicit Core(const ProgressOptions& o) : options(o) {}
+    explicit Core(const ProgressOptions& o) : options(o), clock(o.longest_turn) {}
 
     void run() {
 #if defined(__linux__)
@@ -208,6 +219,7 @@ class ProgressEngine {
       auto sleep = options.min_sleep;
       std::deque<Entry> incoming;
       while (take(incoming, sleep)) {
+        clock.tick(std::chrono::steady_clock::now());
         const bool started = start(incoming);
         const bool moved = poll() || started;
         sleep = moved ? options.min_sleep : std::min(sleep * 3 / 2, options.max_sleep);
@@ -270,7 +282,7 @@ class ProgressEngine {
           continue;
         }
         const auto timeout = entry.operation->timeout();
-        entry.deadline = timeout.count() > 0 ? std::chrono::steady_clock::now() + timeout
+        entry.deadline = timeout.count() > 0 ? clock.now() + timeout
                                              : std::chrono::steady_clock::time_point::max();
         active.push_back(std::move(entry));
       }
@@ -280,7 +292,7 @@ class ProgressEngine {
     bool poll() {
       bool any = false;
       // One time for all: of several that are late, the first submitted is the one that is named.
-      const auto now = std::chrono::steady_clock::now();
+      const auto now = clock.now();
       for (auto entry = active.begin(); entry != active.end();) {
         if (poll(*entry, now)) {
           entry = active.erase(entry);
@@ -352,7 +364,8 @@ class ProgressEngine {
     bool stopping = false;
     std::condition_variable ended_changed;
     bool ended = false;
-    std::list<Entry> active;  // the thread's own
+    RunningClock clock;  // the thread's own, as are the operations under way
+    std::list<Entry> active;
   };
 
   std::shared_ptr<Core> core_;

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/running_clock.hpp"
+
 namespace ddp::detail {
 
 /// One series of collectives that end in order: those launched eagerly, or those of one captured
@@ -34,8 +36,18 @@ class StallDetector {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  std::optional<Stall> look(const std::vector<LaneProgress>& lanes, TimePoint now,
+  /// More time than `longest_turn` between two looks counts as that much: this process was
+  /// suspended, not a peer late.
+  explicit StallDetector(std::chrono::milliseconds longest_turn = std::chrono::hours(1000))
+      : longest_turn_(longest_turn) {}
+
+  std::optional<Stall> look(const std::vector<LaneProgress>& lanes, TimePoint steady,
                             std::chrono::milliseconds limit) {
+    if (!clock_) {
+      clock_.emplace(longest_turn_, steady);
+    }
+    clock_->tick(steady);
+    const auto now = clock_->at(steady);
     // From the back: a graph's lane is pending when the device has reached it, the eager one as
     // soon as the host enqueued something, which may stand behind that graph.
     const auto pending = std::find_if(lanes.rbegin(), lanes.rend(), [](const LaneProgress& lane) {
@@ -60,6 +72,8 @@ class StallDetector {
   }
 
  private:
+  const std::chrono::milliseconds longest_turn_;
+  std::optional<RunningClock> clock_;
   std::optional<uint64_t> last_completed_;
   bool was_pending_ = false;
   TimePoint since_{};

@@ -42,8 +42,9 @@ bool decode_hello(std::string_view bytes, Hello& hello) {
 ControlChannel::ControlChannel(UniqueFd fd, Side side, std::string key, uint64_t generation)
     : fd_(std::move(fd)), side_(side), session_key_(std::move(key)), generation_(generation) {}
 
-std::string ControlChannel::mac_of(char direction, std::string_view bytes) const {
-  return hmac_sha256(session_key_, concat(direction, bytes));
+std::string ControlChannel::mac_of(Side sender, std::string_view bytes) const {
+  std::string text(1, sender == Side::Hub ? 'h' : 'l');
+  return hmac_sha256(session_key_, text.append(bytes));
 }
 
 void ControlChannel::queue(FrameType type, std::string_view payload) {
@@ -53,7 +54,7 @@ void ControlChannel::queue(FrameType type, std::string_view payload) {
   writer.number(generation_).number(num_sent_++).raw(payload);
   const std::string frame = writer.take();
   outgoing_ += frame;
-  outgoing_ += mac_of(side_ == Side::Hub ? 'h' : 'l', frame);
+  outgoing_ += mac_of(side_, frame);
 }
 
 IoStatus ControlChannel::flush() {
@@ -95,10 +96,11 @@ bool ControlChannel::take_frame(std::vector<Frame>& frames) {
     return false;
   }
   const std::string_view bytes(incoming_);
-  const auto expected = mac_of(side_ == Side::Hub ? 'l' : 'h', bytes.substr(0, signed_bytes));
+  const auto expected =
+      mac_of(side_ == Side::Hub ? Side::Leaf : Side::Hub, bytes.substr(0, signed_bytes));
   if (!equal_in_constant_time(expected, bytes.substr(signed_bytes, kMacBytes)) ||
       generation != generation_ || counter != num_received_ ||
-      type > static_cast<uint8_t>(FrameType::Exchanged)) {
+      type > static_cast<uint8_t>(FrameType::Position)) {
     problem_ = "sent a message that is not authentic";
     return false;
   }

@@ -36,7 +36,8 @@ enum class FrameType : uint8_t {
   Failure,
   Note,
   Exchange,
-  Exchanged  // the last
+  Exchanged,
+  Position  // the last
 };
 
 struct Frame {
@@ -75,7 +76,7 @@ class ControlChannel {
   const std::string& problem() const { return problem_; }
 
  private:
-  std::string mac_of(char direction, std::string_view bytes) const;
+  std::string mac_of(Side sender, std::string_view bytes) const;
   bool take_frame(std::vector<Frame>& frames);
 
   UniqueFd fd_;

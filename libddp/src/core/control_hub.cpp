@@ -81,27 +81,30 @@ void ControlHub::add_sockets(std::vector<pollfd>& watched) {
   for (const auto& newcomer : newcomers_) {
     watched.push_back({newcomer.fd(), POLLIN, 0});
   }
-  for (const auto& peer : peers_) {
+  for (auto& peer : peers_) {
     if (peer.channel) {
+      peer.watched_at = watched.size();
       const int events = POLLIN | (peer.channel->wants_to_write() ? POLLOUT : 0);
       watched.push_back({peer.channel->fd(), static_cast<short>(events), 0});
     }
   }
 }
 
-void ControlHub::serve(SteadyTime now) {
+void ControlHub::serve(const std::vector<pollfd>& watched, SteadyTime now) {
   accept_newcomers(now);
   greet_newcomers(now);
   for (int rank = 1; rank < world_size_; ++rank) {
-    if (peers_[static_cast<std::size_t>(rank)].channel) {
-      serve_peer(rank, now);
+    const auto& peer = peers_[static_cast<std::size_t>(rank)];
+    const auto ready = peer.watched_at == 0 ? 0 : watched[peer.watched_at].revents;
+    if (peer.channel && ready != 0) {
+      serve_peer(rank, (ready & ~POLLOUT) != 0, now);
     }
   }
   refused_.remove_if([now](Refused& refused) {
     return refused.channel.flush() != IoStatus::WouldBlock || now >= refused.deadline;
   });
-  if (now >= next_heartbeat_) {
-    next_heartbeat_ = now + options_.heartbeat_interval;
+  if (const auto steady = Clock::now(); steady >= next_heartbeat_) {
+    next_heartbeat_ = steady + options_.heartbeat_interval;
     broadcast_frame(FrameType::Heartbeat, {});
   }
   check_limits(now);
@@ -235,10 +238,10 @@ int ControlHub::num_joined() const {
       std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.pid != 0; }));
 }
 
-void ControlHub::serve_peer(int rank, SteadyTime now) {
+void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
   auto& peer = peers_[static_cast<std::size_t>(rank)];
   std::vector<Frame> frames;
-  const IoStatus status = peer.channel->receive(frames);
+  const IoStatus status = readable ? peer.channel->receive(frames) : IoStatus::WouldBlock;
   if (!frames.empty()) {
     peer.last_heard = now;
   }
@@ -258,8 +261,13 @@ void ControlHub::handle(int rank, const Frame& frame) {
   auto& peer = peers_[static_cast<std::size_t>(rank)];
   if (frame.type == FrameType::Progress) {
     ByteReader reader(frame.payload);
-    peer.step = reader.signed_number();
-    peer.where = reader.text();
+    peer.progress.step = reader.signed_number();
+    peer.progress.where = reader.text();
+  } else if (frame.type == FrameType::Position) {
+    RankPosition position;
+    if (decode_position(frame.payload, position)) {
+      note_position(rank, std::move(position));
+    }
   } else if (frame.type == FrameType::Contribution) {
     Contribution contribution;
     if (decode_contribution(frame.payload, contribution)) {
@@ -283,53 +291,6 @@ void ControlHub::handle(int rank, const Frame& frame) {
   }
 }
 
-void ControlHub::contribute(Contribution contribution) {
-  note_contribution(0, std::move(contribution));
-}
-
-void ControlHub::note_contribution(int rank, Contribution contribution) {
-  auto [found, is_new] = rounds_.try_emplace(contribution.sequence);
-  Round& round = found->second;
-  if (is_new) {
-    round.kind = contribution.kind;
-    round.root = contribution.root;
-    round.first_rank = rank;
-    round.deadline = Clock::now() + options_.collective_timeout;
-    round.values.resize(static_cast<std::size_t>(world_size_));
-  }
-  if (round.kind != contribution.kind || round.root != contribution.root) {
-    fail_job(
-        ExitCode::Mismatch,
-        concat("ranks took different ways: rank ", rank, " called ", to_string(contribution.kind),
-               " (root ", contribution.root, ") where rank ", round.first_rank, " called ",
-               to_string(round.kind), " (root ", round.root, ") on the control plane"));
-    return;
-  }
-  auto& value = round.values[static_cast<std::size_t>(rank)];
-  if (value) {
-    return;  // cannot happen: every rank counts its own calls
-  }
-  value = std::move(contribution.value);
-  if (++round.num_arrived == world_size_) {
-    finish_round(contribution.sequence, round);
-    rounds_.erase(found);
-  }
-}
-
-void ControlHub::finish_round(uint64_t sequence, Round& round) {
-  closing_ = closing_ || round.kind == CollectiveKind::Close;
-  // An all_gather of many ranks exceeds a frame: every value travels in its own.
-  const bool all = round.kind == CollectiveKind::AllGather;
-  const uint32_t num_parts = all ? static_cast<uint32_t>(world_size_) : 1;
-  for (uint32_t part = 0; part < num_parts; ++part) {
-    const auto& value = *round.values[all ? part : round.root];
-    ByteWriter writer;
-    writer.number(sequence).number(part).number(num_parts).text(value);
-    broadcast_frame(FrameType::Result, writer.take());
-    note_result_part(sequence, part, num_parts, value);
-  }
-}
-
 void ControlHub::send_note(const std::string& text) {
   pass_on(0, text);
 }
@@ -341,17 +302,37 @@ void ControlHub::pass_on(int rank, const std::string& note) {
 }
 
 void ControlHub::broadcast_frame(FrameType type, const std::string& payload) {
-  for (auto& peer : peers_) {
-    if (peer.channel) {
-      peer.channel->queue(type, payload);
-      if (peer.channel->flush() == IoStatus::WouldBlock) {
-        wake_.notify();
-      }
+  for (int rank = 1; rank < world_size_; ++rank) {
+    send_to(rank, type, payload);
+  }
+}
+
+void ControlHub::send_to(int rank, FrameType type, const std::string& payload) {
+  auto& channel = peers_[static_cast<std::size_t>(rank)].channel;
+  if (channel) {
+    channel->queue(type, payload);
+    ++num_frames_;
+    if (channel->flush() == IoStatus::WouldBlock) {
+      wake_.notify();
     }
   }
 }
 
+// What a rank says itself. One that waited for others knows only that it did.
 void ControlHub::send_failure(const FailureCause& cause) {
+  const auto rank = static_cast<std::size_t>(cause.rank);
+  if (cause.rank >= 0 && rank < peers_.size() && peers_[rank].position) {
+    auto full = cause;
+    if (const auto busy = tell_busy({cause.rank}); !busy.empty()) {
+      full.message += "; meanwhile " + busy;
+    }
+    spread(full);
+  } else {
+    spread(cause);
+  }
+}
+
+void ControlHub::spread(const FailureCause& cause) {
   if (failure_.set(cause)) {
     first_cause_is_ours_ = true;
     broadcast_frame(FrameType::Failure, encode_cause(cause));
@@ -374,23 +355,25 @@ void ControlHub::lose(int rank, const std::string& why) {
   FailureCause cause;
   cause.rank = rank;
   cause.host = peer.host;
-  cause.step = peer.step;
-  cause.where = peer.where;
+  cause.step = peer.progress.step;
+  cause.where = peer.progress.where;
   cause.message = why;
-  send_failure(cause);
+  spread(cause);
 }
 
 void ControlHub::fail_job(ExitCode code, const std::string& message) {
   FailureCause cause;  // of no single rank
   cause.message = message;
   cause.exit_code = code;
-  send_failure(cause);
+  spread(cause);
 }
 
 void ControlHub::check_limits(SteadyTime now) {
   if (failure_.failed() || closing_) {
     return;
   }
+  judge();
+  report_waits(now);
   for (int rank = 1; rank < world_size_; ++rank) {
     const auto& peer = peers_[static_cast<std::size_t>(rank)];
     if (peer.channel && now - peer.last_heard > dead_after()) {

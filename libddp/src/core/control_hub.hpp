@@ -27,13 +27,18 @@ class ControlHub final : public ControlPlaneBase {
     std::optional<ControlChannel> channel;
     std::string host;
     uint32_t pid = 0;
-    SteadyTime last_heard{};
-    int64_t step = -1;
-    std::string where;
+    std::size_t watched_at = 0;  ///< place of its socket in what poll() watches; 0: in none yet
+    SteadyTime last_heard{};     ///< of the running clock
+    Progress progress;
+    uint64_t num_calls = 0;                ///< of collectives of the control plane
+    std::optional<RankPosition> position;  ///< as long as it waits
+    SteadyTime waits_since{};
+    bool wait_is_reported = false;
   };
   struct Round {
     CollectiveKind kind = CollectiveKind::Barrier;
     uint32_t root = 0;
+    std::string activity;
     int first_rank = 0;
     SteadyTime deadline{};
     std::vector<std::optional<std::string>> values;
@@ -45,13 +50,14 @@ class ControlHub final : public ControlPlaneBase {
   };
 
   void contribute(Contribution contribution) override;
-  void send_progress() override {}
+  void send_progress(const Progress&) override {}
+  void send_position(const RankPosition& position) override { note_position(0, position); }
   void send_failure(const FailureCause& cause) override;
   void send_note(const std::string& text) override;
   void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
   bool failure_was_delivered() const override;
   void add_sockets(std::vector<pollfd>& watched) override;
-  void serve(SteadyTime now) override;
+  void serve(const std::vector<pollfd>& watched, SteadyTime now) override;
   void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) override;
 
   void accept_newcomers(SteadyTime now);
@@ -61,17 +67,30 @@ class ControlHub final : public ControlPlaneBase {
   void admit(PendingPeer& newcomer, SteadyTime now);
   void refuse(ControlChannel channel, const std::string& message, SteadyTime now);
   std::string objection_to(const Hello& hello) const;
-  void serve_peer(int rank, SteadyTime now);
+  void serve_peer(int rank, bool readable, SteadyTime now);
   void handle(int rank, const Frame& frame);
+
+  // Collectives, and who waits for whom in them (control_hub_rounds.cpp)
   void note_contribution(int rank, Contribution contribution);
+  void fail_round(int rank, const Contribution& contribution, const Round& round);
   void finish_round(uint64_t sequence, Round& round);
   void handle_exchange(int rank, const Frame& frame);
   void note_exchange(int rank, uint64_t key, uint32_t num_ranks, const std::string& value);
+  void note_position(int rank, RankPosition position);
+  void judge();
+  void report_waits(SteadyTime now);
+  /// Where the ranks are that do not wait: "rank 1 is at step 3 in save".
+  std::string tell_busy(const std::vector<int>& but) const;
+  Progress progress_of(int rank) const;
+  std::string name_of(int rank) const;
+
+  void spread(const FailureCause& cause);
   void lose(int rank, const std::string& why);
   void check_limits(SteadyTime now);
   void fail_job(ExitCode code, const std::string& message);
   void pass_on(int rank, const std::string& note);
   void broadcast_frame(FrameType type, const std::string& payload);
+  void send_to(int rank, FrameType type, const std::string& payload);
   int num_joined() const;
 
   Listener listener_;
@@ -87,7 +106,8 @@ class ControlHub final : public ControlPlaneBase {
   std::list<Refused> refused_;
   std::map<uint64_t, Round> rounds_;
   std::map<uint64_t, std::map<int, std::string>> exchanges_;  // not complete: by key, then rank
-  SteadyTime next_heartbeat_{};
+  bool positions_are_new_ = false;
+  SteadyTime next_heartbeat_{};  // of the steady clock: due at once after a suspension
 };
 
 }  // namespace ddp::detail

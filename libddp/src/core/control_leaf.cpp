@@ -57,6 +57,7 @@ void ControlLeaf::send(FrameType type, const std::string& payload) {
     return;
   }
   channel_->queue(type, payload);
+  ++num_frames_;
   if (channel_->flush() == IoStatus::WouldBlock) {
     wake_.notify();
   }
@@ -69,9 +70,14 @@ void ControlLeaf::contribute(Contribution contribution) {
   send(FrameType::Contribution, encode_contribution(contribution));
 }
 
-void ControlLeaf::send_progress() {
+void ControlLeaf::send_progress(const Progress& progress) {
   ByteWriter writer;
-  send(FrameType::Progress, writer.signed_number(step_).text(where_.substr(0, 1024)).take());
+  writer.signed_number(progress.step).text(progress.where.substr(0, 1024));
+  send(FrameType::Progress, writer.take());
+}
+
+void ControlLeaf::send_position(const RankPosition& position) {
+  send(FrameType::Position, encode_position(position));
 }
 
 void ControlLeaf::send_note(const std::string& text) {
@@ -91,7 +97,7 @@ void ControlLeaf::add_sockets(std::vector<pollfd>& watched) {
   }
 }
 
-void ControlLeaf::serve(SteadyTime now) {
+void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
   if (leaving_) {
     channel_.reset();
   }
@@ -112,9 +118,10 @@ void ControlLeaf::serve(SteadyTime now) {
                  : channel_->problem());
     return;
   }
-  if (now >= next_heartbeat_) {
-    next_heartbeat_ = now + options_.heartbeat_interval;
+  if (const auto steady = Clock::now(); steady >= next_heartbeat_) {
+    next_heartbeat_ = steady + options_.heartbeat_interval;
     channel_->queue(FrameType::Heartbeat, {});
+    ++num_frames_;
   }
   channel_->flush();
   if (now - last_heard_ > dead_after() && !failure_.failed() && !closing_) {
@@ -129,14 +136,10 @@ void ControlLeaf::handle(const Frame& frame) {
     hub_host_ = frame.payload;
     changed_.notify_all();
   } else if (frame.type == FrameType::Result) {
-    ByteReader reader(frame.payload);
-    const auto sequence = reader.number<uint64_t>();
-    const auto part = reader.number<uint32_t>();
-    const auto num_parts = reader.number<uint32_t>();
-    std::string value = reader.text();
-    if (reader.finished() && part < num_parts && num_parts <= static_cast<uint32_t>(world_size_)) {
-      closing_ = closing_ || sequence == close_sequence_;
-      note_result_part(sequence, part, num_parts, std::move(value));
+    ResultPart part;
+    if (decode_result(frame.payload, static_cast<uint32_t>(world_size_), part)) {
+      closing_ = closing_ || part.sequence == close_sequence_;
+      note_result(std::move(part));
     }
   } else if (frame.type == FrameType::Note) {
     ByteReader reader(frame.payload);
@@ -164,8 +167,9 @@ void ControlLeaf::lose_hub(const std::string& why) {
   FailureCause cause;
   cause.rank = 0;
   cause.host = hub_host_;
-  cause.step = step_;
-  cause.where = where_;
+  const auto reached = progress();
+  cause.step = reached.step;
+  cause.where = reached.where;
   cause.message = why;
   if (failure_.set(cause)) {
     first_cause_is_ours_ = true;

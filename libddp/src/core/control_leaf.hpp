@@ -31,14 +31,15 @@ class ControlLeaf final : public ControlPlaneBase {
 
  private:
   void contribute(Contribution contribution) override;
-  void send_progress() override;
+  void send_progress(const Progress& progress) override;
+  void send_position(const RankPosition& position) override;
   void send_failure(const FailureCause& cause) override;
   void send_note(const std::string& text) override;
   void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
   void handle_exchanged(const Frame& frame);
   bool failure_was_delivered() const override { return failure_.failed(); }
   void add_sockets(std::vector<pollfd>& watched) override;
-  void serve(SteadyTime now) override;
+  void serve(const std::vector<pollfd>& watched, SteadyTime now) override;
   void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) override;
 
   void handle(const Frame& frame);
@@ -46,8 +47,8 @@ class ControlLeaf final : public ControlPlaneBase {
   void lose_hub(const std::string& why);
 
   std::optional<ControlChannel> channel_;
-  SteadyTime last_heard_;
-  SteadyTime next_heartbeat_{};
+  SteadyTime last_heard_;        // of the running clock
+  SteadyTime next_heartbeat_{};  // of the steady one: due at once after a suspension
   bool complete_ = false;
   bool leaving_ = false;
   std::string hub_host_;

@@ -2,8 +2,8 @@
 #include "core/control_plane_base.hpp"
 
 #include <algorithm>
+#include <utility>
 
-#include "core/byte_codec.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -14,42 +14,25 @@ using Clock = std::chrono::steady_clock;
 // How long a failing rank waits for its word to arrive before it unwinds.
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
 
-// Progress is told at most this often, and in large jobs less, so that rank 0 is not kept busy.
-std::chrono::microseconds progress_interval(int world_size) {
-  return std::max(std::chrono::microseconds(10'000), std::chrono::microseconds(100) * world_size);
+// A position is looked at this often; one that did not change from look to look is told.
+constexpr int kLooksATelling = 10;
+std::chrono::milliseconds look_interval(std::chrono::milliseconds heartbeat) {
+  return std::clamp(heartbeat / 10, std::chrono::milliseconds(20), std::chrono::milliseconds(500));
+}
+
+// Progress is told at most this often: rank 0 hears of a thousand a second from all ranks together.
+std::chrono::milliseconds progress_interval(int world_size) {
+  return std::chrono::milliseconds(std::max(10, world_size));
+}
+
+void check_root(const char* what, int root, int world_size) {
+  if (root < 0 || root >= world_size) {
+    throw SettingsError(
+        concat("control plane: ", what, " rank ", root, " of a job of ", world_size));
+  }
 }
 
 }  // namespace
-
-const char* to_string(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::Broadcast:
-      return "broadcast";
-    case CollectiveKind::AllGather:
-      return "all_gather";
-    case CollectiveKind::Barrier:
-      return "barrier";
-    case CollectiveKind::Close:
-      return "close";
-  }
-  return "?";
-}
-
-std::string encode_contribution(const Contribution& contribution) {
-  ByteWriter writer;
-  writer.number(contribution.sequence).number(static_cast<uint8_t>(contribution.kind));
-  return writer.number(contribution.root).text(contribution.value).take();
-}
-
-bool decode_contribution(std::string_view bytes, Contribution& contribution) {
-  ByteReader reader(bytes);
-  contribution.sequence = reader.number<uint64_t>();
-  const auto kind = reader.number<uint8_t>();
-  contribution.kind = static_cast<CollectiveKind>(kind);
-  contribution.root = reader.number<uint32_t>();
-  contribution.value = reader.text();
-  return reader.finished() && kind <= static_cast<uint8_t>(CollectiveKind::Close);
-}
 
 ControlPlaneBase::ControlPlaneBase(const LaunchEnvironment& launch,
                                    const ControlPlaneOptions& options)
@@ -57,13 +40,11 @@ ControlPlaneBase::ControlPlaneBase(const LaunchEnvironment& launch,
       world_size_(launch.world_size),
       options_(options),
       host_(host_name()),
+      clock_(options.heartbeat_interval / 2),
       notes_(static_cast<std::size_t>(launch.world_size)) {}
 
 std::string ControlPlaneBase::broadcast(const std::string& value, int root) {
-  if (root < 0 || root >= world_size_) {
-    throw SettingsError(
-        concat("control plane: broadcast from rank ", root, " of a job of ", world_size_));
-  }
+  check_root("broadcast from", root, world_size_);
   static const std::string nothing;
   return collective(CollectiveKind::Broadcast, static_cast<uint32_t>(root),
                     rank_ == root ? value : nothing)
@@ -72,6 +53,11 @@ std::string ControlPlaneBase::broadcast(const std::string& value, int root) {
 
 std::vector<std::string> ControlPlaneBase::all_gather(const std::string& value) {
   return collective(CollectiveKind::AllGather, 0, value);
+}
+
+std::vector<std::string> ControlPlaneBase::gather(const std::string& value, int root) {
+  check_root("gather to", root, world_size_);
+  return collective(CollectiveKind::Gather, static_cast<uint32_t>(root), value);
 }
 
 void ControlPlaneBase::barrier() {
@@ -84,20 +70,35 @@ std::vector<std::string> ControlPlaneBase::collective(CollectiveKind kind, uint3
     throw SettingsError(concat("control plane: a value of ", value.size(), " bytes; the limit is ",
                                kMaxValueBytes));
   }
-  std::unique_lock lock(mutex_);
   if (failure_.failed()) {
     throw_failure(failure_.get());
   }
-  DDP_CHECK(!closed_, to_string(kind), " after close()");
+  std::unique_lock lock(mutex_);
+  if (closed_) {
+    lock.unlock();
+    DDP_CHECK(false, to_string(kind), " after close()");
+  }
   const uint64_t sequence = next_sequence_++;
-  contribute({sequence, kind, root, value});
+  if (caller_ == std::thread::id()) {
+    caller_ = std::this_thread::get_id();
+  } else if (caller_ != std::this_thread::get_id()) {
+    caller_.reset();
+  }
+  contribute({sequence, kind, root, activity(), value});
+  if (kind == CollectiveKind::Gather && rank_ != static_cast<int>(root)) {
+    return {};
+  }
+  plane_call_ = sequence + 1;
   // Rank 0 watches the time and names who is missing; this limit is for a rank 0 that cannot.
-  const auto deadline = Clock::now() + options_.collective_timeout + dead_after();
+  const auto deadline = clock_.now() + options_.collective_timeout + dead_after();
   const auto complete = [&] {
     const auto found = results_.find(sequence);
     return found != results_.end() && found->second.num_arrived == found->second.values.size();
   };
-  if (!wait_until(lock, deadline, complete)) {
+  const bool in_time = wait_until(lock, deadline, complete);
+  plane_call_ = 0;
+  if (!in_time) {
+    lock.unlock();
     throw PeerLostError(concat("control plane: ", to_string(kind), " was not complete within ",
                                options_.collective_timeout.count(), " ms"));
   }
@@ -106,12 +107,13 @@ std::vector<std::string> ControlPlaneBase::collective(CollectiveKind kind, uint3
   return values;
 }
 
-void ControlPlaneBase::note_result_part(uint64_t sequence, uint32_t part, uint32_t num_parts,
-                                        std::string value) {
-  auto& result = results_[sequence];
-  result.values.resize(num_parts);
-  result.values.at(part) = std::move(value);
-  if (++result.num_arrived == num_parts) {
+void ControlPlaneBase::note_result(ResultPart part) {
+  auto& result = results_[part.sequence];
+  result.values.resize(part.num_values);
+  std::move(part.values.begin(), part.values.end(),
+            result.values.begin() + static_cast<std::ptrdiff_t>(part.first));
+  result.num_arrived += static_cast<uint32_t>(part.values.size());
+  if (result.num_arrived == part.num_values) {
     changed_.notify_all();
   }
 }
@@ -133,16 +135,92 @@ void ControlPlaneBase::keep_note(int rank, std::string text) {
 }
 
 void ControlPlaneBase::set_progress(int64_t step, const std::string& where) {
-  const std::lock_guard lock(mutex_);
-  if (step == step_ && where == where_) {
-    return;
+  {
+    const std::lock_guard lock(progress_mutex_);
+    if (step == progress_.step && where == progress_.where) {
+      return;
+    }
+    progress_.step = step;
+    progress_.where = where;
   }
-  step_ = step;
-  where_ = where;
-  if (!progress_is_new_) {
-    progress_is_new_ = true;
+  tell_progress();
+}
+
+std::string ControlPlaneBase::set_activity(std::string activity) {
+  {
+    const std::lock_guard lock(progress_mutex_);
+    activity_.swap(activity);
+  }
+  tell_progress();
+  return activity;
+}
+
+// Rank 0 reads its own where it is needed.
+void ControlPlaneBase::tell_progress() {
+  if (rank_ != 0 && !progress_is_new_.exchange(true)) {
     wake_.notify();
   }
+}
+
+std::string ControlPlaneBase::activity() const {
+  const std::lock_guard lock(progress_mutex_);
+  return activity_;
+}
+
+Progress ControlPlaneBase::progress() const {
+  const std::lock_guard lock(progress_mutex_);
+  auto progress = progress_;
+  if (!activity_.empty()) {
+    progress.where += concat(progress.where.empty() ? "" : ", ", activity_);
+  }
+  return progress;
+}
+
+void ControlPlaneBase::add_probe(Probe probe) {
+  const std::lock_guard lock(mutex_);
+  probes_.push_back(std::move(probe));
+}
+
+// The call of the control plane is the same before and after the communicators are asked, for
+// mutex_ is held: what they say is of a moment within it.
+RankPosition ControlPlaneBase::position() {
+  RankPosition position;
+  const auto now = progress();
+  position.step = now.step;
+  position.where = now.where;
+  position.plane_call = plane_call_;
+  auto caller = caller_;
+  std::erase_if(probes_, [&](const Probe& probe) {
+    auto group = probe();
+    if (!group) {
+      return true;
+    }
+    if (caller == std::thread::id()) {
+      caller = group->caller;
+    } else if (group->caller != std::thread::id() && group->caller != caller) {
+      caller.reset();
+    }
+    position.groups.push_back(std::move(*group));
+    return false;
+  });
+  position.one_thread = caller.has_value();
+  return position;
+}
+
+// Told once a rank waits, about as often as heartbeats while it does, and when it goes on.
+void ControlPlaneBase::look_at_position(SteadyTime steady) {
+  if (steady < next_look_) {
+    return;
+  }
+  next_look_ = steady + look_interval(options_.heartbeat_interval);
+  auto now = position();
+  const bool stands = now.waits() && last_position_ == now;
+  if (stands && num_looks_stood_++ % kLooksATelling == 0) {
+    send_position(now);
+  } else if (!stands && std::exchange(num_looks_stood_, 0) > 0) {
+    send_position({});
+  }
+  last_position_ = std::move(now);
 }
 
 void ControlPlaneBase::publish_failure(const FailureCause& cause) {
@@ -157,11 +235,12 @@ void ControlPlaneBase::publish_failure(const FailureCause& cause) {
   if (full.host.empty() && full.rank == rank_) {
     full.host = host_;
   }
+  const auto reached = progress();
   if (full.step < 0) {
-    full.step = step_;
+    full.step = reached.step;
   }
   if (full.where.empty()) {
-    full.where = where_;
+    full.where = reached.where;
   }
   send_failure(full);
   if (std::this_thread::get_id() != thread_.get_id()) {
@@ -223,10 +302,11 @@ void ControlPlaneBase::end_job_with(const std::string& problem) {
   cause.host = host_;
   cause.message = problem;
   cause.exit_code = ExitCode::UserException;
+  const auto now = progress();
+  cause.step = now.step;
+  cause.where = now.where;
   {
     const std::lock_guard lock(mutex_);
-    cause.step = step_;
-    cause.where = where_;
     try {
       send_failure(cause);
     } catch (const std::exception& error) {
@@ -255,7 +335,7 @@ int ControlPlaneBase::poll_timeout_ms(SteadyTime now) const {
   // Every limit is looked at a few times within a heartbeat: none needs to be exact.
   auto timeout = std::clamp(options_.heartbeat_interval / 4, std::chrono::milliseconds(2),
                             std::chrono::milliseconds(250));
-  if (progress_is_new_) {
+  if (progress_is_new_.load()) {
     const auto due = std::chrono::ceil<std::chrono::milliseconds>(progress_due_ - now);
     timeout = std::clamp(due, std::chrono::milliseconds(0), timeout);
   }
@@ -274,12 +354,13 @@ void ControlPlaneBase::run_thread() {
     lock.lock();
     wake_.drain();
     const auto now = Clock::now();
-    if (progress_is_new_ && now >= progress_due_) {
-      progress_is_new_ = false;
+    clock_.tick(now);
+    if (now >= progress_due_ && progress_is_new_.exchange(false)) {
       progress_due_ = now + progress_interval(world_size_);
-      send_progress();
+      send_progress(progress());
     }
-    serve(now);
+    look_at_position(now);
+    serve(watched, clock_.at(now));
     if (failure_.failed() && !failure_.callbacks_ran()) {
       lock.unlock();
       react_to_failure();

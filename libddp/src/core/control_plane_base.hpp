@@ -2,13 +2,15 @@
 // What rank 0 and the others have in common: the background thread, collectives as the caller sees
 // them, progress and failures.
 //
-// Threads: callers and the background thread share everything under one mutex; the background
-// thread alone reads sockets. Writing is done by whoever queued something, as far as the socket
-// takes it at once, and by the background thread after that. No lock is held while callbacks run.
+// Threads: callers and the background thread share everything under one mutex but the progress,
+// which has its own: who tells it never waits for sockets. The background thread alone reads
+// sockets. Writing is done by whoever queued something, as far as the socket takes it at once, and
+// by the background thread after that. No lock is held while callbacks run.
 #pragma once
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -19,24 +21,25 @@
 #include <vector>
 
 #include "core/control_channel.hpp"
+#include "core/control_messages.hpp"
 #include "core/failure_box.hpp"
 #include "core/group_exchange.hpp"
 #include "core/note_board.hpp"
+#include "core/rank_position.hpp"
+#include "core/running_clock.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
 
-enum class CollectiveKind : uint8_t { Broadcast, AllGather, Barrier, Close };
-const char* to_string(CollectiveKind kind);
-
-struct Contribution {
-  uint64_t sequence = 0;
-  CollectiveKind kind = CollectiveKind::Barrier;
-  uint32_t root = 0;
-  std::string value;
+struct Progress {
+  int64_t step = -1;
+  std::string where;
 };
 
-class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExchange {
+class ControlPlaneBase : public ControlPlane,
+                         public NoteBoard,
+                         public GroupExchange,
+                         public PositionBoard {
  public:
   ControlPlaneBase(const LaunchEnvironment& launch, const ControlPlaneOptions& options);
 
@@ -44,6 +47,7 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExch
   int world_size() const final { return world_size_; }
   std::string broadcast(const std::string& value, int root) final;
   std::vector<std::string> all_gather(const std::string& value) final;
+  std::vector<std::string> gather(const std::string& value, int root) final;
   void barrier() final;
   void set_progress(int64_t step, const std::string& where) final;
   void publish_failure(const FailureCause& cause) final;
@@ -57,17 +61,23 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExch
   uint64_t notes_version() const final { return notes_version_.load(std::memory_order_acquire); }
   std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
                                       const std::function<void()>& look) final;
+  void add_probe(Probe probe) final;
+  std::string set_activity(std::string activity) final;
+  /// Written to sockets so far.
+  uint64_t num_frames_sent() const { return num_frames_.load(std::memory_order_relaxed); }
 
  protected:
   // All of these are called with mutex_ held.
   virtual void contribute(Contribution contribution) = 0;
-  virtual void send_progress() = 0;
+  virtual void send_progress(const Progress& progress) = 0;
+  virtual void send_position(const RankPosition& position) = 0;
   virtual void send_failure(const FailureCause& cause) = 0;
   virtual void send_note(const std::string& text) = 0;
   virtual void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) = 0;
   virtual bool failure_was_delivered() const = 0;
   virtual void add_sockets(std::vector<pollfd>& watched) = 0;
-  virtual void serve(SteadyTime now) = 0;
+  /// `now` is the running clock's; `watched` what poll() said, in the order of add_sockets().
+  virtual void serve(const std::vector<pollfd>& watched, SteadyTime now) = 0;
   /// Whether sockets may go away without it being a failure.
   virtual void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) = 0;
 
@@ -78,15 +88,22 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExch
   void leave_without_closing();
   void keep_note(int rank, std::string text);
   void keep_exchanged(uint64_t key, std::map<int, std::string> values);
-  void note_result_part(uint64_t sequence, uint32_t part, uint32_t num_parts, std::string value);
-  /// Waits (with mutex_ held) until `condition`, a failure, or `deadline`; throws the failure.
+  void note_result(ResultPart part);
+  Progress progress() const;
+  /// Waits (with mutex_ held) until `condition`, a failure, or `deadline` of the running clock;
+  /// throws the failure.
   template <typename Condition>
   bool wait_until(std::unique_lock<std::mutex>& lock, SteadyTime deadline, Condition condition) {
-    changed_.wait_until(lock, deadline, [&] { return condition() || failure_.failed(); });
-    if (!condition() && failure_.failed()) {
+    while (!condition() && !failure_.failed() && clock_.now() < deadline) {
+      changed_.wait_for(
+          lock, std::min<RunningClock::Duration>(deadline - clock_.now(), std::chrono::seconds(1)));
+    }
+    const bool holds = condition();
+    if (!holds && failure_.failed()) {
+      lock.unlock();  // who sees the exception before the stack unwinds may call this object
       throw_failure(failure_.get());
     }
-    return condition();
+    return holds;
   }
   std::chrono::milliseconds dead_after() const {
     return options_.heartbeat_interval * options_.heartbeat_misses;
@@ -99,10 +116,10 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExch
   std::condition_variable changed_;
   WakeEvent wake_;
   FailureBox failure_;
+  RunningClock clock_;                ///< every limit but the heartbeat's own pace is by it
   bool closing_ = false;              ///< all ranks have called close()
   bool first_cause_is_ours_ = false;  ///< this rank found it out: it says so in its log
-  int64_t step_ = -1;
-  std::string where_;
+  std::atomic<uint64_t> num_frames_{0};
 
  private:
   struct PartialResult {
@@ -111,6 +128,10 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExch
   };
 
   std::vector<std::string> collective(CollectiveKind kind, uint32_t root, const std::string& value);
+  void tell_progress();
+  std::string activity() const;
+  RankPosition position();
+  void look_at_position(SteadyTime steady);
   void run_thread();
   void end_job_with(const std::string& problem);
   int poll_timeout_ms(SteadyTime now) const;
@@ -121,14 +142,20 @@ class ControlPlaneBase : public ControlPlane, public NoteBoard, public GroupExch
   std::map<uint64_t, std::map<int, std::string>> exchanged_;  // by key, then rank
   std::vector<std::string> notes_;                            // by rank
   std::atomic<uint64_t> notes_version_{0};
-  bool progress_is_new_ = false;
   SteadyTime progress_due_{};
+  mutable std::mutex progress_mutex_;  // of progress_ and activity_; no other is taken below it
+  Progress progress_;
+  std::string activity_;
+  std::atomic<bool> progress_is_new_{false};
+  std::vector<Probe> probes_;
+  uint64_t plane_call_ = 0;                                    // as in RankPosition
+  std::optional<std::thread::id> caller_ = std::thread::id();  // as in GroupPosition
+  std::optional<RankPosition> last_position_;
+  int num_looks_stood_ = 0;  // the position was the same in that many
+  SteadyTime next_look_{};
   bool closed_ = false;
   bool stopping_ = false;
   std::thread thread_;
 };
-
-std::string encode_contribution(const Contribution& contribution);
-bool decode_contribution(std::string_view bytes, Contribution& contribution);
 
 }  // namespace ddp::detail

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/parse_number.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -88,12 +89,12 @@ StopSignal::StopSignal(ControlPlane& control_plane, std::chrono::duration<double
       check_interval_(check_interval),
       last_check_(std::chrono::steady_clock::now()) {}
 
-// How many calls fill the interval at the present pace. At most four times the last number: one
+// How many calls fill the pause at the present pace. At most four times the last number: one
 // fast stretch (a warm cache, an evaluation skipped) must not put the next look far away.
 int64_t StopSignal::choose_interval(int64_t num_calls) const {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - last_check_;
-  const double calls =
-      static_cast<double>(num_calls) * check_interval_.count() / std::max(elapsed.count(), 1e-9);
+  const double calls = static_cast<double>(num_calls) * pace_.pause(check_interval_).count() /
+                       std::max(elapsed.count(), 1e-9);
   return std::clamp<int64_t>(static_cast<int64_t>(std::min(calls, 1e9)), 1, 4 * num_calls);
 }
 
@@ -109,9 +110,11 @@ bool StopSignal::should_stop() {
   if (++calls_since_check_ < calls_until_check_) {
     return false;
   }
+  const detail::ActivityScope activity(control_plane_, "stop check");
   // Every rank sends "<signal> <interval>"; only rank 0's interval counts.
-  const auto answers =
-      control_plane_.all_gather(detail::concat(own, " ", choose_interval(calls_since_check_)));
+  const auto answer = detail::concat(own, " ", choose_interval(calls_since_check_));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto answers = control_plane_.all_gather(answer);
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     const std::size_t blank = answers[rank].find(' ');
     const auto signal = detail::parse_number<int>(answers[rank].substr(0, blank));
@@ -126,6 +129,7 @@ bool StopSignal::should_stop() {
   }
   calls_since_check_ = 0;
   last_check_ = std::chrono::steady_clock::now();
+  pace_.note(last_check_ - begin);
   if (!reason_.empty() && control_plane_.rank() == 0) {
     log_info(reason_ + ": all ranks stop here");
   }

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "core/failure_box.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/changed_settings.hpp"
@@ -79,6 +80,7 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
 CheckpointerImpl::~CheckpointerImpl() {
   try {
     if (std::uncaught_exceptions() == exceptions_) {
+      const ActivityScope activity(control_plane_, "save");
       finish_pending();
       if (unsaved_) {
         note_unsaved(*unsaved_);
@@ -288,6 +290,7 @@ int64_t CheckpointerImpl::restore() {
     tell_start_anew();
     return 0;
   }
+  const ActivityScope activity(control_plane_, "restore");
   const auto candidates = agree_on_candidates();
   if (options_.resume == "never" && !candidates.empty()) {
     throw SettingsError(concat("checkpoint.resume=never, but checkpoint.dir=", options_.dir,

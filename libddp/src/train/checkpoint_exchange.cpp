@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
+#include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -20,6 +22,7 @@ std::string CheckpointerImpl::Status::to_text() const {
   return nlohmann::json{{"stop", stop},
                         {"due", due_by_time},
                         {"step_seconds", step_seconds},
+                        {"pause_seconds", pause_seconds},
                         {"writer", static_cast<int>(writer)},
                         {"error", error.substr(0, 4096)},
                         {"records", records_to_json(records)},
@@ -33,6 +36,7 @@ CheckpointerImpl::Status CheckpointerImpl::Status::parse(const std::string& text
     return {.stop = json.at("stop").get<bool>(),
             .due_by_time = json.at("due").get<bool>(),
             .step_seconds = json.at("step_seconds").get<double>(),
+            .pause_seconds = json.at("pause_seconds").get<double>(),
             .writer = static_cast<Writer>(json.at("writer").get<int>()),
             .error = json.at("error").get<std::string>(),
             .records = parse_records(json.at("records").get<std::string>()),
@@ -43,8 +47,51 @@ CheckpointerImpl::Status CheckpointerImpl::Status::parse(const std::string& text
   }
 }
 
+std::string CheckpointerImpl::Status::to_digest(const std::vector<Status>& statuses) {
+  std::set<std::size_t> told{0};
+  const auto tell_first = [&](auto&& matches) {
+    const auto first = std::find_if(statuses.begin(), statuses.end(), matches);
+    if (first != statuses.end()) {
+      told.insert(static_cast<std::size_t>(first - statuses.begin()));
+    }
+  };
+  tell_first([](const Status& status) { return status.stop; });
+  tell_first([](const Status& status) { return status.writer == Writer::Running; });
+  tell_first([](const Status& status) { return status.writer == Writer::Failed; });
+  double slowest = 0;
+  for (const auto& status : statuses) {
+    slowest = std::max(slowest, status.step_seconds);
+  }
+  nlohmann::json ranks = nlohmann::json::array();
+  for (const auto rank : told) {
+    auto status = statuses[rank];
+    status.step_seconds = slowest;
+    status.records.clear();
+    ranks.push_back({rank, status.to_text()});
+  }
+  return nlohmann::json{{"world_size", statuses.size()}, {"ranks", ranks}}.dump();
+}
+
+std::vector<CheckpointerImpl::Status> CheckpointerImpl::Status::from_digest(
+    const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    std::vector<Status> statuses(json.at("world_size").get<std::size_t>());
+    for (const auto& told : json.at("ranks")) {
+      statuses.at(told.at(0).get<std::size_t>()) = parse(told.at(1).get<std::string>());
+    }
+    return statuses;
+  } catch (const nlohmann::json::exception& error) {
+    throw ReadError(std::string("rank 0's message about the checkpoint cannot be read: ") +
+                    error.what());
+  }
+}
+
 CheckpointerImpl::Status CheckpointerImpl::own_status() {
-  Status status{.stop = stop_check_ && stop_check_(), .step_seconds = step_seconds_};
+  const auto pause = pace_.pause(std::chrono::duration<double>(options_.stop_check_seconds));
+  Status status{.stop = stop_check_ && stop_check_(),
+                .step_seconds = step_seconds_,
+                .pause_seconds = pause.count()};
   const std::chrono::duration<double, std::ratio<60>> minutes = Clock::now() - last_save_time_;
   status.due_by_time =
       enabled() && options_.every_minutes > 0 && minutes.count() >= options_.every_minutes;
@@ -63,8 +110,12 @@ CheckpointerImpl::Status CheckpointerImpl::own_status() {
 
 std::vector<CheckpointerImpl::Status> CheckpointerImpl::exchange() {
   std::vector<Status> statuses;
-  for (const auto& text : control_plane_.all_gather(own_status().to_text())) {
+  for (const auto& text : control_plane_.gather(own_status().to_text())) {
     statuses.push_back(Status::parse(text));
+  }
+  const auto digest = control_plane_.broadcast(is_main() ? Status::to_digest(statuses) : "");
+  if (!is_main()) {
+    statuses = Status::from_digest(digest);
   }
   if (pending_) {
     advance(statuses);
@@ -124,7 +175,7 @@ int64_t CheckpointerImpl::steps_until_exchange(const std::vector<Status>& status
     return 1;  // nothing measured yet
   }
   return static_cast<int64_t>(
-      std::clamp(std::floor(options_.stop_check_seconds / slowest), 1.0, kMaxStepsBetween));
+      std::clamp(std::floor(statuses[0].pause_seconds / slowest), 1.0, kMaxStepsBetween));
 }
 
 // A rank that left while another still writes would take it along.
@@ -170,9 +221,11 @@ void CheckpointerImpl::save_if_due(int64_t step) {
       step_seconds_ = std::chrono::duration<double>(now - exchange_time_).count() /
                       static_cast<double>(done - exchange_step_);
     }
+    const ActivityScope activity(control_plane_, "checkpoint check");
     const auto statuses = exchange();
     exchange_step_ = done;
     exchange_time_ = Clock::now();
+    pace_.note(exchange_time_ - now);
     next_exchange_ = done + steps_until_exchange(statuses);
     due = due || statuses[0].due_by_time;
     if (std::any_of(statuses.begin(), statuses.end(), [](const Status& s) { return s.stop; })) {

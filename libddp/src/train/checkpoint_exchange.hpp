@@ -11,6 +11,7 @@ struct CheckpointerImpl::Status {
   bool stop = false;
   bool due_by_time = false;  ///< rank 0's clock
   double step_seconds = 0;
+  double pause_seconds = 0;  ///< until the next exchange; rank 0's counts
   Writer writer = Writer::Resting;
   std::string error = {};                ///< where the writer failed
   std::vector<FileRecord> records = {};  ///< what it wrote
@@ -19,6 +20,12 @@ struct CheckpointerImpl::Status {
   std::string to_text() const;
   /// Throws ReadError.
   static Status parse(const std::string& text);
+
+  /// Of all ranks what decisions need: rank 0's word, the slowest step, and the first rank that
+  /// stops, writes or failed. Without records, which rank 0 alone uses.
+  static std::string to_digest(const std::vector<Status>& statuses);
+  /// Decides as the statuses it was made from. Throws ReadError.
+  static std::vector<Status> from_digest(const std::string& text);
 };
 
 }  // namespace ddp::detail

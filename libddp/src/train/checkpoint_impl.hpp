@@ -10,7 +10,7 @@
 //   exchange: committed
 //
 // Decisions are taken from what an exchange gathered, so they are the same on all ranks without
-// another word. An exchange is one all_gather of the control plane.
+// another word. An exchange is a gather to rank 0 and a broadcast of what it comes to.
 #pragma once
 
 #include <chrono>
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
+#include "ddp/core/stop_signal.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "train/background_task.hpp"
 #include "train/checkpoint_files.hpp"
@@ -154,6 +155,7 @@ class CheckpointerImpl {
   int64_t exchange_step_ = 0;  ///< steps done at the last exchange
   Clock::time_point exchange_time_ = Clock::now();
   double step_seconds_ = 0;  ///< measured since the last exchange
+  ExchangePace pace_;
   const int exceptions_;
 
   BackgroundTask writer_;  // last: ends before what it uses

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "comm/kernel_choices.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/checkpoint_exchange.hpp"
 
@@ -38,6 +39,7 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
   if (!enabled()) {
     return;
   }
+  const ActivityScope activity(control_plane_, "save");
   note_call(step);
   const int64_t done = step + 1;
   if (pending_ && adds_nothing(pending_->step, pending_->has_metric, done, metric.has_value())) {
@@ -60,6 +62,7 @@ bool CheckpointerImpl::adds_nothing(int64_t saved_step, bool saved_has_metric, i
 }
 
 void CheckpointerImpl::wait() {
+  const ActivityScope activity(control_plane_, "save");
   finish_pending();
   throw_if_unsaved();
 }

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
+#include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/metrics_impl.hpp"
 #include "train/trace_device.hpp"
@@ -239,9 +240,12 @@ RankNumbers MetricsImpl::numbers_since(const Counts& start) {
           .energy_j = now_.energy_j - start.energy_j};
 }
 
-JobNumbers MetricsImpl::gather(const RankNumbers& own) {
+JobNumbers MetricsImpl::gather(const RankNumbers& own, bool to_all) {
+  const ActivityScope activity(control_plane_, "metrics");
   std::vector<RankNumbers> ranks;
-  for (const auto& text : control_plane_.all_gather(own.to_text())) {
+  const auto text_of_own = own.to_text();
+  for (const auto& text :
+       to_all ? control_plane_.all_gather(text_of_own) : control_plane_.gather(text_of_own)) {
     ranks.push_back(RankNumbers::parse(text));
   }
   return JobNumbers(ranks);

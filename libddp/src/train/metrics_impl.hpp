@@ -103,7 +103,8 @@ class MetricsImpl {
   void make_tracer(int64_t next_step);
   std::optional<double> fetch(const StepMetrics& metrics);
   RankNumbers numbers_since(const Counts& start);
-  JobNumbers gather(const RankNumbers& own);
+  /// Collective. Unless `to_all`, rank 0 alone gets them.
+  JobNumbers gather(const RankNumbers& own, bool to_all);
   void log_step(int64_t step, const StepMetrics& metrics);
   void draw_bar(int64_t step, bool force);
   void clear_bar();

@@ -17,12 +17,12 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   auto own = numbers_since(at_log_);
   own.exposed_comm_ms = exposed_comm ? exposed_comm() : NAN;
   at_log_ = now_;
-  const auto job = gather(own);
-  last_step_ms_ = job.step_ms();
-  last_loss_ = job.loss();
+  const auto job = gather(own, /*to_all=*/false);
   if (!is_main()) {
     return;
   }
+  last_step_ms_ = job.step_ms();
+  last_loss_ = job.loss();
   const LoggedNumbers numbers{
       .step = step + 1,
       .epoch = epochs_at(step),
@@ -90,7 +90,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
   const double wall = std::chrono::duration<double>(Clock::now() - epoch_wall_).count();
   const double energy = gpu_numbers().energy_joules;
   own.power_w = std::isnan(energy) && gpu_ ? gpu_->power_watts() : (energy - epoch_energy_) / wall;
-  const auto job = gather(own);
+  const auto job = gather(own, /*to_all=*/true);
   at_epoch_ = at_log_ = now_;
   utilisation_sum_ = 0;
   utilisation_samples_ = 0;

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <utility>
 
+#include "core/rank_position.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/trace_device.hpp"
@@ -30,6 +31,7 @@ Tracer::~Tracer() {
 }
 
 void Tracer::begin() {
+  const detail::ActivityScope activity(control_plane_, "trace");
   control_plane_.barrier();
   recorder_.set_device(detail::make_trace_device(device_));
   recorder_.set_step(first_step_);
@@ -73,11 +75,12 @@ void Tracer::finish() {
   done_ = true;
   const auto events = recorder_.take();  // waits for the steps' kernels
   detail::stop_profiler(device_);
+  const detail::ActivityScope activity(control_plane_, "trace");
   const auto offset = detail::measure_clock_offset(control_plane_);
   const auto by_rank = detail::gather_events(control_plane_, events);
   std::vector<detail::ClockOffset> offsets;
-  for (const auto& text : control_plane_.all_gather(std::to_string(offset.offset_ns) + " " +
-                                                    std::to_string(offset.error_ns))) {
+  for (const auto& text : control_plane_.gather(std::to_string(offset.offset_ns) + " " +
+                                                std::to_string(offset.error_ns))) {
     const auto space = text.find(' ');
     offsets.push_back({std::stoll(text.substr(0, space)), std::stoll(text.substr(space))});
   }

@@ -98,7 +98,7 @@ ClockOffset measure_clock_offset(ControlPlane& control_plane, int num_rounds) {
     round.sent = std::stoll(control_plane.broadcast(std::to_string(TraceRecorder::now_ns())));
     round.received = TraceRecorder::now_ns();
     round.answered = TraceRecorder::now_ns();
-    control_plane.all_gather("");
+    control_plane.barrier();
     // Known to rank 0 only; it travels with one more broadcast.
     round.gathered = std::stoll(control_plane.broadcast(std::to_string(TraceRecorder::now_ns())));
     rounds.push_back(round);
@@ -113,19 +113,16 @@ std::vector<std::vector<TraceEvent>> gather_events(ControlPlane& control_plane,
     list.push_back(to_json(event));
   }
   const auto text = list.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::size_t longest = 0;
+  for (const auto& size : control_plane.all_gather(std::to_string(text.size()))) {
+    longest = std::max<std::size_t>(longest, std::stoull(size));
+  }
   std::vector<std::string> received(static_cast<std::size_t>(control_plane.world_size()));
-  for (std::size_t offset = 0;; offset += kPartBytes) {
+  for (std::size_t offset = 0; offset < longest; offset += kPartBytes) {
     const auto parts =
-        control_plane.all_gather(offset < text.size() ? text.substr(offset, kPartBytes) : "");
-    bool more = false;
+        control_plane.gather(offset < text.size() ? text.substr(offset, kPartBytes) : "");
     for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-      more = more || !parts[rank].empty();
-      if (control_plane.rank() == 0) {
-        received[rank] += parts[rank];
-      }
-    }
-    if (!more) {
-      break;
+      received[rank] += parts[rank];
     }
   }
   std::vector<std::vector<TraceEvent>> result;

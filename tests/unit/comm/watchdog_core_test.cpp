@@ -55,6 +55,16 @@ TEST_CASE("the limit of the moment holds: the first step may take longer") {
   CHECK(detector.look({{1, 0}}, kStart + 29min, 10min));
 }
 
+TEST_CASE("a suspension of this process is no stall") {
+  StallDetector detector(100ms);
+  CHECK_FALSE(detector.look({{3, 2}}, kStart, 1000ms));
+  CHECK_FALSE(detector.look({{3, 2}}, kStart + 1h, 1000ms));
+  for (int i = 1; i < 9; ++i) {
+    CHECK_FALSE(detector.look({{3, 2}}, kStart + 1h + i * 100ms, 1000ms));
+  }
+  CHECK(detector.look({{3, 2}}, kStart + 1h + 900ms, 1000ms));
+}
+
 TEST_CASE("a replay that stands is named, not what was enqueued behind it") {
   StallDetector detector;
   CHECK_FALSE(detector.look({{2, 1}, {4, 2}}, kStart, 1000ms));

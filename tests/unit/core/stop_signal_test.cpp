@@ -184,4 +184,22 @@ TEST_CASE("ranks ask each other by time, not in every step") {
   CHECK(meeting.num_rounds <= 8);  // after 1, 4, 16, … steps
 }
 
+TEST_CASE("where asking takes long, ranks ask less often") {
+  using Pace = detail::ExchangePace;
+  const Pace::Seconds interval(1.0);
+  Pace pace;
+  CHECK(pace.pause(interval).count() == 1.0);
+  pace.note(Pace::Seconds(0.004));  // the first one counts only with a second one
+  CHECK(pace.pause(interval).count() == 1.0);
+  pace.note(Pace::Seconds(0.005));
+  CHECK(pace.pause(interval).count() == 1.0 - 0.004);
+  pace.note(Pace::Seconds(0.060));
+  CHECK(pace.pause(interval).count() == 1.0 - 0.005);  // a wait for a slow rank is no cost
+  pace.note(Pace::Seconds(0.060));
+  CHECK(pace.pause(interval).count() == 49 * 0.060);
+  pace.note(Pace::Seconds(1.6));
+  pace.note(Pace::Seconds(1.6));
+  CHECK(pace.pause(interval).count() == 5.0);
+}
+
 }  // namespace ddp

@@ -62,7 +62,8 @@ class Context {
   /// From here on every rank draws differently (dropout, augmentation): seed * world_size + rank.
   void seed_ranks(int64_t seed) const;
 
-  /// Tells peers and log lines where this rank is. Cheap: an atomic store and a small string.
+  /// Tells peers and log lines where this rank is. Cheap: it waits for no socket, see
+  /// ControlPlane::set_progress.
   void set_progress(int64_t step, const std::string& where) const;
 
   /// Runs `teardown` before communicators close (graphs and reducers register here).

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// The control plane with threads as ranks: what its collectives take, what rank 0 sends in one, and
+// by how much it slows steps down that ask about once a second whether to stop and gather metrics
+// in every tenth step.
+//
+//   bench_control [ranks=64] [bytes=100] [rounds=50] [step_ms=10] [steps=300]
+//
+// One JSON line. Times are the medians over the rounds on rank 0; all ranks share this machine.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/control_plane_base.hpp"
+#include "ddp/core/control_plane.hpp"
+#include "ddp/core/stop_signal.hpp"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Ms = std::chrono::duration<double, std::milli>;
+
+class LocalRendezvous final : public ddp::Rendezvous {
+ public:
+  std::string bind_address() override { return "127.0.0.1"; }
+  std::string exchange(int rank, const std::string& contact,
+                       std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (rank == 0) {
+      contact_ = contact;
+      known_.notify_all();
+    }
+    known_.wait_for(lock, timeout, [this] { return !contact_.empty(); });
+    return contact_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable known_;
+  std::string contact_;
+};
+
+struct Options {
+  std::map<std::string, int> values{
+      {"ranks", 64}, {"bytes", 100}, {"rounds", 50}, {"step_ms", 10}, {"steps", 300}};
+
+  Options(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) {
+      const std::string word = argv[i];
+      const auto equals = word.find('=');
+      const auto known = values.find(word.substr(0, equals));
+      if (equals == std::string::npos || known == values.end()) {
+        std::fprintf(stderr, "bench_control: '%s' is no setting\n", word.c_str());
+        std::exit(64);
+      }
+      known->second = std::atoi(word.c_str() + equals + 1);
+    }
+  }
+  int operator[](const char* name) const { return values.at(name); }
+};
+
+struct Results {
+  double all_gather_ms = 0, gather_ms = 0, plain_step_ms = 0, step_ms = 0;
+  double frames_per_all_gather = 0, frames_per_gather = 0;
+  std::atomic<double> longest_progress_ms{0};
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// The median on this rank, and how many frames it sent in one.
+std::pair<double, double> time_rounds(ddp::ControlPlane& plane, int rounds,
+                                      const std::function<void()>& round) {
+  const auto& sent = dynamic_cast<const ddp::detail::ControlPlaneBase&>(plane);
+  plane.barrier();
+  const auto before = sent.num_frames_sent();
+  std::vector<double> times;
+  for (int i = 0; i < rounds; ++i) {
+    const auto begin = Clock::now();
+    round();
+    times.push_back(Ms(Clock::now() - begin).count());
+  }
+  return {median(times), static_cast<double>(sent.num_frames_sent() - before) / rounds};
+}
+
+// Every rank computes for the same time, which a wait stands for, in each step.
+double time_steps(ddp::ControlPlane& plane, const Options& options, bool talks, Results& results) {
+  ddp::StopSignal stop(plane);
+  const std::string numbers(200, 'n');
+  plane.barrier();
+  const auto begin = Clock::now();
+  auto due = begin;
+  for (int step = 0; step < options["steps"]; ++step) {
+    due = std::max(due, Clock::now()) + std::chrono::milliseconds(options["step_ms"]);
+    std::this_thread::sleep_until(due);
+    if (!talks) {
+      continue;
+    }
+    const auto told = Clock::now();
+    plane.set_progress(step, "forward");
+    const double ms = Ms(Clock::now() - told).count();
+    for (double seen = results.longest_progress_ms;
+         ms > seen && !results.longest_progress_ms.compare_exchange_weak(seen, ms);) {
+    }
+    stop.should_stop();
+    if (step % 10 == 9) {
+      plane.gather(numbers);
+    }
+  }
+  return Ms(Clock::now() - begin).count() / options["steps"];
+}
+
+void run_rank(int rank, const Options& options, const std::shared_ptr<ddp::Rendezvous>& rendezvous,
+              Results& results) {
+  ddp::LaunchEnvironment launch;
+  launch.rank = rank;
+  launch.world_size = options["ranks"];
+  const auto plane = ddp::ControlPlane::create(launch, rendezvous, {});
+  const std::string value(static_cast<std::size_t>(options["bytes"]), 'v');
+  const auto all = time_rounds(*plane, options["rounds"], [&] { plane->all_gather(value); });
+  const auto one = time_rounds(*plane, options["rounds"], [&] { plane->gather(value); });
+  const double plain = time_steps(*plane, options, false, results);
+  const double step = time_steps(*plane, options, true, results);
+  if (rank == 0) {
+    std::tie(results.all_gather_ms, results.frames_per_all_gather) = all;
+    std::tie(results.gather_ms, results.frames_per_gather) = one;
+    results.plain_step_ms = plain;
+    results.step_ms = step;
+  }
+  plane->close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options(argc, argv);
+  const auto rendezvous = std::make_shared<LocalRendezvous>();
+  Results results;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < options["ranks"]; ++rank) {
+    threads.emplace_back([&, rank] { run_rank(rank, options, rendezvous, results); });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  std::printf(
+      "{\"ranks\": %d, \"bytes\": %d, \"all_gather_ms\": %.3f, \"frames_per_all_gather\": %.1f, "
+      "\"gather_ms\": %.3f, \"frames_per_gather\": %.1f, \"plain_step_ms\": %.3f, \"step_ms\": "
+      "%.3f, \"slower_percent\": %.2f, \"longest_set_progress_ms\": %.3f}\n",
+      options["ranks"], options["bytes"], results.all_gather_ms, results.frames_per_all_gather,
+      results.gather_ms, results.frames_per_gather, results.plain_step_ms, results.step_ms,
+      100 * (results.step_ms / results.plain_step_ms - 1), results.longest_progress_ms.load());
+  return 0;
+}

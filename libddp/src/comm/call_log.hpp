@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives that one communicator called and that have not ended, for those who look where
+// this rank stands. Free of LibTorch and MPI.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "comm/progress_engine.hpp"
+#include "core/rank_position.hpp"
+
+namespace ddp::detail {
+
+class CallLog {
+ public:
+  /// `id`: see GroupPosition.
+  explicit CallLog(std::string id) : id_(std::move(id)) {}
+
+  /// Any thread, in the order of the calls.
+  void add(std::string operation, std::shared_ptr<ProgressTicket> ticket) {
+    const std::lock_guard lock(mutex_);
+    const auto self = std::this_thread::get_id();
+    if (num_called_++ == 0) {
+      caller_ = self;
+    } else if (caller_ != self) {
+      caller_.reset();
+    }
+    drop_ended();
+    calls_.push_back({num_called_, std::move(operation), std::move(ticket)});
+  }
+
+  /// A group made by a split with this color, the next collective.
+  std::string id_of_child(int color) {
+    const std::lock_guard lock(mutex_);
+    return id_ + "/" + std::to_string(num_called_) + ":" + std::to_string(color);
+  }
+
+  GroupPosition look() {
+    const std::lock_guard lock(mutex_);
+    drop_ended();
+    GroupPosition position{.id = id_, .num_called = num_called_, .caller = caller_};
+    for (const auto& call : calls_) {
+      if (call.ticket->is_finished()) {
+        continue;
+      }
+      if (position.pending == 0) {
+        position.pending = call.number;
+        position.operation = call.operation;
+      }
+      if (call.ticket->is_waited_for()) {
+        position.waited = call.number;
+      }
+    }
+    return position;
+  }
+
+ private:
+  struct Call {
+    uint64_t number;
+    std::string operation;
+    std::shared_ptr<ProgressTicket> ticket;
+  };
+
+  void drop_ended() {
+    while (!calls_.empty() && calls_.front().ticket->is_finished()) {
+      calls_.pop_front();
+    }
+  }
+
+  const std::string id_;
+  std::mutex mutex_;
+  uint64_t num_called_ = 0;
+  std::optional<std::thread::id> caller_ = std::thread::id();
+  std::deque<Call> calls_;
+};
+
+}  // namespace ddp::detail

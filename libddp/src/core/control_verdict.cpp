@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/control_verdict.hpp"
+
+#include <map>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr const char* kWayOut =
+    ". All ranks make the same calls in the same order; where they have different numbers of "
+    "batches, use ddp::join or a DistributedSampler";
+
+std::string describe(const std::vector<RankView>& ranks, std::size_t rank) {
+  return ranks[rank].host.empty() ? concat("rank ", rank)
+                                  : concat("rank ", rank, " (", ranks[rank].host, ")");
+}
+
+std::string place_of(const RankPosition& position) {
+  const auto step = position.step < 0 ? std::string(" before the first step")
+                                      : concat(" at step ", position.step);
+  return position.where.empty() ? step : concat(step, " in ", position.where);
+}
+
+// "all_reduce #12 (sum of 1000 Float)". Only the pending one's text is known.
+std::string operation_of(const GroupPosition& group, uint64_t number) {
+  if (number != group.pending) {
+    return concat("collective #", number);
+  }
+  const auto space = group.operation.find(' ');
+  const auto name = concat(group.operation.substr(0, space), " #", number);
+  return space == std::string::npos ? name
+                                    : concat(name, " (", group.operation.substr(space + 1), ")");
+}
+
+// A rank that stands in a call of the control plane, as it told from there.
+bool is_held(const RankView& rank) {
+  return rank.call && rank.position && rank.position->plane_call == rank.call->sequence + 1;
+}
+
+// Who of those held came least far in each group.
+using Behind = std::map<std::string, std::pair<std::size_t, uint64_t>>;
+
+Behind find_behind(const std::vector<RankView>& ranks, bool leaves) {
+  Behind behind;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto& view = ranks[rank];
+    if (!is_held(view) || view.call->leaves != leaves || (!leaves && !view.position->one_thread)) {
+      continue;
+    }
+    for (const auto& group : view.position->groups) {
+      const auto [found, is_new] = behind.try_emplace(group.id, rank, group.num_called);
+      if (!is_new && group.num_called < found->second.second) {
+        found->second = {rank, group.num_called};
+      }
+    }
+  }
+  return behind;
+}
+
+std::string find_left(const std::vector<RankView>& ranks) {
+  const auto behind = find_behind(ranks, /*leaves=*/true);
+  for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
+    for (const auto& group : ranks[rank].position.value_or(RankPosition{}).groups) {
+      const auto found = behind.find(group.id);
+      if (found != behind.end() && group.pending > found->second.second) {
+        const auto left = found->second.first;
+        return concat(describe(ranks, left), " left", place_of(*ranks[left].position), " after ",
+                      found->second.second, " collectives, while ", describe(ranks, rank), " waits",
+                      place_of(*ranks[rank].position), " in ", operation_of(group, group.pending),
+                      kWayOut);
+      }
+    }
+  }
+  return {};
+}
+
+std::string find_other_way(const std::vector<RankView>& ranks) {
+  const auto behind = find_behind(ranks, /*leaves=*/false);
+  for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
+    const auto& view = ranks[rank];
+    if (!view.position || !view.position->one_thread) {
+      continue;
+    }
+    for (const auto& group : view.position->groups) {
+      const auto found = behind.find(group.id);
+      if (found == behind.end() || group.waited <= found->second.second) {
+        continue;
+      }
+      const auto other = found->second.first;
+      const bool is_missed = view.num_calls <= ranks[other].call->sequence;
+      if (is_missed) {
+        return concat("ranks took different ways: ", describe(ranks, other), " waits",
+                      place_of(*ranks[other].position), " in the control plane's ",
+                      ranks[other].call->name, " after ", found->second.second,
+                      " collectives, while ", describe(ranks, rank), " waits",
+                      place_of(*view.position), " in ", operation_of(group, group.waited), kWayOut);
+      }
+    }
+  }
+  return {};
+}
+
+std::string find_other_operation(const std::vector<RankView>& ranks) {
+  std::map<std::pair<std::string, uint64_t>, std::pair<std::size_t, std::string>> pending;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].position) {
+      continue;
+    }
+    for (const auto& group : ranks[rank].position->groups) {
+      if (group.pending == 0) {
+        continue;
+      }
+      const auto [found, is_new] =
+          pending.try_emplace({group.id, group.pending}, rank, group.operation);
+      const auto& [other, operation] = found->second;
+      if (!is_new && operation != group.operation) {
+        return concat("ranks took different ways: ", describe(ranks, other), " waits",
+                      place_of(*ranks[other].position), " in ",
+                      operation_of(*ranks[other].position->find(group.id), group.pending),
+                      ", while ", describe(ranks, rank), " waits", place_of(*ranks[rank].position),
+                      " in ", operation_of(group, group.pending), " of the same communicator",
+                      kWayOut);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string find_deadlock(const std::vector<RankView>& ranks) {
+  for (const auto find : {find_left, find_other_operation, find_other_way}) {
+    if (auto verdict = find(ranks); !verdict.empty()) {
+      return verdict;
+    }
+  }
+  return {};
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Time in which this process ran: what a suspension takes (SIGSTOP, `scontrol suspend`, a paused
+// container) does not count. For limits on the silence of others.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace ddp::detail {
+
+/// Ticked by a loop. A turn longer than `longest_turn` counts as that long, also before it ended.
+/// The owner's mutex guards it.
+class RunningClock {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  using Duration = std::chrono::steady_clock::duration;
+
+  explicit RunningClock(Duration longest_turn, TimePoint start = std::chrono::steady_clock::now())
+      : longest_turn_(longest_turn), last_tick_(start) {}
+
+  void tick(TimePoint steady) {
+    lost_ += std::max(Duration::zero(), steady - last_tick_ - longest_turn_);
+    last_tick_ = steady;
+  }
+  /// Equals the steady clock where the process was never suspended; never goes back.
+  TimePoint at(TimePoint steady) const {
+    return std::min(steady, last_tick_ + longest_turn_) - lost_;
+  }
+  TimePoint now() const { return at(std::chrono::steady_clock::now()); }
+
+ private:
+  const Duration longest_turn_;
+  TimePoint last_tick_;
+  Duration lost_{0};
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that wait for each other, through ddp::run:
+//
+//   wait_program program.fault=uneven|plane|operation|save|stop   for ever, at step 3: all end soon
+//   wait_program program.fault=none                               for long, and every wait ends
+//
+// On the device of DDP_TEST_DEVICE; the last one on the CPU alone.
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddp/core/stop_signal.hpp"
+#include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/reduce/join.hpp"
+#include "ddp/train/checkpoint.hpp"
+#include "ddp/train/run.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+struct Program {
+  std::string fault = "none";
+};
+void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
+  visitor.field({.name = "fault",
+                 .doc = "what goes wrong",
+                 .choices = {"none", "uneven", "plane", "operation", "save", "stop"}},
+                options.fault);
+}
+
+Clock::time_point start;
+
+void say_when(const char* what) {
+  std::fprintf(stderr, "%s %s\n", what, Clock::now() - start < 5s ? "in time" : "late");
+}
+
+// Longer than a rank has to wait before its position is judged.
+constexpr auto kLong = 400ms;
+
+class SlowState final : public ddp::Stateful {
+ public:
+  explicit SlowState(std::chrono::milliseconds time) : time_(time) {}
+  std::string state_name() const override { return "slow"; }
+  ddp::StateDict state_dict() const override {
+    std::this_thread::sleep_for(time_);
+    return {};
+  }
+  void load_state_dict(const ddp::StateDict&) override {}
+
+ private:
+  const std::chrono::milliseconds time_;
+};
+
+void reduce(ddp::Communicator& communicator) {
+  communicator.all_reduce(torch::ones({100}, communicator.device()))->wait_host();
+}
+
+void train(ddp::Context& context, const std::string& fault, ddp::Checkpointer& checkpointer) {
+  auto& communicator = *context.communicator();
+  const bool uneven = fault == "uneven" || fault == "stop";
+  for (int64_t step = 0; step < (uneven && context.rank() == 1 ? 3 : 6); ++step) {
+    context.set_progress(step, "forward");
+    reduce(communicator);
+    if (step < 3) {
+      continue;
+    }
+    if (context.is_main() && fault == "plane") {
+      context.control_plane().all_gather("mine");
+    }
+    if (context.is_main() && fault == "save") {
+      checkpointer.save(step);
+    }
+    if (context.rank() == 1 && fault == "operation") {
+      communicator.barrier();
+    }
+  }
+  if (fault == "stop" && context.rank() == 1) {
+    throw ddp::Stop("this rank alone");
+  }
+}
+
+void sleep_on(const ddp::Context& context, int rank) {
+  if (context.rank() == rank) {
+    std::this_thread::sleep_for(kLong);
+  }
+}
+
+// One rank calls a collective and goes on, and comes to the control plane late.
+void wait_beside_a_collective(ddp::Context& context) {
+  auto tensor = torch::ones({100});
+  if (context.is_main()) {
+    const auto work = context.communicator()->all_reduce(tensor);
+    std::this_thread::sleep_for(kLong);
+    context.control_plane().barrier();
+    work->wait();
+  } else {
+    context.control_plane().barrier();
+    context.communicator()->all_reduce(tensor)->wait();
+  }
+}
+
+// Two of the ranks wait for each other; the third has nothing to do with it.
+void wait_in_a_part(ddp::Context& context) {
+  const auto part = context.communicator()->split(context.rank() < 2 ? 0 : -1, 0);
+  auto tensor = torch::ones({100});
+  if (context.rank() < 2) {
+    sleep_on(context, 1);
+    part->all_reduce(tensor)->wait();
+    sleep_on(context, 1);
+    const auto work = context.is_main() ? context.communicator()->recv(tensor, 1)
+                                        : context.communicator()->send(tensor, 0);
+    work->wait();
+  }
+  context.control_plane().barrier();
+}
+
+void wait_in_join(ddp::Context& context) {
+  ddp::DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(4, 2),
+                                                        context.communicator());
+  const int num_batches = context.rank() == 1 ? 1 : 3;
+  ddp::join(model, [&] {
+    for (int batch = 0; batch < num_batches; ++batch) {
+      sleep_on(context, 0);  // the loader
+      model.forward(torch::ones({2, 4})).sum().backward();
+    }
+  });
+}
+
+// The control plane belongs to a thread of its own.
+void wait_in_two_threads(ddp::Context& context) {
+  std::thread other([&] {
+    sleep_on(context, 0);
+    context.control_plane().barrier();
+  });
+  sleep_on(context, 1);
+  sleep_on(context, 1);
+  reduce(*context.communicator());
+  other.join();
+}
+
+void wait_for_long(ddp::Context& context, ddp::Checkpointer& checkpointer) {
+  context.set_progress(1, "");
+  sleep_on(context, 1);  // the loader
+  reduce(*context.communicator());
+  wait_beside_a_collective(context);
+  wait_in_a_part(context);
+  checkpointer.save(1);  // slow on one rank
+  reduce(*context.communicator());
+  wait_in_join(context);
+  wait_in_two_threads(context);
+  sleep_on(context, 0);  // an evaluation of its own, after the others have left
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<const char*> arguments(argv, argv + argc);
+  const auto folder = std::string("checkpoint.dir=") + std::getenv("DDP_TEST_FOLDER") + "/saved";
+  const auto device = std::string("context.device=") + std::getenv("DDP_TEST_DEVICE");
+  arguments.insert(arguments.end(), {device.c_str(), folder.c_str()});
+  const auto run = [](ddp::Context& context, const ddp::Config& config) {
+    const auto fault = config.section<Program>("program").fault;
+    context.control_plane().add_failure_callback(
+        [](const ddp::FailureCause&) { say_when("heard"); });
+    SlowState state(fault == "none" && context.rank() == 0 ? kLong : 0ms);
+    ddp::Checkpointer checkpointer(context, config.checkpoint, {state});
+    checkpointer.restore();
+    start = Clock::now();
+    fault == "none" ? wait_for_long(context, checkpointer) : train(context, fault, checkpointer);
+  };
+  const int code = ddp::run(static_cast<int>(arguments.size()), arguments.data(), run,
+                            {ddp::declare_section<Program>("program")});
+  say_when("left");
+  return code;
+}
