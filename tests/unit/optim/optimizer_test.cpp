@@ -128,8 +128,9 @@ TEST_CASE("100 steps of every rule equal torch::optim", "[optim]") {
 
 // PyTorch rounds 1 - lr * weight_decay to float32 and multiplies by it in every update.
 TEST_CASE("At small learning rates flat AdamW is no farther from float64 than PyTorch", "[optim]") {
-  const auto run_torch = [](at::ScalarType dtype) {
-    const at::Tensor weight = weights({101}, 0).detach().to(dtype).requires_grad_();
+  const at::Tensor start = 4 * weights({101}, 0).detach();
+  const auto run_torch = [&](at::ScalarType dtype) {
+    const at::Tensor weight = start.to(dtype, false, /*copy=*/true).requires_grad_();
     torch::optim::AdamW optimizer({weight}, torch::optim::AdamWOptions(1e-3).weight_decay(0.05));
     for (int64_t step = 0; step < 100; ++step) {
       weight.mutable_grad() = gradient({101}, 0, step).to(dtype);
@@ -137,7 +138,7 @@ TEST_CASE("At small learning rates flat AdamW is no farther from float64 than Py
     }
     return weight.detach();
   };
-  NamedParameters parameters{{"w", weights({101}, 0)}};
+  NamedParameters parameters{{"w", start.clone().requires_grad_()}};
   OptimizerOptions options = adamw();
   options.implementation = ddp::OptimizerImplementation::Flat;
   auto optimizer = ddp::make_optimizer(parameters, options);
