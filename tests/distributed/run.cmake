@@ -37,6 +37,8 @@ ddp_add_wait(plane "*:70" "" "0:ranks took different ways: rank 0 (" "0: in the 
              "0: waits at step 4 in forward in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(save "*:70" "" "0:in the control plane's broadcast (root 0) of 'save' after" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(operation "*:70" "" "0:ranks took different ways" "0:in barrier #" "0:in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(backward "*:70" "" "0:rank 1 (" "0:in the control plane's all_gather after" "0:at step 4 in forward in all_reduce #"
+             "0:heard in time" "0:left in time" "1:left in time")
 # Positions are looked at every 20 ms.
 ddp_add_wait(none "*:0" "context.control_plane.heartbeat_interval_ms=200;context.control_plane.heartbeat_misses=100" "")
 if(DDP_HAS_CUDA)  # by what NCCL's counters tell

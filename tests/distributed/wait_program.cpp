@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that wait for each other, through ddp::run:
 //
-//   wait_program program.fault=uneven|plane|operation|save|stop   for ever, at step 3: all end soon
-//   wait_program program.fault=none                               for long, and every wait ends
+//   wait_program program.fault=uneven|plane|operation|save|stop|backward   for ever, at step 3: all
+//   end soon wait_program program.fault=none                               for long, and every wait
+//   ends
 //
 // On the device of DDP_TEST_DEVICE; the last one on the CPU alone.
 #include <torch/torch.h>
@@ -11,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,7 +34,7 @@ struct Program {
 void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "fault",
                  .doc = "what goes wrong",
-                 .choices = {"none", "uneven", "plane", "operation", "save", "stop"}},
+                 .choices = {"none", "uneven", "plane", "operation", "save", "stop", "backward"}},
                 options.fault);
 }
 
@@ -84,6 +86,40 @@ void train(ddp::Context& context, const std::string& fault, ddp::Checkpointer& c
   }
   if (fault == "stop" && context.rank() == 1) {
     throw ddp::Stop("this rank alone");
+  }
+}
+
+// The identity, whose backward throws where told to.
+struct Fuse : torch::autograd::Function<Fuse> {
+  static inline bool blows = false;
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    if (blows) {
+      throw std::runtime_error("the fuse blew");
+    }
+    return grads;
+  }
+};
+
+// Rank 1 catches an exception of its backward at step 3 and goes on. The other ranks have no
+// exception: their weights are no longer those of rank 1.
+void train_past_an_exception(ddp::Context& context) {
+  torch::nn::Linear module(4, 2);
+  module->to(context.device());
+  ddp::DistributedDataParallel<torch::nn::Linear> model(module, context.communicator());
+  const auto inputs = torch::ones({2, 4}, context.device()).requires_grad_();
+  for (int64_t step = 0; step < 6; ++step) {
+    context.set_progress(step, "forward");
+    Fuse::blows = step == 3 && context.rank() == 1;
+    auto loss = model.forward(Fuse::apply(inputs)).sum();
+    try {
+      loss.backward();
+    } catch (const std::runtime_error&) {
+      start = Clock::now();
+    }
   }
 }
 
@@ -174,7 +210,13 @@ int main(int argc, char** argv) {
     ddp::Checkpointer checkpointer(context, config.checkpoint, {state});
     checkpointer.restore();
     start = Clock::now();
-    fault == "none" ? wait_for_long(context, checkpointer) : train(context, fault, checkpointer);
+    if (fault == "none") {
+      wait_for_long(context, checkpointer);
+    } else if (fault == "backward") {
+      train_past_an_exception(context);
+    } else {
+      train(context, fault, checkpointer);
+    }
   };
   const int code = ddp::run(static_cast<int>(arguments.size()), arguments.data(), run,
                             {ddp::declare_section<Program>("program")});

@@ -37,6 +37,26 @@ static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
           o.eval_batch_size);
 }
 
+static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
+  v.field({.name = "cuda_graph",
+           .doc = "run training and evaluation steps as CUDA graphs; auto: where they can be "
+                  "captured, on several GPUs if the loss is a mean"},
+          o.cuda_graph,
+          {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
+  v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
+          o.deterministic);
+  v.field(
+      {.name = "cudnn_benchmark",
+       .doc = "the fastest of cuDNN's algorithms is measured when a shape is first met, by each "
+              "rank for itself unless a plan has it: runs may differ in bits (not with "
+              "train.deterministic)"},
+      o.cudnn_benchmark);
+  v.field({.name = "allow_tf32",
+           .doc = "float32 matrix products in TF32 on CUDA (convolutions may use it either way, as "
+                  "in PyTorch)"},
+          o.allow_tf32);
+}
+
 void describe_fields(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "max_steps",
            .doc = "optimizer steps until the run ends; 0: epochs decides (the default where only "
@@ -81,23 +101,7 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
            .max = 100},
           o.mixup);
   describe_evaluation(o, v);
-  v.field({.name = "cuda_graph",
-           .doc = "run training and evaluation steps as CUDA graphs; auto: where they can be "
-                  "captured, on several GPUs if the loss is a mean"},
-          o.cuda_graph,
-          {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
-  v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
-          o.deterministic);
-  v.field(
-      {.name = "cudnn_benchmark",
-       .doc = "the fastest of cuDNN's algorithms is measured when a shape is first met, by each "
-              "rank for itself unless a plan has it: runs may differ in bits (not with "
-              "train.deterministic)"},
-      o.cudnn_benchmark);
-  v.field({.name = "allow_tf32",
-           .doc = "float32 matrix products in TF32 on CUDA (convolutions may use it either way, as "
-                  "in PyTorch)"},
-          o.allow_tf32);
+  describe_kernels(o, v);
 }
 
 }  // namespace ddp
