@@ -36,7 +36,7 @@ what_lacks() {
 
 way_around() {
   case $1 in
-    g++ | make) echo "any C++20 compiler (GCC 12, Clang 15 or newer): export CXX=..." ;;
+    g++ | make) echo "any C++20 compiler (GCC 12, Clang 14 or newer): export CXX=..." ;;
     python3-venv) echo "have torch==$DDP_TORCH_VERSION, cmake>=3.28 and ninja ready yourself (conda, or an activated virtual environment)" ;;
     pkg-config) echo "go without: only ddp.pc needs it" ;;
     procps) echo "go without: only the tests use pgrep" ;;

@@ -75,7 +75,9 @@ void Settings::read_section(const std::string& section,
   }
   detail::SettingsReader reader(section, given_, known_keys_);
   describe(reader);
-  for (auto& [key, given] : given_) {
+  for (auto& entry : given_) {
+    const std::string& key = entry.first;  // Clang before 16 captures no structured binding
+    Given& given = entry.second;
     const bool empty_section =
         given.is_null &&
         std::any_of(known_keys_.begin(), known_keys_.end(), [&](const auto& known) {

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Does Clang (14 or newer) compile libddp's sources and public headers? Syntax alone, after a build, with
+# the build's options. CLANG names another compiler than clang++.
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$DDP_ROOT"
+: "${CLANG:=clang++}"
+
+if ! has "$CLANG"; then
+  if [ "${DDP_SKIP_PACKAGES:-0}" = 1 ]; then
+    warn "$CLANG is not installed, and packages are not to be: nothing was compiled with Clang"
+    exit 0
+  fi
+  apt_get update || true
+  apt_get install -y --no-install-recommends clang || die "$CLANG is not installed; as root: apt-get install clang"
+fi
+[ -e "$DDP_BUILD/compile_commands.json" ] || die "there is no build to take the options from; run: ./test.sh"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+git ls-files 'libddp/include/*.hpp' | sed 's|libddp/include/\(.*\)|#include "\1"|' >"$work/headers.cpp"
+# One command a line: the build's own, without what is GCC's or writes a file. Headers have those of ddp.
+python3 - "$DDP_BUILD/compile_commands.json" "$CLANG" "$work" >"$work/commands" <<'PYTHON'
+import json, pathlib, shlex, shutil, subprocess, sys
+
+database, clang, work = sys.argv[1:]
+check = [clang, "-fsyntax-only", "-w"]
+
+def options_of(entry, copy):
+    words = iter(shlex.split(entry["command"])[1:])
+    for word in words:
+        if word in ("-o", "-c"):
+            next(words)
+        elif word == "-include":  # Clang does not read what GCC has precompiled beside it
+            original = next(words)
+            if not copy.exists():
+                shutil.copyfile(original, copy)
+            yield from (word, str(copy))
+        elif not word.startswith("-W"):
+            yield word
+
+def print_commands(entries, copy):
+    for entry in entries:
+        options = [*options_of(entry, copy)]
+        pch = pathlib.Path(f"{copy}.pch")
+        if copy.exists() and not pch.exists():
+            bare = [word for word in options if word not in ("-include", str(copy))]
+            subprocess.run([clang, "-w", "-x", "c++-header", *bare, str(copy), "-o", str(pch)], check=True)
+        print(shlex.join([*check, *options, entry["file"]]))
+
+entries = [e for e in json.load(open(database, encoding="utf-8"))
+           if e["file"].endswith((".cpp", ".cxx")) and "cmake_pch" not in e["file"]]
+targets = {name: [e for e in entries if f"/libddp/CMakeFiles/{name}.dir/" in "/" + e["output"]]
+           for name in ("ddp_core", "ddp_ops", "ddp")}
+if not targets["ddp_core"] or not targets["ddp"]:
+    sys.exit(f"{database} names no sources of libddp")
+targets["ddp"].append({**targets["ddp"][0], "file": f"{work}/headers.cpp"})
+for name in targets:
+    print_commands(targets[name], pathlib.Path(f"{work}/{name}.hxx"))
+PYTHON
+say "$("$CLANG" --version | head -n 1): $(wc -l <"$work/commands") units"
+tr '\n' '\0' <"$work/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' || die "Clang refuses what is shown above"
+say "Clang compiles them"
