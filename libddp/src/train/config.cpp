@@ -45,7 +45,7 @@ bool belongs_to_loop(const std::string& key) {
                                               "train.label_smoothing",  "train.mixup",
                                               "train.eval_every",       "train.eval_every_steps",
                                               "train.eval_first",       "train.eval_batch_size",
-                                              "train.cuda_graph"};
+                                              "train.cuda_graph",       "train.non_finite"};
   return kKeys.contains(key);
 }
 
