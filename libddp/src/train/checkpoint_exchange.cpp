@@ -48,26 +48,22 @@ CheckpointerImpl::Status CheckpointerImpl::Status::parse(const std::string& text
 }
 
 std::string CheckpointerImpl::Status::to_digest(const std::vector<Status>& statuses) {
-  std::set<std::size_t> told{0};
-  const auto tell_first = [&](auto&& matches) {
-    const auto first = std::find_if(statuses.begin(), statuses.end(), matches);
-    if (first != statuses.end()) {
-      told.insert(static_cast<std::size_t>(first - statuses.begin()));
-    }
-  };
-  tell_first([](const Status& status) { return status.stop; });
-  tell_first([](const Status& status) { return status.writer == Writer::Running; });
-  tell_first([](const Status& status) { return status.writer == Writer::Failed; });
   double slowest = 0;
   for (const auto& status : statuses) {
     slowest = std::max(slowest, status.step_seconds);
   }
+  // Decisions look for the first rank that says something: it is the first of those with its word.
+  std::set<std::string> told;
   nlohmann::json ranks = nlohmann::json::array();
-  for (const auto rank : told) {
+  for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
     auto status = statuses[rank];
     status.step_seconds = slowest;
+    status.pause_seconds = statuses[0].pause_seconds;
     status.records.clear();
-    ranks.push_back({rank, status.to_text()});
+    const auto word = status.to_text();
+    if (told.insert(word).second) {
+      ranks.push_back({rank, word});
+    }
   }
   return nlohmann::json{{"world_size", statuses.size()}, {"ranks", ranks}}.dump();
 }

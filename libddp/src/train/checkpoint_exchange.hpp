@@ -21,8 +21,8 @@ struct CheckpointerImpl::Status {
   /// Throws ReadError.
   static Status parse(const std::string& text);
 
-  /// Of all ranks what decisions need: rank 0's word, the slowest step, and the first rank that
-  /// stops, writes or failed. Without records, which rank 0 alone uses.
+  /// Of all ranks what decisions need: each different word once, from the first rank that says it,
+  /// with the slowest step and rank 0's pause. Without records, which rank 0 alone uses.
   static std::string to_digest(const std::vector<Status>& statuses);
   /// Decides as the statuses it was made from. Throws ReadError.
   static std::vector<Status> from_digest(const std::string& text);
