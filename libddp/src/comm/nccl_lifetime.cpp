@@ -206,13 +206,13 @@ void NcclCommunicator::abort(const std::string& reason) {
 }
 
 CommunicatorPtr NcclCommunicator::split(int color, int key) {
-  const int64_t number = compare("split");
+  const int64_t call_number = compare("split");
   const std::lock_guard lock(mutex_);
   check_usable("split");
   const c10::cuda::CUDAGuard guard(device_);
   const auto bound = limit();
   const auto deadline = std::chrono::steady_clock::now() + bound;
-  const auto number = ++num_splits_;
+  const auto split_number = ++num_splits_;
   ncclComm_t child = split_nccl(comm_, device_, color, key, options_, [&] {
     state_->check("split");
     if (std::chrono::steady_clock::now() >= deadline) {
@@ -227,10 +227,10 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   check_nccl(ncclCommCount(child, &num_ranks), child, "ncclCommCount");
   auto made = std::make_shared<NcclCommunicator>(
       child, device_, options_, on_failure_, step_, no_windows_,
-      check_ ? check_->of_group(number, color, num_ranks) : nullptr);
+      check_ ? check_->of_group(call_number, color, num_ranks) : nullptr);
   made->share_launch_sequencer_of(*this);
   made->start_watchdog();
-  made->tell_positions(concat(id_, "/", number, ":", color), watch_);
+  made->tell_positions(concat(id_, "/", split_number, ":", color), watch_);
   const std::lock_guard handle_lock(handle_mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });
   children_.push_back(made);

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run makes of its checkpoint folder: owners, failed saves, settings of a resumed run.
+#include <torch/torch.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddp/core/logging.hpp"
+#include "ddp/train/checkpoint.hpp"
+#include "ddp/train/metrics.hpp"
+#include "unit/train/checkpoint_objects.hpp"
+#include "unit/train/child_process.hpp"
+
+namespace ddp {
+namespace {
+
+using testing::end_of;
+using testing::Ended;
+using testing::run_program;
+using testing::start_program;
+
+// Steps of 10 ms, each saved, until `file` is there.
+RunFunction saves_until(const std::string& file) {
+  return [file](Context& context, const Config& config) {
+    testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    Metrics metrics(context, config.metrics);
+    Checkpointer checkpointer(context, config.checkpoint, {model});
+    const auto first = checkpointer.restore();
+    std::printf("loop from %d\n", static_cast<int>(first));
+    for (int64_t step = first; step < 3000 && !std::filesystem::exists(file); ++step) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      metrics.end_step(step, {.num_samples = 1});
+      checkpointer.save_if_due(step);
+    }
+  };
+}
+
+bool wait_for(const std::function<bool()>& condition) {
+  for (int i = 0; i < 2000 && !condition(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return condition();
+}
+
+}  // namespace
+
+TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or not") {
+  testing::TemporaryFolder folder;
+  const auto dir = folder.file("ckpt");
+  const bool waits = GENERATE(false, true), retries = GENERATE(false, true);
+  const Ended ended = run_program(
+      [&](Context& context, const Config& config) {
+        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        Checkpointer checkpointer(context, config.checkpoint, {model});
+        checkpointer.restore();
+        std::filesystem::remove_all(dir);
+        testing::write_file(dir, "a file where the folder was");
+        checkpointer.save(0);
+        checkpointer.save_if_due(0);  // of the same step: nothing goes on yet
+        if (retries) {
+          std::filesystem::remove(dir);
+          checkpointer.save(1);
+        }
+        if (waits) {
+          checkpointer.wait();
+          std::puts("summary");
+        }
+      },
+      {"checkpoint.dir=" + dir});
+  INFO(ended.output);
+  CHECK(ended.code() == (retries ? 0 : 73));
+  CHECK(ended.says("summary") == (waits && retries));
+  CHECK(ended.says("training goes on") == retries);
+  CHECK(ended.says("the checkpoint after 1 steps was not saved"));
+  CHECK(ended.says(dir + ": Not a directory; fix: remove the file that stands where a folder is "
+                         "needed, or name another checkpoint.dir"));
+  CHECK(ended.says("first cause: rank 0") == !retries);
+}
+
+TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, the first goes on") {
+  testing::TemporaryFolder folder;
+  const auto stop = folder.file("stop");
+  const auto dir = folder.file("ckpt");
+  const std::vector<std::string> settings{
+      "checkpoint.dir=" + dir, "checkpoint.every_steps=1",     "checkpoint.keep_last=1",
+      "metrics.log_every=1",   "metrics.dir=" + folder.path(), "metrics.run_name=a"};
+  const auto with = [&](const std::string& setting) {
+    auto changed = settings;
+    changed.push_back(setting);
+    return changed;
+  };
+  const auto first = start_program(saves_until(stop), settings);
+  REQUIRE(wait_for([&] { return !testing::names_in(dir).empty(); }));
+  const auto owner = "process " + std::to_string(first.pid);
+
+  const Ended second = run_program(saves_until(stop), with("metrics.run_name=b"));
+  INFO(second.output);
+  CHECK(second.code() == 64);
+  CHECK(second.says("checkpoint.dir=" + dir + " is in use by host "));
+  CHECK(second.says(owner));
+  CHECK(second.says("fix: end that job first, or name another checkpoint.dir"));
+  CHECK_FALSE(second.says("loop from"));
+
+  const Ended third = run_program(saves_until(stop), with("checkpoint.dir="));
+  INFO(third.output);
+  CHECK(third.code() == 64);
+  CHECK(third.says("the run folder " + folder.file("a")));
+  CHECK(third.says(owner));
+  CHECK(third.says("name another metrics.run_name"));
+
+  testing::write_file(stop, "");
+  const Ended ended = end_of(first);
+  INFO(ended.output);
+  CHECK(ended.code() == 0);
+  CHECK_FALSE(ended.says("not saved"));
+  const auto left = testing::names_in(dir);
+  REQUIRE(left.size() == 1);
+  // The next start finds no owner, and so waits for none.
+  const auto begin = std::chrono::steady_clock::now();
+  const Ended next = run_program(saves_until(stop), settings);
+  CHECK(next.says("resumed from " + dir + "/" + left.front()));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(2));
+}
+
+TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it") {
+  testing::TemporaryFolder folder;
+  const auto never = folder.file("never"), told = folder.file("told");
+  const auto dir = folder.file("ckpt");
+  const std::vector<std::string> settings{"checkpoint.dir=" + dir, "checkpoint.every_steps=1",
+                                          "metrics.dir="};
+  // It takes its time between the signal and its end.
+  const auto first = start_program(
+      [&](Context& context, const Config& config) {
+        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        Checkpointer checkpointer(context, config.checkpoint, {model});
+        checkpointer.set_before_stop([&](int64_t) {
+          testing::write_file(told, "");
+          std::this_thread::sleep_for(std::chrono::seconds(5));
+        });
+        for (int64_t step = checkpointer.restore(); step < 3000; ++step) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          checkpointer.save_if_due(step);
+        }
+      },
+      settings);
+  REQUIRE(wait_for([&] { return !testing::names_in(dir).empty(); }));
+  kill(first.pid, SIGTERM);
+  REQUIRE(wait_for([&] { return std::filesystem::exists(told); }));
+  // The record says so from the next beat on.
+  REQUIRE(wait_for([&] {
+    return testing::read_file(dir + "/.owner").find("\"ending\":true") != std::string::npos;
+  }));
+  const auto second = start_program(saves_until(told), settings);
+  const Ended one = end_of(first), two = end_of(second);
+  INFO(one.output << two.output);
+  CHECK(one.code() == 75);
+  CHECK(two.code() == 0);
+  CHECK(two.says("waiting at most 120 s for the end of host"));
+  CHECK(two.says("resumed from " + dir));
+}
+
+TEST_CASE("a run goes on and saves when nobody reads its output any more") {
+  testing::TemporaryFolder folder;
+  const auto dir = folder.file("ckpt");
+  const auto program = start_program(
+      [&](Context& context, const Config& config) {
+        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        Checkpointer checkpointer(context, config.checkpoint, {model});
+        for (int64_t step = checkpointer.restore(); step < 50; ++step) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          std::printf("step %d\n", static_cast<int>(step));
+          std::fflush(stdout);
+          log_info("to standard error");
+          checkpointer.save_if_due(step);
+        }
+      },
+      {"checkpoint.dir=" + dir, "checkpoint.every_steps=10"});
+  char first = 0;
+  REQUIRE(read(program.output, &first, 1) == 1);
+  close(program.output);  // as `| head -c 1`
+  int status = 0;
+  waitpid(program.pid, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  const auto saved = testing::names_in(dir);
+  REQUIRE_FALSE(saved.empty());
+  CHECK(saved.front() == "step_0000000050");
+}
+
+TEST_CASE(
+    "a resumed run tells which settings it has otherwise, a requeued one that it begins anew") {
+  testing::TemporaryFolder folder;
+  const auto dir = folder.file("ckpt");
+  const auto start = [&](const std::vector<std::string>& more, const char* restarts = "0") {
+    std::vector<std::string> settings{"metrics.dir=", "checkpoint.every_steps=1",
+                                      "checkpoint.dir=" + dir, "lr_schedule.lr=0.5",
+                                      "train.max_grad_norm=1"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    setenv("SLURM_JOB_ID", "4711", 1);
+    setenv("SLURM_RESTART_COUNT", restarts, 1);
+    const Ended ended = run_program(
+        [&](Context& context, const Config& config) {
+          testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+          Checkpointer checkpointer(context, config.checkpoint, {model});
+          const auto step = checkpointer.restore();
+          checkpointer.save(step);
+        },
+        settings, {uses({"lr_schedule", "optimizer", "train.max_grad_norm"})});
+    unsetenv("SLURM_JOB_ID");
+    unsetenv("SLURM_RESTART_COUNT");
+    CHECK(ended.code() == 0);
+    return ended;
+  };
+  CHECK_FALSE(start({}).says("warning"));
+  CHECK_FALSE(start({"metrics.log_every=7"}, "1").says("warning"));
+  const Ended changed =
+      start({"lr_schedule.lr=0.1", "optimizer.momentum=0.8", "train.max_grad_norm=0"});
+  INFO(changed.output);
+  CHECK(changed.says("[warning] another setting than " + dir +
+                     "/step_0000000002 was saved with: "
+                     "lr_schedule.lr=0.1, it had 0.5"));
+  CHECK(changed.says("optimizer.momentum=0.8, it had 0"));
+  CHECK(changed.says("train.max_grad_norm=0, it had 1"));
+  std::filesystem::remove_all(dir);
+  CHECK(start({}, "2").says("[warning] restart 2 of job 4711 begins at step 0: checkpoint.dir=" +
+                            dir + " holds no checkpoint; fix: "));
+  CHECK(start({"checkpoint.dir="}, "2").says("begins at step 0: checkpoint.dir is empty"));
+}
+
+}  // namespace ddp
