@@ -14,7 +14,7 @@
 #include "ddp/train/run.hpp"
 #include "support/catch.hpp"
 
-namespace ddp::testing {
+namespace testing {
 
 struct Ended {
   int status = 0;
@@ -59,20 +59,21 @@ inline Ended end_of(const Running& running) {
   return ended;
 }
 
-inline Running start_program(const RunFunction& function, std::vector<std::string> arguments = {},
-                             const std::vector<Section>& sections = {}) {
+inline Running start_program(const ddp::RunFunction& function,
+                             std::vector<std::string> arguments = {},
+                             const std::vector<ddp::Section>& sections = {}) {
   std::vector<const char*> words{"program", "context.device=cpu"};
   for (const auto& argument : arguments) {
     words.push_back(argument.c_str());
   }
   return start_child(
-      [&] { return run(static_cast<int>(words.size()), words.data(), function, sections); });
+      [&] { return ddp::run(static_cast<int>(words.size()), words.data(), function, sections); });
 }
 
-inline Ended run_program(const RunFunction& function,
+inline Ended run_program(const ddp::RunFunction& function,
                          const std::vector<std::string>& arguments = {},
-                         const std::vector<Section>& sections = {}) {
+                         const std::vector<ddp::Section>& sections = {}) {
   return end_of(start_program(function, arguments, sections));
 }
 
-}  // namespace ddp::testing
+}  // namespace testing
