@@ -134,6 +134,32 @@ TEST_CASE("a hook's result of another shape or dtype is refused by name") {
           Catch::Contains(of_shape ? "Float [4] on" : "Double") && Catch::Contains("Float ["));
 }
 
+TEST_CASE("a hook's result that is refused leaves nothing behind for the next step") {
+  bool shrinks = false;
+  Mlp module;
+  Mlp reference;
+  DistributedDataParallel model(module, group(), with_cap(bucket_caps().back()));
+  model.register_comm_hook(make_function_hook("shrinking", [&](GradBucket& bucket) {
+    bucket.buffer.div_(bucket.divisor);
+    auto work = bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
+    if (shrinks && bucket.index % 2 == 0) {
+      bucket.buffer = bucket.buffer.narrow(0, 0, 1);
+    }
+    return work;
+  }));
+  for (int step = 0; step < 6; ++step) {
+    model.zero_grad();
+    auto loss = model.forward(batch_of(rank(), step, 4)).sum();
+    shrinks = step % 2 == 1;
+    if (shrinks) {
+      REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("bucket.buffer of bucket 0"));
+    } else {
+      loss.backward();
+      require_equal(grads_of(*module), expected_at(reference, step));
+    }
+  }
+}
+
 TEST_CASE("hooks that cannot reduce are refused at once") {
   REQUIRE_THROWS_WITH(make_powersgd_hook({.rank = 0}), Catch::Contains("rank=0 must be 1 or more"));
   REQUIRE_THROWS_WITH(make_powersgd_hook({.start_step = -1}), Catch::Contains("start_step=-1"));

@@ -4,11 +4,10 @@
 //   fault_program throw|data_error|exit|kill|freeze RANK   at step 5
 //   fault_program suspend RANK        every rank stops for longer than it would be waited for
 //   fault_program freeze_start RANK   stops before it calls MPI
-//   fault_program freeze_close RANK   stops where all ranks have closed but for MPI's own end
+//   fault_program freeze_close RANK   stops while all ranks close
 //
 // Ends as ddp::run does: with the exit code of the first cause on every rank. A rank that hears of
 // a failure says how long after the deed it did ("heard after 12 ms").
-#include <dlfcn.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -19,7 +18,6 @@
 #include <fstream>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
@@ -79,8 +77,6 @@ void do_the_deed(const std::string& fault) {
   stop_for(2500ms);  // the frozen rank must find that the job went on without it
 }
 
-bool freezes_in_close = false;
-
 void train(ddp::Context& ctx, const std::string& fault, int culprit) {
   ctx.control_plane().add_failure_callback([](const ddp::FailureCause&) { say_how_late(); });
   auto grad = torch::ones({1000});
@@ -127,7 +123,12 @@ int run(const std::string& fault, int culprit) {
   auto ctx = ddp::Context::create(options_of(fault));
   try {
     train(ctx, fault, culprit);
-    freezes_in_close = fault == "freeze_close" && ctx.rank() == culprit;
+    if (fault == "freeze_close" && ctx.rank() == culprit) {
+      ctx.add_teardown([] {
+        note_the_deed();
+        stop_for(4000ms);
+      });
+    }
   } catch (const std::exception& error) {
     return exit_code_of(ctx, error);
   }
@@ -136,16 +137,6 @@ int run(const std::string& fault, int culprit) {
 }
 
 }  // namespace
-
-// Stands before MPI's own: libddp calls it when it ends MPI.
-extern "C" int MPI_Comm_free(void* communicator) {
-  if (std::exchange(freezes_in_close, false)) {
-    note_the_deed();
-    stop_for(4000ms);
-  }
-  using Free = int (*)(void*);
-  return reinterpret_cast<Free>(dlsym(RTLD_DEFAULT, "PMPI_Comm_free"))(communicator);
-}
 
 int main(int, char** argv) {
   const std::string fault = argv[1];

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -52,11 +53,13 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
   if (exchange == nullptr || num_ranks_ == 1) {
     return number;  // the context was closed: what is called will say so
   }
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  RunningClock clock(std::chrono::seconds(1));
+  const auto deadline = clock.now() + limit;
   const auto calls =
       exchange->exchange(key_of(concat(group_, " #", number)), num_ranks_, call, [&] {
         look();
-        if (std::chrono::steady_clock::now() >= deadline) {
+        clock.tick(std::chrono::steady_clock::now());
+        if (clock.now() >= deadline) {
           throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
                                      call, ", and not all of the ", num_ranks_,
                                      " ranks called one within ", limit.count(), " ms"));

@@ -224,7 +224,7 @@ void Context::State::leave() {
   }
   communicator.reset();
   if (mpi != nullptr) {
-    // MPI_Finalize waits for all ranks. The control plane still hears of one that is gone.
+    // The control plane closes behind MPI, so that it still hears of a rank that is gone.
     control_plane->add_failure_callback(
         [mpi = mpi](const FailureCause& cause) { mpi->abandon(cause.to_line()); });
     mpi->finalize();

@@ -15,6 +15,7 @@ namespace ddp::detail {
 
 namespace {
 
+constexpr std::chrono::minutes kExitLimit{10};
 constexpr std::chrono::seconds kEndLimit{30};
 
 }  // namespace
@@ -112,9 +113,14 @@ MpiProcess::~MpiProcess() {
       }
     };
     try {
-      // Without a limit: a rank may work on for long after its last context. One that died is the
-      // launcher's to notice.
-      engine_->submit(engine_->make_lane(), std::move(operation))->wait();
+      // MPI_Finalize waits for all ranks. A rank may work on for long after its last context.
+      const auto ticket = engine_->submit(engine_->make_lane(), std::move(operation));
+      if (!ticket->wait_for(kExitLimit)) {
+        log_error(concat("MPI_Finalize did not end within ",
+                         std::chrono::duration_cast<std::chrono::minutes>(kExitLimit).count(),
+                         " minutes: a rank of this job has not reached its end (frozen?)"));
+        abandoned_ = true;
+      }
     } catch (const std::exception& error) {
       log_error(concat("at the end of MPI: ", error.what()));
     }
@@ -181,7 +187,10 @@ void MpiThread::initialize(std::chrono::milliseconds timeout) {
 }
 
 MpiThread::~MpiThread() {
-  abandon("the MPI runtime was destroyed without an ordered end");
+  if (begin_end()) {
+    process_->abandon();
+  }
+  abort_lanes("the MPI runtime was destroyed without an ordered end");
   // A handler of a failure may still hold what ends with the context.
   go_around(std::chrono::seconds(1));
 }
@@ -265,10 +274,9 @@ void MpiThread::finalize() {
 }
 
 void MpiThread::abandon(const std::string& reason) {
-  if (begin_end()) {
-    process_->abandon();
-  }
-  abort_lanes(reason);  // also where finalize() waits
+  begin_end();
+  process_->abandon();  // also behind finalize(): a peer may be lost before all have closed
+  abort_lanes(reason);
 }
 
 std::shared_ptr<MpiRuntime> MpiRuntime::create(std::chrono::milliseconds timeout) {

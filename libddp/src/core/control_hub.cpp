@@ -76,7 +76,7 @@ void ControlHub::wait_for_all() {
 }
 
 void ControlHub::add_sockets(std::vector<pollfd>& watched) {
-  const bool paused = Clock::now() < accept_again_;
+  const bool paused = clock_.now() < accept_again_;
   watched.push_back({paused ? -1 : listener_.fd.get(), POLLIN, 0});  // poll passes over -1
   for (const auto& newcomer : newcomers_) {
     watched.push_back({newcomer.fd(), POLLIN, 0});

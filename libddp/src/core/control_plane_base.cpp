@@ -317,7 +317,8 @@ void ControlPlaneBase::end_job_with(const std::string& problem) {
     }
     changed_.notify_all();
   }
-  react_to_failure();
+  log_first_cause();
+  failure_.run_callbacks();
 }
 
 void ControlPlaneBase::stop_thread() {
@@ -362,18 +363,18 @@ void ControlPlaneBase::run_thread() {
     look_at_position(now);
     serve(watched, clock_.at(now));
     if (failure_.failed() && !failure_.callbacks_ran()) {
+      log_first_cause();  // before anybody who waits can wake, throw, and end the process
       lock.unlock();
-      react_to_failure();
+      failure_.run_callbacks();
       lock.lock();
     }
   }
 }
 
-void ControlPlaneBase::react_to_failure() {
+void ControlPlaneBase::log_first_cause() const {
   if (first_cause_is_ours_ || rank_ == 0) {
     log_error("first cause: " + failure_.get().to_line());
   }
-  failure_.run_callbacks();
 }
 
 }  // namespace ddp::detail

@@ -135,7 +135,7 @@ class ControlPlaneBase : public ControlPlane,
   void run_thread();
   void end_job_with(const std::string& problem);
   int poll_timeout_ms(SteadyTime now) const;
-  void react_to_failure();
+  void log_first_cause() const;
 
   uint64_t next_sequence_ = 0;
   std::map<uint64_t, PartialResult> results_;

@@ -136,6 +136,14 @@ bool keeps_decoded(const DataOptions& o, int64_t num_samples) {
   return o.image_size <= kSmallImage && num_bytes <= o.cache_limit_mb * 1024 * 1024;
 }
 
+void require_path(const DataOptions& o) {
+  if (o.path.empty() && o.format != DataFormat::Synthetic) {
+    throw SettingsError(
+        "data.path is empty: is it a variable of the shell that was not set? fix: give "
+        "data.path=FOLDER, or ask for synthetic images with data.format=synthetic");
+  }
+}
+
 }  // namespace
 
 void Dataset::write(int64_t, int64_t, float*, int64_t*) const {
@@ -146,11 +154,7 @@ void Dataset::write(int64_t, int64_t, float*, int64_t*) const {
 DataOptions resolve_data_options(const DataOptions& options) {
   options.taken.set();
   DataOptions o = options;
-  if (o.path.empty() && o.format != DataFormat::Synthetic) {
-    throw SettingsError(
-        "data.path is empty: is it a variable of the shell that was not set? fix: give "
-        "data.path=FOLDER, or ask for synthetic images with data.format=synthetic");
-  }
+  require_path(o);
   if (o.format == DataFormat::Auto) {
     o.format = find_format(o.path);
   }
@@ -184,6 +188,7 @@ DataOptions resolve_data_options(const DataOptions& options) {
 }
 
 std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
+  require_path(options);
   DataOptions given = options;
   if (given.format == DataFormat::Auto) {
     given.format = find_format(given.path);

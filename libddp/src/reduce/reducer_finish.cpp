@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "ddp/ops/autocast_off.hpp"
@@ -66,6 +67,22 @@ void Reducer::Impl::take_buffer_of_hook(BucketState& state) const {
   state.buffer.copy_(result);
 }
 
+// All of them, also where one throws: a reduction that nobody waits for would write into the next
+// step's gradients.
+void Reducer::Impl::finish_buckets() {
+  std::exception_ptr first_problem;
+  for (auto& state : buckets) {
+    try {
+      finish_bucket(state);
+    } catch (...) {
+      first_problem = first_problem ? first_problem : std::current_exception();
+    }
+  }
+  if (first_problem) {
+    std::rethrow_exception(first_problem);
+  }
+}
+
 // Runs on the engine when the whole backward is over, with the caller's streams current.
 void Reducer::Impl::finish_pass() {
   const at::NoGradGuard no_grad;
@@ -85,9 +102,7 @@ void Reducer::Impl::finish_pass() {
     weight_sum.copy_(
         at::where(weight_sum > 0, weight_sum.reciprocal(), at::zeros_like(weight_sum)));
   }
-  for (auto& state : buckets) {
-    finish_bucket(state);
-  }
+  finish_buckets();
   if (std::exchange(launched_beside, false)) {  // a captured stream has to be joined
     detail::wait_for(*launch_stream, detail::current_stream(device()));
   }

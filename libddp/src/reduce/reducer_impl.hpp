@@ -121,6 +121,7 @@ struct Reducer::Impl {
 
   // Its end (reducer_finish.cpp)
   void finish_pass();
+  void finish_buckets();
   void finish_bucket(BucketState& state);
   void take_buffer_of_hook(BucketState& state) const;
   void shadow();

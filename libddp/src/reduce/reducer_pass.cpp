@@ -67,6 +67,7 @@ void Reducer::Impl::begin_pass() {
     state.streams.clear();
     state.writers.clear();
     state.work = nullptr;
+    state.bucket.buffer = state.buffer;  // a hook that threw may have left another one
     state.leaves_out = false;
   }
   for (auto& parameter : parameters) {

@@ -208,33 +208,30 @@ TEST_CASE("control plane: a frozen rank is lost after the missed heartbeats", "[
   }
 }
 
-// A value within a frame's limit that exceeds it when rank 0 passes it on: no rank sends such a
-// one.
 TEST_CASE("control plane: an exception of its thread ends the job with a cause",
           "[control_plane]") {
   const Job job(3);
-  const auto meet = [](ControlPlane& plane) { plane.broadcast("", 1); };
-  const auto send_too_much = [&] {
-    auto hub = join_by_hand(address_of(*job.rendezvous), launch_of(1, 3));
-    detail::Contribution contribution;
-    contribution.kind = detail::CollectiveKind::Broadcast;
-    contribution.root = 1;
-    contribution.value.resize(detail::kMaxPayloadBytes -
-                              detail::encode_contribution(contribution).size());
-    std::this_thread::sleep_for(200ms);  // the last to come, so that rank 0's thread passes it on
-    hub.channel.queue(FrameType::Contribution, detail::encode_contribution(contribution));
-    std::vector<detail::Frame> frames;
-    while (hub.channel.flush() != detail::IoStatus::Closed &&
-           hub.channel.receive(frames) != detail::IoStatus::Closed) {
+  const auto meet = [](ControlPlane& plane) {
+    if (plane.rank() == 0) {
+      dynamic_cast<detail::PositionBoard&>(plane).add_probe(
+          []() -> std::optional<detail::GroupPosition> {
+            throw std::runtime_error("the probe broke");
+          });
+    }
+    plane.barrier();
+  };
+  const auto stay_away = [](ControlPlane& plane) {
+    while (!plane.failed()) {
       std::this_thread::sleep_for(1ms);
     }
   };
-  const auto ends = run_threads({job.rank(0, meet), send_too_much, job.rank(2, meet)});
+  const auto ends = run_threads({job.rank(0, meet), job.rank(1, stay_away), job.rank(2, meet)});
   for (const int rank : {0, 2}) {
     INFO(ends[static_cast<std::size_t>(rank)].error);
     REQUIRE(ends[static_cast<std::size_t>(rank)].exit_code == 1);
     REQUIRE_THAT(ends[static_cast<std::size_t>(rank)].error,
-                 Catch::Contains("the control plane's thread ended by an exception"));
+                 Catch::Contains("the control plane's thread ended by an exception") &&
+                     Catch::Contains("the probe broke"));
   }
 }
 

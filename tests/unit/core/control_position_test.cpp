@@ -306,7 +306,7 @@ TEST_CASE("control plane: progress does not wait for who serves the sockets", "[
       dynamic_cast<detail::PositionBoard&>(plane).add_probe([&busy, first]() mutable {
         if (std::exchange(first, false)) {
           busy.set_value();
-          std::this_thread::sleep_for(400ms);  // the thread that serves stands here
+          std::this_thread::sleep_for(2s);  // the thread that serves stands here
         }
         return std::optional<GroupPosition>();
       });
@@ -320,7 +320,7 @@ TEST_CASE("control plane: progress does not wait for who serves the sockets", "[
     plane.barrier();
   });
   REQUIRE(ends[1].error.empty());
-  REQUIRE(longest < 0.1);
+  REQUIRE(longest < 1);  // a preemption takes less, the thread that serves more
 }
 
 TEST_CASE("running clock: a suspension does not count", "[control_plane]") {
