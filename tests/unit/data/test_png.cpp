@@ -48,7 +48,8 @@ TEST_CASE("the ImageNet configuration reads PNG files named .JPEG and skips dama
           "[png]") {
   ddp::Settings settings;
   settings.add_yaml_file(DDP_SOURCE_DIR "/examples/configs/resnet50_imagefolder.yaml");
-  ddp::DataOptions options = ddp::Config::from_settings(std::move(settings)).data;
+  ddp::DataOptions options =
+      ddp::Config::from_settings(std::move(settings), {ddp::uses({"train"})}).data;
   TempFolder folder;
   options.path = folder.path();
   const auto write = [&](const std::string& name, const std::string& bytes) {
