@@ -35,7 +35,7 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   nearest key. `--help` prints this list.
 - A setting that changes nothing ends the program with 64, too. A section counts as used when an
   object of the library took its options. Fields on which only a training loop can act
-  (`train.grad_accum_steps`, `max_grad_norm`, `label_smoothing`, `mixup`, `cuda_graph`, `eval_…`)
+  (`train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`, `mixup`, `cuda_graph`, `eval_…`)
   exist where the program names them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may have sections of its own: `cfg.section<T>("mine")`. `model` below is that of

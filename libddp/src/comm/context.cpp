@@ -29,7 +29,7 @@ struct Context::State {
   at::Device device = at::kCPU;
   CommunicatorPtr communicator;
   std::vector<std::function<void()>> teardowns;
-  std::function<void()> before_step;
+  std::function<void(int64_t)> before_step;
   std::string plan_file;
   int64_t plan_version = 0;  // of what the file holds
   int exceptions_at_start = std::uncaught_exceptions();
@@ -330,7 +330,7 @@ void Context::seed_ranks(int64_t seed) const {
 
 void Context::set_progress(int64_t step, const std::string& where) const {
   if (step >= 0 && state_->before_step) {
-    state_->before_step();
+    state_->before_step(step);
   }
   control_plane().set_progress(step, where);
   if (step >= 0) {

@@ -251,7 +251,8 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
   }
 }
 
-// The newest that is whole on every rank and finite; where none is finite, the newest whole one.
+// The newest that is whole on every rank and finite; where none is known to be, the newest whole
+// one. A model may hold inf for good (a mask): an older program's checkpoint must not win for ever.
 std::optional<std::pair<CheckpointFolder, Manifest>> CheckpointerImpl::newest_whole(
     const std::vector<CheckpointFolder>& candidates) {
   std::optional<std::pair<CheckpointFolder, Manifest>> newest;
@@ -260,10 +261,11 @@ std::optional<std::pair<CheckpointFolder, Manifest>> CheckpointerImpl::newest_wh
     if (!manifest) {
       continue;
     }
-    if (manifest->finite) {
+    const bool is_newest = !newest.has_value();
+    if (manifest->finite && (manifest->finite_is_known || is_newest)) {
       return std::pair(folder, std::move(*manifest));
     }
-    if (is_main()) {
+    if (is_main() && !manifest->finite) {
       log_warning(concat("the checkpoint ", path_of(folder),
                          " holds inf or NaN: a finite one is taken where there is one"));
     }

@@ -131,7 +131,8 @@ Manifest manifest_from_json(const OrderedJson& json) {
   if (json.contains("metric")) {
     manifest.metric = std::get<double>(value_from_json(json.at("metric")));
   }
-  manifest.finite = !json.contains("finite") || json.at("finite").get<bool>();
+  manifest.finite_is_known = json.contains("finite");
+  manifest.finite = !manifest.finite_is_known || json.at("finite").get<bool>();
   manifest.files = files_from_json(json.at("files"));
   for (const auto& [object, values] : json.at("values").items()) {
     auto& target = manifest.values[object];

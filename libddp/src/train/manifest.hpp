@@ -27,7 +27,8 @@ struct Manifest {
   int64_t step = 0;  ///< steps done
   int64_t world_size = 1;
   std::optional<double> metric = {};
-  bool finite = true;  ///< no inf or NaN in it; of an older program's, true
+  bool finite = true;           ///< no inf or NaN in it; of an older program's, true
+  bool finite_is_known = true;  ///< false: an older program's, which did not look
   std::vector<FileRecord> files = {};
   std::map<std::string, std::map<std::string, ManifestValue>> values = {};  ///< by object, by key
   std::map<std::string, std::string> leaf_dtypes = {};  ///< of parameters saved as their master

@@ -136,7 +136,37 @@ void log_start(const Context& context) {
   }
 }
 
-void train(Context& context, const Config& config, const RunFunction& function) {
+// When settings that nothing uses are refused: unread keys as the first step begins, sections that
+// no object took as a later one begins. A loop makes the last of its objects (Autocast) in its
+// first step.
+class UseCheck {
+ public:
+  explicit UseCheck(const Config& config) : config_(config) {}
+
+  void before_step(int64_t step) {
+    if (first_ < 0) {
+      first_ = step;
+      config_.require_all_read();
+    } else if (step > first_ && !ran_) {
+      ran_ = true;
+      config_.require_all_used();
+    }
+  }
+  /// A run that announced one step alone had nothing left to do and made no objects for steps.
+  void at_end() const {
+    if (first_ < 0) {
+      config_.require_all_used();
+    }
+  }
+
+ private:
+  const Config& config_;
+  int64_t first_ = -1;
+  bool ran_ = false;
+};
+
+void train(Context& context, const Config& config, const RunFunction& function,
+           const UseCheck& use_check) {
   detail::observe_before_unwind(
       [&] {
         log_start(context);
@@ -144,7 +174,7 @@ void train(Context& context, const Config& config, const RunFunction& function) 
         detail::forget_unsaved();
         function(context, config);
         detail::throw_unsaved();
-        config.require_all_used();  // where no second step was begun
+        use_check.at_end();
       },
       [&](const std::exception* exception) { publish(context.control_plane(), exception); });
 }
@@ -155,9 +185,10 @@ ExitCode code_after(const Context& context, ExitCode own) {
   return plane.failed() ? plane.failure().exit_code : own;
 }
 
-ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function) {
+ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function,
+                        const UseCheck& use_check) {
   try {
-    train(context, config, function);
+    train(context, config, function, use_check);
     return ExitCode::Ok;
   } catch (const Stop& stop) {
     if (context.is_main()) {
@@ -173,18 +204,11 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
 
 ExitCode run_job(const Config& config, const RunFunction& function) {
   ContextOptions options = config.context;
-  // A loop makes the last of its objects (Autocast) in its first step: what they took is known when
-  // the next one begins.
-  options.before_step = [&config, steps = 0]() mutable {
-    if (++steps == 1) {
-      config.require_all_read();
-    } else if (steps == 2) {
-      config.require_all_used();
-    }
-  };
+  UseCheck use_check(config);
+  options.before_step = [&use_check](int64_t step) { use_check.before_step(step); };
   std::optional<Context> context(Context::create(options));
   FailureWatch watch(context->control_plane());
-  ExitCode code = run_in_context(*context, config, function);
+  ExitCode code = run_in_context(*context, config, function, use_check);
   const bool failed = context->control_plane().failed();
   if (failed) {
     watch.arm(code);  // its callback may not have run yet

@@ -59,6 +59,20 @@ inline Ended end_of(const Running& running) {
   return ended;
 }
 
+/// What it printed up to the buffer that ends with or holds `text`; all of it where it never does.
+inline std::string output_until(const Running& running, const std::string& text) {
+  std::string output;
+  char buffer[4096];
+  while (output.find(text) == std::string::npos) {
+    const ssize_t size = read(running.output, buffer, sizeof(buffer));
+    if (size <= 0) {
+      break;
+    }
+    output.append(buffer, static_cast<std::size_t>(size));
+  }
+  return output;
+}
+
 inline Running start_program(const ddp::RunFunction& function,
                              std::vector<std::string> arguments = {},
                              const std::vector<ddp::Section>& sections = {}) {

@@ -15,11 +15,13 @@ using testing::Box;
 using testing::names_in;
 using testing::num_found;
 using testing::options_in;
+using testing::read_file;
 using testing::run_ranks;
 using testing::stderr_of;
 using testing::TemporaryFolder;
 using testing::ThreadControlPlane;
 using testing::ThreadJob;
+using testing::write_file;
 
 namespace {
 
@@ -99,6 +101,24 @@ TEST_CASE("where no checkpoint is finite the newest is taken, and the newest sta
   OneRank again(options);
   REQUIRE(again.checkpointer.restore() == 30);
   CHECK(again.weight()[0].item<float>() == 30.0F);
+}
+
+TEST_CASE("an older program's checkpoint does not win over newer ones of a model with a mask") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.keep_last = 5;
+  {
+    OneRank run(options);
+    run.save(10, 1.0);
+    run.save(20, -kInfinite);
+  }
+  const auto manifest = options.dir + "/step_0000000010/manifest.json";
+  const auto text = read_file(manifest);
+  const auto begin = text.find("\"finite\"");
+  REQUIRE(begin != std::string::npos);
+  write_file(manifest, text.substr(0, begin) + text.substr(text.find('\n', begin) + 1));
+  OneRank again(options);
+  REQUIRE(again.checkpointer.restore() == 20);
 }
 
 TEST_CASE("the best checkpoint is a finite one") {

@@ -25,8 +25,8 @@ struct ContextOptions {
   int64_t seed = 0;  ///< same initial weights on all ranks; see seed_ranks()
   /// Rank 0 reads it at the start and writes it where choices were measured; empty: none.
   std::string plan_file;
-  /// Not a setting: set_progress calls it before a step (>= 0) counts as begun.
-  std::function<void()> before_step = {};
+  /// Not a setting: set_progress calls it before `step` (>= 0) counts as begun.
+  std::function<void(int64_t step)> before_step = {};
 };
 void describe_fields(ContextOptions& options, FieldVisitor& visitor);
 void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor);

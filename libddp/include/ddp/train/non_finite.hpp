@@ -16,6 +16,8 @@
 //     checkpointer.save_if_due(i);
 //   }
 //   guard.check_weights();
+//   …
+//   return ddp::run(argc, argv, train, {ddp::uses({"train.non_finite"})});
 //
 // Loops without a GraphedStep call GradScaler::clip_and_step with skip_non_finite, which drops the
 // update on the device, and Optimizer::non_finite_report().
