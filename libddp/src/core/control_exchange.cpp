@@ -40,8 +40,8 @@ std::map<int, std::string> ControlPlaneBase::exchange(uint64_t key, int num_rank
     throw_failure(failure_.get());
   }
   send_exchange(key, static_cast<uint32_t>(num_ranks), value.substr(0, kMaxExchangeBytes));
-  while (!wait_until(lock, clock_.now() + kExchangeLook,
-                     [&] { return exchanged_.contains(key); })) {
+  while (
+      !wait_until(lock, clock_.now() + kExchangeLook, [&] { return exchanged_.contains(key); })) {
     lock.unlock();
     look();
     lock.lock();

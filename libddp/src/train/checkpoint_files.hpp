@@ -36,7 +36,8 @@ void make_folders(FileOps& ops, const std::string& dir);
 /// Writes a small file into DIR and removes it. Throws FileError.
 void try_writing(FileOps& ops, const std::string& dir);
 
-/// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws FileError.
+/// Makes DIR where needed and a folder for this save; returns its name within DIR. Throws
+/// FileError.
 std::string begin_save(FileOps& ops, const std::string& dir, int64_t step);
 
 /// Writes the manifest and commits; returns the checkpoint. Throws FileError, and then the save

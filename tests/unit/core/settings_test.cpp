@@ -212,8 +212,7 @@ TEST_CASE("files that cannot be read are named") {
   const testing::NamedPipe pipe("/tmp/ddp_settings_pipe_" + std::to_string(getpid()));
   CHECK(message_of([&] {
           settings.add_yaml_file(pipe.path());
-        }).find("cannot be read: it is not a regular file; fix:") !=
-        std::string::npos);
+        }).find("cannot be read: it is not a regular file; fix:") != std::string::npos);
   CHECK_FALSE(pipe.was_waited_for());
   char path[] = "/tmp/ddp_settings_XXXXXX";
   close(mkstemp(path));

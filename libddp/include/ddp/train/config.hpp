@@ -47,8 +47,8 @@ class Config {
   /// its keys there are and what their defaults (without keys: no such section). Without any, keys
   /// of sections that the program may ask for later stay unread, unless they look misspelled.
   /// Those fields of section train on which a loop alone can act (grad_accum_steps, max_grad_norm,
-  /// non_finite, label_smoothing, mixup, cuda_graph and eval_…) are there only where uses() names them, or
-  /// where the program announces section train: elsewhere they are refused and not shown.
+  /// non_finite, label_smoothing, mixup, cuda_graph and eval_…) are there only where uses() names
+  /// them, or where the program announces section train: elsewhere they are refused and not shown.
   /// Settings that follow from others are filled in where they were left open: loader.batch_size
   /// from train.batch_size (and back), lr_schedule.total_steps from train.max_steps
   /// (not where train.epochs is set: then the program sets it, from TrainOptions::num_steps),
