@@ -145,9 +145,9 @@ void CheckpointerImpl::write_files() {
   }
   const std::string folder = options_.dir + "/" + pending_->folder;
   for (const auto& [name, tensors] : snapshot_.files) {
-    const auto serialized = [&, &path = name] {
+    const auto serialized = [&, &path = name, &content = tensors] {
       try {
-        return serialize_tensors(tensors, {{"format", "pt"}});
+        return serialize_tensors(content, {{"format", "pt"}});
       } catch (const WriteError& error) {
         throw WriteError(concat("cannot write ", folder, "/", path, ": ", error.what()));
       }
