@@ -3,8 +3,11 @@
 #include <torch/torch.h>
 
 #include <array>
+#include <cstdio>
 #include <limits>
 
+#include "core/file_ops.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
@@ -113,12 +116,20 @@ TEST_CASE("an older program's checkpoint does not win over newer ones of a model
     run.save(20, -kInfinite);
   }
   const auto manifest = options.dir + "/step_0000000010/manifest.json";
+  // As the older program wrote it, with a checksum that fits: else it counts as damaged.
   const auto text = read_file(manifest);
-  const auto begin = text.find("\"finite\"");
-  REQUIRE(begin != std::string::npos);
-  write_file(manifest, text.substr(0, begin) + text.substr(text.find('\n', begin) + 1));
+  const std::string said = " \"finite\": true,\n";
+  const auto at = text.find(said);
+  REQUIRE(at != std::string::npos);
+  auto body = text.substr(0, text.rfind(",\n\"manifest_xxh3\""));
+  body.erase(at, said.size());
+  char checksum[17];
+  std::snprintf(checksum, sizeof checksum, "%016llx",
+                static_cast<unsigned long long>(ddp::detail::xxh3(body)));
+  write_file(manifest, ddp::detail::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n"));
   OneRank again(options);
-  REQUIRE(again.checkpointer.restore() == 20);
+  const auto told = stderr_of([&] { REQUIRE(again.checkpointer.restore() == 20); });
+  CHECK(num_found(told, "skipped the checkpoint") == 0);
 }
 
 TEST_CASE("the best checkpoint is a finite one") {
