@@ -1,28 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A backward that throws on all ranks, caught by the program, which goes on.
-#include <stdexcept>
-
 #include "distributed/ddp_test_utils.hpp"
+#include "support/fuse.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
 
 namespace {
-
-// The identity. Its backward throws where told to.
-struct Fuse : torch::autograd::Function<Fuse> {
-  static inline bool blows = false;
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list& grads) {
-    if (blows) {
-      throw std::runtime_error("the fuse blew");
-    }
-    return grads;
-  }
-};
 
 enum class Place { BehindAllGradients, HalfWay, BeforeAllGradients };
 

@@ -21,6 +21,7 @@ ddp_add_run(settings "*:70"
 # Ranks that wait for each other, for ever and not.
 add_executable(wait_program wait_program.cpp)
 target_link_libraries(wait_program PRIVATE ddp ddp_warnings)
+target_include_directories(wait_program PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 ddp_use_pch(wait_program TEST)
 function(ddp_add_wait name codes arguments)
   set(_options --expect-exit ${codes})

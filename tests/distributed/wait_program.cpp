@@ -22,11 +22,13 @@
 #include "ddp/reduce/join.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/run.hpp"
+#include "support/fuse.hpp"
 
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+using ddp::test::Fuse;
 
 struct Program {
   std::string fault = "none";
@@ -88,21 +90,6 @@ void train(ddp::Context& context, const std::string& fault, ddp::Checkpointer& c
     throw ddp::Stop("this rank alone");
   }
 }
-
-// The identity, whose backward throws where told to.
-struct Fuse : torch::autograd::Function<Fuse> {
-  static inline bool blows = false;
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list& grads) {
-    if (blows) {
-      throw std::runtime_error("the fuse blew");
-    }
-    return grads;
-  }
-};
 
 // Rank 1 catches an exception of its backward at step 3 and goes on. The other ranks have no
 // exception: their weights are no longer those of rank 1.
