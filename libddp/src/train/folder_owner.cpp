@@ -193,6 +193,7 @@ void FolderOwner::claim() {
       }
       continue;
     }
+    require_no_stop(other);
     if (!moved) {
       if (!std::exchange(told, true)) {
         log_info(concat("waiting at most ", times_.watch.count() / 1000, " s to see whether ",
@@ -211,6 +212,16 @@ void FolderOwner::claim() {
       log_info(concat("waiting at most ", times_.wait.count() / 1000, " s for the end of ",
                       other.to_words(), ", which owns ", folder_.words));
     }
+  }
+}
+
+// Not ddp::Stop: rank 0 alone waits, and ddp::run publishes every other error to the other ranks.
+void FolderOwner::require_no_stop(const OwnerRecord& other) const {
+  if (stop_requested()) {
+    throw FolderTakenError(
+        ExitCode::SavedRequeue,
+        concat("a stop was requested while this process waited for ", folder_.words,
+               ", which is in use by ", other.to_words(), "; fix: start the run again"));
   }
 }
 

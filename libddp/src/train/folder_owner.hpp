@@ -57,7 +57,8 @@ class FolderOwner {
   /// nothing is waited for. The record of a process that has ended on this host is replaced at
   /// once, any other one when its counter stood still for `watch`. An owner that was asked to stop,
   /// or is of the same job (a requeued job's predecessor), is waited for. Throws FolderTakenError
-  /// (64) naming another owner that lives, FileError where nothing can be written.
+  /// (64) naming another owner that lives, FileError where nothing can be written. A stop request
+  /// ends every wait with FolderTakenError (75).
   static std::shared_ptr<FolderOwner> take(FileOps& ops, const Folder& folder,
                                            const OwnerTimes& times = {});
   /// Removes the record.
@@ -76,6 +77,7 @@ class FolderOwner {
  private:
   FolderOwner(FileOps& ops, const Folder& folder, const OwnerTimes& times);
   void claim();
+  void require_no_stop(const OwnerRecord& other) const;
   bool create();
   bool replace(const std::string& seen);
   void beat();

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -49,8 +50,8 @@ class Process {
     if (pid_ == 0) {
       try {
         body();
-      } catch (const FolderTakenError&) {
-        _exit(static_cast<int>(ddp::ExitCode::Settings));
+      } catch (const FolderTakenError& error) {
+        _exit(static_cast<int>(error.exit_code()));
       } catch (const std::exception&) {
         _exit(99);
       }
@@ -186,6 +187,47 @@ TEST_CASE("an owner that ends, or is of the same job, is waited for, and not for
   } else {
     CHECK_THAT(message, Catch::Contains("is in use by"));
   }
+}
+
+// Without the request both waits take a minute.
+TEST_CASE("a stop request ends the wait for another owner, and asks for another start") {
+  constexpr OwnerTimes kLong{.beat = 50ms, .watch = 60s, .wait = 60s};
+  TemporaryFolder folder;
+  const bool lives = GENERATE(true, false), before = GENERATE(true, false);
+  std::optional<Process> first;
+  if (lives) {
+    first.emplace([&] {
+      const auto owner = take(folder.path(), kLong, "77");
+      std::this_thread::sleep_for(60s);
+    });
+    wait_for_record(folder.path());
+  } else {
+    const OwnerRecord elsewhere{
+        .host = "node9", .job = "77", .process = 1, .machine = "other", .start = "a"};
+    testing::write_file(record_in(folder.path()), elsewhere.to_text());
+  }
+  Process second([&] {
+    const ddp::StopSignalHandlers handlers;
+    if (before) {
+      ddp::request_stop();
+    }
+    try {
+      take(folder.path(), kLong, "77");
+    } catch (const FolderTakenError& error) {
+      testing::write_file(folder.file("message"), error.what());
+      throw;
+    }
+  });
+  std::this_thread::sleep_for(500ms);  // it waits
+  CHECK(seconds_of([&] {
+          ::kill(second.pid(), before ? 0 : SIGTERM);
+          CHECK(second.wait() == static_cast<int>(ddp::ExitCode::SavedRequeue));
+        }) < 4);
+  CHECK_THAT(testing::read_file(folder.file("message")),
+             Catch::Contains("a stop was requested while this process waited for the folder " +
+                             folder.path() + ", which is in use by host ") &&
+                 Catch::Contains("job \"77\"") && Catch::Contains("fix: start the run again"));
+  CHECK(std::filesystem::exists(record_in(folder.path())));
 }
 
 TEST_CASE("of two processes that take over one folder one wins") {

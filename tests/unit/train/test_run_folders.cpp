@@ -169,6 +169,40 @@ TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it
   CHECK(two.says("resumed from " + dir));
 }
 
+// Both starts are of one job, as after a requeue: the second one waits for the first.
+TEST_CASE("a start that waits for a folder ends with 75 on SIGTERM") {
+  testing::TemporaryFolder folder;
+  const auto end = folder.file("end");
+  const auto dir = folder.file("ckpt");
+  const bool waits_for_metrics = GENERATE(false, true);
+  const auto settings = [&](const std::string& checkpoints, const std::string& run_name) {
+    return std::vector<std::string>{"checkpoint.dir=" + checkpoints, "checkpoint.every_steps=1",
+                                    "metrics.dir=" + folder.path(), "metrics.run_name=" + run_name};
+  };
+  setenv("SLURM_JOB_ID", "4711", 1);
+  const auto first = start_program(saves_until(end), settings(dir, "a"));
+  REQUIRE(wait_for([&] { return !testing::names_in(dir).empty(); }));
+  const auto second =
+      start_program(saves_until(end),
+                    waits_for_metrics ? settings(folder.file("other"), "a") : settings(dir, "b"));
+  unsetenv("SLURM_JOB_ID");
+  const auto waiting = testing::output_until(second, "waiting at most 120 s for the end of host");
+  const auto begin = std::chrono::steady_clock::now();
+  kill(second.pid, SIGTERM);
+  Ended ended = end_of(second);
+  ended.output = waiting + ended.output;
+  INFO(ended.output);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));
+  CHECK(ended.code() == 75);
+  CHECK(ended.says(
+      "a stop was requested while this process waited for " +
+      (waits_for_metrics ? "the run folder " + folder.file("a") : "checkpoint.dir=" + dir)));
+  CHECK(ended.says("process " + std::to_string(first.pid)));
+  CHECK_FALSE(ended.says("loop from"));
+  testing::write_file(end, "");
+  CHECK(end_of(first).code() == 0);
+}
+
 TEST_CASE("a run goes on and saves when nobody reads its output any more") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
