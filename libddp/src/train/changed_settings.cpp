@@ -10,11 +10,13 @@
 namespace ddp::detail {
 namespace {
 
-std::map<std::string, std::string> values_by_key(const std::string& yaml) {
+using ValuesByKey = std::map<std::string, std::string>;
+
+ValuesByKey values_by_key(const std::string& yaml) {
   static const std::set<std::string> kLeftOut{"checkpoint", "metrics", "context", "data", "loader"};
   Settings settings;
   settings.add_yaml(yaml, "settings");
-  std::map<std::string, std::string> values;
+  ValuesByKey values;
   for (const auto& row : settings.unread_rows()) {
     if (kLeftOut.count(row.key.substr(0, row.key.find('.'))) == 0) {
       values[row.key] = row.text();
@@ -25,13 +27,22 @@ std::map<std::string, std::string> values_by_key(const std::string& yaml) {
 
 }  // namespace
 
-std::vector<std::string> changed_settings(const std::string& saved, const std::string& now) {
+std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
+                                          const std::string& defaults) {
   std::vector<std::string> changes;
   try {
     auto before = values_by_key(saved);
+    const auto by_default = values_by_key(defaults);
+    const auto is_default = [&](const std::string& key, const std::string& value) {
+      const auto found = by_default.find(key);
+      return found != by_default.end() && found->second == value;
+    };
     for (const auto& [key, value] : values_by_key(now)) {
       const auto found = before.find(key);
       if (found == before.end()) {
+        if (is_default(key, value)) {
+          continue;
+        }
         changes.push_back(concat(key, "=", value, ", it did not set that"));
       } else if (found->second != value) {
         changes.push_back(concat(key, "=", value, ", it had ", found->second));
@@ -39,7 +50,9 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
       before.erase(key);
     }
     for (const auto& [key, value] : before) {
-      changes.push_back(concat(key, " is not set, it had ", value));
+      if (!is_default(key, value)) {
+        changes.push_back(concat(key, " is not set, it had ", value));
+      }
     }
   } catch (const SettingsError&) {
     changes.clear();  // a program's own text

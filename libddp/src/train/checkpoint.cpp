@@ -179,7 +179,7 @@ void CheckpointerImpl::tell_changed_settings(const std::string& checkpoint,
   if (!is_main()) {
     return;
   }
-  for (const auto& change : changed_settings(saved, now)) {
+  for (const auto& change : changed_settings(saved, now, options_.default_settings_text)) {
     log_warning(concat("another setting than ", checkpoint, " was saved with: ", change));
   }
 }

@@ -165,6 +165,35 @@ void take_values(const std::string& section, const SettingRows& rows, T& options
   values.read(section, options);
 }
 
+// With the program's defaults of the library's sections.
+Config default_config(const RowsBySection& of_program) {
+  Config config;
+  for_each_section(config, [&](const char* section, auto& options) {
+    const auto found = of_program.find(section);
+    if (found != of_program.end() && !found->second.empty()) {
+      take_values(section, found->second, options);
+    }
+  });
+  return config;
+}
+
+void add_own_rows(const std::vector<Section>& own_sections, SettingRows& rows) {
+  for (const Section& section : own_sections) {
+    if (!is_library_section(section.name)) {
+      detail::list_settings(section.name, section.describe, rows);
+    }
+  }
+}
+
+// Every default, also of settings that this program does not show: a checkpoint of another version
+// may hold them.
+std::string default_settings(const std::vector<Section>& own_sections) {
+  SettingRows rows =
+      library_rows(default_config(library_defaults(own_sections)), {}, Declared{"train"});
+  add_own_rows(own_sections, rows);
+  return settings_yaml(rows);
+}
+
 // `section` is the program's own description of one of the library's: it says which keys there are.
 template <typename T>
 void read_announced(Section section, Settings& settings, T& options) {
@@ -257,6 +286,7 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& sect
     }
   }
   config.fill_in(settings);
+  config.checkpoint.default_settings_text = default_settings(own_sections);
   return config;
 }
 
@@ -354,18 +384,8 @@ SettingRows Config::rows() const {
 SettingRows Config::default_rows(const std::vector<Section>& sections) {
   const std::vector<Section> own_sections = described(sections);
   const RowsBySection own = library_defaults(own_sections);
-  Config config;
-  for_each_section(config, [&](const char* section, auto& options) {
-    if (const auto found = own.find(section); found != own.end() && !found->second.empty()) {
-      take_values(section, found->second, options);
-    }
-  });
-  SettingRows rows = library_rows(config, own, declared_by(sections));
-  for (const Section& section : own_sections) {
-    if (!is_library_section(section.name)) {
-      detail::list_settings(section.name, section.describe, rows);
-    }
-  }
+  SettingRows rows = library_rows(default_config(own), own, declared_by(sections));
+  add_own_rows(own_sections, rows);
   return rows;
 }
 

@@ -271,4 +271,53 @@ TEST_CASE(
   CHECK(start({"checkpoint.dir="}, "2").says("begins at step 0: checkpoint.dir is empty"));
 }
 
+namespace {
+
+struct Upgrade {
+  int64_t heads = 8;
+};
+void describe_fields(Upgrade& options, FieldVisitor& visitor) {
+  visitor.field({.name = "heads", .doc = "of a later version"}, options.heads);
+}
+
+}  // namespace
+
+TEST_CASE("a setting that only one of two versions has is logged where it is not the default") {
+  testing::TemporaryFolder folder;
+  const auto dir = folder.file("ckpt");
+  const auto start = [&](std::vector<std::string> settings, const std::vector<Section>& sections) {
+    for (const auto& setting :
+         {std::string("metrics.dir="), std::string("train.max_steps=9"), "checkpoint.dir=" + dir}) {
+      settings.push_back(setting);
+    }
+    const Ended ended = run_program(
+        [&](Context& context, const Config& config) {
+          testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+          Checkpointer checkpointer(context, config.checkpoint, {model});
+          const auto step = checkpointer.restore();
+          checkpointer.save(step);
+        },
+        settings, sections);
+    UNSCOPED_INFO(ended.output);
+    CHECK(ended.code() == 0);
+    return ended;
+  };
+  // This version shows all of section train, and has a section of its own.
+  const std::vector<Section> more{uses({"train"}), declare_section<Upgrade>("upgrade")};
+  CHECK_FALSE(start({}, {}).says("another setting"));
+  CHECK_FALSE(start({}, more).says("another setting"));
+  // The program has no default to compare the value with.
+  const Ended unknown = start({}, {});
+  CHECK(unknown.says("upgrade.heads is not set, it had 8"));
+  CHECK_FALSE(unknown.says("saved with: train."));
+  const Ended added = start({"upgrade.heads=4", "train.mixup=0.5"}, more);
+  CHECK(added.says("upgrade.heads=4, it did not set that"));
+  CHECK(added.says("train.mixup=0.5, it did not set that"));
+  CHECK_FALSE(added.says("train.label_smoothing"));
+  const Ended removed = start({}, {});
+  CHECK(removed.says("upgrade.heads is not set, it had 4"));
+  CHECK(removed.says("train.mixup is not set, it had 0.5"));
+  CHECK_FALSE(removed.says("train.label_smoothing"));
+}
+
 }  // namespace ddp

@@ -27,7 +27,10 @@ struct CheckpointOptions {
   // Not settings: texts kept with every checkpoint, filled in by ddp::Config or by the program.
   std::string settings_text{};  ///< the resolved settings
   std::string plan_text{};      ///< the measured choices, pinned on resume
-  detail::TakenMark taken{};    ///< not a setting: tells ddp::Config that these options are used
+  /// Not saved: the default of every setting. A resume does not report a setting that has this
+  /// value and that only one of the two programs knows.
+  std::string default_settings_text{};
+  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 
