@@ -394,3 +394,28 @@ TEST_CASE("LAMB without eps has the host's trust ratio at any size", "[gpu]") {
   }
   CHECK(ulps(gpu[0].tensor, cpu[0].tensor) <= 8.0);
 }
+
+TEST_CASE("Trust ratios whose squares float32 does not hold are the host's", "[gpu]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  const auto type = GENERATE(OptimizerType::Lars, OptimizerType::Lamb);
+  OptimizerOptions options;
+  options.type = type;
+  options.weight_decay = 0.5;
+  options.trust_coefficient = 0.25;
+  options.implementation = implementation;
+  const at::Tensor start = weights({70, 70}, 0).detach() * 1e20;
+  NamedParameters gpu = {{"w", start.cuda().requires_grad_()}};
+  NamedParameters cpu = {{"w", start.clone().requires_grad_()}};
+  auto on_gpu = ddp::make_optimizer(gpu, options);
+  auto on_cpu = ddp::make_optimizer(cpu, options);
+  for (int64_t step = 0; step < 3; ++step) {
+    cpu[0].tensor.mutable_grad() =
+        gradient({70, 70}, 0, step) * (type == OptimizerType::Lars ? 1e20 : 1.0);
+    gpu[0].tensor.mutable_grad() = cpu[0].tensor.grad().cuda();
+    on_gpu.step(0.0078125);
+    on_cpu.step(0.0078125);
+  }
+  CHECK_FALSE(at::equal(gpu[0].tensor.detach().cpu(), start));
+  CHECK(ulps(gpu[0].tensor.detach() / 1e20, cpu[0].tensor.detach() / 1e20) <= 8.0);
+}

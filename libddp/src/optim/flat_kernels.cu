@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(kFlatThreads)
     const Place place = place_of(chunk, v, segment, aligned);
     if (place.inside) {
       for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
-        const float weight = (&own.weight[v].x)[k];
-        const float update =
-            Rule::measure(step.rule, factors, (&own.gradient[v].x)[k], weight, slots);
+        const double weight = (&own.weight[v].x)[k];
+        const double update = Rule::measure(step.rule, factors, (&own.gradient[v].x)[k],
+                                            (&own.weight[v].x)[k], slots);
         if (place.index + k < segment.numel) {  // behind the end LAMB with eps 0 divides 0 by 0
           squares.weight += weight * weight;
           squares.update += update * update;

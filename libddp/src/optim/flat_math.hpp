@@ -130,10 +130,10 @@ struct FlatBias {
   float trust_ratio = 1.0F;
 };
 
-/// Sums of squares over a chunk's or a segment's elements.
+/// Sums of squares over a chunk's elements, which may be more than float32 holds.
 struct FlatSquares {
-  float weight = 0.0F;
-  float update = 0.0F;  ///< LARS: of the gradient; LAMB: of the update before the trust ratio
+  double weight = 0.0;
+  double update = 0.0;  ///< LARS: of the gradient; LAMB: of the update before the trust ratio
 };
 
 /// One step; pointers lie on the parameters' device.

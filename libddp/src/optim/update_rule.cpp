@@ -113,6 +113,12 @@ void assign(const UpdateBatch& batch, const at::Tensor& tensor, const at::Tensor
   tensor.copy_(batch.found_inf ? at::where(at::ne(*batch.found_inf, 0.0), tensor, value) : value);
 }
 
+// In float64: float32 holds the squares of numbers up to 1.8e19 alone.
+at::Tensor norm_of(const at::Tensor& tensor) {
+  return at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble)
+      .to(tensor.scalar_type());
+}
+
 // `ratio` where both norms are more than 0, else 1.
 at::Tensor trust_ratio(const at::Tensor& ratio, const at::Tensor& a, const at::Tensor& b) {
   return at::where(at::logical_and(at::gt(a, 0.0), at::gt(b, 0.0)), ratio, at::ones_like(ratio));
@@ -136,8 +142,8 @@ class LarsRule final : public UpdateRule {
       const at::Tensor gradient = scaled_gradient(batch, i);
       at::Tensor update = gradient + batch.weight_decay * weight;
       if (batch.adapts) {
-        const at::Tensor w = at::linalg_vector_norm(weight);
-        const at::Tensor g = at::linalg_vector_norm(gradient);
+        const at::Tensor w = norm_of(weight);
+        const at::Tensor g = norm_of(gradient);
         update = update *
                  trust_ratio(trust_coefficient_ * w / (g + batch.weight_decay * w + eps_), w, g);
       }
@@ -179,8 +185,8 @@ class LambRule final : public UpdateRule {
           mean / correction(beta1_) / (at::sqrt(square / correction(beta2_)) + eps_) +
           batch.weight_decay * weight;
       if (batch.adapts) {
-        const at::Tensor w = at::linalg_vector_norm(weight);
-        const at::Tensor u = at::linalg_vector_norm(update);
+        const at::Tensor w = norm_of(weight);
+        const at::Tensor u = norm_of(update);
         update = update * trust_ratio(w / u, w, u);
       }
       with_lr(batch, lr, [&](const auto& rate) { assign(batch, weight, weight - rate * update); });

@@ -128,6 +128,43 @@ TEST_CASE("LAMB takes the steps of its paper", "[optim]") {
   check(options, options.adapt_norm_and_bias, lamb);
 }
 
+// 1e20 is a float32, its square is none.
+TEST_CASE("Trust ratios are right where float32 cannot hold a square", "[optim]") {
+  const bool is_lars = GENERATE(true, false);
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  const double weight_scale = is_lars ? GENERATE(1.0, 1e20) : 1e20;
+  // LAMB keeps squares of gradients in float32, as Adam does.
+  const double gradient_scale = is_lars ? 1e20 : 1.0;
+  OptimizerOptions options;
+  options.type = is_lars ? OptimizerType::Lars : OptimizerType::Lamb;
+  options.momentum = 0.9;
+  options.weight_decay = 0.5;
+  options.trust_coefficient = 0.25;
+  options.implementation = implementation;
+  const auto scaled = [](const at::Tensor& tensor, double scale) {
+    return (tensor.detach().to(at::kDouble) * scale).to(at::kFloat);
+  };
+  const NamedParameters parameters = {
+      {"fc.weight", scaled(weights({7, 13}, 0), weight_scale).requires_grad_()}};
+  const at::Tensor& weight = parameters[0].tensor;
+  Reference reference{.w = weight.detach().to(at::kDouble),
+                      .m = at::zeros({7, 13}, at::kDouble),
+                      .v = at::zeros({7, 13}, at::kDouble),
+                      .weight_decay = options.weight_decay,
+                      .lr_scale = 1.0,
+                      .adapts = true};
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  for (int64_t step = 0; step < 3; ++step) {
+    const at::Tensor g = scaled(gradient({7, 13}, 0, step), gradient_scale);
+    weight.mutable_grad() = g;
+    optimizer.step(kLr);
+    (is_lars ? lars : lamb)(reference, g.to(at::kDouble), options, step + 1);
+  }
+  INFO((is_lars ? "LARS" : "LAMB") << ", weights times " << weight_scale);
+  CHECK(ulps(weight.detach().to(at::kDouble) / weight_scale, reference.w / weight_scale) <= 8.0);
+}
+
 TEST_CASE("A trust coefficient of 0 is refused", "[optim]") {
   OptimizerOptions options;
   options.type = OptimizerType::Lars;
