@@ -9,8 +9,11 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "ddp/core/error.hpp"
 #include "distributed/communicator_test_utils.hpp"
@@ -39,6 +42,17 @@ void expect_mismatch(const std::function<void()>& call, const std::string& calle
 at::Tensor ones(int64_t numel, at::ScalarType dtype = at::kFloat) {
   return here(at::ones({numel}, dtype));
 }
+
+// No other rank makes a call.
+struct LonelyExchange final : ddp::detail::GroupExchange {
+  std::map<int, std::string> exchange(uint64_t, int, const std::string&,
+                                      const std::function<void()>& look) override {
+    for (;;) {
+      std::this_thread::sleep_for(1ms);
+      look();
+    }
+  }
+};
 
 }  // namespace
 
@@ -146,21 +160,43 @@ TEST_CASE("an abort ends the wait for ranks that do not call") {
 }
 
 TEST_CASE("a rank that makes no call is waited for as long as a collective may last") {
-  struct Alone final : ddp::detail::GroupExchange {
-    std::map<int, std::string> exchange(uint64_t, int, const std::string&,
-                                        const std::function<void()>& look) override {
-      for (;;) {
-        std::this_thread::sleep_for(1ms);
-        look();
-      }
-    }
-  };
-  const auto alone = std::make_shared<Alone>();
+  const auto alone = std::make_shared<LonelyExchange>();
   ddp::detail::CollectiveCheck check(alone, 3, "the world");
   const auto message =
       testing::message_of<ddp::PeerLostError>([&] { check.compare("barrier", 20ms, [] {}); });
   CHECK_THAT(message, Catch::Contains("collective #1 of the world: this rank called barrier, and "
                                       "not all of the 3 ranks called one within 20 ms"));
+}
+
+TEST_CASE("a comparison shows where its rank waits, also in a group that was split off") {
+  using Check = ddp::detail::CollectiveCheck;
+  const auto exchange = std::make_shared<LonelyExchange>();
+  std::vector<ddp::detail::PositionBoard::Probe> probes;
+  auto world = std::make_shared<Check>(exchange, 3, "the world",
+                                       [&](const auto& probe) { probes.push_back(probe); });
+  auto group = world->of_group(1, 0, 2);
+  REQUIRE(probes.size() == 2);
+  const auto expect_wait = [&](Check& check, size_t index, const std::string& id) {
+    const auto look = [&] {
+      const auto position = probes[index]().value();
+      CHECK(position.id == id);
+      CHECK(position.pending == 1);
+      CHECK(position.waited == 1);
+      CHECK(position.operation == "barrier");
+      CHECK(position.is_check);
+      CHECK(position.caller == std::this_thread::get_id());
+      throw std::runtime_error("seen");
+    };
+    CHECK_THROWS_WITH(check.compare("barrier", 10s, look), "seen");
+    const auto after = probes[index]().value();
+    CHECK(after.num_called == 1);
+    CHECK(after.pending == 0);
+    CHECK(after.waited == 0);
+  };
+  expect_wait(*world, 0, "check of the world");
+  expect_wait(*group, 1, "check of the world, split #1, color 0");
+  group.reset();
+  CHECK_FALSE(probes[1]());
 }
 
 TEST_CASE("the time of a comparison", "[.bench]") {

@@ -18,17 +18,21 @@ ddp_add_run(stop "*:75" "0:rank 1 received SIGUSR1: all ranks stop here")
 ddp_add_run(settings "*:70"
   "0:rank 1 has other settings than rank 0: train.max_grad_norm=5 here, train.max_grad_norm=0 there")
 
-# Ranks that wait for each other, for ever and not.
+# Ranks that wait for each other, for ever and not. FAULT_checked is FAULT with check_collectives.
 add_executable(wait_program wait_program.cpp)
 target_link_libraries(wait_program PRIVATE ddp ddp_warnings)
 target_include_directories(wait_program PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 ddp_use_pch(wait_program TEST)
 function(ddp_add_wait name codes arguments)
+  string(REGEX REPLACE "_checked$" "" _fault ${name})
+  if(NOT _fault STREQUAL name)
+    list(APPEND arguments context.communicator.check_collectives=true)
+  endif()
   set(_options --expect-exit ${codes})
   foreach(_text ${ARGN})
     list(APPEND _options --expect-output ${_text})
   endforeach()
-  ddp_add_launch(NAME wait_${name} PROGRAM wait_program ARGUMENTS program.fault=${name} ${arguments}
+  ddp_add_launch(NAME wait_${name} PROGRAM wait_program ARGUMENTS program.fault=${_fault} ${arguments}
                  RANKS 3 TIMEOUT 30 OPTIONS ${_options})
 endfunction()
 ddp_add_wait(uneven "*:70" "" "0:first cause: rank 1 (" "0: left at step 2 in forward" "0: waits at step 3 in forward in all_reduce #"
@@ -40,10 +44,26 @@ ddp_add_wait(save "*:70" "" "0:in the control plane's broadcast (root 0) of 'sav
 ddp_add_wait(operation "*:70" "" "0:ranks took different ways" "0:in barrier #" "0:in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(backward "*:70" "" "0:rank 1 (" "0:in the control plane's all_gather after" "0:at step 4 in forward in all_reduce #"
              "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(places "*:0" "" "0:caught at step 3" "1:caught at step 3" "0:left in time")
+ddp_add_wait(uneven_checked "*:70" "" "0:first cause: rank 1 (" "0: left at step 2 in forward"
+             "0: waits at step 3 in forward in the check of all_reduce #4 (sum of 100 Float)"
+             "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(plane_checked "*:70" "" "0:ranks took different ways: rank 0 (" "0: in the control plane's all_gather after"
+             "0: waits at step 4 in forward in the check of all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(backward_checked "*:70" "" "0:rank 1 (" "0: in the control plane's all_gather after"
+             "0:at step 4 in forward in the check of all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(places_checked "*:70" "" "0:rank 1 (" "0: waits at step 4 in forward in the control plane's all_gather after"
+             "0: waits at step 3 in forward in the check of all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 # Positions are looked at every 20 ms.
-ddp_add_wait(none "*:0" "context.control_plane.heartbeat_interval_ms=200;context.control_plane.heartbeat_misses=100" "")
+foreach(_name none none_checked)
+  ddp_add_wait(${_name} "*:0" "context.control_plane.heartbeat_interval_ms=200;context.control_plane.heartbeat_misses=100" "")
+endforeach()
 if(DDP_HAS_CUDA)  # by what NCCL's counters tell
   ddp_add_launch(NAME gpu_wait_uneven PROGRAM wait_program ARGUMENTS program.fault=uneven RANKS 2 TIMEOUT 60 LABELS gpu
                  OPTIONS --expect-exit "*:70" --expect-output "0: left at step 2 in forward"
                          --expect-output "0:in all_reduce #" --expect-output "0:heard in time")
+  ddp_add_launch(NAME gpu_wait_uneven_checked PROGRAM wait_program
+                 ARGUMENTS program.fault=uneven context.communicator.check_collectives=true RANKS 2 TIMEOUT 60 LABELS gpu
+                 OPTIONS --expect-exit "*:70" --expect-output "0: left at step 2 in forward"
+                         --expect-output "0:in the check of all_reduce #" --expect-output "0:heard in time")
 endif()

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that wait for each other, through ddp::run:
 //
-//   wait_program program.fault=uneven|plane|operation|save|stop|backward   for ever, at step 3: all
-//   end soon wait_program program.fault=none                               for long, and every wait
-//   ends
+//   wait_program program.fault=FAULT   for ever, at step 3: all end soon
+//   wait_program program.fault=none    for long, and every wait ends
+//   wait_program program.fault=places  for ever with context.communicator.check_collectives=true,
+//                                      else the wait ends
 //
 // On the device of DDP_TEST_DEVICE; the last one on the CPU alone.
 #include <torch/torch.h>
@@ -17,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "ddp/core/error.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
@@ -34,10 +36,11 @@ struct Program {
   std::string fault = "none";
 };
 void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
-  visitor.field({.name = "fault",
-                 .doc = "what goes wrong",
-                 .choices = {"none", "uneven", "plane", "operation", "save", "stop", "backward"}},
-                options.fault);
+  visitor.field(
+      {.name = "fault",
+       .doc = "what goes wrong",
+       .choices = {"none", "uneven", "plane", "operation", "save", "stop", "backward", "places"}},
+      options.fault);
 }
 
 Clock::time_point start;
@@ -110,6 +113,43 @@ void train_past_an_exception(ddp::Context& context) {
   }
 }
 
+struct FusedImpl : torch::nn::Module {
+  explicit FusedImpl(bool breaks_first) : breaks_before_all_gradients(breaks_first) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto hidden = first(x);
+    return breaks_before_all_gradients ? Fuse::apply(second(hidden)) : second(Fuse::apply(hidden));
+  }
+  const bool breaks_before_all_gradients;
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(4, 4));
+  torch::nn::Linear second = register_module("second", torch::nn::Linear(4, 2));
+};
+TORCH_MODULE(Fused);
+
+// Every rank catches an exception of its backward at step 3 and goes on. Rank 1 has reduced no
+// bucket of that backward. The other ranks have reduced some.
+void train_past_exceptions(ddp::Context& context) {
+  Fused module(context.rank() == 1);
+  module->to(context.device());
+  ddp::DdpOptions options;
+  options.bucket_cap_mb = 1.0 / (1 << 20);  // a bucket for each parameter
+  ddp::DistributedDataParallel<Fused> model(module, context.communicator(), options);
+  for (int64_t step = 0; step < 6; ++step) {
+    context.set_progress(step, "forward");
+    Fuse::blows = step == 3;
+    auto loss = model.forward(torch::ones({2, 4}, context.device())).sum();
+    if (step <= 3) {
+      start = Clock::now();
+    }
+    try {
+      loss.backward();
+    } catch (const ddp::Error&) {
+      throw;
+    } catch (const std::runtime_error&) {
+      std::fprintf(stderr, "caught at step %d\n", static_cast<int>(step));
+    }
+  }
+}
+
 void sleep_on(const ddp::Context& context, int rank) {
   if (context.rank() == rank) {
     std::this_thread::sleep_for(kLong);
@@ -169,11 +209,13 @@ void wait_in_two_threads(ddp::Context& context) {
   other.join();
 }
 
-void wait_for_long(ddp::Context& context, ddp::Checkpointer& checkpointer) {
+void wait_for_long(ddp::Context& context, ddp::Checkpointer& checkpointer, bool checks) {
   context.set_progress(1, "");
   sleep_on(context, 1);  // the loader
   reduce(*context.communicator());
-  wait_beside_a_collective(context);
+  if (!checks) {  // a comparison does not return before all ranks have called
+    wait_beside_a_collective(context);
+  }
   wait_in_a_part(context);
   checkpointer.save(1);  // slow on one rank
   reduce(*context.communicator());
@@ -198,9 +240,11 @@ int main(int argc, char** argv) {
     checkpointer.restore();
     start = Clock::now();
     if (fault == "none") {
-      wait_for_long(context, checkpointer);
+      wait_for_long(context, checkpointer, config.context.communicator.check_collectives);
     } else if (fault == "backward") {
       train_past_an_exception(context);
+    } else if (fault == "places") {
+      train_past_exceptions(context);
     } else {
       train(context, fault, checkpointer);
     }

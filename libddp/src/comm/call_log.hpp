@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "comm/progress_engine.hpp"
@@ -23,14 +22,9 @@ class CallLog {
   /// Any thread, in the order of the calls.
   void add(std::string operation, std::shared_ptr<ProgressTicket> ticket) {
     const std::lock_guard lock(mutex_);
-    const auto self = std::this_thread::get_id();
-    if (num_called_++ == 0) {
-      caller_ = self;
-    } else if (caller_ != self) {
-      caller_.reset();
-    }
+    add_caller(caller_);
     drop_ended();
-    calls_.push_back({num_called_, std::move(operation), std::move(ticket)});
+    calls_.push_back({++num_called_, std::move(operation), std::move(ticket)});
   }
 
   /// A group made by a split with this color, the next collective.
@@ -74,7 +68,7 @@ class CallLog {
   const std::string id_;
   std::mutex mutex_;
   uint64_t num_called_ = 0;
-  std::optional<std::thread::id> caller_ = std::thread::id();
+  CallerThread caller_ = std::thread::id();
   std::deque<Call> calls_;
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/collective_check.hpp"
 
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "core/running_clock.hpp"
@@ -20,6 +22,58 @@ uint64_t key_of(const std::string& text) {
 
 }  // namespace
 
+/// The calls that wait for those of other ranks.
+class CollectiveCheck::Calls {
+ public:
+  /// A call, while it waits.
+  class Waiting {
+   public:
+    Waiting(Calls& calls, const std::string& call) : number(calls.begin(call)), calls_(calls) {}
+    ~Waiting() { calls_.end(number); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+    const int64_t number;
+
+   private:
+    Calls& calls_;
+  };
+
+  explicit Calls(std::string id) : id_(std::move(id)) {}
+
+  GroupPosition position() const {
+    const std::lock_guard lock(mutex_);
+    GroupPosition position{.id = id_,
+                           .num_called = static_cast<uint64_t>(num_called_),
+                           .is_check = true,
+                           .caller = caller_};
+    if (!waiting_.empty()) {
+      position.pending = static_cast<uint64_t>(waiting_.begin()->first);
+      position.operation = waiting_.begin()->second;
+      position.waited = static_cast<uint64_t>(waiting_.rbegin()->first);
+    }
+    return position;
+  }
+
+ private:
+  int64_t begin(const std::string& call) {
+    const std::lock_guard lock(mutex_);
+    add_caller(caller_);
+    waiting_.emplace(++num_called_, call);
+    return num_called_;
+  }
+  void end(int64_t number) {
+    const std::lock_guard lock(mutex_);
+    waiting_.erase(number);
+  }
+
+  const std::string id_;
+  mutable std::mutex mutex_;
+  int64_t num_called_ = 0;
+  CallerThread caller_ = std::thread::id();
+  std::map<int64_t, std::string> waiting_;  // by number
+};
+
 std::string describe_call(const char* operation, const at::Tensor& tensor,
                           std::optional<ReduceOp> op, std::optional<int> root) {
   if (!tensor.defined()) {
@@ -30,7 +84,7 @@ std::string describe_call(const char* operation, const at::Tensor& tensor,
 }
 
 std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
-    const std::shared_ptr<ControlPlane>& control_plane, bool wanted) {
+    const std::shared_ptr<ControlPlane>& control_plane, bool wanted, const WatchPosition& watch) {
   if (control_plane->world_size() == 1) {
     return nullptr;
   }
@@ -39,16 +93,29 @@ std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
   if (!wanted || exchange == nullptr) {
     return nullptr;
   }
-  return std::make_shared<CollectiveCheck>(exchange, control_plane->world_size(), "the world");
+  return std::make_shared<CollectiveCheck>(exchange, control_plane->world_size(), "the world",
+                                           watch);
 }
 
 CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks,
-                                 std::string group)
-    : exchange_(std::move(exchange)), num_ranks_(num_ranks), group_(std::move(group)) {}
+                                 std::string group, WatchPosition watch)
+    : exchange_(std::move(exchange)),
+      num_ranks_(num_ranks),
+      group_(std::move(group)),
+      watch_(std::move(watch)),
+      calls_(std::make_shared<Calls>("check of " + group_)) {
+  if (watch_) {
+    watch_([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
+      const auto calls = weak.lock();
+      return calls == nullptr ? std::nullopt : std::optional(calls->position());
+    });
+  }
+}
 
 int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseconds limit,
                                  const std::function<void()>& look) {
-  const int64_t number = ++num_calls_;
+  const Calls::Waiting waiting(*calls_, call);
+  const auto number = waiting.number;
   const auto exchange = exchange_.lock();
   if (exchange == nullptr || num_ranks_ == 1) {
     return number;  // the context was closed: what is called will say so
@@ -80,8 +147,8 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
 
 std::shared_ptr<CollectiveCheck> CollectiveCheck::of_group(int64_t split, int color,
                                                            int num_ranks) const {
-  return std::make_shared<CollectiveCheck>(exchange_, num_ranks,
-                                           concat(group_, ", split #", split, ", color ", color));
+  return std::make_shared<CollectiveCheck>(
+      exchange_, num_ranks, concat(group_, ", split #", split, ", color ", color), watch_);
 }
 
 }  // namespace ddp::detail

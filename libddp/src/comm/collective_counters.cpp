@@ -261,7 +261,7 @@ GroupPosition CollectiveCounters::position() const {
     const auto& record = eager_records_[last % kRecords];
     position.pending = numbers_of_all_[last % kRecords];
     position.operation =
-        concat(record.name, ' ', record.num_elements, ' ', c10::toString(record.dtype));
+        concat(record.name, " (", record.num_elements, ' ', c10::toString(record.dtype), ')');
   }
   return position;
 }

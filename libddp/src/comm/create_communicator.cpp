@@ -115,7 +115,8 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
                                     at::Device device, const CommunicatorOptions& options,
                                     std::shared_ptr<MpiRuntime> mpi) {
   const auto backend = choose_backend(launch, device, options.backend);
-  auto check = CollectiveCheck::create(control_plane, options.check_collectives);
+  auto check =
+      CollectiveCheck::create(control_plane, options.check_collectives, probes_of(control_plane));
   CommunicatorPtr communicator;
   if (backend == "single") {
     communicator = make_single_communicator(device);

@@ -178,7 +178,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   };
   auto ticket = runtime_->engine().submit(lane_, std::move(operation));
   if (const std::string_view kind = name; kind != "send" && kind != "recv") {
-    calls_->add(kind == "split" ? name : concat(name, " ", detail), ticket);
+    calls_->add(kind == "split" ? name : concat(name, " (", detail, ")"), ticket);
   }
   return std::make_shared<MpiWork>(std::move(ticket), text);
 }

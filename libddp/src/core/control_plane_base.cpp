@@ -79,11 +79,7 @@ std::vector<std::string> ControlPlaneBase::collective(CollectiveKind kind, uint3
     DDP_CHECK(false, to_string(kind), " after close()");
   }
   const uint64_t sequence = next_sequence_++;
-  if (caller_ == std::thread::id()) {
-    caller_ = std::this_thread::get_id();
-  } else if (caller_ != std::this_thread::get_id()) {
-    caller_.reset();
-  }
+  add_caller(caller_);
   contribute({sequence, kind, root, activity(), value});
   if (kind == CollectiveKind::Gather && rank_ != static_cast<int>(root)) {
     return {};
@@ -195,11 +191,7 @@ RankPosition ControlPlaneBase::position() {
     if (!group) {
       return true;
     }
-    if (caller == std::thread::id()) {
-      caller = group->caller;
-    } else if (group->caller != std::thread::id() && group->caller != caller) {
-      caller.reset();
-    }
+    add_caller(caller, group->caller);
     position.groups.push_back(std::move(*group));
     return false;
   });

@@ -148,8 +148,8 @@ class ControlPlaneBase : public ControlPlane,
   std::string activity_;
   std::atomic<bool> progress_is_new_{false};
   std::vector<Probe> probes_;
-  uint64_t plane_call_ = 0;                                    // as in RankPosition
-  std::optional<std::thread::id> caller_ = std::thread::id();  // as in GroupPosition
+  uint64_t plane_call_ = 0;                  // as in RankPosition
+  CallerThread caller_ = std::thread::id();  // of the collectives
   std::optional<RankPosition> last_position_;
   int num_looks_stood_ = 0;  // the position was the same in that many
   SteadyTime next_look_{};

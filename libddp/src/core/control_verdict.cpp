@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/control_verdict.hpp"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -26,13 +27,10 @@ std::string place_of(const RankPosition& position) {
 
 // "all_reduce #12 (sum of 1000 Float)". Only the pending one's text is known.
 std::string operation_of(const GroupPosition& group, uint64_t number) {
-  if (number != group.pending) {
-    return concat("collective #", number);
-  }
-  const auto space = group.operation.find(' ');
-  const auto name = concat(group.operation.substr(0, space), " #", number);
-  return space == std::string::npos ? name
-                                    : concat(name, " (", group.operation.substr(space + 1), ")");
+  const auto text = number == group.pending ? group.operation : "collective";
+  const auto end = std::min(text.find(' '), text.size());
+  return concat(group.is_check ? "the check of " : "", text.substr(0, end), " #", number,
+                text.substr(end));
 }
 
 // A rank that stands in a call of the control plane, as it told from there.
@@ -110,7 +108,7 @@ std::string find_other_operation(const std::vector<RankView>& ranks) {
       continue;
     }
     for (const auto& group : ranks[rank].position->groups) {
-      if (group.pending == 0) {
+      if (group.pending == 0 || group.is_check) {
         continue;
       }
       const auto [found, is_new] =

@@ -36,6 +36,7 @@ std::string encode_position(const RankPosition& position) {
     const auto& group = position.groups[i];
     writer.text(group.id.substr(0, kMaxWord)).number(group.num_called).number(group.pending);
     writer.text(group.operation.substr(0, kMaxWord)).number(group.waited);
+    writer.number(static_cast<uint8_t>(group.is_check ? 1 : 0));
   }
   return writer.take();
 }
@@ -55,6 +56,7 @@ bool decode_position(std::string_view bytes, RankPosition& position) {
     group.pending = reader.number<uint64_t>();
     group.operation = reader.text();
     group.waited = reader.number<uint64_t>();
+    group.is_check = reader.number<uint8_t>() == 1;
   }
   return reader.finished();
 }

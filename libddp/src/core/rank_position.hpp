@@ -15,16 +15,31 @@
 
 namespace ddp::detail {
 
+/// The thread that made all calls; none where several did. The default id stands for no call.
+using CallerThread = std::optional<std::thread::id>;
+
+inline void add_caller(CallerThread& callers, CallerThread more = std::this_thread::get_id()) {
+  if (callers == std::thread::id()) {
+    callers = more;
+  } else if (more != std::thread::id() && more != callers) {
+    callers.reset();
+  }
+}
+
 /// How far this rank came with the collectives of one communicator. send and recv are not counted:
 /// only two ranks make them.
 struct GroupPosition {
-  std::string id = {};         ///< the same on all ranks of the group, and no other group's
-  uint64_t num_called = 0;     ///< collectives called so far; the first has number 1
-  uint64_t pending = 0;        ///< number of one that was called and has not ended; 0: none
-  std::string operation = {};  ///< of the pending one; equal texts need the same call on every rank
+  std::string id = {};      ///< the same on all ranks of the group, and no other group's
+  uint64_t num_called = 0;  ///< collectives called so far; the first has number 1
+  uint64_t pending = 0;     ///< number of one that was called and has not ended; 0: none
+  /// Of the pending one: "all_reduce (sum of 8 Float)". Equal texts need the same call on every
+  /// rank.
+  std::string operation = {};
   uint64_t waited = 0;  ///< number of the newest that a thread waits for without limit; 0: none
-  /// The thread that called all of them; none where several did. Stays on this rank.
-  std::optional<std::thread::id> caller = std::thread::id();
+  /// The collectives are comparisons of calls (check_collectives). Calls that differ are no
+  /// deadlock: the comparison reports them.
+  bool is_check = false;
+  CallerThread caller = std::thread::id();  ///< stays on this rank
 
   bool operator==(const GroupPosition&) const = default;
 };

@@ -27,7 +27,7 @@ using detail::RankView;
 constexpr int kMismatchCode = static_cast<int>(ExitCode::Mismatch);
 
 GroupPosition group_at(uint64_t num_called, uint64_t pending = 0, uint64_t waited = 0,
-                       const std::string& operation = "all_reduce sum of 8 Float") {
+                       const std::string& operation = "all_reduce (sum of 8 Float)") {
   return {.id = "world",
           .num_called = num_called,
           .pending = pending,
@@ -93,13 +93,29 @@ TEST_CASE("verdict: one waits in a collective, another on the control plane", "[
 
 TEST_CASE("verdict: different operations with one number", "[control_plane]") {
   REQUIRE_THAT(find_deadlock({view_of(4, group_at(12, 12)),
-                              view_of(4, group_at(12, 12, 12, "barrier no tensor"))}),
+                              view_of(4, group_at(12, 12, 12, "barrier (no tensor)"))}),
                Catch::Contains("rank 0 (node) waits at step 4 in all_reduce #12") &&
                    Catch::Contains("rank 1 (node) waits at step 4 in barrier #12"));
   REQUIRE(find_deadlock({view_of(4, group_at(12, 12)), view_of(4, group_at(12, 12, 12))}).empty());
-  REQUIRE(find_deadlock(
-              {view_of(4, group_at(12, 12)), view_of(4, group_at(13, 13, 13, "barrier no tensor"))})
+  REQUIRE(find_deadlock({view_of(4, group_at(12, 12)),
+                         view_of(4, group_at(13, 13, 13, "barrier (no tensor)"))})
               .empty());
+}
+
+TEST_CASE("verdict: calls that are being compared", "[control_plane]") {
+  const auto checks = [](const std::string& operation = "all_reduce (sum of 8 Float)") {
+    auto view = view_of(4, group_at(12, 12, 12, operation));
+    view.position->groups[0].is_check = true;
+    return view;
+  };
+  REQUIRE_THAT(
+      find_deadlock({checks(), view_of(3, group_at(11), kLeaving)}),
+      Catch::StartsWith("rank 1 (node) left at step 3 after 11 collectives, while rank 0 (node) "
+                        "waits at step 4 in the check of all_reduce #12 (sum of 8 Float)."));
+  REQUIRE_THAT(find_deadlock({checks("barrier"), view_of(3, group_at(11), kGathering)}),
+               Catch::Contains("rank 0 (node) waits at step 4 in the check of barrier #12."));
+  // Every rank throws once the slowest one has called.
+  REQUIRE(find_deadlock({checks(), checks("barrier")}).empty());
 }
 
 TEST_CASE("verdict: a rank that waits for nobody is never judged", "[control_plane]") {
@@ -114,6 +130,7 @@ TEST_CASE("position: it travels whole, and any bytes are refused or read", "[con
   auto position = *view_of(-1, group_at(12, 11, 12), kGathering).position;
   position.where = "forward";
   position.one_thread = false;
+  position.groups[0].is_check = true;
   RankPosition copy;
   REQUIRE(decode_position(encode_position(position), copy));
   REQUIRE(copy == position);
