@@ -160,6 +160,35 @@ TEST_CASE("a hook's result that is refused leaves nothing behind for the next st
   }
 }
 
+TEST_CASE("check_collectives finds another size of a hook's tensor before it is sent") {
+  if (world() == 1 || !checks_collectives()) {
+    return;
+  }
+  bool is_odd = false;
+  auto odd = torch::ones({rank() == 1 ? 8 : 4}, on_device());
+  Mlp module;
+  Mlp reference;
+  DistributedDataParallel model(module, group());
+  model.register_comm_hook(make_function_hook("odd", [&](GradBucket& bucket) {
+    return bucket.communicator->all_reduce(is_odd ? odd : bucket.buffer.div_(bucket.divisor));
+  }));
+  for (int step = 0; step < 4; ++step) {
+    model.zero_grad();
+    auto loss = model.forward(batch_of(rank(), step, 4)).sum();
+    is_odd = step % 2 == 1;
+    if (is_odd) {
+      REQUIRE_THROWS_WITH(loss.backward(),
+                          Catch::Contains("rank 0 called all_reduce (sum of 4 Float), rank 1 "
+                                          "called all_reduce (sum of 8 Float)"));
+      REQUIRE(odd.eq(1).all().item<bool>());
+      is_odd = false;
+    } else {
+      loss.backward();
+      require_equal(grads_of(*module), expected_at(reference, step));
+    }
+  }
+}
+
 TEST_CASE("hooks that cannot reduce are refused at once") {
   REQUIRE_THROWS_WITH(make_powersgd_hook({.rank = 0}), Catch::Contains("rank=0 must be 1 or more"));
   REQUIRE_THROWS_WITH(make_powersgd_hook({.start_step = -1}), Catch::Contains("start_step=-1"));

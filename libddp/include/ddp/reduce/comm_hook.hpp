@@ -36,6 +36,15 @@ struct GradBucket {
 /// for all buckets, in the same order, at the end of the backward and must leave the mean over the
 /// ranks in `bucket.buffer`. Both run with autocast and gradient recording off. start() may be
 /// called on the autograd engine's thread.
+///
+/// A hook may send tensors of any size, so no rank can check a size by itself before the hook
+/// sends.
+/// - CommunicatorOptions::check_collectives compares the operation, size and dtype of each call
+/// over
+///   the ranks before anything is sent. All ranks throw the same MismatchError.
+/// - Without it, the backend may report different sizes, give wrong values, or crash.
+/// - After finish() the reducer requires in `bucket.buffer` a tensor of the bucket's shape, dtype
+///   and device, and throws SettingsError otherwise. The hook has sent its tensors by then.
 class CommHook {
  public:
   virtual ~CommHook() = default;
