@@ -120,13 +120,11 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
   if (exchange == nullptr || num_ranks_ == 1) {
     return number;  // the context was closed: what is called will say so
   }
-  RunningClock clock(std::chrono::seconds(1));
-  const auto deadline = clock.now() + limit;
+  RunningLimit running_limit(limit);
   const auto calls =
       exchange->exchange(key_of(concat(group_, " #", number)), num_ranks_, call, [&] {
         look();
-        clock.tick(std::chrono::steady_clock::now());
-        if (clock.now() >= deadline) {
+        if (running_limit.is_over()) {
           throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
                                      call, ", and not all of the ", num_ranks_,
                                      " ranks called one within ", limit.count(), " ms"));

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "comm/cuda_check.hpp"
+#include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -174,12 +175,12 @@ ncclComm_t connect_nccl(ControlPlane& control_plane, int device_index,
   check_options(options);
   compare_ranks(control_plane, device_index);
   const auto id = agree_on_id(control_plane);
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  RunningLimit limit(options.timeout);
   const auto stop_waiting = [&] {
     if (control_plane.failed()) {
       throw PeerLostError("NCCL's start was given up: " + control_plane.failure().message);
     }
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (limit.is_over()) {
       throw PeerLostError(concat("NCCL did not connect ", control_plane.world_size(),
                                  " ranks within ", options.timeout.count(),
                                  " ms: a peer is lost or stuck; NCCL_DEBUG=INFO tells more"));

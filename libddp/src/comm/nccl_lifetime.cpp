@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/nccl_communicator_impl.hpp"
+#include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ops/private_stream.hpp"
@@ -211,11 +212,11 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   check_usable("split");
   const c10::cuda::CUDAGuard guard(device_);
   const auto bound = limit();
-  const auto deadline = std::chrono::steady_clock::now() + bound;
+  RunningLimit running_limit(bound);
   const auto split_number = ++num_splits_;
   ncclComm_t child = split_nccl(comm_, device_, color, key, options_, [&] {
     state_->check("split");
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (running_limit.is_over()) {
       throw PeerLostError(concat("split did not end within ", bound.count(),
                                  " ms: a peer is lost, stuck, or did not call it"));
     }

@@ -34,4 +34,23 @@ class RunningClock {
   Duration lost_{0};
 };
 
+/// A limit of a wait for other ranks. The loop that waits asks at least once a second.
+class RunningLimit {
+ public:
+  using TimePoint = RunningClock::TimePoint;
+
+  explicit RunningLimit(RunningClock::Duration limit,
+                        TimePoint start = std::chrono::steady_clock::now())
+      : clock_(std::chrono::seconds(1), start), end_(start + limit) {}
+
+  bool is_over(TimePoint steady = std::chrono::steady_clock::now()) {
+    clock_.tick(steady);
+    return clock_.at(steady) >= end_;
+  }
+
+ private:
+  RunningClock clock_;
+  const TimePoint end_;
+};
+
 }  // namespace ddp::detail

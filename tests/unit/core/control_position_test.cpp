@@ -352,5 +352,14 @@ TEST_CASE("running clock: a suspension does not count", "[control_plane]") {
   REQUIRE(clock.at(start + 1min + 30ms) == start + 190ms);
 }
 
+TEST_CASE("running limit: a suspension does not count", "[control_plane]") {
+  const detail::RunningClock::TimePoint start{1h};
+  detail::RunningLimit limit(3s, start);
+  REQUIRE_FALSE(limit.is_over(start + 900ms));
+  REQUIRE_FALSE(limit.is_over(start + 1min));  // suspended: counts as a second
+  REQUIRE_FALSE(limit.is_over(start + 1min + 900ms));
+  REQUIRE(limit.is_over(start + 1min + 1100ms));
+}
+
 }  // namespace
 }  // namespace ddp::test
