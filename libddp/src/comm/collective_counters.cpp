@@ -53,6 +53,7 @@ CollectiveCounters::CollectiveCounters(cudaStream_t stream, cudaStream_t counter
 }
 
 CollectiveCounters::~CollectiveCounters() {
+  position_probe_->revoke();
   if (abandoned_) {
     return;
   }

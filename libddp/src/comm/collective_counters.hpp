@@ -19,6 +19,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -26,6 +27,7 @@
 
 #include "comm/watchdog_core.hpp"
 #include "core/rank_position.hpp"
+#include "core/revocable_probe.hpp"
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
@@ -91,7 +93,8 @@ class CollectiveCounters {
   std::string describe(const Stall& stall) const;
   /// Where this rank stands with the eager ones, and without an id. A communicator that was
   /// captured looks as if it were never behind: what its graphs replay, the host does not count.
-  GroupPosition position() const;
+  /// The probe may outlive the counters and owns no CUDA memory.
+  std::shared_ptr<RevocableProbe> position_probe() const { return position_probe_; }
 
  private:
   static constexpr size_t kMaxGraphs = 1024;
@@ -110,6 +113,7 @@ class CollectiveCounters {
   static size_t started_of(size_t graph) { return 1 + 2 * graph; }
   static size_t ended_of(size_t graph) { return 2 + 2 * graph; }
   uint32_t read(size_t counter) const;
+  GroupPosition position() const;
   uint64_t num_eager() const;
   uint64_t last_before_mark(uint64_t first, uint64_t end) const;
   void write_mark(uint32_t value);
@@ -136,6 +140,8 @@ class CollectiveCounters {
   std::array<uint64_t, kRecords> numbers_of_all_{};  // 0: send or recv
   std::array<bool, kRecords> mark_follows_{};
   std::vector<Graph> graphs_;
+  const std::shared_ptr<RevocableProbe> position_probe_ =
+      std::make_shared<RevocableProbe>([this] { return position(); });
 };
 
 }  // namespace ddp::detail

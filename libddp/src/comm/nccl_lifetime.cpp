@@ -85,13 +85,11 @@ void NcclCommunicator::tell_positions(std::string id, const WatchPosition& watch
   if (!watch_) {
     return;
   }
-  watch_([id = id_, weak = std::weak_ptr(origin_->counters)]() -> std::optional<GroupPosition> {
-    const auto counters = weak.lock();
-    if (counters == nullptr) {
-      return std::nullopt;
+  watch_([id = id_, probe = origin_->counters->position_probe()] {
+    auto position = probe->read();
+    if (position) {
+      position->id = id;
     }
-    auto position = counters->position();
-    position.id = id;
     return position;
   });
 }

@@ -9,6 +9,7 @@
 #include "core/byte_codec.hpp"
 #include "core/control_leaf.hpp"
 #include "core/control_verdict.hpp"
+#include "core/revocable_probe.hpp"
 #include "core/running_clock.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
@@ -338,6 +339,26 @@ TEST_CASE("control plane: progress does not wait for who serves the sockets", "[
   });
   REQUIRE(ends[1].error.empty());
   REQUIRE(longest < 1);  // a preemption takes less, the thread that serves more
+}
+
+TEST_CASE("revocable probe: its object may go at any time", "[control_plane]") {
+  auto object = std::make_unique<std::atomic<uint64_t>>(1);
+  std::promise<void> reads;
+  std::atomic<bool> is_read = false;
+  detail::RevocableProbe probe([&, raw = object.get()] {
+    reads.set_value();
+    std::this_thread::sleep_for(50ms);
+    const auto number = raw->load();
+    is_read = true;
+    return group_at(number);
+  });
+  auto position = std::async(std::launch::async, [&] { return probe.read(); });
+  reads.get_future().wait();
+  probe.revoke();
+  REQUIRE(is_read);
+  object.reset();
+  REQUIRE(position.get() == group_at(1));
+  REQUIRE_FALSE(probe.read());
 }
 
 TEST_CASE("running clock: a suspension does not count", "[control_plane]") {
