@@ -10,7 +10,6 @@
 //                                      a round begins with an empty ring
 //   bench_resnet … data=FOLDER step=load    its batches alone, without a model
 //   bench_resnet … overlap=true     buckets are updated while backward goes on
-//   bench_resnet … skip_dead_taps=true    OptimizerOptions::skip_dead_taps
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py;
 //                                   of each rank where FILE holds {rank}
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
@@ -55,7 +54,7 @@ const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagene
                                     {"optimizer", "auto"},     {"ops", "fused"},
                                     {"side_streams", "true"},  {"data", ""},
                                     {"num_workers", "14"},     {"jpeg_decoder", "cpu"},
-                                    {"overlap", "false"},      {"skip_dead_taps", "false"}};
+                                    {"overlap", "false"}};
 
 /// ops=plain: ATen's own, as the rows "before" have them.
 bool has_fused_ops(const Settings& settings) {
@@ -102,7 +101,6 @@ ddp::OptimizerOptions sgd(const Settings& settings) {
   options.momentum = 0.9;
   options.nesterov = true;
   options.overlap_backward = settings.flag("overlap");
-  options.skip_dead_taps = settings.flag("skip_dead_taps");
   return options;
 }
 

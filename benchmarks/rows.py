@@ -35,13 +35,9 @@ class StepRow:
     def ours(self, gpus):
         """Settings of bench_resnet by name. The first is the plain step, which the others are compared with, the last has
         gradients in 16 bits on the wire too."""
-        best = BEST + (DEAD_TAPS if self.has_dead_taps() else []) + list(self.reductions if gpus > 1 else ())
+        best = BEST + list(self.reductions if gpus > 1 else ())
         wire = dict(libddp=best, libddp_bf16_wire=best + BF16_WIRE) if gpus > 1 else dict(libddp=best + BF16_WIRE)
         return dict(before=BEFORE, **wire)
-
-    def has_dead_taps(self):
-        """Whether some filter taps lie over padding alone: the last layers' images are of 1 and 2 px."""
-        return self.image_size == 32 and self.stem == "imagenet"
 
     def settings(self, gpus, own):
         """Of a program whose own settings are `own`."""
@@ -133,5 +129,4 @@ PEER_TITLES = dict(eager="PyTorch eager", compile="torch.compile", graph="PyTorc
 # Ours: settings of bench_resnet.
 BEFORE = ["step=eager", "ops=plain", "optimizer=list"]
 BEST = ["step=graph", "param_dtype=bf16"]
-DEAD_TAPS = ["skip_dead_taps=true"]
 BF16_WIRE = ["fp32_grads=false"]

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "ddp/ops/filter_taps.hpp"
-
 namespace examples {
 namespace {
 
@@ -45,7 +43,6 @@ std::string parameter_hash(const ddp::NamedParameters& parameters) {
     hash.add(tensor.sizes().data(), tensor.sizes().size() * sizeof(int64_t));
     const auto type = static_cast<int64_t>(tensor.scalar_type());
     hash.add(&type, sizeof(type));
-    ddp::ops::bring_up_to_date(tensor);
     const auto values = tensor.detach().to(torch::kCPU).contiguous();
     hash.add(values.data_ptr(), values.nbytes());
   }

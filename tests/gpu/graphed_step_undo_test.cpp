@@ -104,11 +104,9 @@ std::vector<std::pair<std::string, OptimizerOptions>> optimizers() {
   overlapped.momentum = 0.9;
   overlapped.weight_decay = 0.01;
   overlapped.overlap_backward = true;
-  auto behind = overlapped;
-  behind.skip_dead_taps = true;
   auto sharded = overlapped;
   sharded.zero1 = true;
-  return {{"overlapped", overlapped}, {"taps left behind", behind}, {"sharded", sharded}};
+  return {{"overlapped", overlapped}, {"sharded", sharded}};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "core/file_ops.hpp"
 #include "core/parse_number.hpp"
+#include "core/removed_settings.hpp"
 #include "core/setting_text.hpp"
 #include "core/settings_reader.hpp"
 #include "core/yaml_reader.hpp"
@@ -131,6 +132,9 @@ void Settings::require_all_read() const {
 
 void Settings::fail_unknown(const std::string& key) const {
   const Given& given = given_.at(key);
+  if (detail::is_removed_setting(key)) {
+    throw SettingsError(concat(given.origin, ": ", key, " was removed; delete it"));
+  }
   std::string message = concat(given.origin, ": unknown setting '", key.substr(0, 120), "'");
   // In order: a typo anywhere, a key without (or with another) section, a typo in the section.
   std::string near = detail::nearest(key, known_keys_);

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "ddp/ops/autocast_off.hpp"
-#include "ddp/ops/filter_taps.hpp"
 #include "ddp/ops/filters_ahead.hpp"
 #include "ddp/ops/wgrad_branch.hpp"
 #include "ops/cudnn_convolution.hpp"
@@ -94,24 +93,6 @@ at::Tensor rows_of_tap(const at::Tensor& tap, at::ScalarType dtype) {
 
 detail::TapBlocks blocks_of(const Geometry& g) {
   return detail::TapBlocks::of(static_cast<int>(g.height), static_cast<int>(g.stride));
-}
-
-/// What of a 3x3 filter the product reads; all of it where the form is none.
-Taps taps_of(const Geometry& g, Form form) {
-  if (form == Form::Centre) {
-    return 1 << 4;
-  }
-  if (form != Form::Dense) {
-    return kAllTaps;
-  }
-  const auto blocks = blocks_of(g);
-  Taps taps = 0;
-  for (int block = 0; block < blocks.outs * blocks.ins; ++block) {
-    if (blocks.taps[block] >= 0) {
-      taps |= static_cast<Taps>(1 << blocks.taps[block]);
-    }
-  }
-  return taps;
 }
 
 /// Made ahead or now.
@@ -305,7 +286,6 @@ void FiltersAhead::add(const at::Tensor& weight, int64_t stride, int64_t height,
   if (!enabled_ || form_of(g) != Form::Dense || !detail::runs_own_kernels(weight, dtype)) {
     return;
   }
-  use_taps(weight, taps_of(g, Form::Dense));  // before the side stream reads them
   const at::NoGradGuard no_grad;
   made_.push_back({weight, stride, dtype, SideTask(weight, [&](const at::Tensor& filter) {
                      return detail::spread_taps(filter, blocks_of(g), dtype);
@@ -330,9 +310,6 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride,
               g.width, " pixels is not one dense product");
   const bool is_product = algorithm == Conv2dAlgorithm::Product ||
                           (algorithm == Conv2dAlgorithm::Auto && own && form_of(g) != Form::None);
-  if (g.kernel == 3) {
-    use_taps(weight, is_product ? taps_of(g, form_of(g)) : kAllTaps);
-  }
   if (is_product) {
     return ProductConv::apply(x, weight, stride, dtype);
   }

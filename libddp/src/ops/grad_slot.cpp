@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/ops/grad_slot.hpp"
 
-#include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
-#include "ddp/ops/filter_taps.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "ops/stream_order.hpp"
 
@@ -20,7 +18,6 @@ namespace {
 struct ParameterMeta final : c10::BackendMeta {
   GradSlot* slot = nullptr;
   const c10::TensorImpl* owner = nullptr;  // of the slot: detach() shares this with another tensor
-  TapUse taps;
   std::function<void(bool)> overwritten;
   const c10::TensorImpl* watched = nullptr;  // by it; not a detach()
 };
@@ -64,33 +61,6 @@ GradSlot* find_grad_slot(const at::Tensor& parameter) {
                  is_accumulated(parameter)
              ? meta->slot
              : nullptr;
-}
-
-TapUse* find_tap_use(const at::Tensor& parameter) {
-  ParameterMeta* meta = find_meta(parameter);
-  return meta == nullptr ? nullptr : &meta->taps;
-}
-
-void use_taps(const at::Tensor& parameter, Taps taps) {
-  TapUse* use = find_tap_use(parameter);
-  if (use == nullptr) {
-    return;
-  }
-  const bool is_behind = (use->left_behind & taps) != 0;
-  if (is_behind && use->bring_up_to_date) {
-    use->bring_up_to_date();
-  }
-  // An evaluation that brings them up to date itself, in each replay too, may go on doing so.
-  if (c10::GradMode::is_enabled() || !is_behind) {
-    use->used |= taps;
-  }
-}
-
-void bring_up_to_date(const at::Tensor& parameter) {
-  const TapUse* use = find_tap_use(parameter);
-  if (use != nullptr && use->left_behind != 0 && use->bring_up_to_date) {
-    use->bring_up_to_date();
-  }
 }
 
 void on_overwritten(const at::Tensor& parameter, std::function<void(bool)> listener) {

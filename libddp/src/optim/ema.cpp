@@ -7,7 +7,6 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/ops/filter_taps.hpp"
 #include "optim/flat_averages.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
@@ -49,13 +48,6 @@ Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
   }
   const at::NoGradGuard no_grad;
   for (const NamedParameter& entry : tensors_) {
-    // Each update reads the whole weight, so that nothing is put off; where that was decided, it
-    // brings them up to date.
-    const ops::TapUse* use = ops::find_tap_use(entry.tensor);
-    if (use != nullptr && use->left_behind == 0) {
-      ops::use_taps(entry.tensor, ops::kAllTaps);
-    }
-    ops::bring_up_to_date(entry.tensor);
     averages_.push_back({entry.name, start_average(entry.tensor)});
   }
 }
@@ -72,7 +64,6 @@ void Ema::update() {
   std::vector<at::Tensor> casts;
   std::vector<at::Tensor> halves;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    ops::bring_up_to_date(tensors_[i].tensor);
     const at::Tensor weight = tensors_[i].tensor.detach();
     const at::Tensor& average = averages_[i].tensor;
     if (!at::isFloatingType(average.scalar_type())) {
@@ -116,9 +107,6 @@ void Ema::refuse_swapped(const std::string& method) const {
 Ema::Swap::Swap(Ema* ema) : ema_(ema) {
   ema->refuse_swapped("swap_in");
   const at::NoGradGuard no_grad;
-  for (const NamedParameter& entry : ema->tensors_) {
-    ops::bring_up_to_date(entry.tensor);  // now: it must not be done to the averages
-  }
   const std::vector<at::Tensor> weights = tensors_of(ema->tensors_);
   for (const at::Tensor& weight : weights) {
     backup_.push_back(weight.clone());

@@ -28,13 +28,11 @@ void write(void* data, FlatDtype dtype, int64_t i, float value) {
   }
 }
 
-// Calls body(gradient, weight, slots) for every live element and keeps what it makes of them.
+// Calls body(gradient, weight, slots) for every element and keeps what it makes of them.
 template <typename Rule, bool WritesWeight, bool WritesSlots, typename Body>
 void for_each_element(const FlatSegment& segment, const void* gradient, FlatDtype dtype,
                       Body body) {
-  const int live = segment.taps.num_live;
-  for (int64_t k = 0; k < flat_numel(segment, live); ++k) {
-    const int64_t i = flat_place(segment.taps, k, 0, live);
+  for (int64_t i = 0; i < segment.numel; ++i) {
     float weight = segment.weight[i];
     float slots[kFlatMaxSlots] = {};
     for (int slot = 0; slot < Rule::kSlots; ++slot) {
@@ -73,11 +71,6 @@ void update_segment(const FlatStep& step, int32_t index, const void* gradient, F
       segment, gradient, dtype, [&](float grad, float& weight, float* slots) {
         Rule::apply(step.rule, factors, grad, weight, slots);
       });
-  if constexpr (Rule::kLeavesTapsBehind) {
-    if (segment.taps.decay != nullptr) {
-      Rule::defer(step.rule, factors, *segment.taps.decay);
-    }
-  }
 }
 
 }  // namespace
@@ -98,22 +91,6 @@ void host_flat_update(const FlatStep& step, const FlatGradients& gradients) {
       update_segment<decltype(rule)>(step, index, gradients.data[i], gradients.dtype[i]);
     });
   }
-}
-
-void host_flat_catch_up(const FlatSegment& segment) {
-  const int live = segment.taps.num_live;
-  if (segment.taps.decay->updates == 0.0) {
-    return;
-  }
-  for (int64_t k = 0; k < flat_numel(segment, 9 - live); ++k) {
-    const int64_t i = flat_place(segment.taps, k, live, 9 - live);
-    flat_apply(*segment.taps.decay, segment.weight[i],
-               segment.slots[0] != nullptr ? segment.slots[0] + i : nullptr);
-    if (segment.leaf != nullptr) {
-      write(segment.leaf, segment.leaf_dtype, i, segment.weight[i]);
-    }
-  }
-  *segment.taps.decay = {};
 }
 
 void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients) {

@@ -15,11 +15,9 @@ struct Place {
 
 __device__ __forceinline__ Place place_of(const FlatChunk& chunk, int vector,
                                           const FlatSegment& segment, bool aligned) {
-  const int64_t k = static_cast<int64_t>(chunk.index) * kFlatChunk +
-                    (vector * kFlatThreads + static_cast<int>(threadIdx.x)) * 4;
-  const int64_t numel = flat_numel(segment, segment.taps.num_live);
-  return {flat_place(segment.taps, k, 0, segment.taps.num_live), k < numel,
-          aligned && k + 4 <= numel};
+  const int64_t index = static_cast<int64_t>(chunk.index) * kFlatChunk +
+                        (vector * kFlatThreads + static_cast<int>(threadIdx.x)) * 4;
+  return {index, index < segment.numel, aligned && index + 4 <= segment.numel};
 }
 
 // Calls body(k, own slots) for the four elements and keeps the slots that it changes.
@@ -111,45 +109,6 @@ __global__ void __launch_bounds__(kFlatThreads)
       }
     }
   }
-  if constexpr (Rule::kLeavesTapsBehind) {
-    if (segment.taps.decay != nullptr && chunk.index == 0 && threadIdx.x == 0) {
-      Rule::defer(step.rule, factors, *segment.taps.decay);
-    }
-  }
-}
-
-// Four elements of a tap that was left behind are one thread's.
-__global__ void __launch_bounds__(kFlatThreads) flat_catch_up_taps(const FlatSegment* segments) {
-  const FlatSegment segment = *segments;
-  const FlatDecay decay = *segment.taps.decay;
-  const int count = 9 - segment.taps.num_live;
-  const int64_t k = (static_cast<int64_t>(blockIdx.x) * kFlatThreads + threadIdx.x) * 4;
-  if (decay.updates == 0.0 || k >= flat_numel(segment, count)) {
-    return;
-  }
-  const int64_t i = flat_place(segment.taps, k, segment.taps.num_live, count);
-  const bool whole = segment.aligned;
-  float* const momentum = segment.slots[0];
-  float4 weights = read_float4(segment.weight, whole, i, segment.numel);
-  float4 momenta = {};
-  if (momentum != nullptr) {
-    momenta = read_float4(momentum, whole, i, segment.numel);
-  }
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    flat_apply(decay, (&weights.x)[n], momentum != nullptr ? &(&momenta.x)[n] : nullptr);
-  }
-  write_float4(segment.weight, whole, i, segment.numel, weights);
-  if (momentum != nullptr) {
-    write_float4(momentum, whole, i, segment.numel, momenta);
-  }
-  if (segment.leaf != nullptr) {
-    write_leaf(segment, whole, i, weights);
-  }
-}
-
-__global__ void flat_end_catch_up(const FlatSegment* segment) {
-  *segment->taps.decay = {};
 }
 
 // One block a chunk: the sums of squares that trust ratios are made of.
@@ -245,14 +204,6 @@ cudaError_t launch_flat_update(const FlatStep& step, const FlatGradients& gradie
     }
     flat_update<Rule><<<gradients.num_chunks, kFlatThreads, 0, stream>>>(step, gradients);
   });
-  return cudaGetLastError();
-}
-
-cudaError_t launch_flat_catch_up(const FlatSegment* segment, int64_t num_behind,
-                                 cudaStream_t stream) {
-  const auto blocks = static_cast<int>((num_behind / 4 + kFlatThreads - 1) / kFlatThreads);
-  flat_catch_up_taps<<<blocks, kFlatThreads, 0, stream>>>(segment);
-  flat_end_catch_up<<<1, 1, 0, stream>>>(segment);
   return cudaGetLastError();
 }
 

@@ -17,10 +17,6 @@ namespace ddp::detail {
 /// where the rule has them.
 void host_flat_update(const FlatStep& step, const FlatGradients& gradients);
 
-/// Does to the taps of `segment` that were left behind what is due, if anything is. The segment
-/// lies where its weights do.
-void host_flat_catch_up(const FlatSegment& segment);
-
 /// Fills `scan.sums` for the chunks of `gradients`.
 void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients);
 /// After all of them: fills `scan.found` and `scan.report`.
@@ -32,9 +28,6 @@ void host_flat_scan_end(const FlatScan& scan);
 /// SGD: one kernel; Adam: two; LARS: three; LAMB: four.
 cudaError_t launch_flat_update(const FlatStep& step, const FlatGradients& gradients,
                                cudaStream_t stream);
-/// Two kernels; `num_behind` elements are behind.
-cudaError_t launch_flat_catch_up(const FlatSegment* segment, int64_t num_behind,
-                                 cudaStream_t stream);
 cudaError_t launch_flat_scan(const FlatScan& scan, const FlatGradients& gradients,
                              cudaStream_t stream);
 cudaError_t launch_flat_scan_end(const FlatScan& scan, cudaStream_t stream);

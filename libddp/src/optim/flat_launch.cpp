@@ -38,12 +38,6 @@ void flat_update(const FlatStep& step, const FlatGradients& gradients, c10::Devi
       [&](auto stream) { return launch_flat_update(step, gradients, stream); });
 }
 
-void flat_catch_up(const FlatSegment* segment, int64_t num_behind, c10::Device device) {
-  run_on(
-      device, [&] { host_flat_catch_up(*segment); },
-      [&](auto stream) { return launch_flat_catch_up(segment, num_behind, stream); });
-}
-
 void flat_scan(const FlatScan& scan, const FlatGradients& gradients, c10::Device device) {
   if (gradients.num_chunks == 0) {
     return;

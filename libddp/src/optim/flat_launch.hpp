@@ -10,7 +10,6 @@
 namespace ddp::detail {
 
 void flat_update(const FlatStep& step, const FlatGradients& gradients, c10::Device device);
-void flat_catch_up(const FlatSegment* segment, int64_t num_behind, c10::Device device);
 void flat_scan(const FlatScan& scan, const FlatGradients& gradients, c10::Device device);
 void flat_scan_end(const FlatScan& scan, c10::Device device);
 /// CUDA only.

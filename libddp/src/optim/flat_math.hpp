@@ -25,24 +25,6 @@ enum class FlatDtype : uint8_t { Float32, BFloat16, Float16 };
 
 constexpr int kFlatMaxSlots = 3;
 
-/// What updates with gradients of zero make of an element's weight w and momentum m:
-/// w <- ww * w + wm * m, m <- mw * w + mm * m. SGD's update is linear in both, so that a product of
-/// such matrices stands for any number of them, each with its own learning rate.
-struct FlatDecay {
-  double ww = 1.0, wm = 0.0;
-  double mw = 0.0, mm = 1.0;
-  double updates = 0.0;  ///< that it stands for
-};
-
-/// A 3x3 filter some of whose taps are left behind. In memory the taps follow each other, each of
-/// `inner` elements, for one filter after the other or once for all.
-struct FlatTaps {
-  int32_t inner = 0;           ///< a multiple of 4; 0: every element is live
-  int32_t num_live = 9;        ///< taps
-  uint64_t order = 0;          ///< the taps, live ones first, as nibbles from the lowest on
-  FlatDecay* decay = nullptr;  ///< due to the others
-};
-
 /// One parameter. What it points to is equally ordered in memory, whatever the strides.
 struct FlatSegment {
   float* weight = nullptr;  ///< the float32 leaf itself, or the master of a half leaf
@@ -55,30 +37,9 @@ struct FlatSegment {
   FlatDtype leaf_dtype = FlatDtype::Float32;
   bool aligned = false;  ///< four elements of each may be moved at once
   bool adapts = true;    ///< LARS, LAMB: has a trust ratio
-  FlatTaps taps;         ///< SGD
 };
 
-/// Elements in `count` taps.
-DDP_HOST_DEVICE_INLINE int64_t flat_numel(const FlatSegment& segment, int count) {
-  return segment.taps.inner == 0 ? segment.numel : segment.numel / 9 * count;
-}
-
-/// The place of the k-th element in `count` taps, from the first-th of FlatTaps::order on. k is
-/// less than 2^31 where taps are left behind.
-DDP_HOST_DEVICE_INLINE int64_t flat_place(const FlatTaps& taps, int64_t k, int first, int count) {
-  if (taps.inner == 0) {
-    return k;
-  }
-  const auto inner = static_cast<uint32_t>(taps.inner);
-  const auto tap = static_cast<uint32_t>(k) / inner;  // counted over all filters
-  const uint32_t filter = tap / static_cast<uint32_t>(count);
-  const uint32_t which = static_cast<uint32_t>(first) + tap - filter * static_cast<uint32_t>(count);
-  const auto place = static_cast<int64_t>(filter * 9 + ((taps.order >> (4 * which)) & 15U));
-  return place * inner + (static_cast<uint32_t>(k) - tap * inner);
-}
-
-/// A piece of a segment, for one block of threads: elements [index, index + 1) * kFlatChunk; in
-/// updates of the live ones.
+/// A piece of a segment, for one block of threads: elements [index, index + 1) * kFlatChunk.
 struct FlatChunk {
   int32_t segment = 0;
   int32_t index = 0;
@@ -215,14 +176,12 @@ struct FlatRuleBase {
   static constexpr bool kMeasureWritesSlots = false;
   static constexpr bool kApplyReadsGradient = true;
   static constexpr bool kApplyWritesSlots = true;
-  static constexpr bool kLeavesTapsBehind = false;
 };
 
 /// torch.optim.SGD with dampening 0; NumSlots 1 with momentum, else 0.
 template <int NumSlots>
 struct FlatSgd : FlatRuleBase {
   static constexpr int kSlots = NumSlots;
-  static constexpr bool kLeavesTapsBehind = true;
   static DDP_HOST_DEVICE_INLINE void apply(const FlatRule& rule, const FlatFactors& f,
                                            float gradient, float& weight, float* slots) {
     gradient = gradient * f.gradient + f.weight_decay * weight;
@@ -232,30 +191,7 @@ struct FlatSgd : FlatRuleBase {
     }
     weight -= f.lr * gradient;
   }
-  /// One more `apply` with a gradient of zero.
-  static DDP_HOST_DEVICE_INLINE void defer(const FlatRule& rule, const FlatFactors& f,
-                                           FlatDecay& decay) {
-    const double mu = NumSlots == 1 ? f.momentum : 0.0;
-    const double mw = f.weight_decay * decay.ww + mu * decay.mw;  // the new momentum
-    const double mm = f.weight_decay * decay.wm + mu * decay.mm;
-    const bool nesterov = NumSlots == 1 && rule.nesterov;
-    decay.ww -= f.lr * (nesterov ? f.weight_decay * decay.ww + mu * mw : mw);
-    decay.wm -= f.lr * (nesterov ? f.weight_decay * decay.wm + mu * mm : mm);
-    decay.mw = mw;
-    decay.mm = mm;
-    decay.updates += 1.0;
-  }
 };
-
-/// Does to an element what was deferred; `momentum` is null without one.
-DDP_HOST_DEVICE_INLINE void flat_apply(const FlatDecay& decay, float& weight, float* momentum) {
-  const double w = weight;
-  const double m = momentum != nullptr ? *momentum : 0.0;
-  weight = static_cast<float>(decay.ww * w + decay.wm * m);
-  if (momentum != nullptr) {
-    *momentum = static_cast<float>(decay.mw * w + decay.mm * m);
-  }
-}
 
 /// torch.optim.Adam and AdamW; NumSlots 3 with amsgrad, else 2.
 template <int NumSlots>

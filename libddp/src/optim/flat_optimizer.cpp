@@ -67,15 +67,11 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 }
 
 FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
-                             const OptimizerOptions& options, const DataParallelModel* model)
+                             const OptimizerOptions& options)
     : rule_(make_update_rule(options)),
       flat_rule_(flat_rule_of(options, *rule_)),
       settings_(parameters),
-      model_(model),
-      device_(parameters.front().parameter.tensor.device()),
-      skips_dead_taps_(options.skip_dead_taps && model != nullptr),
-      taps_(parameters.size()),
-      behind_(parameters.size()) {
+      device_(parameters.front().parameter.tensor.device()) {
   for (const ParameterSettings& settings : settings_) {
     parameters_.push_back(settings.parameter);
     ParameterState& state = states_.emplace_back();
@@ -148,7 +144,7 @@ FlatScalar FlatOptimizer::scalar(const StepScalar& given, float absent) {
 
 FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {
   return {.segments = static_cast<const FlatSegment*>(segments_.data_ptr()),
-          .chunks = static_cast<const FlatChunk*>(update_chunks_.data_ptr()),
+          .chunks = static_cast<const FlatChunk*>(chunks_.data_ptr()),
           .counts = counts_.data_ptr<float>(),
           .biases = static_cast<FlatBias*>(biases_.data_ptr()),
           .squares = squares_.defined() ? static_cast<FlatSquares*>(squares_.data_ptr()) : nullptr,
@@ -170,7 +166,6 @@ void FlatOptimizer::step(const StepScalars& scalars) {
   }
   const at::NoGradGuard no_grad;
   prepare_storage();
-  follow_taps();
   begin_states();
   read_gradients();
   for (size_t i = 0; i < updated_.size(); ++i) {
@@ -185,10 +180,7 @@ void FlatOptimizer::step(const StepScalars& scalars) {
     return;
   }
   const FlatStep step = arguments(scalars);
-  for (size_t run = 0; run < gradients_.size(); ++run) {
-    FlatGradients gradients = gradients_[run];
-    gradients.first_chunk = update_runs_[run].first;
-    gradients.num_chunks = update_runs_[run].count;
+  for (const FlatGradients& gradients : gradients_) {
     flat_update(step, gradients, device_);
   }
   kept_.clear();

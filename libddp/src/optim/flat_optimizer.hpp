@@ -10,10 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/ops/filter_taps.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
 #include "ddp/reduce/reducer.hpp"
 #include "optim/flat_math.hpp"
 #include "optim/parameter_settings.hpp"
@@ -40,11 +38,7 @@ void check_end_of_begun_step(const StepScalars& scalars);
 /// What it computes is ListOptimizer's, and so is its state: either goes on from the other's.
 class FlatOptimizer final : public Optimizer {
  public:
-  /// `model` has these parameters and outlives the last step. With OptimizerOptions::skip_dead_taps
-  /// its ranks agree on what is left behind in their first step outside a join.
-  FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options,
-                const DataParallelModel* model = nullptr);
-  ~FlatOptimizer() override;
+  FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
@@ -90,24 +84,10 @@ class FlatOptimizer final : public Optimizer {
   void make_tables();
   FlatSegment segment_of(size_t index) const;
   void cut_chunks();
-  void cut_update_chunks();
   void watch_leaf(size_t index);
   void follow_leaves();
   void check_leaf(const ParameterState& state) const;
   void begin_states();
-
-  // Taps that are left behind (flat_dead_taps.cpp)
-  void follow_taps();
-  void decide_taps();
-  std::vector<ops::Taps> taps_in_use() const;
-  bool may_leave_behind(size_t index) const;
-  bool came_into_use(size_t index) const;
-  [[noreturn]] void refuse_late_use(size_t index) const;
-  void use_taps_anew(std::vector<FlatTaps> taps);
-  void leave_behind(size_t index, const FlatTaps& taps);
-  void make_behind_table();
-  void bring_up_to_date(size_t index) const;
-  void bring_all_up_to_date() const;
 
   void read_gradients();
   void set_gradient(size_t index, const at::Tensor& grad);
@@ -120,7 +100,6 @@ class FlatOptimizer final : public Optimizer {
   NamedParameters parameters_;
   std::vector<ParameterSettings> settings_;
   std::vector<ParameterState> states_;
-  const DataParallelModel* model_;
   at::Device device_;
 
   std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one piece each
@@ -131,11 +110,6 @@ class FlatOptimizer final : public Optimizer {
   at::Tensor segments_;              // the tables, as bytes on the device
   at::Tensor chunks_;
   int64_t num_chunks_ = 0;
-  at::Tensor update_chunks_;  // of the live elements; those of chunks_ where all are
-  struct Range {
-    int32_t first = 0, count = 0;
-  };
-  std::vector<Range> update_runs_;        // of update_chunks_, for each of gradients_
   std::vector<int32_t> first_chunks_;     // [parameters]
   std::vector<FlatGradients> gradients_;  // of this step
 
@@ -147,14 +121,6 @@ class FlatOptimizer final : public Optimizer {
   std::optional<c10::Stream> side_;  // where buckets are updated; CUDA
   bool updates_buckets_ = false;
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
-
-  bool skips_dead_taps_ = false;
-  std::vector<FlatTaps> taps_;    // [parameters] as the tables have them
-  std::vector<FlatTaps> behind_;  // [parameters] the same, kept where updates no longer do so
-  bool taps_decided_ = false;
-  at::Tensor decays_;                 // [parameters] FlatDecay
-  at::Tensor behind_table_;           // [parameters] FlatSegment with behind_
-  std::vector<at::Tensor> replaced_;  // tables that a captured step still reads
 
   std::vector<at::Tensor> kept_;  // what a step made and its kernels still read
 };

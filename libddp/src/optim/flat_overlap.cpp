@@ -110,7 +110,6 @@ void FlatOptimizer::begin_step(const StepScalars& scalars) {
         "steps may be"));
   }
   prepare_storage();
-  follow_taps();
   // Masters are made in a step of the usual kind.
   if (std::all_of(states_.begin(), states_.end(),
                   [](const ParameterState& state) { return state.has_state; })) {
@@ -148,8 +147,7 @@ FlatOptimizer::BucketTable& FlatOptimizer::table_of(const GradBucket& bucket) {
   std::vector<FlatChunk> chunks;
   for (const at::Tensor& leaf : bucket.parameters) {
     table.parameters.push_back(index_of(leaf));
-    const size_t i = table.parameters.back();
-    append_chunks(chunks, i, flat_numel(segment_of(i), taps_[i].num_live));
+    append_chunks(chunks, table.parameters.back(), leaf.numel());
   }
   table.chunks = to_device(chunks, device_);
   table.gradients.num_segments = static_cast<int32_t>(states_.size());
@@ -171,9 +169,8 @@ void FlatOptimizer::update_bucket(const GradBucket& bucket, const WorkPtr& work)
           "two synchronised backwards after one Optimizer::begin_step: call it before the last one "
           "of a step, the others under no_sync()");
     }
-    // step() brings a filter up to date whose taps came into use in this very backward.
-    updated_[i] = !came_into_use(i);
-    put_gradient(table.gradients, i, updated_[i] ? bucket.gradients[k] : at::Tensor());
+    updated_[i] = true;
+    put_gradient(table.gradients, i, bucket.gradients[k]);
   }
   FlatStep step = *begun_;
   step.chunks = static_cast<const FlatChunk*>(table.chunks.data_ptr());

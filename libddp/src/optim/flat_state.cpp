@@ -7,7 +7,6 @@ namespace ddp::detail {
 
 StateDict FlatOptimizer::state_dict() const {
   wait_for_updates();
-  bring_all_up_to_date();
   StateDict state;
   state.values["type"] = rule_->type();
   for (const ParameterState& parameter : states_) {
@@ -21,8 +20,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
   wait_for_updates();
-  prepare_storage();       // follows leaves that moved, or the next step would, over what is loaded
-  bring_all_up_to_date();  // what is due is not to be done to what is loaded
+  prepare_storage();  // follows leaves that moved, or the next step would, over what is loaded
   std::vector<bool> has_state;
   for (const ParameterState& parameter : states_) {
     has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));

@@ -2,8 +2,6 @@
 // Where a flat optimizer's state lies, and the tables of it that its kernels read.
 #include <ATen/Functions.h>
 
-#include <algorithm>
-
 #include "ddp/core/error.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "optim/capture.hpp"
@@ -82,35 +80,8 @@ void FlatOptimizer::make_storage() {
       state.slots.push_back(storage_[slot].as_strided(leaf.sizes(), leaf.strides(), offsets[i]));
     }
   }
-  if (skips_dead_taps_) {
-    decays_ = to_device(std::vector<FlatDecay>(states_.size()), device_);
-  }
   cut_chunks();
-  cut_update_chunks();
   make_tables();
-}
-
-void FlatOptimizer::cut_update_chunks() {
-  update_chunks_ = chunks_;
-  update_runs_.clear();
-  for (const FlatGradients& gradients : gradients_) {
-    update_runs_.push_back({gradients.first_chunk, gradients.num_chunks});
-  }
-  const bool all_live =
-      std::all_of(taps_.begin(), taps_.end(), [](const FlatTaps& taps) { return taps.inner == 0; });
-  if (all_live) {
-    return;
-  }
-  std::vector<FlatChunk> chunks;
-  for (size_t run = 0; run < gradients_.size(); ++run) {
-    const auto first = static_cast<size_t>(gradients_[run].first_segment);
-    update_runs_[run].first = static_cast<int32_t>(chunks.size());
-    for (size_t i = first; i < first + static_cast<size_t>(gradients_[run].num_segments); ++i) {
-      append_chunks(chunks, i, flat_numel(segment_of(i), taps_[i].num_live));
-    }
-    update_runs_[run].count = static_cast<int32_t>(chunks.size()) - update_runs_[run].first;
-  }
-  update_chunks_ = to_device(chunks, device_);
 }
 
 void FlatOptimizer::cut_chunks() {
@@ -144,7 +115,6 @@ void FlatOptimizer::make_tables() {
     segments.push_back(segment_of(i));
   }
   segments_ = to_device(segments, device_);
-  make_behind_table();
 }
 
 FlatSegment FlatOptimizer::segment_of(size_t index) const {
@@ -165,7 +135,6 @@ FlatSegment FlatOptimizer::segment_of(size_t index) const {
   segment.weight_decay = static_cast<float>(settings_[index].weight_decay);
   segment.first_chunk = first_chunks_[index];
   segment.adapts = settings_[index].adapts;
-  segment.taps = taps_[index];
   return segment;
 }
 

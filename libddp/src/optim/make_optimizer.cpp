@@ -14,8 +14,7 @@ using SettingsList = std::vector<detail::ParameterSettings>;
 
 // nullptr where the lists are to do it.
 std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
-                                                 const OptimizerOptions& options,
-                                                 const DataParallelModel* model = nullptr) {
+                                                 const OptimizerOptions& options) {
   if (options.implementation == OptimizerImplementation::List) {
     return nullptr;
   }
@@ -25,11 +24,10 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
                         "; set it to auto or list");
   }
   const bool wanted = options.implementation == OptimizerImplementation::Flat ||
-                      options.overlap_backward || options.skip_dead_taps ||
+                      options.overlap_backward ||
                       (!settings.empty() && settings.front().parameter.tensor.is_cuda());
-  return wanted && reason.empty()
-             ? std::make_unique<detail::FlatOptimizer>(settings, options, model)
-             : nullptr;
+  return wanted && reason.empty() ? std::make_unique<detail::FlatOptimizer>(settings, options)
+                                  : nullptr;
 }
 
 AnyOptimizer make_list(const SettingsList& settings, const OptimizerOptions& options) {
@@ -66,9 +64,6 @@ AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options
   if (const auto reason = detail::reason_against_zero(settings, options); !reason.empty()) {
     refuse_zero(reason);
   }
-  if (options.skip_dead_taps) {
-    refuse_zero("with optimizer.skip_dead_taps=true whole filters are looked at");
-  }
   if (options.overlap_backward) {
     check_overlap(model, settings);
   }
@@ -87,9 +82,6 @@ AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOp
   if (options.overlap_backward) {
     refuse_overlap(reason);
   }
-  if (options.skip_dead_taps) {
-    refuse("skip_dead_taps", reason);
-  }
   auto flat = make_flat(settings, options);
   return flat ? AnyOptimizer(std::move(flat)) : make_list(settings, options);
 }
@@ -99,20 +91,17 @@ AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& op
   if (options.zero1) {
     return make_zero(model, options);
   }
-  if (!options.overlap_backward && !options.skip_dead_taps) {
+  if (!options.overlap_backward) {
     return make_optimizer(model.named_parameters(), options);
   }
   const SettingsList settings = detail::settings_of_parameters(model.named_parameters(), options);
-  auto flat = make_flat(settings, options, &model);
+  auto flat = make_flat(settings, options);
   if (!flat) {
     const std::string reason = detail::reason_against_flat(settings, options);
-    refuse(options.overlap_backward ? "overlap_backward" : "skip_dead_taps",
-           reason.empty() ? "optimizer.implementation is list" : reason);
+    refuse_overlap(reason.empty() ? "optimizer.implementation is list" : reason);
   }
-  if (options.overlap_backward) {
-    check_overlap(model, settings);
-    flat->listen_to(model.reducer());
-  }
+  check_overlap(model, settings);
+  flat->listen_to(model.reducer());
   return AnyOptimizer(std::move(flat));
 }
 

@@ -178,10 +178,6 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
        .doc = "ZeRO-1: each rank keeps the state of, and updates, its part of the weights; sgd, "
               "adam, adamw"},
       o.zero1);
-  v.field({.name = "skip_dead_taps",
-           .doc = "sgd, flat: put off what weight decay does to taps of 3x3 filters that lie over "
-                  "padding alone, until they are read or saved"},
-          o.skip_dead_taps);
   describe_groups(o.groups, v);
 }
 
@@ -198,11 +194,6 @@ void validate(const OptimizerOptions& o) {
   }
   if (o.type == OptimizerType::Lars && !(o.trust_coefficient > 0.0)) {
     fail_optimizer("trust_coefficient", o.trust_coefficient, "must be more than 0");
-  }
-  if (o.skip_dead_taps && o.type != OptimizerType::Sgd) {
-    throw SettingsError(
-        "optimizer.skip_dead_taps=true is for optimizer.type=sgd, whose updates can be put off; "
-        "set it to false");
   }
   for (const ParameterGroup& group : o.groups) {
     if (group.patterns.empty()) {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <set>
 
-#include "ddp/ops/filter_taps.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
@@ -127,9 +126,6 @@ void DataParallelModel::sync_module_states(int root) {
 void DataParallelModel::send_module_states(int root, bool exactly) {
   if (reducer_) {
     Reducer::HostState::finish_pending(*reducer_);
-  }
-  for (const auto& entry : tensors_.parameters) {
-    ops::bring_up_to_date(entry.tensor);  // what is due here is not what is due to the root's
   }
   auto tensors = tensors_only(tensors_.parameters);
   const auto buffers = tensors_only(named_buffers());
@@ -294,7 +290,6 @@ StateDict DataParallelModel::state_dict() const {
     state.values[kFrozenKey] = frozen_identity();
   }
   for (const auto& [name, tensor] : state_tensors()) {
-    ops::bring_up_to_date(tensor);
     state.tensors.emplace(name, tensor.detach());
     if (is_ignored(name) && communicator_->world_size() > 1) {
       state.tensors.emplace(std::string(kRankLocal) + name, tensor.detach());
@@ -345,7 +340,6 @@ void DataParallelModel::load_state_dict(const StateDict& state) {
   for (auto& [name, tensor] : targets) {
     const auto own =
         is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
-    ops::bring_up_to_date(tensor);  // before, or what is due would be done to the loaded weight
     tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
     ops::overwritten(tensor);
   }

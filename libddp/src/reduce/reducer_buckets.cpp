@@ -47,11 +47,11 @@ bool Reducer::Impl::will_rebuild() const {
          (options.static_graph || !options.find_unused_parameters) && !parameters.empty();
 }
 
-// Another model, or another dtype or other taps on the wire, has other buckets.
+// Another model, or another dtype on the wire, has other buckets.
 std::string Reducer::Impl::plan_name() const {
   int64_t bytes = 0;
-  for (size_t i = 0; i < specs.size(); ++i) {
-    bytes += detail::live_bytes(specs[i].numel * specs[i].element_bytes, live_taps_here(i));
+  for (const auto& spec : specs) {
+    bytes += spec.numel * spec.element_bytes;
   }
   return detail::concat("buckets of ", specs.size(), " gradients, ", bytes, " bytes, hook ",
                         hook ? hook->name() : "none");
@@ -126,9 +126,7 @@ std::string Reducer::Impl::choose_buckets_here(const std::vector<int>& order,
   const double on_wire = hook ? hook->wire_fraction() : 1;
   for (size_t i = 0; i < order.size(); ++i) {
     const auto& mark = ready_times[static_cast<size_t>(order[i])];
-    const auto live = live_taps[static_cast<size_t>(order[i])];
-    gradients.push_back({.num_bytes = static_cast<int64_t>(
-                             static_cast<double>(detail::live_bytes(bytes[i], live)) * on_wire),
+    gradients.push_back({.num_bytes = static_cast<int64_t>(static_cast<double>(bytes[i]) * on_wire),
                          .ready_us = 1e3 * detail::TimeMark::milliseconds(ready_begin, mark)});
   }
   const auto reduction_us = [&](int64_t num_bytes, bool is_last) {
@@ -169,7 +167,6 @@ void Reducer::Impl::rebuild() {
   communicator->broadcast(order, 0)->wait();
   order = order.cpu();
   const std::vector<int> agreed(order.data_ptr<int>(), order.data_ptr<int>() + order.numel());
-  agree_on_live_taps();
   auto cuts = agree_on_cuts(agreed);
 
   // Gradients that live in the arena (no_sync steps before this forward) move with their slots.
@@ -195,7 +192,6 @@ void Reducer::Impl::rebuild() {
     parameters[i].slot.memory.copy_(grad);
     parameters[i].tensor.mutable_grad() = parameters[i].slot.memory;
   }
-  make_wires();
   has_rebuilt = true;
   if (hook) {
     hook->reset();

@@ -31,11 +31,6 @@ void Reducer::Impl::finish_bucket(BucketState& state) {
   }
   state.work->wait();
   state.work = nullptr;
-  if (state.leaves_out && device().is_cpu()) {
-    wires[static_cast<size_t>(bucket.index)]->unpack();
-  } else if (state.leaves_out) {  // unpacked there
-    detail::wait_for(*unpack_stream, detail::current_stream(device()));
-  }
   if (is_weighted) {
     bucket.shard.mul_(bucket.inverse_divisor);
   } else if (scales_after_sum()) {
@@ -138,7 +133,6 @@ void Reducer::Impl::finish_pass() {
   weight = 0;
   device_weight = at::Tensor();
   end_forwards_of_pass();
-  refuse_late_taps();
 }
 
 // To what a reduction left, gradients can be added where it is the whole mean.

@@ -17,7 +17,6 @@
 #include "ddp/reduce/reducer.hpp"
 #include "reduce/bucket_scheduler.hpp"
 #include "reduce/buffer_broadcast.hpp"
-#include "reduce/live_wire.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp {
@@ -53,7 +52,6 @@ struct Reducer::Impl {
     std::vector<c10::Stream> streams;  // on which its gradients were accumulated
     std::vector<c10::Stream> writers;  // on which ops wrote its slots
     at::Tensor buffer;                 // bucket.buffer, which a hook may replace
-    bool leaves_out = false;           // reduced by way of its LiveWire, in the running pass
   };
 
   // Lives in the graph of a forward.
@@ -76,8 +74,6 @@ struct Reducer::Impl {
   bool rebuild_is_due();
   void rebuild();
   std::string plan_name() const;
-  bool may_leave_out_taps() const;
-  ops::Taps live_taps_here(size_t index) const;
   std::optional<std::string> planned_buckets();
   bool measures_buckets();
   void begin_ready_times();
@@ -110,14 +106,6 @@ struct Reducer::Impl {
   c10::Stream stream_behind_gradients(size_t first, size_t last);
   void start_reductions(size_t first, size_t last);
   void join_broken_pass();
-
-  // Buckets without dead taps (reducer_wire.cpp)
-  void agree_on_live_taps();
-  void make_wires();
-  bool leaves_out_taps(size_t index) const;
-  void refuse_late_taps() const;
-  void pack_live(size_t first, size_t last);
-  void unpack_live(size_t first, size_t last);
 
   // Its end (reducer_finish.cpp)
   void finish_pass();
@@ -173,8 +161,6 @@ struct Reducer::Impl {
   std::vector<at::Tensor> arenas;  // one a key
   BucketLayout layout;
   std::vector<BucketState> buckets;
-  std::vector<ops::Taps> live_taps;  // by parameter, on any rank; from the rebuild on
-  std::vector<std::optional<detail::LiveWire>> wires;  // by bucket
   std::vector<std::function<void(const BucketLayout&, const BucketLayout&)>> layout_listeners;
   BucketListener bucket_listener;
   bool shards = false;  // a rank reduces its part of each bucket only
@@ -187,8 +173,7 @@ struct Reducer::Impl {
   detail::BucketScheduler scheduler;
   LaunchSequencer::ModelId model_id;
   std::optional<c10::Stream> launch_stream;  // see stream_behind_gradients
-  std::optional<c10::Stream> unpack_stream;  // see unpack_live
-  bool launched_beside = false;              // on them, in this pass
+  bool launched_beside = false;              // on it, in this pass
   bool expects_sync = false;   // a synchronised forward ran and its backward has not ended
   bool local_forward = false;  // one of no_sync() ran since the last synchronised one
   bool warned_unannounced = false;

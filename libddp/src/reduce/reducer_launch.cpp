@@ -38,13 +38,10 @@ void Reducer::Impl::launch(int index) {
         "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
   }
   if (device().is_cpu()) {
-    pack_live(first, last);
     start_reductions(first, last);
   } else {
     const c10::StreamGuard guard(stream_behind_gradients(first, last));
-    pack_live(first, last);
     start_reductions(first, last);
-    unpack_live(first, last);
     for (size_t b = first; b <= last; ++b) {
       tell_listener(buckets[b]);  // on the CPU, waiting for the result would hold backward up
     }
@@ -72,9 +69,7 @@ c10::Stream Reducer::Impl::stream_behind_gradients(size_t first, size_t last) {
     }
   }
   auto behind = current;
-  const bool has_wire =
-      std::any_of(wires.begin(), wires.end(), [](const auto& wire) { return wire.has_value(); });
-  if ((!others.empty() || has_wire) && !hook) {
+  if (!others.empty() && !hook) {
     if (!launch_stream) {
       launch_stream =
           ops::detail::make_private_stream(device(), ops::detail::StreamPriority::Highest);
@@ -93,11 +88,7 @@ c10::Stream Reducer::Impl::stream_behind_gradients(size_t first, size_t last) {
 // cannot wait for them: who captures calls finish_pending() first.
 void Reducer::Impl::join_broken_pass() {
   if (std::exchange(launched_beside, false) && !detail::is_capturing(device())) {
-    for (const auto& stream : {launch_stream, unpack_stream}) {
-      if (stream) {
-        detail::wait_for(*stream, detail::current_stream(device()));
-      }
-    }
+    detail::wait_for(*launch_stream, detail::current_stream(device()));
   }
 }
 
@@ -129,9 +120,8 @@ void Reducer::Impl::start_reductions(size_t first, size_t last) {
     } else if (shards) {
       buckets[b].work = communicator->reduce_scatter(bucket.shard, bucket.buffer, op);
     } else {
-      const auto& sent = buckets[b].leaves_out ? wires[b]->memory() : bucket.buffer;
-      buckets[b].work = is_tail ? communicator->all_reduce(sent, op)
-                                : communicator->all_reduce_overlapped(sent, op);
+      buckets[b].work = is_tail ? communicator->all_reduce(bucket.buffer, op)
+                                : communicator->all_reduce_overlapped(bucket.buffer, op);
     }
   }
 }

@@ -10,7 +10,6 @@
 
 #include "ddp/core/logging.hpp"
 #include "ddp/ops/autocast_off.hpp"
-#include "ddp/ops/filter_taps.hpp"
 #include "reduce/reducer_impl.hpp"
 
 namespace ddp {
@@ -68,7 +67,6 @@ void Reducer::Impl::begin_pass() {
     state.writers.clear();
     state.work = nullptr;
     state.bucket.buffer = state.buffer;  // a hook that threw may have left another one
-    state.leaves_out = false;
   }
   for (auto& parameter : parameters) {
     parameter.fires = 0;
@@ -329,9 +327,6 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     at::Tensor& grad = parameter.tensor.mutable_grad();
     at::Tensor& slot = parameter.slot.memory;
     if (grad.defined() && !aliases(grad, slot)) {
-      if (ops::TapUse* use = ops::find_tap_use(parameter.tensor)) {
-        use->used = ops::kAllTaps;  // made by an op that says nothing of taps
-      }
       parameter.reduced = false;
       if (parameter.slot.written && parameter.slot.stream) {  // added to below
         detail::wait_for(*parameter.slot.stream, detail::current_stream(device()));

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "core/removed_settings.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/settings.hpp"
 
@@ -18,7 +19,8 @@ ValuesByKey values_by_key(const std::string& yaml) {
   settings.add_yaml(yaml, "settings");
   ValuesByKey values;
   for (const auto& row : settings.unread_rows()) {
-    if (kLeftOut.count(row.key.substr(0, row.key.find('.'))) == 0) {
+    const bool left_out = kLeftOut.count(row.key.substr(0, row.key.find('.'))) != 0;
+    if (!left_out && !is_removed_setting(row.key)) {  // a checkpoint may be of an earlier version
       values[row.key] = row.text();
     }
   }

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/filter_taps.hpp"
 #include "ddp/ops/overwritten.hpp"
 
 namespace ddp {
@@ -57,7 +56,6 @@ WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file
 TensorMap named_weights(const torch::nn::Module& module) {
   TensorMap weights;
   for (const auto& item : module.named_parameters()) {
-    ops::bring_up_to_date(item.value());
     weights.emplace(item.key(), item.value().detach());
   }
   for (const auto& item : module.named_buffers()) {

@@ -256,10 +256,6 @@ class Tables(unittest.TestCase):
         self.assertIn("steps=200", strong.settings(4, ["step=graph", "wrap=false"]))
         self.assertIn("steps=40", strong.settings(4, ["step=compile"]))
 
-    def test_taps_are_skipped_where_there_are_dead_ones(self):
-        skip = {name for name, row in rows.ROWS.items() if isinstance(row, rows.StepRow) and "skip_dead_taps=true" in row.ours(1)["libddp"]}
-        self.assertEqual(skip, {"resnet18_512", "resnet18_128", "resnet18_64", "resnet18_strong"})
-
     def test_how_often_each_side_ran_is_told(self):
         records = {}
         results.merge(records, "resnet50", 1, record(libddp=32.0))

@@ -294,4 +294,6 @@ TEST_CASE("settings that a resumed run has otherwise are listed by key") {
                          "model:\n  width: 32\n  depth: 50\n") ==
         std::vector<std::string>{"model.width=64, it did not set that",
                                  "model.depth is not set, it had 18"});
+  const std::string earlier = "optimizer:\n  type: sgd\n  skip_dead_taps: false\n";
+  CHECK(changed_settings(earlier, "optimizer:\n  type: sgd\n", "").empty());
 }

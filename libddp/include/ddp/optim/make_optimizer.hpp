@@ -38,13 +38,13 @@ concept HasNamedParameters = requires(const Model& model) {
 ///
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, two
 /// parameters of one name, parameters that are not dense real floating-point tensors, and for
-/// overlap_backward, zero1 and skip_dead_taps, which need the model.
+/// overlap_backward and zero1, which need the model.
 AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options);
 
 /// For a data-parallel model, which must outlive the optimizer's last step. With
 /// OptimizerOptions::overlap_backward its buckets are updated as they are reduced: throws
-/// SettingsError where ddp.find_unused_parameters or ddp.static_graph is set. For it and for
-/// OptimizerOptions::skip_dead_taps the implementation is flat, and SettingsError tells what is
+/// SettingsError where ddp.find_unused_parameters or ddp.static_graph is set. The implementation
+/// is flat then, and SettingsError tells what is
 /// against that (implementation=list, what the flat one cannot take).
 ///
 /// With OptimizerOptions::zero1 the model's buckets are reduce-scattered, each rank keeps state
@@ -59,7 +59,7 @@ AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOp
 ///   step that begin_step() began was left, which it ends. State is whole, on the host, under
 ///   parameter names: any world size loads it, with zero1 or without.
 /// Throws SettingsError for LARS and LAMB, SGD with dampening, implementation=list, what the flat
-/// implementation cannot take, skip_dead_taps, models with a comm hook, and the second such
+/// implementation cannot take, models with a comm hook, and the second such
 /// optimizer of a model.
 AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options);
 

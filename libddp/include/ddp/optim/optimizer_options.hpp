@@ -67,17 +67,6 @@ struct OptimizerOptions {
   /// ZeRO-1 (Rajbhandari et al., arXiv:1910.02054, stage 1); see make_optimizer. Not for LARS,
   /// LAMB.
   bool zero1 = false;
-  /// SGD, flat: taps of 3x3 filters that lie over padding alone (layer 4 of a ResNet at 32 px: 8 of
-  /// 9) are read by nothing and have no gradient. What momentum and weight decay do to them is put
-  /// off, and done at once, in double, before anything of libddp reads them: a forward over more
-  /// pixels, state_dict(), a checkpoint, saved weights, an Ema. Own code that reads or writes such
-  /// weights calls ddp::ops::bring_up_to_date(weight) before, and must not add to their gradients.
-  /// For the filters of ddp::ops::conv2d in a DistributedDataParallel. What is put off is settled
-  /// in the first step outside a join (before, nothing is): what no forward of any rank read by
-  /// then. A later step whose forwards, or gradients of other ops, reach more of it throws
-  /// SettingsError with several ranks; with one rank these filters are updated as usual from then
-  /// on. Beside an Ema made before, nothing is put off.
-  bool skip_dead_taps = false;
   /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0". An item
   /// without a setting belongs to the group of the next one: overrides are cut at every comma.
   std::vector<ParameterGroup> groups{};
