@@ -9,7 +9,6 @@
 //   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
 //                                      a round begins with an empty ring
 //   bench_resnet … data=FOLDER step=load    its batches alone, without a model
-//   bench_resnet … overlap=true     buckets are updated while backward goes on
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py;
 //                                   of each rank where FILE holds {rank}
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
@@ -53,8 +52,7 @@ const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagene
                                     {"comm_hook", "none"},     {"fp32_grads", "true"},
                                     {"optimizer", "auto"},     {"ops", "fused"},
                                     {"side_streams", "true"},  {"data", ""},
-                                    {"num_workers", "14"},     {"jpeg_decoder", "cpu"},
-                                    {"overlap", "false"}};
+                                    {"num_workers", "14"},     {"jpeg_decoder", "cpu"}};
 
 /// ops=plain: ATen's own, as the rows "before" have them.
 bool has_fused_ops(const Settings& settings) {
@@ -100,7 +98,6 @@ ddp::OptimizerOptions sgd(const Settings& settings) {
   options.weight_decay = 5e-4;
   options.momentum = 0.9;
   options.nesterov = true;
-  options.overlap_backward = settings.flag("overlap");
   return options;
 }
 
@@ -220,7 +217,6 @@ class Trainer {
                  ? ddp::ops::cross_entropy(logits, batch.target).loss
                  : torch::cross_entropy_loss(logits.to(torch::kFloat32), batch.target);
     }
-    optimizer_->begin_step(scalars);  // does something with overlap=true alone
     loss.backward();
     optimizer_->step(scalars);
     return loss.detach();

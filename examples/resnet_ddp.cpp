@@ -205,8 +205,6 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
                      .ema = ema.get()},
                     {.train = cfg.train,
                      .amp = cfg.amp,
-                     .overlap_backward = cfg.optimizer.overlap_backward,
-                     .zero1 = cfg.optimizer.zero1,
                      .num_steps = plan.num_steps,
                      .log_every = cfg.metrics.log_every,
                      .keep_best = cfg.checkpoint.keep_best});

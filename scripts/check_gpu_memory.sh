@@ -40,7 +40,7 @@ only_others_race() {
 read -ra tests <<<"${TESTS:-batch_norm_gpu_test optim_gpu_test device_images_gpu_test jpeg_loader_gpu_test \
   ops_gpu_test:*address,*slot*,*NaN*,*digits*,*logit*,*expanded*,*float64* \
   convolution_gpu_test:space*,*stem*,cross*,pooled* flat_optimizer_gpu_test:*captured*,*without*,*scan*,Averages*,LAMB* \
-  gpu_overlapped_update:*filters* gpu_reducer_graph:*captured* gpu_nccl_communicator gpu_graphed_step:*memsets* \
+  gpu_side_streams:*filters* gpu_reducer_graph:*captured* gpu_nccl_communicator gpu_graphed_step:*memsets* \
   reduce:SyncBatchNorm*}"
 for test in "${tests[@]}"; do
   name=${test%%:*}

@@ -65,34 +65,7 @@ TrainingLoop::TrainingLoop(const TrainingParts& parts, const TrainingSettings& s
           },
           evaluation_options(), step_.pool()),
       batches_per_epoch_(parts.task.num_batches()),
-      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {
-  check_overlap();
-}
-
-/// What looks at all gradients before the first update cannot go with updates during backward.
-void TrainingLoop::check_overlap() const {
-  if (!settings_.overlap_backward) {
-    return;
-  }
-  const auto refuse = [](const std::string& other) {
-    throw ddp::SettingsError(
-        "optimizer.overlap_backward=true updates weights while backward runs, " + other +
-        "; set optimizer.overlap_backward=false");
-  };
-  if (settings_.train.max_grad_norm > 0) {
-    refuse(ddp::detail::concat("and train.max_grad_norm=", settings_.train.max_grad_norm,
-                               " needs the norm of all gradients first"));
-  }
-  if (guard_.skips()) {
-    refuse("and train.non_finite=skip must see all gradients first");
-  }
-  if (parts_.scaler.is_enabled()) {
-    refuse("and the loss scale of amp.dtype=fp16 must see all gradients first");
-  }
-  if (parts_.task.loss_is_sum()) {
-    refuse("and this trainer's gradients are divided by the number of targets only at its end");
-  }
-}
+      steps_per_epoch_(steps_per_epoch(batches_per_epoch_, settings.train.grad_accum_steps)) {}
 
 ddp::GraphedStepOptions TrainingLoop::training_options() const {
   ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
@@ -129,7 +102,7 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
   }
   for (int64_t step = first_step; step < settings_.num_steps; ++step) {
     parts_.metrics.end_step(step, train_step(step));
-    guard_.end_step(step, last_log_, {.loss = 0, .first_non_finite = scans() ? 3 : -1});
+    guard_.end_step(step, last_log_, {.loss = 0, .first_non_finite = norm_is_wanted_ ? 3 : -1});
     if (is_logged(step) || is_last(step)) {
       guard_.look();
     }
@@ -234,20 +207,13 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
 TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
                                                  const ddp::StepScalars& scalars) {
   StepOutputs outputs;
-  // A sharded step that began leaves weights where the gradients were.
-  const bool may_begin = settings_.overlap_backward && !(settings_.zero1 && norm_is_wanted_);
   parts_.model.zero_grad();
   for (size_t micro = 0; micro < batches.size(); ++micro) {
     std::optional<ddp::NoSync> no_sync;
     if (micro + 1 < batches.size()) {
       no_sync.emplace(parts_.model);
     }
-    const bool begins = may_begin && micro + 1 == batches.size();
-    micro_step(batches[micro], batches.size(), outputs, [&] {
-      if (begins) {
-        parts_.optimizer.begin_step(scalars);
-      }
-    });
+    micro_step(batches[micro], batches.size(), outputs);
   }
   if (parts_.task.loss_is_sum()) {
     outputs.loss = mean_over_targets(outputs.loss, batches);
@@ -261,27 +227,23 @@ TrainingLoop::StepOutputs TrainingLoop::run_step(const Batches& batches,
 }
 
 void TrainingLoop::update(const ddp::StepScalars& scalars, StepOutputs& outputs) {
-  if (scans()) {
+  if (norm_is_wanted_) {
     const auto found = parts_.scaler.clip_and_step(parts_.optimizer, scalars,
                                                    settings_.train.max_grad_norm, guard_.skips());
     outputs.grad_norm = found.norm;
     outputs.first_non_finite = found.first_non_finite;
     return;
   }
-  if (norm_is_wanted_) {
-    outputs.grad_norm = ddp::clip_grad_norm_(parts_.model, 0.0);
-  }
   parts_.scaler.step(parts_.optimizer, scalars);
 }
 
 void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps,
-                              StepOutputs& outputs, const std::function<void()>& before_backward) {
+                              StepOutputs& outputs) {
   MicroBatchResult result;
   {
     ddp::Autocast autocast(settings_.amp);
     result = parts_.task.forward(batch);
   }
-  before_backward();
   auto share = result.loss;
   if (parts_.task.loss_is_sum()) {
     const double weight = parts_.task.target_weight();

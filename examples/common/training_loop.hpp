@@ -41,8 +41,6 @@ struct TrainingParts {
 struct TrainingSettings {
   ddp::TrainOptions train;
   ddp::AmpOptions amp;
-  bool overlap_backward = false;  ///< OptimizerOptions::overlap_backward
-  bool zero1 = false;             ///< OptimizerOptions::zero1
   int64_t num_steps = 0;          ///< optimizer steps of the whole run
   int64_t log_every = 10;         ///< steps whose gradient norm is wanted even without clipping
   std::string keep_best = "off";  ///< CheckpointOptions::keep_best; min: of the test loss, max: of
@@ -92,7 +90,6 @@ class TrainingLoop {
   };
   using Batches = std::vector<TrainingBatch>;
 
-  void check_overlap() const;
   ddp::GraphedStepOptions training_options() const;
   ddp::GraphedStepOptions evaluation_options() const;
   ddp::StepMetrics train_step(int64_t step);
@@ -103,12 +100,9 @@ class TrainingLoop {
   /// arguments (and whether the norm is wanted, which makes another variant).
   StepOutputs run_step(const Batches& batches, const ddp::StepScalars& scalars);
   /// Forward and backward of one batch; adds its share to the step's loss and right answers.
-  /// `before_backward` runs between the two.
-  void micro_step(const TrainingBatch& batch, size_t num_micro_steps, StepOutputs& outputs,
-                  const std::function<void()>& before_backward);
+  void micro_step(const TrainingBatch& batch, size_t num_micro_steps, StepOutputs& outputs);
   /// Unscales, clips and updates; what was found in the gradients, if it is wanted.
   void update(const ddp::StepScalars& scalars, StepOutputs& outputs);
-  bool scans() const { return norm_is_wanted_ && !settings_.overlap_backward; }
   bool is_last(int64_t step) const { return step + 1 == settings_.num_steps; }
   bool ends_epoch(int64_t step) const;
   bool evaluates_after(int64_t step) const;

@@ -15,12 +15,9 @@ using namespace ddp::test;
 TEST_CASE("a sharded optimizer gives the weights and the state of a whole one") {
   const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);
   const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
-  const bool overlaps = GENERATE(false, true);
   for (const double cap : caps()) {
-    CAPTURE(cap, dtype, overlaps);
-    OptimizerOptions options = rule(type, true);
-    options.overlap_backward = overlaps;
-    Trainer sharded(options, with_cap(cap), dtype);
+    CAPTURE(cap, dtype);
+    Trainer sharded(rule(type, true), with_cap(cap), dtype);
     Trainer whole(rule(type, false), with_cap(cap), dtype);
     for (int step = 0; step < 6; ++step) {
       CAPTURE(step);
@@ -31,52 +28,13 @@ TEST_CASE("a sharded optimizer gives the weights and the state of a whole one") 
           trainer->backward(50 + step);
         }
         auto loss = trainer->model.forward(batch(step));
-        StepScalars scalars{.lr = 0.0625 / (1 + step)};
-        if (overlaps) {
-          trainer->optimizer.begin_step(scalars);  // does nothing in the whole one
-        } else {
-          scalars.inverse_scale = 0.5;
-        }
         loss.backward();
-        trainer->optimizer.step(scalars);
+        trainer->optimizer.step({.lr = 0.0625 / (1 + step), .inverse_scale = 0.5});
       }
       require_same_weights(sharded.module, whole.module);
     }
     require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
   }
-}
-
-TEST_CASE("a sharded step that began updates this rank's parts in backward") {
-  OptimizerOptions options = rule(OptimizerType::Sgd, true);
-  options.overlap_backward = true;
-  Trainer sharded(options, with_cap(caps().back()));
-  for (int step = 0; step < 5; ++step) {
-    CAPTURE(step);
-    sharded.model.zero_grad();
-    auto loss = sharded.model.forward(batch(step));
-    const bool begins = step != 3;
-    if (begins) {
-      sharded.optimizer.begin_step({.lr = 0.0625});
-    }
-    const auto before = sharded.module->weights[2].detach().clone();
-    loss.backward();
-    if (on_device().device().is_cuda()) {
-      torch::cuda::synchronize();
-    }
-    // The first step makes the state and is a usual one. Where w2 is not the last bucket, the other
-    // ranks' parts are there too.
-    CHECK(torch::equal(sharded.module->weights[2].detach(), before) == (step == 0 || !begins));
-    sharded.optimizer.step(0.0625);
-  }
-  sharded.backward(9);
-  sharded.model.zero_grad();
-  auto loss = sharded.model.forward(batch(6));
-  REQUIRE_THROWS_WITH(sharded.optimizer.begin_step({.lr = 0.1, .clip_factor = 0.5}),
-                      Catch::Contains("leave begin_step out"));
-  // A weighted mean is there only at the end.
-  sharded.optimizer.begin_step({.lr = 0.0625});
-  sharded.model.weighted_backward(loss, 2);
-  sharded.optimizer.step(0.0625);
 }
 
 TEST_CASE("a sharded optimizer takes weighted means and unused parameters") {
@@ -240,6 +198,85 @@ TEST_CASE("state goes from one world size to another, and to optimizers that are
   broken.tensors.erase("state.w2.exp_avg");
   REQUIRE_THROWS_WITH(again.optimizer.load_state_dict(broken),
                       Catch::Contains("state.w2.exp_avg is missing"));
+}
+
+TEST_CASE("first sharded steps that are skipped make no state") {
+  Trainer sharded(rule(OptimizerType::AdamW, true));
+  Trainer whole(rule(OptimizerType::AdamW, false));
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    for (Trainer* trainer : {&sharded, &whole}) {
+      trainer->model.zero_grad();
+      auto loss = trainer->model.forward(batch(step));
+      StepScalars scalars{.lr = 0.0625};
+      if (step < 2) {  // the second is behind the rebuild of the buckets
+        scalars.found_inf = 1.0;
+      }
+      loss.backward();
+      trainer->optimizer.step(scalars);
+    }
+    require_same_weights(sharded.module, whole.module);
+  }
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+}
+
+TEST_CASE("one rank alone may give a parameter other memory, all of them other values") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  Trainer sharded(rule(OptimizerType::AdamW, true), {}, dtype);
+  Trainer whole(rule(OptimizerType::AdamW, false), {}, dtype);
+  for (int step = 0; step < 5; ++step) {
+    CAPTURE(step);
+    if (step == 2 && rank() == world() - 1) {
+      for (auto& weight : sharded.module->weights) {
+        weight.set_data(weight.detach().clone());
+      }
+    }
+    for (Trainer* trainer : {&sharded, &whole}) {
+      const torch::NoGradGuard no_grad;
+      auto& weight = trainer->module->weights[1];
+      if (step == 3) {  // other values on all ranks, then in the memory that it has
+        weight.set_data(weight.detach() * 2);
+      } else if (step == 4) {
+        weight.set_data(weight.detach().as_strided(weight.sizes(), weight.strides()));
+        weight.mul_(0.5);
+      }
+    }
+    if (step >= 3) {  // what is saved between that and the next step follows, too
+      require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+    }
+    for (Trainer* trainer : {&sharded, &whole}) {
+      trainer->train(step);
+    }
+    require_same_weights(sharded.module, whole.module);
+  }
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  auto& weight = sharded.module->weights[2];
+  const auto turned = weight.detach().t().contiguous().t();
+  if (rank() == 0) {  // one rank's mistake keeps nobody from saving
+    weight.set_data(turned);
+  }
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  weight.set_data(turned);
+  REQUIRE_THROWS_WITH(sharded.optimizer.scan_gradients(),
+                      Catch::Contains("parameter w2 was replaced"));
+}
+
+TEST_CASE("state that is loaded beside other weights is what later steps work on") {
+  Trainer sharded(rule(OptimizerType::AdamW, true), {}, torch::kBFloat16);
+  Trainer whole(rule(OptimizerType::AdamW, false), {}, torch::kBFloat16);
+  for (Trainer* trainer : {&sharded, &whole}) {
+    trainer->train(0);
+    trainer->train(1);
+    const StateDict saved = copy_of(trainer->optimizer.state_dict());
+    trainer->train(2);
+    for (auto& weight : trainer->module->weights) {
+      weight.set_data(weight.detach() * 2);
+    }
+    trainer->optimizer.load_state_dict(saved);
+    trainer->train(3);
+  }
+  require_same_weights(sharded.module, whole.module);
+  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
 }
 
 TEST_CASE("what cannot be sharded is refused") {

@@ -17,12 +17,11 @@ using namespace ddp::test;
 
 namespace {
 
-OptimizerOptions adamw(bool zero1, bool overlap_backward) {
+OptimizerOptions adamw(bool zero1) {
   OptimizerOptions options;
   options.type = OptimizerType::AdamW;
   options.weight_decay = 0.01;
   options.zero1 = zero1;
-  options.overlap_backward = overlap_backward;
   return options;
 }
 
@@ -45,7 +44,7 @@ torch::nn::Sequential wide_model(torch::ScalarType dtype) {
 int64_t optimizer_bytes(torch::ScalarType dtype, bool zero1) {
   auto module = wide_model(dtype);
   DistributedDataParallel model(module, group());
-  auto optimizer = make_optimizer(model, adamw(zero1, false));
+  auto optimizer = make_optimizer(model, adamw(zero1));
   const auto input = torch::ones({16, 2048}, on_device().dtype(dtype));
   const auto backward = [&] {
     model.zero_grad();
@@ -105,43 +104,39 @@ TEST_CASE("state takes a world_size-th of the memory") {
 
 // 16 matrices of 2048 x 2048 (67 M parameters) in bfloat16 with float32 gradients and masters.
 TEST_CASE("a captured step, whole and sharded", "[.bench]") {
-  for (const bool overlaps : {false, true}) {
-    for (const bool zero1 : {false, true}) {
-      torch::nn::Sequential module;
-      for (int layer = 0; layer < 16; ++layer) {
-        module->push_back(torch::nn::Linear(torch::nn::LinearOptions(2048, 2048).bias(false)));
-      }
-      module->to(context().device(), torch::kBFloat16);
-      DistributedDataParallel model(module, group());
-      auto optimizer = make_optimizer(model, adamw(zero1, overlaps));
-      const auto input = torch::randn({16384, 2048}, on_device().dtype(torch::kBFloat16));
-      const auto rate = torch::full({}, 1e-4, on_device());
-      const double ms = captured_ms([&] {
-        model.zero_grad();
-        const auto loss = model.forward(input).to(torch::kFloat).mean();
-        optimizer.begin_step({.lr = rate});
-        loss.backward();
-        optimizer.step(StepScalars{.lr = rate});
-      });
-      if (rank() == 0) {
-        std::printf("%s%s: %.3f ms a step\n", zero1 ? "zero1" : "whole",
-                    overlaps ? ", overlap_backward" : "", ms);
-        std::fflush(stdout);
-      }
+  for (const bool zero1 : {false, true}) {
+    torch::nn::Sequential module;
+    for (int layer = 0; layer < 16; ++layer) {
+      module->push_back(torch::nn::Linear(torch::nn::LinearOptions(2048, 2048).bias(false)));
+    }
+    module->to(context().device(), torch::kBFloat16);
+    DistributedDataParallel model(module, group());
+    auto optimizer = make_optimizer(model, adamw(zero1));
+    const auto input = torch::randn({16384, 2048}, on_device().dtype(torch::kBFloat16));
+    const auto rate = torch::full({}, 1e-4, on_device());
+    const double ms = captured_ms([&] {
+      model.zero_grad();
+      const auto loss = model.forward(input).to(torch::kFloat).mean();
+      loss.backward();
+      optimizer.step(StepScalars{.lr = rate});
+    });
+    if (rank() == 0) {
+      std::printf("%s: %.3f ms a step\n", zero1 ? "zero1" : "whole", ms);
+      std::fflush(stdout);
     }
   }
 }
 
 TEST_CASE("captured sharded steps replay the eager bits") {
-  enum class Kind { Plain, Overlapped, Clipped };
-  const auto kind = GENERATE(Kind::Plain, Kind::Overlapped, Kind::Clipped);
+  enum class Kind { Plain, Clipped };
+  const auto kind = GENERATE(Kind::Plain, Kind::Clipped);
   for (const double cap : bucket_caps()) {
     CAPTURE(cap, static_cast<int>(kind));
     Mlp captured_module;
     Mlp eager_module;
     DistributedDataParallel captured(captured_module, group(), with_cap(cap));
     DistributedDataParallel eager(eager_module, group(), with_cap(cap));
-    const auto rule = adamw(true, kind == Kind::Overlapped);
+    const auto rule = adamw(true);
     auto captured_optimizer = make_optimizer(captured, rule);
     auto eager_optimizer = make_optimizer(eager, rule);
     AmpOptions amp;
@@ -154,9 +149,6 @@ TEST_CASE("captured sharded steps replay the eager bits") {
     const auto step = [&](auto& model, AnyOptimizer& optimizer, GradScaler& scaler) {
       model.zero_grad();
       auto loss = scaler.scale(model.forward(input).sum());
-      if (kind == Kind::Overlapped) {
-        optimizer.begin_step({.lr = rate});
-      }
       loss.backward();
       if (kind == Kind::Clipped) {
         scaler.clip_and_step(optimizer, StepScalars{.lr = rate}, 1.0);
@@ -190,31 +182,5 @@ TEST_CASE("captured sharded steps replay the eager bits") {
       }
     }
     CHECK(captured_scaler.get_scale() == eager_scaler.get_scale());
-  }
-}
-
-// The update of 16 M weights takes longer than the forward up to where it reads them.
-TEST_CASE("a forward after a sharded step that was begun and left reads all ranks' weights") {
-  Mlp module(7, 4096);
-  DistributedDataParallel model(module, group(), with_cap(1e-6));
-  auto optimizer = make_optimizer(model, adamw(true, true));
-  const auto x = batch_of(rank(), 1, 4);
-  for (int step = 0; step < 3; ++step) {
-    model.zero_grad();
-    auto loss = model.forward(x).sum();
-    optimizer.begin_step({.lr = 1e-6});
-    loss.backward();
-    if (step < 2) {
-      optimizer.step(1e-6);
-    }
-  }
-  const auto seen = model.forward(x).detach().clone();
-  torch::cuda::synchronize();
-  CHECK(torch::equal(seen, module->forward(x).detach()));
-  for (const auto& parameter : module->parameters()) {
-    const auto own = parameter.detach().contiguous().flatten();
-    auto first = own.clone();
-    group()->broadcast(first)->wait();
-    CHECK(torch::equal(first, own));
   }
 }

@@ -8,7 +8,8 @@
 
 namespace ddp::detail {
 
-constexpr std::array<std::string_view, 1> kRemovedSettings = {"optimizer.skip_dead_taps"};
+constexpr std::array<std::string_view, 2> kRemovedSettings = {"optimizer.overlap_backward",
+                                                              "optimizer.skip_dead_taps"};
 
 constexpr bool is_removed_setting(std::string_view key) {
   return std::find(kRemovedSettings.begin(), kRemovedSettings.end(), key) != kRemovedSettings.end();

@@ -143,15 +143,9 @@ namespace detail {
 WeightGradient::WeightGradient(const at::Tensor& parameter, int64_t limit)
     : device_(parameter.device()), limit_(limit) {
 #ifdef DDP_HAS_CUDA
-  GradSlot* const slot = find_grad_slot(parameter);
-  if (limit != 0 && parameter.is_cuda() && slot != nullptr) {
-    const c10::Stream main = current_stream(device_);
-    if (slot->reader && *slot->reader != main) {  // the parameter is used twice: keep one stream
-      wait_for(*slot->reader, main);
-    }
-    slot->reader = main;
+  if (limit != 0 && parameter.is_cuda() && find_grad_slot(parameter) != nullptr) {
     ready_.emplace(c10::DeviceType::CUDA);
-    ready_->record(main);
+    ready_->record(current_stream(device_));
   }
 #endif
 }

@@ -10,8 +10,10 @@
 #endif
 
 namespace ddp::detail {
+namespace {
 
-bool is_capturing() {
+// Whether this thread's current CUDA stream records a graph. Never starts CUDA.
+bool stream_is_capturing() {
 #ifdef DDP_HAS_CUDA
   // A program without a CUDA context cannot record, and must not get a context by being asked.
   return at::globalContext().hasCUDA() &&
@@ -22,8 +24,10 @@ bool is_capturing() {
 #endif
 }
 
+}  // namespace
+
 void refuse_to_make_while_capturing(const std::string& what) {
-  if (is_capturing()) {
+  if (stream_is_capturing()) {
     throw SettingsError(concat(what,
                                " would be made inside a CUDA graph, and again by each replay; ",
                                "run one step eagerly before capturing"));

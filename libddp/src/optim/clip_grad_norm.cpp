@@ -42,12 +42,6 @@ at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type, Communicator
 // This rank's parts of the buckets that hold a gradient.
 std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
   const Reducer& reducer = model.reducer();
-  for (const NamedParameter& parameter : reducer.parameters()) {
-    const auto* meta = detail::sharded_gradient_meta(parameter.tensor.grad());
-    if (meta != nullptr && meta->holds_weights) {
-      detail::refuse_sent_weights();
-    }
-  }
   std::vector<at::Tensor> shards;
   for (size_t b = 0; b < reducer.layout().buckets.size(); ++b) {
     const auto& parameters = reducer.layout().buckets[b].parameters;

@@ -3,8 +3,6 @@
 
 #include <ATen/Functions.h>
 
-#include <algorithm>
-
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "optim/capture.hpp"
@@ -123,10 +121,8 @@ void FlatOptimizer::read_gradients() {
 }
 
 void FlatOptimizer::set_gradient(size_t index, const at::Tensor& grad) {
-  put_gradient(gradients_[index / kFlatMaxGradients], index % kFlatMaxGradients, grad);
-}
-
-void FlatOptimizer::put_gradient(FlatGradients& run, size_t local, const at::Tensor& grad) {
+  FlatGradients& run = gradients_[index / kFlatMaxGradients];
+  const size_t local = index % kFlatMaxGradients;
   run.data[local] = grad.defined() ? grad.data_ptr() : nullptr;
   run.dtype[local] = grad.defined() ? flat_dtype(grad.scalar_type()) : FlatDtype::Float32;
   run.aligned[local] = grad.defined() && is_aligned(run.data[local], grad.scalar_type());
@@ -157,7 +153,6 @@ FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {
 
 void FlatOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
-  join_begun_step(scalars);
   if (!scalars.lr.defined()) {
     throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
   }
@@ -168,17 +163,6 @@ void FlatOptimizer::step(const StepScalars& scalars) {
   prepare_storage();
   begin_states();
   read_gradients();
-  for (size_t i = 0; i < updated_.size(); ++i) {
-    if (updated_[i]) {
-      set_gradient(i, at::Tensor());
-    }
-  }
-  const bool all_updated =
-      !updated_.empty() && std::find(updated_.begin(), updated_.end(), false) == updated_.end();
-  updated_.clear();
-  if (all_updated) {
-    return;
-  }
   const FlatStep step = arguments(scalars);
   for (const FlatGradients& gradients : gradients_) {
     flat_update(step, gradients, device_);

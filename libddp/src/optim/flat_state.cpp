@@ -6,7 +6,6 @@
 namespace ddp::detail {
 
 StateDict FlatOptimizer::state_dict() const {
-  wait_for_updates();
   StateDict state;
   state.values["type"] = rule_->type();
   for (const ParameterState& parameter : states_) {
@@ -19,14 +18,12 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
-  wait_for_updates();
   prepare_storage();  // follows leaves that moved, or the next step would, over what is loaded
   std::vector<bool> has_state;
   for (const ParameterState& parameter : states_) {
     has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));
   }
   check.nothing_else();
-  end_begun_step();  // of one that was left nothing goes on
   ++num_changes_;
   for (size_t i = 0; i < states_.size(); ++i) {
     states_[i].has_state = has_state[i];

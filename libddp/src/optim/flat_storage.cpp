@@ -22,7 +22,6 @@ void FlatOptimizer::watch_leaf(size_t index) {
   if (state.needs_master) {
     ops::on_overwritten(state.leaf, [this, index, alive = std::weak_ptr(lifetime_)](bool exactly) {
       if (!alive.expired()) {
-        wait_for_updates();
         follow_leaf(states_[index], exactly);
       }
     });

@@ -170,9 +170,6 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
       {{"auto", OptimizerImplementation::Auto},
        {"flat", OptimizerImplementation::Flat},
        {"list", OptimizerImplementation::List}});
-  v.field({.name = "overlap_backward",
-           .doc = "flat: update each bucket as soon as it is reduced, while backward goes on"},
-          o.overlap_backward);
   v.field(
       {.name = "zero1",
        .doc = "ZeRO-1: each rank keeps the state of, and updates, its part of the weights; sgd, "

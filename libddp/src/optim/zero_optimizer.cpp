@@ -49,27 +49,8 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
       cut_anew();
     }
   });
-  const std::weak_ptr alive(lifetime_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     watch_leaf(i);
-  }
-  if (options_.overlap_backward) {
-    reducer_.set_bucket_listener(
-        [this, alive](const GradBucket& bucket, const WorkPtr& work) {
-          if (!alive.expired()) {
-            update_bucket(bucket, work);
-          }
-        },
-        [this, alive] {
-          if (!alive.expired()) {
-            send_left_weights();
-          }
-        },
-        [this, alive] {
-          if (!alive.expired()) {
-            wait_for_updates();
-          }
-        });
   }
   cut();
 }
@@ -94,7 +75,6 @@ void ZeroOptimizer::cut() {
   if (!pieces.empty()) {
     own_ = std::make_unique<FlatOptimizer>(pieces, options_);
     piece_parameters_ = at::tensor(owners, at::kInt).to(device_);
-    update_own_ = options_.overlap_backward ? own_->bucket_listener() : nullptr;
   }
   leaves_.clear();
   for (const NamedParameter& parameter : parameters_) {
@@ -109,12 +89,8 @@ void ZeroOptimizer::cut() {
 void ZeroOptimizer::cut_anew() {
   refuse_to_make_while_capturing("the optimizer's parts of the buckets");
   const at::NoGradGuard no_grad;
-  send_left_weights();
   const StateDict state = has_state_ ? state_dict() : StateDict();
-  const bool all_updated = num_updated_ == buckets_.size();
   cut();
-  begun_ = begun_ && num_updated_ > 0;  // the new own_ has not begun: a step of the usual kind
-  num_updated_ = all_updated ? buckets_.size() : std::min(num_updated_, buckets_.size());
   if (has_state_) {
     take_state(state);
   }
@@ -158,7 +134,6 @@ void ZeroOptimizer::show_leaves(const std::vector<size_t>& moved) const {
     return;
   }
   const at::NoGradGuard no_grad;
-  wait_for_updates();  // of the memory before, which nobody may keep from here on
   for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const size_t parameter = bucket.parameters[i];
@@ -228,7 +203,6 @@ bool ZeroOptimizer::read_gradients() {
 }
 
 std::vector<at::Tensor> ZeroOptimizer::gradients() const {
-  refuse_gradients_in_use();
   std::vector<at::Tensor> shards;
   for (const ZeroBucket& bucket : buckets_) {
     if (has_gradients(bucket)) {
@@ -247,20 +221,15 @@ void ZeroOptimizer::step(const StepScalars& scalars) {
   if (!read_gradients()) {
     return;
   }
-  if (!join_begun_step(scalars)) {
-    if (scalars.found_inf.value().value_or(0.0) != 0.0) {
-      forget_gradients();
-      return;
-    }
-    if (own_) {
-      own_->step(scalars);
-    }
-    send_weights();
+  if (scalars.found_inf.value().value_or(0.0) != 0.0) {
+    forget_gradients();
+    return;
   }
+  if (own_) {
+    own_->step(scalars);
+  }
+  send_weights();
   has_state_ = true;
-  has_all_state_ =
-      has_all_state_ || std::all_of(parameters_.begin(), parameters_.end(),
-                                    [](const auto& p) { return p.tensor.grad().defined(); });
   forget_gradients();  // their memory holds weights now
 }
 
@@ -325,7 +294,6 @@ void ZeroOptimizer::agree_on_found_inf(at::Tensor& found_inf) {
 GradientScan ZeroOptimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
   const TraceScope trace("scan gradients", "compute");
   const at::NoGradGuard no_grad;
-  refuse_gradients_in_use();
   read_gradients();
   // The square of a norm in float32 may be more than float32 holds.
   const auto options = at::TensorOptions().device(device_);

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Stream.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +39,6 @@ class ZeroOptimizer final : public Optimizer {
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
-  void begin_step(const StepScalars& scalars) override;
   const NamedParameters& named_parameters() const override { return parameters_; }
   /// This rank's parts of the buckets.
   std::vector<at::Tensor> gradients() const override;
@@ -55,7 +52,6 @@ class ZeroOptimizer final : public Optimizer {
   const FlatOptimizer* own() const { return own_.get(); }
   /// Collective: the parts come together on the host.
   StateDict state_dict() const override;
-  /// Collective where a begun step was left.
   void load_state_dict(const StateDict& state) override;
 
  private:
@@ -73,16 +69,6 @@ class ZeroOptimizer final : public Optimizer {
   void put_weights(const ZeroBucket& bucket) const;
   WorkPtr gather_weights(const ZeroBucket& bucket) const;
   void take_weights(const ZeroBucket& bucket, const WorkPtr& work) const;
-  // zero_overlap.cpp
-  void update_bucket(const GradBucket& bucket, const WorkPtr& work);
-  size_t num_updated() const;
-  void send_last_updated();
-  void send_left_weights();
-  void wait_for_updates() const;
-  void end_begun_step();
-  void mark_gradients(const std::vector<at::Tensor>& gradients);
-  void refuse_gradients_in_use() const;
-  bool join_begun_step(const StepScalars& scalars);
   // zero_state.cpp
   void take_state(const StateDict& state);
   std::vector<std::string> slots_of(const ZeroBucket& bucket) const;
@@ -105,17 +91,9 @@ class ZeroOptimizer final : public Optimizer {
     const void* data;
     at::Tensor layout;  // without memory
   };
-  std::vector<Leaf> leaves_;    // of parameters_, as the buckets' views have them
-  bool has_state_ = false;      // some parameter, on any rank
-  bool has_all_state_ = false;  // every parameter
+  std::vector<Leaf> leaves_;  // of parameters_, as the buckets' views have them
+  bool has_state_ = false;    // some parameter, on any rank
 
-  Reducer::BucketListener update_own_;  // of own_, with overlap_backward
-  std::optional<c10::Stream> side_;     // where buckets are updated; CUDA
-  bool begun_ = false;                  // between begin_step and step; equal on all ranks
-  bool begun_in_capture_ = false;
-  size_t num_updated_ = 0;          // buckets, since begin_step
-  bool last_is_sent_ = false;       // the last of them, too
-  std::vector<at::Tensor> marked_;  // gradients whose memory holds weights
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 };
 

@@ -85,9 +85,7 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
 
 StateDict ZeroOptimizer::state_dict() const {
   const at::NoGradGuard no_grad;
-  if (!begun_) {  // else backward goes on to write where the leaves were
-    show_leaves(moved_leaves(/*refuses=*/false));
-  }
+  show_leaves(moved_leaves(/*refuses=*/false));
   const StateDict own = own_ ? own_->state_dict() : StateDict();
   const at::Tensor counts = gather_counts(own);
   StateDict state;
@@ -104,17 +102,10 @@ StateDict ZeroOptimizer::state_dict() const {
   return state;
 }
 
-// Of a step that was begun and left nothing goes on; where its gradients were lie weights.
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
-  const bool left = num_updated() > 0;
   follow_leaves(/*refuses=*/false);  // now, or the next step would, over what is loaded
   take_state(state);
-  send_left_weights();
-  end_begun_step();
-  if (left) {
-    forget_gradients();
-  }
 }
 
 void ZeroOptimizer::take_state(const StateDict& state) {
@@ -122,7 +113,6 @@ void ZeroOptimizer::take_state(const StateDict& state) {
   check.value("type", StateValue(rule_->type()));
   const at::Tensor count = at::zeros({}, at::TensorOptions(at::kFloat));
   bool any = false;
-  bool all = true;
   for (const ZeroBucket& bucket : buckets_) {
     for (const size_t i : bucket.parameters) {
       std::map<std::string, at::Tensor> expected;
@@ -132,15 +122,12 @@ void ZeroOptimizer::take_state(const StateDict& state) {
       if (rule_->counts_steps()) {
         expected[key_of(parameters_[i].name, "step")] = count;
       }
-      const bool found = check.all_or_none(expected);
-      any = any || found;
-      all = all && found;
+      any = check.all_or_none(expected) || any;
     }
   }
   check.nothing_else();
   ++num_changes_;
   has_state_ = any;
-  has_all_state_ = all;
   if (!own_) {
     return;
   }

@@ -97,7 +97,6 @@ void Reducer::Impl::require_all_threw() const {
 void Reducer::Impl::complete_pass() {
   {
     const std::lock_guard lock(mutex);
-    drops_pass = true;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const int index = static_cast<int>(i);
       if (!scheduler.is_ready(index) &&
@@ -108,7 +107,6 @@ void Reducer::Impl::complete_pass() {
   }
   communicator->launch_sequencer().flush();
   const std::lock_guard lock(mutex);
-  drops_pass = false;
   if (hook) {
     hook->reset();  // what it keeps from bucket to bucket is of the dropped gradients
   }

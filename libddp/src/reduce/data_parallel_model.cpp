@@ -171,10 +171,6 @@ void DataParallelModel::before_forward() {
   if (synchronised) {
     reducer_->begin_forward();
     reducer_->record_forward_start();
-  } else if (at::GradMode::is_enabled() && join_ == nullptr &&
-             (!tensors_.is_training || tensors_.is_training())) {
-    // In a join, ranks that ran out do not hear of it; the next synchronised forward does it then.
-    Reducer::HostState::call_forward_listener(*reducer_);
   }
   if (sends_buffers) {
     broadcast_buffers_now(join_ != nullptr ? join_->buffer_root() : 0);

@@ -193,9 +193,6 @@ void Reducer::begin_forward() {
   const std::lock_guard lock(impl_->mutex);
   impl_->check_previous_pass();
   impl_->compare_hooks();
-  if (impl_->forward_listener) {
-    impl_->forward_listener();  // what it still does beside is done to the present buckets
-  }
   if (impl_->rebuild_is_due()) {
     impl_->rebuild();
   }
@@ -313,14 +310,6 @@ const BucketLayout& Reducer::layout() const {
 void Reducer::add_layout_listener(
     std::function<void(const BucketLayout&, const BucketLayout&)> listener) {
   impl_->layout_listeners.push_back(std::move(listener));
-}
-
-void Reducer::set_bucket_listener(BucketListener listener, std::function<void()> before_forward,
-                                  std::function<void()> wait) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->bucket_listener = std::move(listener);
-  impl_->forward_listener = std::move(before_forward);
-  impl_->wait_for_listener = std::move(wait);
 }
 
 const NamedParameters& Reducer::parameters() const {

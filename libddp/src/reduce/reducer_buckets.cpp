@@ -42,8 +42,7 @@ std::vector<int64_t> bytes_in_order(const std::vector<ParameterSpec>& specs,
 }  // namespace
 
 bool Reducer::Impl::will_rebuild() const {
-  const bool buckets_matter = communicator->world_size() > 1 || bucket_listener != nullptr;
-  return !has_rebuilt && buckets_matter &&
+  return !has_rebuilt && communicator->world_size() > 1 &&
          (options.static_graph || !options.find_unused_parameters) && !parameters.empty();
 }
 

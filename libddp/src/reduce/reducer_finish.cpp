@@ -16,12 +16,6 @@ bool Reducer::Impl::scales_after_sum() const {
   return is_weighted || (divisor != 0 && divisor != communicator->world_size());
 }
 
-void Reducer::Impl::tell_listener(const BucketState& state) const {
-  if (bucket_listener && !hook && !scales_after_sum() && !drops_pass) {
-    bucket_listener(state.bucket, state.work);
-  }
-}
-
 void Reducer::Impl::finish_bucket(BucketState& state) {
   auto& bucket = state.bucket;
   if (hook) {
@@ -35,8 +29,6 @@ void Reducer::Impl::finish_bucket(BucketState& state) {
     bucket.shard.mul_(bucket.inverse_divisor);
   } else if (scales_after_sum()) {
     bucket.shard.div_(bucket.divisor);
-  } else if (device().is_cpu()) {
-    tell_listener(state);
   }
 }
 

@@ -50,16 +50,6 @@ void Reducer::HostState::finish_pending(Reducer& reducer) {
   const std::lock_guard lock(impl.mutex);
   impl.buffer_broadcast.finish();
   impl.join_broken_pass();
-  if (impl.wait_for_listener) {
-    impl.wait_for_listener();
-  }
-}
-
-void Reducer::HostState::call_forward_listener(Reducer& reducer) {
-  const std::lock_guard lock(reducer.impl_->mutex);
-  if (reducer.impl_->forward_listener) {
-    reducer.impl_->forward_listener();
-  }
 }
 
 bool Reducer::HostState::is_before_backward(const Reducer& reducer) const {

@@ -14,14 +14,9 @@ namespace ddp {
 
 struct Reducer::HostState {
   /// The current stream (on the CPU: the host) waits for what a forward without a backward, or a
-  /// backward that an exception ended, left under way beside it: buffers on their way, reductions,
-  /// updates. To be called before parameters or buffers are read or written from outside, and
-  /// before a capture.
+  /// backward that an exception ended, left under way: buffers on their way, reductions. To be
+  /// called before parameters or buffers are read or written from outside, and before a capture.
   static void finish_pending(Reducer& reducer);
-  /// What is called before each synchronised forward: before another training forward, which all
-  /// ranks run alike.
-  static void call_forward_listener(Reducer& reducer);
-
   /// A backward of it ended since.
   bool is_before_backward(const Reducer& reducer) const;
   /// Why replays of what was captured since would not do what it did: counts of weighted_backward

@@ -146,7 +146,6 @@ struct Reducer::Impl {
   DdpLoggingData logging_data();
 
   bool scales_after_sum() const;
-  void tell_listener(const BucketState& state) const;
   at::Device device() const { return communicator->device(); }
 
   CommunicatorPtr communicator;
@@ -162,10 +161,7 @@ struct Reducer::Impl {
   BucketLayout layout;
   std::vector<BucketState> buckets;
   std::vector<std::function<void(const BucketLayout&, const BucketLayout&)>> layout_listeners;
-  BucketListener bucket_listener;
   bool shards = false;  // a rank reduces its part of each bucket only
-  std::function<void()> forward_listener;
-  std::function<void()> wait_for_listener;
   detail::BufferBroadcast buffer_broadcast;
   bool buffers_sent = false;  // for the next training forward
 
@@ -181,7 +177,6 @@ struct Reducer::Impl {
   bool end_queued = false;     // the static graph's counting pass: its end is on the engine
   int local_end_task = -1;     // the engine's task whose end attaches unsynchronised gradients
   std::vector<int> running_backwards;  // the engine's tasks of the pass that have not ended
-  bool drops_pass = false;             // complete_pass() runs: its means are of no use
   struct OpenForward {
     std::weak_ptr<ForwardState> state;  // expires with the forward's graph
     std::vector<bool> reachable;        // find_unused_parameters

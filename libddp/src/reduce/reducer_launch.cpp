@@ -42,9 +42,6 @@ void Reducer::Impl::launch(int index) {
   } else {
     const c10::StreamGuard guard(stream_behind_gradients(first, last));
     start_reductions(first, last);
-    for (size_t b = first; b <= last; ++b) {
-      tell_listener(buckets[b]);  // on the CPU, waiting for the result would hold backward up
-    }
   }
   if (buckets[last].bucket.is_last) {
     launch_used_map();

@@ -86,7 +86,6 @@ void Reducer::Impl::forget_writes() {
   for (auto& parameter : parameters) {
     parameter.slot.written = false;
     parameter.slot.stream = std::nullopt;
-    parameter.slot.reader = std::nullopt;
   }
 }
 
@@ -249,8 +248,7 @@ void Reducer::Impl::mark_unused_parameters() {
   }
 }
 
-// The stream that is current in the hook, the one on which an op wrote the slot, if another, and
-// then the op's own: a listener is to change the parameter, which the op may still read there.
+// The stream that is current in the hook, and the one on which an op wrote the slot.
 void Reducer::Impl::note_streams(int bucket, const ops::GradSlot& slot) {
   if (device().is_cpu()) {
     return;
@@ -264,9 +262,6 @@ void Reducer::Impl::note_streams(int bucket, const ops::GradSlot& slot) {
   note(state.streams, detail::current_stream(device()));
   if (slot.stream) {
     note(state.writers, *slot.stream);
-  }
-  if (slot.reader) {
-    note(state.writers, *slot.reader);
   }
 }
 
@@ -343,7 +338,6 @@ void Reducer::Impl::gather_parameter_lists(const std::vector<int>& indices) {
     grad = slot;
     parameter.slot.written = false;
     parameter.slot.stream = std::nullopt;
-    parameter.slot.reader = std::nullopt;
   }
   if (!copy_to.empty()) {
     at::_foreach_copy_(copy_to, copy_from);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the trainers' loop does with optimizer.overlap_backward, with clipping and with
-// train.non_finite.
+// What the trainers' loop does with clipping and with train.non_finite.
 #include <torch/torch.h>
 
 #include "common/training_loop.hpp"
@@ -52,18 +51,12 @@ class LinearTask : public examples::TrainingTask {
   int64_t num_forwards_ = 0;  // of training
 };
 
-// Passes everything on, and sees whether a begun step's weights changed before step().
+// Passes everything on, and keeps the weights after each step.
 class Spy : public ddp::Optimizer {
  public:
   explicit Spy(ddp::AnyOptimizer optimizer) : optimizer_(std::move(optimizer)) {}
   using Optimizer::step;
-  void begin_step(const ddp::StepScalars& scalars) override {
-    before_ = weight().clone();
-    optimizer_.begin_step(scalars);
-  }
   void step(const ddp::StepScalars& scalars) override {
-    num_updated_in_backward += before_.defined() && !torch::equal(before_, weight()) ? 1 : 0;
-    before_ = at::Tensor();
     clips = clips || scalars.clip_factor.defined();
     optimizer_.step(scalars);
     weights.push_back(weight().clone());
@@ -79,25 +72,21 @@ class Spy : public ddp::Optimizer {
   ddp::StateDict state_dict() const override { return optimizer_.state_dict(); }
   void load_state_dict(const ddp::StateDict& state) override { optimizer_.load_state_dict(state); }
 
-  int num_updated_in_backward = 0;
   bool clips = false;
   std::vector<torch::Tensor> weights;  // after each step
 
  private:
   torch::Tensor weight() const { return named_parameters().front().tensor.detach(); }
   ddp::AnyOptimizer optimizer_;
-  torch::Tensor before_;
 };
 
 struct Result {
   torch::Tensor weight;
-  int num_updated_in_backward;
   bool clips;
   std::vector<torch::Tensor> weights;
 };
 
 struct Wanted {
-  bool overlap = false;
   bool zero1 = false;
   double max_grad_norm = 0;
   bool sum = false;
@@ -120,7 +109,6 @@ Result train(const Wanted& wanted) {
   ddp::OptimizerOptions rule;
   rule.momentum = 0.9;
   rule.implementation = ddp::OptimizerImplementation::Flat;
-  rule.overlap_backward = wanted.overlap;
   rule.zero1 = wanted.zero1;
   Spy optimizer(ddp::make_optimizer(model, rule));
   LinearTask::Spoil spoil;
@@ -142,8 +130,6 @@ Result train(const Wanted& wanted) {
   settings.train.max_grad_norm = wanted.max_grad_norm;
   settings.train.non_finite = wanted.non_finite;
   settings.amp = wanted.amp;
-  settings.overlap_backward = wanted.overlap;
-  settings.zero1 = wanted.zero1;
   settings.num_steps = wanted.num_steps;
   settings.log_every = 2;
   examples::TrainingLoop loop({.context = ctx,
@@ -157,8 +143,7 @@ Result train(const Wanted& wanted) {
                               settings);
   ddp::Checkpointer checkpointer(ctx, {}, {model});
   loop.run(checkpointer, 0);
-  return {module->weight.detach().clone(), optimizer.num_updated_in_backward, optimizer.clips,
-          optimizer.weights};
+  return {module->weight.detach().clone(), optimizer.clips, optimizer.weights};
 }
 
 // Two forwards a step: the first of the third step, of the fourth.
@@ -185,16 +170,8 @@ std::string end_of(const Wanted& wanted) {
 
 }  // namespace
 
-TEST_CASE("the loop begins steps before the last backward, and trains the same weights") {
-  const auto plain = train({});
-  CHECK(plain.num_updated_in_backward == 0);
-  const auto overlapped = train({.overlap = true});
-  CHECK(overlapped.num_updated_in_backward == 5);  // the first step makes the optimizer's state
-  CHECK(torch::equal(overlapped.weight, plain.weight));
-  // Gradients are there for the norm of every other step.
-  const auto sharded = train({.overlap = true, .zero1 = true});
-  CHECK(sharded.num_updated_in_backward == 2);
-  CHECK(torch::equal(sharded.weight, plain.weight));
+TEST_CASE("a sharded optimizer trains the same weights") {
+  CHECK(torch::equal(train({.zero1 = true}).weight, train({}).weight));
 }
 
 TEST_CASE("clipping leaves gradients to the step, and limits it") {
@@ -203,21 +180,6 @@ TEST_CASE("clipping leaves gradients to the step, and limits it") {
   CHECK(loose.clips);
   CHECK(torch::equal(loose.weight, plain.weight));
   CHECK_FALSE(torch::equal(train({.max_grad_norm = 1e-3}).weight, plain.weight));
-}
-
-TEST_CASE("what must see all gradients first is refused with overlap_backward") {
-  const auto refusal = [](const Wanted& wanted) {
-    return message_of<ddp::SettingsError>([&] { train(wanted); });
-  };
-  CHECK_THAT(refusal({.overlap = true, .max_grad_norm = 0.5}),
-             Catch::Contains("train.max_grad_norm=0.5") &&
-                 Catch::Contains("set optimizer.overlap_backward=false"));
-  ddp::AmpOptions fp16;
-  fp16.grad_scaling = ddp::GradScaling::On;
-  CHECK_THAT(refusal({.overlap = true, .amp = fp16}), Catch::Contains("loss scale"));
-  CHECK_THAT(refusal({.overlap = true, .sum = true}), Catch::Contains("number of targets"));
-  CHECK_THAT(refusal({.overlap = true, .non_finite = ddp::NonFinite::Skip}),
-             Catch::Contains("train.non_finite=skip"));
 }
 
 TEST_CASE("a run that is not finite ends with the step, the parameter and the rank") {
@@ -235,8 +197,6 @@ TEST_CASE("a run that is not finite ends with the step, the parameter and the ra
              Catch::Contains("step 3 is not finite (train.non_finite=error): the loss of rank 0 is "
                              "inf; all weights are finite"));
   CHECK_THAT(end_of({.sum = true, .spoil = bad_loss(kUnlogged)}),
-             Catch::Contains("step 3 is not finite"));
-  CHECK_THAT(end_of({.overlap = true, .spoil = bad_loss(kUnlogged)}),
              Catch::Contains("step 3 is not finite"));
   try {
     train({.spoil = bad_loss(0)});

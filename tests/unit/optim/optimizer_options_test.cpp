@@ -100,7 +100,7 @@ TEST_CASE("Groups mean the same in a file and in an override", "[optim]") {
 }
 
 TEST_CASE("Removed optimizer settings are refused by name", "[optim]") {
-  for (const std::string key : {"skip_dead_taps"}) {
+  for (const std::string key : {"overlap_backward", "skip_dead_taps"}) {
     ddp::Settings settings;
     settings.add_yaml("optimizer:\n  " + key + ": false\n", "run.yaml");
     OptimizerOptions options;

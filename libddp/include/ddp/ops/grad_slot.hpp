@@ -22,9 +22,6 @@ struct GradSlot {
   /// be the one of the parameter's hook: whoever reads `memory` before the backward ends waits for
   /// it.
   std::optional<c10::Stream> stream = std::nullopt;
-  /// Where that is another one than the op's own, the op's: there it still reads the parameter, for
-  /// the gradient of its input. Whoever changes the parameter before backward ends waits for it.
-  std::optional<c10::Stream> reader = std::nullopt;
 };
 
 /// Attaches `slot` (or, with nullptr, detaches) to `parameter`. The slot must outlive the

@@ -38,29 +38,21 @@ concept HasNamedParameters = requires(const Model& model) {
 ///
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, two
 /// parameters of one name, parameters that are not dense real floating-point tensors, and for
-/// overlap_backward and zero1, which need the model.
+/// zero1, which needs the model.
 AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options);
 
-/// For a data-parallel model, which must outlive the optimizer's last step. With
-/// OptimizerOptions::overlap_backward its buckets are updated as they are reduced: throws
-/// SettingsError where ddp.find_unused_parameters or ddp.static_graph is set. The implementation
-/// is flat then, and SettingsError tells what is
-/// against that (implementation=list, what the flat one cannot take).
+/// For a data-parallel model, which must outlive the optimizer's last step.
 ///
 /// With OptimizerOptions::zero1 the model's buckets are reduce-scattered, each rank keeps state
 /// (masters and slots) of its part of every bucket alone, updates that part and gets the others'
 /// updated weights: results are those without it, up to the order in which ranks are summed. Then
 /// - after a backward `.grad` holds the mean in this rank's part only: clip by
 ///   clip_grad_norm_(model, …) or GradScaler::clip_and_step, not by a list of parameters;
-/// - after the backward of a step that begin_step() began gradients are gone: `.grad` holds weights
-///   on their way, and clip_grad_norm_, scan_gradients() and gradients() throw SettingsError;
 /// - after step() every `.grad` is undefined, as after zero_grad();
-/// - step(), scan_gradients() and state_dict() are collective, and so is load_state_dict() where a
-///   step that begin_step() began was left, which it ends. State is whole, on the host, under
+/// - step(), scan_gradients() and state_dict() are collective. State is whole, on the host, under
 ///   parameter names: any world size loads it, with zero1 or without.
 /// Throws SettingsError for LARS and LAMB, SGD with dampening, implementation=list, what the flat
-/// implementation cannot take, models with a comm hook, and the second such
-/// optimizer of a model.
+/// implementation cannot take, models with a comm hook, and the second such optimizer of a model.
 AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options);
 
 template <HasNamedParameters Model>

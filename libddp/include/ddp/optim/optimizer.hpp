@@ -71,15 +71,6 @@ struct NonFiniteReport {
 class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;
-  /// To be called between the step's last forward and its backward, with what step() will be given;
-  /// step() must follow that backward. With OptimizerOptions::overlap_backward the parameters of
-  /// each bucket are then updated as soon as its gradients are reduced, while backward goes on, and
-  /// step() updates the rest (zero1: it throws SettingsError where backward was left between
-  /// buckets, whose updates stay); others do nothing here. load_state_dict() ends it. Throws
-  /// SettingsError where inverse_scale, found_inf or clip_factor is given; and, once, where the
-  /// step before updated buckets and step() did not follow (zero1: weights are alike from the next
-  /// training forward).
-  virtual void begin_step(const StepScalars& /*scalars*/) {}
   /// step with a learning rate that the host knows.
   void step(double lr) { step(StepScalars{.lr = lr}); }
 
@@ -135,7 +126,6 @@ class AnyOptimizer final : public Optimizer {
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override { optimizer_->step(scalars); }
-  void begin_step(const StepScalars& scalars) override { optimizer_->begin_step(scalars); }
   const NamedParameters& named_parameters() const override {
     return optimizer_->named_parameters();
   }

@@ -61,9 +61,6 @@ struct OptimizerOptions {
   bool adapt_norm_and_bias =
       false;  ///< LARS, LAMB: also parameters with one dimension have a ratio
   OptimizerImplementation implementation = OptimizerImplementation::Auto;
-  /// Buckets are updated while backward goes on; see Optimizer::begin_step. Needs a model whose
-  /// buckets a libddp reducer fills, the flat implementation, and at most 400 parameters.
-  bool overlap_backward = false;
   /// ZeRO-1 (Rajbhandari et al., arXiv:1910.02054, stage 1); see make_optimizer. Not for LARS,
   /// LAMB.
   bool zero1 = false;

@@ -134,18 +134,6 @@ class Reducer {
   const BucketLayout& layout() const;
   /// Called after each rebuild with the old and the new layout.
   void add_layout_listener(std::function<void(const BucketLayout&, const BucketLayout&)> listener);
-  /// Called in every synchronised backward for each bucket, in launch order, as soon as its mean is
-  /// there once `work` is waited for (nullptr: it is there): on CUDA while backward goes on, on the
-  /// CPU at its end. Called on the autograd engine's thread with the stream current on which the
-  /// gradients lie; must not wait on the host. Not called where a bucket gets its mean only at the
-  /// end: with a comm hook, in a weighted backward, in a join with another divisor. One listener;
-  /// from then on buckets are laid out in ready order at world size 1 too.
-  ///
-  /// `before_forward` is called before each synchronised forward reads a parameter. `wait` is not
-  /// collective: it makes the current stream wait for what the listener still does to parameters.
-  using BucketListener = std::function<void(const GradBucket& bucket, const WorkPtr& work)>;
-  void set_bucket_listener(BucketListener listener, std::function<void()> before_forward = {},
-                           std::function<void()> wait = {});
   const NamedParameters& parameters() const;
   /// Flat gradients of bucket `index`: what flat optimizers read.
   at::Tensor bucket_buffer(int index) const;
