@@ -201,7 +201,7 @@ def fed_against_synthetic(measured, workers):
     for name, fed in measured.items():
         sides[name] = fed if "error" in fed else dict(
             value=synthetic["ms"] / fed["ms"],
-            remark=f"{fed['ms']:.2f} ms a step from JPEG with {workers} threads a GPU, {synthetic['ms']:.2f} ms on a resident batch")
+            remark=f"{fed['ms']:.2f} ms per step from JPEG with {workers} threads per GPU, {synthetic['ms']:.2f} ms on a resident batch")
     return sides
 
 

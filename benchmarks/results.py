@@ -11,7 +11,7 @@ BEGIN = "<!-- compare_pytorch: the lines up to the end mark are generated -->"
 END = "<!-- compare_pytorch: end -->"
 
 
-UNITS = dict(img_s="images/s a GPU", images_s="images/s")
+UNITS = dict(img_s="images/s per GPU", images_s="images/s")
 
 
 def load(path):
@@ -138,15 +138,15 @@ def also_asked(records):
             yield f"{row.title}: exposed communication of a step", gpus, share, "<= 1.5%", "<= 0.5%"
         if "extra_us" in side:
             extra = " / ".join(f"{us:.1f} us ({mode})" for mode, us in side["extra_us"].items())
-            yield "all-reduce below 4 MiB: at most so much longer than NCCL's", gpus, extra, "<= 2 us", ""
+            yield "all-reduce below 4 MiB: largest excess over NCCL's time", gpus, extra, "<= 2 us", ""
         if "step=graph" in side.get("settings", "") and "host_us" in side:
             waits = f", {side['profile']['waits']:g} waits for the device" if "profile" in side else ""
-            yield f"{row.title}: host's CPU time a replayed step", gpus, f"{side['host_us']:.0f} us{waits}", "<= 50 us, 0 waits", ""
+            yield f"{row.title}: host CPU time per replayed step", gpus, f"{side['host_us']:.0f} us{waits}", "<= 50 us, 0 waits", ""
 
 
 def asked_table(records):
     lines = ["| " + " | ".join(map(str, line)) + " |" for line in also_asked(records)]
-    return ["", "| also asked | GPUs | reached | must | aim |", "|---|---|---|---|---|", *lines, ""] if lines else [""]
+    return ["", "| further goals | GPUs | reached | must | aim |", "|---|---|---|---|---|", *lines, ""] if lines else [""]
 
 
 def side_columns(side):
@@ -173,14 +173,15 @@ def on_gpus(gpus):
 
 
 def in_rounds(record):
-    return f"{record['rounds']} rounds" if record["rounds"] > 1 else "1 run a side"
+    return f"{record['rounds']} rounds" if record["rounds"] > 1 else "1 run per side"
 
 
 def remark_lines(records):
-    """What a side has to say beyond its figures."""
-    return [f"- {row.title}, {on_gpus(gpus)}, {PEER_TITLES.get(side_name, side_name)}: {side.get('remark') or side['error']}"
-            for name, row, gpus, record in in_order(records) for side_name, side in record.get("sides", {}).items()
-            if "remark" in side or "error" in side]
+    """A table of the sides' remarks and errors; empty without any."""
+    lines = [f"| {row.title} | {gpus} | {PEER_TITLES.get(side_name, side_name)} | {side.get('remark') or side['error']} |"
+             for name, row, gpus, record in in_order(records) for side_name, side in record.get("sides", {}).items()
+             if "remark" in side or "error" in side]
+    return ["| remarks | GPUs | side |  |", "|---|---|---|---|", *lines, ""] if lines else []
 
 
 def profile_tables(records):
@@ -193,25 +194,27 @@ def profile_tables(records):
 
 
 def machine_lines(records):
-    """Which rows came from which machine and when."""
+    """A table of the machine, the commit and the time of each row."""
     calls = {}
     for name, row, gpus, record in in_order(records):
         if "sides" in record:
             m = record["machine"]
-            about = (f"{m.get('gpu', 'CPU')}, driver {m.get('driver', '-')}, at most {m.get('max_sm_mhz', '-')} MHz and "
-                     f"{m.get('power_limit_w', '-')} W, PyTorch {m['torch']}, CUDA {m['cuda']}, cuDNN {m.get('cudnn', '-')}, "
-                     f"NCCL {m.get('nccl', '-')}, commit {m['commit']}, {in_rounds(record)}, {record['when']}")
+            about = " | ".join(map(str, (
+                m.get("gpu", "CPU"), m.get("driver", "-"), m.get("max_sm_mhz", "-"), m.get("power_limit_w", "-"), m["torch"],
+                m["cuda"], m.get("cudnn", "-"), m.get("nccl", "-"), m["commit"], in_rounds(record), record["when"])))
             calls.setdefault(about, []).append(f"{name} on {gpus}")
-    return [f"- {', '.join(rows)}: {about}" for about, rows in calls.items()]
+    head = ["measured", "device", "driver", "max MHz", "max W", "PyTorch", "CUDA", "cuDNN", "NCCL", "commit", "rounds", "when"]
+    lines = [f"| {', '.join(rows)} | {about} |" for about, rows in calls.items()]
+    return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines] if lines else []
 
 
 def markdown(records):
-    parts = [speed_table(records), asked_table(records), remark_lines(records), machine_lines(records), ["", "The sides of each row, and what a step costs:", ""],
+    parts = [speed_table(records), asked_table(records), remark_lines(records), machine_lines(records), ["", "Every side of each row, with the cost of a step:", ""],
              side_table(records)]
     profiles = profile_tables(records)
     if profiles:
-        parts += [["", "Where a step's time goes (`benchmarks/step_profile.py`; a profiled step is some percent longer; a GEMM is a "
-                       "convolution or the classifier; the roofline is `benchmarks/roofline.py`'s, which updates all weights):"], profiles]
+        parts += [["", "GPU time of a step by class of kernel (`benchmarks/step_profile.py`). Profiling makes a step a few percent longer.",
+                   "A GEMM is a convolution or the classifier. `benchmarks/roofline.py` computes the roofline."], profiles]
     return "\n".join(line for part in parts for line in part)
 
 

@@ -107,7 +107,7 @@ def reductions(path, steps):
 def table(profiles, least=None):
     """Markdown of summaries by name, one column each, and of the `least` time by class (roofline.py)."""
     least = least or {}
-    lines = ["| us a step (kernels) | " + " | ".join([*profiles, *(["roofline"] if least else [])]) + " |",
+    lines = ["| us per step (kernels) | " + " | ".join([*profiles, *(["roofline"] if least else [])]) + " |",
              "|---" * (1 + len(profiles) + bool(least)) + "|"]
     for name in ORDER:
         cells = [profile["classes"][name] for profile in profiles.values()]

@@ -36,7 +36,7 @@ class OtherPrograms(unittest.TestCase):
         self.assertEqual(worst["remark"], "least at 16 MiB (graph); below 4 MiB at most 3.0 us more (eager, 4 KiB)")
         self.assertEqual(worst["extra_us"], dict(eager=3.0, graph=0.5))
         asked = list(results.also_asked({"all_reduce/2": dict(sides=dict(libddp=worst), row="all_reduce", gpus=2)}))
-        self.assertEqual(asked, [("all-reduce below 4 MiB: at most so much longer than NCCL's", 2, "3.0 us (eager) / 0.5 us (graph)",
+        self.assertEqual(asked, [("all-reduce below 4 MiB: largest excess over NCCL's time", 2, "3.0 us (eager) / 0.5 us (graph)",
                                   "<= 2 us", "")])
         with self.assertRaisesRegex(ValueError, "both sides of 4 MiB"):
             programs.worst_all_reduce("eager 4096 1 2\n")
@@ -59,7 +59,7 @@ class OtherPrograms(unittest.TestCase):
     def test_fed_steps_are_told_by_the_rate_of_those_that_are_not(self):
         sides = programs.fed_against_synthetic(dict(synthetic=dict(ms=27.0), libddp=dict(ms=30.0), other=dict(error="e")), 8)
         self.assertEqual(sides["libddp"]["value"], 0.9)
-        self.assertEqual(sides["libddp"]["remark"], "30.00 ms a step from JPEG with 8 threads a GPU, 27.00 ms on a resident batch")
+        self.assertEqual(sides["libddp"]["remark"], "30.00 ms per step from JPEG with 8 threads per GPU, 27.00 ms on a resident batch")
         self.assertEqual(sides["other"], dict(error="e"))
         self.assertEqual(programs.fed_against_synthetic(dict(synthetic=dict(error="e"), libddp=dict(ms=1.0)), 8), dict(libddp=dict(error="e")))
 

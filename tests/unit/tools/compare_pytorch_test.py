@@ -141,7 +141,7 @@ class Turns(unittest.TestCase):
             self.assertIn("| ResNet-18, 32 px, batch 64, ms | 1 | 9.000 | 6.000 |", f.read())
 
         # Rows measured elsewhere, into the document.
-        document = self.script("performance.md", f"{results.BEGIN}\n{results.END}\n")
+        document = self.script("performance_tables.md", f"{results.BEGIN}\n{results.END}\n")
         third = subprocess.run([sys.executable, TOOL, "build", os.path.join(self.folder.name, "other"), "--rows", "none",
                                 "--add", os.path.join(out, "results.json"), "--docs", document], capture_output=True, text=True)
         self.assertEqual(third.returncode, 0, third.stderr)
@@ -209,7 +209,7 @@ class Tables(unittest.TestCase):
         results.merge(records, "resnet50", 1, dict(row, emulated_ms=28.0))
         #           images/s: 256 / 54 ms, 256 / 32 ms, …
         self.assertEqual(self.cells(records, "ResNet-50"), [
-            "ResNet-50, 224 px, batch 256 a GPU, images/s a GPU", "1", "4,741", "8,000", "4,655", "6,400", "4,923", "1.25",
+            "ResNet-50, 224 px, batch 256 per GPU, images/s per GPU", "1", "4,741", "8,000", "4,655", "6,400", "4,923", "1.25",
             "8,500", "9,200", "0.875"])
 
     def test_memory_host_work_and_the_emulated_step_are_told_too(self):
@@ -260,11 +260,11 @@ class Tables(unittest.TestCase):
         records = {}
         results.merge(records, "resnet50", 1, record(libddp=32.0))
         results.merge(records, "cifar10", 1, dict(record(), sides=dict(libddp=dict(value=13.0)), rounds=1))
-        self.assertEqual([line.split(", ")[-2] for line in results.machine_lines(records)], ["5 rounds", "1 run a side"])
+        self.assertEqual([line.split(" | ")[-2] for line in results.machine_lines(records)[2:]], ["5 rounds", "1 run per side"])
 
     def test_the_document_changes_between_its_marks_alone(self):
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "performance.md")
+            path = os.path.join(folder, "performance_tables.md")
             with open(path, "w") as f:
                 f.write(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
             results.write_table(path, {"resnet50/1": dict(record(libddp=32.0), row="resnet50", gpus=1)})
