@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What every job of this project does around srun; the sbatch files source it. One of these begins:
+# The common part of all jobs; the sbatch files source it. A job begins with one of these:
 #
-#   start_job PROGRAM         a training: run_dir=runs/<job id>, one folder over all restarts
-#   start_study_run NAME      a run of a study: run_dir=$DDP_RUNS/NAME, measured anew at each start,
-#                             what an earlier start left goes to run_dir/attempt-<n>/
+#   start_job PROGRAM         training: run_dir=runs/<job id>, one folder for all restarts
+#   start_study_run NAME      run of a study: run_dir=$DDP_RUNS/NAME, measured again at each start.
+#                             Files of an earlier start move to run_dir/attempt-<n>/
 #
-# and `run_job SETTINGS…` ends: it starts the ranks, keeps their exit code, requeues and exits.
-# A training's checkpoint.dir, metrics.dir and metrics.run_name are the caller's where SETTINGS name them, else the
-# job's own. An array `wrapper` stands before the program on each rank; `measured` are settings of runs that are
-# measured; checkpoints=no, as in studies and profiles, saves none and keeps all files in run_dir.
+# and ends with `run_job SETTINGS…`, which starts the ranks, keeps their exit code, requeues and exits.
+# SETTINGS may name checkpoint.dir, metrics.dir and metrics.run_name of a training; otherwise the job chooses them.
+# The array `wrapper` precedes the program on each rank. `measured` holds settings of measured runs. With checkpoints=no
+# (studies and profiles) the job saves no checkpoints and keeps all files in run_dir.
 
 wrapper=()
 measured=(lr_schedule.warmup_steps=0 train.eval_first=false train.eval_every=0 train.eval_every_steps=0)
@@ -23,7 +23,7 @@ _enter_job() {
     source slurm/env.sh
     set -u
   fi
-  # What came with the submission is meant more than what the site usually wants.
+  # Values given with the submission take precedence over those of the site.
   DDP_RUNS=${runs:-${DDP_RUNS:-}}
   DDP_PROGRAM=${given_program:-${DDP_PROGRAM:-}}
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
@@ -31,7 +31,7 @@ _enter_job() {
   restarts=${SLURM_RESTART_COUNT:-0}
 }
 
-# _log_to folder: from here on all that the job prints.
+# _log_to FOLDER: sends the output of the rest of the job to a log there.
 _log_to() {
   run_dir=$1
   mkdir -p "$run_dir" || exit 73
@@ -40,9 +40,9 @@ _log_to() {
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
   export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
   echo "$(date +%FT%T) start $restarts of job $job: $SLURM_JOB_NUM_NODES node(s) $SLURM_JOB_NODELIST," \
-    "$SLURM_NTASKS task(s), ${SLURM_GPUS_ON_NODE:-0} GPU(s) a node"
+    "$SLURM_NTASKS task(s), ${SLURM_GPUS_ON_NODE:-0} GPU(s) per node"
   if [ -n "${SLURM_GPUS_ON_NODE:-}" ] && [ "${SLURM_NTASKS_PER_NODE:-$SLURM_GPUS_ON_NODE}" != "$SLURM_GPUS_ON_NODE" ]; then
-    echo "warning: ${SLURM_NTASKS_PER_NODE} task(s) for $SLURM_GPUS_ON_NODE GPU(s) a node: sbatch --ntasks-per-node=$SLURM_GPUS_ON_NODE"
+    echo "warning: ${SLURM_NTASKS_PER_NODE} task(s) for $SLURM_GPUS_ON_NODE GPU(s) per node: sbatch --ntasks-per-node=$SLURM_GPUS_ON_NODE"
   fi
 }
 
@@ -85,8 +85,8 @@ _to_seconds() {
   echo $((10#$days * 86400 + 10#$hours * 3600 + 10#$minutes * 60 + 10#$seconds))
 }
 
-# While the script of a job that was cancelled still runs, Slurm calls it COMPLETING; so it does beyond
-# the time limit, after which the job is to go on.
+# While the script of a cancelled job still runs, Slurm reports it as COMPLETING. It does so after the time limit too,
+# and then the job shall be requeued.
 _is_cancelled() {
   local limit
   case $(_field JobState) in
@@ -98,15 +98,15 @@ _is_cancelled() {
   [[ $limit != *:*:* ]] || [ "$(_to_seconds "$(_field RunTime)")" -lt "$(_to_seconds "$limit")" ]
 }
 
-# _leaves_open KEY SETTINGS…: whether none of them sets it. What a configuration file says does not count: its
-# folder is one and the same for all jobs.
+# _leaves_open KEY SETTINGS…: whether no setting of them sets KEY. A configuration file does not count, because its
+# folder would be the same for all jobs.
 _leaves_open() {
   local key=$1 word
   shift
   for word in "$@"; do [[ $word != "$key="* ]] || return 1; done
 }
 
-# _setting KEY SETTINGS…: what the last of them that sets it says.
+# _setting KEY SETTINGS…: prints the value of the last setting of KEY.
 _setting() {
   local key=$1 word value=
   shift
@@ -117,13 +117,13 @@ _setting() {
 # How often a job may end with 76 or 137 at one newest checkpoint with one first cause.
 _most_ends_in_place=3
 
-# _count_end FOLDER LOG LINES: how often the job ended like this in a row, by the newest checkpoint in FOLDER and the
-# first cause behind the first LINES of LOG. Kept beside the checkpoints, where a job under another id finds it too.
+# _count_end FOLDER LOG LINES: how often in a row the job ended at the newest checkpoint in FOLDER with the first cause
+# found after the first LINES of LOG. The count is kept beside the checkpoints, where a job with another id finds it.
 _count_end() {
   local folder=${1%/} log=$2 lines=$3 file step cause count=0 old_step='' old_cause=''
   file=${folder:-$run_dir/checkpoint}.requeues
   step=$(find "$folder" -maxdepth 1 -name 'step_[0-9]*' 2>/dev/null | sed -n 's|.*/step_\([0-9]*\).*|\1|p' | sort -n | tail -1)
-  # Hosts differ from start to start.
+  # Host names differ between starts, so they are removed.
   cause=$(tail -n +"$((lines + 1))" "$log" | sed -n 's/.*first cause: //p' | head -1 | sed -E 's/(rank [0-9]+) \([^)]*\)/\1/g')
   [ ! -e "$file" ] || { read -r count; IFS= read -r old_step; IFS= read -r old_cause; } <"$file"
   [ "$old_step" = "$step" ] && [ "$old_cause" = "$cause" ] || count=0
@@ -134,14 +134,14 @@ _count_end() {
 
 run_job() {
   local code requeue=no folder lines ends=0
-  # Preemption and scancel send TERM to the tasks too; the shell has to outlive them.
+  # Preemption and scancel send TERM to the tasks too. The shell must outlive them.
   trap 'echo "$(date +%FT%T) the batch shell caught a signal"' TERM USR1
   if [ $checkpoints = yes ]; then
-    # A training may be continued: it is to find its checkpoint again.
+    # A training may be resumed, so it must find its checkpoint again.
     _leaves_open checkpoint.dir "$@" && set -- "$@" "checkpoint.dir=$run_dir/checkpoint"
     _leaves_open metrics.dir "$@" && set -- "$@" "metrics.dir=$(dirname "$run_dir")"
     _leaves_open metrics.run_name "$@" && set -- "$@" "metrics.run_name=$run_name"
-  else  # measured: the figures are looked for in run_dir, whatever the caller says
+  else  # measured: figures are read from run_dir, whatever SETTINGS say
     set -- "$@" checkpoint.dir= "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
   fi
   printf '%q ' "${wrapper[@]}" "$program" "$@" >"$run_dir/command.txt"
@@ -150,7 +150,7 @@ run_job() {
   lines=$(wc -l <"$run_dir/slurm.log")
 
   # The ranks share their secret through MPI (pmix) or a 0600 file (DDP_SRUN_MPI=none): no DDP_SECRET is needed.
-  # --wait: the ranks end each other and say why; Slurm need not hurry them.
+  # --wait: the ranks end each other and log the cause, so Slurm shall not kill them early.
   srun --mpi="${DDP_SRUN_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 \
     "${wrapper[@]}" "$program" "$@"
   code=$?
@@ -161,7 +161,7 @@ run_job() {
     76 | 137) requeue="a peer was lost" ;;
     *) echo "$(date +%FT%T) failed with exit code $code: not requeued" ;;
   esac
-  # scancel ends the tasks as preemption does, with TERM: what they saved must not bring the job back.
+  # scancel ends the tasks with TERM, as preemption does. A cancelled job must not be requeued although it saved.
   if [ "$requeue" != no ] && _is_cancelled; then
     echo "$(date +%FT%T) exit code $code ($requeue), but Slurm is ending the job (scancel): not requeued"
     requeue=no
@@ -181,12 +181,12 @@ run_job() {
       scontrol requeue "$SLURM_JOB_ID" || echo "scontrol could not requeue the job"
     fi
   fi
-  echo "$code" >"$run_dir/exit_code"  # last: whoever sees it finds the run's files complete
+  echo "$code" >"$run_dir/exit_code"  # written last: its presence means that the run's files are complete
   exit "$code"
 }
 
-# run_profile FIRST:NUMBER SETTINGS…: run_job for a window of steps and the one behind it. The trace's
-# window starts and stops the profiler (cudaProfilerStart, cudaProfilerStop).
+# run_profile FIRST:NUMBER SETTINGS…: run_job for a window of steps and one more step. The trace's window starts and
+# stops the profiler (cudaProfilerStart, cudaProfilerStop).
 run_profile() {
   local first=${1%%:*} number=${1##*:}
   shift
