@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kIntroduction = R"(# Configuration
 
-Generated from the code by `tools/configuration_docs`; change the options structs, not this page.
+This page is generated from the code by `tools/configuration_docs`. Change the options structs, not this page.
 
 A program that uses `ddp::run` or `ddp::Config` takes one YAML file and then `key=value` overrides:
 
@@ -25,24 +25,21 @@ A program that uses `ddp::run` or `ddp::Config` takes one YAML file and then `ke
 resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batch_size=128 amp.dtype=bf16
 ```
 
-- In the file, keys are nested: `train:` and below it `batch_size: 128`. The file may have 1 MiB and
-  32 levels; aliases, anchors, tags, and keys or sections that stand there twice are refused.
-- A later override wins over an earlier one, and every override over the file.
-- Lists are `[30, 60]`, in overrides also `30,60`. Truth values are `true` and `false` (also `yes`,
-  `no`, `on`, `off`). `inf` is a number, `nan` is not.
-- An unknown key, a wrong type and a value out of limits end the program with exit code 64 before
-  anything starts; the message names the file and line (or the argument), what is allowed and the
-  nearest key. `--help` prints this list.
-- A setting that changes nothing ends the program with 64, too. A section counts as used when an
-  object of the library took its options. Fields on which only a training loop can act
-  (`train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`, `mixup`, `cuda_graph`, `eval_…`)
-  exist where the program names them:
+- Keys are nested in the file: `train:` and below it `batch_size: 128`. The file may have 1 MiB and 32 levels.
+  Aliases, anchors, tags, and keys or sections that occur twice are refused.
+- A later override wins over an earlier one, and every override wins over the file.
+- Lists are written `[30, 60]`, in overrides also `30,60`. Booleans are `true` and `false` (also `yes`, `no`, `on`,
+  `off`). `inf` is a number, `nan` is not.
+- An unknown key, a wrong type or a value out of range ends the program with exit code 64 before anything starts. The
+  message names the file and line (or the argument), the allowed values and the nearest key. `--help` prints this list.
+- A setting without effect also ends the program with 64. A section counts as used when an object of the library took
+  its options.
+- Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
+  `mixup`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
-- A program may have sections of its own: `cfg.section<T>("mine")`. `model` below is that of
-  examples/resnet_ddp; those of examples/lora_ddp and examples/gpt2_ddp stand at the end, with
-  their own defaults of the library's settings.
-- The resolved settings are printed at the start and saved with every checkpoint, and all ranks must
-  have the same.
+- A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. Sections
+  of examples/lora_ddp and examples/gpt2_ddp follow at the end, with their own defaults of the library's settings.
+- The resolved settings are printed at the start and saved with every checkpoint. They must be equal on all ranks.
 )";
 
 const ddp::SettingRow* find_row(const ddp::SettingRows& rows, const std::string& key) {
@@ -76,8 +73,8 @@ std::string own_sections_of(const std::string& program, const std::vector<ddp::S
     }
   }
   return "\n# Sections of " + program + "\n" + ddp::settings_markdown(own) +
-         "\n## Other defaults of " + program + "\n\n| key | default |\n|---|---|\n" + changed +
-         "\nThere is no use for these, and they are refused: " + unused + ".\n";
+         "\n## Different defaults of " + program + "\n\n| key | default |\n|---|---|\n" + changed +
+         "\nThis program refuses these settings: " + unused + ".\n";
 }
 
 std::string read_all(const char* path) {

@@ -103,19 +103,24 @@ std::string share(int64_t count, int64_t all) {
 
 void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "num_prompts",
-           .doc = "answers of the evaluation documents (each assistant turn of a chat), from the "
-                  "first on, that are decoded and compared; 0: none",
+           .doc = "Number of answers of the evaluation documents (each assistant turn of a chat) "
+                  "to decode and compare, in order. 0: none.",
            .min = 0},
           s.num_prompts);
   v.field({.name = "max_new_tokens",
-           .doc = "longest answer",
+           .doc = "Longest answer.",
            .unit = "tokens",
            .min = 1,
            .max = 1 << 20},
           s.max_new_tokens);
-  v.field({.name = "batch_size", .doc = "prompts a rank decodes at a time", .min = 1, .max = 4096},
+  v.field({.name = "batch_size",
+           .doc = "Prompts that a rank decodes at the same time.",
+           .min = 1,
+           .max = 4096},
           s.batch_size);
-  v.field({.name = "show", .doc = "prompts printed with answer and reference", .min = 0}, s.show);
+  v.field(
+      {.name = "show", .doc = "Number of prompts to print with answer and reference.", .min = 0},
+      s.show);
 }
 
 std::string DecodeResult::to_string() const {

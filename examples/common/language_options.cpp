@@ -19,8 +19,8 @@ const std::vector<std::pair<std::string, torch::Dtype>> kDtypes = {{"fp32", torc
 
 void describe_vocab_size(int64_t& value, ddp::FieldVisitor& v) {
   v.field({.name = "vocab_size",
-           .doc = "rows of the embedding, at least the token files' vocabulary; 0: that, or what a "
-                  "released size has",
+           .doc = "Rows of the embedding, at least the token files' vocabulary. 0: that "
+                  "vocabulary, or the released size's.",
            .unit = "tokens",
            .min = 0,
            .max = 1 << 24},
@@ -113,49 +113,49 @@ bool is_pretrained(const LanguageModelSettings& settings, int64_t vocab_size) {
 }  // namespace
 
 void describe_fields(RunSettings& s, ddp::FieldVisitor& v) {
-  v.field(
-      {.name = "mode",
-       .doc = "train; evaluate: loss, accuracy and decoded answers of the model as it is, or as "
-              "the newest checkpoint has it",
-       .choices = {"train", "evaluate"}},
-      s.mode);
+  v.field({.name = "mode",
+           .doc = "train: train and evaluate. evaluate: only report loss, accuracy and decoded "
+                  "answers of lora.adapter, the newest checkpoint or the model as loaded.",
+           .choices = {"train", "evaluate"}},
+          s.mode);
 }
 
 void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "init",
-           .doc = "random: of the sizes set here; pretrained: sizes and weights from model.path",
+           .doc = "random: random weights of the sizes set here. pretrained: sizes and weights "
+                  "from model.path.",
            .choices = {"random", "pretrained"}},
           s.init);
   v.field({.name = "path",
-           .doc = "Hugging Face folder with config.json and safetensors",
+           .doc = "Hugging Face folder with config.json and safetensors.",
            .may_differ = true},
           s.path);
   v.field({.name = "dtype",
-           .doc = "of the parameters; trained ones in bf16 get a float32 master in the optimizer"},
+           .doc = "Dtype of the parameters. Trained bf16 parameters have a float32 master in the "
+                  "optimizer."},
           s.dtype, kDtypes);
-  v.field({.name = "seed", .doc = "of random weights, equal at any number of ranks"}, s.seed);
-  v.field(
-      {.name = "attention",
-       .doc =
-           "attention kernel; auto: cudnn where it can (not with tokens.layout=pack), else flash, "
-           "else math"},
-      s.computation.attention, ddp::ops::attention_backend_names());
+  v.field({.name = "seed",
+           .doc = "Seed for random weights; the weights are equal at any number of ranks."},
+          s.seed);
+  v.field({.name = "attention",
+           .doc = "Attention kernel. auto: cudnn if it supports the case (not with "
+                  "tokens.layout=pack), else flash, else math."},
+          s.computation.attention, ddp::ops::attention_backend_names());
   v.field({.name = "loss_chunk_tokens",
-           .doc = "tokens whose logits exist at a time; 0: all of a batch",
+           .doc = "Tokens whose logits exist at the same time. 0: all of a batch.",
            .unit = "tokens",
            .min = 0},
           s.computation.loss_chunk_tokens);
-  v.field(
-      {.name = "checkpoint_every",
-       .doc = "recompute every k-th layer in the backward (1: all), which saves memory; 0: none",
-       .unit = "layers",
-       .min = 0},
-      s.computation.checkpoint_every);
+  v.field({.name = "checkpoint_every",
+           .doc = "Recompute every k-th layer in the backward to save memory (1: all). 0: none.",
+           .unit = "layers",
+           .min = 0},
+          s.computation.checkpoint_every);
 }
 
 void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
   v.field({.name = "size",
-           .doc = "sizes of a random model",
+           .doc = "Sizes of a random model.",
            .choices = {"tiny", "small", "qwen2_0.5b", "qwen2_1.5b", "qwen2_7b"}},
           s.size);
   describe_vocab_size(s.vocab_size, v);
@@ -163,18 +163,21 @@ void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
 }
 
 void describe_fields(Gpt2Settings& s, ddp::FieldVisitor& v) {
-  v.field({.name = "layers", .doc = "transformer blocks", .min = 1, .max = 1000}, s.layers);
-  v.field({.name = "hidden", .doc = "width, a multiple of heads", .min = 1, .max = 1 << 16},
+  v.field({.name = "layers", .doc = "Transformer blocks.", .min = 1, .max = 1000}, s.layers);
+  v.field({.name = "hidden",
+           .doc = "Width of the model; a multiple of heads.",
+           .min = 1,
+           .max = 1 << 16},
           s.hidden);
-  v.field({.name = "heads", .doc = "attention heads", .min = 1, .max = 1 << 12}, s.heads);
+  v.field({.name = "heads", .doc = "Attention heads.", .min = 1, .max = 1 << 12}, s.heads);
   v.field({.name = "positions",
-           .doc = "longest sequence, at least tokens.max_seq_len",
+           .doc = "Longest sequence, at least tokens.max_seq_len.",
            .unit = "tokens",
            .min = 1,
            .max = 1 << 24},
           s.positions);
   v.field({.name = "dropout",
-           .doc = "of embeddings, residual branches and attention weights",
+           .doc = "Dropout of embeddings, residual branches and attention weights.",
            .min = 0,
            .max = 0.99},
           s.dropout);
@@ -185,31 +188,32 @@ void describe_fields(Gpt2Settings& s, ddp::FieldVisitor& v) {
 void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
   auto& o = s.options;
   v.field({.name = "rank",
-           .doc = "of the adapters; 0: no adapters, the whole model is trained",
+           .doc = "Rank of the adapters. 0: no adapters; the whole model is trained.",
            .min = 0,
            .max = 1 << 16},
           o.rank);
-  v.field({.name = "alpha", .doc = "the adapters' output is scaled by alpha / rank", .min = 0},
+  v.field({.name = "alpha", .doc = "Scale of the adapters' output: alpha / rank.", .min = 0},
           o.alpha);
-  v.field({.name = "dropout", .doc = "of the adapters' input", .min = 0, .max = 0.99}, o.dropout);
-  v.field({.name = "target_modules",
-           .doc = "shell patterns for the last part of a linear layer's name, or for all of it"},
-          o.target_modules);
-  v.field({.name = "dtype", .doc = "of the adapters"}, o.dtype, kDtypes);
+  v.field({.name = "dropout", .doc = "Dropout of the adapters' input.", .min = 0, .max = 0.99},
+          o.dropout);
   v.field(
-      {.name = "adapter",
-       .doc = "folder in PEFT's layout to start from, of the same rank, alpha and layers; empty: "
-              "new adapters",
-       .may_differ = true},
-      s.adapter);
-  v.field(
-      {.name = "save_dir",
+      {.name = "target_modules",
        .doc =
-           "folder for the adapters in PEFT's layout (rank 0: the models, in Hugging Face's), "
-           "<save_dir>/best (smallest evaluation loss) and <save_dir>/last; empty: "
-           "checkpoint.dir/adapters (models), or none without that. Another run's are not replaced",
-       .may_differ = true},
-      s.save_dir);
+           "Shell patterns that match the last part of a linear layer's name, or the whole name."},
+      o.target_modules);
+  v.field({.name = "dtype", .doc = "Dtype of the adapters."}, o.dtype, kDtypes);
+  v.field({.name = "adapter",
+           .doc = "Adapters to start from, in PEFT's layout, with the same rank, alpha and layers. "
+                  "Empty: new adapters.",
+           .may_differ = true},
+          s.adapter);
+  v.field({.name = "save_dir",
+           .doc = "Folder for adapters in PEFT's layout (with lora.rank=0: the full model, in "
+                  "Hugging Face format). It gets best (smallest evaluation loss) and last. Empty: "
+                  "adapters (models) in checkpoint.dir, or nothing without that. Files of another "
+                  "run are never replaced.",
+           .may_differ = true},
+          s.save_dir);
 }
 
 models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab) {

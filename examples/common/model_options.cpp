@@ -12,30 +12,34 @@ namespace examples {
 
 void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
   v.field({.name = "name",
-           .doc = "architecture",
+           .doc = "Architecture.",
            .choices = {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"}},
           o.name);
   v.field({.name = "stem",
-           .doc = "imagenet: 7x7 convolution and max pool; cifar: 3x3 convolution",
+           .doc = "First layers. imagenet: 7x7 convolution and max pool. cifar: 3x3 convolution.",
            .choices = {"imagenet", "cifar"}},
           o.stem);
-  v.field({.name = "zero_init_residual", .doc = "start each residual block as the identity"},
+  v.field({.name = "zero_init_residual", .doc = "Start each residual block as the identity."},
           o.zero_init_residual);
-  v.field({.name = "sync_batch_norm", .doc = "batch statistics over all ranks"}, o.sync_batch_norm);
-  v.field({.name = "channels_last", .doc = "weights and images in NHWC strides"}, o.channels_last);
+  v.field({.name = "sync_batch_norm", .doc = "Compute batch statistics over all ranks."},
+          o.sync_batch_norm);
+  v.field({.name = "channels_last", .doc = "Use NHWC strides for weights and images."},
+          o.channels_last);
   v.field({.name = "dtype",
-           .doc = "of the parameters but those of normalisation; in bf16 they get a float32 master "
-                  "in the optimizer, and forward casts none of them"},
+           .doc = "Dtype of the parameters, except those of normalisation. bf16 parameters have a "
+                  "float32 master in the optimizer and are not cast in forward."},
           o.dtype, {{"fp32", torch::kFloat32}, {"bf16", torch::kBFloat16}});
-  v.field({.name = "ops",
-           .doc = "fused: libddp's own where there are some; plain: LibTorch's, to compare with",
-           .choices = {"fused", "plain"}},
-          o.ops);
+  v.field(
+      {.name = "ops",
+       .doc = "fused: libddp's own ops where they exist. plain: LibTorch's ops, for comparison.",
+       .choices = {"fused", "plain"}},
+      o.ops);
   v.field({.name = "weights",
-           .doc = "safetensors file to start from, names as in torchvision; empty: random"},
+           .doc = "Initial weights: a safetensors file with torchvision's names. Empty: random."},
           o.weights);
   v.field({.name = "ema_decay",
-           .doc = "evaluate an exponential moving average of the weights; 0: off",
+           .doc = "Decay of an exponential moving average of the weights, which is evaluated "
+                  "instead of them. 0: off.",
            .min = 0,
            .max = 0.999999},
           o.ema_decay);

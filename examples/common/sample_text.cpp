@@ -17,26 +17,27 @@ constexpr std::size_t kLongestToken = 64;  // bytes; longer ones are never neede
 }  // namespace
 
 void describe_fields(SampleSettings& s, ddp::FieldVisitor& v) {
-  v.field({.name = "num_samples", .doc = "texts printed after training; 0: none", .min = 0},
-          s.num_samples);
+  v.field(
+      {.name = "num_samples", .doc = "Number of texts to print after training. 0: none.", .min = 0},
+      s.num_samples);
   v.field({.name = "prompt",
-           .doc = "what they begin with, cut into the longest tokens of the vocabulary that fit, "
-                  "which with a BPE tokenizer need not be its own cut; empty: a line's end"},
+           .doc = "Start of the texts. It is split into the longest tokens of the vocabulary that "
+                  "fit; a BPE tokenizer may split it differently. Empty: a newline."},
           s.prompt);
   v.field({.name = "max_new_tokens",
-           .doc = "longest text, cut at the model's last position",
+           .doc = "Longest text; it ends at the model's last position.",
            .unit = "tokens",
            .min = 1,
            .max = 1 << 20},
           s.max_new_tokens);
   v.field({.name = "temperature",
-           .doc = "logits are divided by it: below 1 likely tokens become likelier",
+           .doc = "Divisor of the logits. Below 1, likely tokens become likelier.",
            .min = 1e-3,
            .max = 100},
           s.temperature);
-  v.field({.name = "top_k", .doc = "drawn from the k likeliest tokens; 0: from all", .min = 0},
+  v.field({.name = "top_k", .doc = "Draw from the k likeliest tokens. 0: from all.", .min = 0},
           s.top_k);
-  v.field({.name = "seed", .doc = "of the draws", .min = 0}, s.seed);
+  v.field({.name = "seed", .doc = "Seed for the draws.", .min = 0}, s.seed);
 }
 
 std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std::string& text) {

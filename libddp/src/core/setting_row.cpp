@@ -83,7 +83,7 @@ std::string number_or_word(const Field& field, double value) {
   return number_text(value);
 }
 
-// 10000000, not 1e+07: limits of whole numbers are read by people.
+// Prints 10000000 instead of 1e+07, which is easier to read as the limit of an integer.
 std::string limit_text(double value) {
   constexpr double kPlain = 1e15;
   return value == std::floor(value) && std::abs(value) < kPlain
@@ -98,9 +98,9 @@ std::string allowed_range(const Field& field, const std::string& what) {
     return concat(what, " from ", limit_text(field.min), " to ", limit_text(field.max));
   }
   if (low) {
-    return concat(what, " of at least ", limit_text(field.min));
+    return concat(what, " >= ", limit_text(field.min));
   }
-  return high ? concat(what, " of at most ", limit_text(field.max)) : what;
+  return high ? concat(what, " <= ", limit_text(field.max)) : what;
 }
 
 std::string join(const std::vector<std::string>& items, const char* separator) {
@@ -131,18 +131,18 @@ std::string SettingRow::allowed() const {
     case Type::Bool:
       return "true or false";
     case Type::Integer:
-      return detail::allowed_range(shown, "a whole number");
+      return detail::allowed_range(shown, "integer");
     case Type::Number:
-      return detail::allowed_range(shown, "a number") +
+      return detail::allowed_range(shown, "number") +
              (choices.empty() ? "" : detail::concat(", or ", choices));
     case Type::Text:
-      return choices.empty() ? "a text" : detail::concat("one of ", choices);
+      return choices.empty() ? "string" : detail::concat("one of ", choices);
     case Type::IntegerList:
-      return detail::concat("a list, each ", detail::allowed_range(shown, "a whole number"));
+      return detail::concat("list, each ", detail::allowed_range(shown, "integer"));
     case Type::NumberList:
-      return detail::concat("a list, each ", detail::allowed_range(shown, "a number"));
+      return detail::concat("list, each ", detail::allowed_range(shown, "number"));
     case Type::TextList:
-      return choices.empty() ? "a list of texts" : detail::concat("a list of ", choices);
+      return choices.empty() ? "list of strings" : detail::concat("list of ", choices);
   }
   return {};
 }

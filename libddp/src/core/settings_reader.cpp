@@ -116,7 +116,7 @@ std::string shown_value(const Given& given) {
 
 [[noreturn]] void fail(const SettingRow& row, const Given& given, const std::string& item) {
   std::string message =
-      concat(given.origin, ": ", row.key, "=", shown_value(given), " is not ", row.allowed());
+      concat(given.origin, ": ", row.key, "=", shown_value(given), ": expected ", row.allowed());
   if (!row.field.unit.empty()) {
     message += concat(" (", row.field.unit, ")");
   }

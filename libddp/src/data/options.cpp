@@ -11,98 +11,111 @@ SamplerOptions eval_sampler_options(SamplerOptions options) {
 }
 
 static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
-  v.field({.name = "augment", .doc = "training augmentation; auto: pad_crop up to 64 px"},
+  v.field({.name = "augment",
+           .doc = "Training augmentation. auto: pad_crop up to 64 px, random_resized_crop above."},
           o.augment,
           {{"auto", Augment::Auto},
            {"none", Augment::None},
            {"pad_crop", Augment::PadCrop},
            {"random_resized_crop", Augment::RandomResizedCrop}});
   v.field({.name = "pad",
-           .doc = "pad_crop: zeros around the image",
+           .doc = "pad_crop: width of the zero padding around the image.",
            .unit = "px",
            .min = 0,
            .max = 1024},
           o.pad);
-  v.field({.name = "flip", .doc = "mirror every second training image"}, o.flip);
+  v.field({.name = "flip", .doc = "Flip each training image horizontally with probability 0.5."},
+          o.flip);
   v.field({.name = "cutout",
-           .doc = "side of a square set to the mean; 0 is off",
+           .doc = "Side of a random square that is set to the mean. 0: off.",
            .unit = "px",
            .min = 0,
            .max = 4096},
           o.cutout);
   v.field({.name = "min_scale",
-           .doc = "random_resized_crop: smallest share of the area",
+           .doc = "random_resized_crop: smallest share of the image's area.",
            .min = 1e-4,
            .max = 1},
           o.min_scale);
   v.field({.name = "max_scale",
-           .doc = "random_resized_crop: largest share of the area",
+           .doc = "random_resized_crop: largest share of the image's area.",
            .min = 1e-4,
            .max = 1},
           o.max_scale);
   v.field({.name = "min_ratio",
-           .doc = "random_resized_crop: smallest width / height",
+           .doc = "random_resized_crop: smallest aspect ratio, width / height.",
            .min = 0.1,
            .max = 10},
           o.min_ratio);
   v.field({.name = "max_ratio",
-           .doc = "random_resized_crop: largest width / height",
+           .doc = "random_resized_crop: largest aspect ratio, width / height.",
            .min = 0.1,
            .max = 10},
           o.max_ratio);
   v.field({.name = "eval_resize",
-           .doc = "shorter side before the centre crop; 0: image_size * 256 / 224 above 64 px",
+           .doc = "Shorter side of evaluation images before the centre crop. 0: image_size up to "
+                  "64 px, image_size * 256 / 224 above.",
            .unit = "px",
            .min = 0,
            .max = 16384},
           o.eval_resize);
   v.field({.name = "eval_decode",
-           .doc = "evaluation images: full has torchvision's pixels; scaled is faster, and decodes "
-                  "large ones at 1/2 to 1/8 of their size as training does"},
+           .doc = "Decoding of evaluation images. full: torchvision's pixels. scaled: faster, "
+                  "decodes large JPEG images at 1/2 to 1/8 of their size, as training does."},
           o.eval_decode, {{"full", EvalDecode::Full}, {"scaled", EvalDecode::Scaled}});
   v.field({.name = "mean",
-           .doc = "of the channels in 0..1; empty: CIFAR-10's up to 64 px, else ImageNet's"},
+           .doc = "Mean of each channel, in 0..1. Empty: CIFAR-10's up to 64 px, else ImageNet's."},
           o.mean);
-  v.field({.name = "std", .doc = "of the channels in 0..1; empty: as mean"}, o.std);
+  v.field(
+      {.name = "std", .doc = "Standard deviation of each channel, in 0..1. Empty: as for mean."},
+      o.std);
 }
 
 void describe_fields(DataOptions& o, FieldVisitor& v) {
-  v.field({.name = "format", .doc = "layout of the data set; auto looks at path"}, o.format,
+  v.field({.name = "format", .doc = "Layout of the data set. auto: detected from path."}, o.format,
           {{"auto", DataFormat::Auto},
            {"cifar10", DataFormat::Cifar10},
            {"tar", DataFormat::Tar},
            {"folder", DataFormat::Folder},
            {"synthetic", DataFormat::Synthetic}});
-  v.field({.name = "path", .doc = "folder of the data set", .may_differ = true}, o.path);
+  v.field({.name = "path", .doc = "Folder of the data set.", .may_differ = true}, o.path);
   v.field({.name = "image_size",
-           .doc = "side of the images a model sees; 0: told by the data",
+           .doc = "Side of the model's input images. 0: taken from the data.",
            .unit = "px",
            .min = 0,
            .max = 8192},
           o.image_size);
-  v.field({.name = "num_classes", .doc = "0: told by the data", .min = 0, .max = 1e6},
+  v.field({.name = "num_classes",
+           .doc = "Number of classes. 0: taken from the data.",
+           .min = 0,
+           .max = 1e6},
           o.num_classes);
   v.field({.name = "num_samples",
-           .doc = "use the first n samples; synthetic: make n; 0: all (synthetic: 2048)",
+           .doc = "Use only the first n samples; synthetic: generate n. 0: all (synthetic: 2048).",
            .min = 0},
           o.num_samples);
-  v.field({.name = "seed", .doc = "of augmentation and synthetic data", .min = 0}, o.seed);
+  v.field({.name = "seed", .doc = "Seed for augmentation and synthetic data.", .min = 0}, o.seed);
   describe_augmentation(o, v);
-  v.field({.name = "channels_last", .doc = "batches in NHWC strides"}, o.channels_last);
-  v.field({.name = "corrupt", .doc = "what a corrupt image does; skip takes the next good one"},
+  v.field({.name = "channels_last", .doc = "Make batches with NHWC strides."}, o.channels_last);
+  v.field({.name = "corrupt",
+           .doc = "Action on a corrupt image. error: end the run. skip: use the next good image."},
           o.corrupt, {{"error", CorruptPolicy::Error}, {"skip", CorruptPolicy::Skip}});
   v.field({.name = "max_corrupt_fraction",
-           .doc = "corrupt images allowed with corrupt=skip",
+           .doc = "Share of corrupt images allowed with corrupt=skip.",
            .min = 0,
            .max = 1},
           o.max_corrupt_fraction);
-  v.field(
-      {.name = "cache", .doc = "decoded images in RAM; auto: small images within cache_limit_mb"},
-      o.cache, {{"auto", CachePolicy::Auto}, {"ram", CachePolicy::Ram}, {"off", CachePolicy::Off}});
-  v.field({.name = "cache_limit_mb", .doc = "most that cache=auto keeps", .unit = "MiB", .min = 0},
+  v.field({.name = "cache",
+           .doc = "Keep decoded images in RAM. auto: small images within cache_limit_mb."},
+          o.cache,
+          {{"auto", CachePolicy::Auto}, {"ram", CachePolicy::Ram}, {"off", CachePolicy::Off}});
+  v.field({.name = "cache_limit_mb",
+           .doc = "Most memory that cache=auto uses.",
+           .unit = "MiB",
+           .min = 0},
           o.cache_limit_mb);
   v.field({.name = "max_pixels",
-           .doc = "larger images are refused before decoding",
+           .doc = "Images with more pixels are refused before decoding.",
            .unit = "px",
            .min = 1,
            .max = 1e9},
@@ -110,35 +123,35 @@ void describe_fields(DataOptions& o, FieldVisitor& v) {
 }
 
 void describe_fields(SamplerOptions& o, FieldVisitor& v) {
-  v.field({.name = "shuffle", .doc = "a new permutation every epoch"}, o.shuffle);
-  v.field({.name = "seed", .doc = "of the permutations; equal on all ranks", .min = 0}, o.seed);
-  v.field({.name = "drop_last", .doc = "cut the tail of an epoch instead of padding it"},
+  v.field({.name = "shuffle", .doc = "Shuffle the samples in every epoch."}, o.shuffle);
+  v.field({.name = "seed", .doc = "Seed for shuffling; equal on all ranks.", .min = 0}, o.seed);
+  v.field({.name = "drop_last", .doc = "Drop the tail of an epoch instead of padding it."},
           o.drop_last);
-  v.field(
-      {.name = "pad", .doc = "repeat samples so that ranks get equally many; off for evaluation"},
-      o.pad);
+  v.field({.name = "pad",
+           .doc = "Repeat samples so that all ranks get equally many. Use false for evaluation."},
+          o.pad);
 }
 
 static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
   v.field({.name = "device_resident",
-           .doc = "keep a set of decoded images in GPU memory; auto: where it fits"},
+           .doc = "Keep a set of decoded images in GPU memory. auto: if it fits."},
           o.device_resident,
           {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
   v.field({.name = "device_resident_limit_mb",
-           .doc = "largest set that device_resident=auto keeps there",
+           .doc = "Largest set that device_resident=auto keeps in GPU memory.",
            .unit = "MiB",
            .min = 0},
           o.device_resident_limit_mb);
   v.field({.name = "device_transform",
-           .doc = "crop, resize, flip and normalise JPEG images on the GPU"},
+           .doc = "Crop, resize, flip and normalise JPEG images on the GPU."},
           o.device_transform,
           {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
-  v.field(
-      {.name = "jpeg_decoder",
-       .doc = "cpu: the loader's threads; nvjpeg: the GPU's JPEG engines, where it has some and "
-              "finishes the images"},
-      o.jpeg_decoder, {{"cpu", JpegDecoder::Cpu}, {"nvjpeg", JpegDecoder::NvJpeg}});
-  v.field({.name = "image_dtype", .doc = "of image batches; auto: what amp computes in, or fp32"},
+  v.field({.name = "jpeg_decoder",
+           .doc = "Decoder of JPEG images. cpu: the loader's threads. nvjpeg: the GPU's JPEG "
+                  "engines, if it has any and also transforms the images (device_transform)."},
+          o.jpeg_decoder, {{"cpu", JpegDecoder::Cpu}, {"nvjpeg", JpegDecoder::NvJpeg}});
+  v.field({.name = "image_dtype",
+           .doc = "Dtype of image batches. auto: amp.dtype, or fp32 without amp."},
           o.image_dtype,
           {{"auto", ImageDtype::Auto},
            {"fp32", ImageDtype::Fp32},
@@ -147,24 +160,26 @@ static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
 }
 
 void describe_fields(LoaderOptions& o, FieldVisitor& v) {
-  v.field({.name = "batch_size", .doc = "samples a rank and step", .min = 1, .max = 1e7},
+  v.field({.name = "batch_size", .doc = "Samples per rank and micro-batch.", .min = 1, .max = 1e7},
           o.batch_size);
   v.field({.name = "global_batch_size",
-           .doc = "samples of all ranks a step; 0: batch_size * world_size",
+           .doc = "Samples of all ranks per micro-batch. 0: batch_size * world_size.",
            .min = 0,
            .max = 1e9},
           o.global_batch_size);
   v.field({.name = "num_workers",
-           .doc = "loader threads; 0 loads on the calling thread",
+           .doc = "Loader threads. 0: load on the calling thread.",
            .min = 0,
            .max = 1024},
           o.num_workers);
-  v.field(
-      {.name = "prefetch_batches", .doc = "batches made ahead of the step", .min = 1, .max = 1024},
-      o.prefetch_batches);
-  v.field({.name = "drop_last", .doc = "drop the last batch of an epoch where it is not full"},
+  v.field({.name = "prefetch_batches",
+           .doc = "Batches prepared ahead of the step.",
+           .min = 1,
+           .max = 1024},
+          o.prefetch_batches);
+  v.field({.name = "drop_last", .doc = "Drop the last batch of an epoch if it is not full."},
           o.drop_last);
-  v.field({.name = "pin_memory", .doc = "page-locked buffers and a copy stream on CUDA"},
+  v.field({.name = "pin_memory", .doc = "Use page-locked buffers and a copy stream on CUDA."},
           o.pin_memory);
   describe_device_fields(o, v);
 }

@@ -52,25 +52,26 @@ const char* past_tense(LongDocuments policy) {
 
 void describe_fields(TokenDataOptions& o, FieldVisitor& v) {
   v.field({.name = "path",
-           .doc = "folder with train.safetensors and eval.safetensors (data/prepare_*.py)",
+           .doc = "Folder with train.safetensors and eval.safetensors (data/prepare_*.py).",
            .may_differ = true},
           o.path);
-  v.field({.name = "max_seq_len", .doc = "tokens a row", .min = 2, .max = kMaxSequence},
+  v.field({.name = "max_seq_len", .doc = "Tokens per row.", .min = 2, .max = kMaxSequence},
           o.max_seq_len);
   v.field(
       {.name = "layout",
-       .doc = "pack: documents side by side, attention inside each; pad: one a row; stream: "
-              "windows over the whole text"},
+       .doc = "pack: several documents per row with attention inside each. pad: one document per "
+              "row. stream: windows over the whole text."},
       o.layout,
       {{"pack", TokenLayout::Pack}, {"pad", TokenLayout::Pad}, {"stream", TokenLayout::Stream}});
-  v.field({.name = "long_documents", .doc = "what becomes of a document longer than max_seq_len"},
+  v.field({.name = "long_documents", .doc = "Treatment of documents longer than max_seq_len."},
           o.long_documents,
           {{"split", LongDocuments::Split},
            {"truncate", LongDocuments::Truncate},
            {"drop", LongDocuments::Drop}});
-  v.field({.name = "num_samples", .doc = "only the first n documents; 0: all", .min = 0},
+  v.field({.name = "num_samples", .doc = "Use only the first n documents. 0: all.", .min = 0},
           o.num_samples);
-  v.field({.name = "seed", .doc = "of where an epoch's windows begin (stream)", .min = 0}, o.seed);
+  v.field({.name = "seed", .doc = "stream: seed for the offset of an epoch's windows.", .min = 0},
+          o.seed);
 }
 
 TokenDataset::TokenDataset(const TokenDataOptions& options, Split split)

@@ -37,7 +37,10 @@ void foreach_copy(const std::vector<at::Tensor>& to, const std::vector<at::Tenso
 }  // namespace
 
 void describe_fields(EmaOptions& o, FieldVisitor& v) {
-  v.field({.name = "decay", .doc = "share of the average that stays", .min = 0.0, .max = 1.0},
+  v.field({.name = "decay",
+           .doc = "Share of the average that each update keeps.",
+           .min = 0.0,
+           .max = 1.0},
           o.decay);
 }
 

@@ -107,44 +107,52 @@ void validate(const LrScheduleOptions& o) {
 }  // namespace
 
 void describe_fields(LrScheduleOptions& o, FieldVisitor& v) {
-  v.field({.name = "type", .doc = "shape of the schedule"}, o.type,
+  v.field({.name = "type", .doc = "Shape of the schedule."}, o.type,
           {{"constant", LrScheduleType::Constant},
            {"step", LrScheduleType::Step},
            {"multi_step", LrScheduleType::MultiStep},
            {"cosine", LrScheduleType::Cosine},
            {"linear", LrScheduleType::Linear},
            {"one_cycle", LrScheduleType::OneCycle}});
-  v.field({.name = "lr", .doc = "base learning rate; one_cycle: the highest", .min = 0.0}, o.lr);
+  v.field({.name = "lr", .doc = "Base learning rate; one_cycle: the highest.", .min = 0.0}, o.lr);
   v.field({.name = "total_steps",
-           .doc = "cosine, linear, one_cycle: length with warm-up; 0: that of the run",
+           .doc = "cosine, linear, one_cycle: length including warm-up. 0: length of the run.",
            .unit = "steps",
            .min = 0},
           o.total_steps);
-  v.field({.name = "warmup_steps", .doc = "linear warm-up", .unit = "steps", .min = 0},
+  v.field({.name = "warmup_steps", .doc = "Steps of linear warm-up.", .unit = "steps", .min = 0},
           o.warmup_steps);
   v.field({.name = "warmup_start_factor",
-           .doc = "share of lr that warm-up starts with",
+           .doc = "Share of lr at the start of warm-up.",
            .min = 0.0,
            .max = 1.0},
           o.warmup_start_factor);
-  v.field({.name = "min_lr", .doc = "cosine, linear: learning rate at the end", .min = 0.0},
+  v.field({.name = "min_lr", .doc = "cosine, linear: learning rate at the end.", .min = 0.0},
           o.min_lr);
-  v.field({.name = "gamma", .doc = "step, multi_step: factor", .min = 0.0}, o.gamma);
-  v.field({.name = "step_size", .doc = "step: length of a stair", .unit = "steps", .min = 0},
+  v.field({.name = "gamma", .doc = "step, multi_step: factor of each decay.", .min = 0.0}, o.gamma);
+  v.field({.name = "step_size",
+           .doc = "step: number of steps between decays.",
+           .unit = "steps",
+           .min = 0},
           o.step_size);
-  v.field({.name = "milestones", .doc = "multi_step: where the factor applies", .unit = "steps"},
+  v.field({.name = "milestones", .doc = "multi_step: steps at which lr decays.", .unit = "steps"},
           o.milestones);
-  v.field({.name = "pct_start", .doc = "one_cycle: rising share", .min = 0.0, .max = 1.0},
+  v.field({.name = "pct_start",
+           .doc = "one_cycle: share of the steps in which lr rises.",
+           .min = 0.0,
+           .max = 1.0},
           o.pct_start);
-  v.field({.name = "div_factor", .doc = "one_cycle: starts at lr / div_factor", .min = 0.0},
+  v.field({.name = "div_factor", .doc = "one_cycle: starts at lr / div_factor.", .min = 0.0},
           o.div_factor);
   v.field({.name = "final_div_factor",
-           .doc = "one_cycle: ends at lr / div_factor / final_div_factor",
+           .doc = "one_cycle: ends at lr / div_factor / final_div_factor.",
            .min = 0.0},
           o.final_div_factor);
-  v.field({.name = "linear_anneal", .doc = "one_cycle: lines instead of cosines"}, o.linear_anneal);
-  v.field({.name = "three_phase", .doc = "one_cycle: falls to the start before the last phase"},
-          o.three_phase);
+  v.field({.name = "linear_anneal", .doc = "one_cycle: linear instead of cosine annealing."},
+          o.linear_anneal);
+  v.field(
+      {.name = "three_phase", .doc = "one_cycle: return to the initial lr before the last phase."},
+      o.three_phase);
 }
 
 LrSchedule::LrSchedule(LrScheduleOptions options, int64_t num_steps)

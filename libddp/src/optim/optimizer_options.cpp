@@ -96,9 +96,9 @@ void describe_groups(std::vector<ParameterGroup>& groups, FieldVisitor& visitor)
   }
   const std::vector<std::string> before = texts;
   visitor.field({.name = "groups",
-                 .doc = "parameters with settings of their own, each \"PATTERN[,PATTERN...] "
-                        "lr_scale=0.1 weight_decay=0\", one of the two at least; the first match "
-                        "takes a parameter"},
+                 .doc = "Groups of parameters with their own settings, each \"PATTERN[,PATTERN...] "
+                        "lr_scale=0.1 weight_decay=0\" with at least one of the two. A parameter "
+                        "belongs to the first group that matches."},
                 texts);
   if (texts != before) {
     groups = parse_groups(texts);
@@ -125,56 +125,57 @@ void require_beta(const std::string& setting, double value) {
 }  // namespace
 
 void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
-  v.field({.name = "type",
-           .doc = "update rule, as in torch.optim; lars: arXiv:1708.03888; lamb: "
-                  "arXiv:1904.00962"},
-          o.type,
-          {{"sgd", OptimizerType::Sgd},
-           {"adam", OptimizerType::Adam},
-           {"adamw", OptimizerType::AdamW},
-           {"lars", OptimizerType::Lars},
-           {"lamb", OptimizerType::Lamb}});
+  v.field(
+      {.name = "type",
+       .doc = "Update rule, as in torch.optim. lars: arXiv:1708.03888. lamb: arXiv:1904.00962."},
+      o.type,
+      {{"sgd", OptimizerType::Sgd},
+       {"adam", OptimizerType::Adam},
+       {"adamw", OptimizerType::AdamW},
+       {"lars", OptimizerType::Lars},
+       {"lamb", OptimizerType::Lamb}});
   v.field({.name = "weight_decay",
-           .doc = "sgd, adam, lars: added to the gradient; adamw, lamb: decoupled",
+           .doc = "Weight decay. sgd, adam, lars: added to the gradient. adamw, lamb: decoupled.",
            .min = 0.0},
           o.weight_decay);
   v.field({.name = "decay_norm_and_bias",
-           .doc = "false: no weight decay on parameters with one dimension"},
+           .doc = "Apply weight decay also to parameters with one dimension."},
           o.decay_norm_and_bias);
-  v.field({.name = "momentum", .doc = "sgd, lars: momentum factor", .min = 0.0}, o.momentum);
-  v.field({.name = "dampening", .doc = "sgd: dampening of momentum"}, o.dampening);
-  v.field({.name = "nesterov", .doc = "sgd: Nesterov momentum; needs momentum"}, o.nesterov);
-  v.field({.name = "beta1", .doc = "adam, adamw, lamb: decay of the mean", .min = 0.0, .max = 1.0},
+  v.field({.name = "momentum", .doc = "sgd, lars: momentum factor.", .min = 0.0}, o.momentum);
+  v.field({.name = "dampening", .doc = "sgd: dampening of momentum."}, o.dampening);
+  v.field({.name = "nesterov", .doc = "sgd: use Nesterov momentum; needs momentum."}, o.nesterov);
+  v.field({.name = "beta1",
+           .doc = "adam, adamw, lamb: decay of the running mean.",
+           .min = 0.0,
+           .max = 1.0},
           o.beta1);
   v.field({.name = "beta2",
-           .doc = "adam, adamw, lamb: decay of the mean square",
+           .doc = "adam, adamw, lamb: decay of the running mean square.",
            .min = 0.0,
            .max = 1.0},
           o.beta2);
-  v.field({.name = "eps", .doc = "adam, adamw, lars, lamb: added to the denominator", .min = 0.0},
+  v.field({.name = "eps", .doc = "adam, adamw, lars, lamb: added to the denominator.", .min = 0.0},
           o.eps);
-  v.field({.name = "amsgrad", .doc = "adam, adamw: divide by the largest mean square so far"},
+  v.field({.name = "amsgrad", .doc = "adam, adamw: divide by the largest mean square so far."},
           o.amsgrad);
   v.field({.name = "trust_coefficient",
-           .doc = "lars: times the ratio of the norms of weight and gradient",
+           .doc = "lars: factor of the ratio between the norms of weight and gradient.",
            .min = 0.0},
           o.trust_coefficient);
   v.field({.name = "adapt_norm_and_bias",
-           .doc = "lars, lamb: true: parameters with one dimension have a trust ratio too"},
+           .doc = "lars, lamb: use a trust ratio also for parameters with one dimension."},
           o.adapt_norm_and_bias);
-  v.field(
-      {.name = "implementation",
-       .doc = "flat: one kernel over all parameters; list: ATen's kernels over lists of tensors; "
-              "auto: flat on CUDA where it can be had"},
-      o.implementation,
-      {{"auto", OptimizerImplementation::Auto},
-       {"flat", OptimizerImplementation::Flat},
-       {"list", OptimizerImplementation::List}});
-  v.field(
-      {.name = "zero1",
-       .doc = "ZeRO-1: each rank keeps the state of, and updates, its part of the weights; sgd, "
-              "adam, adamw"},
-      o.zero1);
+  v.field({.name = "implementation",
+           .doc = "flat: one kernel over all parameters. list: ATen's kernels over lists of "
+                  "tensors. auto: flat on CUDA if it supports the parameters."},
+          o.implementation,
+          {{"auto", OptimizerImplementation::Auto},
+           {"flat", OptimizerImplementation::Flat},
+           {"list", OptimizerImplementation::List}});
+  v.field({.name = "zero1",
+           .doc = "ZeRO-1: each rank keeps the state of its part of the weights and updates that "
+                  "part. For sgd, adam and adamw."},
+          o.zero1);
   describe_groups(o.groups, v);
 }
 
@@ -191,6 +192,11 @@ void validate(const OptimizerOptions& o) {
   }
   if (o.type == OptimizerType::Lars && !(o.trust_coefficient > 0.0)) {
     fail_optimizer("trust_coefficient", o.trust_coefficient, "must be more than 0");
+  }
+  if (o.skip_dead_taps && o.type != OptimizerType::Sgd) {
+    throw SettingsError(
+        "optimizer.skip_dead_taps=true is for optimizer.type=sgd, whose updates can be put off; "
+        "set it to false");
   }
   for (const ParameterGroup& group : o.groups) {
     if (group.patterns.empty()) {

@@ -12,53 +12,52 @@ constexpr double kDefaultFirstBucketMb = 1;
 
 void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "bucket_cap_mb",
-                 .doc = "gradients are reduced in buckets of about this size; auto: cut where the "
-                        "least communication is exposed, by times measured in the first backwards",
+                 .doc = "Size of gradient buckets. auto: choose buckets that expose the least "
+                        "communication, from times measured in the first backwards.",
                  .unit = "MiB",
                  .min = 1e-6,
                  .max = 1 << 20,
                  .choices = {"auto"}},
                 options.bucket_cap_mb);
-  visitor.field(
-      {.name = "first_bucket_mb",
-       .doc = "size of the first bucket to be ready; 0: 1 MiB while bucket_cap_mb is left "
-              "at its default, else bucket_cap_mb",
-       .unit = "MiB",
-       .min = 0,
-       .max = 1 << 20},
-      options.first_bucket_mb);
-  visitor.field(
-      {.name = "find_unused_parameters", .doc = "some parameters get no gradient in some steps"},
-      options.find_unused_parameters);
+  visitor.field({.name = "first_bucket_mb",
+                 .doc = "Size of the first bucket to be ready. 0: 1 MiB if bucket_cap_mb has its "
+                        "default, else bucket_cap_mb.",
+                 .unit = "MiB",
+                 .min = 0,
+                 .max = 1 << 20},
+                options.first_bucket_mb);
+  visitor.field({.name = "find_unused_parameters",
+                 .doc = "Allow parameters to get no gradient in some steps."},
+                options.find_unused_parameters);
   visitor.field({.name = "static_graph",
-                 .doc = "every step uses the same parameters the same number of times"},
+                 .doc = "Every step uses the same parameters the same number of times."},
                 options.static_graph);
   visitor.field(
-      {.name = "broadcast_buffers", .doc = "when rank 0's buffers are sent to the others"},
+      {.name = "broadcast_buffers", .doc = "When rank 0's buffers are sent to the other ranks."},
       options.broadcast_buffers,
       {{"each_forward", BroadcastBuffers::EachForward},
        {"before_eval", BroadcastBuffers::BeforeEval},
        {"off", BroadcastBuffers::Off}});
   visitor.field({.name = "init_sync",
-                 .doc = "send rank 0's parameters and buffers at construction (they are compared "
-                        "either way)"},
+                 .doc = "Send rank 0's parameters and buffers at construction. Their names and "
+                        "shapes are compared either way."},
                 options.init_sync);
   visitor.field({.name = "parameters_to_ignore",
-                 .doc = "names of parameters and buffers that are left alone"},
+                 .doc = "Names of parameters and buffers excluded from synchronization."},
                 options.parameters_to_ignore);
   visitor.field({.name = "comm_hook",
-                 .doc = "how a bucket is reduced; none is the all-reduce in the gradients' dtype",
+                 .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype.",
                  .choices = {"none", "all_reduce", "fp16_compress", "bf16_compress", "powersgd"}},
                 options.comm_hook);
-  visitor.field({.name = "powersgd_rank", .doc = "rank of PowerSGD's approximation", .min = 1},
+  visitor.field({.name = "powersgd_rank", .doc = "Rank of PowerSGD's approximation.", .min = 1},
                 options.powersgd_rank);
   visitor.field({.name = "powersgd_start_step",
-                 .doc = "steps reduced in full before PowerSGD begins",
+                 .doc = "Steps reduced in full before PowerSGD begins.",
                  .unit = "steps",
                  .min = 0},
                 options.powersgd_start_step);
   visitor.field({.name = "fp32_grads",
-                 .doc = "keep and reduce the gradients of bf16 and fp16 parameters in float32"},
+                 .doc = "Keep and reduce the gradients of bf16 and fp16 parameters in float32."},
                 options.fp32_grads);
 }
 

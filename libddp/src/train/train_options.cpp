@@ -18,19 +18,19 @@ int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
 
 static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "eval_every",
-           .doc = "epochs between evaluations; 0: never",
+           .doc = "Epochs between evaluations. 0: never.",
            .unit = "epochs",
            .min = 0},
           o.eval_every);
   v.field({.name = "eval_every_steps",
-           .doc = "optimizer steps between evaluations, with one at the end; 0: train.eval_every "
-                  "epochs decide",
+           .doc = "Optimizer steps between evaluations, with one at the end. 0: evaluate by "
+                  "train.eval_every.",
            .unit = "steps",
            .min = 0},
           o.eval_every_steps);
-  v.field({.name = "eval_first", .doc = "evaluate before the first step, too"}, o.eval_first);
+  v.field({.name = "eval_first", .doc = "Also evaluate before the first step."}, o.eval_first);
   v.field({.name = "eval_batch_size",
-           .doc = "samples a rank and evaluation batch; 0: train.batch_size",
+           .doc = "Samples per rank and evaluation batch. 0: train.batch_size.",
            .unit = "samples",
            .min = 0,
            .max = 1e7},
@@ -39,64 +39,64 @@ static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
 
 static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "cuda_graph",
-           .doc = "run training and evaluation steps as CUDA graphs; auto: where they can be "
-                  "captured, on several GPUs if the loss is a mean"},
+           .doc = "Run training and evaluation steps as CUDA graphs. auto: steps that can be "
+                  "captured; on several GPUs only if the loss is a mean."},
           o.cuda_graph,
           {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
-  v.field({.name = "deterministic", .doc = "only kernels that give the same bits every time"},
+  v.field({.name = "deterministic", .doc = "Use only kernels that give the same bits every time."},
           o.deterministic);
-  v.field(
-      {.name = "cudnn_benchmark",
-       .doc = "the fastest of cuDNN's algorithms is measured when a shape is first met, by each "
-              "rank for itself unless a plan has it: runs may differ in bits (not with "
-              "train.deterministic)"},
-      o.cudnn_benchmark);
+  v.field({.name = "cudnn_benchmark",
+           .doc = "Measure the fastest of cuDNN's algorithms when a shape first occurs. Each rank "
+                  "measures unless a plan has the choice, so runs may differ in bits. Ignored with "
+                  "train.deterministic."},
+          o.cudnn_benchmark);
   v.field({.name = "allow_tf32",
-           .doc = "float32 matrix products in TF32 on CUDA (convolutions may use it either way, as "
-                  "in PyTorch)"},
+           .doc = "Compute float32 matrix products in TF32 on CUDA. Convolutions may use TF32 "
+                  "either way, as in PyTorch."},
           o.allow_tf32);
 }
 
 void describe_fields(TrainOptions& o, FieldVisitor& v) {
-  v.field({.name = "max_steps",
-           .doc = "optimizer steps until the run ends; 0: epochs decides (the default where only "
-                  "train.epochs is set)",
-           .unit = "steps",
-           .min = 0},
-          o.max_steps);
+  v.field(
+      {.name = "max_steps",
+       .doc =
+           "Optimizer steps of the run. 0: run for train.epochs (implied when only that is set).",
+       .unit = "steps",
+       .min = 0},
+      o.max_steps);
   v.field({.name = "epochs",
-           .doc = "the run ends after so many epochs; 0: max_steps decides",
+           .doc = "Epochs of the run. 0: run for train.max_steps.",
            .unit = "epochs",
            .min = 0,
            .max = 1e6},
           o.epochs);
   v.field({.name = "batch_size",
-           .doc = "samples a rank and micro-batch; the same as loader.batch_size",
+           .doc = "Samples per rank and micro-batch; the same as loader.batch_size.",
            .unit = "samples",
            .min = 1,
            .max = 1e7},
           o.batch_size);
   v.field({.name = "grad_accum_steps",
-           .doc = "micro-batches whose gradients are summed into one optimizer step",
+           .doc = "Micro-batches whose gradients are summed into one optimizer step.",
            .min = 1,
            .max = 1e6},
           o.grad_accum_steps);
   v.field({.name = "max_grad_norm",
-           .doc = "gradients are scaled down to this norm; 0: they are not",
+           .doc = "Largest gradient norm; larger gradients are scaled down to it. 0: no clipping.",
            .min = 0},
           o.max_grad_norm);
   v.field({.name = "non_finite",
-           .doc = "inf or NaN in the loss or the gradients: error ends the run with 70, skip drops "
-                  "the update on all ranks, ignore goes on"},
+           .doc = "Action on inf or NaN in the loss or the gradients. error: end the run with 70. "
+                  "skip: drop the update on all ranks. ignore: continue."},
           o.non_finite,
           {{"error", NonFinite::Error}, {"skip", NonFinite::Skip}, {"ignore", NonFinite::Ignore}});
   v.field({.name = "label_smoothing",
-           .doc = "share of the target that is spread over all classes",
+           .doc = "Share of the target that is spread evenly over all classes.",
            .min = 0,
            .max = 1},
           o.label_smoothing);
   v.field({.name = "mixup",
-           .doc = "alpha of the Beta distribution that mixes pairs of samples; 0: off",
+           .doc = "Alpha of the Beta distribution that mixes pairs of samples. 0: off.",
            .min = 0,
            .max = 100},
           o.mixup);

@@ -68,14 +68,14 @@ TEST_CASE("help and documentation show every key with default, unit, limits and 
   const SettingRows rows = list_settings("s", sample::Options{});
   CHECK(rows.size() == 11);
   const std::string help = settings_help(rows);
-  CHECK(help.find("  s.batch_size=128 samples\n      of a rank and step (a whole number from 1 to "
+  CHECK(help.find("  s.batch_size=128 samples\n      of a rank and step (integer from 1 to "
                   "4096)\n") != std::string::npos);
-  CHECK(help.find("(a whole number of at least 1)") != std::string::npos);
+  CHECK(help.find("(integer >= 1)") != std::string::npos);
   const std::string page = settings_markdown(rows);
   CHECK(page.find("## s\n") != std::string::npos);
   CHECK(page.find("| `s.dtype` | `bf16` | one of bf16, fp16, off | what is computed in |\n") !=
         std::string::npos);
-  CHECK(page.find("| `s.folder` | (empty) | a text | where files are |\n") != std::string::npos);
+  CHECK(page.find("| `s.folder` | (empty) | string | where files are |\n") != std::string::npos);
   CHECK(page.find("epochs \\| steps") != std::string::npos);
   for (const SettingRow& row : rows) {
     CHECK(help.find("  " + row.key + "=") != std::string::npos);

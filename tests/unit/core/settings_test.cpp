@@ -111,30 +111,30 @@ TEST_CASE("empty files and empty sections leave the defaults") {
 
 TEST_CASE("a value of the wrong type or out of range names place, key, value, limit and fix") {
   check_refused("s:\n  lr: 1\n  batch_size: 0\n", {},
-                {"run.yaml:3: s.batch_size=0 is not a whole number from 1 to 4096 (samples)", "fix",
+                {"run.yaml:3: s.batch_size=0: expected integer from 1 to 4096 (samples)", "fix",
                  "s.batch_size=128"});
-  check_refused("", {"s.batch_size=0"}, {"argument: s.batch_size=0 is not a whole number from 1"});
+  check_refused("", {"s.batch_size=0"}, {"argument: s.batch_size=0: expected integer from 1"});
   for (const char* bad : {"-1", "4097", "1.5", "1e3", "x", "", " 1", "+1", "0x10", "12 ",
                           "99999999999999999999", "true"}) {
     check_refused("", {std::string("s.batch_size=") + bad},
-                  {std::string("s.batch_size=") + bad + " is not a whole number from 1 to 4096"});
+                  {std::string("s.batch_size=") + bad + ": expected integer from 1 to 4096"});
   }
   for (const char* bad : {"nan", "-0.1", "1,5", "0.1x", ""}) {
-    check_refused("", {std::string("s.lr=") + bad}, {"is not a number of at least 0"});
+    check_refused("", {std::string("s.lr=") + bad}, {": expected number >= 0"});
   }
   CHECK(read("s: {lr: .inf}").lr == std::numeric_limits<double>::infinity());
-  check_refused("", {"s.shuffle=1"}, {"s.shuffle=1 is not true or false"});
-  check_refused("s: {batch_size: \"64\"}", {}, {"s.batch_size=\"64\" is not a whole number"});
-  check_refused("s: {batch_size: [64]}", {}, {"s.batch_size=[64] is not a whole number"});
-  check_refused("s: {batch_size: }", {}, {"s.batch_size=(nothing) is not a whole number"});
-  check_refused("s: {betas: 0.9}", {}, {"is not a list, each a number from 0 to 1", "[a, b]"});
-  check_refused("", {"s.betas=0.9,1.1"}, {"s.betas=0.9,1.1 is not a list, each a number from 0"});
-  check_refused("", {"s.milestones=1,"}, {"s.milestones=1, is not a list"});
+  check_refused("", {"s.shuffle=1"}, {"s.shuffle=1: expected true or false"});
+  check_refused("s: {batch_size: \"64\"}", {}, {"s.batch_size=\"64\": expected integer"});
+  check_refused("s: {batch_size: [64]}", {}, {"s.batch_size=[64]: expected integer"});
+  check_refused("s: {batch_size: }", {}, {"s.batch_size=(nothing): expected integer"});
+  check_refused("s: {betas: 0.9}", {}, {": expected list, each number from 0 to 1", "[a, b]"});
+  check_refused("", {"s.betas=0.9,1.1"}, {"s.betas=0.9,1.1: expected list, each number from 0"});
+  check_refused("", {"s.milestones=1,"}, {"s.milestones=1,: expected list"});
   check_refused("", {"s.dtype=fb16"},
-                {"s.dtype=fb16 is not one of bf16, fp16, off", "did you mean s.dtype=bf16?"});
-  check_refused("", {"s.color=blue"}, {"s.color=blue is not one of red, green", "s.color=red"});
-  check_refused("", {"s.inner.num_tries=9999999999"}, {"s.inner.num_tries=9999999999 is not"});
-  check_refused("", {"s.inner.timeout_ms=0"}, {"is not a whole number of at least 1 (ms)"});
+                {"s.dtype=fb16: expected one of bf16, fp16, off", "did you mean s.dtype=bf16?"});
+  check_refused("", {"s.color=blue"}, {"s.color=blue: expected one of red, green", "s.color=red"});
+  check_refused("", {"s.inner.num_tries=9999999999"}, {"s.inner.num_tries=9999999999: expected"});
+  check_refused("", {"s.inner.timeout_ms=0"}, {": expected integer >= 1 (ms)"});
 }
 
 TEST_CASE("unknown keys are refused with the nearest name") {
@@ -277,8 +277,9 @@ TEST_CASE("a number for which words may stand") {
   CHECK(read_cap("auto") == -1);
   CHECK(read_cap("none") == -2);
   for (const auto* bad : {"0", "-1", "65", "aut"}) {
-    CHECK(message_of([&] { read_cap(bad); }).find("is not a number from 1 to 64, or auto, none") !=
-          std::string::npos);
+    CHECK(message_of([&] {
+            read_cap(bad);
+          }).find(": expected number from 1 to 64, or auto, none") != std::string::npos);
   }
 }
 

@@ -33,7 +33,7 @@ class Local(StudyCase):
 
     def test_of_a_failed_run_the_errors_come_first(self):
         launcher = [f"mpirun's own words, line {number}" for number in range(12)]
-        refused = "[error] argument: lora.rank=100000 is not a whole number from 0 to 65536"
+        refused = "[error] argument: lora.rank=100000: expected integer from 0 to 65536"
         log = ["[12:00:00.100] [info] reading", f"[12:00:01.000] {refused}", f"[12:00:01.001] {refused}", "[12:00:01.002] [error] rank 1 failed"]
         self.assertEqual(self.failed_run("\n".join(log + launcher)), [log[1], log[3]] + launcher[-8:])
         # Also where the end of the log holds them: each line once.

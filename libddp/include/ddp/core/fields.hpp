@@ -5,7 +5,7 @@
 //
 //   struct TrainOptions { int64_t batch_size = 128; };
 //   void describe_fields(TrainOptions& o, ddp::FieldVisitor& v) {
-//     v.field({.name = "batch_size", .doc = "samples a rank and step", .min = 1}, o.batch_size);
+//     v.field({.name = "batch_size", .doc = "Samples per rank and step.", .min = 1}, o.batch_size);
 //   }
 #pragma once
 

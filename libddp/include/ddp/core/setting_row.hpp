@@ -22,7 +22,7 @@ struct SettingRow {
   bool is_list() const { return type >= Type::IntegerList; }
   /// As it is written after "key=": "128", "true", "[1, 2]".
   std::string text() const;
-  /// What is allowed: "a whole number of at least 1", "one of bf16, fp16, off".
+  /// What is allowed: "integer >= 1", "one of bf16, fp16, off".
   std::string allowed() const;
 };
 
