@@ -2,6 +2,7 @@
 #include "ddp/core/settings.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/file_ops.hpp"
 #include "core/parse_number.hpp"
