@@ -157,18 +157,17 @@ void ControlHub::report_waits(SteadyTime now) {
   bool report = false;
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
     auto& peer = peers_[rank];
-    if (peer.position) {
+    if (peer.position && now - peer.waits_since >= limit) {
       waiting.push_back(static_cast<int>(rank));
-      const bool due = now - peer.waits_since >= limit;
-      report = report || (due && !peer.wait_is_reported);
-      peer.wait_is_reported = peer.wait_is_reported || due;
+      report = report || !std::exchange(peer.wait_is_reported, true);
     }
   }
   if (report) {
     const auto busy = tell_busy(waiting);
-    const auto others = waiting.size() == 1 ? "" : concat(" and ", waiting.size() - 1, " more");
-    log_warning(concat(name_of(waiting.front()), others, " wait for ", limit.count(),
-                       " ms or longer", busy.empty() ? "" : "; meanwhile " + busy));
+    const auto verb =
+        waiting.size() == 1 ? " waits" : concat(" and ", waiting.size() - 1, " more wait");
+    log_warning(concat(name_of(waiting.front()), verb, " for ", limit.count(), " ms or longer",
+                       busy.empty() ? "" : "; meanwhile " + busy));
   }
 }
 

@@ -222,6 +222,31 @@ TEST_CASE("control plane: a rank that is busy is waited for", "[control_plane]")
                          Catch::Contains(") is at step 3 in evaluation"));
 }
 
+TEST_CASE("control plane: a rank that waits for less than the limit is not reported",
+          "[control_plane]") {
+  auto options = fast_options();
+  options.heartbeat_interval = 100ms;  // a wait is reported after 600 ms
+  options.heartbeat_misses = 100;
+  const auto body = [](ControlPlane& plane) {
+    const FakeGroup group(plane);
+    plane.set_progress(3, plane.rank() == 0 ? "evaluation" : "backward");
+    // The wait of rank 2 is half as long as the limit when rank 1 reaches it.
+    std::this_thread::sleep_for(plane.rank() == 2 ? 300ms : 0ms);
+    group.set(plane.rank() == 0 ? group_at(11) : group_at(12, 12, 12));
+    std::this_thread::sleep_for(plane.rank() == 2 ? 450ms : 750ms);
+    group.set(group_at(12));
+    plane.barrier();
+  };
+  const auto told = ::testing::stderr_of([&] {
+    for (const auto& end : run_ranks(3, body, options)) {
+      REQUIRE(end.error.empty());
+    }
+  });
+  REQUIRE_THAT(told, Catch::Contains("rank 1 (") &&
+                         Catch::Contains(") waits for 600 ms or longer; meanwhile rank 0 ("));
+  REQUIRE_THAT(told, !Catch::Contains(" more wait"));
+}
+
 TEST_CASE("control plane: calls of different activities are told apart", "[control_plane]") {
   const auto ends = run_ranks(3, [](ControlPlane& plane) {
     plane.set_progress(5, "");
