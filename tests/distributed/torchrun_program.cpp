@@ -49,8 +49,15 @@ int main() {
     options.rendezvous_timeout = std::chrono::seconds(20);
     const bool admitted = launch.rank == launch.world_size - 1 && launch.torchrun_store &&
                           stranger_is_admitted(launch);
-    const auto plane = ddp::ControlPlane::create(
-        launch, ddp::detail::make_job_rendezvous(launch, environment, options, nullptr), options);
+    const auto meet = [&](int context) {
+      return ddp::ControlPlane::create(
+          launch, ddp::detail::make_job_rendezvous(launch, environment, options, nullptr, context),
+          options);
+    };
+    const auto plane = meet(0);
+    const auto second = meet(1);  // as a second context of this process
+    second->barrier();
+    second->close();
     std::string all;
     for (const auto& rank : plane->all_gather(std::to_string(plane->rank()))) {
       all += rank;

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <torch/utils.h>
 
+#include <atomic>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -152,8 +153,9 @@ Context Context::create(const ContextOptions& options) {
   set_up_log(launch);
   std::shared_ptr<Rendezvous> rendezvous;
   if (launch.world_size > 1) {
-    rendezvous =
-        detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi);
+    static std::atomic<int> num_contexts{0};
+    rendezvous = detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi,
+                                             num_contexts++);
   }
   state->control_plane = ControlPlane::create(launch, rendezvous, options.control_plane);
   // From here on a failure is told to the peers, by ~State at the latest.

@@ -78,10 +78,10 @@ bool is_hex(const std::string& text, std::size_t length) {
 class StoreRendezvous final : public Rendezvous {
  public:
   StoreRendezvous(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
-                  std::string known_secret)
+                  std::string known_secret, int context)
       : host_(launch.master_addr),
         port_(launch.master_port),
-        key_(store_key(launch)),
+        key_(store_key(launch, context)),
         bind_address_(choose_bind_address(launch, options)),
         known_secret_(std::move(known_secret)),
         nonce_(launch.rank == 0 ? to_hex(random_bytes(kNonceLength / 2)) : std::string()) {
@@ -199,14 +199,15 @@ std::shared_ptr<Rendezvous> make_fixed(const LaunchEnvironment& launch,
 
 std::shared_ptr<Rendezvous> make_file(const LaunchEnvironment& launch,
                                       const EnvironmentLookup& environment,
-                                      const ControlPlaneOptions& options) {
+                                      const ControlPlaneOptions& options, int context) {
   std::string folder = options.rendezvous_folder;
   for (const char* name : {"SLURM_SUBMIT_DIR", "HOME"}) {
     if (folder.empty()) {
       folder = environment(name).value_or("");
     }
   }
-  const auto key = concat(launch.job_id, '.', launch.step_id, '.', launch.restart_count);
+  const auto key =
+      concat(launch.job_id, '.', launch.step_id, '.', launch.restart_count, '.', context);
   return make_file_rendezvous(folder.empty() ? "." : folder, key,
                               choose_bind_address(launch, options));
 }
@@ -214,26 +215,26 @@ std::shared_ptr<Rendezvous> make_file(const LaunchEnvironment& launch,
 }  // namespace
 
 // The store lives on when torchrun starts the workers again, and several jobs may share one.
-std::string store_key(const LaunchEnvironment& launch) {
-  return concat("ddp/contact/", launch.job_id, '/', launch.restart_count);
+std::string store_key(const LaunchEnvironment& launch, int context) {
+  return concat("ddp/contact/", launch.job_id, '/', launch.restart_count, '/', context);
 }
 
 std::shared_ptr<Rendezvous> make_job_rendezvous(const LaunchEnvironment& launch,
                                                 const EnvironmentLookup& environment,
                                                 const ControlPlaneOptions& options,
-                                                std::shared_ptr<MpiRuntime> mpi) {
+                                                std::shared_ptr<MpiRuntime> mpi, int context) {
   if (mpi != nullptr) {
     return std::make_shared<MpiRendezvous>(std::move(mpi), choose_bind_address(launch, options));
   }
   const std::string secret = read_secret(environment);
   if (launch.torchrun_store) {
-    return std::make_shared<StoreRendezvous>(launch, options, secret);
+    return std::make_shared<StoreRendezvous>(launch, options, secret, context);
   }
   if (!launch.master_addr.empty() && launch.master_port != 0) {
     return make_fixed(launch, options, secret);
   }
   if (launch.source == LaunchSource::Slurm) {
-    return make_file(launch, environment, options);
+    return make_file(launch, environment, options, context);
   }
   throw SettingsError(concat(
       "rank ", launch.rank, " of ", launch.world_size, " (by ", to_string(launch.source),

@@ -25,12 +25,17 @@ inline constexpr std::size_t kMinSecretLength = 16;  ///< of DDP_SECRET, in char
 ///   a Slurm step without MPI              a 0600 file in a shared folder
 /// A rank takes the way its own environment tells; nothing in the store makes it take a weaker one.
 /// Throws SettingsError where the launch offers none of these or DDP_SECRET is too short.
+///
+/// `context` counts the contexts that this process made earlier. Each context has its own key in
+/// the store, and its own file: contexts that live at the same time do not read each other's
+/// contact. All ranks make their contexts in the same order. A known address serves one context at
+/// a time.
 std::shared_ptr<Rendezvous> make_job_rendezvous(const LaunchEnvironment& launch,
                                                 const EnvironmentLookup& environment,
                                                 const ControlPlaneOptions& options,
-                                                std::shared_ptr<MpiRuntime> mpi);
+                                                std::shared_ptr<MpiRuntime> mpi, int context = 0);
 
-/// Under which key rank 0 tells the others through torchrun's store.
-std::string store_key(const LaunchEnvironment& launch);
+/// The key in torchrun's store under which rank 0 publishes its contact.
+std::string store_key(const LaunchEnvironment& launch, int context = 0);
 
 }  // namespace ddp::detail

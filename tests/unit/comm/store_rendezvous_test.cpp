@@ -37,12 +37,12 @@ class TorchrunJob {
     return launch;
   }
   std::shared_ptr<Rendezvous> rendezvous(int rank, const ControlPlaneOptions& options = {},
-                                         int num_nodes = 1) const {
+                                         int num_nodes = 1, int context = 0) const {
     const EnvironmentLookup lookup = [this](const std::string& name) {
       const auto found = environment_.find(name);
       return found == environment_.end() ? std::nullopt : std::optional(found->second);
     };
-    return detail::make_job_rendezvous(launch(rank, num_nodes), lookup, options, nullptr);
+    return detail::make_job_rendezvous(launch(rank, num_nodes), lookup, options, nullptr, context);
   }
   std::function<void()> rank(int rank, ControlPlaneOptions options = fast_options()) const {
     return [this, rank, options] {
@@ -170,6 +170,45 @@ TEST_CASE("torchrun: what a stranger writes into the store is not believed", "[c
     }
   }
   std::filesystem::remove(planted);
+}
+
+TEST_CASE("torchrun: contexts that live at the same time have their own contact", "[context]") {
+  for (const bool with_secret : {false, true}) {
+    const TorchrunJob job(with_secret ? std::map<std::string, std::string>{{"DDP_SECRET", kSecret}}
+                                      : std::map<std::string, std::string>{});
+    const auto first = job.rendezvous(0);
+    first->exchange(0, "127.0.0.1 1", 1s);
+    REQUIRE_THAT(job.rendezvous(1)->exchange(1, {}, 1s), Catch::StartsWith("127.0.0.1 1"));
+    const auto of_second = job.rendezvous(1, {}, 1, /*context=*/1);
+    REQUIRE(end_of([&] { of_second->exchange(1, {}, 100ms); }).exit_code ==
+            static_cast<int>(ExitCode::PeerLost));
+    const auto second = job.rendezvous(0, {}, 1, /*context=*/1);
+    second->exchange(0, "127.0.0.1 2", 1s);
+    REQUIRE_THAT(of_second->exchange(1, {}, 1s), Catch::StartsWith("127.0.0.1 2"));
+  }
+}
+
+TEST_CASE("Slurm: contexts that live at the same time have their own file", "[context]") {
+  char folder[] = "/tmp/ddp_contexts_XXXXXX";
+  REQUIRE(mkdtemp(folder) != nullptr);
+  ControlPlaneOptions options;
+  options.rendezvous_folder = folder;
+  options.bind_address = "127.0.0.1";
+  const auto rendezvous = [&](int rank, int context) {
+    auto launch = launch_of(rank, 2);
+    launch.source = LaunchSource::Slurm;
+    launch.job_id = "7";
+    const EnvironmentLookup nothing = [](const std::string&) { return std::nullopt; };
+    return detail::make_job_rendezvous(launch, nothing, options, nullptr, context);
+  };
+  {
+    const auto first = rendezvous(0, 0);
+    first->exchange(0, "127.0.0.1 1 secret", 1s);
+    REQUIRE(rendezvous(1, 0)->exchange(1, {}, 1s) == "127.0.0.1 1 secret");
+    REQUIRE(end_of([&] { rendezvous(1, 1)->exchange(1, {}, 100ms); }).exit_code ==
+            static_cast<int>(ExitCode::PeerLost));
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("torchrun: a secret that is open to the network is told once", "[context]") {
