@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several contexts in one process, and contexts beside a program's own use of MPI:
 //
-//   contexts_program once|twice|both|finalized|settings
+//   contexts_program once|twice|both|split|finalized|settings
 //   contexts_program level SERIALIZED|MULTIPLE      MPI initialised by the program
 //   contexts_program sizes OF_RANK_0 OF_OTHERS      summed without check_collectives
 //
@@ -9,16 +9,21 @@
 #include <mpi.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 
 namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
 
 ddp::Context make() {
   ddp::ContextOptions options;
@@ -72,6 +77,28 @@ void run_both() {
   second.reset();
   use(first);
   use(make());
+  use(first);
+}
+
+// The end of one context does not wait for a call of the other that blocks the MPI thread.
+void run_split() {
+  const auto first = make();
+  auto second = make();
+  use(first);
+  use(second);
+  if (first.rank() == 0) {
+    std::thread other([&] { first.communicator()->split(0, 0)->barrier(); });
+    std::this_thread::sleep_for(300ms);
+    const auto start = Clock::now();
+    second.close();
+    const auto took = Clock::now() - start;
+    other.join();
+    require(took < 1s, "the end of a context waited for another context");
+  } else {
+    second.close();
+    std::this_thread::sleep_for(2500ms);
+    first.communicator()->split(0, 1)->barrier();
+  }
   use(first);
 }
 
@@ -130,6 +157,8 @@ void run(const std::vector<std::string>& arguments) {
     run_twice();
   } else if (mode == "both") {
     run_both();
+  } else if (mode == "split") {
+    run_split();
   } else if (mode == "finalized") {
     run_finalized();
   } else if (mode == "settings") {

@@ -56,6 +56,9 @@ class MpiProcess {
 
   Engine& engine() { return *engine_; }
   void abandon() { abandoned_ = true; }
+  void add_runtime() { ++num_runtimes_; }
+  void remove_runtime() { --num_runtimes_; }
+  int num_runtimes() const { return num_runtimes_; }  ///< that have not ended
   /// On the MPI thread. Throws SettingsError where MPI cannot be used.
   void initialize();
   std::shared_ptr<const MpiReduceOps> reduce_ops() const { return reduce_ops_; }
@@ -63,6 +66,7 @@ class MpiProcess {
  private:
   const int pid_;
   std::atomic<bool> abandoned_{false};
+  std::atomic<int> num_runtimes_{0};
   bool initialized_here_ = false;                   // of the MPI thread, as is
   std::shared_ptr<const MpiReduceOps> reduce_ops_;  // which is null before initialize()
   std::unique_ptr<Engine> engine_;

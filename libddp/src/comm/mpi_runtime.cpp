@@ -171,7 +171,9 @@ void MpiState::initialize(MpiProcess& process) {
   check_mpi(MPI_Comm_size(world, &world_size), "MPI_Comm_size");
 }
 
-MpiThread::MpiThread() : lane_(make_lane()) {}
+MpiThread::MpiThread() : lane_(make_lane()) {
+  process_->add_runtime();
+}
 
 // MPI_Init returns on no rank before it was called on all of them.
 void MpiThread::initialize(std::chrono::milliseconds timeout) {
@@ -244,7 +246,11 @@ std::string MpiThread::broadcast(const std::string& value, int root,
 
 bool MpiThread::begin_end() {
   const std::lock_guard lock(mutex_);
-  return !std::exchange(ended_, true);
+  if (std::exchange(ended_, true)) {
+    return false;
+  }
+  process_->remove_runtime();
+  return true;
 }
 
 void MpiThread::abort_lanes(const std::string& reason) {
@@ -264,8 +270,9 @@ void MpiThread::finalize() {
   if (begin_end()) {
     // MPI_Finalize frees what is left: operations that nobody waited for may still use it.
     abort_lanes("the context was closed");
-    // The program may call MPI_Finalize itself when this returns.
-    if (!go_around(kEndLimit)) {
+    // The program may call MPI_Finalize itself when this returns, unless another runtime is in use.
+    // The other one may block the MPI thread in a split for as long as its peers take.
+    if (process_->num_runtimes() == 0 && !go_around(kEndLimit)) {
       process_->abandon();
       throw PeerLostError(concat("the MPI thread did not come back within ", kEndLimit.count(),
                                  " s: a peer is lost, stuck, or makes other calls than this rank"));
