@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several contexts in one process, and contexts beside a program's own use of MPI:
 //
-//   contexts_program once|twice|both|split|finalized|settings
+//   contexts_program once|twice|both|late|split|finalized|settings
 //   contexts_program level SERIALIZED|MULTIPLE      MPI initialised by the program
 //   contexts_program sizes OF_RANK_0 OF_OTHERS      summed without check_collectives
 //
-// Prints "done" where all went as it should. Ends with the exit code of the error that was thrown.
+// Prints "done" where all went as it should, and "MPI was finalized" where it was at the end. Ends
+// with the exit code of the error that was thrown.
 #include <mpi.h>
 #include <torch/torch.h>
 
@@ -25,9 +26,21 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-ddp::Context make() {
+// Destroyed after everything that libddp keeps until the process ends.
+struct Farewell {
+  ~Farewell() {
+    int finalized = 0;
+    if (MPI_Finalized(&finalized) == MPI_SUCCESS && finalized != 0) {
+      std::puts("MPI was finalized");
+    }
+  }
+};
+const Farewell farewell;
+
+ddp::Context make(std::chrono::milliseconds heartbeat = 5s) {
   ddp::ContextOptions options;
   options.device = "cpu";
+  options.control_plane.heartbeat_interval = heartbeat;
   return ddp::Context::create(options);
 }
 
@@ -78,6 +91,16 @@ void run_both() {
   use(first);
   use(make());
   use(first);
+}
+
+// One rank works on for longer than a silent rank is waited for.
+void run_late() {
+  auto context = make(200ms);
+  use(context);
+  context.close();
+  if (context.rank() == 1) {
+    std::this_thread::sleep_for(1500ms);
+  }
 }
 
 // The end of one context does not wait for a call of the other that blocks the MPI thread.
@@ -157,6 +180,8 @@ void run(const std::vector<std::string>& arguments) {
     run_twice();
   } else if (mode == "both") {
     run_both();
+  } else if (mode == "late") {
+    run_late();
   } else if (mode == "split") {
     run_split();
   } else if (mode == "finalized") {

@@ -5,6 +5,7 @@
 //   fault_program suspend RANK        every rank stops for longer than it would be waited for
 //   fault_program freeze_start RANK   stops before it calls MPI
 //   fault_program freeze_close RANK   stops while all ranks close
+//   fault_program freeze_exit RANK    stops after its context was closed
 //
 // Ends as ddp::run does: with the exit code of the first cause on every rank. A rank that hears of
 // a failure says how long after the deed it did ("heard after 12 ms").
@@ -51,6 +52,17 @@ void say_how_late() {
   }
 }
 
+// Destroyed after everything that libddp keeps until the process ends.
+struct Farewell {
+  ~Farewell() {
+    int64_t deed = 0;
+    if (std::ifstream(deed_file()) >> deed) {
+      std::fprintf(stderr, "left %s\n", now_ms() - deed <= 2500 ? "within 2500 ms" : "too late");
+    }
+  }
+};
+const Farewell farewell;
+
 void stop_for(std::chrono::milliseconds time) {
   if (fork() == 0) {  // wakes the others
     std::this_thread::sleep_for(time);
@@ -80,13 +92,14 @@ void do_the_deed(const std::string& fault) {
 void train(ddp::Context& ctx, const std::string& fault, int culprit) {
   ctx.control_plane().add_failure_callback([](const ddp::FailureCause&) { say_how_late(); });
   auto grad = torch::ones({1000});
-  const int64_t num_steps = fault == "suspend" || fault == "freeze_close" ? 20 : 200;
+  const bool at_end = fault == "freeze_close" || fault == "freeze_exit";
+  const int64_t num_steps = fault == "suspend" || at_end ? 20 : 200;
   for (int64_t step = 0; step < num_steps; ++step) {
     ctx.set_progress(step, "forward");
     std::this_thread::sleep_for(30ms);
     if (step == 5 && fault == "suspend") {
       stop_for(3000ms);
-    } else if (step == 5 && ctx.rank() == culprit && fault != "freeze_close") {
+    } else if (step == 5 && ctx.rank() == culprit && !at_end) {
       do_the_deed(fault);
     }
     ctx.set_progress(step, "backward");
@@ -97,7 +110,7 @@ void train(ddp::Context& ctx, const std::string& fault, int culprit) {
 ddp::ContextOptions options_of(const std::string& fault) {
   ddp::ContextOptions options;
   options.device = std::getenv("DDP_TEST_DEVICE");
-  const bool freezes = fault == "freeze" || fault == "freeze_close";
+  const bool freezes = fault == "freeze" || fault == "freeze_close" || fault == "freeze_exit";
   options.control_plane.heartbeat_interval = freezes ? 200ms : fault == "suspend" ? 400ms : 5000ms;
   if (fault == "freeze_start") {
     options.control_plane.rendezvous_timeout = 2000ms;
@@ -133,6 +146,10 @@ int run(const std::string& fault, int culprit) {
     return exit_code_of(ctx, error);
   }
   ctx.close();
+  if (fault == "freeze_exit" && ctx.rank() == culprit) {
+    note_the_deed();
+    stop_for(4000ms);
+  }
   return 0;
 }
 

@@ -28,6 +28,10 @@ ddp_add_fault(freeze 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 6
 ddp_add_fault(suspend 1 "*:0")
 ddp_add_fault(freeze_start 1 "*:76" "0:did not end within 2000 ms" "0:missing: rank 1" "2:missing: rank 1")
 ddp_add_fault(freeze_close 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms")
+ddp_add_fault(freeze_exit 1 "*:0" "0:first cause: rank 1 (" "0:no sign of life for 600 ms"
+              "0:left within 2500 ms" "2:at the end of MPI: rank 1 (" "2:left within 2500 ms")
+ddp_add_fault(freeze_exit 0 "*:0" "1:first cause: rank 0 (" "1:no sign of life for 600 ms"
+              "1:left within 2500 ms" "2:left within 2500 ms")
 
 function(ddp_add_rendezvous_fault name arguments codes)
   set(_options --launch env --expect-exit ${codes})

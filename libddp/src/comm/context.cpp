@@ -39,7 +39,8 @@ struct Context::State {
   void read_plan();
   void write_plan();
   void run_teardowns();
-  void leave();
+  /// Returns true where the control plane has to stay open until MPI ends with the process.
+  bool leave();
   void abandon(const std::string& reason);
 };
 
@@ -217,10 +218,12 @@ void Context::State::run_teardowns() {
   }
 }
 
-void Context::State::leave() {
+bool Context::State::leave() {
   const detail::ActivityScope activity(*control_plane, detail::kCloseActivity);
-  // Everybody's collectives are done, so that a backend may end in any way it likes.
-  control_plane->barrier();
+  // Rank 0 decides for all. When this returns, everybody's collectives are done, so that a backend
+  // may end in any way it likes.
+  const std::string keep = mpi != nullptr && mpi->ends_mpi() ? "keep" : "close";
+  const bool keeps_plane = control_plane->broadcast(keep) == "keep";
   if (communicator.use_count() > 1) {
     communicator->abort("the context was closed");
   }
@@ -231,10 +234,13 @@ void Context::State::leave() {
         [mpi = mpi](const FailureCause& cause) { mpi->abandon(cause.to_line()); });
     mpi->finalize();
   }
-  control_plane->close();
+  if (!keeps_plane) {
+    control_plane->close();
+  }
   if (control_plane->failed()) {
     throw PeerLostError(control_plane->failure().to_line());
   }
+  return keeps_plane;
 }
 
 // Peers may be gone: nothing that waits for them is called.
@@ -284,8 +290,11 @@ void Context::close() {
   try {
     state.run_teardowns();
     state.write_plan();
-    state.leave();
+    const bool keeps_plane = state.leave();
     state.closed = true;
+    if (keeps_plane) {
+      state.mpi->watch_end(std::move(state.control_plane));
+    }
     state.control_plane.reset();
   } catch (const std::exception& error) {
     state.abandon(error.what());

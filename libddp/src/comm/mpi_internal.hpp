@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "comm/mpi_reduce_ops.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "comm/progress_engine.hpp"
+#include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
 
@@ -59,14 +61,30 @@ class MpiProcess {
   void add_runtime() { ++num_runtimes_; }
   void remove_runtime() { --num_runtimes_; }
   int num_runtimes() const { return num_runtimes_; }  ///< that have not ended
+  /// Valid after initialize() has run.
+  bool initialized_here() const { return initialized_here_; }
+
+  /// Keeps `control_plane` open until finalize() or close_control_plane().
+  void watch_end(std::shared_ptr<ControlPlane> control_plane);
+  /// Collective; does nothing where none is kept. Throws PeerLostError naming a rank that is lost.
+  void close_control_plane();
+  /// False where `ticket` is not finished within `limit`. Throws PeerLostError naming the rank as
+  /// soon as the control plane that is kept knows of a lost one.
+  bool wait_watched(Engine::Ticket& ticket, std::chrono::milliseconds limit);
+
   /// On the MPI thread. Throws SettingsError where MPI cannot be used.
   void initialize();
   std::shared_ptr<const MpiReduceOps> reduce_ops() const { return reduce_ops_; }
 
  private:
+  void finalize();
+  std::shared_ptr<ControlPlane> control_plane();
+
   const int pid_;
   std::atomic<bool> abandoned_{false};
   std::atomic<int> num_runtimes_{0};
+  std::mutex mutex_;
+  std::shared_ptr<ControlPlane> control_plane_;     // of the last context, where it was closed
   bool initialized_here_ = false;                   // of the MPI thread, as is
   std::shared_ptr<const MpiReduceOps> reduce_ops_;  // which is null before initialize()
   std::unique_ptr<Engine> engine_;
@@ -96,6 +114,8 @@ class MpiThread final : public MpiRuntime {
   std::string broadcast(const std::string& value, int root,
                         std::chrono::milliseconds timeout) override;
   void finalize() override;
+  bool ends_mpi() const override;
+  void watch_end(std::shared_ptr<ControlPlane> control_plane) override;
   void abandon(const std::string& reason) override;
 
   Engine& engine() { return process_->engine(); }

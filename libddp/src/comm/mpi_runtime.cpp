@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "comm/mpi_internal.hpp"
+#include "core/authentication.hpp"
+#include "core/rank_position.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/trace_recorder.hpp"
@@ -15,8 +17,10 @@ namespace ddp::detail {
 
 namespace {
 
-constexpr std::chrono::minutes kExitLimit{10};
 constexpr std::chrono::seconds kEndLimit{30};
+// Without a control plane a rank that works on after its last context looks like a frozen one.
+constexpr std::chrono::seconds kUnwatchedEndLimit{600};
+constexpr std::chrono::milliseconds kLookInterval{50};
 
 }  // namespace
 
@@ -95,37 +99,99 @@ std::shared_ptr<MpiProcess> MpiProcess::instance() {
   return made;
 }
 
-MpiProcess::MpiProcess() : pid_(getpid()), engine_(std::make_unique<Engine>()) {}
+MpiProcess::MpiProcess() : pid_(getpid()), engine_(std::make_unique<Engine>()) {
+  // OpenSSL registers its clean-up at exit when it is first used. Used here, it is cleaned up after
+  // this object, whose destructor still uses the control plane.
+  hmac_sha256("first", "use");
+}
 
 MpiProcess::~MpiProcess() {
   if (getpid() != pid_) {
-    static_cast<void>(engine_.release());  // a child of fork() has no MPI thread
+    // A child of fork() has none of the threads.
+    static_cast<void>(engine_.release());
+    static_cast<void>(new std::shared_ptr<ControlPlane>(std::move(control_plane_)));
     return;
   }
   if (!abandoned_) {
-    auto operation = std::make_shared<MpiOperation>();
-    operation->describe = [] { return std::string("MPI_Finalize"); };
-    operation->launch = [this](std::vector<MPI_Request>&) {
-      int finalized = 0;  // by the program itself
-      check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
-      if (initialized_here_ && finalized == 0) {
-        check_mpi(MPI_Finalize(), "MPI_Finalize");
-      }
-    };
     try {
-      // MPI_Finalize waits for all ranks. A rank may work on for long after its last context.
-      const auto ticket = engine_->submit(engine_->make_lane(), std::move(operation));
-      if (!ticket->wait_for(kExitLimit)) {
-        log_error(concat("MPI_Finalize did not end within ",
-                         std::chrono::duration_cast<std::chrono::minutes>(kExitLimit).count(),
-                         " minutes: a rank of this job has not reached its end (frozen?)"));
-        abandoned_ = true;
-      }
+      finalize();
     } catch (const std::exception& error) {
       log_error(concat("at the end of MPI: ", error.what()));
+      abandoned_ = true;
     }
   }
+  control_plane_.reset();
   engine_->stop(std::chrono::seconds(abandoned_ ? 1 : 10));
+}
+
+// MPI_Finalize waits for all ranks. A rank may work on for long after its last context.
+void MpiProcess::finalize() {
+  const auto watch = control_plane();
+  if (watch != nullptr) {
+    watch->barrier();  // at its limit it names the ranks that did not come
+  }
+  auto operation = std::make_shared<MpiOperation>();
+  operation->describe = [] { return std::string("MPI_Finalize"); };
+  operation->launch = [this](std::vector<MPI_Request>&) {
+    int finalized = 0;  // by the program itself
+    check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
+    if (initialized_here_ && finalized == 0) {
+      check_mpi(MPI_Finalize(), "MPI_Finalize");
+    }
+  };
+  const auto ticket = engine_->submit(engine_->make_lane(), std::move(operation));
+  const auto limit = watch != nullptr ? kEndLimit : kUnwatchedEndLimit;
+  if (!wait_watched(*ticket, limit)) {
+    throw PeerLostError(concat("MPI_Finalize did not end within ", limit.count(),
+                               " s: a rank of this job has not reached its end (frozen?)"));
+  }
+  // Until all ranks have come here, the heartbeats cover those that are still in MPI_Finalize.
+  close_control_plane();
+}
+
+std::shared_ptr<ControlPlane> MpiProcess::control_plane() {
+  const std::lock_guard lock(mutex_);
+  return control_plane_;
+}
+
+void MpiProcess::watch_end(std::shared_ptr<ControlPlane> control_plane) {
+  if (auto* board = dynamic_cast<PositionBoard*>(control_plane.get())) {
+    board->outlive_context();
+  }
+  control_plane->add_failure_callback([this](const FailureCause&) { abandon(); });
+  const std::lock_guard lock(mutex_);
+  control_plane_ = std::move(control_plane);
+}
+
+void MpiProcess::close_control_plane() {
+  std::shared_ptr<ControlPlane> closed;
+  {
+    const std::lock_guard lock(mutex_);
+    closed.swap(control_plane_);
+  }
+  if (closed != nullptr) {
+    closed->close();
+    if (closed->failed()) {
+      throw PeerLostError(closed->failure().to_line());
+    }
+  }
+}
+
+bool MpiProcess::wait_watched(Engine::Ticket& ticket, std::chrono::milliseconds limit) {
+  const auto watch = control_plane();
+  if (watch == nullptr) {
+    return ticket.wait_for(limit);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!ticket.wait_for(kLookInterval)) {
+    if (watch->failed()) {
+      throw PeerLostError(watch->failure().to_line());
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void MpiProcess::initialize() {
@@ -180,12 +246,13 @@ void MpiThread::initialize(std::chrono::milliseconds timeout) {
   const auto ticket = submit("MPI_Init_thread", [state = state_, process = process_.get()] {
     state->initialize(*process);
   });
-  if (!ticket->wait_for(timeout)) {
+  if (!process_->wait_watched(*ticket, timeout)) {
     throw PeerLostError(
         concat("MPI_Init_thread and MPI_Comm_dup did not end within ", timeout.count(),
                " ms: a process of this job has not called them; see what the others printed, start "
                "one program on all ranks, or raise context.control_plane.rendezvous_timeout_ms"));
   }
+  process_->close_control_plane();  // that of this runtime's context follows
 }
 
 MpiThread::~MpiThread() {
@@ -278,6 +345,14 @@ void MpiThread::finalize() {
                                  " s: a peer is lost, stuck, or makes other calls than this rank"));
     }
   }
+}
+
+bool MpiThread::ends_mpi() const {
+  return process_->initialized_here() && process_->num_runtimes() == 1;
+}
+
+void MpiThread::watch_end(std::shared_ptr<ControlPlane> control_plane) {
+  process_->watch_end(std::move(control_plane));
 }
 
 void MpiThread::abandon(const std::string& reason) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MPI of this process: one thread makes every MPI call, from MPI_Init_thread to MPI_Finalize. MPI
-// can be initialised once in a process, so MPI_Finalize waits until the process ends.
+// can be initialised once in a process, so MPI_Finalize waits until the process ends. The control
+// plane of the last context stays open until then: a rank that is lost or frozen is named.
 //
 // A runtime is owned by a Context (before the control plane, which may find its rendezvous through
 // it) and shared by the MPI communicators. Several may live at once and one after the other; all
@@ -10,6 +11,10 @@
 #include <chrono>
 #include <memory>
 #include <string>
+
+namespace ddp {
+class ControlPlane;
+}
 
 namespace ddp::detail {
 
@@ -38,6 +43,14 @@ class MpiRuntime {
   /// process calls MPI_Finalize (a collective) at its end, if libddp had initialised MPI and no
   /// runtime was abandoned. Idempotent. Does nothing after abandon().
   virtual void finalize() = 0;
+
+  /// True where libddp calls MPI_Finalize and no other runtime of this process is in use: the
+  /// control plane then goes to watch_end() instead of being closed.
+  virtual bool ends_mpi() const = 0;
+  /// After finalize(), on all ranks. `control_plane` stays open until MPI_Finalize returned at the
+  /// end of the process, or until the next runtime is made. Its heartbeats end a wait for a rank
+  /// that is lost or frozen, and name that rank.
+  virtual void watch_end(std::shared_ptr<ControlPlane> control_plane) = 0;
 
   /// A peer is lost or this rank fails: MPI_Finalize would wait for ever; this process never calls
   /// it.

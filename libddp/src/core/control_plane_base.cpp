@@ -151,6 +151,15 @@ std::string ControlPlaneBase::set_activity(std::string activity) {
   return activity;
 }
 
+void ControlPlaneBase::outlive_context() {
+  {
+    const std::lock_guard lock(mutex_);
+    probes_.clear();
+  }
+  failure_.remove_callbacks();
+  set_activity(kAfterCloseActivity);
+}
+
 // Rank 0 reads its own where it is needed.
 void ControlPlaneBase::tell_progress() {
   if (rank_ != 0 && !progress_is_new_.exchange(true)) {

@@ -63,6 +63,7 @@ class ControlPlaneBase : public ControlPlane,
                                       const std::function<void()>& look) final;
   void add_probe(Probe probe) final;
   std::string set_activity(std::string activity) final;
+  void outlive_context() final;
   /// Written to sockets so far.
   uint64_t num_frames_sent() const { return num_frames_.load(std::memory_order_relaxed); }
 

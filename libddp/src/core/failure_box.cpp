@@ -74,6 +74,11 @@ void FailureBox::remove_callback(int token) {
   callbacks_.erase(token);
 }
 
+void FailureBox::remove_callbacks() {
+  const std::lock_guard lock(callbacks_mutex_);
+  callbacks_.clear();
+}
+
 void FailureBox::run_callbacks() {
   const std::lock_guard lock(callbacks_mutex_);
   {

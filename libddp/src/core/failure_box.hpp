@@ -21,6 +21,7 @@ class FailureBox {
   int add_callback(std::function<void(const FailureCause&)> callback);
   /// The callback does not run any more when this returns (unless it is the caller).
   void remove_callback(int token);
+  void remove_callbacks();  ///< all of them, in the same way
   /// Runs every callback, once; later additions run at once. Callbacks that throw are logged.
   void run_callbacks();
   bool callbacks_ran() const;

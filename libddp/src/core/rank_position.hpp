@@ -72,6 +72,9 @@ class PositionBoard {
   virtual void add_probe(Probe probe) = 0;
   /// Returns what it replaces.
   virtual std::string set_activity(std::string activity) = 0;
+  /// The context ends and this control plane stays open: removes the failure callbacks and probes
+  /// of the context and of the program.
+  virtual void outlive_context() = 0;
 };
 
 /// Given a probe of each communicator that is made; may be empty.
@@ -94,5 +97,7 @@ class ActivityScope {
 
 /// The activity of a rank that ends: it calls no collective of a communicator any more.
 inline constexpr const char* kCloseActivity = "close";
+/// The activity of a rank whose last context was closed, until its process ends.
+inline constexpr const char* kAfterCloseActivity = "after close";
 
 }  // namespace ddp::detail
