@@ -270,10 +270,17 @@ Context::~Context() {
     return;
   }
   try {
+    auto& plane = *state_->control_plane;
     const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
-    if (unwinding || state_->control_plane->failed()) {
-      state_->abandon(state_->control_plane->failed() ? state_->control_plane->failure().to_line()
-                                                      : "this rank ends by an exception");
+    if (unwinding && state_->launch.world_size > 1) {
+      FailureCause cause;  // its message cannot be read while it unwinds
+      cause.message = "an exception that nobody published ended this rank";
+      cause.exit_code = ExitCode::UserException;
+      plane.publish_failure(cause);
+    }
+    if (unwinding || plane.failed()) {
+      state_->abandon(plane.failed() ? plane.failure().to_line()
+                                     : "this rank ends by an exception");
     } else {
       close();
     }

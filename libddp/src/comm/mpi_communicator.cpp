@@ -12,6 +12,7 @@
 #include "comm/mpi_collectives.hpp"
 #include "comm/mpi_internal.hpp"
 #include "comm/thread_group.hpp"
+#include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/trace_recorder.hpp"
 
@@ -154,6 +155,7 @@ std::string MpiCommunicator::describe(const char* name, int64_t sequence,
 
 WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Launch launch,
                                 std::function<void()> finish) {
+  refuse_while_unwinding(name);
   ThreadGroup::check(this, name);
   auto operation = std::make_shared<MpiOperation>();
   operation->limit = current_timeout();

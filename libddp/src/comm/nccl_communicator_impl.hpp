@@ -35,6 +35,7 @@
 #include "comm/operation_log.hpp"
 #include "comm/thread_group.hpp"
 #include "core/rank_position.hpp"
+#include "core/unwinding.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/ops/multiprocessors.hpp"
@@ -100,6 +101,7 @@ class NcclCommunicator final : public Communicator,
   /// Throws where nothing can be called: aborted, or inside another communicator's GroupScope.
   void check_usable(const char* name) const {
     state_->check(name);
+    refuse_while_unwinding(name);
     ThreadGroup::check(this, name);
   }
   bool is_captured() const {

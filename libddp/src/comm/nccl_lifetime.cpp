@@ -167,7 +167,7 @@ void NcclCommunicator::fail(const std::string& collective, const std::string& me
     return;
   }
   log_error(message);
-  // The peers hear of it before this rank unwinds.
+  // The peers hear of it before this rank throws.
   if (on_failure_) {
     on_failure_({collective, step_->load(), std::make_exception_ptr(PeerLostError(message))});
   }

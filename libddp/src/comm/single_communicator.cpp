@@ -11,6 +11,7 @@
 #include "comm/argument_checks.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/thread_group.hpp"
+#include "core/unwinding.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 
@@ -131,6 +132,7 @@ class SingleCommunicator final : public Communicator {
   static WorkPtr completed() { return std::make_shared<CompletedWork>(); }
 
   void check_usable(const char* operation) {
+    detail::refuse_while_unwinding(operation);
     detail::ThreadGroup::check(this, operation);
     const std::lock_guard lock(mutex_);
     if (aborted_) {

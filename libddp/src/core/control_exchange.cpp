@@ -6,6 +6,7 @@
 #include "core/byte_codec.hpp"
 #include "core/control_hub.hpp"
 #include "core/control_leaf.hpp"
+#include "core/unwinding.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -35,6 +36,7 @@ std::map<int, std::string> decode_values(ByteReader& reader) {
 std::map<int, std::string> ControlPlaneBase::exchange(uint64_t key, int num_ranks,
                                                       const std::string& value,
                                                       const std::function<void()>& look) {
+  refuse_while_unwinding("an exchange among ranks");
   std::unique_lock lock(mutex_);
   if (failure_.failed()) {
     throw_failure(failure_.get());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/unwinding.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -11,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a failing rank waits for its word to arrive before it unwinds.
+// How long a failing rank waits for its message to arrive before it goes on.
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
 
 // A position is looked at this often; one that did not change from look to look is told.
@@ -73,11 +74,9 @@ std::vector<std::string> ControlPlaneBase::collective(CollectiveKind kind, uint3
   if (failure_.failed()) {
     throw_failure(failure_.get());
   }
+  refuse_while_unwinding(to_string(kind));
   std::unique_lock lock(mutex_);
-  if (closed_) {
-    lock.unlock();
-    DDP_CHECK(false, to_string(kind), " after close()");
-  }
+  DDP_CHECK(!closed_, to_string(kind), " after close()");
   const uint64_t sequence = next_sequence_++;
   add_caller(caller_);
   contribute({sequence, kind, root, activity(), value});
@@ -94,7 +93,6 @@ std::vector<std::string> ControlPlaneBase::collective(CollectiveKind kind, uint3
   const bool in_time = wait_until(lock, deadline, complete);
   plane_call_ = 0;
   if (!in_time) {
-    lock.unlock();
     throw PeerLostError(concat("control plane: ", to_string(kind), " was not complete within ",
                                options_.collective_timeout.count(), " ms"));
   }

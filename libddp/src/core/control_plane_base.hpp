@@ -101,7 +101,6 @@ class ControlPlaneBase : public ControlPlane,
     }
     const bool holds = condition();
     if (!holds && failure_.failed()) {
-      lock.unlock();  // who sees the exception before the stack unwinds may call this object
       throw_failure(failure_.get());
     }
     return holds;

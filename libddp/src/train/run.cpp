@@ -10,7 +10,6 @@
 #include <optional>
 #include <thread>
 
-#include "core/before_unwind.hpp"
 #include "core/exit_deadline.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
@@ -85,10 +84,8 @@ bool wait_for_cause(const ControlPlane& plane) {
   return plane.failed();
 }
 
+// nullptr stands for what is no std::exception.
 void publish(ControlPlane& plane, const std::exception* exception) {
-  if (dynamic_cast<const Stop*>(exception) != nullptr) {
-    return;
-  }
   FailureCause cause;
   cause.message = exception == nullptr ? "an exception of unknown type" : message_of(*exception);
   cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
@@ -167,16 +164,12 @@ class UseCheck {
 
 void train(Context& context, const Config& config, const RunFunction& function,
            const UseCheck& use_check) {
-  detail::observe_before_unwind(
-      [&] {
-        log_start(context);
-        require_equal_settings(context, config);
-        detail::forget_unsaved();
-        function(context, config);
-        detail::throw_unsaved();
-        use_check.at_end();
-      },
-      [&](const std::exception* exception) { publish(context.control_plane(), exception); });
+  log_start(context);
+  require_equal_settings(context, config);
+  detail::forget_unsaved();
+  function(context, config);
+  detail::throw_unsaved();
+  use_check.at_end();
 }
 
 // The first cause's code, where one is known, is the code of all ranks.
@@ -196,8 +189,10 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
     }
     return code_after(context, ExitCode::SavedRequeue);
   } catch (const std::exception& exception) {
+    publish(context.control_plane(), &exception);
     return code_after(context, exit_code_of(exception));
   } catch (...) {
+    publish(context.control_plane(), nullptr);
     return code_after(context, ExitCode::UserException);
   }
 }

@@ -204,27 +204,41 @@ TEST_CASE("a signal is a flag until the program asks; a second Ctrl-C is not") {
   CHECK(twice.code() == -SIGINT);
 }
 
-TEST_CASE("the failure is published before destructors run") {
+TEST_CASE("the failure is published before the context is destroyed") {
   const Ended ended = run_program([](Context& context, const Config&) {
-    struct Late {
-      Context& context;
-      ~Late() {
-        std::fprintf(stderr, "known in destructor: %d\n", context.control_plane().failed());
-      }
-    };
-    const Late late{context};
+    context.add_teardown([&context] {
+      std::fprintf(stderr, "known in teardown: %d\n", context.control_plane().failed());
+    });
     throw DataError("shard 7");
   });
   CHECK(ended.code() == 65);
-  CHECK(ended.says("known in destructor: 1"));
+  CHECK(ended.says("known in teardown: 1"));
 }
 
-TEST_CASE("a rank that cannot unwind leaves with the cause's code") {
-  const Ended ended = run_program([](Context&, const Config&) {
-    struct Stuck {
-      ~Stuck() { pause(); }
+TEST_CASE("a collective that a destructor calls while an exception unwinds is refused") {
+  const Ended ended = run_program([](Context& context, const Config&) {
+    struct Waits {
+      Context& context;
+      ~Waits() {
+        try {
+          context.communicator()->barrier();
+        } catch (const std::exception& error) {
+          std::fprintf(stderr, "refused: %s\n", error.what());
+        }
+      }
     };
-    const Stuck stuck;
+    { const Waits waits{context}; }
+    std::fprintf(stderr, "went on\n");
+    const Waits waits{context};
+    throw DataError("shard 7");
+  });
+  CHECK(ended.code() == 65);
+  CHECK(ended.says("went on\nrefused: barrier: a destructor called it while an exception unwinds"));
+}
+
+TEST_CASE("a rank that cannot end leaves with the cause's code") {
+  const Ended ended = run_program([](Context& context, const Config&) {
+    context.add_teardown([] { pause(); });
     throw DataError("shard 7");
   });
   CHECK(ended.code() == 65);

@@ -42,7 +42,8 @@ class Context {
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
   /// Closes in order: registered teardowns (newest first), communicators, control plane. While an
-  /// exception unwinds, peers were told the cause (ddp::run does this) and communicators abort.
+  /// exception unwinds, communicators abort and nothing waits for peers. Where nobody published the
+  /// exception (ddp::run does), peers learn that an exception ended this rank, but not its message.
   ~Context();
 
   int rank() const;

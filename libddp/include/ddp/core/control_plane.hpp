@@ -100,7 +100,7 @@ class ControlPlane {
   /// in socket calls, and a copy of `where`; rank 0 is told within 10 ms, in large jobs within a
   /// millisecond a rank. Any thread.
   virtual void set_progress(int64_t step, const std::string& where) = 0;
-  /// Tells all ranks the cause before this rank unwinds. Only the first cause counts. Any thread.
+  /// Tells all ranks why the job fails. Only the first cause counts. Any thread.
   virtual void publish_failure(const FailureCause& cause) = 0;
   /// The first cause, once known. Any thread.
   virtual bool failed() const = 0;

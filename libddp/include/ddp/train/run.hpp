@@ -23,10 +23,12 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///   Ctrl-C leaves at once. `ddp::Stop` is no failure: the job ends in order, with code 75.
 /// - SIGPIPE is ignored from here on, unless the program handles it: where nobody reads the output
 ///   any more (`prog | head`) lines are lost, and training and saving go on.
-/// - An exception that leaves `function` is told to all ranks before it destroys anything. Every
-///   rank returns the code of the first cause: Error::exit_code(), 1 for other exceptions. Rank 0
-///   shows its message and rank. A rank that cannot end within 10 s of that leaves without
-///   unwinding.
+/// - An exception that leaves `function` is published to all ranks. Every rank returns the code of
+///   the first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows its message and
+///   rank. A rank that cannot end within 10 s of that leaves without unwinding.
+/// - The objects of `function` are destroyed before its exception is published. No destructor of
+/// the
+///   library waits for other ranks then, and collectives called by other destructors are refused.
 ///
 /// `own_sections` announces sections of the program (declare_section), so that --help shows them
 /// and unknown keys are refused at the start; without it they are refused when the first step
