@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "comm/job_rendezvous.hpp"
 #include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
+#include "core/failure_box.hpp"
 #include "core/rank_position.hpp"
 #include "core/start_roll.hpp"
 #include "core/tcp_socket.hpp"
@@ -33,6 +35,7 @@ struct Context::State {
   std::function<void(int64_t)> before_step;
   std::string plan_file;
   int64_t plan_version = 0;  // of what the file holds
+  std::optional<FailureCause> deferred_failure;
   int exceptions_at_start = std::uncaught_exceptions();
   bool closed = false;
 
@@ -289,12 +292,26 @@ Context::~Context() {
   }
 }
 
+void Context::defer_failure(const FailureCause& cause) const {
+  if (!state_->deferred_failure) {
+    state_->deferred_failure = cause;
+  }
+}
+
+void Context::throw_deferred_failure() const {
+  if (state_->deferred_failure) {
+    control_plane().publish_failure(*state_->deferred_failure);
+    detail::throw_failure(*state_->deferred_failure);
+  }
+}
+
 void Context::close() {
   if (state_->closed) {
     return;
   }
   auto& state = *state_;
   try {
+    throw_deferred_failure();
     state.run_teardowns();
     state.write_plan();
     const bool keeps_plane = state.leave();

@@ -83,19 +83,25 @@ CheckpointerImpl::~CheckpointerImpl() {
       const ActivityScope activity(control_plane_, "save");
       finish_pending();
       if (unsaved_) {
-        note_unsaved(*unsaved_);
+        defer_failure(*unsaved_);
       }
     } else {
       // Peers may be gone: no exchange. The folder without a manifest is removed by the next run.
       writer_.wait();
     }
   } catch (const SaveFailure& failure) {
-    note_unsaved(failure);
+    defer_failure(failure);
     if (is_main()) {
       log_error(failure.what());
     }
   } catch (const std::exception& error) {
     log_error(std::string("the last checkpoint was not saved: ") + error.what());
+  }
+}
+
+void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
+  if (defer_failure_) {
+    defer_failure_(failure.cause());
   }
 }
 
@@ -335,6 +341,7 @@ Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& opti
   impl_->set_communicator(context.communicator());
   impl_->set_launch(context.launch());
   impl_->set_announce([&context](int64_t step) { context.set_progress(step, ""); });
+  impl_->set_defer_failure([&context](const FailureCause& cause) { context.defer_failure(cause); });
 }
 
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,

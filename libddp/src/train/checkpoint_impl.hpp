@@ -56,6 +56,10 @@ class CheckpointerImpl {
     }
   }
   void set_announce(std::function<void(int64_t step)> announce) { announce_ = std::move(announce); }
+  /// Receives the failure of the last save, which the destructor cannot throw.
+  void set_defer_failure(std::function<void(const FailureCause&)> call) {
+    defer_failure_ = std::move(call);
+  }
   /// Whose plan of measured choices is saved, and pinned by restore().
   void set_communicator(const CommunicatorPtr& communicator) { communicator_ = communicator; }
   /// Whose job it is: the folder's owner record names it.
@@ -110,6 +114,7 @@ class CheckpointerImpl {
   void note_saved();
   void note_failure(int64_t done, int rank, const std::string& reason);
   void throw_if_unsaved();
+  void defer_failure(const SaveFailure& failure) const;
   void note_call(int64_t step);
 
   // exchange
@@ -133,6 +138,7 @@ class CheckpointerImpl {
   std::function<std::string()> before_save_;
   std::function<void(int64_t)> before_stop_;
   std::function<void(int64_t)> announce_;
+  std::function<void(const FailureCause&)> defer_failure_;
   std::weak_ptr<Communicator> communicator_;
   std::map<std::string, std::string> texts_;
 

@@ -90,7 +90,7 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   cause.message = exception == nullptr ? "an exception of unknown type" : message_of(*exception);
   cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
   if (const auto* save = dynamic_cast<const detail::SaveFailure*>(exception)) {
-    cause.rank = save->rank;  // all ranks throw it; whichever is first, this one is to blame
+    cause = save->cause();  // all ranks throw it; whichever is first, the same rank is to blame
   }
   if (cause.exit_code == ExitCode::PeerLost && wait_for_cause(plane)) {
     return;
@@ -166,9 +166,8 @@ void train(Context& context, const Config& config, const RunFunction& function,
            const UseCheck& use_check) {
   log_start(context);
   require_equal_settings(context, config);
-  detail::forget_unsaved();
   function(context, config);
-  detail::throw_unsaved();
+  context.throw_deferred_failure();
   use_check.at_end();
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A save that failed: told by every rank alike, so it names the rank to blame. Torch-free.
+// A save that failed: every rank throws it, so it names the rank to blame. Torch-free.
 #pragma once
 
+#include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -11,14 +12,14 @@ inline constexpr const char* kOtherFolder = ", or name another checkpoint.dir";
 
 struct SaveFailure : WriteError {
   SaveFailure(int rank_in, const std::string& message) : WriteError(message), rank(rank_in) {}
+  FailureCause cause() const {
+    FailureCause cause;
+    cause.rank = rank;
+    cause.message = what();
+    cause.exit_code = exit_code();
+    return cause;
+  }
   int rank;  ///< that could not write
 };
-
-/// What a Checkpointer's destructor, which cannot throw, has to say of a run's last save. The next
-/// throw_unsaved() of the process throws it.
-void note_unsaved(const SaveFailure& failure);
-void throw_unsaved();
-/// Before a run: what an earlier one in this process left is not its own.
-void forget_unsaved();
 
 }  // namespace ddp::detail

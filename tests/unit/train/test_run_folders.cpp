@@ -83,6 +83,33 @@ TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or
   CHECK(ended.says("first cause: rank 0") == !retries);
 }
 
+TEST_CASE("a context throws at its close that a checkpointer's last save failed") {
+  testing::TemporaryFolder folder;
+  CheckpointOptions options;
+  options.dir = folder.file("ckpt");
+  const Ended ended = end_of(testing::start_child([&] {
+    auto context = Context::create({.device = "cpu"});
+    {
+      testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+      Checkpointer checkpointer(context, options, {model});
+      checkpointer.restore();
+      std::filesystem::remove_all(options.dir);
+      testing::write_file(options.dir, "a file where the folder was");
+      checkpointer.save(0);
+    }
+    try {
+      context.close();
+    } catch (const WriteError& error) {
+      std::printf("thrown: %s\n", error.what());
+      return 9;
+    }
+    return 0;
+  }));
+  INFO(ended.output);
+  CHECK(ended.code() == 9);
+  CHECK(ended.says("thrown: rank 0 failed before the first step: the checkpoint after 1 steps"));
+}
+
 TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, the first goes on") {
   testing::TemporaryFolder folder;
   const auto stop = folder.file("stop");

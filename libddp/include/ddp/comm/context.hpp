@@ -70,6 +70,13 @@ class Context {
   /// Runs `teardown` before communicators close (graphs and reducers register here).
   void add_teardown(std::function<void()> teardown);
 
+  /// Notes a failure for the end of the job, on behalf of a destructor, which cannot throw. All
+  /// ranks note the same; the first failure counts.
+  void defer_failure(const FailureCause& cause) const;
+  /// Publishes a failure that was noted and throws the Error of its exit code. ddp::run calls it
+  /// behind the training function, close() calls it first.
+  void throw_deferred_failure() const;
+
   /// Ordered, collective end; idempotent. The destructor calls it where no exception unwinds.
   void close();
 

@@ -74,8 +74,8 @@ class Checkpointer {
   /// The same without a Context; `device` is the one whose random generator this rank uses.
   Checkpointer(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
                std::initializer_list<StatefulRef> objects);
-  /// Finishes a save under way, unless an exception is unwinding. Where that or an earlier save
-  /// that no later one made good failed, ddp::run ends with 73.
+  /// Finishes a save under way, unless an exception is unwinding. Where the newest save failed, the
+  /// Context's close() throws WriteError, and ddp::run ends with 73.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
