@@ -38,6 +38,16 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
+void Settings::add_rows(const SettingRows& rows, const std::string& name) {
+  for (const SettingRow& row : rows) {
+    Given given;
+    given.items = row.values;
+    given.is_list = row.is_list();
+    given.origin = name;
+    set(row.key, std::move(given));
+  }
+}
+
 void Settings::set(const std::string& key, Given given) {
   const auto found = given_.find(key);
   if (found == given_.end()) {

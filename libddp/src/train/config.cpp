@@ -161,7 +161,7 @@ RowsBySection library_defaults(const std::vector<Section>& sections) {
 template <typename T>
 void take_values(const std::string& section, const SettingRows& rows, T& options) {
   Settings values;
-  values.add_yaml(settings_yaml(rows), "section " + section);
+  values.add_rows(rows, "section " + section);
   values.read(section, options);
 }
 

@@ -39,6 +39,28 @@ TEST_CASE("settings written as YAML read back to the same values") {
   CHECK(settings_yaml(list_settings("s", back)) == settings_yaml(rows));
 }
 
+TEST_CASE("settings copied as rows keep their values and are checked") {
+  SettingRows rows = list_settings("s", strange());
+  Settings settings;
+  settings.add_rows(rows, "section s");
+  sample::Options back;
+  settings.read("s", back);
+  settings.require_all_read();
+  CHECK(settings_canonical(list_settings("s", back)) == settings_canonical(rows));
+  for (SettingRow& row : rows) {
+    if (row.key == "s.batch_size") {
+      row.values = {"0"};
+    }
+  }
+  settings.add_rows(rows, "section s");
+  try {
+    settings.read("s", back);
+    FAIL("nothing was thrown");
+  } catch (const SettingsError& error) {
+    CHECK(std::string(error.what()).find("section s: s.batch_size=0 is not a whole number") == 0);
+  }
+}
+
 TEST_CASE("the table marks what is not the default") {
   sample::Options options;
   options.batch_size = 256;

@@ -55,6 +55,8 @@ class Settings {
   void add_yaml_file(const std::string& path);
   /// `name` stands for the file in messages.
   void add_yaml(const std::string& text, const std::string& name);
+  /// The values of `rows`, as list_settings() gives them; `name` stands for a file in messages.
+  void add_rows(const SettingRows& rows, const std::string& name);
   /// "key=value". The value is taken as it is; lists are "a,b" or "[a, b]". A later one wins, and
   /// overrides win over the file whatever the order of calls.
   void add_override(const std::string& argument);
