@@ -161,7 +161,7 @@ class Trainer {
       ddp::DdpOptions options;
       options.bucket_cap_mb = settings.text("bucket_cap_mb") == "auto"
                                   ? ddp::kAutoBuckets
-                                  : settings.real("bucket_cap_mb");
+                                  : ddp::NumberOrAuto(settings.real("bucket_cap_mb"));
       options.comm_hook = settings.text("comm_hook");
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<Model>(module_, context.communicator(), options);

@@ -20,6 +20,7 @@ class FieldsWithout final : public ddp::FieldVisitor {
   void field(const ddp::Field& info, bool& value) override { pass(info, value); }
   void field(const ddp::Field& info, int64_t& value) override { pass(info, value); }
   void field(const ddp::Field& info, double& value) override { pass(info, value); }
+  void field(const ddp::Field& info, ddp::NumberOrAuto& value) override { pass(info, value); }
   void field(const ddp::Field& info, std::string& value) override { pass(info, value); }
   void field(const ddp::Field& info, std::vector<int64_t>& value) override { pass(info, value); }
   void field(const ddp::Field& info, std::vector<double>& value) override { pass(info, value); }

@@ -111,7 +111,7 @@ inline std::vector<double> bucket_caps() {
   return {25, 100.0 / (1 << 20), 1.0 / (1 << 20)};
 }
 
-inline DdpOptions with_cap(double bucket_cap_mb) {
+inline DdpOptions with_cap(NumberOrAuto bucket_cap_mb) {
   DdpOptions options;
   options.bucket_cap_mb = bucket_cap_mb;
   return options;

@@ -21,7 +21,10 @@ class RowLister final : public FieldVisitor {
     add(field, SettingRow::Type::Integer, {std::to_string(value)});
   }
   void field(const Field& field, double& value) override {
-    add(field, SettingRow::Type::Number, {number_or_word(field, value)});
+    add(field, SettingRow::Type::Number, {number_text(value)});
+  }
+  void field(const Field& field, NumberOrAuto& value) override {
+    add(with_auto(field), SettingRow::Type::Number, {number_text(value)});
   }
   void field(const Field& field, std::string& value) override {
     add(field, SettingRow::Type::Text, {value});
@@ -74,13 +77,8 @@ std::string number_text(double value) {
   return std::string(buffer, end);
 }
 
-std::string number_or_word(const Field& field, double value) {
-  for (size_t i = 0; i < field.choices.size(); ++i) {
-    if (value == -1.0 - static_cast<double>(i)) {
-      return field.choices[i];
-    }
-  }
-  return number_text(value);
+std::string number_text(const NumberOrAuto& value) {
+  return value ? number_text(*value) : "auto";
 }
 
 // Prints 10000000 instead of 1e+07, which is easier to read as the limit of an integer.

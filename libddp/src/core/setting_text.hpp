@@ -34,9 +34,12 @@ inline std::string section_of(const std::string& key) {
 
 /// The shortest text that reads back to the same number.
 std::string number_text(double value);
-/// A number's choices are words that may stand instead of it ("auto"): the first is kept as -1, the
-/// next as -2, …
-std::string number_or_word(const Field& field, double value);
+std::string number_text(const NumberOrAuto& value);
+/// The field of a NumberOrAuto: the word is shown and suggested as its only choice.
+inline Field with_auto(Field field) {
+  field.choices = {"auto"};
+  return field;
+}
 /// "<what> from 1 to 8", "<what> of at least 1" or just "<what>".
 std::string allowed_range(const Field& field, const std::string& what);
 std::string join(const std::vector<std::string>& items, const char* separator);

@@ -55,18 +55,22 @@ bool accept(const Field& field, const std::string& text, int64_t& value) {
   return true;
 }
 bool accept(const Field& field, const std::string& text, double& value) {
-  // Words instead of a number, such as "auto": the first is kept as -1, the next as -2, …
-  const auto word = std::find(field.choices.begin(), field.choices.end(), text);
-  if (word != field.choices.end()) {
-    value = -1.0 - static_cast<double>(word - field.choices.begin());
-    return true;
-  }
   const auto parsed = parse_double(text);
   if (!parsed || !in_range(field, *parsed)) {
     return false;
   }
   value = *parsed;
   return true;
+}
+bool accept(const Field& field, const std::string& text, NumberOrAuto& value) {
+  if (text == "auto") {
+    value.reset();
+    return true;
+  }
+  double number = 0;
+  const bool accepted = accept(field, text, number);
+  value = accepted ? number : value;
+  return accepted;
 }
 bool accept(const Field& field, const std::string& text, std::string& value) {
   if (!field.choices.empty() &&
@@ -137,19 +141,10 @@ std::string default_text(const T& value) {
     return value;
   } else if constexpr (std::is_same_v<T, bool>) {
     return value ? "true" : "false";
-  } else if constexpr (std::is_same_v<T, double>) {
+  } else if constexpr (std::is_same_v<T, double> || std::is_same_v<T, NumberOrAuto>) {
     return number_text(value);
   } else {
     return std::to_string(value);
-  }
-}
-
-template <typename T>
-std::string shown_default(const Field& field, const T& value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return number_or_word(field, value);
-  } else {
-    return default_text(value);
   }
 }
 
@@ -175,7 +170,7 @@ void SettingsReader::read_one(const Field& field, SettingRow::Type type, T& valu
   const bool wants_text = std::is_same_v<T, std::string>;
   if (given->is_list || given->is_null || (given->is_quoted && !wants_text) ||
       !accept(field, given->items.front(), value)) {
-    fail({path_.key(field.name), type, {shown_default(field, value)}, field}, *given,
+    fail({path_.key(field.name), type, {default_text(value)}, field}, *given,
          given->items.empty() ? "" : given->items.front());
   }
 }
@@ -212,6 +207,9 @@ void SettingsReader::field(const Field& field, int64_t& value) {
 }
 void SettingsReader::field(const Field& field, double& value) {
   read_one(field, SettingRow::Type::Number, value);
+}
+void SettingsReader::field(const Field& field, NumberOrAuto& value) {
+  read_one(with_auto(field), SettingRow::Type::Number, value);
 }
 void SettingsReader::field(const Field& field, std::string& value) {
   read_one(field, SettingRow::Type::Text, value);

@@ -20,6 +20,7 @@ class SettingsReader final : public FieldVisitor {
   void field(const Field& field, bool& value) override;
   void field(const Field& field, int64_t& value) override;
   void field(const Field& field, double& value) override;
+  void field(const Field& field, NumberOrAuto& value) override;
   void field(const Field& field, std::string& value) override;
   void field(const Field& field, std::vector<int64_t>& value) override;
   void field(const Field& field, std::vector<double>& value) override;

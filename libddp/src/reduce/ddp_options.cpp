@@ -16,8 +16,7 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
                         "communication, from times measured in the first backwards.",
                  .unit = "MiB",
                  .min = 1e-6,
-                 .max = 1 << 20,
-                 .choices = {"auto"}},
+                 .max = 1 << 20},
                 options.bucket_cap_mb);
   visitor.field({.name = "first_bucket_mb",
                  .doc = "Size of the first bucket to be ready. 0: 1 MiB if bucket_cap_mb has its "
@@ -61,16 +60,13 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
                 options.fp32_grads);
 }
 
-std::vector<int64_t> bucket_limits_bytes(const DdpOptions& given) {
-  DdpOptions options = given;
-  if (chooses_buckets(options)) {
-    options.bucket_cap_mb = kDefaultBucketCapMb;  // where nothing can be measured
-  }
-  const double first = options.first_bucket_mb > 0                    ? options.first_bucket_mb
-                       : options.bucket_cap_mb == kDefaultBucketCapMb ? kDefaultFirstBucketMb
-                                                                      : options.bucket_cap_mb;
-  return {static_cast<int64_t>(first * kBytesPerMib),
-          static_cast<int64_t>(options.bucket_cap_mb * kBytesPerMib)};
+std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {
+  // The default also holds for auto where nothing can be measured.
+  const double cap = options.bucket_cap_mb.value_or(kDefaultBucketCapMb);
+  const double first = options.first_bucket_mb > 0  ? options.first_bucket_mb
+                       : cap == kDefaultBucketCapMb ? kDefaultFirstBucketMb
+                                                    : cap;
+  return {static_cast<int64_t>(first * kBytesPerMib), static_cast<int64_t>(cap * kBytesPerMib)};
 }
 
 }  // namespace ddp

@@ -21,6 +21,13 @@ class SettingLines final : public FieldVisitor {
   void field(const Field& field, bool& value) override { line(field, value ? "true" : "false"); }
   void field(const Field& field, int64_t& value) override { line(field, value); }
   void field(const Field& field, double& value) override { line(field, value); }
+  void field(const Field& field, NumberOrAuto& value) override {
+    if (value) {
+      line(field, *value);
+    } else {
+      line(field, "auto");
+    }
+  }
   void field(const Field& field, std::string& value) override { line(field, value); }
   void field(const Field& field, std::vector<int64_t>& value) override { list(field, value); }
   void field(const Field& field, std::vector<double>& value) override { list(field, value); }

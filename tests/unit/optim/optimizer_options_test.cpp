@@ -19,6 +19,7 @@ class ListVisitor : public ddp::FieldVisitor {
   void field(const ddp::Field& field, bool&) override { names.push_back(field.name); }
   void field(const ddp::Field& field, int64_t&) override { names.push_back(field.name); }
   void field(const ddp::Field& field, double&) override { names.push_back(field.name); }
+  void field(const ddp::Field& field, ddp::NumberOrAuto&) override { names.push_back(field.name); }
   void field(const ddp::Field& field, std::string&) override { names.push_back(field.name); }
   void field(const ddp::Field& field, std::vector<int64_t>&) override {
     names.push_back(field.name);

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,9 @@ struct Field {
   bool may_differ = false;  ///< ranks may have different values (a rank, a local folder)
 };
 
+/// A number, or nothing where the library is to choose it: written and read as "auto".
+using NumberOrAuto = std::optional<double>;
+
 /// Visits the fields of an options struct by reference: a reader sets them, a writer prints them.
 class FieldVisitor {
  public:
@@ -38,6 +42,7 @@ class FieldVisitor {
   virtual void field(const Field& field, bool& value) = 0;
   virtual void field(const Field& field, int64_t& value) = 0;
   virtual void field(const Field& field, double& value) = 0;
+  virtual void field(const Field& field, NumberOrAuto& value) = 0;
   virtual void field(const Field& field, std::string& value) = 0;
   virtual void field(const Field& field, std::vector<int64_t>& value) = 0;
   virtual void field(const Field& field, std::vector<double>& value) = 0;

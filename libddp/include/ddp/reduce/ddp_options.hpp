@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,12 @@ enum class BroadcastBuffers {
   Off,
 };
 
-inline constexpr double kAutoBuckets = -1;  ///< "auto"
+inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
 
 /// The settings of DistributedDataParallel; names and defaults are PyTorch's.
 struct DdpOptions {
-  double bucket_cap_mb = 25;  ///< kAutoBuckets: chosen from times measured in the first backwards
+  /// kAutoBuckets: chosen from times measured in the first backwards.
+  NumberOrAuto bucket_cap_mb = 25;
   double first_bucket_mb = 0;
   bool find_unused_parameters = false;
   bool static_graph = false;
@@ -35,7 +37,6 @@ struct DdpOptions {
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);
 
-/// ddp.bucket_cap_mb=auto.
 inline bool chooses_buckets(const DdpOptions& options) {
   return options.bucket_cap_mb == kAutoBuckets;
 }
