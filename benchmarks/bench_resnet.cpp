@@ -105,8 +105,7 @@ struct ImageBatch {
   torch::Tensor images;
   torch::Tensor target;
 };
-template <typename Visitor>
-void for_each_tensor(ImageBatch& batch, const Visitor& visit) {
+void for_each_tensor(ImageBatch& batch, const ddp::TensorVisitor& visit) {
   visit(batch.images);
   visit(batch.target);
 }

@@ -81,7 +81,7 @@ class TrainingLoop {
     at::Tensor num_correct;
     at::Tensor grad_norm;         ///< undefined where nobody wants it
     at::Tensor first_non_finite;  ///< GradientScan's; undefined where nothing was scanned
-    friend void for_each_tensor(const StepOutputs& outputs, const ddp::TensorVisitor& visit) {
+    friend void for_each_tensor(StepOutputs& outputs, const ddp::TensorVisitor& visit) {
       visit(outputs.loss);
       visit(outputs.num_correct);
       visit(outputs.grad_norm);

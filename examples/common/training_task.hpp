@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/core/visit_tensors.hpp"
+
 namespace examples {
 
 /// Sums over the targets of an evaluation, kept on the device: no batch makes the host wait.
@@ -46,17 +48,12 @@ struct TrainingBatch {
   const at::Tensor* target_count = nullptr;
   std::vector<int64_t> host_numbers = {};  ///< others that forward reads and no shape tells
 };
-template <typename F>
-void for_each_tensor(TrainingBatch& batch, F&& f) {
+inline void for_each_tensor(TrainingBatch& batch, const ddp::TensorVisitor& visit) {
   for (at::Tensor* tensor : batch.tensors) {
-    f(*tensor);
+    visit(*tensor);
   }
-}
-/// A captured step is one of a batch with these numbers.
-template <typename F>
-void for_each_number(const TrainingBatch& batch, F&& f) {
   for (const int64_t number : batch.host_numbers) {
-    f(number);
+    visit(number);
   }
 }
 

@@ -198,7 +198,7 @@ struct Pair {
   torch::Tensor left;
   torch::Tensor right;
 };
-void for_each_tensor(const Pair& pair, const TensorVisitor& visit) {
+void for_each_tensor(Pair& pair, const TensorVisitor& visit) {
   visit(pair.left);
   visit(pair.right);
 }

@@ -24,7 +24,7 @@ DistributedSampler sampler_of(const Dataset& dataset) {
 struct Seen {
   std::vector<at::Tensor> data;
   std::vector<at::Tensor> target;
-  friend void for_each_tensor(const Seen& seen, const TensorVisitor& visit) {
+  friend void for_each_tensor(Seen& seen, const TensorVisitor& visit) {
     for (size_t i = 0; i < seen.data.size(); ++i) {
       visit(seen.data[i]);
       visit(seen.target[i]);

@@ -22,9 +22,8 @@ struct NamedBatch {
   torch::Tensor images;
   std::vector<int64_t> indices;
 };
-template <typename F>
-void for_each_tensor(NamedBatch& batch, F&& f) {
-  f(batch.images);
+void for_each_tensor(NamedBatch& batch, const ddp::TensorVisitor& visit) {
+  visit(batch.images);
 }
 
 struct Ramp {

@@ -183,8 +183,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
     throw SettingsError(detail::concat(
         "ddp.find_unused_parameters=true must see the tensors in the forward's result, but does "
         "not know the type ",
-        output_type,
-        ": define for_each_tensor(const T&, const ddp::TensorVisitor&) beside the type"));
+        output_type, ": ", detail::kDefineForEachTensor));
   }
   const bool synchronised = at::GradMode::is_enabled() && sync_;
   // Training forwards alone, which all ranks run alike, decide whether the next one sends buffers:

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/ops/attention.hpp"
 
 namespace models {
@@ -30,9 +31,8 @@ struct LmOutput {
   torch::Tensor loss_sum;     ///< float32, 0-dim: sum over the labels that count
   torch::Tensor num_correct;  ///< int64, 0-dim: of them, how many have the largest logit
 };
-template <typename F>
-void for_each_tensor(const LmOutput& output, F&& f) {
-  f(output.loss_sum);
+inline void for_each_tensor(LmOutput& output, const ddp::TensorVisitor& visit) {
+  visit(output.loss_sum);
 }
 
 /// Settings of the computation that change no weight and no meaning.

@@ -26,9 +26,9 @@ struct Outputs {
   std::map<std::string, at::Tensor> others;
   int64_t num_samples = 0;
 };
-void for_each_tensor(const Outputs& outputs, const TensorVisitor& visit) {
+void for_each_tensor(Outputs& outputs, const TensorVisitor& visit) {
   visit(outputs.loss);
-  for (const auto& [name, tensor] : outputs.others) {
+  for (auto& [name, tensor] : outputs.others) {
     visit(tensor);
   }
 }
@@ -135,7 +135,9 @@ TEST_CASE(
 TEST_CASE("numbers and texts of a batch tell kinds of batches apart") {
   const auto numbers_of = [](const auto& batch) {
     std::vector<int64_t> numbers;
-    ddp::detail::collect_numbers(batch, numbers);
+    const TensorVisitor visit([](at::Tensor&) {},
+                              [&](int64_t number) { numbers.push_back(number); });
+    REQUIRE(ddp::detail::visit_tensors(batch, visit));
     return numbers;
   };
   const at::Tensor tensor;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ddp/core/visit_tensors.hpp"
+
 namespace ddp {
 
 /// What a loader makes of examples.
@@ -13,10 +15,9 @@ struct Batch {
   at::Tensor target;  ///< [N]
   int64_t size() const { return data.size(0); }
 };
-template <typename F>
-void for_each_tensor(Batch& batch, F&& f) {
-  f(batch.data);
-  f(batch.target);
+inline void for_each_tensor(Batch& batch, const TensorVisitor& visit) {
+  visit(batch.data);
+  visit(batch.target);
 }
 
 }  // namespace ddp

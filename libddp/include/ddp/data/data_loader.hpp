@@ -9,8 +9,7 @@
 // The user's own data set is any class with `size()` and a thread-safe `get(index)`, or
 // `get_for_epoch(index, epoch)` where it augments; a collate function turns a std::vector of what
 // get returns into the batch type, which is any movable type. Where batches have to go to a GPU,
-// the type tells its tensors by a function for_each_tensor(batch, f) beside it, which calls
-// f(at::Tensor&).
+// visit_tensors.hpp says how the type names its tensors.
 #pragma once
 
 #include <ATen/ops/stack.h>
@@ -24,11 +23,13 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/device_image_loader.hpp"
@@ -43,37 +44,16 @@ struct DefaultCollate {
 
 namespace detail {
 
-template <typename T>
-concept HasForEachTensor = requires(T& value) {
-  for_each_tensor(value, [](at::Tensor&) {});
-};
-
-template <typename T>
-struct IsVector : std::false_type {};
-template <typename T>
-struct IsVector<std::vector<T>> : std::true_type {};
-
-/// The tensors of a batch, in a fixed order. False where its type does not tell them.
-template <typename T>
-bool collect_tensors(T& value, std::vector<at::Tensor*>& tensors) {
-  if constexpr (std::is_same_v<T, at::Tensor>) {
-    tensors.push_back(&value);
-    return true;
-  } else if constexpr (HasForEachTensor<T>) {
-    for_each_tensor(value, [&](at::Tensor& tensor) { tensors.push_back(&tensor); });
-    return true;
-  } else if constexpr (IsVector<T>::value) {
-    bool known = true;
-    for (auto& element : value) {
-      known = collect_tensors(element, tensors) && known;
-    }
-    return known;
-  } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    return std::apply(
-        [&](auto&... elements) { return (collect_tensors(elements, tensors) && ...); }, value);
-  } else {
-    return std::is_arithmetic_v<T> || std::is_same_v<T, std::string>;
+/// The tensors of a batch, in a fixed order. Throws SettingsError for an unknown type.
+template <typename BatchT>
+std::vector<at::Tensor*> tensors_of(BatchT& batch) {
+  std::vector<at::Tensor*> tensors;
+  const TensorVisitor visit([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+  if (!visit_tensors(batch, visit)) {
+    throw SettingsError(concat("DataLoader: to copy batches of type ", typeid(BatchT).name(),
+                               " to a GPU it must know their tensors: ", kDefineForEachTensor));
   }
+  return tensors;
 }
 
 template <typename DatasetT>
@@ -293,14 +273,7 @@ void DataLoader<DatasetT, Collate>::stage() {
     if (!engine_->copies_to_device()) {
       engine_->release();
     } else {
-      std::vector<at::Tensor*> tensors;
-      if (!detail::collect_tensors(*taken_, tensors)) {
-        throw SettingsError(
-            "DataLoader: to copy batches of this type to a GPU it needs a function "
-            "for_each_tensor(batch, f) beside the type, which calls f(tensor) for each of its "
-            "tensors");
-      }
-      engine_->copy_to_device(tensors);
+      engine_->copy_to_device(detail::tensors_of(*taken_));
     }
   }
   staged_.push_back(std::move(*taken_));
@@ -324,9 +297,7 @@ auto DataLoader<DatasetT, Collate>::next() -> BatchType {
   BatchType batch = std::move(staged_.front());
   staged_.pop_front();
   if (engine_->copies_to_device()) {
-    std::vector<at::Tensor*> tensors;
-    detail::collect_tensors(batch, tensors);
-    engine_->join_copy(tensors);
+    engine_->join_copy(detail::tensors_of(batch));
   }
   engine_->consume();
   if constexpr (kMayWriteDirectly) {

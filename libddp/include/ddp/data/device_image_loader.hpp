@@ -21,6 +21,7 @@
 #include <memory>
 #include <string>
 
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/distributed_sampler.hpp"
@@ -35,13 +36,9 @@ struct PreparedBatch {
   at::Tensor place;  ///< two int32 in the bits of float32 [2]: where in the order, which epoch
   int64_t size = 0;  ///< samples
 };
-template <typename F>
-void for_each_tensor(PreparedBatch& batch, F&& f) {
-  f(batch.place);
-}
-template <typename F>
-void for_each_number(const PreparedBatch& batch, F&& f) {
-  f(batch.size);
+inline void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit) {
+  visit(batch.place);
+  visit(batch.size);
 }
 
 class DeviceImageLoader : public detail::LoaderPlace {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/token_file.hpp"
 
@@ -144,20 +145,15 @@ struct TokenBatch {
   int64_t num_targets = 0;          ///< labels that count
   int64_t size() const { return input_ids.size(0); }
 };
-/// What a captured step would take for the same in every step (see GraphedStep).
-template <typename F>
-void for_each_number(const TokenBatch& batch, F&& f) {
-  f(batch.max_document_length);
-  f(batch.num_documents);
-  f(batch.num_tokens);
-  f(batch.num_targets);
-}
-template <typename F>
-void for_each_tensor(TokenBatch& batch, F&& f) {
-  f(batch.input_ids);
-  f(batch.labels);
-  f(batch.position_ids);
-  f(batch.document_offsets);
+inline void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit) {
+  visit(batch.input_ids);
+  visit(batch.labels);
+  visit(batch.position_ids);
+  visit(batch.document_offsets);
+  visit(batch.max_document_length);
+  visit(batch.num_documents);
+  visit(batch.num_tokens);
+  visit(batch.num_targets);
 }
 
 /// Rows as one batch. Padding is id 0, never a label; packed rows are always max_seq_len long,

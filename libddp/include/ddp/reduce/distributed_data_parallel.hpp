@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "ddp/core/trace_recorder.hpp"
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "ddp/reduce/for_each_tensor.hpp"
 
 namespace ddp {
 
@@ -67,7 +67,7 @@ class DistributedDataParallel : public DataParallelModel {
     bool known = true;
     if (needs_outputs()) {
       known = detail::visit_tensors(
-          output, [&outputs](const at::Tensor& tensor) { outputs.push_back(tensor); });
+          output, TensorVisitor([&](const at::Tensor& tensor) { outputs.push_back(tensor); }));
     }
     after_forward(outputs, known, typeid(output).name());
     return output;

@@ -36,19 +36,16 @@
 // one cannot be captured.
 //
 // Numbers and texts in a batch (members of a tuple, elements of a vector) make kinds of batches:
-// each value has a graph of its own. So do those that a type with for_each_tensor tells of by
-// for_each_number(const T&, f) beside it; what else such a type holds must be the same in every
-// step. Modes make kinds too: training or evaluation of each submodule, autocast and no_sync()
-// around the step, gradients on or off. A step that does not clear the gradients itself is replayed
-// where the same ones are defined as when it was captured, and runs eagerly elsewhere.
+// each value has a graph of its own. Of a type with for_each_tensor they are those that it visits;
+// what else such a type holds must be the same in every step. Modes make kinds too: training or
+// evaluation of each submodule, autocast and no_sync() around the step, gradients on or off. A step
+// that does not clear the gradients itself is replayed where the same ones are defined as when it
+// was captured, and runs eagerly elsewhere.
 #pragma once
 
-#include <bit>
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
-#include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -56,10 +53,10 @@
 #include "ddp/amp/grad_scaler.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "ddp/reduce/for_each_tensor.hpp"
 #include "ddp/train/graphed_step_options.hpp"
 #include "ddp/train/step_log.hpp"
 
@@ -136,30 +133,10 @@ struct StepDone {
 };
 
 template <typename T>
-concept HasForEachNumber = requires(const T& value) {
-  for_each_number(value, [](auto) {});
-};
-
-/// What a batch holds besides tensors and the lambda may read: it is the same in every replay.
-template <typename T>
-void collect_numbers(const T& value, std::vector<int64_t>& numbers) {
-  if constexpr (HasForEachNumber<T>) {
-    for_each_number(value, [&](auto number) { collect_numbers(number, numbers); });
-  } else if constexpr (std::is_floating_point_v<T>) {
-    numbers.push_back(std::bit_cast<int64_t>(static_cast<double>(value)));
-  } else if constexpr (std::is_arithmetic_v<T>) {
-    numbers.push_back(static_cast<int64_t>(value));
-  } else if constexpr (std::is_same_v<T, std::string>) {
-    numbers.push_back(static_cast<int64_t>(std::hash<std::string_view>()(value)));
-  } else if constexpr (HasForEachTensor<T> || std::is_base_of_v<at::TensorBase, T>) {
-    // Its type tells of tensors alone.
-  } else if constexpr (IsVector<T>::value) {
-    numbers.push_back(static_cast<int64_t>(value.size()));
-    for (const auto& element : value) {
-      collect_numbers(element, numbers);
-    }
-  } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    std::apply([&](const auto&... elements) { (collect_numbers(elements, numbers), ...); }, value);
+void visit_known(const char* what, T& value, const TensorVisitor& visit) {
+  if (!visit_tensors(value, visit)) {
+    throw SettingsError(concat("GraphedStep does not know the tensors of ", what, " of type ",
+                               typeid(T).name(), ": ", kDefineForEachTensor));
   }
 }
 
@@ -209,28 +186,21 @@ class GraphedStep {
   /// Runs one step on `batch`. The host does not wait, unless it is StepLog::kMaxStepsAhead ahead.
   StepResult<Outputs> operator()(BatchT batch, const StepNumbers& numbers) {
     detail::StepCall call{.numbers = numbers, .inputs = {}, .host_numbers = {}, .run = {}};
-    if (!detail::collect_tensors(batch, call.inputs)) {
-      throw SettingsError(std::string("GraphedStep does not know the tensors of a batch of type ") +
-                          typeid(BatchT).name() +
-                          ": define for_each_tensor(T&, f) beside the type");
-    }
-    detail::collect_numbers(batch, call.host_numbers);
+    detail::visit_known(
+        "a batch", batch,
+        TensorVisitor([&](at::Tensor& tensor) { call.inputs.push_back(&tensor); },
+                      [&](int64_t number) { call.host_numbers.push_back(number); }));
     call.run = [&](const StepScalars& scalars) {
       auto outputs = std::make_shared<Outputs>(step_(batch, scalars));
       detail::StepOutput output{outputs, {}};
-      if (!detail::visit_tensors(*outputs, [&](const at::Tensor& tensor) {
-            // Autograd graphs of outputs would keep every activation of the step. The outputs are
-            // ours and not const; what the lambda keeps of them stays as it is.
-            if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
-              const_cast<at::Tensor&>(tensor) = tensor.detach();
-            }
-            output.tensors.push_back(tensor);
-          })) {
-        throw SettingsError(
-            std::string("GraphedStep does not know the tensors in the step's result of type ") +
-            typeid(Outputs).name() +
-            ": define for_each_tensor(const T&, const ddp::TensorVisitor&) beside the type");
-      }
+      detail::visit_known("the step's result", *outputs, TensorVisitor([&](at::Tensor& tensor) {
+                            // Autograd graphs of outputs would keep every activation of the step.
+                            // What the lambda keeps of the outputs stays as it is.
+                            if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
+                              tensor = tensor.detach();
+                            }
+                            output.tensors.push_back(tensor);
+                          }));
       return output;
     };
     auto done = core_.run(call);
