@@ -5,6 +5,7 @@
 
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/replica_sync.hpp"
+#include "reduce/reducer.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -58,7 +59,7 @@ TEST_CASE("auto buckets: agreed, and the gradients do not change") {
     // The order is known after the first backward; two more are measured.
     CHECK(model.logging_data().has_rebuilt_buckets == (world() > 1 && step >= 3));
   }
-  const auto own = layout_text(model.reducer().layout());
+  const auto own = layout_text(model.reducer().gradients().layout());
   for (const auto& other : ddp::detail::all_gather_text(*comm, own)) {
     CHECK(other == own);
   }
@@ -79,7 +80,7 @@ TEST_CASE("auto buckets: a plan pins the choice, and no backward is measured for
   for (int step = 0; step < 3; ++step) {
     check_step(model, module, reference, step);
   }
-  const auto& buckets = model.reducer().layout().buckets;
+  const auto& buckets = model.reducer().gradients().layout().buckets;
   REQUIRE(buckets.size() == 3);
   CHECK(buckets[0].parameters.size() == 1);
   CHECK(buckets[1].parameters.size() == 3);
@@ -140,7 +141,7 @@ TEST_CASE("buckets of two dtypes that end together are launched together") {
                     return forward(plain, concatenated(step, 4));
                   }));
   }
-  const auto& buckets = model.reducer().layout().buckets;
+  const auto& buckets = model.reducer().gradients().layout().buckets;
   REQUIRE(buckets.size() == 2);
   CHECK(buckets[0].launch == buckets[1].launch);
 }

@@ -5,6 +5,7 @@
 #include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "support/stderr_of.hpp"
+#include "reduce/reducer.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -190,7 +191,7 @@ TEST_CASE("a foreign .grad is attached again") {
       grad.add_(1);
     }
     require_equal(grads_of(*module), expected);
-    REQUIRE(module->first->weight.grad().is_alias_of(model.reducer().bucket_buffer(0)));
+    REQUIRE(module->first->weight.grad().is_alias_of(model.reducer().gradients().bucket_buffer(0)));
   }
 }
 

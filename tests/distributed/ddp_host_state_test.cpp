@@ -4,7 +4,7 @@
 
 #include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
-#include "reduce/reducer_host_state.hpp"
+#include "reduce/reducer.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -51,7 +51,7 @@ TEST_CASE("a backward that broke off is undone on the host") {
     const auto passes = model.logging_data().num_synchronised_backwards;
     const auto before = grads_of(*module);
 
-    const auto state = model.reducer().host_state();
+    const auto state = model.reducer().state();
     module->throws = true;
     model.zero_grad();
     // Its first bucket may be under way on all ranks alike: the reduction ends, unused.
@@ -62,7 +62,7 @@ TEST_CASE("a backward that broke off is undone on the host") {
     REQUIRE_FALSE(slot->stream.has_value());
     auto* left = const_cast<ops::GradSlot*>(slot);
     left->stream = c10::Stream(c10::Stream::DEFAULT, group()->device());
-    model.reducer().restore(*state);
+    model.reducer().restore(state);
     REQUIRE_FALSE(slot->stream.has_value());
     REQUIRE(model.logging_data().num_synchronised_backwards == passes);
     for (const auto& parameter : module->parameters()) {
@@ -100,11 +100,11 @@ TEST_CASE("weights that were added before a step broke off stay") {
     const auto no_sync = model.no_sync();
     weighted_backward(model.forward(batch_of(rank(), 5, 4, 4)).sum(), 4);
   }
-  const auto state = model.reducer().host_state();
+  const auto state = model.reducer().state();
   module->throws = true;
   REQUIRE_THROWS(weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 100));
   module->throws = false;
-  model.reducer().restore(*state);
+  model.reducer().restore(state);
   // The slots hold what the accumulator added before it broke off, so only the divisor is compared.
   for (const auto& parameter : module->parameters()) {
     parameter.mutable_grad() = at::Tensor();
@@ -125,21 +125,21 @@ TEST_CASE("counts that go from one step to the next are known") {
   const auto step = [&](int64_t i) {
     model.weighted_backward(model.forward(batch_of(rank(), i, 4)).sum(), 3);
   };
-  const auto before = reducer.host_state();
-  CHECK_FALSE(before->is_before_backward(reducer));
+  const auto before = reducer.state();
+  CHECK_FALSE(reducer.ran_backward_since(before));
   step(0);
-  CHECK(before->is_before_backward(reducer));
-  CHECK(before->why_not_replayed(reducer).empty());
-  const auto micro = reducer.host_state();
+  CHECK(reducer.ran_backward_since(before));
+  CHECK(reducer.why_not_replayed(before).empty());
+  const auto micro = reducer.state();
   {
     const auto no_sync = model.no_sync();
     step(1);
   }
-  CHECK(micro->is_before_backward(reducer));
-  CHECK_THAT(micro->why_not_replayed(reducer), Catch::Contains("weighted_backward"));
-  const auto last = reducer.host_state();
+  CHECK(reducer.ran_backward_since(micro));
+  CHECK_THAT(reducer.why_not_replayed(micro), Catch::Contains("weighted_backward"));
+  const auto last = reducer.state();
   step(2);
-  CHECK_THAT(last->why_not_replayed(reducer), Catch::Contains("all micro-batches"));
+  CHECK_THAT(reducer.why_not_replayed(last), Catch::Contains("all micro-batches"));
 }
 
 TEST_CASE("what can never be captured is known beforehand") {

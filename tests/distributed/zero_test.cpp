@@ -8,6 +8,7 @@
 #include "ddp/reduce/join.hpp"
 #include "distributed/zero_test_utils.hpp"
 #include "optim/zero_optimizer.hpp"
+#include "reduce/reducer.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -73,7 +74,7 @@ TEST_CASE("each rank keeps its part of the state and no more") {
     all += key.ends_with(".step") ? 0 : static_cast<int64_t>(tensor.nbytes());
   }
   CHECK(all == 2 * 4 * (135 + 7 + 297 + 1 + 130 + 2));  // two slots of float32
-  const int64_t part = sharded.model.reducer().bucket_shard(0).numel();
+  const int64_t part = sharded.model.reducer().gradients().bucket_shard(0).numel();
   CHECK(bytes.item<int64_t>() <= 2 * 4 * part);
   group()->all_reduce(bytes)->wait();
   CHECK(bytes.item<int64_t>() == all);

@@ -7,6 +7,7 @@
 
 #include "gpu/graphed_step_test.hpp"
 #include "train/graph_fills.hpp"
+#include "reduce/reducer.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -194,9 +195,9 @@ TEST_CASE("buckets laid out anew cost a training step one eager step, an evaluat
   };
   evaluate(4);
   REQUIRE(steps.evaluation.counts().captures == 1);
-  const auto before = steps.model.reducer().layout().version;
+  const auto before = steps.model.reducer().gradients().layout().version;
   steps.train(8, 6);
-  const bool changed = steps.model.reducer().layout().version != before;
+  const bool changed = steps.model.reducer().gradients().layout().version != before;
   REQUIRE(changed == (world() > 1));  // in the second step
   REQUIRE(steps.training.counts().captures == 1);
   REQUIRE(steps.training.counts().eager == 3);

@@ -9,6 +9,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/tensor_groups.hpp"
+#include "reduce/reducer.hpp"
 #include "reduce/sharded_gradient.hpp"
 
 namespace ddp {
@@ -41,14 +42,14 @@ at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type, Communicator
 
 // This rank's parts of the buckets that hold a gradient.
 std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
-  const Reducer& reducer = model.reducer();
+  const auto& gradients = model.reducer().gradients();
   std::vector<at::Tensor> shards;
-  for (size_t b = 0; b < reducer.layout().buckets.size(); ++b) {
-    const auto& parameters = reducer.layout().buckets[b].parameters;
+  for (size_t b = 0; b < gradients.layout().buckets.size(); ++b) {
+    const auto& parameters = gradients.layout().buckets[b].parameters;
     if (std::any_of(parameters.begin(), parameters.end(), [&](int i) {
-          return reducer.parameters()[static_cast<size_t>(i)].tensor.grad().defined();
+          return gradients.parameters()[static_cast<size_t>(i)].tensor.grad().defined();
         })) {
-      shards.push_back(reducer.bucket_shard(static_cast<int>(b)));
+      shards.push_back(gradients.bucket_shard(static_cast<int>(b)));
     }
   }
   return shards;
@@ -98,7 +99,7 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
 
 at::Tensor detail::clip_gradients_of(const DataParallelModel& model, double max_norm,
                                      double norm_type) {
-  if (!model.reducer().shards_gradients()) {
+  if (!model.reducer().gradients().is_sharded()) {
     return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
   }
   if (!(norm_type > 0.0)) {

@@ -13,6 +13,7 @@
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
 #include "optim/update_rule.hpp"
+#include "reduce/reducer.hpp"
 
 namespace ddp::detail {
 

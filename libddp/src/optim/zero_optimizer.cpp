@@ -44,7 +44,7 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
       device_(communicator_->device()) {
   DDP_CHECK(settings_.size() == parameters_.size(), "a parameter has two names");
   reducer_.shard_gradients();
-  reducer_.add_layout_listener([this, alive = std::weak_ptr(lifetime_)](const auto&, const auto&) {
+  reducer_.add_layout_listener([this, alive = std::weak_ptr(lifetime_)] {
     if (!alive.expired()) {
       cut_anew();
     }
@@ -56,7 +56,7 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
 }
 
 void ZeroOptimizer::cut() {
-  buckets_ = cut_buckets(reducer_, *communicator_);
+  buckets_ = cut_buckets(reducer_.gradients(), *communicator_);
   own_.reset();
   // In the order of the parameters, of which a scan names the first.
   std::map<size_t, at::Tensor> leaves;

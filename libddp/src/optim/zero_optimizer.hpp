@@ -10,6 +10,7 @@
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
+#include "reduce/reducer.hpp"
 #include "optim/flat_optimizer.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/update_rule.hpp"

@@ -15,20 +15,20 @@ at::Tensor flat_memory(const at::Tensor& parameter) {
   return parameter.detach().as_strided({parameter.numel()}, {1}, parameter.storage_offset());
 }
 
-std::vector<ZeroBucket> cut_buckets(const Reducer& reducer, const Communicator& communicator) {
+std::vector<ZeroBucket> cut_buckets(const GradientArena& gradients, const Communicator& communicator) {
   const at::NoGradGuard no_grad;
-  const BucketLayout& layout = reducer.layout();
+  const BucketLayout& layout = gradients.layout();
   std::vector<ZeroBucket> cut;
   for (size_t b = 0; b < layout.buckets.size(); ++b) {
     const Bucket& bucket = layout.buckets[b];
     ZeroBucket& next = cut.emplace_back();
-    next.buffer = reducer.bucket_buffer(static_cast<int>(b));
-    next.shard = reducer.bucket_shard(static_cast<int>(b));
+    next.buffer = gradients.bucket_buffer(static_cast<int>(b));
+    next.shard = gradients.bucket_shard(static_cast<int>(b));
     const int64_t part = next.shard.numel();
     const int64_t begin = part * communicator.rank();
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const auto parameter = static_cast<size_t>(bucket.parameters[i]);
-      const at::Tensor leaf = flat_memory(reducer.parameters()[parameter].tensor);
+      const at::Tensor leaf = flat_memory(gradients.parameters()[parameter].tensor);
       const int64_t offset = bucket.offsets[i];
       next.parameters.push_back(parameter);
       next.offsets.push_back(offset);

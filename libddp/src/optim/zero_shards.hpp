@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ddp/reduce/named_parameter.hpp"
-#include "ddp/reduce/reducer.hpp"
+#include "reduce/gradient_arena.hpp"
 
 namespace ddp::detail {
 
@@ -37,6 +37,6 @@ struct ZeroBucket {
 };
 
 /// In the order of the layout.
-std::vector<ZeroBucket> cut_buckets(const Reducer& reducer, const Communicator& communicator);
+std::vector<ZeroBucket> cut_buckets(const GradientArena& gradients, const Communicator& communicator);
 
 }  // namespace ddp::detail

@@ -52,6 +52,7 @@ void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {
 
 void BufferBroadcast::start(const std::vector<at::Tensor>& buffers, int root) {
   finish();
+  is_sent_ = true;
   const at::NoGradGuard no_grad;
   const auto device = communicator_->device();
   const ops::AutocastOff autocast_off(device.type());
@@ -106,6 +107,11 @@ void BufferBroadcast::finish() {
   }
   const at::NoGradGuard no_grad;
   write();
+}
+
+bool BufferBroadcast::take_sent() {
+  finish();
+  return std::exchange(is_sent_, false);
 }
 
 }  // namespace ddp::detail

@@ -27,6 +27,10 @@ class BufferBroadcast {
   /// The current stream (on the CPU: the host) waits until they are written. Nothing where none
   /// were sent.
   void finish();
+  /// Waits as finish() does. Whether start() was called since the last call.
+  bool take_sent();
+  bool is_sent() const { return is_sent_; }
+  void set_sent(bool sent) { is_sent_ = sent; }
 
  private:
   struct Part {
@@ -42,7 +46,8 @@ class BufferBroadcast {
   std::vector<Part> parts_;
   std::optional<c10::Stream> stream_;
   int root_ = 0;
-  bool pending_ = false;
+  bool pending_ = false;  // until finish()
+  bool is_sent_ = false;  // until take_sent()
 };
 
 }  // namespace ddp::detail

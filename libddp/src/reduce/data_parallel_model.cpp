@@ -12,7 +12,7 @@
 #include "ddp/reduce/join.hpp"
 #include "reduce/fingerprint.hpp"
 #include "reduce/model_check.hpp"
-#include "reduce/reducer_host_state.hpp"
+#include "reduce/reducer.hpp"
 #include "reduce/replica_sync.hpp"
 
 namespace ddp {
@@ -59,7 +59,7 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
 }
 
 void run_weighted_backward(Reducer& reducer, const at::Tensor& loss_sum,
-                           const Reducer::Counts& counts_before) {
+                           const detail::WeightedMean::Counts& counts_before) {
   try {
     loss_sum.backward();
   } catch (...) {
@@ -100,13 +100,21 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
 DataParallelModel::~DataParallelModel() = default;
 
 const NamedParameters& DataParallelModel::named_parameters() const {
-  return reducer_->parameters();
+  return reducer_->gradients().parameters();
 }
 
 NamedParameters DataParallelModel::named_buffers() const {
   return tensors_.read_buffers
              ? without_ignored(tensors_.read_buffers(), options_.parameters_to_ignore)
              : tensors_.buffers;
+}
+
+double DataParallelModel::exposed_communication_ms() {
+  return reducer_->timing().exposed_ms();
+}
+
+DdpLoggingData DataParallelModel::logging_data() {
+  return reducer_->logging_data();
 }
 
 void DataParallelModel::zero_grad() {
@@ -125,7 +133,7 @@ void DataParallelModel::sync_module_states(int root) {
 
 void DataParallelModel::send_module_states(int root, bool exactly) {
   if (reducer_) {
-    Reducer::HostState::finish_pending(*reducer_);
+    reducer_->finish_pending();
   }
   auto tensors = tensors_only(tensors_.parameters);
   const auto buffers = tensors_only(named_buffers());
@@ -138,7 +146,7 @@ void DataParallelModel::send_module_states(int root, bool exactly) {
 
 void DataParallelModel::broadcast_buffers_now(int root) {
   // Or what is on its way would be written over these.
-  Reducer::HostState::finish_pending(*reducer_);
+  reducer_->finish_pending();
   detail::broadcast_coalesced(*communicator_, tensors_only(named_buffers()), root);
 }
 
@@ -161,16 +169,16 @@ void DataParallelModel::before_forward() {
     reducer_->join_broken_backward();
   }
   // An evaluation between forward and backward reads buffers too.
-  Reducer::HostState::finish_pending(*reducer_);
+  reducer_->finish_pending();
   const bool synchronised = at::GradMode::is_enabled() && sync_;
   const bool sends_buffers =
-      sends_buffers_in_training() && require_buffer_sync_ && !reducer_->take_sent_buffers();
+      sends_buffers_in_training() && require_buffer_sync_ && !reducer_->buffers().take_sent();
   if (join_ != nullptr) {
     join_->announce_forward(synchronised, sends_buffers);
   }
   if (synchronised) {
     reducer_->begin_forward();
-    reducer_->record_forward_start();
+    reducer_->timing().begin_forward();
   }
   if (sends_buffers) {
     broadcast_buffers_now(join_ != nullptr ? join_->buffer_root() : 0);
@@ -194,7 +202,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   // What the next training forward begins with, beside this one's backward. In a join, ranks that
   // ran out of inputs answer forwards: there it is the next forward that sends.
   if (synchronised && join_ == nullptr && sends_buffers_in_training()) {
-    reducer_->send_buffers(tensors_only(named_buffers()));
+    reducer_->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
   if (synchronised) {
     reducer_->prepare_for_backward(outputs);
@@ -221,8 +229,8 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
                        " must be 0 or more: it is the number of items in loss_sum"));
   }
   require_weighted_join();
-  const auto counts = reducer_->counts();
-  reducer_->add_weight(count);
+  const auto counts = reducer_->mean().counts();
+  reducer_->mean().add(count);
   run_weighted_backward(*reducer_, loss_sum, counts);
 }
 
@@ -237,8 +245,8 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
         "; give one element on ", device, ", or the number itself as a double"));
   }
   require_weighted_join();
-  const auto counts = reducer_->counts();
-  reducer_->add_weight(count);
+  const auto counts = reducer_->mean().counts();
+  reducer_->mean().add(count);
   run_weighted_backward(*reducer_, loss_sum, counts);
 }
 
@@ -279,7 +287,7 @@ bool DataParallelModel::is_ignored(const std::string& name) const {
 }
 
 StateDict DataParallelModel::state_dict() const {
-  Reducer::HostState::finish_pending(*reducer_);
+  reducer_->finish_pending();
   StateDict state;
   if (!frozen_in_state_) {
     state.values[kFrozenKey] = frozen_identity();
@@ -307,7 +315,7 @@ void DataParallelModel::require_same_frozen(const StateDict& state) const {
 }
 
 void DataParallelModel::load_state_dict(const StateDict& state) {
-  Reducer::HostState::finish_pending(*reducer_);  // or they would be written over these buffers
+  reducer_->finish_pending();  // or they would be written over these buffers
   if (!frozen_in_state_) {
     require_same_frozen(state);
   }

@@ -4,6 +4,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
+
+#include "reduce/reducer.hpp"
 
 namespace ddp {
 namespace {
@@ -20,14 +23,14 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
     throw SettingsError("join: this model is inside a join already");
   }
   model_.join_ = this;
-  model_.reducer_->take_sent_buffers();  // on all ranks: some run no forward in here
-  model_.reducer_->require_weight(options_.weighted);
+  model_.reducer_->buffers().take_sent();  // on all ranks: some run no forward in here
+  model_.reducer_->mean().require_counts(options_.weighted);
 }
 
 JoinScope::~JoinScope() {
   model_.join_ = nullptr;
-  model_.reducer_->require_weight(false);
-  model_.reducer_->set_divisor(0);
+  model_.reducer_->mean().require_counts(false);
+  model_.reducer_->mean().set_divisor(0);
 }
 
 // One value a rank; the host waits, because the next step depends on it.
@@ -59,7 +62,7 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
   }
   uneven_ = uneven_ || (active != 0 && active < static_cast<int>(flags.size()));
   if (!options_.divide_by_initial_world_size && active != 0) {
-    model_.reducer_->set_divisor(active);
+    model_.reducer_->mean().set_divisor(active);
   }
 }
 
@@ -77,7 +80,7 @@ void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
 void JoinScope::finish() {
   auto& reducer = *model_.reducer_;
   reducer.join_broken_backward();
-  std::shared_ptr<const Reducer::OwnGradients> own;
+  std::optional<Reducer::Local> own;
   while (true) {
     const auto flags = exchange(0);
     const bool any_active = std::any_of(flags.begin(), flags.end(),
@@ -85,8 +88,8 @@ void JoinScope::finish() {
     if (!any_active) {
       break;
     }
-    if (own == nullptr) {
-      own = reducer.set_gradients_aside();
+    if (!own) {
+      own = reducer.take_local();
     }
     apply(flags);
     const int64_t step = flags[static_cast<size_t>(highest_active_)];
@@ -98,13 +101,13 @@ void JoinScope::finish() {
     }
     if ((step & kSynchronised) != 0) {
       if (options_.weighted) {
-        reducer.add_weight(0);
+        reducer.mean().add(0);
       }
-      reducer.shadow_backward();
+      reducer.run_backward_with_zeros();
     }
   }
-  if (own != nullptr) {
-    reducer.restore_gradients(*own);
+  if (own) {
+    reducer.restore_local(*own);
   }
   // Where no rank ran out early weights are equal, and so are their masters, which keep their bits.
   model_.send_module_states(highest_active_, /*exactly=*/uneven_);
@@ -116,7 +119,7 @@ void join(DataParallelModel& model, const std::function<void()>& loop, const Joi
         "join(model, loop) cannot shadow a model with SyncBatchNorm, whose forward waits for all "
         "ranks: use join(model, step, has_batch)");
   }
-  if (model.reducer().shards_gradients()) {
+  if (model.reducer().gradients().is_sharded()) {
     throw SettingsError(
         "join(model, loop) with optimizer.zero1=true: ranks that ran out must go on updating their "
         "part of the weights: use join(model, step, has_batch), or set optimizer.zero1=false");

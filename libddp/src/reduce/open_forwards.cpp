@@ -1,131 +1,149 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which forwards still wait for their backward. Usually one forward is followed by one backward;
-// others are two forwards with one backward of both, two forwards with a backward each, and
-// forwards that get none (a skipped step, a logged loss).
+#include "reduce/open_forwards.hpp"
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "reduce/reducer_impl.hpp"
+#include "ddp/core/error.hpp"
 
-namespace ddp {
+namespace ddp::detail {
+namespace {
 
-// Every output of the forward that has a graph tells when a backward reaches it. The flag lives in
-// the graph: where it is gone, so is the forward.
-void Reducer::Impl::open_forward(const std::vector<at::Tensor>& outputs) {
-  forward_since_pass = true;
-  refuses_second = false;
-  const auto state = std::make_shared<ForwardState>();
-  bool tracked = false;
-  bool has_leaf = false;
+// torch::autograd::grad() runs the hooks of outputs but accumulates nothing.
+bool backward_accumulates() {
+  const auto* wanted_nodes = torch::autograd::get_current_graph_task_exec_info();
+  return wanted_nodes == nullptr || wanted_nodes->empty();
+}
+
+}  // namespace
+
+OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
+                           std::function<void()> on_reached)
+    : walks_(options.find_unused_parameters && !options.static_graph),
+      one_backward_only_(options.find_unused_parameters || options.static_graph),
+      hooks_(hooks),
+      on_reached_(std::make_shared<std::function<void()>>(std::move(on_reached))) {}
+
+// Each output with a graph reports when a backward reaches it. The flag lives in the graph: where
+// the graph is gone, so is the forward. False where no output has a graph. A leaf has none, and its
+// hooks outlive every graph.
+bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
+                         const std::shared_ptr<Forward>& forward) {
+  bool watched = false;
   for (const auto& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) {
       continue;
     }
-    // Hooks of a leaf outlive every graph.
-    has_leaf = has_leaf || output.is_leaf();
-    if (!output.is_leaf()) {
-      output.register_hook([this, state, alive = std::weak_ptr(lifetime)](const at::Tensor&) {
-        if (!alive.expired()) {
-          reach_output(*state);
-        }
-      });
-      tracked = true;
-    }
+    watched = true;
+    output.register_hook([forward, weak = std::weak_ptr(on_reached_)](const at::Tensor&) {
+      const auto on_reached = weak.lock();
+      forward->reached = true;
+      if (on_reached == nullptr || !backward_accumulates()) {
+        return;
+      }
+      if (forward->closed) {
+        throw SettingsError(
+            "this is the second backward of one forward: with ddp.find_unused_parameters=true the "
+            "first backward ends the reduction, and what it did not reach counts as unused; sum "
+            "the losses, or set ddp.find_unused_parameters=false");
+      }
+      (*on_reached)();
+    });
   }
-  const bool walks = options.find_unused_parameters && !options.static_graph;
-  if (walks && !tracked) {
-    throw SettingsError(detail::concat(
+  return watched;
+}
+
+void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
+  forward_since_backward_ = true;
+  refuses_second_ = false;
+  const auto forward = std::make_shared<Forward>();
+  const bool watched = watch(outputs, forward);
+  if (walks_ && !watched) {
+    const bool has_leaf = std::any_of(outputs.begin(), outputs.end(), [](const at::Tensor& output) {
+      return output.defined() && output.requires_grad() && output.is_leaf();
+    });
+    throw SettingsError(concat(
         "ddp.find_unused_parameters=true needs the outputs that the backward starts from, and ",
         has_leaf ? "forward returned only parameters themselves, which have no graph: return what "
                    "the module computes from them"
                  : "none of them requires a gradient: return them from forward",
         ", or call prepare_for_backward({loss})"));
   }
-  forget_ended_forwards();
-  if (tracked) {
-    open_forwards.push_back(
-        {state, walks ? find_reachable(outputs) : std::vector<bool>(parameters.size(), true)});
+  forget_ended();
+  if (watched) {
+    open_.push_back({forward, walks_ ? hooks_.find_reachable(outputs) : std::vector<bool>{}});
   } else {
-    ++untracked_forwards;
+    ++num_untracked_;
   }
-  if (walks) {
-    // One backward may be of several forwards.
-    reachable.assign(parameters.size(), false);
-    for (const auto& forward : open_forwards) {
-      std::transform(reachable.begin(), reachable.end(), forward.reachable.begin(),
-                     reachable.begin(), std::logical_or<>());
+  if (walks_) {  // one backward may be of several forwards
+    reachable_ = open_.front().reachable;
+    for (const auto& open : open_) {
+      std::transform(reachable_.begin(), reachable_.end(), open.reachable.begin(),
+                     reachable_.begin(), std::logical_or<>());
     }
   }
 }
 
-void Reducer::Impl::forget_ended_forwards() {
-  std::erase_if(open_forwards, [](const OpenForward& forward) {
-    const auto state = forward.state.lock();
-    return !state || state->reached;
+void OpenForwards::forget_ended() {
+  std::erase_if(open_, [](const Open& open) {
+    const auto forward = open.forward.lock();
+    return !forward || forward->reached;
   });
 }
 
-void Reducer::Impl::reach_output(ForwardState& state) {
-  state.reached = true;
-  const auto* wanted_nodes = torch::autograd::get_current_graph_task_exec_info();
-  if (wanted_nodes != nullptr && !wanted_nodes->empty()) {
-    return;  // torch::autograd::grad accumulates nothing
-  }
-  const std::lock_guard lock(mutex);
-  if (state.closed) {
-    throw SettingsError(
-        "this is the second backward of one forward: with ddp.find_unused_parameters=true the "
-        "first backward ends the reduction, and what it did not reach counts as unused; sum the "
-        "losses, or set ddp.find_unused_parameters=false");
-  }
-  if (expects_sync) {
-    note_backward();
+bool OpenForwards::has_unreached() {
+  forget_ended();
+  return !open_.empty();
+}
+
+void OpenForwards::close_reached() {
+  for (const auto& open : open_) {
+    if (const auto forward = open.forward.lock(); forward && forward->reached) {
+      forward->closed = true;
+    }
   }
 }
 
-// Forward, forward, backward, backward: the second backward is synchronised too. What it adds to
-// .grad is this rank's own gradient, and the mean of (mean + own) is the sum of the two means.
-void Reducer::Impl::end_forwards_of_pass() {
-  forward_since_pass = false;
-  forget_ended_forwards();
-  untracked_forwards = std::max(0, untracked_forwards - 1);
-  if (open_forwards.empty() && untracked_forwards == 0) {
-    return;
+// After forward, forward, backward, the second backward is synchronised too. What it adds to .grad
+// is this rank's own gradient, and the mean of (mean + own) is the sum of the two means.
+bool OpenForwards::expect_another_backward() {
+  forward_since_backward_ = false;
+  forget_ended();
+  num_untracked_ = std::max(0, num_untracked_ - 1);
+  if (open_.empty() && num_untracked_ == 0) {
+    return false;
   }
-  if (options.find_unused_parameters || options.static_graph) {
-    // Their passes end with one backward: what is unused in it was decided for both forwards.
-    refuses_second = !open_forwards.empty();
-    open_forwards.clear();
-    untracked_forwards = 0;
-  } else {
-    begin_pass();
+  if (one_backward_only_) {  // what is unused in it was decided for both forwards
+    refuses_second_ = !open_.empty();
+    open_.clear();
+    num_untracked_ = 0;
+    return false;
   }
+  return true;
 }
 
-// A forward inside no_sync: its backward is local. A pass that nothing will complete, because its
-// forward is gone without a backward, must not take it.
-void Reducer::Impl::note_local_forward() {
-  local_forward = true;
-  forget_writes();
-  refuses_second = false;
-  forget_ended_forwards();
-  const bool abandoned = open_forwards.empty() && (untracked_forwards == 0 || !forward_since_pass);
-  if (expects_sync && scheduler.num_ready() == 0 && abandoned) {
-    expects_sync = false;
-    forward_since_pass = false;
-    untracked_forwards = 0;
-    communicator->launch_sequencer().end_pass(model_id);
-  }
+bool OpenForwards::note_local_forward() {
+  refuses_second_ = false;
+  forget_ended();
+  return open_.empty() && (num_untracked_ == 0 || !forward_since_backward_);
 }
 
-void Reducer::Impl::refuse_second_backward() const {
-  if (refuses_second) {
+void OpenForwards::check_not_second() const {
+  if (refuses_second_) {
     throw SettingsError(
         "this is the second backward after two forwards: with ddp.find_unused_parameters=true or "
         "ddp.static_graph=true one backward has to follow; sum the losses, or set both to false");
   }
 }
 
-}  // namespace ddp
+void OpenForwards::clear() {
+  open_.clear();
+  num_untracked_ = 0;
+  forward_since_backward_ = false;
+  refuses_second_ = false;
+}
+
+}  // namespace ddp::detail

@@ -168,7 +168,7 @@ uint64_t GraphedStepCore::State::fingerprint() const {
 uint64_t GraphedStepCore::State::layouts() const {
   uint64_t sum = 0;  // versions only grow
   for (auto* model : parts.models) {
-    sum += static_cast<uint64_t>(model->reducer().layout().version);
+    sum += static_cast<uint64_t>(model->reducer().gradients().layout().version);
   }
   return sum;
 }

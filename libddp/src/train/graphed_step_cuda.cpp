@@ -24,7 +24,7 @@ StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
     for (auto* model : parts.models) {
       model->reducer().join_broken_backward();
       // A graph neither waits for it nor may capture the wait.
-      Reducer::HostState::finish_pending(model->reducer());
+      model->reducer().finish_pending();
     }
     auto done = run_numbered(call);
     calls_done = sequence;  // who waits for its numbers is told if another rank captures it
@@ -72,7 +72,7 @@ bool GraphedStepCore::State::begins_alike(const Entry& entry) const {
 void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& states,
                                             uint64_t before) const {
   const auto has_run = [&](size_t i) {
-    return states[i]->is_before_backward(parts.models[i]->reducer());
+    return parts.models[i]->reducer().ran_backward_since(states[i]);
   };
   for (size_t i = 0; i < states.size() && !entry.gradients_before; ++i) {
     entry.gradients_before = has_run(i) ? std::optional(before) : std::nullopt;
@@ -80,7 +80,7 @@ void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& stat
   entry.trains = entry.trains || entry.gradients_before.has_value();
   if (entry.gradients_before && before != defined_gradients()) {
     for (auto* model : parts.models) {
-      entry.states_after.push_back(model->reducer().host_state());
+      entry.states_after.push_back(model->reducer().state());
     }
   }
 }
@@ -105,7 +105,7 @@ StepDone GraphedStepCore::State::replay(Entry& entry, StepCall& call) {
   entry.graph->replay(call.numbers, sequence, call.inputs);
   ++counts.replayed;
   for (size_t i = 0; i < entry.states_after.size(); ++i) {
-    parts.models[i]->reducer().restore(*entry.states_after[i]);  // .grad is what the step leaves
+    parts.models[i]->reducer().restore(entry.states_after[i]);  // .grad is what the step leaves
   }
   return {entry.graph->object(), ring->log(sequence, entry.graph->num_scalars())};
 }
@@ -198,7 +198,7 @@ std::string GraphedStepCore::State::agree(const CaptureReport& report) const {
 /// What a capture left on the host, of a graph that will never run.
 void GraphedStepCore::State::undo_capture(Entry& entry, const HostStates& states) {
   for (size_t i = 0; i < states.size(); ++i) {
-    parts.models[i]->reducer().restore(*states[i]);
+    parts.models[i]->reducer().restore(states[i]);
   }
   if (parts.scaler != nullptr) {
     parts.scaler->reset_step();
@@ -218,7 +218,7 @@ std::string GraphedStepCore::State::capture_together(Entry& entry, StepCall& cal
   }
   report.reason = try_capture(entry, call, &report.operations);
   for (size_t i = 0; i < states.size() && report.reason.empty(); ++i) {
-    report.reason = states[i]->why_not_replayed(parts.models[i]->reducer());
+    report.reason = parts.models[i]->reducer().why_not_replayed(states[i]);
   }
   auto reason = agree(report);
   if (reason.empty()) {
@@ -237,7 +237,7 @@ std::string GraphedStepCore::State::capture_together(Entry& entry, StepCall& cal
 bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
   HostStates states;
   for (auto* model : parts.models) {
-    states.push_back(model->reducer().host_state());
+    states.push_back(model->reducer().state());
   }
   const auto gradients_before = defined_gradients();
   std::string reason;

@@ -8,7 +8,7 @@
 
 #include "core/note_board.hpp"
 #include "ddp/train/graphed_step.hpp"
-#include "reduce/reducer_host_state.hpp"
+#include "reduce/reducer.hpp"
 #include "train/capture_agreement.hpp"
 #include "train/captured_step.hpp"
 #include "train/step_ring.hpp"
@@ -19,7 +19,7 @@ namespace ddp::detail {
 using Key = std::vector<int64_t>;
 
 /// Of each model's reducer.
-using HostStates = std::vector<std::shared_ptr<const Reducer::HostState>>;
+using HostStates = std::vector<Reducer::State>;
 
 struct GraphedStepCore::State {
   State(Context& ctx, GraphedParts given, GraphedStepOptions opts, std::shared_ptr<GraphPool> p);

@@ -21,7 +21,7 @@ struct GradBucket {
   bool is_last = false;  ///< the last one of this backward
   bool is_tail = false;  ///< of the last launch, which nothing hides: reduce it as fast as possible
   at::Tensor buffer;     ///< flat 1-D, the undivided gradients with padding (zeros) between them
-  at::Tensor shard;      ///< what of `buffer` is reduced on this rank: see Reducer::shard_gradients
+  at::Tensor shard;      ///< what of `buffer` is reduced on this rank: with optimizer.zero1 a part
   std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;
   double divisor = 1;  ///< what the sum over ranks must be divided by: the world size, as a rule

@@ -13,13 +13,14 @@
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/comm_hook.hpp"
 #include "ddp/reduce/ddp_options.hpp"
+#include "ddp/reduce/logging_data.hpp"
 #include "ddp/reduce/named_parameter.hpp"
-#include "ddp/reduce/reducer.hpp"
 
 namespace ddp {
 
-class NoSync;
 class JoinScope;
+class NoSync;
+class Reducer;
 
 /// What a model gives to be made data-parallel.
 struct ModelTensors {
@@ -54,6 +55,7 @@ class DataParallelModel : public Stateful {
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const { return communicator_; }
   const DdpOptions& options() const { return options_; }
+  /// libddp's own parts use it.
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
   bool has_collective_forward() const { return tensors_.has_collective_forward; }
@@ -102,9 +104,10 @@ class DataParallelModel : public Stateful {
   /// parameters become what these are. Collective.
   void sync_module_states(int root = 0);
 
-  /// Time the last backward waited for reductions that nothing hid, in milliseconds (see Reducer).
-  double exposed_communication_ms() { return reducer_->exposed_communication_ms(); }
-  DdpLoggingData logging_data() { return reducer_->logging_data(); }
+  /// Time in which the compute stream (CPU: the thread) waited for reductions in the last finished
+  /// backward, in milliseconds. CUDA: the host waits for that backward's end. Near 0 at world size 1.
+  double exposed_communication_ms();
+  DdpLoggingData logging_data();
 
   /// From here on state_dict() holds, of the parameters that are not trained, only their
   /// fingerprint: a checkpoint of adapters leaves out the base under them, and load_state_dict()

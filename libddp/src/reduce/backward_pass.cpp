@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/backward_pass.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+#include "ddp/ops/autocast_off.hpp"
+#include "reduce/time_mark.hpp"
+
+namespace ddp::detail {
+namespace {
+
+// Runs when the running backward (where it is nested: that one) ends without an exception.
+void queue_engine_callback(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+}  // namespace
+
+BackwardPass::BackwardPass(ReducerParts& parts)
+    : parts_(parts),
+      model_id_(parts.communicator->launch_sequencer().register_model()),
+      pass_(parts.gradients.layout()),
+      hooks_(parts.gradients.parameters(), [this](int index) { on_gradient(index); }),
+      forwards_(parts.options, hooks_, [this] { on_forward_reached(); }),
+      expected_fires_(parts.gradients.parameters().size(), 1) {}
+
+BackwardPass::~BackwardPass() {
+  sequencer().end_pass(model_id_);
+}
+
+void BackwardPass::check_complete() {
+  const std::lock_guard lock(mutex_);
+  const auto& scheduler = pass_.scheduler;
+  if (!pass_.is_expected || scheduler.num_ready() == 0 || scheduler.all_ready()) {
+    return;
+  }
+  const auto& parameters = parts_.gradients.parameters();
+  std::string missing;
+  int count = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!scheduler.is_ready(static_cast<int>(i)) && ++count <= 10) {
+      missing += (count > 1 ? ", " : "") + parameters[i].name;
+    }
+  }
+  throw MismatchError(
+      concat("the previous backward left ", count, " of ", parameters.size(),
+             " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
+             parts_.options.static_graph
+                 ? ". The graph changed although ddp.static_graph=true: set it to false"
+                 : ". Set ddp.find_unused_parameters=true if the model does not use all its "
+                   "parameters in every step, or make all of its outputs take part in the loss"));
+}
+
+void BackwardPass::start() {
+  parts_.reductions.begin_pass();
+  parts_.gradients.forget_writes();
+  pass_ = Pass(layout());
+  pass_.is_expected = true;
+  sequencer().begin_pass(
+      model_id_, static_cast<int>(layout().buckets.size()), [this](int bucket) { launch(bucket); },
+      [this] { finish(); });
+}
+
+void BackwardPass::follow_layout() {
+  const std::lock_guard lock(mutex_);
+  if (pass_.is_expected) {
+    start();
+  }
+}
+
+void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
+  check_complete();
+  hooks_.check_attached();
+  const std::lock_guard lock(mutex_);
+  if (parts_.unused.reads_map() && is_capturing(parts_.communicator->device())) {
+    throw SettingsError(
+        "ddp.find_unused_parameters=true reads a map on the host in every step and cannot be "
+        "captured in a CUDA graph: set it to false, or ddp.static_graph=true and capture after the "
+        "first step");
+  }
+  forwards_.add(outputs);
+  local_forward_ = false;
+  start();
+  parts_.timing.begin_backward();
+  parts_.tuner.begin_backward(history_.num_passes, history_.ready_order);
+}
+
+// A synchronised pass whose forward is gone without a backward must not take the local backward.
+void BackwardPass::note_local_forward() {
+  const std::lock_guard lock(mutex_);
+  local_forward_ = true;
+  parts_.gradients.forget_writes();
+  const bool is_abandoned = forwards_.note_local_forward();
+  if (pass_.is_expected && pass_.scheduler.num_ready() == 0 && is_abandoned) {
+    pass_.is_expected = false;
+    forwards_.clear();
+    sequencer().end_pass(model_id_);
+  }
+}
+
+bool BackwardPass::has_open_forward() {
+  const std::lock_guard lock(mutex_);
+  return forwards_.has_unreached();
+}
+
+// The end of the counting pass of a static graph belongs to the outermost backward, which is the
+// one that reaches an output. A parameter's hook may run in a nested one (checkpointing).
+void BackwardPass::on_forward_reached() {
+  const std::lock_guard lock(mutex_);
+  if (!pass_.is_expected) {
+    return;
+  }
+  note_backward();
+  if (is_first_static()) {
+    queue_static_count();
+  }
+}
+
+void BackwardPass::check_gradient(int index) const {
+  const auto& [name, tensor] = parts_.gradients.parameters()[static_cast<size_t>(index)];
+  if (at::GradMode::is_enabled()) {
+    throw SettingsError("backward(create_graph=true) reached parameter " + name +
+                        ": gradients of gradients are not reduced; use torch::autograd::grad");
+  }
+  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
+    throw SettingsError("parameter " + name +
+                        " got a sparse gradient: only dense ones are reduced (for an embedding set "
+                        "sparse(false))");
+  }
+}
+
+void BackwardPass::on_gradient(int index) {
+  const std::lock_guard lock(mutex_);
+  check_gradient(index);
+  parts_.unused.mark_used(index);
+  parts_.timing.note_gradient();
+  if (!pass_.is_expected) {
+    on_local_gradient(index);
+    return;
+  }
+  note_backward();
+  if (parts_.options.static_graph) {
+    count_static_gradient(index);
+    return;
+  }
+  mark_unused_parameters();
+  mark_ready(index);
+}
+
+// The gradient of a backward under no_sync(), or of one that no forward of the wrapper announced,
+// moves into its slot when this backward ends. The first hook of each of the engine's tasks queues
+// that: it does no harm at the end of a nested backward, and a later hook queues it again.
+void BackwardPass::on_local_gradient(int index) {
+  forwards_.check_not_second();
+  if (!local_forward_ && parts_.communicator->world_size() > 1 &&
+      !std::exchange(has_warned_unannounced_, true)) {
+    log_warning(concat(
+        "backward gave parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
+        " a gradient, but no forward of its DistributedDataParallel announced that: the gradient "
+        "stays this rank's own and the replicas part; fix: call the wrapper's forward "
+        "(model.forward(x), not module->forward(x)), or model.prepare_for_backward({loss}) before "
+        "the backward"));
+  }
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(local_task_, task) != task) {
+    queue_engine_callback([this] {
+      const std::lock_guard lock(mutex_);
+      local_task_ = -1;
+      ++history_.num_local_passes;
+      parts_.timing.end_backward();
+      parts_.gradients.gather_all();
+    });
+  }
+}
+
+void BackwardPass::count_static_gradient(int index) {
+  int& fires = pass_.fires[static_cast<size_t>(index)];
+  const int expected = expected_fires_[static_cast<size_t>(index)];
+  ++fires;
+  if (is_first_static()) {
+    if (fires == 1) {
+      pass_.ready_order.push_back(index);
+    }
+    queue_static_count();
+    return;
+  }
+  if (fires > expected) {
+    throw MismatchError(
+        concat("parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
+               " got its gradient ", fires, " times in this backward and ", expected,
+               " times in the first one, although ddp.static_graph=true: the graph "
+               "changed; set it to false"));
+  }
+  mark_unused_parameters();
+  if (fires == expected) {
+    mark_ready(index);
+  }
+}
+
+void BackwardPass::queue_static_count() {
+  if (!std::exchange(pass_.has_queued_count, true)) {
+    queue_engine_callback([this] { end_static_count(); });
+  }
+}
+
+void BackwardPass::end_static_count() {
+  const std::lock_guard lock(mutex_);
+  const auto order = std::exchange(pass_.ready_order, {});
+  expected_fires_ = pass_.fires;
+  mark_unused_parameters();
+  for (const int index : order) {
+    mark_ready(index);
+  }
+}
+
+// Parameters that get no gradient in this pass count as ready at its first hook, so that their
+// buckets fill. They contribute zeros.
+void BackwardPass::mark_unused_parameters() {
+  if (std::exchange(pass_.has_marked_unused, true)) {
+    return;
+  }
+  const auto& reachable = forwards_.reachable();
+  for (size_t i = 0; i < expected_fires_.size(); ++i) {
+    if (parts_.options.static_graph ? expected_fires_[i] == 0
+                                    : !reachable.empty() && !reachable[i]) {
+      mark_ready(static_cast<int>(i));
+    }
+  }
+}
+
+void BackwardPass::mark_ready(int index) {
+  using Mark = BucketScheduler::Mark;
+  const auto mark = pass_.scheduler.mark_ready(index);
+  if (mark == Mark::Twice) {
+    throw MismatchError(concat(
+        "parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
+        " got its gradient twice in one backward (re-entrant checkpointing, or a parameter used by "
+        "several backwards of one forward): set ddp.static_graph=true if every step does so"));
+  }
+  pass_.ready_order.push_back(index);
+  const int bucket = layout().places[static_cast<size_t>(index)].bucket;
+  parts_.reductions.note_gradient(bucket, parts_.gradients.slot(index));
+  parts_.tuner.note_ready(index, mark == Mark::AllReady);
+  if (mark == Mark::Pending) {
+    return;
+  }
+  parts_.reductions.wait_for_gradients(bucket);
+  parts_.gradients.gather(bucket);
+  if (mark == Mark::AllReady) {
+    parts_.timing.note_last_gradient();
+    // Not earlier: a callback that is queued inside a nested backward runs at *its* end, and by now
+    // every gradient is there.
+    queue_engine_callback([group = parts_.communicator] { group->launch_sequencer().flush(); });
+  }
+  sequencer().bucket_ready(model_id_, bucket);
+}
+
+// Called in the agreed order, possibly by another model's hook. Buckets with the same launch number
+// wait for the last of them.
+void BackwardPass::launch(int index) {
+  const auto& buckets = layout().buckets;
+  const auto last = static_cast<size_t>(index);
+  const int number = buckets[last].launch;
+  if (last + 1 < buckets.size() && buckets[last + 1].launch == number) {
+    return;
+  }
+  size_t first = last;
+  while (first > 0 && buckets[first - 1].launch == number) {
+    --first;
+  }
+  const TraceLabel label("bucket", index);
+  if (first == 0) {
+    parts_.timing.note_first_reduction();
+  }
+  parts_.reductions.start(first, last);
+  if (last + 1 == buckets.size()) {
+    parts_.unused.start_map();
+  }
+}
+
+// Runs on the engine when the whole backward is over, with the caller's streams current.
+void BackwardPass::finish() {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(parts_.communicator->device().type());
+  const std::lock_guard lock(mutex_);
+  parts_.timing.end_backward();
+  const TraceScope trace("wait for reductions", "compute");
+  parts_.timing.begin_wait();
+  parts_.buffers.finish();
+  parts_.reductions.finish();
+  parts_.gradients.add_set_aside();
+  parts_.timing.end_wait();
+  parts_.gradients.publish(parts_.unused.finish_map());
+  parts_.unused.end_pass(history_.num_passes == 0);
+  parts_.tuner.end_backward();
+  parts_.timing.end_pass();
+  parts_.mean.reset();
+  history_.ready_order = pass_.ready_order;
+  ++history_.num_passes;
+  pass_.is_expected = false;
+  if (forwards_.expect_another_backward()) {
+    start();
+  }
+}
+
+void BackwardPass::run_with_zeros() {
+  {
+    const std::lock_guard lock(mutex_);
+    start();
+    parts_.gradients.zero();
+    parts_.gradients.drop_set_aside();
+    parts_.unused.forget_used();
+    for (int i = 0; i < static_cast<int>(expected_fires_.size()); ++i) {
+      pass_.scheduler.mark_ready(i);
+      pass_.ready_order.push_back(i);
+    }
+    for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
+      sequencer().bucket_ready(model_id_, b);
+    }
+  }
+  sequencer().flush();
+}
+
+// With the lock held, in a backward of the expected pass. A nested backward (checkpointing) is a
+// task of its own.
+void BackwardPass::note_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::find(running_backwards_.begin(), running_backwards_.end(), task) !=
+      running_backwards_.end()) {
+    return;
+  }
+  running_backwards_.push_back(task);
+  queue_engine_callback([this, task, alive = std::weak_ptr(lifetime_)] {
+    if (alive.expired()) {
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    std::erase(running_backwards_, task);
+    end_backward();
+  });
+}
+
+// An output may take no part in the loss. A parameter that only such outputs reach got no gradient
+// in this backward and counts as unused.
+void BackwardPass::end_backward() {
+  const bool finds_unused = parts_.options.find_unused_parameters && !parts_.options.static_graph;
+  if (!finds_unused || !pass_.is_expected || !running_backwards_.empty() ||
+      pass_.scheduler.all_ready()) {
+    return;
+  }
+  forwards_.close_reached();
+  for (int i = 0; i < static_cast<int>(expected_fires_.size()); ++i) {
+    if (!pass_.scheduler.is_ready(i)) {
+      mark_ready(i);
+    }
+  }
+}
+
+bool BackwardPass::threw() {
+  const std::lock_guard lock(mutex_);
+  // All gradients were ready, but finish() did not run.
+  const bool lacks_end = pass_.scheduler.num_ready() > 0 && pass_.scheduler.all_ready();
+  return pass_.is_expected && (lacks_end || !running_backwards_.empty());
+}
+
+void BackwardPass::complete() {
+  {
+    const std::lock_guard lock(mutex_);
+    for (int i = 0; i < static_cast<int>(expected_fires_.size()); ++i) {
+      if (!pass_.scheduler.is_ready(i) &&
+          pass_.scheduler.mark_ready(i) != BucketScheduler::Mark::Pending) {
+        sequencer().bucket_ready(model_id_, layout().places[static_cast<size_t>(i)].bucket);
+      }
+    }
+  }
+  sequencer().flush();
+  if (const auto& hook = parts_.reductions.hook()) {
+    hook->reset();  // what it keeps from bucket to bucket is of the dropped gradients
+  }
+}
+
+void BackwardPass::restore(const History& history) {
+  const std::lock_guard lock(mutex_);
+  sequencer().end_pass(model_id_);
+  parts_.reductions.abandon();
+  parts_.unused.abandon_map();
+  parts_.timing.abandon();
+  parts_.tuner.end_backward();
+  forwards_.clear();
+  pass_ = Pass(layout());
+  history_ = history;
+  running_backwards_.clear();
+  local_task_ = -1;
+}
+
+}  // namespace ddp::detail

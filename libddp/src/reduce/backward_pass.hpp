@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// One backward: hooks -> ready -> launch -> finish. At world size > 1 in time (compute stream
+// above, communicator below):
+//
+//   forward | hook hook hook   hook hook       hook  | callback
+//           |          gather0      gather1          gather2 | wait, scale, .grad = slots
+//           |                \\launch    \\launch         \\launch
+//   comm    |                 [reduce 0] [reduce 1 ]    [reduce 2]
+//
+// gather: one multi-tensor kernel copies the gradients that AccumulateGrad kept into the bucket.
+// launch: the communicator's stream waits for the gather and reduces. callback: runs when the whole
+// backward is over and makes the *compute stream* (on the CPU: this thread) wait for each
+// reduction.
+//
+// The autograd engine runs the callbacks of a backward only where no exception ended it, so a
+// callback that never ran is the sign of an exception. Some buckets of such a backward are launched
+// on this rank, and perhaps more of them on another. Before the next forward every rank launches
+// the rest and waits for all, so that all ranks stay at the same collective.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "ddp/comm/launch_sequencer.hpp"
+#include "reduce/bucket_scheduler.hpp"
+#include "reduce/gradient_hooks.hpp"
+#include "reduce/open_forwards.hpp"
+#include "reduce/reducer_parts.hpp"
+
+namespace ddp::detail {
+
+/// Any thread: hooks run on the engine's threads, and another model's hook may launch buckets.
+class BackwardPass {
+ public:
+  explicit BackwardPass(ReducerParts& parts);
+  ~BackwardPass();
+  BackwardPass(const BackwardPass&) = delete;
+  BackwardPass& operator=(const BackwardPass&) = delete;
+
+  /// A synchronised forward ran; its backward will be reduced.
+  void expect(const std::vector<at::Tensor>& outputs);
+  /// A forward under no_sync() ran; its backward will not be reduced.
+  void note_local_forward();
+  bool has_open_forward();
+  /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
+  void check_complete();
+  /// The buckets were cut again.
+  void follow_layout();
+  /// Takes part in a backward of the other ranks with zeros. Collective.
+  void run_with_zeros();
+
+  /// An exception ended the expected backward.
+  bool threw();
+  /// Launches the buckets that the exception left and waits for all of them. Collective.
+  void complete();
+
+  struct History {
+    int64_t num_passes = 0;        // synchronised backwards that ended
+    int64_t num_local_passes = 0;  // those under no_sync()
+    std::vector<int> ready_order;  // of the last synchronised one
+  };
+  const History& history() const { return history_; }
+  /// Forgets a pass that was begun, and its forwards.
+  void restore(const History& history);
+
+ private:
+  /// What one pass knows. A new pass starts with a new value.
+  struct Pass {
+    explicit Pass(const BucketLayout& layout) : fires(layout.places.size(), 0) {
+      scheduler.reset(layout);
+    }
+    BucketScheduler scheduler;
+    std::vector<int> ready_order;
+    std::vector<int> fires;    // static_graph: of each parameter's hook
+    bool is_expected = false;  // a synchronised forward ran, its backward has not ended
+    bool has_marked_unused = false;
+    bool has_queued_count = false;  // static_graph, the first pass: end_static_count()
+  };
+
+  void start();
+  void on_forward_reached();
+  void on_gradient(int index);
+  void on_local_gradient(int index);
+  void check_gradient(int index) const;
+  void count_static_gradient(int index);
+  void queue_static_count();
+  void end_static_count();
+  void mark_unused_parameters();
+  void mark_ready(int index);
+  void launch(int index);
+  void finish();
+  void note_backward();
+  void end_backward();
+  LaunchSequencer& sequencer() { return parts_.communicator->launch_sequencer(); }
+  const BucketLayout& layout() const { return parts_.gradients.layout(); }
+  bool is_first_static() const { return parts_.options.static_graph && history_.num_passes == 0; }
+
+  ReducerParts& parts_;
+  const LaunchSequencer::ModelId model_id_;
+  std::mutex mutex_;
+  Pass pass_;
+  History history_;
+  GradientHooks hooks_;
+  OpenForwards forwards_;
+  std::vector<int> expected_fires_;     // static_graph: what the first pass counted
+  std::vector<int> running_backwards_;  // the engine's tasks of the pass that have not ended
+  int local_task_ = -1;  // the engine's task whose end moves unsynchronised gradients into slots
+  bool local_forward_ = false;  // one ran since the last synchronised one
+  bool has_warned_unannounced_ = false;
+  // Callbacks on the engine hold it weakly: a graph may outlive this object.
+  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/gradient_arena.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "ddp/ops/autocast_off.hpp"
+#include "reduce/sharded_gradient.hpp"
+#include "reduce/time_mark.hpp"
+
+namespace ddp::detail {
+namespace {
+
+at::ScalarType grad_dtype(const at::Tensor& parameter, const DdpOptions& options) {
+  const auto leaf = parameter.scalar_type();
+  const bool is_half = leaf == at::kHalf || leaf == at::kBFloat16;
+  return is_half && options.fp32_grads ? at::kFloat : leaf;
+}
+
+// Has the parameter's own strides where they are dense (channels_last stays channels_last), so that
+// copies between gradient and slot are linear.
+at::Tensor slot_view(const at::Tensor& arena, const at::Tensor& parameter, int64_t offset) {
+  // Autograd must not know that this is a view: torch::optim's zero_grad(false) calls detach_ on
+  // .grad.
+  const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
+  if (parameter.is_non_overlapping_and_dense()) {
+    return arena.as_strided(parameter.sizes(), parameter.strides(), offset);
+  }
+  return arena.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+}
+
+bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
+  return grad.data_ptr() == slot.data_ptr() && grad.scalar_type() == slot.scalar_type() &&
+         grad.is_alias_of(slot);
+}
+
+void clear_writes(ops::GradSlot& slot) {
+  slot.written = false;
+  slot.stream = std::nullopt;
+}
+
+}  // namespace
+
+GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communicator,
+                             const DdpOptions& options)
+    : parameters_(std::move(parameters)),
+      communicator_(std::move(communicator)),
+      gradients_(parameters_.size()) {
+  const auto device = communicator_->device();
+  std::map<std::tuple<at::ScalarType, at::ScalarType>, int> keys;
+  for (const auto& [name, tensor] : parameters_) {
+    if (tensor.device() != device) {
+      throw SettingsError(concat("parameter ", name, " is on ", tensor.device(),
+                                 " but the communicator works on ", device,
+                                 ": move the module there before wrapping it"));
+    }
+    const auto dtype = grad_dtype(tensor, options);
+    const auto [found, inserted] =
+        keys.try_emplace({tensor.scalar_type(), dtype}, static_cast<int>(keys.size()));
+    specs_.push_back({.numel = tensor.numel(),
+                      .element_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
+                      .key = found->second});
+    if (inserted) {
+      arenas_.push_back(at::empty({0}, tensor.options().dtype(dtype)));  // allocate() needs dtype
+    }
+  }
+  allocate(options);
+  // Until the ready order is known there is one bucket per key. find_unused_parameters never
+  // rebuilds.
+  const bool unbounded = !options.find_unused_parameters || options.static_graph;
+  cut(assign_buckets(
+      specs_, {.limits_bytes = unbounded ? std::vector<int64_t>{} : bucket_limits_bytes(options),
+               .world_size = communicator_->world_size()}));
+}
+
+GradientArena::~GradientArena() {
+  for (const auto& entry : parameters_) {
+    ops::set_grad_slot(entry.tensor, nullptr);
+  }
+}
+
+void GradientArena::allocate(const DdpOptions& options) {
+  // Buckets that are chosen from times may be as small as one parameter.
+  const BucketLayoutOptions limits{.limits_bytes = chooses_buckets(options)
+                                                       ? std::vector<int64_t>{1}
+                                                       : bucket_limits_bytes(options),
+                                   .world_size = communicator_->world_size()};
+  for (size_t key = 0; key < arenas_.size(); ++key) {
+    const auto dtype = arenas_[key].scalar_type();
+    const int64_t numel = max_arena_numel(specs_, limits, static_cast<int>(key));
+    const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+    arenas_[key] = communicator_->allocate(bytes).view(dtype);
+    arenas_[key].zero_();  // padding between gradients is reduced too and stays zero
+  }
+}
+
+void GradientArena::cut(BucketLayout layout) {
+  layout_ = std::move(layout);
+  buckets_.assign(layout_.buckets.size(), {});
+  buffers_.clear();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Bucket& bucket = layout_.buckets[b];
+    const at::Tensor& arena = arenas_[static_cast<size_t>(bucket.key)];
+    auto& view = buckets_[b];
+    view.index = static_cast<int>(b);
+    view.is_last = b + 1 == buckets_.size();
+    view.buffer = arena.narrow(0, bucket.begin, bucket.numel);
+    buffers_.push_back(view.buffer);
+    const int64_t part = is_sharded_ ? bucket.numel / communicator_->world_size() : bucket.numel;
+    view.shard = view.buffer.narrow(0, is_sharded_ ? part * communicator_->rank() : 0, part);
+    view.communicator = communicator_.get();
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      const auto parameter = static_cast<size_t>(bucket.parameters[i]);
+      const at::Tensor& tensor = parameters_[parameter].tensor;
+      auto& slot = gradients_[parameter].slot;
+      slot = {.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i])};
+      if (is_sharded_) {
+        mark_sharded_gradient(slot.memory);
+      }
+      ops::set_grad_slot(tensor, &slot);
+      view.gradients.push_back(slot.memory);
+      view.parameters.push_back(tensor);
+    }
+  }
+}
+
+bool GradientArena::lies_in_slot(size_t parameter) const {
+  const at::Tensor& grad = parameters_[parameter].tensor.grad();
+  return grad.defined() && grad.is_alias_of(gradients_[parameter].slot.memory);
+}
+
+void GradientArena::set_layout(BucketLayout layout) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::pair<size_t, at::Tensor>> kept;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (lies_in_slot(i)) {
+      kept.emplace_back(i, parameters_[i].tensor.grad().clone());
+    }
+  }
+  for (auto& arena : arenas_) {
+    arena.zero_();
+  }
+  cut(std::move(layout));
+  for (const auto& [i, grad] : kept) {
+    gradients_[i].slot.memory.copy_(grad);
+    parameters_[i].tensor.mutable_grad() = gradients_[i].slot.memory;
+  }
+}
+
+void GradientArena::shard() {
+  is_sharded_ = true;
+  cut(layout_);
+}
+
+void GradientArena::gather(int index) {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(communicator_->device().type());
+  const auto& parameters = layout_.buckets[static_cast<size_t>(index)].parameters;
+  collect(parameters);
+  for (const int parameter : parameters) {
+    const auto i = static_cast<size_t>(parameter);
+    if (!parameters_[i].tensor.grad().defined() && !gradients_[i].slot.written) {
+      gradients_[i].slot.memory.zero_();
+    }
+  }
+}
+
+void GradientArena::gather_all() {
+  const at::NoGradGuard no_grad;
+  const ops::AutocastOff autocast_off(communicator_->device().type());
+  for (const auto& bucket : layout_.buckets) {
+    collect(bucket.parameters);
+  }
+}
+
+// Uses one multi-tensor copy (which also casts) for what AccumulateGrad left in .grad. Where a
+// fused op already wrote a slot in this backward, one multi-tensor add. Afterwards .grad is the
+// slot.
+void GradientArena::collect(const std::vector<int>& indices) {
+  const auto device = communicator_->device();
+  std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
+  for (const int index : indices) {
+    const auto& parameter = parameters_[static_cast<size_t>(index)];
+    auto& [slot, reduced, set_aside] = gradients_[static_cast<size_t>(index)];
+    at::Tensor& grad = parameter.tensor.mutable_grad();
+    if (!grad.defined() && !slot.written) {
+      continue;
+    }
+    if (grad.defined() && aliases(grad, slot.memory)) {
+      if (reduced) {
+        refuse_partial(parameter.name);
+      }
+    } else {
+      reduced = false;
+    }
+    if (grad.defined() && !aliases(grad, slot.memory)) {
+      if (slot.written && slot.stream) {
+        wait_for(*slot.stream, current_stream(device));
+      }
+      (slot.written ? add_to : copy_to).push_back(slot.memory);
+      (slot.written ? add_from : copy_from).push_back(grad);
+    }
+    grad = slot.memory;
+    clear_writes(slot);
+  }
+  if (!copy_to.empty()) {
+    at::_foreach_copy_(copy_to, copy_from);
+  }
+  if (!add_to.empty()) {
+    at::_foreach_add_(add_to, add_from);
+  }
+}
+
+// A mean can be added to only where this rank holds all of it.
+void GradientArena::refuse_partial(const std::string& name) const {
+  if (is_sharded_) {
+    throw SettingsError(
+        "with optimizer.zero1=true the gradient of " + name +
+        " from the previous synchronised backward is reduced in this rank's part only and cannot "
+        "be added to: call zero_grad() or the optimizer's step before the next backward, and run "
+        "all but the last backward of a step under no_sync()");
+  }
+}
+
+void GradientArena::publish(const std::vector<bool>& used) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& gradient = gradients_[i];
+    if (used.empty() || used[i]) {
+      parameters_[i].tensor.mutable_grad() = gradient.slot.memory;
+      gradient.reduced = true;
+    }
+    gradient.slot.written = false;
+  }
+}
+
+void GradientArena::forget_writes() {
+  for (auto& gradient : gradients_) {
+    clear_writes(gradient.slot);
+  }
+}
+
+void GradientArena::zero() {
+  for (auto& buffer : buffers_) {
+    buffer.zero_();
+  }
+}
+
+void GradientArena::set_reduced_aside() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    auto& gradient = gradients_[i];
+    if (gradient.reduced && lies_in_slot(i) && !gradient.set_aside.defined()) {
+      refuse_partial(parameters_[i].name);
+      gradient.set_aside = gradient.slot.memory.clone();
+      gradient.slot.memory.zero_();
+    }
+  }
+}
+
+void GradientArena::add_set_aside() {
+  const at::NoGradGuard no_grad;
+  for (auto& gradient : gradients_) {
+    if (gradient.set_aside.defined()) {
+      gradient.slot.memory.add_(gradient.set_aside);
+      gradient.set_aside = at::Tensor();
+    }
+  }
+}
+
+void GradientArena::drop_set_aside() {
+  for (auto& gradient : gradients_) {
+    gradient.set_aside = at::Tensor();
+  }
+}
+
+std::vector<GradientArena::Saved> GradientArena::save(bool copies) const {
+  const at::NoGradGuard no_grad;
+  std::vector<Saved> saved;
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    const auto& gradient = gradients_[i];
+    saved.push_back({.grad = parameters_[i].tensor.grad(),
+                     .slot_values = copies && lies_in_slot(i) ? parameters_[i].tensor.grad().clone()
+                                                              : at::Tensor(),
+                     .set_aside = gradient.set_aside,
+                     .reduced = gradient.reduced,
+                     .slot = gradient.slot});
+  }
+  return saved;
+}
+
+void GradientArena::restore(const std::vector<Saved>& saved) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    auto& gradient = gradients_[i];
+    const auto& kept = saved[i];
+    const at::Tensor memory = gradient.slot.memory;  // the layout may have changed
+    gradient = {.slot = kept.slot, .reduced = kept.reduced, .set_aside = kept.set_aside};
+    gradient.slot.memory = memory;
+    if (kept.slot_values.defined()) {
+      memory.copy_(kept.slot_values);
+    }
+    parameters_[i].tensor.mutable_grad() = kept.slot_values.defined() ? memory : kept.grad;
+  }
+}
+
+void GradientArena::drop() {
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    parameters_[i].tensor.mutable_grad() = at::Tensor();
+    gradients_[i].reduced = false;
+    gradients_[i].set_aside = at::Tensor();
+  }
+  forget_writes();
+}
+
+}  // namespace ddp::detail

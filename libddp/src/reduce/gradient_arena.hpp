@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of all gradients of a model. There is one arena per (parameter dtype, gradient dtype).
+// An arena is cut into buckets and a bucket into slots, one per parameter. After a synchronised
+// backward .grad of each parameter is its slot (PyTorch: gradient_as_bucket_view).
+//
+// Not thread safe: BackwardPass calls it with its lock held, others between backwards.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddp/comm/communicator.hpp"
+#include "ddp/ops/grad_slot.hpp"
+#include "ddp/reduce/bucket_layout.hpp"
+#include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/ddp_options.hpp"
+#include "ddp/reduce/named_parameter.hpp"
+
+namespace ddp::detail {
+
+class GradientArena {
+ public:
+  /// Allocates the arenas through the communicator, once. Later layouts move offsets inside this
+  /// memory, so its address stays valid for NCCL windows and captured graphs.
+  GradientArena(NamedParameters parameters, CommunicatorPtr communicator,
+                const DdpOptions& options);
+  ~GradientArena();
+  GradientArena(const GradientArena&) = delete;
+  GradientArena& operator=(const GradientArena&) = delete;
+
+  const NamedParameters& parameters() const { return parameters_; }
+  const std::vector<ParameterSpec>& specs() const { return specs_; }
+  const BucketLayout& layout() const { return layout_; }
+  /// Cuts the arenas again. Gradients that lie in slots move with them.
+  void set_layout(BucketLayout layout);
+
+  /// In launch order.
+  std::vector<GradBucket>& buckets() { return buckets_; }
+  /// The flat gradients of bucket `index`.
+  const at::Tensor& bucket_buffer(int index) const {
+    return buffers_.at(static_cast<size_t>(index));
+  }
+  /// The part of it that holds the mean on this rank after a backward: all of it, or after shard()
+  /// the rank-th of world_size equal parts.
+  const at::Tensor& bucket_shard(int index) const {
+    return buckets_.at(static_cast<size_t>(index)).shard;
+  }
+  /// From now on each rank reduces its part of each bucket only.
+  void shard();
+  bool is_sharded() const { return is_sharded_; }
+  const ops::GradSlot& slot(int parameter) const {
+    return gradients_[static_cast<size_t>(parameter)].slot;
+  }
+
+  /// Copies the gradients of bucket `index` into their slots. A parameter without a gradient
+  /// contributes zeros.
+  void gather(int index);
+  /// The same for all buckets, but slots without a gradient stay as they are.
+  void gather_all();
+  /// Makes each slot its parameter's .grad and marks it as reduced. `used` is per parameter; empty
+  /// stands for all. A parameter that no rank used keeps its .grad.
+  void publish(const std::vector<bool>& used);
+  /// What fused ops wrote in a backward that did not end is no gradient.
+  void forget_writes();
+  /// All gradients in the buckets become zero.
+  void zero();
+
+  /// The mean of (mean + own) over the ranks is the sum of both means, but only where the sum is
+  /// divided by the number of ranks. For any other divisor, means of earlier backwards are kept out
+  /// of the buckets until add_set_aside().
+  void set_reduced_aside();
+  void add_set_aside();
+  void drop_set_aside();
+
+  /// .grad of one parameter and what belongs to it.
+  struct Saved {
+    at::Tensor grad;
+    at::Tensor slot_values;  ///< a copy, where the caller asked for it and .grad was the slot
+    at::Tensor set_aside;
+    bool reduced = false;
+    ops::GradSlot slot;
+  };
+  /// With `copies` the values of gradients that lie in slots are copied, so that the buckets may be
+  /// overwritten or cut again before restore().
+  std::vector<Saved> save(bool copies) const;
+  void restore(const std::vector<Saved>& saved);
+  /// Leaves each .grad undefined.
+  void drop();
+
+ private:
+  struct Gradient {
+    ops::GradSlot slot;
+    bool reduced = false;  ///< the slot holds a mean, to which gradients may have been added
+    at::Tensor set_aside;
+  };
+
+  void allocate(const DdpOptions& options);
+  void cut(BucketLayout layout);
+  void collect(const std::vector<int>& indices);
+  bool lies_in_slot(size_t parameter) const;
+  void refuse_partial(const std::string& name) const;
+
+  NamedParameters parameters_;
+  CommunicatorPtr communicator_;
+  std::vector<ParameterSpec> specs_;
+  std::vector<at::Tensor> arenas_;  // one per key
+  BucketLayout layout_;
+  std::vector<GradBucket> buckets_;
+  std::vector<at::Tensor> buffers_;  // by bucket; a hook may replace GradBucket::buffer
+  std::vector<Gradient> gradients_;  // by parameter
+  bool is_sharded_ = false;
+};
+
+}  // namespace ddp::detail

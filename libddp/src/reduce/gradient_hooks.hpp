@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hooks that tell when autograd has accumulated the gradient of a parameter, and the graph that
+// leads to them.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "ddp/reduce/named_parameter.hpp"
+
+namespace ddp::detail {
+
+class GradientHooks {
+ public:
+  /// `on_gradient(index)` runs on the engine's thread each time parameter `index` gets a gradient.
+  GradientHooks(const NamedParameters& parameters, const std::function<void(int)>& on_gradient);
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  /// Throws SettingsError where a parameter was frozen or replaced after construction: its hook
+  /// would never run.
+  void check_attached() const;
+  /// Per parameter: whether a backward from `outputs` reaches it. Walks the graph.
+  std::vector<bool> find_reachable(const std::vector<at::Tensor>& outputs) const;
+
+ private:
+  struct Hook {
+    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: the tensor holds it weakly
+    uintptr_t key = 0;
+  };
+  const NamedParameters parameters_;
+  std::vector<Hook> hooks_;
+  std::unordered_map<torch::autograd::Node*, size_t> index_of_;
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which forwards still wait for their backward. Usually one forward is followed by one backward.
+// Other patterns are two forwards with one backward of both, two forwards with one backward each,
+// and forwards without a backward (a skipped step, a logged loss).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ddp/reduce/ddp_options.hpp"
+#include "reduce/gradient_hooks.hpp"
+
+namespace ddp::detail {
+
+class OpenForwards {
+ public:
+  /// `on_reached` runs on the engine's thread when a backward that accumulates gradients reaches an
+  /// output of an open forward.
+  OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
+               std::function<void()> on_reached);
+
+  /// Adds a synchronised forward. Throws SettingsError where find_unused_parameters needs a graph
+  /// and the outputs have none.
+  void add(const std::vector<at::Tensor>& outputs);
+  /// Per parameter: whether a backward of the open forwards reaches it. Empty without
+  /// find_unused_parameters: all are.
+  const std::vector<bool>& reachable() const { return reachable_; }
+  /// An output lives that no backward has reached.
+  bool has_unreached();
+
+  /// With find_unused_parameters the first backward of a forward ends its reduction. A second
+  /// backward of the same forward throws from now on.
+  void close_reached();
+  /// A synchronised backward ended. Whether another one is to come for an open forward.
+  bool expect_another_backward();
+  /// A forward under no_sync() ran. Whether no backward is to come for the synchronised ones.
+  bool note_local_forward();
+  /// A backward runs that no forward announced. Throws SettingsError where it is the second of two
+  /// forwards whose pass ended with the first.
+  void check_not_second() const;
+  /// After a step that was begun and undone.
+  void clear();
+
+ private:
+  struct Forward {
+    std::atomic<bool> reached = false;  // by a backward
+    std::atomic<bool> closed = false;   // its pass ended although outputs were not reached
+  };
+  struct Open {
+    std::weak_ptr<Forward> forward;  // expires with the forward's graph
+    std::vector<bool> reachable;
+  };
+
+  bool watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<Forward>& forward);
+  void forget_ended();
+
+  const bool walks_;              // find_unused_parameters, and the graph changes
+  const bool one_backward_only_;  // of several forwards
+  const GradientHooks& hooks_;
+  // The outputs' hooks hold it weakly: a graph may outlive this object.
+  const std::shared_ptr<std::function<void()>> on_reached_;
+  std::vector<Open> open_;
+  int num_untracked_ = 0;  // synchronised forwards whose outputs are not known
+  bool forward_since_backward_ = false;
+  bool refuses_second_ = false;
+  std::vector<bool> reachable_;
+};
+
+}  // namespace ddp::detail

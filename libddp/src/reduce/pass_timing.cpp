@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/pass_timing.hpp"
+
+#include <algorithm>
+
+namespace ddp::detail {
+namespace {
+constexpr int64_t kMeasuredFirst = 10;
+constexpr int64_t kMeasuredEvery = 100;
+}  // namespace
+
+void PassTiming::decide() {
+  if (decided_) {
+    return;
+  }
+  decided_ = true;
+  measures_ = false;
+  if (is_capturing(device_) || (pending_ && !wait_end_.is_over())) {
+    return;
+  }
+  collect();
+  measures_ = sums_.count < kMeasuredFirst || num_passes_ % kMeasuredEvery == 0;
+}
+
+void PassTiming::begin_forward() {
+  decided_ = false;  // a forward without a backward before it does not count
+  decide();
+  if (measures_) {
+    forward_start_.record(device_);
+  }
+}
+
+void PassTiming::begin_backward() {
+  decide();
+  if (measures_) {
+    backward_start_.record(device_);
+  }
+}
+
+void PassTiming::note_last_gradient() {
+  if (measures_) {
+    compute_end_.record(device_);
+  }
+}
+
+void PassTiming::note_first_reduction() {
+  if (measures_) {
+    comm_start_.record(device_);
+  }
+}
+
+void PassTiming::begin_wait() {
+  if (takes_exposed_marks()) {
+    exposed_begin_.record_replayed(device_);
+  }
+}
+
+void PassTiming::end_wait() {
+  if (takes_exposed_marks()) {
+    exposed_end_.record_replayed(device_);
+  }
+  wait_end_.record(device_);
+}
+
+void PassTiming::end_pass() {
+  ++num_passes_;
+  pending_ = pending_ || measures_;
+  measures_ = decided_ = false;
+}
+
+void PassTiming::abandon() {
+  backward_trace_.end();
+  measures_ = decided_ = false;
+}
+
+void PassTiming::collect() {
+  if (!pending_) {
+    return;
+  }
+  pending_ = false;
+  if (forward_start_.recorded()) {
+    sums_.forward += TimeMark::milliseconds(forward_start_, backward_start_);
+  }
+  sums_.backward += TimeMark::milliseconds(backward_start_, compute_end_);
+  sums_.comm += TimeMark::milliseconds(comm_start_, wait_end_);
+  sums_.overlap += std::max(0.0, TimeMark::milliseconds(comm_start_, compute_end_));
+  ++sums_.count;
+}
+
+void PassTiming::describe(DdpLoggingData& data) {
+  collect();
+  if (sums_.count > 0) {
+    const auto count = static_cast<double>(sums_.count);
+    data.avg_forward_compute_time = sums_.forward / count;
+    data.avg_backward_compute_time = sums_.backward / count;
+    data.avg_backward_comm_time = sums_.comm / count;
+    data.avg_backward_compute_comm_overlap_time = sums_.overlap / count;
+  }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long a synchronised backward computes and communicates. The first 10 backwards are measured,
+// then every 100th. Marks are read once the device has passed them, so no forward waits.
+#pragma once
+
+#include <cstdint>
+
+#include "ddp/core/trace_recorder.hpp"
+#include "ddp/reduce/logging_data.hpp"
+#include "reduce/time_mark.hpp"
+
+namespace ddp::detail {
+
+class PassTiming {
+ public:
+  /// `marks_replays`: replays of a captured backward take the marks of the exposed time too. At
+  /// world size 1 a captured backward takes none, because nothing is waited for.
+  PassTiming(at::Device device, bool marks_replays)
+      : device_(device), marks_replays_(marks_replays) {}
+
+  void begin_forward();
+  void begin_backward();
+  void note_gradient() { backward_trace_.begin("backward", "compute"); }
+  void note_last_gradient();
+  void note_first_reduction();
+  void end_backward() { backward_trace_.end(); }
+  /// Between these two the compute stream (on the CPU: the host) waits for reductions.
+  void begin_wait();
+  void end_wait();
+  void end_pass();
+  /// The pass was undone.
+  void abandon();
+
+  /// Of the last finished backward; the host waits for its end.
+  double exposed_ms() const { return TimeMark::milliseconds(exposed_begin_, exposed_end_); }
+  /// Writes the averages; waits for marks that the device has not passed.
+  void describe(DdpLoggingData& data);
+
+ private:
+  void decide();
+  void collect();
+  bool takes_exposed_marks() const { return marks_replays_ || !is_capturing(device_); }
+
+  at::Device device_;
+  bool marks_replays_;
+  TimeMark forward_start_, backward_start_, compute_end_, comm_start_, wait_end_;
+  TimeMark exposed_begin_, exposed_end_;
+  TraceSpan backward_trace_;  // from the first gradient on
+  struct Sums {
+    int64_t count = 0;
+    double forward = 0, backward = 0, comm = 0, overlap = 0;
+  } sums_;
+  int64_t num_passes_ = 0;  // that ended
+  bool decided_ = false;    // whether the running pass is measured
+  bool measures_ = false;   // the running pass
+  bool pending_ = false;    // the marks of a pass wait to be read
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which parameters got a gradient on this rank, and on any rank. A parameter that no rank used
+// keeps its .grad. A parameter that another rank used gets the mean with zeros of this rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "ddp/comm/communicator.hpp"
+#include "ddp/reduce/ddp_options.hpp"
+
+namespace ddp::detail {
+
+class UnusedParameters {
+ public:
+  UnusedParameters(CommunicatorPtr communicator, const DdpOptions& options, size_t num_parameters);
+
+  /// A gradient arrived, in a backward under no_sync() too.
+  void mark_used(int parameter) { state_.used[static_cast<size_t>(parameter)] = true; }
+  void forget_used();
+
+  /// The next synchronised backward reads on the host which parameters other ranks used.
+  bool reads_map() const;
+  /// Collective where reads_map().
+  void start_map();
+  void abandon_map() { work_ = nullptr; }
+  /// Per parameter: whether any rank used it since the last synchronised backward. Empty: all did.
+  std::vector<bool> finish_map();
+  /// A synchronised backward ended.
+  void end_pass(bool is_first);
+
+  /// Parameters without a gradient on this rank in the last synchronised backward.
+  int64_t num_unused() const;
+  /// The set of unused parameters differed between two backwards.
+  bool set_changed() const { return state_.set_changed; }
+
+  struct State {
+    std::vector<bool> used;             // since the last synchronised backward
+    std::vector<bool> used_by_any;      // static_graph: what the first backward found
+    std::vector<bool> previous_unused;  // of the last synchronised backward
+    bool set_changed = false;
+  };
+  const State& state() const { return state_; }
+  void set_state(const State& state) { state_ = state; }
+  void set_used(const std::vector<bool>& used) { state_.used = used; }
+
+ private:
+  CommunicatorPtr communicator_;
+  bool finds_unused_;
+  bool is_static_;
+  State state_;
+  at::Tensor map_;  // int32 [num_parameters]
+  WorkPtr work_;
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/weighted_mean.hpp"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "reduce/time_mark.hpp"
+
+namespace ddp::detail {
+
+WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradients)
+    : communicator_(std::move(communicator)),
+      gradients_(gradients),
+      sum_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(communicator_->device()))) {}
+
+void WeightedMean::add(double count) {
+  gradients_.set_reduced_aside();
+  counts_.host += count;
+  counts_.is_weighted = true;
+}
+
+void WeightedMean::add(const at::Tensor& count) {
+  const at::NoGradGuard no_grad;
+  gradients_.set_reduced_aside();
+  const auto added = count.detach().to(at::kFloat).reshape({1});
+  counts_.device = counts_.device.defined() ? counts_.device + added : added;
+  device_stream_ = current_stream(communicator_->device());
+  counts_.is_weighted = true;
+}
+
+void WeightedMean::set_divisor(double divisor) {
+  if (divisor != 0 && divisor != communicator_->world_size()) {
+    gradients_.set_reduced_aside();
+  }
+  divisor_ = divisor;
+}
+
+bool WeightedMean::scales_after_sum() const {
+  return counts_.is_weighted || divisor() != communicator_->world_size();
+}
+
+void WeightedMean::check_counts() const {
+  if (requires_counts_ && !counts_.is_weighted) {
+    throw SettingsError(
+        "join: JoinOptions::weighted=true, but the loop called loss.backward(): call "
+        "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
+  }
+}
+
+void WeightedMean::start() {
+  if (!counts_.is_weighted) {
+    return;
+  }
+  sum_.fill_(counts_.host);
+  if (counts_.device.defined()) {
+    const auto device = communicator_->device();
+    if (!device.is_cpu()) {
+      wait_for(*device_stream_, current_stream(device));
+    }
+    sum_.add_(counts_.device);
+  }
+  work_ = communicator_->all_reduce(sum_, ReduceOp::Sum);
+}
+
+void WeightedMean::describe(GradBucket& bucket) const {
+  bucket.divisor = divisor();
+  bucket.inverse_divisor = counts_.is_weighted ? sum_ : at::Tensor();
+}
+
+void WeightedMean::finish() {
+  if (!counts_.is_weighted) {
+    return;
+  }
+  work_->wait();
+  work_ = nullptr;
+  // Where no rank counted an item the gradient of nothing is zero.
+  sum_.copy_(at::where(sum_ > 0, sum_.reciprocal(), at::zeros_like(sum_)));
+}
+
+void WeightedMean::scale(const GradBucket& bucket) const {
+  if (counts_.is_weighted) {
+    bucket.shard.mul_(sum_);
+  } else if (scales_after_sum()) {
+    bucket.shard.div_(bucket.divisor);
+  }
+}
+
+}  // namespace ddp::detail

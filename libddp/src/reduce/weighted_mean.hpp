@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the sum of the ranks' gradients is divided by: the world size, the divisor of a join, or in
+// weighted_backward the sum of the ranks' counts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <optional>
+
+#include "ddp/comm/communicator.hpp"
+#include "reduce/gradient_arena.hpp"
+
+namespace ddp::detail {
+
+class WeightedMean {
+ public:
+  /// The counts that wait for the next synchronised backward.
+  struct Counts {
+    double host = 0;
+    at::Tensor device;  ///< float32 [1]; undefined: none
+    bool is_weighted = false;
+
+    bool empty() const { return host == 0 && !device.defined(); }
+  };
+
+  WeightedMean(CommunicatorPtr communicator, GradientArena& gradients);
+
+  /// Adds to this rank's count. Counts add up until a synchronised backward uses them.
+  void add(double count);
+  /// The same with one element on the device; the host does not wait.
+  void add(const at::Tensor& count);
+  const Counts& counts() const { return counts_; }
+  void set_counts(const Counts& counts) { counts_ = counts; }
+  /// Replaces the world size, which 0 stands for.
+  void set_divisor(double divisor);
+  /// Backwards without a count throw from now on; a weighted join uses it.
+  void require_counts(bool on) { requires_counts_ = on; }
+
+  /// The collective sums, and scale() divides. Otherwise the collective averages.
+  bool scales_after_sum() const;
+  ReduceOp reduce_op() const { return scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg; }
+  /// Throws SettingsError where counts are required and there are none.
+  void check_counts() const;
+  /// Starts the sum of the counts over the ranks; nothing in a backward without counts. Collective.
+  void start();
+  /// Tells a hook what to divide by.
+  void describe(GradBucket& bucket) const;
+  /// The current stream (on the CPU: the host) waits for the sum of the counts.
+  void finish();
+  /// Turns the sum in the bucket's shard into the mean.
+  void scale(const GradBucket& bucket) const;
+  /// The backward that used the counts ended.
+  void reset() { counts_ = {}; }
+  /// Forgets a sum that start() began; its result is not used.
+  void abandon() { work_ = nullptr; }
+
+ private:
+  double divisor() const { return divisor_ != 0 ? divisor_ : communicator_->world_size(); }
+
+  CommunicatorPtr communicator_;
+  GradientArena& gradients_;
+  Counts counts_;
+  std::optional<c10::Stream> device_stream_;  // where counts_.device was computed
+  double divisor_ = 0;
+  bool requires_counts_ = false;
+  at::Tensor sum_;  // float32 [1] on the device: the sum, and from finish() on its reciprocal
+  WorkPtr work_;
+};
+
+}  // namespace ddp::detail
