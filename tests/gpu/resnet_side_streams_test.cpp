@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training with ops that run on streams of their own.
+// A ResNet whose ops run on streams of their own, and whose filters are made into matrices ahead of
+// the layers that read them.
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "gpu/capture.hpp"
 #include "models/memory_format.hpp"
 #include "models/precision.hpp"
 #include "models/resnet.hpp"
@@ -12,38 +14,58 @@ using namespace ddp::test;
 
 namespace {
 
-constexpr double kLr = 0.0625;
+models::ResNet make_model(bool side_streams) {
+  torch::manual_seed(8);
+  auto module = models::resnet18({.num_classes = 10, .side_streams = side_streams});
+  module->to(context().device());
+  models::to_half_but_norms(*module, torch::kBFloat16);
+  models::to_channels_last(*module);
+  return module;
+}
 
-OptimizerOptions rule() {
+torch::Tensor images_of(int64_t size, int64_t count) {
+  return torch::randn({count, 3, size, size}, on_device())
+      .to(torch::kBFloat16)
+      .contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+OptimizerOptions rule(double weight_decay, bool nesterov) {
   OptimizerOptions options;
   options.momentum = 0.9;
-  options.nesterov = true;
-  options.weight_decay = 0.01;
+  options.nesterov = nesterov;
+  options.weight_decay = weight_decay;
   options.implementation = OptimizerImplementation::Flat;
   return options;
+}
+
+/// What a model of the same weights without side streams makes of `images`.
+torch::Tensor expected_of(const models::ResNet& trained, const torch::Tensor& images) {
+  auto model = make_model(false);
+  const auto copy = [](const auto& from, const auto& to) {
+    for (const auto& item : from) {
+      to[item.key()].copy_(item.value());
+    }
+  };
+  copy(trained->named_parameters(), model->named_parameters());
+  copy(trained->named_buffers(), model->named_buffers());
+  model->eval();
+  return model->forward(images);
 }
 
 }  // namespace
 
 TEST_CASE("a ResNet on side streams trains the plain run's weights") {
-  const auto images = torch::randn({64, 3, 32, 32}, on_device())
-                          .to(torch::kBFloat16)
-                          .contiguous(at::MemoryFormat::ChannelsLast);
+  const auto images = images_of(32, 64);
   const auto labels = torch::randint(10, {64}, on_device().dtype(torch::kLong));
   std::vector<torch::Tensor> plain;
   for (const bool beside : {false, true}) {
-    torch::manual_seed(8);
-    auto module = models::resnet18({.num_classes = 10, .side_streams = beside});
-    module->to(context().device());
-    models::to_half_but_norms(*module, torch::kBFloat16);
-    models::to_channels_last(*module);
+    auto module = make_model(beside);
     DistributedDataParallel model(module, group(), with_cap(beside ? 0.25 : 25));
-    auto optimizer = make_optimizer(model, rule());
+    auto optimizer = make_optimizer(model, rule(0.01, /*nesterov=*/true));
     for (int step = 0; step < 20; ++step) {
       model.zero_grad();
-      auto loss = ops::cross_entropy(model.forward(images), labels).loss;
-      loss.backward();
-      optimizer.step(kLr);
+      ops::cross_entropy(model.forward(images), labels).loss.backward();
+      optimizer.step(0.0625);
     }
     const auto parameters = module->parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -54,5 +76,43 @@ TEST_CASE("a ResNet on side streams trains the plain run's weights") {
         plain.push_back(parameters[i].detach().clone());
       }
     }
+  }
+}
+
+TEST_CASE("matrices of filters made ahead are of the latest weights, in a graph too") {
+  // Over 32 px the filters of layer 4 read one tap; over 64 px all nine, as one dense product.
+  auto module = make_model(true);
+  DistributedDataParallel model(module, group(), {});
+  // This weight decay moves taps without a gradient by more than bf16 rounds off.
+  auto optimizer = make_optimizer(model, rule(0.05, /*nesterov=*/false));
+  const auto small = images_of(32, 32), large = images_of(64, 32);
+  const auto labels = torch::randint(10, {32}, on_device().dtype(torch::kLong));
+  const auto train = [&](int steps) {
+    module->train();
+    for (int step = 0; step < steps; ++step) {
+      model.zero_grad();
+      ops::cross_entropy(model.forward(small), labels).loss.backward();
+      optimizer.step(0.0625);
+    }
+    module->eval();
+  };
+  train(10);
+  const torch::NoGradGuard no_grad;
+  const auto eager = module->forward(large);
+  CHECK(torch::equal(eager, expected_of(module, large)));
+
+  torch::Tensor replayed;
+  at::cuda::CUDAGraph graph;
+  capture(graph, [&] { replayed = module->forward(large); });
+  for (int round = 0; round < 2; ++round) {
+    CAPTURE(round);
+    {
+      const torch::AutoGradMode with_grad(true);
+      train(10);
+    }
+    graph.replay();
+    const auto now = replayed.clone();
+    CHECK(torch::equal(now, expected_of(module, large)));
+    CHECK_FALSE(torch::equal(now, eager));
   }
 }
