@@ -193,11 +193,6 @@ void validate(const OptimizerOptions& o) {
   if (o.type == OptimizerType::Lars && !(o.trust_coefficient > 0.0)) {
     fail_optimizer("trust_coefficient", o.trust_coefficient, "must be more than 0");
   }
-  if (o.skip_dead_taps && o.type != OptimizerType::Sgd) {
-    throw SettingsError(
-        "optimizer.skip_dead_taps=true is for optimizer.type=sgd, whose updates can be put off; "
-        "set it to false");
-  }
   for (const ParameterGroup& group : o.groups) {
     if (group.patterns.empty()) {
       throw SettingsError("optimizer.groups: a group has no pattern; name parameters, as \"fc.*\"");
