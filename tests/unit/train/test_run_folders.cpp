@@ -88,7 +88,9 @@ TEST_CASE("a context throws at its close that a checkpointer's last save failed"
   CheckpointOptions options;
   options.dir = folder.file("ckpt");
   const Ended ended = end_of(testing::start_child([&] {
-    auto context = Context::create({.device = "cpu"});
+    ContextOptions on_cpu;
+    on_cpu.device = "cpu";
+    auto context = Context::create(on_cpu);
     {
       testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
       Checkpointer checkpointer(context, options, {model});
