@@ -119,18 +119,21 @@ void BucketReductions::start(size_t first, size_t last) {
       work = is_tail ? communicator_->all_reduce(bucket.buffer, op)
                      : communicator_->all_reduce_overlapped(bucket.buffer, op);
     }
+    reductions_[b].is_started = true;
   }
 }
 
 void BucketReductions::finish_bucket(size_t index) {
   auto& bucket = gradients_.buckets()[index];
+  if (!std::exchange(reductions_[index].is_started, false)) {
+    return;  // an exception ended start()
+  }
   if (hook_) {
     hook_->finish(bucket);
     copy_hook_result(bucket);
     return;
   }
-  reductions_[index].work->wait();
-  reductions_[index].work = nullptr;
+  std::exchange(reductions_[index].work, nullptr)->wait();
   mean_.scale(bucket);
 }
 
@@ -152,14 +155,17 @@ void BucketReductions::copy_hook_result(GradBucket& bucket) const {
 }
 
 void BucketReductions::finish() {
-  mean_.finish();
   std::exception_ptr first_problem;
-  for (size_t b = 0; b < reductions_.size(); ++b) {
+  const auto attempt = [&](const auto& finish_one) {
     try {
-      finish_bucket(b);
+      finish_one();
     } catch (...) {
       first_problem = first_problem ? first_problem : std::current_exception();
     }
+  };
+  attempt([&] { mean_.finish(); });
+  for (size_t b = 0; b < reductions_.size(); ++b) {
+    attempt([&] { finish_bucket(b); });
   }
   if (first_problem) {
     std::rethrow_exception(first_problem);
@@ -177,13 +183,11 @@ void BucketReductions::join_streams() {
 }
 
 void BucketReductions::abandon() {
-  for (auto& [work, streams, writers] : reductions_) {
-    streams.clear();
-    writers.clear();
-    if (work != nullptr && device().is_cpu()) {
-      work->wait();
+  for (auto& reduction : reductions_) {
+    if (reduction.work != nullptr && device().is_cpu()) {
+      reduction.work->wait();
     }
-    work = nullptr;
+    reduction = {};
   }
   mean_.abandon();
   uses_launch_stream_ = false;

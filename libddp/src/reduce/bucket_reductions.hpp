@@ -50,7 +50,8 @@ class BucketReductions {
 
  private:
   struct Reduction {
-    WorkPtr work;
+    bool is_started = false;
+    WorkPtr work;                      // none with a hook
     std::vector<c10::Stream> streams;  // on which gradients were accumulated
     std::vector<c10::Stream> writers;  // on which ops wrote slots
   };

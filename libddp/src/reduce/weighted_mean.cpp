@@ -70,11 +70,11 @@ void WeightedMean::describe(GradBucket& bucket) const {
 }
 
 void WeightedMean::finish() {
-  if (!counts_.is_weighted) {
+  const auto work = std::exchange(work_, nullptr);
+  if (work == nullptr) {
     return;
   }
-  work_->wait();
-  work_ = nullptr;
+  work->wait();
   // Where no rank counted an item the gradient of nothing is zero.
   sum_.copy_(at::where(sum_ > 0, sum_.reciprocal(), at::zeros_like(sum_)));
 }
