@@ -19,6 +19,7 @@ void PassTiming::decide() {
     return;
   }
   collect();
+  forward_start_ = {};  // the forward of an earlier pass
   measures_ = sums_.count < kMeasuredFirst || num_passes_ % kMeasuredEvery == 0;
 }
 
@@ -59,7 +60,9 @@ void PassTiming::end_wait() {
   if (takes_exposed_marks()) {
     exposed_end_.record_replayed(device_);
   }
-  wait_end_.record(device_);
+  if (measures_) {  // else the mark of a measured pass may not have been read
+    wait_end_.record(device_);
+  }
 }
 
 void PassTiming::end_pass() {
@@ -80,6 +83,7 @@ void PassTiming::collect() {
   pending_ = false;
   if (forward_start_.recorded()) {
     sums_.forward += TimeMark::milliseconds(forward_start_, backward_start_);
+    ++sums_.num_forwards;
   }
   sums_.backward += TimeMark::milliseconds(backward_start_, compute_end_);
   sums_.comm += TimeMark::milliseconds(comm_start_, wait_end_);
@@ -91,7 +95,8 @@ void PassTiming::describe(DdpLoggingData& data) {
   collect();
   if (sums_.count > 0) {
     const auto count = static_cast<double>(sums_.count);
-    data.avg_forward_compute_time = sums_.forward / count;
+    data.avg_forward_compute_time =
+        sums_.forward / static_cast<double>(std::max<int64_t>(1, sums_.num_forwards));
     data.avg_backward_compute_time = sums_.backward / count;
     data.avg_backward_comm_time = sums_.comm / count;
     data.avg_backward_compute_comm_overlap_time = sums_.overlap / count;

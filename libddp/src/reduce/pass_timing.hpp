@@ -48,6 +48,7 @@ class PassTiming {
   TraceSpan backward_trace_;  // from the first gradient on
   struct Sums {
     int64_t count = 0;
+    int64_t num_forwards = 0;  // a backward may have none
     double forward = 0, backward = 0, comm = 0, overlap = 0;
   } sums_;
   int64_t num_passes_ = 0;  // that ended
