@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/gradient_arena.hpp"
+
+#include <ATen/ATen.h>
+
+#include <memory>
+
+#include "ddp/core/error.hpp"
+#include "fake_communicator.hpp"
+#include "reduce/sharded_gradient.hpp"
+#include "support/catch.hpp"
+#include "support/message_of.hpp"
+
+using ddp::detail::GradientArena;
+using testing::filled_like;
+using testing::message_of;
+using testing::options_of_any_layout;
+using testing::parameters_a_and_b;
+
+namespace {
+
+/// The parameters "a" and "b" and their gradients at world size 1.
+struct ArenaOfTwo {
+  explicit ArenaOfTwo(const ddp::DdpOptions& options = options_of_any_layout())
+      : arena(parameters, communicator, options) {}
+
+  at::Tensor& grad(size_t i) { return parameters[i].tensor.mutable_grad(); }
+  at::Tensor slot(int i) const { return arena.slot(i).memory; }
+  bool lies_in_slot(size_t i) {
+    return grad(i).defined() && grad(i).data_ptr() == slot(static_cast<int>(i)).data_ptr();
+  }
+  /// Leaves the value 1 as mean of "a" and 2 as mean of "b", as a synchronised backward does.
+  void reduce_1_and_2() {
+    grad(0) = filled_like(parameters[0].tensor, 1);
+    grad(1) = filled_like(parameters[1].tensor, 2);
+    arena.gather_all();
+    arena.publish({});
+  }
+
+  ddp::CommunicatorPtr communicator = ddp::make_single_communicator(at::kCPU);
+  ddp::NamedParameters parameters = parameters_a_and_b();
+  GradientArena arena;
+};
+
+bool all_are(const at::Tensor& tensor, double value) {
+  return tensor.eq(value).all().item<bool>();
+}
+
+}  // namespace
+
+TEST_CASE("a slot has the strides of a dense parameter") {
+  const auto filter =
+      at::zeros({4, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
+  const auto column = at::zeros({4, 6}).narrow(1, 0, 3).requires_grad_();
+  const GradientArena arena({{"filter", filter}, {"column", column}},
+                            ddp::make_single_communicator(at::kCPU), {});
+  CHECK(arena.slot(0).memory.strides() == filter.strides());
+  CHECK(arena.slot(1).memory.sizes() == column.sizes());
+  CHECK(arena.slot(1).memory.is_contiguous());  // memory between the columns would be wasted
+}
+
+TEST_CASE("ops find a slot only as long as its arena lives") {
+  const auto weight = at::zeros({3}).requires_grad_();
+  {
+    const GradientArena arena({{"weight", weight}}, ddp::make_single_communicator(at::kCPU), {});
+    CHECK(ddp::ops::find_grad_slot(weight) == &arena.slot(0));
+  }
+  CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
+}
+
+TEST_CASE("a parameter on another device is named") {
+  const auto weight = at::zeros({3}, at::device(at::kMeta)).requires_grad_();
+  const auto message = message_of<ddp::SettingsError>([&] {
+    const GradientArena arena({{"weight", weight}}, ddp::make_single_communicator(at::kCPU), {});
+  });
+  CHECK_THAT(message, Catch::Contains("parameter weight is on meta"));
+}
+
+TEST_CASE("gather copies a gradient into its slot and makes the slot .grad") {
+  ArenaOfTwo two;
+  const auto values = at::arange(6, at::kFloat).view({2, 3});
+  two.grad(0) = values.clone();
+  two.grad(1) = filled_like(two.parameters[1].tensor, 7);
+  two.arena.gather(0);  // one bucket
+  CHECK(two.slot(0).equal(values));
+  CHECK(all_are(two.slot(1), 7));
+  CHECK(two.lies_in_slot(0));
+  CHECK(two.lies_in_slot(1));
+}
+
+TEST_CASE("gather casts to the dtype of the slot") {
+  const auto weight = at::zeros({3}, at::kBFloat16).requires_grad_();
+  const bool fp32_grads = GENERATE(true, false);
+  GradientArena arena({{"weight", weight}}, ddp::make_single_communicator(at::kCPU),
+                      {.fp32_grads = fp32_grads});
+  weight.mutable_grad() = at::full({3}, 2.5, at::kBFloat16);
+  arena.gather(0);
+  CHECK(weight.grad().scalar_type() == (fp32_grads ? at::kFloat : at::kBFloat16));
+  CHECK(all_are(arena.slot(0).memory, 2.5));
+}
+
+TEST_CASE("gather adds a gradient to what an op wrote into the slot") {
+  ArenaOfTwo two;
+  auto* slot = ddp::ops::find_grad_slot(two.parameters[0].tensor);
+  CHECK(ddp::ops::begin_grad_write(two.parameters[0].tensor, *slot) == 0);
+  slot->memory.fill_(2);
+  two.grad(0) = filled_like(two.parameters[0].tensor, 1);
+  two.arena.gather(0);
+  CHECK(all_are(two.slot(0), 3));
+  CHECK_FALSE(slot->written);
+}
+
+TEST_CASE("gather writes zeros where a parameter has no gradient, and gather_all does not") {
+  ArenaOfTwo two;
+  two.slot(1).fill_(5);
+  two.arena.gather_all();
+  CHECK(all_are(two.slot(1), 5));
+  two.arena.gather(0);
+  CHECK(all_are(two.slot(1), 0));
+  CHECK_FALSE(two.grad(1).defined());
+}
+
+TEST_CASE("gather touches only its own bucket") {
+  ArenaOfTwo two;
+  two.arena.set_layout(testing::one_bucket_each(two.arena.specs(), 1));
+  two.grad(0) = filled_like(two.parameters[0].tensor, 1);
+  two.grad(1) = filled_like(two.parameters[1].tensor, 1);
+  two.arena.gather(1);
+  CHECK_FALSE(two.lies_in_slot(0));
+  CHECK(two.lies_in_slot(1));
+}
+
+TEST_CASE("publish leaves the .grad of a parameter that no rank used") {
+  ArenaOfTwo two;
+  const auto own = filled_like(two.parameters[1].tensor, 9);
+  two.grad(1) = own;
+  two.arena.publish({true, false});
+  CHECK(two.lies_in_slot(0));
+  CHECK(two.grad(1).is_same(own));
+  two.arena.publish({});
+  CHECK(two.lies_in_slot(1));
+}
+
+TEST_CASE("forget_writes drops what ops wrote in a backward that threw") {
+  ArenaOfTwo two;
+  auto* slot = ddp::ops::find_grad_slot(two.parameters[0].tensor);
+  ddp::ops::begin_grad_write(two.parameters[0].tensor, *slot);
+  slot->memory.fill_(4);
+  two.arena.forget_writes();
+  two.arena.gather(0);
+  CHECK(all_are(two.slot(0), 0));
+}
+
+TEST_CASE("set_layout moves the gradients that lie in slots") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  const auto own = filled_like(two.parameters[1].tensor, 9);
+  two.grad(1) = own;
+  const void* before = two.slot(0).data_ptr();
+  auto layout = ddp::assign_buckets(two.arena.specs(), {.limits_bytes = {1}}, {1, 0});
+  layout.version = 7;
+  two.arena.set_layout(layout);
+  CHECK(two.arena.layout().version == 7);
+  CHECK(two.arena.buckets().size() == 2);
+  CHECK(two.slot(0).data_ptr() != before);
+  CHECK(two.lies_in_slot(0));
+  CHECK(all_are(two.grad(0), 1));
+  CHECK(two.grad(1).is_same(own));
+  CHECK(all_are(two.arena.bucket_buffer(0), 0));  // of "b": the mean at its old place is gone
+  CHECK(two.arena.bucket_buffer(1).sum().item<double>() == 6);
+}
+
+TEST_CASE("a gradient that moved with set_layout still counts as reduced") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  two.arena.set_layout(ddp::assign_buckets(two.arena.specs(), {.limits_bytes = {1}}, {1, 0}));
+  two.arena.set_reduced_aside();
+  CHECK(all_are(two.slot(0), 0));
+  two.arena.add_set_aside();
+  CHECK(all_are(two.slot(0), 1));
+}
+
+TEST_CASE("restore gives back gradients, marks and writes") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  const auto own = filled_like(two.parameters[1].tensor, 9);
+  two.grad(1) = own;
+  auto* slot = ddp::ops::find_grad_slot(two.parameters[1].tensor);
+  slot->written = true;
+  const auto saved = two.arena.save(/*copies=*/false);
+  two.arena.drop();
+  CHECK_FALSE(two.grad(0).defined());
+  CHECK_FALSE(two.grad(1).defined());
+  CHECK_FALSE(slot->written);
+  two.arena.restore(saved);
+  CHECK(two.lies_in_slot(0));
+  CHECK(all_are(two.grad(0), 1));
+  CHECK(two.grad(1).is_same(own));
+  CHECK(slot->written);
+  two.arena.set_reduced_aside();  // "a" is reduced again
+  CHECK(all_are(two.slot(0), 0));
+}
+
+TEST_CASE("saved copies survive overwritten buckets") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  const auto saved = two.arena.save(/*copies=*/true);
+  two.arena.zero();
+  CHECK(all_are(two.slot(1), 0));
+  two.arena.restore(saved);
+  CHECK(two.lies_in_slot(0));
+  CHECK(all_are(two.grad(0), 1));
+  CHECK(all_are(two.grad(1), 2));
+}
+
+TEST_CASE("saved copies go to their slots of a later layout") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  const auto own = filled_like(two.parameters[1].tensor, 9);
+  two.grad(1) = own;
+  const auto saved = two.arena.save(/*copies=*/true);
+  two.arena.drop();
+  two.arena.set_layout(ddp::assign_buckets(two.arena.specs(), {.limits_bytes = {1}}, {1, 0}));
+  const void* place = two.slot(0).data_ptr();
+  two.arena.restore(saved);
+  CHECK(two.slot(0).data_ptr() == place);
+  CHECK(two.lies_in_slot(0));
+  CHECK(all_are(two.grad(0), 1));
+  CHECK(two.grad(1).is_same(own));
+}
+
+TEST_CASE("means are set aside once and added again") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  two.arena.set_reduced_aside();
+  CHECK(two.lies_in_slot(0));
+  CHECK(all_are(two.slot(0), 0));
+  two.slot(0).fill_(10);  // the next backward
+  two.arena.set_reduced_aside();
+  CHECK(all_are(two.slot(0), 10));
+  two.arena.add_set_aside();
+  CHECK(all_are(two.slot(0), 11));
+  CHECK(all_are(two.slot(1), 2));
+  two.arena.add_set_aside();
+  CHECK(all_are(two.slot(0), 11));
+}
+
+TEST_CASE("gradients that are not reduced are not set aside") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  two.grad(0) = filled_like(two.parameters[0].tensor, 3);  // zero_grad() and another backward
+  two.arena.gather_all();
+  two.arena.set_reduced_aside();
+  CHECK(all_are(two.slot(0), 3));
+  CHECK(all_are(two.slot(1), 0));
+}
+
+TEST_CASE("a slot that an op wrote again holds no mean") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  two.grad(0) = at::Tensor();
+  auto* slot = ddp::ops::find_grad_slot(two.parameters[0].tensor);
+  ddp::ops::begin_grad_write(two.parameters[0].tensor, *slot);
+  slot->memory.fill_(3);
+  two.arena.gather_all();
+  two.arena.set_reduced_aside();
+  CHECK(all_are(two.slot(0), 3));
+}
+
+TEST_CASE("dropped means are not added") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  two.arena.set_reduced_aside();
+  two.arena.drop_set_aside();
+  two.arena.add_set_aside();
+  CHECK(all_are(two.slot(0), 0));
+}
+
+TEST_CASE("a sharded arena reduces this rank's half of each bucket") {
+  const auto communicator = std::make_shared<testing::FakeCommunicator>();
+  GradientArena arena(parameters_a_and_b(), communicator, {});
+  CHECK(arena.bucket_shard(0).is_same(arena.buckets()[0].shard));
+  CHECK(arena.bucket_shard(0).numel() == arena.bucket_buffer(0).numel());
+  CHECK_FALSE(ddp::detail::is_sharded_gradient(arena.slot(0).memory));
+  arena.shard();
+  CHECK(arena.is_sharded());
+  CHECK(arena.bucket_shard(0).numel() * 2 == arena.bucket_buffer(0).numel());
+  CHECK(arena.bucket_shard(0).data_ptr() == arena.bucket_buffer(0).data_ptr());  // rank 0
+  CHECK(ddp::detail::is_sharded_gradient(arena.slot(0).memory));
+}
+
+TEST_CASE("a sharded mean refuses what would be added to it") {
+  ArenaOfTwo two;
+  two.arena.shard();
+  two.reduce_1_and_2();
+  for (const bool gathers : {true, false}) {
+    const auto message = message_of<ddp::SettingsError>(
+        [&] { gathers ? two.arena.gather(0) : two.arena.set_reduced_aside(); });
+    CHECK_THAT(message, Catch::Contains("optimizer.zero1=true") && Catch::Contains("gradient of"));
+  }
+  two.grad(0) = two.grad(1) = at::Tensor();  // zero_grad()
+  two.reduce_1_and_2();
+  CHECK(all_are(two.slot(0), 1));
+}

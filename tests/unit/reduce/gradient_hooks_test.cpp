@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/gradient_hooks.hpp"
+
+#include <ATen/ATen.h>
+
+#include <memory>
+
+#include "ddp/core/error.hpp"
+#include "fake_communicator.hpp"
+#include "support/catch.hpp"
+#include "support/message_of.hpp"
+
+using ddp::detail::GradientHooks;
+using testing::message_of;
+using testing::parameters_a_and_b;
+
+TEST_CASE("a hook runs for each parameter that gets a gradient, while the hooks live") {
+  const auto parameters = parameters_a_and_b();
+  std::vector<int> indices;
+  auto hooks =
+      std::make_unique<GradientHooks>(parameters, [&](int index) { indices.push_back(index); });
+  (parameters[1].tensor * 2).sum().backward();
+  CHECK(indices == std::vector<int>{1});
+  CHECK(parameters[1].tensor.grad().eq(2).all().item<bool>());
+  (parameters[0].tensor * 2).sum().backward();
+  CHECK(indices == std::vector<int>{1, 0});
+  const auto loss = (parameters[0].tensor * 2).sum();
+  hooks = nullptr;
+  loss.backward();
+  CHECK(indices.size() == 2);
+}
+
+TEST_CASE("a backward reaches the parameters of its graph") {
+  const auto parameters = parameters_a_and_b();
+  const GradientHooks hooks(parameters, [](int) {});
+  const auto of_a = (parameters[0].tensor * 2).sum();
+  const auto of_both = of_a + parameters[1].tensor.sum();
+  CHECK(hooks.find_reachable({of_a}) == std::vector<bool>{true, false});
+  CHECK(hooks.find_reachable({of_both}) == std::vector<bool>{true, true});
+  CHECK(hooks.find_reachable({of_a.detach(), at::Tensor()}) == std::vector<bool>{false, false});
+  CHECK(hooks.find_reachable({parameters[1].tensor}) == std::vector<bool>{false, true});
+}
+
+TEST_CASE("a parameter that was frozen after construction is named") {
+  const auto parameters = parameters_a_and_b();
+  const GradientHooks hooks(parameters, [](int) {});
+  CHECK_NOTHROW(hooks.check_attached());
+  parameters[1].tensor.set_requires_grad(false);
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { hooks.check_attached(); }),
+             Catch::Contains("parameter b no longer requires a gradient"));
+}
+
+TEST_CASE("a parameter that was replaced after construction is named") {
+  auto parameters = parameters_a_and_b();
+  const GradientHooks hooks(parameters, [](int) {});
+  auto& tensor = parameters[1].tensor;
+  tensor.set_data(tensor.to(at::kDouble).detach());  // as Module::to(dtype) does
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { hooks.check_attached(); }),
+             Catch::Contains("parameter b was replaced after wrapping"));
+}

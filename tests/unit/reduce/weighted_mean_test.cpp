@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/weighted_mean.hpp"
+
+#include <ATen/ATen.h>
+
+#include <memory>
+
+#include "ddp/core/error.hpp"
+#include "fake_communicator.hpp"
+#include "support/catch.hpp"
+#include "support/message_of.hpp"
+
+namespace {
+
+struct MeanOfTwoRanks {
+  ddp::GradBucket& bucket() { return gradients.buckets()[0]; }
+  /// One backward after the sum over the ranks left `sum` in the bucket.
+  at::Tensor scaled(double sum) {
+    mean.start();
+    mean.describe(bucket());
+    mean.finish();
+    bucket().shard.fill_(sum);
+    mean.scale(bucket());
+    return bucket().shard;
+  }
+  /// Leaves 1 as the mean of every parameter.
+  void reduce_1() {
+    for (const auto& parameter : gradients.parameters()) {
+      parameter.tensor.mutable_grad() = testing::filled_like(parameter.tensor, 1);
+    }
+    gradients.gather_all();
+    gradients.publish({});
+  }
+
+  std::shared_ptr<testing::FakeCommunicator> communicator =
+      std::make_shared<testing::FakeCommunicator>();
+  ddp::detail::GradientArena gradients{testing::parameters_a_and_b(), communicator, {}};
+  ddp::detail::WeightedMean mean{communicator, gradients};
+};
+
+}  // namespace
+
+TEST_CASE("without counts the collective averages") {
+  MeanOfTwoRanks two;
+  CHECK(two.mean.reduce_op() == ddp::ReduceOp::Avg);
+  CHECK(two.scaled(6).eq(6).all().item<bool>());
+  CHECK(two.communicator->calls.empty());
+  CHECK(two.bucket().divisor == 2);
+  CHECK_FALSE(two.bucket().inverse_divisor.defined());
+}
+
+TEST_CASE("a divisor replaces the world size until it is 0") {
+  MeanOfTwoRanks two;
+  two.mean.set_divisor(3);
+  CHECK(two.mean.reduce_op() == ddp::ReduceOp::Sum);
+  CHECK(two.scaled(6).eq(2).all().item<bool>());
+  CHECK(two.bucket().divisor == 3);
+  two.mean.set_divisor(2);
+  CHECK(two.mean.reduce_op() == ddp::ReduceOp::Avg);
+  two.mean.set_divisor(0);
+  CHECK(two.mean.reduce_op() == ddp::ReduceOp::Avg);
+  CHECK(two.scaled(6).eq(6).all().item<bool>());
+}
+
+TEST_CASE("counts of the host and of the device add up over backwards and ranks") {
+  MeanOfTwoRanks two;
+  two.communicator->other_rank = [](const at::Tensor& own) { return at::full_like(own, 5); };
+  two.mean.add(2);
+  two.mean.add(3);
+  two.mean.add(at::full({}, 4, at::kLong));
+  two.mean.add(at::full({1}, 6, at::kDouble));
+  CHECK(two.mean.counts().host == 5);
+  CHECK(two.mean.reduce_op() == ddp::ReduceOp::Sum);
+  CHECK(two.scaled(40).eq(2).all().item<bool>());  // 40 / (5 + 10 + 5)
+  REQUIRE(two.communicator->calls.size() == 1);
+  CHECK(two.communicator->calls[0].op == ddp::ReduceOp::Sum);
+  CHECK(two.bucket().inverse_divisor.item<double>() == Approx(1.0 / 20));
+}
+
+TEST_CASE("used counts do not reach the next backward") {
+  MeanOfTwoRanks two;
+  two.mean.add(2);
+  two.mean.add(at::ones({1}));
+  two.scaled(1);
+  two.mean.reset();
+  CHECK(two.mean.counts().empty());
+  CHECK(two.mean.reduce_op() == ddp::ReduceOp::Avg);
+  two.mean.add(1);
+  CHECK(two.scaled(10).eq(5).all().item<bool>());  // 10 / (1 + 1)
+}
+
+TEST_CASE("counts are taken out and put back") {
+  MeanOfTwoRanks two;
+  two.mean.add(4);
+  const auto kept = two.mean.counts();
+  two.mean.reset();
+  two.mean.set_counts(kept);
+  CHECK(two.scaled(24).eq(3).all().item<bool>());
+}
+
+TEST_CASE("a sum of counts that was not started is not waited for") {
+  MeanOfTwoRanks two;
+  two.mean.add(1);
+  CHECK_NOTHROW(two.mean.finish());
+  two.mean.start();
+  two.mean.abandon();
+  CHECK_NOTHROW(two.mean.finish());
+  CHECK(two.communicator->calls[0].work->num_waits() == 0);
+}
+
+TEST_CASE("the mean of nothing is zero") {
+  MeanOfTwoRanks two;
+  two.mean.add(0);
+  CHECK(two.mean.counts().empty());
+  CHECK(two.scaled(6).eq(0).all().item<bool>());
+}
+
+TEST_CASE("a backward without a required count throws") {
+  MeanOfTwoRanks two;
+  two.mean.require_counts(true);
+  CHECK_THAT(testing::message_of<ddp::SettingsError>([&] { two.mean.check_counts(); }),
+             Catch::Contains("JoinOptions::weighted=true"));
+  two.mean.add(0);
+  CHECK_NOTHROW(two.mean.check_counts());
+  two.mean.reset();
+  two.mean.require_counts(false);
+  CHECK_NOTHROW(two.mean.check_counts());
+}
+
+TEST_CASE("earlier means are set aside where the sum is not divided by the number of ranks") {
+  MeanOfTwoRanks two;
+  const auto slot = two.gradients.slot(0).memory;
+  two.reduce_1();
+  two.mean.set_divisor(2);
+  CHECK(slot.eq(1).all().item<bool>());
+  SECTION("by a divisor") {
+    two.mean.set_divisor(3);
+  }
+  SECTION("by a count") {
+    two.mean.add(3);
+  }
+  SECTION("by a count of the device") {
+    two.mean.add(at::ones({}));
+  }
+  CHECK(slot.eq(0).all().item<bool>());
+}
