@@ -159,7 +159,8 @@ void ControlHub::report_waits(SteadyTime now) {
     auto& peer = peers_[rank];
     if (peer.position && now - peer.waits_since >= limit) {
       waiting.push_back(static_cast<int>(rank));
-      report = report || !std::exchange(peer.wait_is_reported, true);
+      const bool is_new = !std::exchange(peer.wait_is_reported, true);
+      report = report || is_new;
     }
   }
   if (report) {

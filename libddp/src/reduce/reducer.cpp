@@ -37,6 +37,7 @@ void Reducer::begin_forward() {
   if (!parts_.tuner.is_due(history.num_passes, history.ready_order)) {
     return;
   }
+  const at::NoGradGuard no_grad;  // for the hook and the listeners too
   parts_.tuner.rebuild(history.ready_order);
   pass_.follow_layout();
   if (const auto& hook = parts_.reductions.hook()) {

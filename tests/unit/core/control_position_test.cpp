@@ -230,10 +230,10 @@ TEST_CASE("control plane: a rank that waits for less than the limit is not repor
   const auto body = [](ControlPlane& plane) {
     const FakeGroup group(plane);
     plane.set_progress(3, plane.rank() == 0 ? "evaluation" : "backward");
-    // The wait of rank 2 is half as long as the limit when rank 1 reaches it.
-    std::this_thread::sleep_for(plane.rank() == 2 ? 300ms : 0ms);
+    // Rank 2 has hardly begun to wait when rank 1 reaches the limit.
+    std::this_thread::sleep_for(plane.rank() == 2 ? 550ms : 0ms);
     group.set(plane.rank() == 0 ? group_at(11) : group_at(12, 12, 12));
-    std::this_thread::sleep_for(plane.rank() == 2 ? 450ms : 750ms);
+    std::this_thread::sleep_for(plane.rank() == 2 ? 450ms : 1000ms);
     group.set(group_at(12));
     plane.barrier();
   };

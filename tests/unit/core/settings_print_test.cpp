@@ -57,7 +57,7 @@ TEST_CASE("settings copied as rows keep their values and are checked") {
     settings.read("s", back);
     FAIL("nothing was thrown");
   } catch (const SettingsError& error) {
-    CHECK(std::string(error.what()).find("section s: s.batch_size=0 is not a whole number") == 0);
+    CHECK(std::string(error.what()).find("section s: s.batch_size=0: expected integer") == 0);
   }
 }
 
