@@ -91,7 +91,7 @@ CheckpointerImpl::~CheckpointerImpl() {
     }
   } catch (const SaveFailure& failure) {
     defer_failure(failure);
-    if (is_main()) {
+    if (defer_failure_ && is_main()) {
       log_error(failure.what());
     }
   } catch (const std::exception& error) {
@@ -102,6 +102,8 @@ CheckpointerImpl::~CheckpointerImpl() {
 void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
   if (defer_failure_) {
     defer_failure_(failure.cause());
+  } else {
+    log_error(failure.what());  // made from a ControlPlane: nobody else reports it
   }
 }
 
