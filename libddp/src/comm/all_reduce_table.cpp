@@ -11,7 +11,7 @@
 namespace ddp {
 namespace {
 
-// Thread blocks taken from the computation cost more than a longer reduction that nobody waits for.
+// Losing thread blocks of the computation costs more than a longer reduction in the background.
 constexpr double kOverlappedMayTake = 1.5;
 
 double time_of(const AllReduceRow& row, AllReduceAlgorithm algorithm) {
@@ -70,7 +70,7 @@ double AllReduceTable::microseconds(int64_t num_bytes, AllReduceAlgorithm algori
   const double from = time_of(left, algorithm);
   const double slope =
       (time_of(*right, algorithm) - from) / static_cast<double>(right->num_bytes - left.num_bytes);
-  // A table with noise may fall towards its end: more bytes are never free.
+  // A noisy table may fall towards its end, but more bytes are never faster.
   return from + std::max(0.0, slope) * static_cast<double>(num_bytes - left.num_bytes);
 }
 

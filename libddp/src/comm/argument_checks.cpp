@@ -71,7 +71,7 @@ void check_rank(const GroupInfo& group, const char* operation, const char* name,
   }
 }
 
-// `whole` holds one part a rank.
+// `whole` holds one part per rank.
 void check_parts(const GroupInfo& group, const char* operation, const char* whole_name,
                  const at::Tensor& whole, const char* part_name, const at::Tensor& part) {
   check_tensor(group, operation, whole_name, whole);
@@ -145,7 +145,7 @@ void check_allocation(int64_t num_bytes) {
 at::Tensor allocate_cpu(int64_t num_bytes) {
   constexpr int64_t kAlignment = 256;
   check_allocation(num_bytes);
-  // aligned_alloc wants a multiple of the alignment; never 0 bytes, so that the pointer is unique.
+  // aligned_alloc needs a multiple of the alignment. A nonzero size makes the pointer unique.
   const int64_t padded = (num_bytes / kAlignment + 1) * kAlignment;
   void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(padded));
   if (memory == nullptr) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every backend asks of the tensors it is given, so that a mistake is a message on the rank
-// that made it and not a hang on all of them.
+// Checks of tensor arguments, shared by all backends. A mistake gives a message on the rank that
+// made it, not a hang on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace ddp::detail {
 
-/// Who is asked: the parts of a communicator that the checks need.
+/// The parts of a communicator that the checks need.
 struct GroupInfo {
   const char* backend;
   int rank;
@@ -17,7 +17,7 @@ struct GroupInfo {
   at::Device device;
 };
 
-/// Each throws SettingsError naming the operation, the value and what is allowed.
+/// Each throws SettingsError naming the operation, the value and the allowed values.
 void check_all_reduce(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
 void check_broadcast(const GroupInfo& group, const at::Tensor& tensor, int root);
 void check_reduce_scatter(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input,
@@ -26,7 +26,7 @@ void check_all_gather(const GroupInfo& group, const at::Tensor& output, const at
 /// `operation` is "send" or "recv".
 void check_peer(const GroupInfo& group, const char* operation, const at::Tensor& tensor, int peer);
 
-/// True where `part` is the memory of the rank's own part of `whole` (the in-place forms).
+/// Whether `part` is this rank's own part of `whole` (the in-place forms).
 bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank);
 
 /// uint8 [num_bytes], 256-byte aligned, uninitialised host memory.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives that one communicator called and that have not ended, for those who look where
-// this rank stands. Free of LibTorch and MPI.
+// Collectives that one communicator called and that have not ended, to report this rank's position.
+// Free of LibTorch and MPI.
 #pragma once
 
 #include <deque>
@@ -19,7 +19,7 @@ class CallLog {
   /// `id`: see GroupPosition.
   explicit CallLog(std::string id) : id_(std::move(id)) {}
 
-  /// Any thread, in the order of the calls.
+  /// Any thread, in call order.
   void add(std::string operation, std::shared_ptr<ProgressTicket> ticket) {
     const std::lock_guard lock(mutex_);
     add_caller(caller_);
@@ -27,7 +27,7 @@ class CallLog {
     calls_.push_back({++num_called_, std::move(operation), std::move(ticket)});
   }
 
-  /// A group made by a split with this color, the next collective.
+  /// Id of the group that the next collective, a split with this color, makes.
   std::string id_of_child(int color) {
     const std::lock_guard lock(mutex_);
     return id_ + "/" + std::to_string(num_called_) + ":" + std::to_string(color);

@@ -11,7 +11,7 @@
 namespace ddp::detail {
 namespace {
 
-// FNV-1a: two of the few calls that are under way at once never meet.
+// FNV-1a: only a few calls are pending at once, so their keys do not collide in practice.
 uint64_t key_of(const std::string& text) {
   uint64_t hash = 14695981039346656037U;
   for (const char c : text) {
@@ -22,10 +22,10 @@ uint64_t key_of(const std::string& text) {
 
 }  // namespace
 
-/// The calls that wait for those of other ranks.
+/// Calls that wait for other ranks' calls.
 class CollectiveCheck::Calls {
  public:
-  /// A call, while it waits.
+  /// A waiting call.
   class Waiting {
    public:
     Waiting(Calls& calls, const std::string& call) : number(calls.begin(call)), calls_(calls) {}
@@ -118,7 +118,7 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
   const auto number = waiting.number;
   const auto exchange = exchange_.lock();
   if (exchange == nullptr || num_ranks_ == 1) {
-    return number;  // the context was closed: what is called will say so
+    return number;  // the context was closed: the call itself will report that
   }
   RunningLimit running_limit(limit);
   const auto calls =

@@ -16,14 +16,14 @@
 namespace ddp::detail {
 namespace {
 
-// Through the runtime, so that nothing links against the driver's library.
+// Uses the runtime, so that nothing links against the driver's library.
 void* find_write_value() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
   const auto code = cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, 12000,
                                                      cudaEnableDefault, &found);
   if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();  // not an error: the kernel does the same, a little slower
+    cudaGetLastError();  // not an error: the kernel replaces it, a little slower
     return nullptr;
   }
   return function;
@@ -46,7 +46,7 @@ CollectiveCounters::CollectiveCounters(cudaStream_t stream, cudaStream_t counter
                            cudaHostAllocMapped | cudaHostAllocPortable),
              "cudaHostAlloc of the counters");
   std::fill_n(shown_, kNumCounters, 0U);
-  // Kernels are loaded when first launched, which a capture may not allow.
+  // Kernels are loaded at their first launch, which a capture may not allow.
   check_cuda(launch_counter_add(totals_, shown_, 0, stream), "the counter kernel");
   check_cuda(launch_counter_set(shown_, 0, stream), "the counter kernel");
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
@@ -57,7 +57,7 @@ CollectiveCounters::~CollectiveCounters() {
   if (abandoned_) {
     return;
   }
-  // A failure here means that the device is lost already; there is nobody to tell.
+  // A failure here means that the device is already lost; it cannot be reported.
   cudaFree(totals_);
   cudaFreeHost(shown_);
 }
@@ -118,7 +118,7 @@ void CollectiveCounters::mark_eager() {
   try {
     write_mark(static_cast<uint32_t>(value));
   } catch (...) {
-    // Nothing will write that number: what it stood for must not look pending for ever.
+    // Nothing will write that number: its collectives must not look pending for ever.
     const std::lock_guard lock(mutex_);
     eager_marked_ = before;
     mark_is_due_ = true;
@@ -128,8 +128,8 @@ void CollectiveCounters::mark_eager() {
 }
 
 void CollectiveCounters::write_mark(uint32_t value) {
-  // Any thread: the kernel needs the device to be current, the driver's call that this thread has
-  // a context at all, which only a runtime call gives it.
+  // Any thread. The kernel needs the device to be current. The driver's call needs a context in
+  // this thread, which only a runtime call creates.
   const c10::cuda::CUDAGuard guard(device_);
   check_cuda(cudaSetDevice(device_), "cudaSetDevice");
   if (write_value_ == nullptr) {
@@ -138,7 +138,7 @@ void CollectiveCounters::write_mark(uint32_t value) {
   }
   const auto write =
       reinterpret_cast<CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned)>(write_value_);
-  // Mapped memory has one address for host and device (unified addressing, all 64-bit systems).
+  // Mapped memory has one address on host and device (unified addressing, all 64-bit systems).
   const auto code =
       write(stream_, reinterpret_cast<CUdeviceptr>(shown_), value, CU_STREAM_WRITE_VALUE_DEFAULT);
   if (code != CUDA_SUCCESS) [[unlikely]] {
@@ -196,7 +196,7 @@ bool CollectiveCounters::count_captured(int64_t launch, cudaEvent_t ended) {
   {
     const std::lock_guard lock(mutex_);
     if (launch != launches_) {
-      return false;  // a later one has to be waited for as well
+      return false;  // later collectives must be waited for too
     }
     graph = graphs_.size() - 1;
     auto& [id, records, counted] = graphs_.back();
@@ -232,12 +232,12 @@ bool CollectiveCounters::release_counts() {
   return std::exchange(count_is_held_, false);
 }
 
-// While NCCL launches, that launch counts too: it may wait for a peer.
+// A launch inside NCCL counts too, because it may wait for a peer.
 uint64_t CollectiveCounters::num_eager() const {
   return eager_begun_ == eager_ended_ ? eager_marked_ : eager_begun_;
 }
 
-// One mark may stand for several collectives, from index `first` on: the index of the last.
+// One mark may cover several collectives, starting at `first`. Returns the index of the last.
 uint64_t CollectiveCounters::last_before_mark(uint64_t first, uint64_t end) const {
   auto last = first;
   while (!mark_follows_[last % kRecords] && last + 1 < end) {
@@ -249,7 +249,7 @@ uint64_t CollectiveCounters::last_before_mark(uint64_t first, uint64_t end) cons
 GroupPosition CollectiveCounters::position() const {
   const std::lock_guard lock(mutex_);
   GroupPosition position;
-  position.caller.reset();  // autograd's threads call too
+  position.caller.reset();  // autograd's threads make calls too
   if (!graphs_.empty()) {
     position.num_called = std::numeric_limits<uint64_t>::max();
     return position;
@@ -271,13 +271,13 @@ std::vector<LaneProgress> CollectiveCounters::lanes() const {
   const std::lock_guard lock(mutex_);
   std::vector<LaneProgress> lanes;
   lanes.reserve(1 + graphs_.size());
-  // The GPU's numbers are 32 bits wide and wrap; their distance to what was enqueued does not.
+  // The GPU's numbers are 32 bits wide and wrap; their distance to the enqueued number does not.
   const auto enqueued = num_eager();
   const auto pending = static_cast<uint32_t>(enqueued) - read(0);
   lanes.push_back({enqueued, enqueued - pending});
   for (size_t graph = 0; graph < graphs_.size(); ++graph) {
     const uint32_t ended =
-        read(ended_of(graph));  // before `started`: never more ended than started
+        read(ended_of(graph));  // read before `started`, so `ended` never exceeds it
     const uint32_t started = read(started_of(graph));
     const auto expected = static_cast<uint32_t>(started * graphs_[graph].records.size());
     lanes.push_back({uint64_t{ended} + (expected - ended), ended});
@@ -290,7 +290,7 @@ std::string CollectiveCounters::describe(const Stall& stall) const {
   const auto& progress = stall.progress;
   const auto counters =
       concat("completed ", progress.completed, " of ", progress.enqueued, " enqueued collectives");
-  // One mark may stand for several: any of them may be the one.
+  // One mark may cover several collectives: any of them may have failed to end.
   const auto one_of = [](const CollectiveRecord& first, const CollectiveRecord& last) {
     return first.sequence == last.sequence
                ? first.to_string()

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far the collectives of one communicator came, written by the GPU into mapped host memory, so
-// that the watchdog reads them without a CUDA call.
+// Progress of one communicator's collectives. The GPU writes it into mapped host memory, so the
+// watchdog reads it without a CUDA call.
 //
-// Eager collectives: the host counts what it launched; a mark on the stream writes that number. A
-// mark costs about 1 us on the stream, so that many small collectives in a row share one: there is
-// a mark behind a launch when the last one is a millisecond old, and behind the newest launch when
-// somebody waits for a work, asks for it or drops it. What no mark follows is not watched.
+// Eager collectives: the host counts its launches; a mark on the stream writes that count. A mark
+// costs about 1 us, so consecutive small collectives share one. A mark follows a launch if the last
+// mark is 1 ms old. A mark also follows the newest launch when a work is waited for, queried or
+// dropped. Collectives without a later mark are not watched.
 //
-// Captured collectives: each graph has counters of its own, which count again in every replay. The
-// first collective of a capture is preceded by "a replay started", since the host does not see
-// replays. Their end is counted when somebody waits for the newest of them, which a capture must
-// do before it ends, on a branch of its own: the chain of collectives is not made longer by it.
+// Captured collectives: each graph has its own counters, which count again in every replay. The
+// host does not see replays, so a counter before the first collective counts started replays.
+// Waiting for the newest collective counts all ends so far, which a capture must do before it ends.
+// This count runs on a separate branch, so it does not delay the collectives.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -32,7 +32,7 @@
 
 namespace ddp::detail {
 
-/// What a collective was, for messages. Small: one is kept for each of the latest.
+/// Describes a collective in messages. Small, because one is stored per recent collective.
 struct CollectiveRecord {
   const char* name = "";
   int64_t sequence = 0;
@@ -45,70 +45,72 @@ struct CollectiveRecord {
 
 class CollectiveCounters {
  public:
-  /// On the current device. `stream` is where the collectives run; `counter_stream` joins captures.
+  /// Uses the current device. Collectives run on `stream`; `counter_stream` joins captures.
   CollectiveCounters(cudaStream_t stream, cudaStream_t counter_stream);
   ~CollectiveCounters();
   CollectiveCounters(const CollectiveCounters&) = delete;
   CollectiveCounters& operator=(const CollectiveCounters&) = delete;
 
-  /// Before the launch: from now on these count as enqueued. One launch at a time.
+  /// Call before a launch: `collectives` count as enqueued from now on. One launch at a time.
   void begin_eager(std::span<const CollectiveRecord> collectives);
-  /// After it. Returns the number of this launch.
+  /// Call after the launch. Returns its number.
   int64_t end_eager();
-  /// Instead of it, where the launch threw: nothing of it is waited for.
+  /// Replaces end_eager() if the launch threw: its collectives are not watched.
   void cancel_eager();
-  /// A mark behind the newest eager launch, unless there is one. Any thread, not in a capture.
+  /// Enqueues a mark behind the newest eager launch unless one exists. Any thread; not in a
+  /// capture.
   void mark_eager();
-  /// The same without a lock where nothing is due. Another thread may be writing the mark still.
+  /// Like mark_eager(), without a lock if no mark is due. Another thread may still be writing it.
   void mark_when_due() {
     if (mark_is_due_.load(std::memory_order_acquire)) {
       mark_eager();
     }
   }
 
-  /// Before a captured launch, `id` being the capture's: for its first one the counter stream joins
-  /// the capture through `ready`, an event recorded in it, and counts a replay's start.
+  /// Call before a captured launch; `id` identifies the capture. The first launch of a capture
+  /// joins the counter stream through `ready`, an event recorded in it, and counts a replay's
+  /// start.
   void begin_captured(unsigned long long id, cudaEvent_t ready);
-  /// After it. Returns the number of this launch.
+  /// Call after the launch. Returns its number.
   int64_t end_captured(std::span<const CollectiveRecord> collectives);
-  /// `launch` being the newest: counts the ends of all that are not counted yet behind `ended`, on
-  /// the counter stream, which then has to be joined. False, and nothing done, if it is not.
+  /// Counts all uncounted ends behind `ended` on the counter stream, which must then be joined.
+  /// Does nothing and returns false unless `launch` is the newest.
   bool count_captured(int64_t launch, cudaEvent_t ended);
   /// See OperationLog.
   void hold_counts();
-  /// Whether the counter stream, whose last count was just captured, is to be joined later.
+  /// Whether to join the counter stream later. Its last count was just captured.
   bool hold_count();
-  /// Whether it is to be joined now. Ends what hold_counts() began.
+  /// Whether to join the counter stream now. Ends hold_counts().
   bool release_counts();
   cudaStream_t counter_stream() const { return counter_stream_; }
   /// See OperationLog.
   std::vector<std::string> captured_operations(int64_t after) const;
 
-  /// The device may hang from now on: its memory is never freed.
+  /// Call if the device may hang: its memory is then never freed.
   void abandon() { abandoned_ = true; }
 
-  /// Any thread. Lane 0 is the eager one, then one a captured graph.
+  /// Any thread. Lane 0 is the eager lane; one lane per captured graph follows.
   std::vector<LaneProgress> lanes() const;
-  /// The collective that did not end, and which counter stands.
+  /// The collective that did not end, and the counter that stopped.
   std::string describe(const Stall& stall) const;
-  /// Where this rank stands with the eager ones, and without an id. A communicator that was
-  /// captured looks as if it were never behind: what its graphs replay, the host does not count.
-  /// The probe may outlive the counters and owns no CUDA memory.
+  /// This rank's position in the eager collectives, without an id. The host does not count replays,
+  /// so a captured communicator never looks behind. The probe owns no CUDA memory and may outlive
+  /// the counters.
   std::shared_ptr<RevocableProbe> position_probe() const { return position_probe_; }
 
  private:
   static constexpr size_t kMaxGraphs = 1024;
-  static constexpr size_t kRecords = 1024;  // of eager collectives
+  static constexpr size_t kRecords = 1024;  // eager collectives
 
   static constexpr std::chrono::milliseconds kMarkInterval{1};
 
   struct Graph {
     unsigned long long capture_id = 0;
     std::vector<CollectiveRecord> records;
-    std::vector<size_t> counted;  // how many of them each count stands behind, ascending
+    std::vector<size_t> counted;  // number of records each count covers, ascending
   };
-  // Device totals and what the host sees of them, in the same places: 0 the eager end, then two a
-  // graph: replays started, collectives ended.
+  // Device totals and their host copies have equal layout: 0 counts eager ends. Two per graph
+  // follow: replays started, collectives ended.
   static constexpr size_t kNumCounters = 1 + 2 * kMaxGraphs;
   static size_t started_of(size_t graph) { return 1 + 2 * graph; }
   static size_t ended_of(size_t graph) { return 2 + 2 * graph; }
@@ -126,15 +128,15 @@ class CollectiveCounters {
   void* write_value_ = nullptr;  // cuStreamWriteValue32, null where the driver has none
   std::atomic<bool> abandoned_{false};
   std::atomic<bool> mark_is_due_{false};  // eager_marked_ != eager_ended_
-  std::mutex mark_mutex_;      // the order of marks; held in a CUDA call, so never the watchdog's
-  mutable std::mutex mutex_;   // all below
+  std::mutex mark_mutex_;  // orders the marks; held in CUDA calls, so the watchdog never locks it
+  mutable std::mutex mutex_;   // guards all below
   int64_t launches_ = 0;       // eager and captured
-  bool holds_counts_ = false;  // of a capture
+  bool holds_counts_ = false;  // in a capture
   bool count_is_held_ = false;
   uint64_t eager_begun_ = 0;   // collectives
-  uint64_t eager_ended_ = 0;   // launched; fewer than begun while NCCL launches
-  uint64_t eager_marked_ = 0;  // a mark follows, or is just being written
-  uint64_t num_of_all_ = 0;    // eager ones but send and recv, which not all ranks call
+  uint64_t eager_ended_ = 0;   // launched; fewer than begun during an NCCL launch
+  uint64_t eager_marked_ = 0;  // a mark follows or is being written
+  uint64_t num_of_all_ = 0;    // eager ones except send and recv, which not all ranks call
   std::chrono::steady_clock::time_point last_mark_{};
   std::array<CollectiveRecord, kRecords> eager_records_{};
   std::array<uint64_t, kRecords> numbers_of_all_{};  // 0: send or recv

@@ -8,17 +8,18 @@
 
 namespace ddp::detail {
 
-/// A collective that failed by itself on this rank: late, or refused by MPI or NCCL.
+/// A collective that failed on this rank: it timed out, or MPI or NCCL returned an error.
 struct CollectiveFailure {
   std::string collective;  ///< "all_reduce #7 (…) of the mpi communicator, rank 1 of 4"
-  int64_t step = 0;        ///< as Communicator::set_step said
+  int64_t step = 0;        ///< from Communicator::set_step
   std::exception_ptr error;
 };
 
-/// Told once, on the thread that noticed; not told of aborts. The communicator is aborted already.
+/// Called once, on the thread that detected the failure; not called for aborts. The communicator is
+/// already aborted.
 using CollectiveFailureHandler = std::function<void(const CollectiveFailure&)>;
 
-/// what() of `error`.
+/// Returns what() of `error`.
 std::string message_of(const std::exception_ptr& error);
 
 }  // namespace ddp::detail

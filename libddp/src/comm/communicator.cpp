@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kTableName = "all_reduce";
 constexpr int kTimedRuns = 3;
 
-// The slowest rank's times: every rank waits for it. Equal on all ranks afterwards.
+// Times of the slowest rank, for which all ranks wait. Equal on all ranks afterwards.
 std::vector<AllReduceRow> slowest(Communicator& communicator,
                                   const std::vector<AllReduceRow>& rows) {
   std::vector<double> times;
@@ -74,15 +74,15 @@ Plan& Communicator::plan() {
   return *plan_;
 }
 
-// All ranks or none: a rank that still has to measure meets nobody. So everything is read first,
-// and each rank's verdict asked for: their GPUs and libraries may differ.
+// All ranks adopt or none: a rank that measured alone would deadlock. So every rank first reads the
+// plan and shares its verdict, because GPUs and libraries may differ.
 void Communicator::adopt_plan(const std::string& json, const std::string& origin) {
   const auto agreed = world_size() == 1 ? json : detail::broadcast_text(*this, json, 0);
   Plan adopted = plan();
   const auto difference = adopted.adopt(agreed, origin);
   auto table = table_;
   ops::detail::MeasuredChoices kernels;
-  std::string damage;  // seen only where the plan fits
+  std::string damage;  // used only if the plan fits
   try {
     if (const auto text = adopted.find(kTableName)) {
       table = AllReduceTable::from_json(*text);
@@ -121,7 +121,7 @@ const AllReduceTable& Communicator::all_reduce_table() {
   if (world_size() == 1) {
     return table_;
   }
-  // Rank 0's word: a rank that knows no table must not measure alone.
+  // Rank 0 decides: a rank without a table must not measure alone.
   const auto known = detail::broadcast_text(*this, plan().find(kTableName).value_or(""), 0);
   if (known.empty()) {
     table_ = AllReduceTable(slowest(*this, measure_all_reduce()));
@@ -132,14 +132,14 @@ const AllReduceTable& Communicator::all_reduce_table() {
   return table_;
 }
 
-// With the host waiting for each: a backend that has streams and graphs measures by itself.
+// The host waits for each run. Backends with streams and graphs override this.
 std::vector<AllReduceRow> Communicator::measure_all_reduce() {
   std::vector<AllReduceRow> rows;
   for (const int64_t num_bytes :
        {int64_t{4} << 10, int64_t{64} << 10, int64_t{1} << 20, int64_t{8} << 20}) {
     auto buffer = at::zeros({num_bytes / 4}, at::device(device()).dtype(at::kFloat));
     double best_us = 0;
-    for (int run = -1; run < kTimedRuns; ++run) {  // one to warm up
+    for (int run = -1; run < kTimedRuns; ++run) {  // the first one warms up
       barrier();
       const auto begin = std::chrono::steady_clock::now();
       all_reduce(buffer)->wait_host();

@@ -24,7 +24,7 @@
 
 namespace ddp {
 
-// In the order of construction; close() takes it down from the end.
+// Members are in construction order; close() destroys them in reverse.
 struct Context::State {
   LaunchEnvironment launch;
   std::shared_ptr<detail::MpiRuntime> mpi;
@@ -34,7 +34,7 @@ struct Context::State {
   std::vector<std::function<void()>> teardowns;
   std::function<void(int64_t)> before_step;
   std::string plan_file;
-  int64_t plan_version = 0;  // of what the file holds
+  int64_t plan_version = 0;  // version stored in the file
   std::optional<FailureCause> deferred_failure;
   int exceptions_at_start = std::uncaught_exceptions();
   bool closed = false;
@@ -42,7 +42,7 @@ struct Context::State {
   void read_plan();
   void write_plan();
   void run_teardowns();
-  /// Returns true where the control plane has to stay open until MPI ends with the process.
+  /// Returns true if the control plane must stay open until MPI ends with the process.
   bool leave();
   void abandon(const std::string& reason);
 };
@@ -52,7 +52,7 @@ namespace {
 using detail::concat;
 
 void complete_from_mpi(const detail::MpiRuntime& mpi, LaunchEnvironment& launch) {
-  if (launch.world_size == 0) {  // PMIx tells the rank alone
+  if (launch.world_size == 0) {  // PMIx gives the rank only
     launch.rank = mpi.rank();
     launch.world_size = mpi.world_size();
   }
@@ -73,7 +73,7 @@ void require_mpi_for_cpu(const LaunchEnvironment& launch, bool cuda) {
   if (launch.world_size <= 1 || cuda || launch.use_mpi) {
     return;
   }
-  // Known before anybody waits for anybody.
+  // Detected before any rank waits for another.
   throw SettingsError(
       concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
              " did not start this program with it; use `mpirun -n ", launch.world_size,
@@ -81,8 +81,8 @@ void require_mpi_for_cpu(const LaunchEnvironment& launch, bool cuda) {
              "MPI)"));
 }
 
-// Where the launcher did not say who shares a host, the ranks count themselves. mpirun tells the
-// local numbers and nothing of nodes.
+// If the launcher did not say which ranks share a host, the ranks find out. mpirun gives local
+// ranks but no node information.
 void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
                    LaunchEnvironment& launch) {
   const bool told = launch.source == LaunchSource::OpenMpi ||
@@ -117,7 +117,7 @@ at::Device choose_device(bool cuda, int visible_gpus, ControlPlane& control_plan
       report.gpu = "none";
     }
   }
-  // Compared before NCCL starts: it says only "invalid usage" where two ranks share a GPU.
+  // Checked before NCCL starts, which only says "invalid usage" if two ranks share a GPU.
   std::vector<detail::DeviceReport> reports;
   for (const auto& bytes : control_plane.all_gather(detail::encode_report(report))) {
     reports.push_back(detail::decode_report(bytes));
@@ -162,7 +162,7 @@ Context Context::create(const ContextOptions& options) {
                                              num_contexts++);
   }
   state->control_plane = ControlPlane::create(launch, rendezvous, options.control_plane);
-  // From here on a failure is told to the peers, by ~State at the latest.
+  // From here on a failure is reported to the peers, by ~State at the latest.
   try {
     place_on_host(options, *state->control_plane, launch);
     state->device = choose_device(cuda, visible_gpus, *state->control_plane, launch);
@@ -187,7 +187,7 @@ Context Context::create(const ContextOptions& options) {
   return Context(std::move(state));
 }
 
-// Rank 0's setting counts: the file is its own.
+// Rank 0's setting counts, because it owns the file.
 void Context::State::read_plan() {
   const auto text = control_plane->broadcast(
       launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
@@ -208,7 +208,7 @@ void Context::State::write_plan() {
   try {
     write_plan_file(plan_file, communicator->plan());
   } catch (const WriteError& error) {
-    // Nothing of the run is lost: the next one measures again.
+    // The run loses nothing: the next run measures again.
     log_warning(concat("context.plan_file=", plan_file, ": ", error.what()));
   }
 }
@@ -223,8 +223,8 @@ void Context::State::run_teardowns() {
 
 bool Context::State::leave() {
   const detail::ActivityScope activity(*control_plane, detail::kCloseActivity);
-  // Rank 0 decides for all. When this returns, everybody's collectives are done, so that a backend
-  // may end in any way it likes.
+  // Rank 0 decides for all. After this broadcast all ranks' collectives are done, so a backend may
+  // end in any way.
   const std::string keep = mpi != nullptr && mpi->ends_mpi() ? "keep" : "close";
   const bool keeps_plane = control_plane->broadcast(keep) == "keep";
   if (communicator.use_count() > 1) {
@@ -232,7 +232,7 @@ bool Context::State::leave() {
   }
   communicator.reset();
   if (mpi != nullptr) {
-    // The control plane closes behind MPI, so that it still hears of a rank that is gone.
+    // The control plane closes after MPI, to detect a lost rank until then.
     control_plane->add_failure_callback(
         [mpi = mpi](const FailureCause& cause) { mpi->abandon(cause.to_line()); });
     mpi->finalize();
@@ -246,7 +246,7 @@ bool Context::State::leave() {
   return keeps_plane;
 }
 
-// Peers may be gone: nothing that waits for them is called.
+// Peers may be gone: call nothing that waits for them.
 void Context::State::abandon(const std::string& reason) {
   closed = true;
   if (communicator != nullptr) {
@@ -276,7 +276,7 @@ Context::~Context() {
     auto& plane = *state_->control_plane;
     const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
     if (unwinding && state_->launch.world_size > 1) {
-      FailureCause cause;  // its message cannot be read while it unwinds
+      FailureCause cause;  // the message is not readable during unwinding
       cause.message = "an exception that nobody published ended this rank";
       cause.exit_code = ExitCode::UserException;
       plane.publish_failure(cause);

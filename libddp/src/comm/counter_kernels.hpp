@@ -7,8 +7,8 @@
 
 namespace ddp::detail {
 
-/// *total += by; *shown = *total. `total` is device memory, `shown` mapped host memory: the host
-/// must not be read over the bus for each step. Counts again in every replay of a captured graph.
+/// *total += by; *shown = *total. `total` is device memory, `shown` mapped host memory, because
+/// reading host memory over the bus is slow. Counts again in every replay of a captured graph.
 cudaError_t launch_counter_add(uint32_t* total, uint32_t* shown, uint32_t by, cudaStream_t stream);
 
 /// *shown = value.

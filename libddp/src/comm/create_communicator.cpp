@@ -34,7 +34,7 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
   };
 }
 
-// A communicator may outlive the control plane, and be split then.
+// A communicator may outlive the control plane and be split afterwards.
 WatchPosition probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
     const auto alive = weak.lock();

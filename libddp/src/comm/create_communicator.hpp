@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The world communicator of a job, as Context makes it.
+// Creates the world communicator of a Context.
 #pragma once
 
 #include <memory>
@@ -13,13 +13,12 @@ namespace ddp::detail {
 
 /// options.backend "auto": single at world size 1, else nccl on CUDA and mpi on CPU. Collective.
 ///
-/// `mpi` is the runtime that the caller owns; null where MPI was not started. A failed collective
-/// is told to `control_plane` while that lives (groups made by split() may outlive it), and a
-/// failure that `control_plane` hears of aborts the communicator. At the end the owner drops the
-/// communicator (or calls abort where others may still hold it), then closes the plane, then
-/// finalizes `mpi`.
+/// The caller owns `mpi`; null if MPI was not started. A failed collective is reported to
+/// `control_plane` while that lives (groups made by split() may outlive it). A failure received by
+/// `control_plane` aborts the communicator. To end, the owner drops the communicator (or calls
+/// abort if it is shared), then closes the plane, then finalizes `mpi`.
 ///
-/// Throws SettingsError where the backend does not fit the device, the world or this build.
+/// Throws SettingsError if the backend does not fit the device, the world size or this build.
 CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
                                     const std::shared_ptr<ControlPlane>& control_plane,
                                     at::Device device, const CommunicatorOptions& options,

@@ -7,7 +7,7 @@
 
 namespace ddp::detail {
 
-/// Throws ddp::Error with CUDA's own name and text of the error.
+/// Throws ddp::Error with the name and text of the CUDA error.
 inline void check_cuda(cudaError_t code, const char* what) {
   if (code != cudaSuccess) [[unlikely]] {
     throw Error(ExitCode::UserException,

@@ -39,7 +39,7 @@ void identify_gpu(int index, DeviceReport& report) {
                                  cudaGetErrorString(code), "; see nvidia-smi"));
     }
   }
-  // The parts of a partitioned GPU share its PCI address, not the identity.
+  // Parts of a partitioned GPU share its PCI address, but not its identity.
   report.gpu = to_hex(std::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
   report.gpu_name = concat(properties.name, " ", address);
 }
@@ -54,14 +54,14 @@ Plan::Identity kernels_identity(c10::Device device) {
   return {{"gpu", properties.name},
           {"cudnn", std::to_string(hooks.hasCuDNN() ? hooks.versionRuntimeCuDNN() : 0)},
           {"cublaslt", std::to_string(ops::detail::cublaslt_version())},
-          {"proposals", "1"}};  // to grow where other ones are asked for, or in another order
+          {"proposals", "1"}};  // increment when the measured candidates or their order change
 }
 
 void use_gpu(c10::Device device) {
   c10::cuda::set_device(device.index());
-  // Before any module is wrapped: an AccumulateGrad made on the default stream cannot be captured.
-  // Above side streams and below reductions: where several kernels wait for multiprocessors, those
-  // that the rest of the step waits for come first, inside a CUDA graph too.
+  // Set before any module is wrapped: an AccumulateGrad made on the default stream cannot be
+  // captured. The priority is above side streams and below reductions. So kernels that the rest of
+  // the step waits for get multiprocessors first, also inside a CUDA graph.
   c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream(
       ops::detail::make_private_stream(device, ops::detail::StreamPriority::Middle)));
 }

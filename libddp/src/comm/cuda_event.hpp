@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA events without timing, used again: making one costs more than recording it.
+// A pool of reusable CUDA events without timing: creating an event costs more than recording it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@ namespace ddp::detail {
 
 class CudaEventPool : public std::enable_shared_from_this<CudaEventPool> {
  public:
-  /// Goes back to its pool when destroyed.
+  /// Returns to its pool when destroyed.
   class Event {
    public:
     Event() = default;
@@ -52,7 +52,7 @@ class CudaEventPool : public std::enable_shared_from_this<CudaEventPool> {
   CudaEventPool& operator=(const CudaEventPool&) = delete;
   ~CudaEventPool() {
     for (cudaEvent_t event : free_) {
-      cudaEventDestroy(event);  // nothing to tell anyone at this point
+      cudaEventDestroy(event);  // errors cannot be reported here
     }
   }
 

@@ -10,8 +10,8 @@
 
 namespace ddp::detail {
 
-/// A CUDAGuard where another device is current, else nothing: a guard's end asks the driver about
-/// contexts in every case, which a small collective feels.
+/// A CUDAGuard only if another device is current. A guard's destructor always queries the driver's
+/// contexts, which is a measurable cost for small collectives.
 class CurrentDevice {
  public:
   explicit CurrentDevice(c10::DeviceIndex device) {

@@ -28,8 +28,7 @@ bool wants_cuda(const std::string& device, bool built_with_cuda, int visible_gpu
 
 int choose_gpu(int local_rank, int local_world_size, int visible_gpus, const std::string& host) {
   if (visible_gpus == 1) {
-    return 0;  // one GPU a task; whether two tasks were given the same one is checked by its
-               // identity
+    return 0;  // one GPU per task; check_devices() detects shared ones
   }
   if (local_rank >= visible_gpus) {
     throw SettingsError(concat(local_world_size, " ranks on ", host, ", but only ", visible_gpus,
@@ -82,7 +81,7 @@ void check_devices(const std::vector<DeviceReport>& reports) {
 
 LocalPlace count_local_place(const std::vector<std::string>& hosts, int rank) {
   LocalPlace place;
-  std::vector<std::string> nodes;  // in the order of their first ranks
+  std::vector<std::string> nodes;  // ordered by their first ranks
   const auto& own = hosts.at(static_cast<std::size_t>(rank));
   for (std::size_t other = 0; other < hosts.size(); ++other) {
     if (std::find(nodes.begin(), nodes.end(), hosts[other]) == nodes.end()) {

@@ -23,7 +23,7 @@ bool on_one_host(const LaunchEnvironment& launch) {
   return launch.num_nodes == 1 && launch.local_world_size == launch.world_size;
 }
 
-// Loopback where no peer is on another host.
+// Loopback if no peer is on another host.
 std::string choose_bind_address(const LaunchEnvironment& launch,
                                 const ControlPlaneOptions& options) {
   if (!options.bind_address.empty()) {
@@ -49,7 +49,7 @@ class MpiRendezvous final : public Rendezvous {
   std::string bind_address() override { return bind_address_; }
   std::string exchange(int, const std::string& contact,
                        std::chrono::milliseconds timeout) override {
-    if (contact_.empty()) {  // a second attempt to reach rank 0 must not broadcast again
+    if (contact_.empty()) {  // retrying to reach rank 0 must not broadcast again
       contact_ = mpi_->broadcast(contact, 0, timeout);
     }
     return contact_;
@@ -61,8 +61,8 @@ class MpiRendezvous final : public Rendezvous {
   std::string contact_;
 };
 
-// The three ways of torchrun's ranks, by what their own environment says. What rank 0 puts into the
-// store is told beside each.
+// Three ways for torchrun's ranks, chosen by their own environment. Each comment shows the value
+// that rank 0 puts into the store.
 enum class StoreWay {
   SecretKnown,   // "address port nonce": the secret is HMAC(DDP_SECRET, nonce)
   SecretInFile,  // the key of a file that holds "address port secret"
@@ -87,7 +87,7 @@ class StoreRendezvous final : public Rendezvous {
         nonce_(launch.rank == 0 ? to_hex(random_bytes(kNonceLength / 2)) : std::string()) {
     folder_ = options.rendezvous_folder;
     if (folder_.empty() && on_one_host(launch)) {
-      folder_ = "/tmp";  // not TMPDIR, which a rank may have for itself
+      folder_ = "/tmp";  // not TMPDIR, which may differ between ranks
     }
     way_ = !known_secret_.empty() ? StoreWay::SecretKnown
            : !folder_.empty()     ? StoreWay::SecretInFile
@@ -102,7 +102,7 @@ class StoreRendezvous final : public Rendezvous {
   }
 
   std::string bind_address() override { return bind_address_; }
-  // Rank 0's alone: the others learn the nonce from the store first.
+  // Rank 0 only: the others first learn the nonce from the store.
   std::string secret() override {
     return way_ == StoreWay::SecretKnown && !nonce_.empty() ? derived_secret(nonce_) : "";
   }
@@ -127,7 +127,7 @@ class StoreRendezvous final : public Rendezvous {
   }
 
  private:
-  // Of this job and start alone: two jobs with one DDP_SECRET have different ones.
+  // Unique to this job and start, even if two jobs share one DDP_SECRET.
   std::string derived_secret(const std::string& nonce) const {
     return to_hex(hmac_sha256(known_secret_, "job " + nonce));
   }
@@ -162,7 +162,7 @@ class StoreRendezvous final : public Rendezvous {
     }
   }
 
-  // Rank 0's contact with the secret, or nothing where anybody else may have written `value`.
+  // Rank 0's contact with the secret, or nothing if others could have written `value`.
   std::string understand(const std::string& value, std::string& why) const {
     if (way_ == StoreWay::SecretOpen) {
       return value;
@@ -182,13 +182,13 @@ class StoreRendezvous final : public Rendezvous {
   const std::string key_, bind_address_, known_secret_, nonce_;
   std::string folder_;
   StoreWay way_ = StoreWay::SecretOpen;
-  std::shared_ptr<Rendezvous> file_;  // of rank 0; goes, with the file, when all have met
+  std::shared_ptr<Rendezvous> file_;  // rank 0's; destroyed with its file when all ranks have met
 };
 
 std::shared_ptr<Rendezvous> make_fixed(const LaunchEnvironment& launch,
                                        const ControlPlaneOptions& options,
                                        const std::string& secret) {
-  // A host's own name often means loopback on that host, which its peers cannot reach.
+  // A host's own name often resolves to loopback, which its peers cannot reach.
   std::string bind_address = options.bind_address;
   if (bind_address.empty() && launch.num_nodes > 1 && launch.rank == 0 &&
       is_loopback(launch.master_addr)) {
@@ -214,7 +214,7 @@ std::shared_ptr<Rendezvous> make_file(const LaunchEnvironment& launch,
 
 }  // namespace
 
-// The store lives on when torchrun starts the workers again, and several jobs may share one.
+// The store survives a restart of torchrun's workers, and several jobs may share it.
 std::string store_key(const LaunchEnvironment& launch, int context) {
   return concat("ddp/contact/", launch.job_id, '/', launch.restart_count, '/', context);
 }

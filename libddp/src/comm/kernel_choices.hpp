@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The algorithms of convolutions and matrix products that were measured to be the fastest, as an
-// entry of the plan.
+// The plan's entry for the fastest measured algorithms of convolutions and matrix products.
 #pragma once
 
 #include <string>
@@ -10,16 +9,16 @@
 
 namespace ddp::detail {
 
-/// The entry's name.
+/// Name of the entry.
 constexpr const char* kKernelChoices = "kernels";
 
-/// {"what was asked": [proposed, chosen], …}
+/// {"requested operation": [proposed, chosen], …}
 std::string kernel_choices_to_json(const ops::detail::MeasuredChoices& choices);
-/// Throws ReadError where `json` is no such entry.
+/// Throws ReadError if `json` is not such an entry.
 ops::detail::MeasuredChoices kernel_choices_from_json(const std::string& json);
 
-/// Puts the process's choices into `plan`, where there are new ones. Of the rank that writes it:
-/// ranks choose by themselves until they adopt the same plan.
+/// Copies new choices of this process into `plan`. Called on the rank that writes the plan: ranks
+/// choose independently until they adopt the same plan.
 void keep_kernel_choices(Plan& plan);
 
 }  // namespace ddp::detail

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the launches of one communicator end, for those who wait for them. Free of LibTorch and
-// CUDA.
+// Events at the ends of one communicator's launches, for waiters. Free of LibTorch and CUDA.
 //
-// Recording an event behind every launch and waiting for each costs a small collective a tenth of
-// its time. So small ones in a row share an event, recorded when somebody first waits for or asks
-// one of them, and a stream that waited for a later launch waits no more:
+// An event and a wait for every launch would cost a small collective a tenth of its time. So
+// consecutive small ones share an event, recorded at the first wait or query. A stream that already
+// waited for a later launch does not wait again:
 //
 //   launches   1   2   3   4 ──┬── 5            wait for 2: recorded here, behind 4
 //                          event             wait for 1, 3, 4 on the same stream: nothing to do
 //
-// Later is only later: an event may stand behind more launches than the one it is asked for, never
-// behind fewer. How much later is bounded: at most kMostTogether launches share an event, and
-// close() ends a row before anything that may take long.
+// An event may stand behind more launches than the requested one, never behind fewer. The excess is
+// bounded: at most kMostTogether launches share an event, and close() ends a row before any launch
+// that may take long.
 #pragma once
 
 #include <cstdint>
@@ -22,29 +21,29 @@
 
 namespace ddp::detail {
 
-/// Any thread may ask and wait; one launches at a time. `Event` is movable and false when empty.
+/// Any thread may query and wait; one thread launches at a time. An empty `Event` is false.
 template <typename Event>
 class LaunchEnds {
   struct End {
     Event event;         // empty: not recorded yet
-    int64_t covers = 0;  // the newest launch it stands behind for certain
+    int64_t covers = 0;  // the newest launch surely before the event
   };
 
  public:
   static constexpr int kMostTogether = 32;
 
-  /// One launch; keeps its event.
+  /// A launch, which keeps its event alive.
   struct Launch {
     std::shared_ptr<End> end;
     int64_t number = 0;
     explicit operator bool() const { return end != nullptr; }
   };
 
-  /// `record()`: an event behind all that was launched so far.
+  /// `record()` returns an event behind all launches so far.
   explicit LaunchEnds(std::function<Event()> record) : record_(std::move(record)) {}
 
-  /// Something was just launched. `shares`: its event may come later; else it is recorded now, and
-  /// close() was called before the launch.
+  /// Call after each launch. If `shares`, the event may be recorded later. Otherwise it is recorded
+  /// now, and close() must precede the launch.
   Launch launched(bool shares) {
     const std::lock_guard lock(mutex_);
     if (open_ == nullptr) {
@@ -58,7 +57,8 @@ class LaunchEnds {
     return launch;
   }
 
-  /// Before a launch that nobody of the row shall wait for, and before the stream joins a capture.
+  /// Call before a launch that the row's waiters must not wait for, and before the stream is
+  /// captured.
   void close() {
     const std::lock_guard lock(mutex_);
     if (const auto end = open_) {
@@ -66,14 +66,14 @@ class LaunchEnds {
     }
   }
 
-  /// The event of `launch`, recorded now if it was not.
+  /// The event of `launch`, recorded now if necessary.
   const Event& event_of(const Launch& launch) {
     const std::lock_guard lock(mutex_);
     return recorded(*launch.end);
   }
 
-  /// `wait(event)` makes the stream numbered `stream` wait; not called where it waited for this
-  /// launch or a later one. 0: a stream of unknown number, which always waits.
+  /// Calls `wait(event)` unless stream number `stream` already waited for this or a later launch.
+  /// `wait` makes the stream wait. Stream 0 is unknown and always waits.
   template <typename Wait>
   void join(const Launch& launch, uint64_t stream, const Wait& wait) {
     const std::lock_guard lock(mutex_);
@@ -92,7 +92,7 @@ class LaunchEnds {
     }
     return end.event;
   }
-  // What is not recorded is the open row.
+  // An unrecorded end belongs to the open row.
   void record(End& end) {
     end.event = record_();
     end.covers = newest_;
@@ -100,12 +100,12 @@ class LaunchEnds {
   }
 
   const std::function<Event()> record_;
-  std::mutex mutex_;           // all below
-  std::shared_ptr<End> open_;  // of the newest launches, while their event is not recorded
+  std::mutex mutex_;           // guards all below
+  std::shared_ptr<End> open_;  // the newest launches, until their event is recorded
   int num_open_ = 0;
-  int64_t newest_ = 0;  // numbers of launches
+  int64_t newest_ = 0;  // launch numbers
   int64_t joined_launch_ = 0;
-  uint64_t joined_stream_ = 0;  // which stream waited last
+  uint64_t joined_stream_ = 0;  // the last stream that waited
 };
 
 }  // namespace ddp::detail

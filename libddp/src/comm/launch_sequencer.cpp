@@ -25,7 +25,7 @@ void LaunchSequencer::begin_pass(ModelId model, int num_buckets, std::function<v
 
 void LaunchSequencer::launch_in_order(Pass& pass) {
   while (!pass.done() && pass.ready[static_cast<size_t>(pass.num_launched)]) {
-    // Counted before the call: a launch that throws must not be tried again by a later flush.
+    // Counted before the call: a later flush must not retry a launch that threw.
     pass.launch(pass.num_launched++);
   }
 }

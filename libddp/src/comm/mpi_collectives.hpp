@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI's non-blocking collectives over tensors of any length: they are cut where a count would not
-// fit. Includes mpi.h: for .cpp files of this folder.
+// MPI's non-blocking collectives for tensors of any length, in pieces whose counts fit. Includes
+// mpi.h: only for .cpp files of this folder.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,8 @@ namespace ddp::detail {
 
 using Requests = std::vector<MPI_Request>;
 
-// The part of a communicator that lives as long as an operation of it. Not the runtime: the last
-// operation lets go on the MPI thread, which cannot end itself.
+// Parts of a communicator that its pending operations share. Excludes the runtime: the MPI thread
+// drops the last operation and cannot end itself.
 struct MpiGroup {
   std::shared_ptr<const MpiState> state;
   MPI_Comm comm = MPI_COMM_NULL;
@@ -41,7 +41,7 @@ void for_each_piece(int64_t num_elements, int64_t max_count, const Visit& visit)
   } while (offset < num_elements);
 }
 
-// One tensor's memory as MPI sees it. Read on the caller's thread, used on MPI's.
+// A tensor's memory as MPI sees it. Built on the caller's thread, used on the MPI thread.
 struct MpiSpan {
   explicit MpiSpan(const at::Tensor& t)
       : tensor(t),
@@ -52,7 +52,7 @@ struct MpiSpan {
         datatype(MpiReduceOps::datatype(dtype)) {}
   char* at(int64_t element) const { return data + element * element_size; }
 
-  at::Tensor tensor;  // keeps the memory
+  at::Tensor tensor;  // keeps the memory alive
   char* data;
   int64_t num_elements;
   int64_t element_size;

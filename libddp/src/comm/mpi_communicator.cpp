@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of CPU tensors: the caller checks and queues, the MPI thread starts MPI's
-// non-blocking collective and polls it, so that the caller computes meanwhile.
+// Collectives of CPU tensors. The caller checks and queues; the MPI thread starts and polls MPI's
+// non-blocking collective. So the caller computes meanwhile.
 #include "comm/mpi_communicator.hpp"
 
 #include <atomic>
@@ -88,8 +88,8 @@ class MpiCommunicator final : public Communicator {
     return step_->load(std::memory_order_relaxed) < 1 ? options_.first_step_timeout
                                                       : options_.timeout;
   }
-  /// Compares a call over the ranks where that is wanted: its name, tensor, operation and root.
-  /// Returns its number among those that are compared.
+  /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on.
+  /// Returns its number among the compared calls.
   template <typename... Args>
   int64_t compare(const char* name, const Args&... args) const {
     if (!options_.check) {
@@ -110,12 +110,12 @@ class MpiCommunicator final : public Communicator {
   const std::shared_ptr<std::atomic<int64_t>> step_;
   const MpiThread::Engine::LanePtr lane_;
   const std::shared_ptr<CallLog> calls_;
-  std::mutex mutex_;  // one numbering for all threads that call
+  std::mutex mutex_;  // one numbering for all calling threads
   int64_t next_sequence_ = 1;
   std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
 };
 
-// A sum of half types may be infinite where their mean is not. NCCL divides all types first.
+// A sum of half types may overflow although their mean is finite. NCCL divides all types first.
 bool is_mean_of_halves(const at::Tensor& tensor, ReduceOp op) {
   return op == ReduceOp::Avg &&
          (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
@@ -134,8 +134,8 @@ MpiCommunicator::~MpiCommunicator() {
     auto operation = std::make_shared<MpiOperation>();
     operation->describe = [] { return std::string("MPI_Comm_free"); };
     operation->launch = [](Requests&) {};
-    // Open MPI 4.1 crashes where a communicator is freed below its non-blocking collectives, which
-    // the standard allows: the last owner of the group frees it.
+    // Open MPI 4.1 crashes if a communicator is freed while its non-blocking collectives run, which
+    // the standard allows. So only the last owner of the group frees it.
     operation->may_finish = [group = std::weak_ptr(group_)] { return group.use_count() <= 1; };
     operation->finish = [group = group_] {
       auto comm = group->comm;
@@ -143,7 +143,7 @@ MpiCommunicator::~MpiCommunicator() {
     };
     runtime_->engine().submit(lane_, std::move(operation));
   } catch (const std::exception&) {
-    // Aborted, or its runtime has ended: MPI_Finalize frees it.
+    // Aborted, or the runtime has ended: MPI_Finalize frees it.
   }
 }
 
@@ -167,7 +167,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   const std::lock_guard lock(mutex_);
   const auto text = describe(name, next_sequence_++, detail);
   operation->describe = [text] { return text; };
-  // No `this`: the communicator may be gone when a peer's death is noticed.
+  // No `this`: the communicator may be destroyed before a peer's death is noticed.
   operation->on_failure = [handler = options_.on_failure, lane = lane_, step = step_,
                            runtime = std::weak_ptr(runtime_)](const std::string& collective,
                                                               const std::exception_ptr& error) {
@@ -220,7 +220,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
   const bool divides_first = is_mean_of_halves(input, op);
   const MpiSpan in(divides_first ? input.clone() : input);  // `input` keeps its values
   const MpiSpan out(output);
-  // MPI forbids that the two alias; a small copy of one part keeps the rest of `input` as it was.
+  // MPI forbids aliasing; copying the small part preserves the rest of `input`.
   const bool in_place = is_own_part(input, output, rank());
   const MpiSpan target = in_place ? MpiSpan(output.clone()) : out;
   return submit(
@@ -292,7 +292,7 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
   auto child = std::make_shared<MpiGroup>(*group_);
   submit("split", concat("color ", color, ", key ", key),
          [group = group_, child, color, key](Requests&) {
-           // The one call that blocks: MPI has no non-blocking split. An abort still frees the
+           // The only blocking call: MPI has no non-blocking split. An abort still unblocks the
            // callers.
            check_mpi(
                MPI_Comm_split(group->comm, color < 0 ? MPI_UNDEFINED : color, key, &child->comm),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the MPI runtime and the MPI communicator share. Includes mpi.h: for .cpp files of this
+// Shared by the MPI runtime and the MPI communicator. Includes mpi.h: only for .cpp files of this
 // folder.
 #pragma once
 
@@ -20,16 +20,16 @@
 
 namespace ddp::detail {
 
-/// Throws PeerLostError (MismatchError where the ranks' sizes differ) with MPI's own text.
+/// Throws PeerLostError (MismatchError if the ranks' sizes differ) with MPI's own text.
 void check_mpi(int code, const char* call);
 
-/// Something for the MPI thread to do: `launch` makes the calls and leaves the requests to be
-/// waited for, `finish` runs when all of them ended. Closures hold the tensors.
+/// Work for the MPI thread: `launch` makes the calls and appends their requests; `finish` runs when
+/// all requests have ended. Closures hold the tensors.
 struct MpiOperation {
   std::function<std::string()> describe;  ///< "all_reduce #7 (…)", for messages
   std::chrono::milliseconds limit{0};     ///< 0: none
   std::function<void(std::vector<MPI_Request>&)> launch;
-  std::function<bool()> may_finish;  ///< asked when the requests ended; empty: yes
+  std::function<bool()> may_finish;  ///< asked when the requests have ended; empty: yes
   std::function<void()> finish;
   std::function<void(const std::string&, const std::exception_ptr&)> on_failure;
   std::vector<MPI_Request> requests;
@@ -43,16 +43,16 @@ struct MpiOperation {
   void failed(const std::exception_ptr& error);
 };
 
-/// MPI is initialised once in a process, and never again after MPI_Finalize: what all runtimes
-/// share. One thread makes every MPI call. Ends with the process, or with the last runtime where
-/// that ends later.
+/// MPI state shared by all runtimes: MPI is initialised once per process, and never again after
+/// MPI_Finalize. One thread makes every MPI call. Destroyed at process exit, or with the last
+/// runtime if that is later.
 class MpiProcess {
  public:
   using Engine = ProgressEngine<MpiOperation>;
 
   static std::shared_ptr<MpiProcess> instance();
   MpiProcess();
-  /// Waits for all ranks in MPI_Finalize, unless somebody else initialised MPI or abandon() was
+  /// Waits for all ranks in MPI_Finalize, unless other code initialised MPI or abandon() was
   /// called.
   ~MpiProcess();
 
@@ -60,19 +60,19 @@ class MpiProcess {
   void abandon() { abandoned_ = true; }
   void add_runtime() { ++num_runtimes_; }
   void remove_runtime() { --num_runtimes_; }
-  int num_runtimes() const { return num_runtimes_; }  ///< that have not ended
+  int num_runtimes() const { return num_runtimes_; }  ///< not yet ended
   /// Valid after initialize() has run.
   bool initialized_here() const { return initialized_here_; }
 
   /// Keeps `control_plane` open until finalize() or close_control_plane().
   void watch_end(std::shared_ptr<ControlPlane> control_plane);
-  /// Collective; does nothing where none is kept. Throws PeerLostError naming a rank that is lost.
+  /// Collective; does nothing without a kept plane. Throws PeerLostError naming a lost rank.
   void close_control_plane();
-  /// False where `ticket` is not finished within `limit`. Throws PeerLostError naming the rank as
-  /// soon as the control plane that is kept knows of a lost one.
+  /// Returns false if `ticket` is not finished within `limit`. Throws PeerLostError naming the rank
+  /// as soon as the kept control plane knows a lost one.
   bool wait_watched(Engine::Ticket& ticket, std::chrono::milliseconds limit);
 
-  /// On the MPI thread. Throws SettingsError where MPI cannot be used.
+  /// Runs on the MPI thread. Throws SettingsError if MPI is not usable.
   void initialize();
   std::shared_ptr<const MpiReduceOps> reduce_ops() const { return reduce_ops_; }
 
@@ -84,18 +84,18 @@ class MpiProcess {
   std::atomic<bool> abandoned_{false};
   std::atomic<int> num_runtimes_{0};
   std::mutex mutex_;
-  std::shared_ptr<ControlPlane> control_plane_;     // of the last context, where it was closed
-  bool initialized_here_ = false;                   // of the MPI thread, as is
-  std::shared_ptr<const MpiReduceOps> reduce_ops_;  // which is null before initialize()
+  std::shared_ptr<ControlPlane> control_plane_;     // the last context's, if it was closed
+  bool initialized_here_ = false;                   // set by the MPI thread
+  std::shared_ptr<const MpiReduceOps> reduce_ops_;  // likewise; null before initialize()
   std::unique_ptr<Engine> engine_;
 };
 
-/// What the MPI thread knows of one runtime. Shared with what runs there, which may outlive the
-/// MpiThread where a call never returns.
+/// The MPI thread's data of one runtime. Shared with running operations, which outlive the
+/// MpiThread if a call never returns.
 struct MpiState {
   int rank = 0;
   int world_size = 1;
-  MPI_Comm world = MPI_COMM_NULL;  ///< our duplicate: the user's messages never meet ours
+  MPI_Comm world = MPI_COMM_NULL;  ///< our duplicate, so user messages and ours never mix
   std::shared_ptr<const MpiReduceOps> reduce_ops;
 
   void initialize(MpiProcess& process);
@@ -120,15 +120,15 @@ class MpiThread final : public MpiRuntime {
 
   Engine& engine() { return process_->engine(); }
   const std::shared_ptr<MpiState>& state() const { return state_; }
-  /// Of a communicator: ends with this runtime.
+  /// For a communicator; ends with this runtime.
   Engine::LanePtr make_lane();
 
  private:
   Engine::TicketPtr submit(const std::string& what, std::function<void()> action);
-  /// True for the first who ends the runtime.
+  /// True for the first caller that ends the runtime.
   bool begin_end();
   void abort_lanes(const std::string& reason);
-  /// Waits until the MPI thread is done with what it was doing. False where that takes longer.
+  /// Waits until the MPI thread finishes its current work. Returns false at `limit`.
   bool go_around(std::chrono::milliseconds limit);
 
   const std::shared_ptr<MpiProcess> process_ = MpiProcess::instance();

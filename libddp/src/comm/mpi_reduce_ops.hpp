@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI datatypes and reductions of LibTorch's dtypes. Made and used on the MPI thread.
+// MPI datatypes and reductions of LibTorch dtypes. Created and used on the MPI thread.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -9,8 +9,8 @@
 
 namespace ddp::detail {
 
-/// MPI knows no float16 and no bfloat16: they travel as 2-byte integers and are reduced by our own
-/// MPI_Op, each pair in float32 and rounded once.
+/// MPI has no float16 and bfloat16: they travel as 2-byte integers. Our own MPI_Op reduces each
+/// pair in float32 and rounds once.
 class MpiReduceOps {
  public:
   MpiReduceOps();
@@ -19,7 +19,7 @@ class MpiReduceOps {
   MpiReduceOps& operator=(const MpiReduceOps&) = delete;
 
   static MPI_Datatype datatype(c10::ScalarType dtype);
-  /// Avg is Sum here; divide_by finishes it.
+  /// Avg maps to Sum; divide_by() finishes it.
   MPI_Op op(c10::ScalarType dtype, ReduceOp op) const;
 
  private:

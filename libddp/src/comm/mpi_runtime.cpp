@@ -18,7 +18,7 @@ namespace ddp::detail {
 namespace {
 
 constexpr std::chrono::seconds kEndLimit{30};
-// Without a control plane a rank that works on after its last context looks like a frozen one.
+// Without a control plane, a rank still working after its last context looks frozen.
 constexpr std::chrono::seconds kUnwatchedEndLimit{600};
 constexpr std::chrono::milliseconds kLookInterval{50};
 
@@ -100,14 +100,14 @@ std::shared_ptr<MpiProcess> MpiProcess::instance() {
 }
 
 MpiProcess::MpiProcess() : pid_(getpid()), engine_(std::make_unique<Engine>()) {
-  // OpenSSL registers its clean-up at exit when it is first used. Used here, it is cleaned up after
-  // this object, whose destructor still uses the control plane.
+  // OpenSSL registers its exit clean-up at first use. Using it here makes the clean-up run after
+  // this object's destructor, which still uses the control plane.
   hmac_sha256("first", "use");
 }
 
 MpiProcess::~MpiProcess() {
   if (getpid() != pid_) {
-    // A child of fork() has none of the threads.
+    // A child of fork() has no threads.
     static_cast<void>(engine_.release());
     static_cast<void>(new std::shared_ptr<ControlPlane>(std::move(control_plane_)));
     return;
@@ -124,16 +124,16 @@ MpiProcess::~MpiProcess() {
   engine_->stop(std::chrono::seconds(abandoned_ ? 1 : 10));
 }
 
-// MPI_Finalize waits for all ranks. A rank may work on for long after its last context.
+// MPI_Finalize waits for all ranks. A rank may work on long after its last context.
 void MpiProcess::finalize() {
   const auto watch = control_plane();
   if (watch != nullptr) {
-    watch->barrier();  // at its limit it names the ranks that did not come
+    watch->barrier();  // its timeout names the missing ranks
   }
   auto operation = std::make_shared<MpiOperation>();
   operation->describe = [] { return std::string("MPI_Finalize"); };
   operation->launch = [this](std::vector<MPI_Request>&) {
-    int finalized = 0;  // by the program itself
+    int finalized = 0;  // set if the program itself finalized MPI
     check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
     if (initialized_here_ && finalized == 0) {
       check_mpi(MPI_Finalize(), "MPI_Finalize");
@@ -145,7 +145,7 @@ void MpiProcess::finalize() {
     throw PeerLostError(concat("MPI_Finalize did not end within ", limit.count(),
                                " s: a rank of this job has not reached its end (frozen?)"));
   }
-  // Until all ranks have come here, the heartbeats cover those that are still in MPI_Finalize.
+  // Heartbeats cover ranks that are still in MPI_Finalize until all ranks come here.
   close_control_plane();
 }
 
@@ -218,10 +218,10 @@ void MpiProcess::initialize() {
                                  "): call MPI_Init_thread with it, or leave MPI_Init to libddp"));
     }
   } else {
-    // FUNNELED: MPI's "main thread" is the one that initialises, which is this one.
+    // FUNNELED: MPI's "main thread" is the initialising thread, which is this one.
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     initialized_here_ = true;
-    // Open MPI raises errors of non-blocking collectives on the world, whosever they are.
+    // Open MPI reports errors of any non-blocking collective on the world.
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
               "MPI_Comm_set_errhandler");
   }
@@ -241,7 +241,7 @@ MpiThread::MpiThread() : lane_(make_lane()) {
   process_->add_runtime();
 }
 
-// MPI_Init returns on no rank before it was called on all of them.
+// MPI_Init returns on no rank until every rank has called it.
 void MpiThread::initialize(std::chrono::milliseconds timeout) {
   const auto ticket = submit("MPI_Init_thread", [state = state_, process = process_.get()] {
     state->initialize(*process);
@@ -252,7 +252,7 @@ void MpiThread::initialize(std::chrono::milliseconds timeout) {
                " ms: a process of this job has not called them; see what the others printed, start "
                "one program on all ranks, or raise context.control_plane.rendezvous_timeout_ms"));
   }
-  process_->close_control_plane();  // that of this runtime's context follows
+  process_->close_control_plane();  // an earlier context's; this context's is separate
 }
 
 MpiThread::~MpiThread() {
@@ -260,7 +260,7 @@ MpiThread::~MpiThread() {
     process_->abandon();
   }
   abort_lanes("the MPI runtime was destroyed without an ordered end");
-  // A handler of a failure may still hold what ends with the context.
+  // A failure handler may still hold objects that end with the context.
   go_around(std::chrono::seconds(1));
 }
 
@@ -289,7 +289,7 @@ MpiThread::Engine::TicketPtr MpiThread::submit(const std::string& what,
 
 std::string MpiThread::broadcast(const std::string& value, int root,
                                  std::chrono::milliseconds timeout) {
-  // Size and bytes are two operations: only the root knows the size.
+  // Size and bytes are two operations, because only the root knows the size.
   const auto send = [&](std::shared_ptr<std::string> bytes) {
     auto operation = std::make_shared<MpiOperation>();
     operation->describe = [] { return std::string("the rendezvous broadcast over MPI"); };
@@ -335,10 +335,10 @@ void MpiThread::abort_lanes(const std::string& reason) {
 
 void MpiThread::finalize() {
   if (begin_end()) {
-    // MPI_Finalize frees what is left: operations that nobody waited for may still use it.
+    // MPI_Finalize frees the rest: abandoned operations may still use it.
     abort_lanes("the context was closed");
-    // The program may call MPI_Finalize itself when this returns, unless another runtime is in use.
-    // The other one may block the MPI thread in a split for as long as its peers take.
+    // The program may call MPI_Finalize itself after this returns, unless another runtime is in
+    // use. That runtime may block the MPI thread in a split until its peers join.
     if (process_->num_runtimes() == 0 && !go_around(kEndLimit)) {
       process_->abandon();
       throw PeerLostError(concat("the MPI thread did not come back within ", kEndLimit.count(),
@@ -357,7 +357,7 @@ void MpiThread::watch_end(std::shared_ptr<ControlPlane> control_plane) {
 
 void MpiThread::abandon(const std::string& reason) {
   begin_end();
-  process_->abandon();  // also behind finalize(): a peer may be lost before all have closed
+  process_->abandon();  // even after finalize(): a peer may be lost before all ranks have closed
   abort_lanes(reason);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for the MPI files in a build without MPI.
+// Replaces the MPI files in a build without MPI.
 #include "comm/mpi_communicator.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "ddp/core/error.hpp"

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which algorithm reduces, and how long each takes.
+// Chooses the all-reduce algorithm and measures each one's time.
 //
-// NCCL takes its symmetric kernels for every sum of floats inside a registered window, and for
-// nothing else: a mean, or a sum written as "multiply with 1, then sum", goes around the ring. So
-// one communicator has both: the symmetric kernels with the few thread blocks they ask for, the
-// ring with many.
+// NCCL uses its symmetric kernels exactly for sums of floats inside a registered window. A mean, or
+// a sum written as "multiply by 1, then sum", uses the ring. So one communicator offers both:
+// symmetric kernels with few thread blocks, the ring with many.
 #include <ATen/core/Tensor.h>
 #include <cuda_runtime_api.h>
 
@@ -19,11 +18,11 @@
 namespace ddp::detail {
 namespace {
 
-constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // beyond it times grow linearly
+constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // times grow linearly beyond it
 constexpr int kTimedRuns = 5;
-constexpr size_t kLargestSharingEnd = (size_t{4} << 20) - 1;  // larger ones last longer than a wait
+constexpr size_t kLargestSharingEnd = (size_t{4} << 20) - 1;  // larger ones take longer than a wait
 
-// The kernel that turns a sum into a mean, behind the collective: its launch, then read and write.
+// Time of the kernel that turns a sum into a mean: its launch, then a read and a write.
 double scale_us(size_t num_bytes) {
   constexpr double kLaunchUs = 2;
   constexpr double kBytesPerUs = 4.3e6;
@@ -34,13 +33,13 @@ bool has_float_sum(c10::ScalarType dtype) {
   return dtype == c10::kFloat || dtype == c10::kHalf || dtype == c10::kBFloat16;
 }
 
-// NCCL's own mean divides before it adds; behind the symmetric kernels it is the sum that is
-// divided, and fp16 values whose mean is finite may sum to infinity.
+// NCCL's own mean divides before it adds. With symmetric kernels the sum is divided, and fp16
+// values with a finite mean may sum to infinity.
 bool has_symmetric_kernel(c10::ScalarType dtype, ReduceOp op) {
   return op == ReduceOp::Sum || dtype != c10::kHalf;
 }
 
-// What a graph and its timing need, given back also where something throws.
+// Resources of a graph and its timing, released even on exceptions.
 struct TimedGraph {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
@@ -107,7 +106,7 @@ void NcclCommunicator::measure_when_due() {
   }
 }
 
-// "Multiply with 1, then sum": exact, and not one of the symmetric kernels' operations.
+// "Multiply by 1, then sum": exact, and not supported by the symmetric kernels.
 ncclRedOp_t NcclCommunicator::ring_sum(ncclDataType_t dtype) {
   const auto found = ring_sums_.find(dtype);
   if (found != ring_sums_.end()) {
@@ -119,7 +118,7 @@ ncclRedOp_t NcclCommunicator::ring_sum(ncclDataType_t dtype) {
   ncclRedOp_t made{};
   check_nccl(ncclRedOpCreatePreMulSum(&made, scalar, dtype, ncclScalarHostImmediate, comm_), comm_,
              "ncclRedOpCreatePreMulSum");
-  return ring_sums_[dtype] = made;  // ends with the communicator
+  return ring_sums_[dtype] = made;  // destroyed with the communicator
 }
 
 WorkPtr NcclCommunicator::reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
@@ -170,7 +169,7 @@ Plan::Identity NcclCommunicator::plan_identity() const {
   return identity;
 }
 
-// In a graph, as most steps run: a host that launches slowly would hide what the device takes.
+// Times a graph, because most steps run in one and slow host launches would hide device time.
 double NcclCommunicator::time_all_reduce(float* data, int64_t num_bytes,
                                          AllReduceAlgorithm algorithm, bool in_window) {
   const int calls = num_bytes <= (1 << 20) ? 50 : num_bytes <= (16 << 20) ? 20 : 5;
@@ -182,7 +181,7 @@ double NcclCommunicator::time_all_reduce(float* data, int64_t num_bytes,
                            op, comm, stream);
     });
   };
-  call();  // connects
+  call();  // connects the ranks
   TimedGraph timed;
   timed.capture(stream_.stream(), [&] {
     for (int i = 0; i < calls; ++i) {
@@ -197,8 +196,8 @@ double NcclCommunicator::time_all_reduce(float* data, int64_t num_bytes,
   return best / calls;
 }
 
-// On a communicator of its own: once a communicator was captured, NCCL orders each of its eager
-// launches behind its captured ones, which costs small ones 1 us for ever.
+// Uses its own communicator: once a communicator was captured, NCCL orders its eager launches
+// behind its captured ones. This costs small ones 1 us each.
 std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
   const auto measured = split(/*color=*/0, /*key=*/rank_);
   return static_cast<NcclCommunicator&>(*measured).time_all_sizes();
@@ -207,15 +206,15 @@ std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
 std::vector<AllReduceRow> NcclCommunicator::time_all_sizes() {
   const std::lock_guard lock(mutex_);
   const c10::cuda::CUDAGuard guard(device_);
-  // On the caller's stream, which goes on to use what the allocator keeps of it.
+  // Allocated on the caller's stream, which continues to use the allocator's cached memory.
   const auto memory = memory_
                           ? memory_->allocate(kLargestMeasured)
                           : at::empty({kLargestMeasured}, at::device(device()).dtype(at::kByte));
-  memory.record_stream(stream_.unwrap());  // an abort may leave NCCL at work on it
+  memory.record_stream(stream_.unwrap());  // after an abort NCCL may still use it
   auto floats = memory.view(at::kFloat).zero_();
   auto* data = floats.mutable_data_ptr<float>();
   const c10::cuda::CUDAStreamGuard stream_guard(stream_);
-  // What the device still runs would be timed as well, on this rank or on one that is behind.
+  // Otherwise pending work of this rank or a slower one would be timed too.
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   barrier();
   std::vector<AllReduceRow> rows;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives; how they are launched is in nccl_launch.cpp.
+// The collectives. nccl_launch.cpp launches them.
 #include "comm/nccl_communicator.hpp"
 
 #include <ATen/ops/empty.h>
@@ -13,7 +13,7 @@
 namespace ddp::detail {
 WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& output,
                                        const at::Tensor& input, ReduceOp op) {
-  // Everything on the communicator's stream; sums and products wrap in 32 bits as they would in 16.
+  // All on the communicator's stream. 32-bit sums and products truncate to the 16-bit results.
   const std::lock_guard lock(mutex_);
   check_usable(name);
   at::Tensor wide_input;

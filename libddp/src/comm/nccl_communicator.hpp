@@ -10,9 +10,9 @@
 namespace ddp::detail {
 
 /// All ranks of `control_plane`, for tensors of `device` (with an index). Collective. Throws
-/// SettingsError in a build without CUDA, PeerLostError where NCCL cannot connect the ranks.
-/// `check`: of the world; null: calls are not compared. `watch` is given the probes of the world
-/// and of groups split from it.
+/// SettingsError in a build without CUDA, PeerLostError if NCCL cannot connect the ranks. `check`
+/// is for the world; null: calls are not compared. `watch` receives the probes of the world and of
+/// groups split from it.
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
                                        const CommunicatorOptions& options,
                                        CollectiveFailureHandler on_failure,

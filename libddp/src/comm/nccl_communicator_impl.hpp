@@ -6,9 +6,8 @@
 //   comm stream (high priority)  └─ NCCL ─┬─ event ───────────────┘
 //                                         └─ "n collectives ended" into mapped host memory
 //
-// The host never waits here. Which collectives are counted, and where: collective_counters.hpp.
-// all_reduces of less than 4 MiB in a row, neither overlapped nor in a group or capture, share the
-// event behind them: launch_ends.hpp.
+// The host never waits here. collective_counters.hpp explains the counting. Consecutive all_reduces
+// below 4 MiB share an event, unless overlapped, grouped or captured: launch_ends.hpp.
 #pragma once
 
 #include <c10/cuda/CUDAGuard.h>
@@ -98,7 +97,7 @@ class NcclCommunicator final : public Communicator,
     return step_->load(std::memory_order_relaxed) < 1 ? options_.first_step_timeout
                                                       : options_.timeout;
   }
-  /// Throws where nothing can be called: aborted, or inside another communicator's GroupScope.
+  /// Throws if calls are not allowed: aborted, or inside another communicator's GroupScope.
   void check_usable(const char* name) const {
     state_->check(name);
     refuse_while_unwinding(name);
@@ -110,8 +109,8 @@ class NcclCommunicator final : public Communicator,
                "cudaStreamIsCapturing");
     return status == cudaStreamCaptureStatusActive;
   }
-  /// Compares a call over the ranks where that is wanted, outside captures: its name, tensor,
-  /// operation and root. Returns its number among those that are compared.
+  /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on,
+  /// outside captures. Returns its number among the compared calls.
   template <typename... Args>
   int64_t compare(const char* name, const Args&... args) const {
     if (!check_ || is_captured()) [[likely]] {
@@ -120,7 +119,7 @@ class NcclCommunicator final : public Communicator,
     check_usable(name);
     return check_->compare(describe_call(name, args...), limit(), [&] { state_->check(name); });
   }
-  /// `call(comm, stream)` enqueues on NCCL; `after` runs when it is enqueued, also where a group
+  /// `call(comm, stream)` enqueues on NCCL. `after` runs once it is enqueued, even if a group
   /// defers it.
   template <typename Call>
   WorkPtr launch(const char* name, const at::Tensor& described, KeptTensors tensors,
@@ -135,21 +134,21 @@ class NcclCommunicator final : public Communicator,
                         bool shares_end = false);
   template <typename Call>
   void enqueue(const char* name, const Call& call);
-  // Which algorithm, and its times (nccl_algorithm.cpp)
+  // Choice and timing of algorithms (nccl_algorithm.cpp)
   WorkPtr reduce_in_place(const at::Tensor& tensor, ReduceOp op, bool overlapped);
-  /// Of a float sum or mean inside a window.
+  /// For a float sum or mean inside a window.
   AllReduceAlgorithm choose_algorithm(const at::Tensor& tensor, ReduceOp op, bool overlapped) const;
-  /// In allocate(), which all ranks call: with nccl_algorithm=auto and no table yet, outside groups
-  /// and captures, measures one. A plan adopted before spares it. The host waits.
+  /// Called by allocate(), which all ranks call. With nccl_algorithm=auto and no table yet
+  /// (measured or adopted), measures one outside groups and captures. The host waits.
   void measure_when_due();
   ncclRedOp_t ring_sum(ncclDataType_t dtype);
-  /// By captures: for a communicator that nobody uses eagerly.
+  /// Measures in captures, on a communicator that nobody uses eagerly.
   std::vector<AllReduceRow> time_all_sizes();
   double time_all_reduce(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm,
                          bool in_window);
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
                        ReduceOp op);
-  /// Events and counters behind `works`, which were just enqueued.
+  /// Adds events and counters behind `works`, which were just enqueued.
   void finish_launch(Works works, bool captured, bool shares_end);
   bool begin_launch(bool shares_end);
   void trace(Works works);
@@ -168,28 +167,28 @@ class NcclCommunicator final : public Communicator,
   const std::shared_ptr<AbortState> state_ = std::make_shared<AbortState>();
   const c10::cuda::CUDAStream stream_;
   const std::shared_ptr<const WorkOrigin> origin_;
-  CudaEventPool::Event ready_;  // the caller's stream came this far
+  CudaEventPool::Event ready_;  // marks the caller's stream position
   const std::string no_windows_;
-  std::shared_ptr<NcclMemory> memory_;  // null: windows are not wanted or not available
+  std::shared_ptr<NcclMemory> memory_;  // null: windows are not requested or not available
   std::map<ncclDataType_t, ncclRedOp_t> ring_sums_;
   at::Tensor barrier_buffer_;
-  std::optional<ops::MultiprocessorReservation> reservation_;  // until it is destroyed
+  std::optional<ops::MultiprocessorReservation> reservation_;  // held until destruction
 
-  std::recursive_timed_mutex mutex_;  // who launches; held from group_start to group_end
-  std::mutex handle_mutex_;           // comm_ itself, children_
+  std::recursive_timed_mutex mutex_;  // guards launches; held from group_start to group_end
+  std::mutex handle_mutex_;           // guards comm_ and children_
   int64_t next_sequence_ = 1;
-  std::string id_;  // for positions
+  std::string id_;  // used in positions
   WatchPosition watch_;
   int64_t num_splits_ = 0;
   std::atomic<int64_t> num_operations_{0};
   int group_depth_ = 0;
   std::vector<std::shared_ptr<NcclWork>> group_;
   std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
-  StallDetector stalls_{std::chrono::seconds(5)};      // the watchdog's own
+  StallDetector stalls_{std::chrono::seconds(5)};      // used by the watchdog only
   std::unique_ptr<Watchdog<std::function<bool()>>> watchdog_;
 };
 
-// An abort does not wait for ever for who launches, and frees the handle.
+// An abort limits its wait for a launching thread, then frees the handle.
 template <typename Call>
 void NcclCommunicator::enqueue(const char* name, const Call& call) {
   ncclComm_t comm = nullptr;

@@ -47,8 +47,7 @@ ncclConfig_t make_config(const CommunicatorOptions& options, bool blocking) {
   config.blocking = blocking ? 1 : 0;
   if (options.nccl_min_ctas > 0) {
     config.minCTAs = static_cast<int>(options.nccl_min_ctas);
-    config.maxCTAs =
-        std::max(config.minCTAs, kDefaultMaxCtas);  // NCCL refuses one without the other
+    config.maxCTAs = std::max(config.minCTAs, kDefaultMaxCtas);  // NCCL requires both
   }
   if (options.nccl_max_ctas > 0) {
     config.maxCTAs = static_cast<int>(options.nccl_max_ctas);
@@ -71,7 +70,7 @@ void check_options(const CommunicatorOptions& options) {
   }
 }
 
-// NCCL would end with ncclInvalidUsage on some ranks and hang on others.
+// Otherwise NCCL fails with ncclInvalidUsage on some ranks and hangs on others.
 void compare_ranks(ControlPlane& control_plane, int device_index) {
   int version = 0;
   check_nccl(ncclGetVersion(&version), nullptr, "ncclGetVersion");
@@ -109,7 +108,7 @@ ncclUniqueId agree_on_id(ControlPlane& control_plane) {
   return id;
 }
 
-// Aborts unless released: whatever throws on the way leaves no NCCL thread behind.
+// Aborts the communicator unless released, so an exception leaves no NCCL thread behind.
 class AbortOnError {
  public:
   explicit AbortOnError(ncclComm_t comm) : comm_(comm) {}
@@ -201,7 +200,8 @@ ncclComm_t connect_nccl(ControlPlane& control_plane, int device_index,
   wait_until_ready(meeting, "ncclCommSplit", stop_waiting);
   DDP_CHECK(comm != nullptr, "ncclCommSplit ended without a communicator");
 
-  // The meeting place is of no use any more. Its end is bounded: nothing depends on it.
+  // The meeting communicator is no longer needed. Its destruction is bounded: nothing depends on
+  // it.
   guard.release();
   if (!run_bounded(30s, [meeting, device_index] {
         cudaSetDevice(device_index);
@@ -219,7 +219,7 @@ ncclComm_t split_nccl(ncclComm_t parent, int device_index, int color, int key,
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     std::promise<ncclResult_t> code;
   };
-  // Shared: the thread may be left behind where the wait is given up.
+  // Shared, because the thread is detached if the wait is given up.
   auto result = std::make_shared<Result>();
   result->config = make_config(options, /*blocking=*/true);
   auto code = result->code.get_future();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How collectives are enqueued and counted: events, groups, captures.
+// Enqueues and counts collectives: events, groups, captures.
 #include <utility>
 
 #include "comm/nccl_communicator_impl.hpp"
@@ -21,7 +21,7 @@ std::vector<CollectiveRecord> records_of(std::span<const std::shared_ptr<NcclWor
 
 }  // namespace
 
-// The communicator's stream waits for what the caller enqueued so far. True inside a capture.
+// The communicator's stream waits for the caller's enqueued work. Returns true inside a capture.
 bool NcclCommunicator::begin_launch(bool shares_end) {
   const auto current = c10::cuda::getCurrentCUDAStream(device_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -34,7 +34,7 @@ bool NcclCommunicator::begin_launch(bool shares_end) {
     origin_->ends->close();
   }
   if (captured) {
-    counters.mark_eager();  // not possible any more once the stream belongs to the capture
+    counters.mark_eager();  // not possible once the stream is captured
   }
   if (captured || current != stream_) {
     ready_.record(current.stream());
@@ -65,7 +65,7 @@ void NcclCommunicator::finish_launch(Works works, bool captured, bool shares_end
     }
   }
   trace(works);
-  // The result first: nobody waits for a mark.
+  // The result comes first: nothing waits for a mark.
   const auto ended = origin_->ends->launched(shares_end && !captured);
   for (const auto& work : works) {
     work->set_ended(ended, captured);
@@ -104,7 +104,7 @@ void NcclCommunicator::group_start() {
   }
 }
 
-// Called by a destructor: what goes wrong is thrown by the wait of each work in the group.
+// Called by a destructor: each work of the group rethrows its error in wait().
 void NcclCommunicator::group_end() {
   ThreadGroup::leave();
   if (--group_depth_ == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator's beginning, its watchdog, its children, its two ends: ordered and aborted.
+// The communicator's construction, watchdog, children, ordered end and abort.
 #include <algorithm>
 #include <utility>
 
@@ -15,8 +15,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A collective of at most so many thread blocks leaves the others to kernels that need all the
-// multiprocessors they were made for at once.
+// A collective with at most this many thread blocks leaves room for kernels that need all their
+// multiprocessors at once.
 constexpr int64_t kMostReserved = 24;
 
 std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& stream,
@@ -103,7 +103,7 @@ NcclCommunicator::~NcclCommunicator() {
   }
 }
 
-// Frees NCCL's part where no abort did.
+// Frees the NCCL communicator unless an abort did.
 void NcclCommunicator::end_nccl() {
   ncclComm_t comm = nullptr;
   {
@@ -130,8 +130,8 @@ void NcclCommunicator::end_nccl() {
   check_nccl(code->load(), nullptr, "ncclCommDestroy");
 }
 
-// The watchdog's: counters that stand, then what NCCL noticed by itself. False: no need to look
-// again.
+// Called by the watchdog: checks for stalled counters, then for NCCL's own errors. Returns false
+// when no further check is needed.
 bool NcclCommunicator::look() {
   if (const auto stall =
           stalls_.look(origin_->counters->lanes(), std::chrono::steady_clock::now(), limit())) {
@@ -167,7 +167,7 @@ void NcclCommunicator::fail(const std::string& collective, const std::string& me
     return;
   }
   log_error(message);
-  // The peers hear of it before this rank throws.
+  // Peers are notified before this rank throws.
   if (on_failure_) {
     on_failure_({collective, step_->load(), std::make_exception_ptr(PeerLostError(message))});
   }
@@ -178,7 +178,7 @@ void NcclCommunicator::abort(const std::string& reason) {
   if (!state_->abort(reason)) {
     return;
   }
-  // Who launches is stuck inside NCCL at worst; then NCCL's own flag lets it out.
+  // A launching thread can block inside NCCL. Setting NCCL's abort flag unblocks it.
   const std::unique_lock launching(mutex_, 1s);
   std::vector<std::weak_ptr<Communicator>> children;
   ncclComm_t comm = nullptr;
@@ -233,7 +233,7 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   const std::lock_guard handle_lock(handle_mutex_);
   std::erase_if(children_, [](const auto& other) { return other.expired(); });
   children_.push_back(made);
-  if (state_->aborted()) {  // meanwhile: it did not see this child
+  if (state_->aborted()) {  // the concurrent abort did not see this child
     made->abort("the communicator it was split from was aborted");
     state_->check("split");
   }

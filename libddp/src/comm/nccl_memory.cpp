@@ -28,8 +28,8 @@ bool is_set_to(const char* variable, std::string_view value) {
   return text != nullptr && text == value;
 }
 
-// Windows are shared as handles of virtual memory, which ncclMemAlloc gives only where the driver
-// and NCCL_CUMEM_ENABLE allow it; else it is cudaMalloc. Through the runtime, so that nothing links
+// Windows are shared as virtual memory handles. ncclMemAlloc gives these only if the driver and
+// NCCL_CUMEM_ENABLE allow it; otherwise it uses cudaMalloc. Uses the runtime, so that nothing links
 // against the driver's library.
 bool gives_shareable_memory() {
   void* retain = nullptr;
@@ -41,7 +41,7 @@ bool gives_shareable_memory() {
       cudaGetDriverEntryPointByVersion("cuMemRelease", &release, 12000, cudaEnableDefault,
                                        &found) != cudaSuccess ||
       found != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();  // no error of the program: ring is used
+    cudaGetLastError();  // not the program's error: ring is used
     return false;
   }
   void* memory = nullptr;
@@ -78,15 +78,15 @@ std::string why_not_here() {
 #endif
 }
 
-// Without it NCCL registers a window all the same, and goes around the ring. A GPU that this
-// process does not see (CUDA_VISIBLE_DEVICES) is not asked about.
+// Without peer access NCCL still registers a window but uses the ring. GPUs that this process does
+// not see (CUDA_VISIBLE_DEVICES) are not checked.
 std::string why_not_with(const std::vector<std::string>& addresses) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   for (const auto& address : addresses) {
     int peer = 0;
     if (cudaDeviceGetByPCIBusId(&peer, address.c_str()) != cudaSuccess) {
-      cudaGetLastError();  // no error of the program
+      cudaGetLastError();  // not the program's error
       continue;
     }
     int can_access = 1;
@@ -186,17 +186,17 @@ void NcclMemory::abandon() {
   abandoned_ = true;
 }
 
-// Runs in a tensor's end: nothing is thrown.
+// Called by a tensor's destructor: throws nothing.
 void NcclMemory::free(void* memory) {
   try {
     const c10::cuda::CUDAGuard guard(device_);
     if (!abandoned_) {
-      // Unmapping does not wait for kernels as cudaFree does.
+      // Unlike cudaFree, unmapping does not wait for kernels.
       check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize before ncclMemFree");
     }
     const std::lock_guard lock(mutex_);
     if (abandoned_) {
-      return;  // a kernel that never ends may still hold it; the process is about to leave
+      return;  // a hung kernel may still use it; the process is about to exit
     }
 #ifdef DDP_NCCL_HAS_WINDOWS
     if (const auto found = windows_.find(static_cast<const char*>(memory));

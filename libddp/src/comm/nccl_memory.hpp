@@ -14,24 +14,24 @@
 
 namespace ddp::detail {
 
-/// Why the ranks of `control_plane` cannot share symmetric windows; empty: they can. The same text
-/// on all ranks. Collective. The current device must be the rank's.
+/// Why the ranks of `control_plane` cannot share symmetric windows; empty: they can. Equal on all
+/// ranks. Collective. The rank's device must be current.
 std::string why_no_windows(ControlPlane& control_plane);
 
 /// Memory of ncclMemAlloc, registered with one communicator as a symmetric window. The memory
-/// outlives the communicator, its registration does not.
+/// outlives the communicator; the registration does not.
 class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
  public:
   NcclMemory(ncclComm_t comm, c10::DeviceIndex device) : device_(device), comm_(comm) {}
 
-  /// uint8 [num_bytes] with num_bytes > 0. Collective: every rank registers at the same place, one
-  /// call at a time. The current device must be the communicator's.
+  /// uint8 [num_bytes] with num_bytes > 0. Collective: every rank registers at the same point, one
+  /// call at a time. The communicator's device must be current.
   at::Tensor allocate(int64_t num_bytes);
-  /// Whether all of it lies in one window.
+  /// Whether the whole range lies in one window.
   bool contains(const void* data, size_t num_bytes);
-  /// Before the communicator is destroyed.
+  /// Call before the communicator is destroyed.
   void close();
-  /// The communicator was aborted: nothing is deregistered or freed any more.
+  /// Call after an abort: nothing is deregistered or freed any more.
   void abandon();
 
  private:
@@ -39,7 +39,7 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
 
   const c10::DeviceIndex device_;
   std::atomic<bool> abandoned_{false};
-  std::mutex mutex_;  // never held while peers or the device are waited for, which only abort ends
+  std::mutex mutex_;  // never held while waiting for peers or the device: only abort ends that
   ncclComm_t comm_;
   struct Window {
     ncclWindow_t handle;

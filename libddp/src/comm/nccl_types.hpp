@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LibTorch's dtypes and our operations in NCCL's words.
+// Maps LibTorch dtypes and ddp operations to NCCL's.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,7 +10,7 @@
 
 namespace ddp::detail {
 
-// NCCL has no int16 and no bool: bool reduces as bytes of 0 and 1, int16 through int32.
+// NCCL has no int16 and no bool: bool reduces as bytes of 0 and 1, int16 as int32.
 inline ncclDataType_t to_nccl(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kFloat:

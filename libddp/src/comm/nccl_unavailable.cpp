@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for the NCCL files in a build without CUDA.
+// Replaces the NCCL files in a build without CUDA.
 #include "comm/nccl_communicator.hpp"
 #include "ddp/core/error.hpp"
 

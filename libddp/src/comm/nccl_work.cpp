@@ -14,15 +14,15 @@
 namespace ddp::detail {
 namespace {
 
-// Not the handle, which another stream gets when this one was destroyed; the default stream's
-// stays. 0 where there is none.
+// Not the handle: a new stream may reuse a destroyed stream's handle. The default stream's handle
+// is constant. 0 if the number is unknown.
 uint64_t number_of(cudaStream_t stream) {
   if (stream == nullptr) {
     return std::numeric_limits<uint64_t>::max();
   }
   unsigned long long number = 0;
   if (cudaStreamGetId(stream, &number) != cudaSuccess) {
-    cudaGetLastError();  // whoever waits does so without it
+    cudaGetLastError();  // waiters work without it
     return 0;
   }
   return number;
@@ -49,11 +49,10 @@ void AbortState::check(const char* operation) const {
 
 NcclWork::~NcclWork() {
   if (!tensors_[0].defined() || !ended_ || captured_) {
-    return;  // waited for, never launched, or captured (a graph's memory is the graph's)
+    return;  // waited for, never launched, or captured (the graph owns its memory)
   }
-  // Nobody waited: the memory may be given away while the communicator's stream still uses it, so
-  // the allocator is told. Not done where somebody waits: it delays every reuse, and cannot be
-  // captured.
+  // Nobody waited: the memory may be reused while the communicator's stream still uses it, so the
+  // allocator is notified. Not done for waited works: it delays every reuse and cannot be captured.
   try {
     const c10::cuda::CUDAGuard guard(origin_->device);
     const auto stream = c10::cuda::getStreamFromExternal(origin_->stream, origin_->device);
@@ -64,12 +63,12 @@ NcclWork::~NcclWork() {
     }
     origin_->counters->mark_when_due();
   } catch (const std::exception&) {
-    // Destructors do not throw; the process is in the middle of a CUDA error then.
+    // Destructors do not throw. A CUDA error is already pending here.
   }
 }
 
 void NcclWork::check() const {
-  origin_->state->check(record.name);  // first: an abort's reason says more than NCCL's error
+  origin_->state->check(record.name);  // first: an abort's reason is clearer than NCCL's error
   if (error_) {
     std::rethrow_exception(error_);
   }
@@ -99,7 +98,7 @@ void NcclWork::wait() {
       counted.block(stream);
     }
   }
-  // From here on the stream's order protects the memory.
+  // From here on stream order protects the memory.
   tensors_ = {};
 }
 
@@ -127,12 +126,12 @@ bool NcclWork::is_completed() {
     return true;
   }
   if (!ended_ || captured_) {
-    return false;  // a captured event cannot be asked
+    return false;  // a captured event cannot be queried
   }
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
   const auto code = cudaEventQuery(origin_->ends->event_of(ended_).get());
   if (code == cudaErrorNotReady) {
-    cudaGetLastError();  // "not ready" is not an error to be found by the next check
+    cudaGetLastError();  // clears "not ready", which the next check would report as an error
     origin_->counters->mark_when_due();
     return false;
   }

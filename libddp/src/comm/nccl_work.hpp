@@ -16,10 +16,10 @@
 
 namespace ddp::detail {
 
-/// Whether a communicator was aborted, shared with its works, which may outlive it.
+/// Whether a communicator was aborted. Shared with its works, which may outlive it.
 class AbortState {
  public:
-  /// True for the first call.
+  /// Returns true for the first call.
   bool abort(const std::string& reason);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   /// Throws PeerLostError after abort().
@@ -33,17 +33,17 @@ class AbortState {
 
 using NcclLaunchEnds = LaunchEnds<CudaEventPool::Event>;
 
-/// What the works of a communicator need of it; it may end before them.
+/// Communicator data that its works need; works may outlive the communicator.
 struct WorkOrigin {
   c10::DeviceIndex device = 0;
-  cudaStream_t stream = nullptr;  ///< the collectives'
+  cudaStream_t stream = nullptr;  ///< the collectives' stream
   std::shared_ptr<const AbortState> state;
   std::shared_ptr<CollectiveCounters> counters;
   std::shared_ptr<CudaEventPool> events;
   std::shared_ptr<NcclLaunchEnds> ends;
 };
 
-/// What a collective reads and writes; the rest is undefined.
+/// Inputs and outputs of a collective; unused entries are undefined.
 using KeptTensors = std::array<at::Tensor, 4>;
 
 class NcclWork final : public Work {
@@ -57,14 +57,14 @@ class NcclWork final : public Work {
   void wait_host(std::optional<std::chrono::milliseconds> timeout) override;
   bool is_completed() override;
 
-  /// It was enqueued, as `ended` of the communicator's ends.
+  /// The collective was enqueued; `ended` is its launch in the communicator's LaunchEnds.
   void set_ended(NcclLaunchEnds::Launch ended, bool captured) {
     ended_ = std::move(ended);
     captured_ = captured;
   }
-  /// The number of its launch, as the counters gave it.
+  /// Sets the launch number from the counters.
   void set_launch(int64_t launch) { launch_ = launch; }
-  /// A group's end failed: wait() throws it.
+  /// The group's end failed: wait() throws the error.
   void failed(std::exception_ptr error) { error_ = std::move(error); }
   /// Runs on the communicator's stream behind the collective.
   std::function<void()> after;

@@ -7,17 +7,16 @@
 
 namespace ddp::detail {
 
-/// What a communicator whose collectives can be captured is too.
+/// Also implemented by a communicator whose collectives can be captured.
 class OperationLog {
  public:
   virtual ~OperationLog() = default;
-  /// The latest capture's collectives with numbers above `after` (Communicator::num_operations), in
-  /// order: "all_reduce of 1024 Float". Equal texts need the same call on every rank.
+  /// Collectives of the latest capture with numbers above `after` (Communicator::num_operations),
+  /// in order: "all_reduce of 1024 Float". Equal strings mean equal calls.
   virtual std::vector<std::string> captured_operations(int64_t after) const = 0;
-  /// Until join_counts() nobody who waits for a captured collective also waits until it is counted.
+  /// Until join_counts(), waiting for a captured collective does not wait for its count.
   virtual void hold_counts() = 0;
-  /// The current stream waits for what was held; where the capture broke off, nothing is captured
-  /// and it waits for nothing.
+  /// Makes the current stream wait for the held counts. Does nothing if the capture was broken off.
   virtual void join_counts() = 0;
 };
 

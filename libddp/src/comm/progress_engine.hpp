@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread that carries operations out while others compute.
+// One thread that executes operations while callers compute.
 //
 //   submit ──> queue ──> start() in order of submission ──> poll() until true ──> ticket finished
 //                              │                                │
 //                              └── throws: this one fails ──────┴── throws or is late: this one
 //                              fails
 //
-// Operations belong to lanes (one a communicator). abort(lane) finishes every ticket of the lane at
-// once, also while the thread is stuck inside a call; the operations themselves are kept for ever,
-// because whoever carries them out may still write into their memory.
+// Each operation belongs to a lane (one per communicator). abort(lane) finishes every ticket of the
+// lane at once, even while the thread blocks in a call. Aborted operations are never freed, because
+// the backend may still write into their memory.
 //
-// Between polls the thread sleeps, longer and longer, so that ranks that share cores do not starve.
+// Between polls the thread sleeps for growing times, so that ranks that share cores do not starve.
 // Free of LibTorch and MPI: the thread sanitizer runs it without suppressions.
 #pragma once
 
@@ -37,7 +37,7 @@
 
 namespace ddp::detail {
 
-/// Keeps `object` until the process ends, reachable, so that leak checkers know it is on purpose.
+/// Keeps `object` reachable until the process ends, so leak checkers ignore it.
 inline void keep_for_ever(std::shared_ptr<void> object) {
   static std::mutex mutex;
   static auto* kept = new std::vector<std::shared_ptr<void>>;
@@ -45,13 +45,13 @@ inline void keep_for_ever(std::shared_ptr<void> object) {
   kept->push_back(std::move(object));
 }
 
-/// The end of one operation, seen by those who wait for it.
+/// Completion of one operation, for waiters.
 class ProgressTicket {
  public:
   explicit ProgressTicket(std::shared_ptr<std::atomic<int>> num_waiters)
       : num_waiters_(std::move(num_waiters)) {}
 
-  /// The host waits; throws what made the operation fail.
+  /// The host waits. Throws the operation's error.
   void wait() {
     std::unique_lock lock(mutex_);
     if (!finished_) {
@@ -63,7 +63,7 @@ class ProgressTicket {
     }
     rethrow();
   }
-  /// False where it did not end within `timeout`.
+  /// Returns false if the operation did not end within `timeout`.
   bool wait_for(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
     if (!finished_) {
@@ -80,12 +80,12 @@ class ProgressTicket {
     const std::lock_guard lock(mutex_);
     return finished_;
   }
-  /// A thread is in wait(); those in wait_for() go on by themselves.
+  /// Whether a thread is in wait(). wait_for() does not count, since its timeout ends it.
   bool is_waited_for() {
     const std::lock_guard lock(mutex_);
     return num_waiting_ > 0;
   }
-  /// The first call counts; returns whether this was it.
+  /// Only the first call counts; returns whether this was the first.
   bool finish(std::exception_ptr error) {
     {
       const std::lock_guard lock(mutex_);
@@ -117,14 +117,14 @@ class ProgressTicket {
 struct ProgressOptions {
   std::chrono::microseconds min_sleep{20};
   std::chrono::microseconds max_sleep{200};
-  std::chrono::microseconds max_sleep_waited{50};  ///< while someone waits for a ticket
-  std::chrono::milliseconds longest_turn{1000};    ///< of the thread; more is no operation's fault
+  std::chrono::microseconds max_sleep_waited{50};  ///< while a thread waits for a ticket
+  std::chrono::milliseconds longest_turn{1000};    ///< thread turns longer than this count as this
 };
 
-/// Operation: `void start()`; `bool poll()`; `std::chrono::milliseconds timeout() const` (counted
-/// from the start while this process runs, see RunningClock; 0: none); `std::exception_ptr
-/// timed_out() const`; `void failed(std::exception_ptr)` (called once after it failed by itself,
-/// not by an abort). All run on the engine's thread.
+/// Operation has these members, called on the engine's thread. `void start()` and `bool poll()`.
+/// `std::chrono::milliseconds timeout() const`: limit from the start by RunningClock; 0: none.
+/// `std::exception_ptr timed_out() const`. `void failed(std::exception_ptr)`: called once if the
+/// operation failed, not for an abort.
 template <typename Operation>
 class ProgressEngine {
  public:
@@ -135,7 +135,7 @@ class ProgressEngine {
   class Lane {
    private:
     friend class ProgressEngine;
-    std::exception_ptr aborted;  // guarded by the engine's mutex, as is `pending`
+    std::exception_ptr aborted;  // guarded by the engine's mutex, like `pending`
     std::set<TicketPtr> pending;
   };
   using LanePtr = std::shared_ptr<Lane>;
@@ -148,7 +148,7 @@ class ProgressEngine {
 
   LanePtr make_lane() { return std::make_shared<Lane>(); }
 
-  /// Any thread. Throws the lane's reason after abort(lane).
+  /// Any thread. Throws the abort reason after abort(lane).
   TicketPtr submit(const LanePtr& lane, OperationPtr operation) {
     auto ticket = std::make_shared<Ticket>(core_->num_waiters);
     {
@@ -171,7 +171,7 @@ class ProgressEngine {
     core_->abort(lane, std::move(reason));
   }
 
-  /// Throws the lane's reason after abort(lane).
+  /// Throws the abort reason after abort(lane).
   void check(const LanePtr& lane) const {
     const std::lock_guard lock(core_->mutex);
     if (lane->aborted) {
@@ -179,9 +179,9 @@ class ProgressEngine {
     }
   }
 
-  /// Ends the thread when all operations have ended; abort the lanes first where they may not.
-  /// Where the thread does not end within `bound` (it is stuck inside a call) it is left behind:
-  /// returns false.
+  /// Ends the thread after all operations have ended; first abort lanes that may not end. Returns
+  /// false if the thread does not end within `bound` because a call blocks. The thread is then
+  /// detached.
   bool stop(std::chrono::milliseconds bound) {
     if (!thread_.joinable()) {
       return true;
@@ -207,7 +207,7 @@ class ProgressEngine {
     std::chrono::steady_clock::time_point deadline;
   };
 
-  // Outlives the engine where its thread is left behind.
+  // Outlives the engine if its thread is detached.
   struct Core {
     explicit Core(const ProgressOptions& o) : options(o), clock(o.longest_turn) {}
 
@@ -232,7 +232,7 @@ class ProgressEngine {
       ended_changed.notify_all();
     }
 
-    // Sleeps, then hands over what was queued. False: it is time to end.
+    // Sleeps, then takes the queued operations. Returns false when the thread must end.
     bool take(std::deque<Entry>& incoming, std::chrono::microseconds sleep) {
       std::unique_lock lock(mutex);
       const auto due = [this] {
@@ -273,7 +273,7 @@ class ProgressEngine {
       for (; !incoming.empty(); incoming.pop_front()) {
         auto& entry = incoming.front();
         if (is_aborted(entry.lane)) {
-          continue;  // its ticket was finished by the abort; it never started, nothing writes to it
+          continue;  // the abort finished its ticket; it never started, so nothing writes to it
         }
         try {
           entry.operation->start();
@@ -291,7 +291,7 @@ class ProgressEngine {
 
     bool poll() {
       bool any = false;
-      // One time for all: of several that are late, the first submitted is the one that is named.
+      // One time for all: if several are late, the error names the first submitted.
       const auto now = clock.now();
       for (auto entry = active.begin(); entry != active.end();) {
         if (poll(*entry, now)) {
@@ -304,7 +304,7 @@ class ProgressEngine {
       return any;
     }
 
-    // True where the operation left the active ones.
+    // Returns true if the operation is no longer active.
     bool poll(Entry& entry, std::chrono::steady_clock::time_point now) {
       try {
         if (!entry.operation->poll()) {
@@ -317,7 +317,7 @@ class ProgressEngine {
         fail(entry, std::current_exception());
         return true;
       }
-      // Its memory is let go before the waiter goes on: the waiter may be the last who uses it.
+      // Frees the operation's memory before the waiter continues, which may be its last user.
       entry.operation.reset();
       finish(entry, nullptr);
       return true;
@@ -360,11 +360,11 @@ class ProgressEngine {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Entry> queue;
-    int aborts = 0;  // since the thread last looked
+    int aborts = 0;  // since the thread's last check
     bool stopping = false;
     std::condition_variable ended_changed;
     bool ended = false;
-    RunningClock clock;  // the thread's own, as are the operations under way
+    RunningClock clock;  // used by the thread only, like the active operations
     std::list<Entry> active;
   };
 

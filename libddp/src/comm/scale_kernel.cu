@@ -24,7 +24,7 @@ struct alignas(16) Vector {
   T values[kCount];
 };
 
-// Whole vectors first, the rest one by one; without `in_vectors` everything one by one.
+// Whole vectors first, then single elements; without `in_vectors` only single elements.
 template <typename T>
 __global__ void scale(T* data, int64_t count, bool in_vectors, float factor) {
 #if __CUDA_ARCH__ >= 900  // see may_begin_early
@@ -46,7 +46,7 @@ __global__ void scale(T* data, int64_t count, bool in_vectors, float factor) {
   }
 }
 
-// Only code for compute capability 9 waits for the kernel in front by itself.
+// Only code for compute capability 9 waits for the previous kernel by itself.
 template <typename T>
 bool may_begin_early() {
   cudaFuncAttributes attributes{};

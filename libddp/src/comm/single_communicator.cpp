@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The group of one. On CUDA a copy is enqueued on the caller's current stream, so that it stands in
-// the same place of the program's order as a collective would.
+// The group of one. On CUDA a copy runs on the caller's current stream, so it has the same place in
+// program order as a collective.
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -25,7 +25,7 @@ class CompletedWork final : public Work {
   bool is_completed() override { return true; }
 };
 
-/// A copy under way on a CUDA stream.
+/// A pending copy on a CUDA stream.
 class CopyWork final : public Work {
  public:
   explicit CopyWork(at::Device device) : guard_(device.type()), event_(device.type()) {
@@ -87,12 +87,12 @@ class SingleCommunicator final : public Communicator {
   WorkPtr send(at::Tensor tensor, int destination) override {
     check_usable("send");
     detail::check_peer(group(), "send", tensor, destination);
-    return completed();  // not reached: a group of one has no other rank
+    return completed();  // unreachable: a group of one has no other rank
   }
   WorkPtr recv(at::Tensor tensor, int source) override {
     check_usable("recv");
     detail::check_peer(group(), "recv", tensor, source);
-    return completed();  // not reached
+    return completed();  // unreachable
   }
   void barrier() override { check_usable("barrier"); }
   void group_start() override { detail::ThreadGroup::enter(this); }
@@ -140,7 +140,7 @@ class SingleCommunicator final : public Communicator {
     }
   }
 
-  // Memory order, as the other backends have it: strides of the two may differ.
+  // Copies in memory order like other backends, because strides may differ.
   WorkPtr copy(const at::Tensor& output, const at::Tensor& input) {
     if (output.const_data_ptr() == input.const_data_ptr()) {
       return completed();

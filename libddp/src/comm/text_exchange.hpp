@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small texts over a communicator, where no control plane is at hand.
+// Exchanges small strings over a communicator when no control plane is available.
 #pragma once
 
 #include <string>

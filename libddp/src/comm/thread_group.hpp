@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which communicator's GroupScope is open in this thread. NCCL's groups are the thread's: it holds
-// back what any communicator is given in one, so that another communicator's work would end its
-// wait before it was launched. All backends refuse it, so that a program that runs on the CPU runs
-// on GPUs.
+// The communicator whose GroupScope is open in this thread. NCCL's groups belong to the thread: an
+// open group defers the calls of every communicator. A wait for another communicator's work could
+// then end before that work was launched. All backends refuse such calls, so a program that runs on
+// CPU also runs on GPUs.
 #pragma once
 
 #include "ddp/core/error.hpp"
@@ -11,7 +11,7 @@ namespace ddp::detail {
 
 class ThreadGroup {
  public:
-  /// Throws SettingsError where a GroupScope of another communicator is open in this thread.
+  /// Throws SettingsError if another communicator's GroupScope is open in this thread.
   static void check(const void* communicator, const char* operation) {
     if (depth_ > 0 && communicator_ != communicator) [[unlikely]] {
       throw SettingsError(concat(operation,

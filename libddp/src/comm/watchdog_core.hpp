@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds collectives that do not end, by counters alone. Free of LibTorch and CUDA.
+// Detects collectives that do not end, from counters alone. Free of LibTorch and CUDA.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace ddp::detail {
 
-/// One series of collectives that end in order: those launched eagerly, or those of one captured
-/// graph. `enqueued` is read after `completed`, so it is never the smaller one.
+/// A series of collectives that end in order: the eager ones, or those of one captured graph.
+/// `enqueued` is read after `completed`, so it is never smaller.
 struct LaneProgress {
   uint64_t enqueued = 0;
   uint64_t completed = 0;
@@ -27,17 +27,17 @@ struct LaneProgress {
 struct Stall {
   size_t lane = 0;
   LaneProgress progress;
-  std::chrono::milliseconds stood{0};  ///< for how long no counter moved
+  std::chrono::milliseconds stood{0};  ///< time without any counter change
 };
 
-/// Pure but for what it remembers; time is given. All lanes run on one device queue, so that a
-/// counter of any of them that moves is progress of all.
+/// Depends only on its arguments and earlier calls. All lanes share one device queue, so any
+/// counter that moves is progress of all.
 class StallDetector {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  /// More time than `longest_turn` between two looks counts as that much: this process was
-  /// suspended, not a peer late.
+  /// A gap between looks counts as at most `longest_turn`: a longer one means that this process was
+  /// suspended.
   explicit StallDetector(std::chrono::milliseconds longest_turn = std::chrono::hours(1000))
       : longest_turn_(longest_turn) {}
 
@@ -48,8 +48,8 @@ class StallDetector {
     }
     clock_->tick(steady);
     const auto now = clock_->at(steady);
-    // From the back: a graph's lane is pending when the device has reached it, the eager one as
-    // soon as the host enqueued something, which may stand behind that graph.
+    // From the back: a graph's lane is pending once the device reached it. The eager lane is
+    // pending once the host enqueued, maybe behind that graph.
     const auto pending = std::find_if(lanes.rbegin(), lanes.rend(), [](const LaneProgress& lane) {
       return lane.enqueued != lane.completed;
     });
@@ -60,7 +60,7 @@ class StallDetector {
     const bool moved = !last_completed_ || completed != *last_completed_;
     last_completed_ = completed;
     if (moved || pending == lanes.rend() || !was_pending_) {
-      // A clock that starts at the first look at a pending collective, not at the last one's end.
+      // Starts at the first look at a pending collective, not at the end of the last one.
       since_ = now;
     }
     was_pending_ = pending != lanes.rend();
@@ -79,7 +79,7 @@ class StallDetector {
   TimePoint since_{};
 };
 
-/// A thread that calls `probe()` every `interval` until it returns false. The probe may destroy the
+/// Calls `probe()` in a thread every `interval` until it returns false. The probe may destroy the
 /// Watchdog.
 template <typename Probe>
 class Watchdog {
@@ -91,7 +91,7 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
   ~Watchdog() { stop(); }
 
-  /// No look begins after it. Waits for one under way, unless that is the caller.
+  /// No look begins afterwards. Waits for a running look unless called from it.
   void stop() {
     if (!thread_.joinable()) {
       return;

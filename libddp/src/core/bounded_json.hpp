@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON from outside: nlohmann's writer and comparisons recurse, and its lexer ends at a zero byte.
+// Parses untrusted JSON: nlohmann's writer and comparisons recurse, and its lexer ends at a zero
+// byte.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,8 +10,8 @@
 
 namespace ddp::detail {
 
-/// Throws ReadError for a zero byte and for objects and lists within more than `max_depth` others,
-/// nlohmann::json::exception for what is no JSON. The message names no file: the caller does.
+/// Throws ReadError for a zero byte and for objects and lists inside more than `max_depth` others.
+/// Throws nlohmann::json::exception for invalid JSON. The caller adds the file name to the message.
 template <typename Json>
 Json parse_bounded_json(std::string_view text, int max_depth) {
   if (text.find('\0') != std::string_view::npos) {

@@ -34,8 +34,8 @@ class ByteWriter {
   std::string bytes_;
 };
 
-/// Reads what ByteWriter wrote. Past the end, or where a length lies, it yields zeros and empty
-/// texts from then on and `ok()` is false: callers check once, at the end.
+/// Reads the bytes of a ByteWriter. After a wrong length or the end, it yields zeros and empty
+/// strings and `ok()` is false. Callers check once, at the end.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
@@ -64,7 +64,7 @@ class ByteReader {
   std::string text() { return std::string(raw(number<uint32_t>())); }
 
   bool ok() const { return ok_; }
-  /// Everything was read and nothing is left over.
+  /// Everything was read and no bytes remain.
   bool finished() const { return ok_ && bytes_.empty(); }
 
  private:

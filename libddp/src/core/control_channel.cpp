@@ -130,7 +130,7 @@ PendingPeer::State PendingPeer::advance(const std::string& secret) {
       return State::Refused;
     }
     if (bytes.size() >= prefix + length + kMacBytes) {
-      // A peer sends nothing more before it hears from us.
+      // A peer sends nothing more before rank 0 answers.
       const auto hello = bytes.substr(prefix, length);
       const bool authentic =
           equal_in_constant_time(hello_mac(secret, nonce_, hello), bytes.substr(prefix + length));

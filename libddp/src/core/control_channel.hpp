@@ -7,9 +7,8 @@
 //   hello            nonce_c[32] generation[8] rank[4] world_size[4] pid[4] host
 // Both then hold the session key H("session" nonce_s nonce_c). A frame is
 //   length[4] type[1] generation[8] counter[8] payload mac[32]
-// with the mac by the session key over the direction and all before it. The counter makes a frame
-// that is replayed, dropped or swapped show; nothing of a frame is looked at before its mac is
-// right.
+// The session key signs the direction and all bytes before the mac. The counter reveals frames that
+// were replayed, dropped or swapped. No part of a frame is used before its mac is verified.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +23,7 @@ namespace ddp::detail {
 inline constexpr std::string_view kMagic = "DDPCTL1\n";
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kMaxHelloBytes = 1024;
-inline constexpr std::size_t kMaxValueBytes = 1 << 20;  ///< of a collective's value
+inline constexpr std::size_t kMaxValueBytes = 1 << 20;  ///< limit of a collective's value
 inline constexpr std::size_t kMaxPayloadBytes = kMaxValueBytes + 4096;
 
 enum class FrameType : uint8_t {
@@ -45,7 +44,7 @@ struct Frame {
   std::string payload;
 };
 
-/// Who a peer says it is; believed once its mac is right.
+/// A peer's claimed identity; trusted once its mac is verified.
 struct Hello {
   std::string nonce;
   uint64_t generation = 0;
@@ -56,7 +55,7 @@ struct Hello {
 };
 
 std::string encode_hello(const Hello& hello);
-/// False where the bytes are no hello.
+/// False if the bytes are not a hello.
 bool decode_hello(std::string_view bytes, Hello& hello);
 
 enum class Side { Hub, Leaf };
@@ -68,10 +67,10 @@ class ControlChannel {
   int fd() const { return fd_.get(); }
   void queue(FrameType type, std::string_view payload);
   bool wants_to_write() const { return !outgoing_.empty(); }
-  /// Closed where the peer is gone; never blocks.
+  /// Returns Closed if the peer is gone; never blocks.
   IoStatus flush();
-  /// Appends complete frames to `frames`. Closed where the peer is gone or sent a false frame
-  /// (`problem()` tells which); never blocks.
+  /// Appends complete frames to `frames`. Returns Closed if the peer is gone or sent an invalid
+  /// frame (`problem()` says which); never blocks.
   IoStatus receive(std::vector<Frame>& frames);
   const std::string& problem() const { return problem_; }
 
@@ -88,8 +87,7 @@ class ControlChannel {
   std::string problem_;
 };
 
-/// Rank 0's side of a handshake: at most kMaxHelloBytes and a few are kept of a peer that has not
-/// proved anything yet.
+/// Rank 0's side of a handshake. Stores at most a little over kMaxHelloBytes from an unproven peer.
 class PendingPeer {
  public:
   PendingPeer(UniqueFd fd, SteadyTime deadline);
@@ -97,7 +95,7 @@ class PendingPeer {
   int fd() const { return fd_.get(); }
   SteadyTime deadline() const { return deadline_; }
   enum class State { Waiting, Accepted, Refused };
-  /// Reads what arrived. Accepted: hello() is authentic and take_channel() may be called.
+  /// Reads the received bytes. Accepted: hello() is authentic and take_channel() may be called.
   State advance(const std::string& secret);
   const Hello& hello() const { return hello_; }
   ControlChannel take_channel(const std::string& secret, uint64_t generation);
@@ -110,8 +108,8 @@ class PendingPeer {
   Hello hello_;
 };
 
-/// A peer's side: connects and sends its hello; rank 0's first frame proves that it was accepted.
-/// Throws std::runtime_error with the reason where that fails before `deadline`.
+/// A peer's side: connects and sends its hello. Rank 0's first frame proves acceptance. Throws
+/// std::runtime_error with the reason on failure or at `deadline`.
 ControlChannel connect_to_hub(const std::string& host, int port, const std::string& secret,
                               Hello hello, SteadyTime deadline);
 

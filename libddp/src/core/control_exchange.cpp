@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges among some of the ranks: rank 0 collects the values of a key, and sends all of them to
-// the ranks that gave one.
+// Exchanges among some ranks: rank 0 collects the values of a key and sends all of them to the
+// contributors.
 #include <utility>
 
 #include "core/byte_codec.hpp"

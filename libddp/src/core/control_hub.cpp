@@ -13,14 +13,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A stranger may hold a connection this long, and this many of them may.
+// Limits on the time and number of unauthenticated connections ("strangers").
 constexpr std::chrono::seconds kHandshakeTimeout{5};
 constexpr std::size_t kMaxNewcomers = 512;
-// A stranger stays so long even where others wait for its place.
+// A stranger may stay this long even if others wait for its place.
 constexpr std::chrono::milliseconds kMinStay{20};
-// Without a descriptor for the next connection the hub tries again after this time.
+// Without a free descriptor the hub retries after this time.
 constexpr std::chrono::milliseconds kAcceptPause{250};
-// How long a rendezvous that failed stays to tell the ranks that come late.
+// A failed rendezvous stays this long to inform late ranks.
 constexpr std::chrono::seconds kFarewell{1};
 
 std::string join(const std::vector<int>& ranks) {
@@ -32,8 +32,8 @@ std::string join(const std::vector<int>& ranks) {
   return ranks.size() > kShown ? concat(text, ", … (", ranks.size(), " in all)") : text;
 }
 
-// Strangers may hold a quarter of the descriptors that the ranks leave free. The rest is for the
-// files of the training.
+// Strangers may use a quarter of the descriptors that the ranks leave free. The rest is for the
+// training's files.
 std::size_t newcomer_limit(int world_size) {
   const std::size_t limit = descriptor_limit();
   const std::size_t taken = count_descriptors() + static_cast<std::size_t>(world_size);
@@ -63,12 +63,12 @@ ControlHub::~ControlHub() {
 
 void ControlHub::wait_for_all() {
   std::unique_lock lock(mutex_);
-  // The background thread ends the wait: with everybody here or with the reason why not.
+  // The background thread ends the wait: either all ranks joined or the rendezvous failed.
   changed_.wait(lock, [this] { return complete_ || failure_.failed(); });
   if (complete_ && !failure_.failed()) {
     return;
   }
-  if (failure_.get().exit_code == ExitCode::Settings) {  // who is still on the way is told too
+  if (failure_.get().exit_code == ExitCode::Settings) {  // late ranks get the reason too
     changed_.wait_until(lock, Clock::now() + kFarewell,
                         [this] { return num_joined() == world_size_ && failure_was_delivered(); });
   }
@@ -77,7 +77,7 @@ void ControlHub::wait_for_all() {
 
 void ControlHub::add_sockets(std::vector<pollfd>& watched) {
   const bool paused = clock_.now() < accept_again_;
-  watched.push_back({paused ? -1 : listener_.fd.get(), POLLIN, 0});  // poll passes over -1
+  watched.push_back({paused ? -1 : listener_.fd.get(), POLLIN, 0});  // poll ignores -1
   for (const auto& newcomer : newcomers_) {
     watched.push_back({newcomer.fd(), POLLIN, 0});
   }
@@ -140,13 +140,13 @@ void ControlHub::accept_newcomers(SteadyTime now) {
   }
 }
 
-// The oldest stranger has to go where others wait, unless it may be a rank that had no time to
-// prove itself. A rank that is thrown out tries again.
+// Drops the oldest stranger if others wait, unless it had no time to authenticate. A dropped rank
+// tries again.
 bool ControlHub::may_make_room(SteadyTime now) const {
   return !newcomers_.empty() && now >= newcomers_.front().deadline() - kHandshakeTimeout + kMinStay;
 }
 
-// The listener stays readable meanwhile: watching it would keep this thread busy.
+// The listener stays readable in the pause: polling it would keep this thread busy.
 void ControlHub::pause_accepting(SteadyTime now, const std::string& why) {
   if (accept_problem_.empty()) {
     log_warning("control plane: rank 0 cannot take a connection: " + why);
@@ -166,7 +166,7 @@ void ControlHub::greet_newcomers(SteadyTime now) {
   }
 }
 
-// Why a process that knows the secret cannot be the rank it says; empty where it can.
+// Why a process that knows the secret cannot have its claimed rank; empty if it can.
 std::string ControlHub::objection_to(const Hello& hello) const {
   const std::string who = concat(hello.host, ":", hello.pid);
   if (hello.world_size != static_cast<uint32_t>(world_size_)) {
@@ -201,7 +201,7 @@ void ControlHub::admit(PendingPeer& newcomer, SteadyTime now) {
   }
   if (const auto objection = objection_to(hello); !objection.empty()) {
     refuse(std::move(channel), objection, now);
-    if (!complete_ && !failure_.failed()) {  // a running job does not mind who comes too late
+    if (!complete_ && !failure_.failed()) {  // a running job ignores late joiners
       fail_job(ExitCode::Settings, objection);
     }
     return;
@@ -212,7 +212,7 @@ void ControlHub::admit(PendingPeer& newcomer, SteadyTime now) {
   peer.pid = hello.pid;
   peer.last_heard = now;
   accept_problem_.clear();
-  peer.channel->queue(FrameType::Heartbeat, {});  // the proof that it was accepted
+  peer.channel->queue(FrameType::Heartbeat, {});  // proves that it was accepted
   if (failure_.failed()) {
     peer.channel->queue(FrameType::Failure, encode_cause(failure_.get()));
   } else if (num_joined() == world_size_) {
@@ -254,7 +254,7 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
                    : peer.channel->problem());
     return;
   }
-  peer.channel->flush();  // a broken connection shows when it is read
+  peer.channel->flush();  // reading reveals a broken connection
 }
 
 void ControlHub::handle(int rank, const Frame& frame) {
@@ -275,7 +275,7 @@ void ControlHub::handle(int rank, const Frame& frame) {
     }
   } else if (frame.type == FrameType::Note) {
     ByteReader reader(frame.payload);
-    reader.number<uint32_t>();  // who it is from is known better here
+    reader.number<uint32_t>();  // the sender is known from the connection
     auto text = reader.text();
     if (reader.finished() && text.size() <= kMaxNoteBytes) {
       pass_on(rank, text);
@@ -295,7 +295,7 @@ void ControlHub::send_note(const std::string& text) {
   pass_on(0, text);
 }
 
-// To its author too, who then holds it twice: nobody minds.
+// Also sent back to its author, which is harmless.
 void ControlHub::pass_on(int rank, const std::string& note) {
   ByteWriter writer;
   broadcast_frame(FrameType::Note, writer.number(static_cast<uint32_t>(rank)).text(note).take());
@@ -318,7 +318,7 @@ void ControlHub::send_to(int rank, FrameType type, const std::string& payload) {
   }
 }
 
-// What a rank says itself. One that waited for others knows only that it did.
+// Reports a rank's own failure. A rank that waited for others knows only that it waited.
 void ControlHub::send_failure(const FailureCause& cause) {
   const auto rank = static_cast<std::size_t>(cause.rank);
   if (cause.rank >= 0 && rank < peers_.size() && peers_[rank].position) {
@@ -362,7 +362,7 @@ void ControlHub::lose(int rank, const std::string& why) {
 }
 
 void ControlHub::fail_job(ExitCode code, const std::string& message) {
-  FailureCause cause;  // of no single rank
+  FailureCause cause;  // not caused by a single rank
   cause.message = message;
   cause.exit_code = code;
   spread(cause);
@@ -415,7 +415,7 @@ void ControlHub::check_limits(SteadyTime now) {
 }
 
 void ControlHub::wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) {
-  // Closing first could cut off what a peer has not read yet.
+  // Closing first could cut off data that a peer has not read yet.
   changed_.wait_until(lock, Clock::now() + std::chrono::seconds(2), [this] {
     return std::none_of(peers_.begin(), peers_.end(),
                         [](const Peer& peer) { return peer.channel.has_value(); });

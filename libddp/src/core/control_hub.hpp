@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's control plane: the middle of the star.
+// Rank 0's control plane: the center of the star.
 #pragma once
 
 #include <list>
@@ -14,12 +14,12 @@ namespace ddp::detail {
 
 class ControlHub final : public ControlPlaneBase {
  public:
-  /// `listener` is bound already. wait_for_all() ends the rendezvous.
+  /// `listener` is already bound. wait_for_all() ends the rendezvous.
   ControlHub(const LaunchEnvironment& launch, const ControlPlaneOptions& options, Listener listener,
              std::string secret, uint64_t generation);
   ~ControlHub() override;
 
-  /// Returns when every rank has joined; throws PeerLostError naming those that did not.
+  /// Returns when every rank has joined. Throws PeerLostError naming the missing ranks.
   void wait_for_all();
 
  private:
@@ -27,11 +27,11 @@ class ControlHub final : public ControlPlaneBase {
     std::optional<ControlChannel> channel;
     std::string host;
     uint32_t pid = 0;
-    std::size_t watched_at = 0;  ///< place of its socket in what poll() watches; 0: in none yet
-    SteadyTime last_heard{};     ///< of the running clock
+    std::size_t watched_at = 0;  ///< index of its socket in poll()'s list; 0: not in it yet
+    SteadyTime last_heard{};     ///< by the running clock
     Progress progress;
-    uint64_t num_calls = 0;                ///< of collectives of the control plane
-    std::optional<RankPosition> position;  ///< as long as it waits
+    uint64_t num_calls = 0;                ///< collectives of the control plane
+    std::optional<RankPosition> position;  ///< set while it waits
     SteadyTime waits_since{};
     bool wait_is_reported = false;
   };
@@ -70,7 +70,7 @@ class ControlHub final : public ControlPlaneBase {
   void serve_peer(int rank, bool readable, SteadyTime now);
   void handle(int rank, const Frame& frame);
 
-  // Collectives, and who waits for whom in them (control_hub_rounds.cpp)
+  // Collectives and deadlock detection (control_hub_rounds.cpp)
   void note_contribution(int rank, Contribution contribution);
   void fail_round(int rank, const Contribution& contribution, const Round& round);
   void finish_round(uint64_t sequence, Round& round);
@@ -79,7 +79,7 @@ class ControlHub final : public ControlPlaneBase {
   void note_position(int rank, RankPosition position);
   void judge();
   void report_waits(SteadyTime now);
-  /// Where the ranks are that do not wait: "rank 1 is at step 3 in save".
+  /// Positions of the ranks that do not wait: "rank 1 is at step 3 in save".
   std::string tell_busy(const std::vector<int>& but) const;
   Progress progress_of(int rank) const;
   std::string name_of(int rank) const;
@@ -98,16 +98,16 @@ class ControlHub final : public ControlPlaneBase {
   const uint64_t generation_;
   const SteadyTime rendezvous_deadline_;
   bool complete_ = false;
-  std::vector<Peer> peers_;  // by rank; 0 is this process and has no channel
+  std::vector<Peer> peers_;  // indexed by rank; rank 0 is this process and has no channel
   std::list<PendingPeer> newcomers_;
   const std::size_t max_newcomers_;
   SteadyTime accept_again_{};
-  std::string accept_problem_;  // why a connection could not be taken since a rank joined
+  std::string accept_problem_;  // why accepting a connection failed since a rank joined
   std::list<Refused> refused_;
   std::map<uint64_t, Round> rounds_;
-  std::map<uint64_t, std::map<int, std::string>> exchanges_;  // not complete: by key, then rank
+  std::map<uint64_t, std::map<int, std::string>> exchanges_;  // incomplete; by key, then rank
   bool positions_are_new_ = false;
-  SteadyTime next_heartbeat_{};  // of the steady clock: due at once after a suspension
+  SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
 };
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's part in collectives of the control plane, and who waits for whom.
+// Rank 0's part in control-plane collectives and deadlock detection.
 #include <algorithm>
 
 #include "core/control_hub.hpp"
@@ -9,7 +9,7 @@
 namespace ddp::detail {
 namespace {
 
-// After so many heartbeats a rank that waits is reported, once a wait.
+// A waiting rank is reported after this many heartbeats, once per wait.
 constexpr int kReportAfterHeartbeats = 6;
 constexpr std::size_t kMaxNamed = 4;
 
@@ -88,7 +88,7 @@ void ControlHub::fail_round(int rank, const Contribution& contribution, const Ro
                   place(other.rank), " on the control plane"));
 }
 
-// Every value to all, or to the root alone, which is all that a broadcast and a gather need.
+// Sends the values to all ranks, or only to the root of a gather.
 void ControlHub::finish_round(uint64_t sequence, Round& round) {
   closing_ = closing_ || round.kind == CollectiveKind::Close;
   std::vector<std::string_view> values;
@@ -150,7 +150,7 @@ void ControlHub::judge() {
   }
 }
 
-// Nobody is to blame yet: a rank may save, load or evaluate for long.
+// Not an error yet: a rank may save, load or evaluate for a long time.
 void ControlHub::report_waits(SteadyTime now) {
   const auto limit = options_.heartbeat_interval * kReportAfterHeartbeats;
   std::vector<int> waiting;

@@ -45,7 +45,7 @@ ControlLeaf::~ControlLeaf() {
 
 void ControlLeaf::wait_for_all() {
   std::unique_lock lock(mutex_);
-  // Rank 0 watches the time and tells who is missing; its silence ends the wait too.
+  // Rank 0 enforces the timeout and names missing ranks; its silence ends the wait too.
   changed_.wait(lock, [this] { return complete_ || failure_.failed(); });
   if (!complete_) {
     throw_failure(failure_.get());
@@ -86,7 +86,7 @@ void ControlLeaf::send_note(const std::string& text) {
 }
 
 void ControlLeaf::send_failure(const FailureCause& cause) {
-  // Not set here: rank 0 answers with the first cause of the whole job.
+  // Not set here: rank 0 answers with the job's first cause.
   send(FrameType::Failure, encode_cause(cause));
 }
 
@@ -178,7 +178,8 @@ void ControlLeaf::lose_hub(const std::string& why) {
 }
 
 void ControlLeaf::wait_for_peers_to_leave(std::unique_lock<std::mutex>&) {
-  leaving_ = true;  // the background thread closes what it may be polling; rank 0 waits for this
+  leaving_ = true;  // the background thread closes the socket, as it may be polling it; rank 0
+                    // waits for this
   wake_.notify();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane of every rank but 0: one connection, to rank 0.
+// The control plane of ranks other than 0: one connection to rank 0.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace ddp::detail {
 
-/// An authenticated connection and what rank 0 said first (at least one frame).
+/// An authenticated connection and rank 0's first frames (at least one).
 struct JoinedHub {
   ControlChannel channel;
   std::vector<Frame> frames;
 };
 
-/// One attempt. Throws std::runtime_error with the reason where it fails before `deadline`.
+/// One attempt. Throws std::runtime_error with the reason on failure or at `deadline`.
 JoinedHub join_hub(const std::string& host, int port, const std::string& secret, const Hello& hello,
                    SteadyTime deadline);
 
@@ -26,7 +26,7 @@ class ControlLeaf final : public ControlPlaneBase {
   ControlLeaf(const LaunchEnvironment& launch, const ControlPlaneOptions& options, JoinedHub hub);
   ~ControlLeaf() override;
 
-  /// Returns when every rank has joined; throws what rank 0 says, or PeerLostError.
+  /// Returns when every rank has joined. Throws rank 0's failure or PeerLostError.
   void wait_for_all();
 
  private:
@@ -47,8 +47,8 @@ class ControlLeaf final : public ControlPlaneBase {
   void lose_hub(const std::string& why);
 
   std::optional<ControlChannel> channel_;
-  SteadyTime last_heard_;        // of the running clock
-  SteadyTime next_heartbeat_{};  // of the steady one: due at once after a suspension
+  SteadyTime last_heard_;        // running clock
+  SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
   bool complete_ = false;
   bool leaving_ = false;
   std::string hub_host_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a collective of the control plane sends: each rank's contribution, and the result.
+// Messages of a control-plane collective: each rank's contribution, and the result.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,21 @@ struct Contribution {
   uint64_t sequence = 0;
   CollectiveKind kind = CollectiveKind::Barrier;
   uint32_t root = 0;
-  std::string activity;  ///< that it belongs to, see ActivityScope
+  std::string activity;  ///< the caller's activity, see ActivityScope
   std::string value;
 };
 
-/// Some values of a collective's result, as many as fit into one frame.
+/// Part of a collective's result: as many values as fit into one frame.
 struct ResultPart {
   uint64_t sequence = 0;
   uint32_t first = 0;
-  uint32_t num_values = 0;  ///< of the whole result
+  uint32_t num_values = 0;  ///< in the whole result
   std::vector<std::string> values;
 };
 
 std::string encode_contribution(const Contribution& contribution);
 bool decode_contribution(std::string_view bytes, Contribution& contribution);
-/// `values` in as few messages as the limit of a frame allows, at least one.
+/// Packs `values` into as few messages as the frame limit allows, at least one.
 std::vector<std::string> encode_result(uint64_t sequence,
                                        const std::vector<std::string_view>& values);
 bool decode_result(std::string_view bytes, uint32_t world_size, ResultPart& part);

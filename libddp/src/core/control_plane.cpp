@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using detail::concat;
 
-// One attempt to reach rank 0; also how long a stranger at its port can hold us up.
+// Limit for one attempt to reach rank 0, or to identify a stranger at its port.
 constexpr std::chrono::seconds kAttemptTimeout{3};
 
 struct Contact {
@@ -39,8 +39,8 @@ bool parse_contact(const std::string& text, Contact& contact) {
          !contact.secret.empty();
 }
 
-// Of this start of the job: a process left over from an earlier one, with the same secret, has
-// another.
+// Identifies this start of the job. A process left over from an earlier start with the same secret
+// has a different generation.
 uint64_t make_generation(const LaunchEnvironment& launch, const std::string& secret) {
   const auto mac = detail::hmac_sha256(
       secret, concat("generation ", launch.job_id, ' ', launch.step_id, ' ', launch.restart_count));
@@ -57,8 +57,8 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
   return hello;
 }
 
-// Our port is taken. If it is by a rank 0 of this very job, that one hears of us and everybody is
-// told; whoever else it is, the user has to choose another port.
+// Our port is taken. If a rank 0 of this job holds it, our hello makes it report the conflict to
+// all ranks. Otherwise the user must choose another port.
 [[noreturn]] void report_taken_port(const LaunchEnvironment& launch, const std::string& address,
                                     int port, const std::string& secret) {
   std::optional<FailureCause> answer;
@@ -71,7 +71,7 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
       answer = cause;
     }
   } catch (const std::runtime_error&) {
-    // A stranger.
+    // Not a rank 0 of this job.
   }
   if (answer) {
     detail::throw_failure(*answer);
@@ -88,7 +88,7 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendez
   const std::string secret =
       known_secret.empty() ? detail::to_hex(detail::random_bytes(32)) : known_secret;
   const int port = rendezvous.bind_port();
-  detail::raise_descriptor_limit();  // a connection a rank, and what the training opens
+  detail::raise_descriptor_limit();  // one connection per rank, plus the training's files
   auto listener = detail::listen_tcp(address, port);
   if (!listener) {
     report_taken_port(launch, address, port, secret);
@@ -119,7 +119,7 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rende
         leaf->wait_for_all();
         return leaf;
       } catch (const Error&) {
-        throw;  // rank 0 was reached and says what is wrong
+        throw;  // rank 0 was reached and reports the error
       } catch (const std::runtime_error& error) {
         why = concat(contact.address, " port ", contact.port, ": ", error.what());
       }
@@ -133,7 +133,7 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rende
                              "here, or raise context.control_plane.rendezvous_timeout_ms"));
 }
 
-// The control plane of one.
+// The control plane at world size 1.
 class SinglePlane final : public ControlPlane {
  public:
   int rank() const override { return 0; }

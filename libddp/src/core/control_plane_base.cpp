@@ -12,16 +12,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a failing rank waits for its message to arrive before it goes on.
+// A failing rank waits this long for its message to be sent.
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
 
-// A position is looked at this often; one that did not change from look to look is told.
+// Interval between looks at the position. An unchanged position is sent.
 constexpr int kLooksATelling = 10;
 std::chrono::milliseconds look_interval(std::chrono::milliseconds heartbeat) {
   return std::clamp(heartbeat / 10, std::chrono::milliseconds(20), std::chrono::milliseconds(500));
 }
 
-// Progress is told at most this often: rank 0 hears of a thousand a second from all ranks together.
+// Least interval between progress messages: rank 0 gets at most 1000 per second in total.
 std::chrono::milliseconds progress_interval(int world_size) {
   return std::chrono::milliseconds(std::max(10, world_size));
 }
@@ -84,7 +84,7 @@ std::vector<std::string> ControlPlaneBase::collective(CollectiveKind kind, uint3
     return {};
   }
   plane_call_ = sequence + 1;
-  // Rank 0 watches the time and names who is missing; this limit is for a rank 0 that cannot.
+  // Rank 0 enforces the timeout and names missing ranks. This limit covers a stuck rank 0.
   const auto deadline = clock_.now() + options_.collective_timeout + dead_after();
   const auto complete = [&] {
     const auto found = results_.find(sequence);
@@ -158,7 +158,7 @@ void ControlPlaneBase::outlive_context() {
   set_activity(kAfterCloseActivity);
 }
 
-// Rank 0 reads its own where it is needed.
+// Rank 0 reads its own progress directly.
 void ControlPlaneBase::tell_progress() {
   if (rank_ != 0 && !progress_is_new_.exchange(true)) {
     wake_.notify();
@@ -184,8 +184,8 @@ void ControlPlaneBase::add_probe(Probe probe) {
   probes_.push_back(std::move(probe));
 }
 
-// The call of the control plane is the same before and after the communicators are asked, for
-// mutex_ is held: what they say is of a moment within it.
+// mutex_ keeps the control-plane call unchanged while the communicators are asked. So all answers
+// belong to this call.
 RankPosition ControlPlaneBase::position() {
   RankPosition position;
   const auto now = progress();
@@ -206,7 +206,7 @@ RankPosition ControlPlaneBase::position() {
   return position;
 }
 
-// Told once a rank waits, about as often as heartbeats while it does, and when it goes on.
+// Sends the position when a rank waits, about once per heartbeat during the wait, and when it ends.
 void ControlPlaneBase::look_at_position(SteadyTime steady) {
   if (steady < next_look_) {
     return;
@@ -246,7 +246,7 @@ void ControlPlaneBase::publish_failure(const FailureCause& cause) {
     changed_.wait_until(lock, Clock::now() + kDeliveryTimeout,
                         [this] { return failure_was_delivered(); });
   }
-  if (failure_.set(full)) {  // nobody answered: our own word counts
+  if (failure_.set(full)) {  // no answer came: our own cause counts
     first_cause_is_ours_ = true;
     changed_.notify_all();
   }
@@ -294,7 +294,7 @@ void ControlPlaneBase::start_thread() {
   });
 }
 
-// Nobody serves the connections any more. What the sockets take now is the last that peers hear.
+// Nothing serves the connections any more: peers only get the bytes the sockets take now.
 void ControlPlaneBase::end_job_with(const std::string& problem) {
   FailureCause cause;
   cause.rank = rank_;
@@ -332,7 +332,7 @@ void ControlPlaneBase::stop_thread() {
 }
 
 int ControlPlaneBase::poll_timeout_ms(SteadyTime now) const {
-  // Every limit is looked at a few times within a heartbeat: none needs to be exact.
+  // A few checks per heartbeat interval are exact enough for every limit.
   auto timeout = std::clamp(options_.heartbeat_interval / 4, std::chrono::milliseconds(2),
                             std::chrono::milliseconds(250));
   if (progress_is_new_.load()) {
@@ -362,7 +362,7 @@ void ControlPlaneBase::run_thread() {
     look_at_position(now);
     serve(watched, clock_.at(now));
     if (failure_.failed() && !failure_.callbacks_ran()) {
-      log_first_cause();  // before anybody who waits can wake, throw, and end the process
+      log_first_cause();  // before any waiter can wake, throw, and end the process
       lock.unlock();
       failure_.run_callbacks();
       lock.lock();

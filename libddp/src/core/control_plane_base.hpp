@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rank 0 and the others have in common: the background thread, collectives as the caller sees
-// them, progress and failures.
+// Shared by rank 0 and the other ranks: the background thread, the caller's side of collectives,
+// progress and failures.
 //
-// Threads: callers and the background thread share everything under one mutex but the progress,
-// which has its own: who tells it never waits for sockets. The background thread alone reads
-// sockets. Writing is done by whoever queued something, as far as the socket takes it at once, and
-// by the background thread after that. No lock is held while callbacks run.
+// Threads: one mutex guards everything but the progress, which has its own mutex. So setting the
+// progress never waits for sockets. Only the background thread reads sockets. The thread that
+// queues a message writes as much as the socket takes at once; the background thread writes the
+// rest. No lock is held while callbacks run.
 #pragma once
 
 #include <poll.h>
@@ -64,7 +64,7 @@ class ControlPlaneBase : public ControlPlane,
   void add_probe(Probe probe) final;
   std::string set_activity(std::string activity) final;
   void outlive_context() final;
-  /// Written to sockets so far.
+  /// Frames written to sockets so far.
   uint64_t num_frames_sent() const { return num_frames_.load(std::memory_order_relaxed); }
 
  protected:
@@ -77,22 +77,22 @@ class ControlPlaneBase : public ControlPlane,
   virtual void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) = 0;
   virtual bool failure_was_delivered() const = 0;
   virtual void add_sockets(std::vector<pollfd>& watched) = 0;
-  /// `now` is the running clock's; `watched` what poll() said, in the order of add_sockets().
+  /// `now` is from the running clock. `watched` is poll()'s result, in the order of add_sockets().
   virtual void serve(const std::vector<pollfd>& watched, SteadyTime now) = 0;
-  /// Whether sockets may go away without it being a failure.
+  /// Whether a socket may close without counting as a failure.
   virtual void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) = 0;
 
   void start_thread();
-  /// Called first by the destructors of derived classes: the thread calls their functions.
+  /// Destructors of derived classes call this first, because the thread calls their functions.
   void stop_thread();
-  /// The end of a plane that was never closed is a failure for its peers.
+  /// Destroying a plane that was never closed is a failure for its peers.
   void leave_without_closing();
   void keep_note(int rank, std::string text);
   void keep_exchanged(uint64_t key, std::map<int, std::string> values);
   void note_result(ResultPart part);
   Progress progress() const;
-  /// Waits (with mutex_ held) until `condition`, a failure, or `deadline` of the running clock;
-  /// throws the failure.
+  /// Waits (with mutex_ held) for `condition`, a failure, or `deadline` of the running clock.
+  /// Throws the failure.
   template <typename Condition>
   bool wait_until(std::unique_lock<std::mutex>& lock, SteadyTime deadline, Condition condition) {
     while (!condition() && !failure_.failed() && clock_.now() < deadline) {
@@ -116,9 +116,9 @@ class ControlPlaneBase : public ControlPlane,
   std::condition_variable changed_;
   WakeEvent wake_;
   FailureBox failure_;
-  RunningClock clock_;                ///< every limit but the heartbeat's own pace is by it
+  RunningClock clock_;                ///< for every limit except the heartbeat interval
   bool closing_ = false;              ///< all ranks have called close()
-  bool first_cause_is_ours_ = false;  ///< this rank found it out: it says so in its log
+  bool first_cause_is_ours_ = false;  ///< this rank detected the failure and logs it as its own
   std::atomic<uint64_t> num_frames_{0};
 
  private:
@@ -143,15 +143,15 @@ class ControlPlaneBase : public ControlPlane,
   std::vector<std::string> notes_;                            // by rank
   std::atomic<uint64_t> notes_version_{0};
   SteadyTime progress_due_{};
-  mutable std::mutex progress_mutex_;  // of progress_ and activity_; no other is taken below it
+  mutable std::mutex progress_mutex_;  // of progress_, activity_; no other is locked below it
   Progress progress_;
   std::string activity_;
   std::atomic<bool> progress_is_new_{false};
   std::vector<Probe> probes_;
   uint64_t plane_call_ = 0;                  // as in RankPosition
-  CallerThread caller_ = std::thread::id();  // of the collectives
+  CallerThread caller_ = std::thread::id();  // caller of the collectives
   std::optional<RankPosition> last_position_;
-  int num_looks_stood_ = 0;  // the position was the same in that many
+  int num_looks_stood_ = 0;  // number of looks at an unchanged position
   SteadyTime next_look_{};
   bool closed_ = false;
   bool stopping_ = false;

@@ -25,7 +25,7 @@ std::string place_of(const RankPosition& position) {
   return position.where.empty() ? step : concat(step, " in ", position.where);
 }
 
-// "all_reduce #12 (sum of 1000 Float)". Only the pending one's text is known.
+// "all_reduce #12 (sum of 1000 Float)". Only the pending collective's text is known.
 std::string operation_of(const GroupPosition& group, uint64_t number) {
   const auto text = number == group.pending ? group.operation : "collective";
   const auto end = std::min(text.find(' '), text.size());
@@ -33,12 +33,12 @@ std::string operation_of(const GroupPosition& group, uint64_t number) {
                 text.substr(end));
 }
 
-// A rank that stands in a call of the control plane, as it told from there.
+// A rank in a control-plane call, according to its own report.
 bool is_held(const RankView& rank) {
   return rank.call && rank.position && rank.position->plane_call == rank.call->sequence + 1;
 }
 
-// Who of those held came least far in each group.
+// The held rank with the fewest collectives in each group.
 using Behind = std::map<std::string, std::pair<std::size_t, uint64_t>>;
 
 Behind find_behind(const std::vector<RankView>& ranks, bool leaves) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who waits for whom for ever: told from what the ranks say, never guessed. A rank that may still
-// go on by itself (it saves, loads, computes, waits for the device) is never judged.
+// Detects deadlocks from the positions that ranks report, never by guessing. A rank that may still
+// continue by itself (it saves, loads, computes, waits for the device) is never blamed.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,28 @@
 
 namespace ddp::detail {
 
-/// The control plane's collective that a rank called last, where it is not complete.
+/// The last control-plane collective a rank called, while incomplete.
 struct PlaneCall {
   uint64_t sequence = 0;
   std::string name;     ///< "all_gather of metrics"
-  bool leaves = false;  ///< it ends: no collective of a communicator follows
+  bool leaves = false;  ///< the rank is ending: no collective of a communicator follows
 };
 
 struct RankView {
   std::string host;
   std::optional<PlaneCall> call;
-  uint64_t num_calls = 0;                ///< of the control plane, `call` the last
-  std::optional<RankPosition> position;  ///< the last one told; it may be old
+  uint64_t num_calls = 0;                ///< control-plane calls, including `call`
+  std::optional<RankPosition> position;  ///< the last one reported; may be stale
 };
 
-/// Empty: nothing is certain. Else who waits for whom, both named. Why each verdict holds also for
-/// old positions:
-/// - A rank that left, or stands in a call of the control plane, is there until that call is
-///   complete, so its number of collectives cannot have changed since it told it from there.
-/// - A collective that one rank of the group has not called cannot end on the others.
-/// - A rank that waits for one cannot call the control plane meanwhile, where one thread does both.
-/// - Different operations with one number are a mistake whatever follows.
+/// Returns an empty string if no deadlock is certain, else both sides of the deadlock. Every
+/// verdict holds for stale positions too:
+/// - A rank in a control-plane call (close() included) stays there until that call completes.
+///   So the number of its collectives has not changed since its report.
+/// - A collective that one rank of the group has not called cannot complete on the others.
+/// - A rank that waits for a collective cannot call the control plane if one thread makes all
+///   calls.
+/// - Different operations with one number are always a mistake.
 std::string find_deadlock(const std::vector<RankView>& ranks);
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables of plain structs in a device's memory, for kernels.
+// Tables of plain structs in device memory, for kernels.
 #pragma once
 
 #include <ATen/Functions.h>

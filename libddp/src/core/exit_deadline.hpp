@@ -8,9 +8,9 @@
 
 namespace ddp::detail {
 
-/// The last resort of a failing job: once armed, the process ends with `exit_code` unless this
-/// object is destroyed within `grace`. A destructor that waits for a peer, or for a GPU that waits
-/// for one, must not keep the job alive.
+/// Last resort of a failing job. Once armed, the process ends with `exit_code` unless this object
+/// is destroyed within `grace`. This bounds destructors that wait for a peer, or for a GPU that
+/// waits for a peer.
 class ExitDeadline {
  public:
   explicit ExitDeadline(std::chrono::milliseconds grace) : grace_(grace) {}

@@ -85,8 +85,8 @@ void FailureBox::run_callbacks() {
     const std::lock_guard state_lock(mutex_);
     ran_ = true;
   }
-  // The newest first: what was added for a whole job is the slowest (a communicator's abort waits
-  // for its device) and must not delay the deadline that bounds it. One at a time: a callback may
+  // Newest first: callbacks for the whole job are the slowest (a communicator's abort waits for its
+  // device). They must not delay the newer deadline that bounds them. One at a time: a callback may
   // remove itself or others.
   while (!callbacks_.empty()) {
     const auto newest = std::prev(callbacks_.end());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first cause of a failure and who wants to hear of it. Thread safe.
+// The first cause of a failure and the callbacks to notify. Thread safe.
 #pragma once
 
 #include <functional>
@@ -13,16 +13,16 @@ namespace ddp::detail {
 
 class FailureBox {
  public:
-  /// False where an earlier cause is known already.
+  /// False if an earlier cause is already set.
   bool set(const FailureCause& cause);
   bool failed() const;
-  FailureCause get() const;  ///< a default cause where there is none
+  FailureCause get() const;  ///< a default cause if none is set
 
   int add_callback(std::function<void(const FailureCause&)> callback);
-  /// The callback does not run any more when this returns (unless it is the caller).
+  /// After this returns, the callback does not run any more (unless it is the caller).
   void remove_callback(int token);
-  void remove_callbacks();  ///< all of them, in the same way
-  /// Runs every callback, once; later additions run at once. Callbacks that throw are logged.
+  void remove_callbacks();  ///< removes all, likewise
+  /// Runs every callback once; callbacks added later run at once. Exceptions are logged.
   void run_callbacks();
   bool callbacks_ran() const;
 
@@ -32,14 +32,14 @@ class FailureBox {
   mutable std::mutex mutex_;
   std::optional<FailureCause> cause_;
   bool ran_ = false;
-  // Held while callbacks run, so that removing one waits for it; recursive, so that one may remove
-  // itself.
+  // Held while callbacks run, so that removal waits for them. Recursive, so that a callback may
+  // remove itself.
   std::recursive_mutex callbacks_mutex_;
   std::map<int, std::function<void(const FailureCause&)>> callbacks_;
   int next_token_ = 1;
 };
 
-/// Throws the error that belongs to the cause's exit code, saying its line.
+/// Throws the error of the cause's exit code, with the cause's line as the message.
 [[noreturn]] void throw_failure(const FailureCause& cause);
 
 std::string encode_cause(const FailureCause& cause);

@@ -22,8 +22,7 @@
 namespace ddp::detail {
 namespace {
 
-// One write call carries at most this, so that a full disk is noticed early and a signal waits
-// little.
+// Limit per write call, so that a full disk is noticed early and signals wait briefly.
 constexpr std::size_t kWriteBytes = 64u << 20;
 
 const char* fix_for(int error) {
@@ -56,7 +55,7 @@ const char* fix_for(int error) {
   throw FileError(concat("cannot ", what, " ", path), error);
 }
 
-// Owns a descriptor; the success path closes explicitly, because close may report a lost write.
+// Owns a descriptor. Success closes explicitly, because close may report a lost write.
 class OpenFile {
  public:
   OpenFile(FileOps& ops, std::string path, int flags, mode_t mode = 0)
@@ -99,7 +98,7 @@ class OpenFile {
   }
   void close() {
     const int fd = std::exchange(fd_, -1);
-    // Linux frees the descriptor even where close says EINTR.
+    // Linux frees the descriptor even if close returns EINTR.
     if (ops_.close(fd) != 0 && errno != EINTR) {
       fail("close", path_, errno);
     }
@@ -181,7 +180,7 @@ FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::st
 int open_to_read(const std::string& path, std::string& why, Links links) {
   const int follow = links == Links::Refuse ? O_NOFOLLOW : 0;
   int fd = -1;
-  do {  // O_NONBLOCK: a named pipe is opened without a writer; a regular file takes no notice
+  do {  // O_NONBLOCK: opens a named pipe without a writer; no effect on regular files
     fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | follow);
   } while (fd < 0 && errno == EINTR);
   struct stat status {};

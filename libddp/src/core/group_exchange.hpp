@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small values exchanged by some ranks of the job, in whatever order other ranks exchange theirs.
+// Small values exchanged by some ranks of the job, in any order relative to other exchanges.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace ddp::detail {
 
-/// What a control plane of several ranks is too. Any thread.
+/// Also implemented by a control plane of several ranks. Any thread.
 class GroupExchange {
  public:
   static constexpr std::size_t kMaxExchangeBytes = 512;
 
   virtual ~GroupExchange() = default;
-  /// The values, by rank of the job, of the `num_ranks` ranks that call this with `key`. A key is
-  /// used once. A value is cut at kMaxExchangeBytes. The host waits; `look` is called a few times
-  /// a second meanwhile, and ends the wait by throwing. Throws the job's failure.
+  /// Returns the values of the `num_ranks` ranks that call this with `key`, by rank of the job.
+  /// Each key is used once. Values are cut at kMaxExchangeBytes. The host waits and calls `look` a
+  /// few times a second; `look` ends the wait by throwing. Throws the job's failure.
   virtual std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
                                               const std::function<void()>& look) = 0;
 };

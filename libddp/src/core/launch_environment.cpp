@@ -18,7 +18,7 @@ using detail::concat;
 
 constexpr int kMaxRanks = 1'000'000;
 
-// A number together with the words that say where it came from ("SLURM_PROCID=5").
+// A number and its origin ("SLURM_PROCID=5").
 struct Given {
   int value = 0;
   std::string words;
@@ -28,7 +28,7 @@ class Variables {
  public:
   explicit Variables(const EnvironmentLookup& lookup) : lookup_(lookup) {}
 
-  // An empty variable counts as unset: that is how shells "remove" one.
+  // An empty variable counts as unset: shells often "remove" variables this way.
   std::optional<std::string> text(const std::string& name) const {
     auto value = lookup_(name);
     return value && value->empty() ? std::nullopt : value;
@@ -80,7 +80,7 @@ void require_same(const std::optional<Given>& left, const std::optional<Given>& 
   }
 }
 
-// Half of a pair would leave the other half to a guess.
+// Half of a pair would make the other half a guess.
 void require_both(const std::optional<Given>& left, const char* left_name,
                   const std::optional<Given>& right, const char* right_name) {
   if (left.has_value() == right.has_value()) {
@@ -92,7 +92,7 @@ void require_both(const std::optional<Given>& left, const char* left_name,
                              "sets both"));
 }
 
-// What a launcher said about this process, before it is checked.
+// The launcher's values for this process, before they are checked.
 struct Placement {
   std::optional<Given> rank, world_size, local_rank, local_world_size, node_rank, num_nodes;
 };
@@ -124,7 +124,7 @@ void apply(const Placement& p, LaunchEnvironment& result) {
   set(p.num_nodes, result.num_nodes);
 }
 
-// Where nothing tells the node: ranks fill one node after the other.
+// Default without node information: ranks fill the nodes in order.
 void fill_nodes(Placement& p) {
   if (p.rank && p.world_size && p.local_world_size) {
     const int local = p.local_world_size->value;
@@ -177,8 +177,8 @@ Placement read_open_mpi(const Variables& env, LaunchEnvironment& result) {
   return p;
 }
 
-// The batch script also has SLURM_PROCID=0 and SLURM_NTASKS=8 without being a task: only a step has
-// a step id, and those of the batch, extern and interactive steps are names or lie above 2^32 - 16.
+// The batch script also has SLURM_PROCID=0 and SLURM_NTASKS=8 but is not a task. Only a step has a
+// step id. Ids of batch, extern and interactive steps are names or above 2^32 - 16.
 bool is_slurm_step(const Variables& env) {
   const auto step = env.text("SLURM_STEP_ID");
   const auto id = step ? detail::parse_number<uint32_t>(*step) : std::nullopt;
@@ -247,7 +247,7 @@ Placement read_pmix(const Variables& env, LaunchEnvironment& result) {
   return p;
 }
 
-// The sources in their order; the first that is there is the launcher.
+// Tries the sources in order; the first one present is the launcher.
 Placement read_launcher(const Variables& env, LaunchEnvironment& result) {
   result.job_id = env.text("SLURM_JOB_ID").value_or("");
   if (const auto count = env.number("SLURM_RESTART_COUNT", 0)) {
@@ -332,8 +332,8 @@ void merge_arguments(const LaunchArguments& arguments, Placement& p, LaunchEnvir
   }
 }
 
-// A launcher that tells the number of ranks and not this one's: each process would run alone, with
-// nobody noticing. An argument world_size=1 says that it is meant.
+// The launcher gives the number of ranks but not this rank: each process would silently run alone.
+// An argument world_size=1 states that this is intended.
 void refuse_lone_world_size(const Variables& env, const LaunchArguments& arguments,
                             const LaunchEnvironment& result) {
   if (result.source != LaunchSource::Single || arguments.world_size) {

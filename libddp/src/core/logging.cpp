@@ -47,7 +47,7 @@ void apply_environment_level(spdlog::level::level_enum& level) {
   }
 }
 
-// Leaked on purpose: threads may log while the process's statics are being destroyed.
+// Leaked on purpose: threads may log while static objects are destroyed.
 spdlog::logger& logger() {
   static auto* instance = [] {
     auto* made = new spdlog::logger("ddp", std::make_shared<spdlog::sinks::stderr_sink_mt>());

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMaxLength = 128;  // bounds the quadratic work; no key is this long
 constexpr std::size_t kMaxEdits = 2;
 
-// Optimal string alignment: insertions, deletions, changes and swaps of neighbours cost one each.
+// Optimal string alignment: insertions, deletions, changes and neighbour swaps cost one each.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strict numbers: the whole text or nothing, no locale, no leading blanks or plus.
+// Strict number parsing: the whole string, no locale, no leading blanks or plus.
 #pragma once
 
 #include <charconv>

@@ -22,7 +22,7 @@ constexpr const char* kIdentity = "measured on";
 constexpr const char* kChoices = "choices";
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20;  // a plan has some kilobytes
 constexpr int kMaxChoiceDepth = 8;
-constexpr int kMaxPlanDepth = kMaxChoiceDepth + 2;  // the choices stand in two objects
+constexpr int kMaxPlanDepth = kMaxChoiceDepth + 2;  // the choices are nested in two objects
 
 [[noreturn]] void fail(const std::string& origin, const std::string& why) {
   throw ReadError(concat(origin, " is not a plan of measured choices: ", why,

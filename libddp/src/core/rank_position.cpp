@@ -8,7 +8,7 @@
 namespace ddp::detail {
 namespace {
 
-// More are left out: a position is a help, and rank 0 keeps one of each rank.
+// Extra groups are omitted: positions are only a diagnostic, and rank 0 stores one per rank.
 constexpr std::size_t kMaxGroups = 256;
 constexpr std::size_t kMaxWord = 1024;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a rank stands: which collective it waits for, on which communicator. From the positions of
-// all ranks rank 0 tells who waits for whom for ever (control_verdict.hpp).
+// A rank's position: which collective it waits for, on which communicator. Rank 0 finds deadlocks
+// from all positions (control_verdict.hpp).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace ddp::detail {
 
-/// The thread that made all calls; none where several did. The default id stands for no call.
+/// The thread that made all calls; nothing if several threads did. The default id means no call.
 using CallerThread = std::optional<std::thread::id>;
 
 inline void add_caller(CallerThread& callers, CallerThread more = std::this_thread::get_id()) {
@@ -26,29 +26,28 @@ inline void add_caller(CallerThread& callers, CallerThread more = std::this_thre
   }
 }
 
-/// How far this rank came with the collectives of one communicator. send and recv are not counted:
-/// only two ranks make them.
+/// This rank's progress in the collectives of one communicator. send and recv are not counted,
+/// because only two ranks call them.
 struct GroupPosition {
-  std::string id = {};      ///< the same on all ranks of the group, and no other group's
+  std::string id = {};      ///< equal on all ranks of the group, unique to the group
   uint64_t num_called = 0;  ///< collectives called so far; the first has number 1
-  uint64_t pending = 0;     ///< number of one that was called and has not ended; 0: none
-  /// Of the pending one: "all_reduce (sum of 8 Float)". Equal texts need the same call on every
-  /// rank.
+  uint64_t pending = 0;     ///< number of a collective that was called and has not ended; 0: none
+  /// The pending collective: "all_reduce (sum of 8 Float)". Equal strings mean equal calls.
   std::string operation = {};
-  uint64_t waited = 0;  ///< number of the newest that a thread waits for without limit; 0: none
-  /// The collectives are comparisons of calls (check_collectives). Calls that differ are no
+  uint64_t waited = 0;  ///< newest number that a thread waits for without limit; 0: none
+  /// The collectives are comparisons of calls (check_collectives). Different calls are not a
   /// deadlock: the comparison reports them.
   bool is_check = false;
-  CallerThread caller = std::thread::id();  ///< stays on this rank
+  CallerThread caller = std::thread::id();  ///< not sent to other ranks
 
   bool operator==(const GroupPosition&) const = default;
 };
 
 struct RankPosition {
   int64_t step = -1;
-  std::string where;        ///< as set_progress said, and the activity
-  uint64_t plane_call = 0;  ///< 1 + the sequence number of the control plane's collective it is in
-  /// All collectives, the control plane's too, were called by one thread: while that one waits,
+  std::string where;        ///< the place from set_progress, and the activity
+  uint64_t plane_call = 0;  ///< 1 + sequence number of its current control-plane collective
+  /// One thread called all collectives, including the control plane's. While that thread waits,
   /// none is called.
   bool one_thread = true;
   std::vector<GroupPosition> groups;
@@ -61,28 +60,28 @@ struct RankPosition {
 std::string encode_position(const RankPosition& position);
 bool decode_position(std::string_view bytes, RankPosition& position);
 
-/// What a control plane of several ranks is too. Any thread.
+/// Also implemented by a control plane of several ranks. Any thread.
 class PositionBoard {
  public:
-  /// Asked a few times a second by a background thread, so it must not wait for collectives.
-  /// Nothing: the communicator is gone, and is not asked again.
+  /// A background thread calls it a few times a second, so it must not wait for collectives.
+  /// Returns nothing once the communicator is gone; it is then not called again.
   using Probe = std::function<std::optional<GroupPosition>()>;
 
   virtual ~PositionBoard() = default;
   virtual void add_probe(Probe probe) = 0;
-  /// Returns what it replaces.
+  /// Returns the previous activity.
   virtual std::string set_activity(std::string activity) = 0;
-  /// The context ends and this control plane stays open: removes the failure callbacks and probes
-  /// of the context and of the program.
+  /// Called when the context ends and this control plane stays open. Removes all failure callbacks
+  /// and probes.
   virtual void outlive_context() = 0;
 };
 
-/// Given a probe of each communicator that is made; may be empty.
+/// Receives a probe of each new communicator; may be empty.
 using WatchPosition = std::function<void(PositionBoard::Probe)>;
 
-/// Says what this rank is busy with ("save"): peers read it where they wait for this rank. The
-/// collectives of the control plane that are called meanwhile belong to it: another rank that calls
-/// one of another activity in its place took another way.
+/// Sets this rank's activity ("save"), which peers see while they wait for this rank. Control-plane
+/// collectives called in the scope belong to it. If ranks call the same collective in different
+/// activities, their control flow has diverged.
 class ActivityScope {
  public:
   ActivityScope(ControlPlane& control_plane, std::string activity);
@@ -95,9 +94,9 @@ class ActivityScope {
   std::string before_;
 };
 
-/// The activity of a rank that ends: it calls no collective of a communicator any more.
+/// The activity of a rank that ends: it calls no more collectives of a communicator.
 inline constexpr const char* kCloseActivity = "close";
-/// The activity of a rank whose last context was closed, until its process ends.
+/// The activity of a rank after its last context closed, until its process ends.
 inline constexpr const char* kAfterCloseActivity = "after close";
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings that earlier versions had. A file that still sets one gets an error with its name.
+// Settings of earlier versions. A file that still sets one gets an error with its name.
 #pragma once
 
 #include <algorithm>

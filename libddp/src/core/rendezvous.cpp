@@ -87,7 +87,7 @@ class FileRendezvous final : public Rendezvous {
   }
 
  private:
-  // Written under a name nobody can guess and renamed, so that no reader sees a part of it.
+  // Written under a random name and renamed, so that no reader sees a partial file.
   void publish(const std::string& contact) {
     const std::string temporary = path_ + "." + to_hex(random_bytes(8));
     const int fd =

@@ -10,18 +10,18 @@
 
 namespace ddp::detail {
 
-/// Reads the position of an object that it does not own, so the object is never destroyed on the
-/// thread of the control plane.
+/// Reads the position of an object without owning it, so the control plane's thread never destroys
+/// the object.
 class RevocableProbe {
  public:
   explicit RevocableProbe(std::function<GroupPosition()> read) : read_(std::move(read)) {}
 
-  /// Nothing after revoke().
+  /// Returns nothing after revoke().
   std::optional<GroupPosition> read() {
     const std::lock_guard lock(mutex_);
     return read_ ? std::optional(read_()) : std::nullopt;
   }
-  /// The object's destructor calls it first. Waits for a read() in progress.
+  /// The object's destructor calls this first. Waits for a read() in progress.
   void revoke() {
     const std::lock_guard lock(mutex_);
     read_ = nullptr;

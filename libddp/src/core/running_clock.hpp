@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time in which this process ran: what a suspension takes (SIGSTOP, `scontrol suspend`, a paused
-// container) does not count. For limits on the silence of others.
+// Time in which this process ran. Suspensions (SIGSTOP, `scontrol suspend`, a paused container) do
+// not count. Used for timeouts on other ranks.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,8 @@
 
 namespace ddp::detail {
 
-/// Ticked by a loop. A turn longer than `longest_turn` counts as that long, also before it ended.
+/// Ticked by a loop. A longer turn than `longest_turn` counts as `longest_turn`, even before it
+/// ends.
 /// The owner's mutex guards it.
 class RunningClock {
  public:
@@ -22,7 +23,7 @@ class RunningClock {
     lost_ += std::max(Duration::zero(), steady - last_tick_ - longest_turn_);
     last_tick_ = steady;
   }
-  /// Equals the steady clock where the process was never suspended; never goes back.
+  /// Equals the steady clock if the process was never suspended. Never goes back.
   TimePoint at(TimePoint steady) const {
     return std::min(steady, last_tick_ + longest_turn_) - lost_;
   }
@@ -34,7 +35,7 @@ class RunningClock {
   Duration lost_{0};
 };
 
-/// A limit of a wait for other ranks. The loop that waits asks at least once a second.
+/// A limit on a wait for other ranks. The waiting loop must query it at least once a second.
 class RunningLimit {
  public:
   using TimePoint = RunningClock::TimePoint;

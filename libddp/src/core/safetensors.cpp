@@ -42,7 +42,7 @@ at::ScalarType to_scalar_type(const std::string& dtype) {
   throw ReadError("cannot read " + path + ": " + std::generic_category().message(error));
 }
 
-// A private mapping: pages are shared with the page cache until somebody writes to a tensor.
+// A private mapping: pages are shared with the page cache until a tensor is written.
 class Mapping {
  public:
   explicit Mapping(const std::string& path) {
@@ -80,7 +80,7 @@ class Mapping {
   std::size_t size_ = 0;
 };
 
-// A bool other than 0 and 1 is undefined behaviour for every kernel that reads it.
+// A bool other than 0 and 1 is undefined behaviour in every kernel.
 void check_bools(const unsigned char* data, uint64_t size, const std::string& name,
                  const std::string& path) {
   for (uint64_t i = 0; i < size; ++i) {
@@ -96,7 +96,7 @@ at::Tensor map_tensor(const std::shared_ptr<Mapping>& mapping,
   const auto options = at::TensorOptions().dtype(to_scalar_type(entry.dtype));
   unsigned char* data = mapping->data() + data_offset + entry.begin;
   const auto bytes = entry.end - entry.begin;
-  // Other writers need not align; kernels may rely on it.
+  // Other writers need not align data; kernels may require alignment.
   if (bytes == 0 || reinterpret_cast<uintptr_t>(data) % options.dtype().itemsize() != 0) {
     at::Tensor copy = at::empty(entry.shape, options);
     if (bytes > 0) {

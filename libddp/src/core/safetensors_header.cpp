@@ -18,8 +18,8 @@ constexpr std::pair<std::string_view, uint64_t> kDtypes[] = {
     {"I64", 8},  {"U64", 8}, {"F64", 8},  {"C64", 8},
 };
 
-// A pushdown reader: nlohmann's SAX parser does not recurse, and no DOM is built, so a hostile
-// header costs no more memory than its entries. Any surprise ends the parse with a reason.
+// Nlohmann's SAX parser does not recurse, and no DOM is built. So a hostile header costs no more
+// memory than its entries. Any error ends the parse with a reason.
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   SafetensorsHeader header;
@@ -145,8 +145,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   throw ReadError(path + " is not a valid safetensors file: " + why);
 }
 
-// Elements times element size, or false where the strides of such a tensor overflow: a dimension of
-// 0 leaves the product of the others to be computed.
+// Number of elements times element size. False if the strides of such a tensor overflow: this
+// counts dimensions of 0 as 1.
 bool entry_bytes(const SafetensorsEntry& entry, uint64_t& bytes) {
   auto product = static_cast<int64_t>(safetensors_dtype_bytes(entry.dtype));
   bool empty = false;
@@ -160,12 +160,12 @@ bool entry_bytes(const SafetensorsEntry& entry, uint64_t& bytes) {
   return true;
 }
 
-// For messages: any bytes as ASCII.
+// Any bytes as ASCII, for messages.
 std::string quoted(const std::string& name) {
   return Json(name.substr(0, 200)).dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
-// The text of a name or of metadata in JSON, which knows UTF-8 alone.
+// A name or metadata text as JSON, which allows only UTF-8.
 template <typename T>
 std::string json_text(const T& value, const std::string& what) {
   try {
@@ -237,7 +237,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t file_
   if (json.empty() || json.front() != '{') {
     refuse(path, "its header does not start with '{'");
   }
-  if (json.find('\0') != std::string_view::npos) {  // for the parser it is the end
+  if (json.find('\0') != std::string_view::npos) {  // the parser would stop there
     refuse(path, "its header holds a zero byte");
   }
   HeaderReader reader;
@@ -279,7 +279,7 @@ std::string make_safetensors_header(std::vector<SafetensorsEntry>& entries,
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
-  // The reader's own limits hold for the writer: what is saved can be loaded.
+  // The writer obeys the reader's limits: every saved file can be loaded.
   if (text.size() > kMaxSafetensorsHeaderBytes || entries.size() > kMaxSafetensorsEntries) {
     throw WriteError(
         concat("a safetensors file may have 100000 tensors and a header of 16 MiB, not ",

@@ -81,7 +81,7 @@ std::string number_text(const NumberOrAuto& value) {
   return value ? number_text(*value) : "auto";
 }
 
-// Prints 10000000 instead of 1e+07, which is easier to read as the limit of an integer.
+// Prints 10000000 instead of 1e+07, which is easier to read as an integer limit.
 std::string limit_text(double value) {
   constexpr double kPlain = 1e15;
   return value == std::floor(value) && std::abs(value) < kPlain
@@ -117,7 +117,7 @@ std::string SettingRow::text() const {
 
 std::string SettingRow::allowed() const {
   const std::string choices = detail::join(field.choices, ", ");
-  // A limit of int's own range says nothing to a reader.
+  // Int's own limits tell a reader nothing.
   Field shown = field;
   if (shown.max >= std::numeric_limits<int>::max()) {
     shown.max = std::numeric_limits<double>::infinity();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small texts shared by the reader and the writers of settings.
+// Strings shared by the reader and the writers of settings.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace ddp::detail {
 
-/// The dotted place of a visitor in nested sections.
+/// A visitor's dotted path in nested sections.
 class SectionPath {
  public:
   explicit SectionPath(const std::string& section) : parts_{section} {}
@@ -27,15 +27,15 @@ class SectionPath {
   std::vector<std::string> parts_;
 };
 
-/// "ddp" of "ddp.bucket_cap_mb"; a key without a section is its own.
+/// Returns "ddp" for "ddp.bucket_cap_mb". A key without a section is its own section.
 inline std::string section_of(const std::string& key) {
   return key.substr(0, key.find('.'));
 }
 
-/// The shortest text that reads back to the same number.
+/// The shortest string that parses to the same number.
 std::string number_text(double value);
 std::string number_text(const NumberOrAuto& value);
-/// The field of a NumberOrAuto: the word is shown and suggested as its only choice.
+/// The field of a NumberOrAuto, with "auto" as its only shown and suggested choice.
 inline Field with_auto(Field field) {
   field.choices = {"auto"};
   return field;
@@ -44,8 +44,8 @@ inline Field with_auto(Field field) {
 std::string allowed_range(const Field& field, const std::string& what);
 std::string join(const std::vector<std::string>& items, const char* separator);
 
-/// The candidate nearest to `word` by edits (insert, delete, change, swap), or empty where none is
-/// near enough to be meant: at most 2 edits, and fewer than half of the word.
+/// The candidate nearest to `word` by edits (insert, delete, change, swap). Empty if the nearest
+/// needs more than 2 edits, or at least half the length of `word`.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 
 }  // namespace ddp::detail

@@ -25,7 +25,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The whole file, or the limit and one byte: the caller sees that it is too large.
+// Reads the whole file, or the limit plus one byte so that the caller detects excess.
 std::string read_file(const std::string& path) {
   std::string why;
   auto text = detail::read_start(path, detail::kMaxYamlBytes + 1, why);
@@ -88,7 +88,7 @@ void Settings::read_section(const std::string& section,
   detail::SettingsReader reader(section, given_, known_keys_);
   describe(reader);
   for (auto& entry : given_) {
-    const std::string& key = entry.first;  // Clang before 16 captures no structured binding
+    const std::string& key = entry.first;  // Clang before 16 cannot capture a structured binding
     Given& given = entry.second;
     const bool empty_section =
         given.is_null &&
@@ -147,7 +147,7 @@ void Settings::fail_unknown(const std::string& key) const {
     throw SettingsError(concat(given.origin, ": ", key, " was removed; delete it"));
   }
   std::string message = concat(given.origin, ": unknown setting '", key.substr(0, 120), "'");
-  // In order: a typo anywhere, a key without (or with another) section, a typo in the section.
+  // Search order: a typo anywhere, a key without (or with another) section, a typo in the section.
   std::string near = detail::nearest(key, known_keys_);
   for (const std::string& known : known_keys_) {
     if (near.empty() && last_part(known) == last_part(key)) {

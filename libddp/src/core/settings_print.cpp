@@ -70,8 +70,8 @@ std::string yaml_value(const SettingRow& row) {
   return concat("[", detail::join(items, ", "), "]");
 }
 
-// Rows whose keys begin with `prefix`, in order; nested sections are written where they first
-// appear.
+// Writes the rows whose keys begin with `prefix`, in order. A nested section is written at its
+// first row.
 void write_yaml(const SettingRows& rows, const std::string& prefix, std::ostringstream& out) {
   const std::string indent(
       2 * static_cast<std::size_t>(std::count(prefix.begin(), prefix.end(), '.')), ' ');

@@ -40,7 +40,7 @@ bool in_range(const Field& field, double value) {
   return value >= field.min && value <= field.max;
 }
 
-// Whether `text` is a value of this type, in the field's limits.
+// Whether `text` is a value of this type within the field's limits.
 bool accept(const Field&, const std::string& text, bool& value) {
   const auto parsed = parse_bool(text);
   value = parsed.value_or(value);
@@ -102,7 +102,7 @@ std::vector<std::string> split_list(const std::string& text) {
     }
     inside = inside.substr(comma + 1);
     if (inside.empty()) {
-      items.emplace_back();  // "a," has an empty last item: refused where numbers are meant
+      items.emplace_back();  // "a," has an empty last item, which numeric lists refuse
     }
   }
   return items;

@@ -10,7 +10,7 @@
 
 namespace ddp::detail {
 
-/// Sets fields from what the user gave and remembers the keys it saw.
+/// Sets fields from the user's values and records the keys it saw.
 class SettingsReader final : public FieldVisitor {
  public:
   SettingsReader(const std::string& section, std::map<std::string, Settings::Given>& given,

@@ -22,7 +22,7 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
                              "; Slurm sets this variable, do not change it"));
 }
 
-// "01-03": numbers with the width that the first one is written in.
+// "01-03": numbers padded to the width of the first one.
 struct Range {
   int64_t first = 0;
   int64_t last = 0;
@@ -30,7 +30,8 @@ struct Range {
   int64_t size() const { return last - first + 1; }
 };
 
-// One host pattern: prefix[ranges] repeated, then a plain end. `ranges` and `prefixes` go together.
+// One host pattern: repeated prefix[ranges], then a suffix. `ranges` and `prefixes` have equal
+// size.
 struct Pattern {
   std::vector<std::string> prefixes;
   std::vector<std::vector<Range>> ranges;
@@ -93,7 +94,7 @@ class HostlistReader {
       total += ranges.back().size();
       inside = more ? inside.substr(comma + 1) : std::string_view();
     }
-    // Both factors are at most 2^31, so the product cannot overflow before it is refused.
+    // Both factors are at most 2^31, so the product cannot overflow before this check.
     if (total > kMaxCount || product * total > kMaxCount) {
       fail(variable_, text_, "it names more than 2^31 hosts");
     }
@@ -132,7 +133,7 @@ std::string numbered(const std::vector<Range>& ranges, int64_t index) {
   return {};
 }
 
-// The last brackets count fastest, as Slurm orders them.
+// The last brackets vary fastest, as in Slurm.
 std::string host_name(const Pattern& pattern, int64_t index) {
   std::string name = pattern.suffix;
   for (std::size_t i = pattern.ranges.size(); i-- > 0;) {
@@ -198,7 +199,7 @@ TasksPerNode parse_tasks_per_node(std::string_view text, int64_t node_rank,
       result.on_node = *tasks;
     }
     result.num_nodes += repeat;
-    // Refused before it is added: 2^32 * 2^32 would overflow.
+    // Checked before the addition: 2^32 * 2^32 would overflow.
     if (int64_t{repeat} > kMaxCount / *tasks || result.num_nodes > kMaxCount) {
       fail(variable, text, "it counts more than 2^31 tasks");
     }

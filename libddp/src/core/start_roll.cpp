@@ -11,7 +11,7 @@ namespace ddp::detail {
 
 StartRoll::StartRoll(const LaunchEnvironment& launch, const EnvironmentLookup& environment)
     : world_size_(launch.world_size), local_world_size_(launch.local_world_size) {
-  // Of Open MPI, and of Slurm with PMIx. One launcher may run several jobs, each a namespace.
+  // Set by Open MPI, and by Slurm with PMIx. One launcher may run several jobs, one namespace each.
   const auto folder = environment("PMIX_SERVER_TMPDIR");
   const auto name = environment("PMIX_NAMESPACE");
   if (!folder || folder->empty() || !name || name->empty() ||

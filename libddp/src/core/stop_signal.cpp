@@ -19,7 +19,7 @@ namespace {
 constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
 constexpr int kProgramItself = -1;
 
-// A handler reaches nothing but globals. 0: no request; else the first signal.
+// A handler can only reach globals. 0: no request; else the first signal.
 std::atomic<int> requested_by{0};
 static_assert(std::atomic<int>::is_always_lock_free, "the handler must not take a lock");
 
@@ -31,7 +31,7 @@ void remember(int signal) {
 extern "C" void handle_stop_signal(int signal) {
   remember(signal);
   if (signal == SIGINT) {
-    const int before = errno;  // of the code that the signal interrupted
+    const int before = errno;  // of the interrupted code
     constexpr char kText[] = "\nddp: stopping at the end of a step; Ctrl-C again leaves at once\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
     errno = before;
@@ -62,7 +62,7 @@ StopSignalHandlers::StopSignalHandlers() {
     struct sigaction action = {};
     action.sa_handler = handle_stop_signal;
     sigemptyset(&action.sa_mask);
-    // SA_RESTART: calls of other libraries must not see EINTR because of us.
+    // SA_RESTART: our handler must not cause EINTR in other libraries.
     action.sa_flags = SA_RESTART | (kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
     sigaction(kSignals[i], &action, &previous_[i]);
   }
@@ -89,8 +89,9 @@ StopSignal::StopSignal(ControlPlane& control_plane, std::chrono::duration<double
       check_interval_(check_interval),
       last_check_(std::chrono::steady_clock::now()) {}
 
-// How many calls fill the pause at the present pace. At most four times the last number: one
-// fast stretch (a warm cache, an evaluation skipped) must not put the next look far away.
+// Number of calls that fill the pause at the current pace, at most four times the last number.
+// Otherwise one fast stretch (a warm cache, a skipped evaluation) could delay the next exchange too
+// long.
 int64_t StopSignal::choose_interval(int64_t num_calls) const {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - last_check_;
   const double calls = static_cast<double>(num_calls) * pace_.pause(check_interval_).count() /

@@ -31,7 +31,7 @@ struct AddressListDeleter {
 };
 using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 
-// The system's words, and the setting that has to be changed where descriptors are short.
+// The system's message, plus the setting to change if descriptors are short.
 std::string network_error(int error) {
   const std::string text = std::strerror(error);
   return error != EMFILE ? text
@@ -74,7 +74,7 @@ struct LocalAddress {
   bool is_ipv4 = false;
 };
 
-// The addresses of interfaces that are up, loopback and link-local left out.
+// Addresses of interfaces that are up, without loopback and link-local ones.
 std::vector<LocalAddress> local_addresses() {
   std::vector<LocalAddress> found;
   ifaddrs* list = nullptr;
@@ -97,7 +97,7 @@ std::vector<LocalAddress> local_addresses() {
   return found;
 }
 
-// Which address the system would send from to a far host; a datagram socket sends nothing here.
+// The source address for a distant host. Connecting a datagram socket sends nothing.
 std::string default_route_address() {
   const UniqueFd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_in far{};
@@ -133,7 +133,7 @@ std::optional<Listener> listen_tcp(const std::string& address, int port) {
     throw SettingsError(
         concat("control plane: no socket for rank 0 to listen: ", network_error(errno)));
   }
-  // A restarted job takes its port over from connections that are still being closed.
+  // A restarted job may reuse its port while old connections are still closing.
   const int on = 1;
   setsockopt(listener.fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (bind(listener.fd.get(), list->ai_addr, list->ai_addrlen) != 0 ||
@@ -156,7 +156,7 @@ std::optional<Listener> listen_tcp(const std::string& address, int port) {
 
 namespace {
 
-// One address, for as long as it may take.
+// Tries one address until `deadline`.
 UniqueFd connect_address(const addrinfo& address, SteadyTime deadline, std::string& why) {
   UniqueFd fd = make_socket(address);
   if (!fd.valid()) {
@@ -337,7 +337,7 @@ std::string reachable_address() {
   if (const auto address = default_route_address(); is_own(address)) {
     return address;
   }
-  // Containers' bridges come late in the system's list; an IPv4 address is what most peers can use.
+  // Bridges of containers come late in the system's list. IPv4 works for most peers.
   const auto chosen = std::find_if(own.begin(), own.end(),
                                    [](const LocalAddress& address) { return address.is_ipv4; });
   return chosen != own.end() ? chosen->address : "127.0.0.1";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few socket calls the control plane needs. All sockets are non-blocking and closed on exec.
+// Socket calls of the control plane. All sockets are non-blocking and close on exec.
 #pragma once
 
 #include <chrono>
@@ -37,40 +37,40 @@ struct Listener {
   int port = 0;
 };
 
-/// Listens on exactly this address. Returns none where the port is taken; throws SettingsError
-/// where the address is not one of this host.
+/// Listens on exactly this address. Returns nothing if the port is taken. Throws SettingsError if
+/// the address does not belong to this host.
 std::optional<Listener> listen_tcp(const std::string& address, int port);
 
-/// Connects to the first address of `host` that answers, waiting until `deadline` at most. On
-/// failure the result is invalid and `why` says why.
+/// Connects to the first address of `host` that answers before `deadline`. On failure returns an
+/// invalid descriptor and sets `why`.
 UniqueFd connect_tcp(const std::string& host, int port, SteadyTime deadline, std::string& why);
 
-/// Tries the addresses in their order, each for an equal part of the time that is left. On failure
-/// the result is invalid and `why` names each address and what was wrong with it.
+/// Tries the addresses in order; each gets an equal part of the remaining time. On failure returns
+/// an invalid descriptor and `why` names each address and its error.
 UniqueFd connect_any(const addrinfo* addresses, SteadyTime deadline, std::string& why);
 
-/// Next connection. An invalid one where none waits (`why` is empty) or where one waits and cannot
-/// be taken for want of a descriptor or memory (`why` says so).
+/// Accepts the next connection. Returns an invalid descriptor if none is pending (`why` is empty),
+/// or if descriptors or memory are short (`why` says so).
 UniqueFd accept_tcp(int listener, std::string& why);
 
-/// How many files this process may have open now (the soft limit, `ulimit -n`).
+/// This process's limit of open files (the soft limit, `ulimit -n`).
 std::size_t descriptor_limit();
 /// Raises the soft limit of open files to the hard one.
 void raise_descriptor_limit();
-/// How many files this process has open.
+/// Number of files this process has open.
 std::size_t count_descriptors();
 
 enum class IoStatus { Done, WouldBlock, Closed };
 
-/// Appends what has arrived to `bytes`, at most `limit` bytes.
+/// Appends received bytes to `bytes`, at most `limit` bytes.
 IoStatus read_some(int fd, std::string& bytes, std::size_t limit);
-/// Sends from `bytes` and removes what was sent.
+/// Sends bytes from the front of `bytes` and removes them.
 IoStatus write_some(int fd, std::string& bytes);
 
-/// Waits until `fd` can be read (or written), false when `deadline` passed.
+/// Waits until `fd` is readable (or writable). Returns false at `deadline`.
 bool wait_for(int fd, bool to_write, SteadyTime deadline);
 
-/// A pipe of one: any thread wakes another out of poll().
+/// An eventfd: any thread wakes another from poll().
 class WakeEvent {
  public:
   WakeEvent();
@@ -84,11 +84,11 @@ class WakeEvent {
 
 std::string host_name();
 
-/// Whether `host` resolves to a loopback address here, as many systems map their own name.
+/// Whether `host` resolves to a loopback address here. Many systems map their own name to one.
 bool is_loopback(const std::string& host);
 
-/// The address of this host that other hosts reach: what its name resolves to where that is one of
-/// its interfaces, else the interface of the default route, else loopback.
+/// This host's address for other hosts: its name's address if that belongs to an interface, else
+/// the interface of the default route, else loopback.
 std::string reachable_address();
 
 }  // namespace ddp::detail

@@ -85,7 +85,7 @@ std::vector<TraceEvent> TraceRecorder::take() {
     marked.swap(marked_);
     device = device_;
   }
-  // Waiting for the device happens without the lock: other threads go on recording.
+  // Waits for the device without the lock, so other threads keep recording.
   for (auto& span : marked) {
     span.event.begin_ns = device->resolve_ns(span.begin);
     span.event.end_ns = device->resolve_ns(span.end);
@@ -102,7 +102,7 @@ void set_range_hooks(const RangeHooks& hooks) {
   range_start.store(hooks.start, std::memory_order_release);
 }
 
-// A trace never ends a training run: whatever is thrown here costs the span.
+// A trace must never end a training run: an exception here only loses the span.
 void TraceSpan::begin(const char* name, const char* track, Clock clock) noexcept {
   if (name_ != nullptr) {
     return;
@@ -129,7 +129,7 @@ void TraceSpan::end() noexcept {
   if (name_ == nullptr) {
     return;
   }
-  // A recorder that stopped meanwhile has handed its spans over, and may be gone.
+  // A stopped recorder has already returned its spans and may be destroyed.
   if (recorder_ != nullptr && recorder_ == TraceRecorder::active()) {
     try {
       recorder_->add(name_, track_, begin_ns_, TraceRecorder::now_ns());

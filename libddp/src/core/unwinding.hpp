@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that wait for other ranks, made by a destructor while an exception unwinds.
+// Guard for calls that wait for other ranks, made by destructors while an exception unwinds.
 #pragma once
 
 #include <exception>
@@ -8,8 +8,8 @@
 
 namespace ddp::detail {
 
-/// Throws while an exception unwinds in this thread. The peers do not know of the exception yet: a
-/// destructor that waited for them would wait for ranks that wait for this one.
+/// Throws while an exception unwinds in this thread. Peers do not know the exception yet: a
+/// destructor that waits for them would deadlock.
 inline void refuse_while_unwinding(const char* operation) {
   if (std::uncaught_exceptions() > 0) [[unlikely]] {
     throw Error(

@@ -14,8 +14,8 @@ namespace {
 
 using Given = Settings::Given;
 
-// Takes the parser's events and never builds yaml-cpp's node graph: what is too deep or shared is
-// refused while it is being read, before it costs stack or memory.
+// Handles parser events without yaml-cpp's node graph. Input that is too deep or shared is refused
+// during parsing, before it costs stack or memory.
 class SettingsHandler final : public YAML::EventHandler {
  public:
   SettingsHandler(std::map<std::string, Given>& values, const std::string& name)
@@ -100,10 +100,10 @@ class SettingsHandler final : public YAML::EventHandler {
  private:
   struct Level {
     bool is_list = false;
-    std::string prefix;  // of the keys in this section
-    std::string key;     // whose value is awaited; empty where a key is awaited
+    std::string prefix;  // for the keys of this section
+    std::string key;     // key whose value comes next; empty if a key comes next
     std::vector<std::string> items;
-    int line = 0;  // of the key
+    int line = 0;  // line of the key
   };
 
   [[noreturn]] void fail(const YAML::Mark& mark, const std::string& why) const {
@@ -129,7 +129,7 @@ class SettingsHandler final : public YAML::EventHandler {
     levels_.push_back(std::move(level));
   }
 
-  // A key, an item of a list, or the value of the awaited key.
+  // A key, a list item, or the value of the current key.
   void add(const YAML::Mark& mark, Given value) {
     if (levels_.empty()) {
       fail(mark, "the file must hold sections; fix: write section: and key: value lines");
@@ -152,7 +152,7 @@ class SettingsHandler final : public YAML::EventHandler {
     level.key.clear();
   }
 
-  // A key or section: once a file.
+  // Starts a key or section, which may occur once per file.
   void begin(const std::string& key, const std::string& origin) {
     const auto [found, is_new] = origins_.emplace(key, origin);
     if (!is_new) {
@@ -162,7 +162,7 @@ class SettingsHandler final : public YAML::EventHandler {
   }
 
   std::map<std::string, Given>& values_;
-  std::map<std::string, std::string> origins_;  // of keys and sections
+  std::map<std::string, std::string> origins_;  // keys and sections
   const std::string& name_;
   std::vector<Level> levels_;
   int documents_ = 0;

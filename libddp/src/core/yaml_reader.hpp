@@ -11,7 +11,7 @@ namespace ddp::detail {
 constexpr std::size_t kMaxYamlBytes = 1 << 20;
 constexpr std::size_t kMaxYamlDepth = 32;
 
-/// The values of a YAML text under dotted keys. Throws SettingsError with `name` and line.
+/// Parses YAML into values with dotted keys. Throws SettingsError with `name` and line.
 std::map<std::string, Settings::Given> read_yaml(const std::string& text, const std::string& name);
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long an all-reduce takes, by size and algorithm, and what follows from it. Torch-free.
+// All-reduce times by size and algorithm, and the choice of an algorithm from them. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 namespace ddp {
 
 enum class AllReduceAlgorithm {
-  Ring,       ///< NCCL's own choice among ring and tree: many thread blocks for large messages
-  Symmetric,  ///< one kernel over memory registered as symmetric window: few thread blocks
+  Ring,       ///< NCCL chooses ring or tree: many thread blocks for large messages
+  Symmetric,  ///< one kernel over a registered symmetric window: few thread blocks
 };
 const char* to_string(AllReduceAlgorithm algorithm);
 
-/// Times in microseconds of the slowest rank, the device kept busy (no host in between).
+/// Times of the slowest rank in microseconds, measured on a busy device without host gaps.
 struct AllReduceRow {
   int64_t num_bytes = 0;
-  double ring_us = 0;       ///< also of backends that know one algorithm only
+  double ring_us = 0;       ///< also holds the time of backends with a single algorithm
   double symmetric_us = 0;  ///< 0: not available
   bool operator==(const AllReduceRow&) const = default;
 };
@@ -32,15 +32,15 @@ class AllReduceTable {
   bool empty() const { return rows_.empty(); }
   bool has_symmetric() const;
 
-  /// Time of one algorithm: linear between the rows, the first row's below them, the last two rows'
-  /// line above. An empty table gives 0.
+  /// Time of one algorithm. Interpolates linearly between rows and extrapolates from the last two.
+  /// Sizes below the first row take its time. An empty table gives 0.
   double microseconds(int64_t num_bytes, AllReduceAlgorithm algorithm) const;
-  /// Time of what choose() takes.
+  /// Time of the algorithm that choose() returns.
   double microseconds(int64_t num_bytes, bool overlapped = false) const;
 
-  /// The faster algorithm; for a reduction hidden behind computation the one with few thread
-  /// blocks, unless it takes more than 1.5 times as long. `symmetric_extra_us` is what the
-  /// symmetric one needs besides (it knows sums only, so a mean is scaled by a kernel behind it).
+  /// Returns the faster algorithm. An overlapped reduction gets the one with few thread blocks
+  /// unless that takes over 1.5 times as long. `symmetric_extra_us` is the extra cost of Symmetric:
+  /// it only sums, so a mean needs a scaling kernel.
   AllReduceAlgorithm choose(int64_t num_bytes, bool overlapped,
                             double symmetric_extra_us = 0) const;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank of a job owns: its place in the job, its device, the control plane and the world
-// communicator. No singletons: everything is reached through the Context, which tears down in
-// order.
+// The job as one rank sees it: its rank, device, control plane and world communicator. There are no
+// singletons: the Context owns all of them and closes them in order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,14 +17,14 @@
 namespace ddp {
 
 struct ContextOptions {
-  std::string device = "auto";  ///< auto (a GPU where one is seen), cpu, cuda
+  std::string device = "auto";  ///< auto (a GPU if one is visible), cpu, cuda
   CommunicatorOptions communicator{};
   ControlPlaneOptions control_plane{};
   LaunchArguments launch;
   int64_t seed = 0;  ///< same initial weights on all ranks; see seed_ranks()
-  /// Rank 0 reads it at the start and writes it where choices were measured; empty: none.
+  /// Rank 0 reads this file at the start and writes it after choices were measured; empty: none.
   std::string plan_file;
-  /// Not a setting: set_progress calls it before `step` (>= 0) counts as begun.
+  /// Not a setting: set_progress calls it before `step` (>= 0) begins.
   std::function<void(int64_t step)> before_step = {};
 };
 void describe_fields(ContextOptions& options, FieldVisitor& visitor);
@@ -35,15 +34,15 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor);
 class Context {
  public:
   /// Joins the job: launch environment, control plane, device, communicator. Collective. Sets the
-  /// current CUDA device and gives this thread one pool stream as its current stream, so that
-  /// AccumulateGrad nodes made later live on a stream that can be captured. Seeds all generators
-  /// with `seed` on every rank (equal initial weights).
+  /// current CUDA device and makes a pool stream this thread's current stream, so that later
+  /// AccumulateGrad nodes can be captured. Seeds all generators with `seed` on every rank (equal
+  /// initial weights).
   static Context create(const ContextOptions& options = {});
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
   /// Closes in order: registered teardowns (newest first), communicators, control plane. While an
-  /// exception unwinds, communicators abort and nothing waits for peers. Where nobody published the
-  /// exception (ddp::run does), peers learn that an exception ended this rank, but not its message.
+  /// exception unwinds, communicators abort and nothing waits for peers. If nobody published the
+  /// exception (ddp::run does), peers learn that this rank failed, but not the message.
   ~Context();
 
   int rank() const;
@@ -57,27 +56,27 @@ class Context {
   const LaunchEnvironment& launch() const;
   CommunicatorPtr communicator() const;
   ControlPlane& control_plane() const;
-  /// The measured choices of this run: the world communicator's.
+  /// The measured choices of the world communicator.
   Plan& plan() const { return communicator()->plan(); }
 
-  /// From here on every rank draws differently (dropout, augmentation): seed * world_size + rank.
+  /// Makes ranks draw different random numbers (dropout, augmentation): seed * world_size + rank.
   void seed_ranks(int64_t seed) const;
 
-  /// Tells peers and log lines where this rank is. Cheap: it waits for no socket, see
-  /// ControlPlane::set_progress.
+  /// Reports this rank's step and place to peers and log lines. Cheap: does not wait for sockets,
+  /// see ControlPlane::set_progress.
   void set_progress(int64_t step, const std::string& where) const;
 
   /// Runs `teardown` before communicators close (graphs and reducers register here).
   void add_teardown(std::function<void()> teardown);
 
-  /// Notes a failure for the end of the job, on behalf of a destructor, which cannot throw. All
-  /// ranks note the same; the first failure counts.
+  /// Records a failure to throw at the end of the job, for destructors, which cannot throw. All
+  /// ranks record the same failure; the first one counts.
   void defer_failure(const FailureCause& cause) const;
-  /// Publishes a failure that was noted and throws the Error of its exit code. ddp::run calls it
-  /// behind the training function, close() calls it first.
+  /// Publishes a recorded failure and throws the Error of its exit code. ddp::run calls it after
+  /// the training function; close() calls it first.
   void throw_deferred_failure() const;
 
-  /// Ordered, collective end; idempotent. The destructor calls it where no exception unwinds.
+  /// Ordered, collective end; idempotent. The destructor calls it unless an exception unwinds.
   void close();
 
  private:

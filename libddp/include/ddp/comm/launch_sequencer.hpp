@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agreed order in which gradient buckets of several models are launched on one communicator.
 //
-// Autograd hooks fire in an order that may differ between ranks, but every rank must launch the
-// same collectives in the same order. Inside one model buckets launch strictly as 0, 1, 2, …
-// Between models the order comes from the forwards, which every rank runs alike: the model whose
-// forward ran last goes first, because backward reaches it first. A model behind it in the order
-// keeps its ready buckets until the ones before it have launched everything, or until the backward
-// that made them ready ends (flush): models that take no part in that backward then stand aside.
-// What must happen at the end of a backward (some comm hooks reduce a second time there) runs in
-// the same order.
+// Autograd hooks may fire in different orders on different ranks, but every rank must launch the
+// same collectives in the same order. Buckets of one model launch strictly as 0, 1, 2, … The order
+// between models comes from the forwards, which run in the same order on every rank. The model
+// whose forward ran last goes first, because backward reaches it first. A later model holds its
+// ready buckets until the earlier ones have launched everything or the backward ends (flush).
+// Models that take no part in that backward then step aside. Work at the end of a backward (some
+// comm hooks reduce a second time) runs in the same order.
 //
-// Torch-free. Any thread; launches run under the sequencer's lock, so they never interleave.
+// Torch-free. Any thread. Launches run under the sequencer's lock, so they never interleave.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +23,20 @@ class LaunchSequencer {
  public:
   using ModelId = int64_t;
 
-  /// Model instances are numbered in construction order, alike on all ranks.
+  /// Model instances are numbered in construction order, which is the same on all ranks.
   ModelId register_model();
 
-  /// A synchronised backward of `model` with `num_buckets` buckets is expected; moves the model to
-  /// the front of the order. `launch(bucket)` is called once a bucket, `finish()` once at the end.
+  /// Announces a synchronised backward of `model` with `num_buckets` buckets and moves the model to
+  /// the front of the order. Calls `launch(bucket)` once per bucket and `finish()` once at the end.
   void begin_pass(ModelId model, int num_buckets, std::function<void(int)> launch,
                   std::function<void()> finish);
 
-  /// Bucket `bucket` of the running pass holds its gradients: launches what the order allows.
+  /// Bucket `bucket` of the running pass holds its gradients. Launches all buckets the order
+  /// allows.
   void bucket_ready(ModelId model, int bucket);
 
-  /// The backward ended: launches, then finishes and forgets, every pass whose buckets are all
-  /// ready, in order. `finish` runs without the lock and may begin the next pass.
+  /// The backward ended. Launches, finishes and forgets every pass whose buckets are all ready, in
+  /// order. `finish` runs without the lock and may begin the next pass.
   void flush();
 
   /// Forgets the pass of `model`, launched or not.

@@ -7,16 +7,16 @@
 
 namespace ddp {
 
-/// A collective under way. Keeps its tensors alive until waited for or destroyed after completion.
+/// A pending collective. Keeps its tensors alive until waited for or destroyed after completion.
 class Work {
  public:
   virtual ~Work() = default;
-  /// CUDA: the caller's current *stream* waits, the host does not. CPU: the host waits. Throws what
-  /// made the collective fail.
+  /// CUDA: the caller's current *stream* waits, the host does not. CPU: the host waits. Rethrows
+  /// the collective's error.
   virtual void wait() = 0;
-  /// The *host* waits until the result is there. Throws PeerLostError after `timeout`.
+  /// The *host* waits for the result. Throws PeerLostError after `timeout`.
   virtual void wait_host(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
-  /// Whether the result is there; never blocks.
+  /// Whether the result is ready; never blocks.
   virtual bool is_completed() = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors a user can cause, each with the exit code that `ddp::run` ends the process with.
+// Errors a user can cause. Each has the exit code with which `ddp::run` ends the process.
 #pragma once
 
 #include <sstream>
@@ -8,7 +8,7 @@
 
 namespace ddp {
 
-/// What a process of a job says to its launcher. An sbatch script decides by these numbers.
+/// Exit codes of a job's process. An sbatch script decides by these numbers.
 enum class ExitCode : int {
   Ok = 0,
   UserException = 1,  ///< an exception that is not a ddp::Error left the user's function
@@ -18,12 +18,12 @@ enum class ExitCode : int {
                       ///< training diverged (NonFiniteError)
   CannotWrite = 73,   ///< output cannot be written
   CannotRead = 74,    ///< a checkpoint cannot be read
-  SavedRequeue = 75,  ///< stopped on request, state saved: start me again
-  PeerLost = 76,      ///< a peer vanished without a word
+  SavedRequeue = 75,  ///< stopped on request, state saved: requeue the job
+  PeerLost = 76,      ///< a peer vanished without an error message
 };
 
-/// Base of all errors that libddp raises on behalf of a user's mistake or the world's faults. The
-/// message names the setting (or file), its value, the limit and the fix.
+/// Base of all errors caused by a user's mistake or the environment. The message names the setting
+/// (or file), its value, the limit and the fix.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode exit_code, const std::string& message)
@@ -57,7 +57,7 @@ struct Stop : Error {
   explicit Stop(const std::string& message) : Error(ExitCode::SavedRequeue, message) {}
 };
 
-/// A broken promise inside libddp itself (never a user's mistake).
+/// A broken invariant inside libddp itself (never a user's mistake).
 struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };

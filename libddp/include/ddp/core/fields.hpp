@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an options struct describes its fields, once, for everything that needs them: YAML files,
-// key=value overrides, --help, docs/configuration.md, the settings table, saved settings and the
-// comparison of settings across ranks.
+// An options struct describes its fields once. YAML files, key=value overrides, --help,
+// docs/configuration.md, the settings table, saved settings and the comparison across ranks use
+// this.
 //
 //   struct TrainOptions { int64_t batch_size = 128; };
 //   void describe_fields(TrainOptions& o, ddp::FieldVisitor& v) {
@@ -28,11 +28,11 @@ struct Field {
   std::string unit = "";  ///< for example "MiB", "ms"; empty for plain numbers
   double min = -std::numeric_limits<double>::infinity();  ///< smallest allowed number
   double max = std::numeric_limits<double>::infinity();   ///< largest allowed number
-  std::vector<std::string> choices = {};                  ///< allowed texts; empty allows any
+  std::vector<std::string> choices = {};                  ///< allowed strings; empty allows any
   bool may_differ = false;  ///< ranks may have different values (a rank, a local folder)
 };
 
-/// A number, or nothing where the library is to choose it: written and read as "auto".
+/// A number, or nothing if the library chooses it: written and read as "auto".
 using NumberOrAuto = std::optional<double>;
 
 /// Visits the fields of an options struct by reference: a reader sets them, a writer prints them.
@@ -48,7 +48,7 @@ class FieldVisitor {
   virtual void field(const Field& field, std::vector<double>& value) = 0;
   virtual void field(const Field& field, std::vector<std::string>& value) = 0;
 
-  /// Options inside options: their keys become "<name>.<key>".
+  /// Nested options: their keys become "<name>.<key>".
   template <typename T>
   void section(const std::string& name, T& options) {
     enter_section(name);
@@ -72,7 +72,7 @@ class FieldVisitor {
     value = std::chrono::milliseconds(count);
   }
 
-  /// An enumeration, shown and read by the names in `names`.
+  /// An enumeration, printed and parsed by the names in `names`.
   template <typename E>
   void field(Field field_info, E& value, const std::vector<std::pair<std::string, E>>& names) {
     std::string text;

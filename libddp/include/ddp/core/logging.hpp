@@ -8,12 +8,13 @@ namespace ddp {
 
 enum class LogLevel { Debug, Info, Warning, Error };
 
-/// Lines below `level` are dropped. Called by Context; DDP_LOG_LEVEL=debug|info|warning|error wins.
+/// Lines below `level` are dropped. Called by Context. DDP_LOG_LEVEL=debug|info|warning|error
+/// overrides it.
 void set_log_level(LogLevel level);
 /// The rank shown in each line; -1 (the default) shows none.
 void set_log_rank(int rank);
 
-/// One line to standard error, written whole, so that lines of ranks do not mix. Thread safe.
+/// Writes one whole line to standard error, so lines of ranks do not mix. Thread safe.
 void log(LogLevel level, const std::string& message);
 
 inline void log_debug(const std::string& message) {

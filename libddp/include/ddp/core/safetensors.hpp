@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors in the safetensors format, read and written without Python and without pickle.
-// Format: https://github.com/huggingface/safetensors#format. What is written here loads with
-// safetensors.torch.load_file and the reverse.
+// Format: https://github.com/huggingface/safetensors#format. Compatible with
+// safetensors.torch.load_file and save_file.
 //
-// The reader trusts nothing: header at most 16 MiB and 100,000 entries, every length checked
-// against the file before memory is taken, data covered without gap or overlap, no key twice.
+// The reader trusts nothing. It limits the header to 16 MiB and 100,000 entries and checks lengths
+// against the file before allocation. Gaps or overlaps in the data and duplicate keys are errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace ddp {
 
-/// Tensors by name. Iteration, and so every message about "the first" key, is in order of names.
+/// Tensors by name, iterated in name order. Messages about "the first" key follow this order.
 using TensorMap = std::map<std::string, at::Tensor>;
 
 struct Safetensors {
@@ -23,20 +23,21 @@ struct Safetensors {
   std::map<std::string, std::string> metadata;  ///< the file's __metadata__
 };
 
-/// Maps the file and returns CPU tensors over its pages (private: writing to them does not change
-/// the file). The pages stay mapped while a tensor lives. Throws ReadError naming file and reason.
+/// Maps the file and returns CPU tensors over its pages. The mapping is private: writing to a
+/// tensor does not change the file. Pages stay mapped while a tensor lives. Throws ReadError naming
+/// file and reason.
 Safetensors load_safetensors(const std::string& path);
 
-/// Writes a file of the rights that the umask leaves: under a temporary name, fsync, then rename,
-/// so that `path` is the old or the new file, never a part. Tensors of any device and strides;
-/// dtypes bool, (u)int8..64, half, bfloat16, float, double, float8_e4m3fn, float8_e5m2, complex
-/// float. Throws WriteError.
+/// Writes a temporary file, then fsync and rename: `path` is the old or the new file, never a part.
+/// The umask sets its permissions. Takes tensors of any device and strides; dtypes bool,
+/// (u)int8..64, half, bfloat16, float, double, float8_e4m3fn, float8_e5m2, complex float. Throws
+/// WriteError.
 void save_safetensors(const std::string& path, const TensorMap& tensors,
                       const std::map<std::string, std::string>& metadata = {});
 
 namespace detail {
 
-/// A CPU tensor map as it will lie in a file: the header, then the tensors in order.
+/// CPU tensors in the order of the file: the header, then the data.
 struct SerializedTensors {
   std::string header;
   std::vector<at::Tensor> data;  ///< contiguous
@@ -45,7 +46,7 @@ struct SerializedTensors {
 SerializedTensors serialize_tensors(const TensorMap& tensors,
                                     const std::map<std::string, std::string>& metadata);
 
-/// The format's word for a dtype ("F32"); throws WriteError naming `name` where it has none.
+/// The format's name of a dtype ("F32"). Throws WriteError naming `name` if there is none.
 std::string safetensors_dtype(at::ScalarType dtype, const std::string& name);
 
 }  // namespace detail

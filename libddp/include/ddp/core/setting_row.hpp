@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys of options structs as rows, and everything that is printed from them.
+// The keys of options structs as rows, and all text printed from these rows.
 #pragma once
 
 #include <functional>
@@ -10,19 +10,19 @@
 
 namespace ddp {
 
-/// One key with its present value.
+/// One key with its current value.
 struct SettingRow {
   enum class Type { Bool, Integer, Number, Text, IntegerList, NumberList, TextList };
 
   std::string key;  ///< with its section: "train.batch_size"
   Type type = Type::Text;
-  std::vector<std::string> values;  ///< one text, or the items of a list
+  std::vector<std::string> values;  ///< one string, or the items of a list
   Field field;
 
   bool is_list() const { return type >= Type::IntegerList; }
-  /// As it is written after "key=": "128", "true", "[1, 2]".
+  /// The value as written after "key=": "128", "true", "[1, 2]".
   std::string text() const;
-  /// What is allowed: "integer >= 1", "one of bf16, fp16, off".
+  /// The allowed values: "integer >= 1", "one of bf16, fp16, off".
   std::string allowed() const;
 };
 
@@ -42,17 +42,17 @@ SettingRows list_settings(const std::string& section, T options) {
   return rows;
 }
 
-/// A file that `--config` reads back to the same values; keys nested as sections.
+/// YAML that `--config` reads back to the same values; sections become nested keys.
 std::string settings_yaml(const SettingRows& rows);
-/// One line a key, aligned; values that are not in `defaults` are marked with a star.
+/// One aligned line per key; a star marks values that differ from `defaults`.
 std::string settings_table(const SettingRows& rows, const SettingRows& defaults);
 /// Sorted "key=value" lines of all rows that must be equal on all ranks.
 std::string settings_canonical(const SettingRows& rows);
-/// The first line that differs, with both sides; empty where the texts are equal.
+/// The first line that differs, with both sides; empty if the texts are equal.
 std::string first_difference(const std::string& canonical, const std::string& other);
-/// What --help prints: every key with default, unit, limits and meaning.
+/// The text of --help: every key with default, unit, limits and meaning.
 std::string settings_help(const SettingRows& defaults);
-/// The same as Markdown tables, one a section (docs/configuration.md).
+/// The same as Markdown, one table per section (docs/configuration.md).
 std::string settings_markdown(const SettingRows& defaults);
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the user set, from a YAML file and key=value overrides, and how it becomes options structs.
+// User settings from a YAML file and key=value overrides, and their conversion to options structs.
 //
 //   ddp::Settings settings;
 //   settings.add_yaml_file("run.yaml");
@@ -9,7 +9,7 @@
 //   settings.require_all_read();    // refuses keys that nobody read
 //
 // All errors are SettingsError and name the file and line (or the argument), the key, the value,
-// what is allowed and the fix.
+// the allowed values and the fix.
 #pragma once
 
 #include <functional>
@@ -23,13 +23,12 @@
 
 namespace ddp {
 
-/// A program's own section, announced before settings are read, so that --help shows its keys and
-/// unknown keys are refused before anything starts. Or, without a name, what uses() says.
+/// A program's own section, declared before settings are read. So --help shows its keys, and
+/// unknown keys are refused at the start. Without a name: the result of uses().
 struct Section {
   std::string name;
-  std::function<void(FieldVisitor&)>
-      describe;                          ///< visits options of its own, at first the defaults
-  std::vector<std::string> used_keys{};  ///< of uses()
+  std::function<void(FieldVisitor&)> describe;  ///< visits the section's options (defaults first)
+  std::vector<std::string> used_keys{};         ///< set by uses()
 };
 
 /// `T` has describe_fields(T&, FieldVisitor&).
@@ -39,9 +38,9 @@ Section declare_section(std::string name) {
           [options = T{}](FieldVisitor& visitor) mutable { describe_fields(options, visitor); }};
 }
 
-/// Names settings of the library on which the program's own code acts: fields
-/// ("train.grad_accum_steps") and whole sections ("metrics"). What objects of the library take need
-/// not be named: see Config::require_all_used.
+/// Names library settings that the program's own code reads: fields ("train.grad_accum_steps") or
+/// sections ("metrics"). Settings passed to library objects need not be named: see
+/// Config::require_all_used.
 ///
 ///   ddp::run(argc, argv, train, {ddp::uses({"train.grad_accum_steps", "train.mixup"})});
 inline Section uses(std::vector<std::string> keys) {
@@ -50,26 +49,26 @@ inline Section uses(std::vector<std::string> keys) {
 
 class Settings {
  public:
-  /// At most 1 MiB, 32 levels, one document; aliases, anchors, tags, and a key or section that
-  /// stands there twice are refused.
+  /// At most 1 MiB, 32 levels, one document. Refuses aliases, anchors, tags and repeated keys or
+  /// sections.
   void add_yaml_file(const std::string& path);
-  /// `name` stands for the file in messages.
+  /// Messages show `name` as the file.
   void add_yaml(const std::string& text, const std::string& name);
-  /// The values of `rows`, as list_settings() gives them; `name` stands for a file in messages.
+  /// Adds the values of `rows` from list_settings(). Messages show `name` as the file.
   void add_rows(const SettingRows& rows, const std::string& name);
-  /// "key=value". The value is taken as it is; lists are "a,b" or "[a, b]". A later one wins, and
-  /// overrides win over the file whatever the order of calls.
+  /// "key=value". The value is used verbatim; lists are "a,b" or "[a, b]". Later overrides win, and
+  /// overrides win over the file in any order of calls.
   void add_override(const std::string& argument);
 
-  /// Fills `options` with what was set under "<section>." and refuses unknown keys there.
+  /// Fills `options` from the keys under "<section>." and refuses unknown keys there.
   template <typename T>
   void read(const std::string& section, T& options) {
     read_section(section, [&](FieldVisitor& visitor) { describe_fields(options, visitor); });
   }
   void read_section(const std::string& section, const std::function<void(FieldVisitor&)>& describe);
 
-  /// Refuses what cannot belong to a section read later: keys without a section, and sections whose
-  /// name is nearly one that was read.
+  /// Refuses keys that no later section can own: keys without a section, and sections whose name is
+  /// nearly that of a section already read.
   void refuse_misspelled() const;
   /// Refuses every key that nobody read.
   void require_all_read() const;
@@ -80,15 +79,15 @@ class Settings {
   bool is_override(const std::string& key) const {
     return has(key) && given_.at(key).from_override;
   }
-  /// What nobody read yet, typed as it looks.
+  /// The keys nobody read yet; types are guessed from the values.
   SettingRows unread_rows() const;
 
   /// One value as the user wrote it.
   struct Given {
-    std::vector<std::string> items;  ///< one text, or the items of a YAML list
+    std::vector<std::string> items;  ///< one string, or the items of a YAML list
     bool is_list = false;
     bool is_null = false;    ///< "key:" without a value
-    bool is_quoted = false;  ///< "128" in quotes is a text, not a number
+    bool is_quoted = false;  ///< "128" in quotes is a string, not a number
     std::string origin;      ///< "run.yaml:12" or "argument"
     bool from_override = false;
     bool was_read = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint keeps of an object: tensors and small values under stable names.
+// The part of an object that a checkpoint stores: tensors and small values under stable names.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,16 +18,16 @@ struct StateDict {
   std::map<std::string, StateValue> values;
 };
 
-/// Anything a Checkpointer can keep: model, optimizer, scaler, loader, or a user's own object.
+/// Any object a Checkpointer can store: model, optimizer, scaler, loader, or a user's own.
 class Stateful {
  public:
   virtual ~Stateful() = default;
-  /// Where its entries go: "model", "optimizer", "scaler", "loader", … One object a name.
+  /// Name of the object's entries: "model", "optimizer", "scaler", "loader", … Unique per object.
   virtual std::string state_name() const = 0;
-  /// Tensors may alias live memory: whoever keeps the result beyond the step copies.
+  /// Tensors may alias live memory: copy them to keep the result beyond the step.
   virtual StateDict state_dict() const = 0;
-  /// Throws MismatchError naming the first key that is missing, unexpected or of another shape;
-  /// then nothing was changed.
+  /// Throws MismatchError naming the first key that is missing, unexpected or of another shape; the
+  /// object is then unchanged.
   virtual void load_state_dict(const StateDict& state) = 0;
 };
 

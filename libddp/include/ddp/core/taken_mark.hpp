@@ -6,8 +6,8 @@
 
 namespace ddp::detail {
 
-/// Whether an object of the library took the options of a ddp::Config. Copies of the options share
-/// the mark. Options that a program made itself have none, and set() does nothing.
+/// Whether a library object took the options of a ddp::Config. Copies of the options share the
+/// mark. Options made by a program have no mark, and set() does nothing.
 class TakenMark {
  public:
   static TakenMark make() {

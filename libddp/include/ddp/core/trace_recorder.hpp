@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spans of time for the Chrome/Perfetto trace and for NVTX: what ran when, on which track.
+// Time spans for the Chrome/Perfetto trace and for NVTX, by name and track.
 //
-// Cost where nothing is recorded: one relaxed atomic load. Any thread may record.
+// Cost when not recording: one relaxed atomic load. Any thread may record.
 //
 //   void Optimizer::step() {
 //     ddp::TraceScope trace("optimizer", "compute");
 //     …
 //   }
 //
-// On CUDA a scope records its host span and, where a TraceDevice is installed, the span of the
-// kernels launched in it. Work on another stream is told with marks:
+// On CUDA a scope records its host span and, if a TraceDevice is installed, the span of its
+// kernels. Use marks for work on another stream:
 //
 //   if (auto* recorder = ddp::TraceRecorder::active()) {
 //     begin = recorder->mark(stream); …; recorder->add_marked("bucket 3", "reduction", begin,
@@ -41,14 +41,14 @@ struct TraceEvent {
 class TraceDevice {
  public:
   virtual ~TraceDevice() = default;
-  /// Notes "now" in `stream` (nullptr: the calling thread's current stream). Never waits.
+  /// Records "now" on `stream` (nullptr: the calling thread's current stream). Never waits.
   virtual uint64_t mark(void* stream) = 0;
-  /// The steady-clock time of a mark; waits for the device.
+  /// Returns the steady-clock time of a mark. Waits for the device.
   virtual int64_t resolve_ns(uint64_t mark) = 0;
 };
 
-/// NVTX or whatever else wants to know of spans while they run. `start` returns a number that is
-/// not 0, `end` may be called by another thread; functions must not throw.
+/// Callbacks for open spans, such as NVTX. `start` returns a nonzero number. Another thread may
+/// call `end`. Functions must not throw.
 struct RangeHooks {
   uint64_t (*start)(const char* name) = nullptr;
   void (*end)(uint64_t range) = nullptr;
@@ -56,7 +56,7 @@ struct RangeHooks {
 
 class TraceRecorder {
  public:
-  /// At most `max_events` are kept; later ones are counted as dropped.
+  /// Keeps at most `max_events`; later ones are counted as dropped.
   explicit TraceRecorder(std::size_t max_events = 1'000'000);
   ~TraceRecorder();
   TraceRecorder(const TraceRecorder&) = delete;
@@ -72,12 +72,12 @@ class TraceRecorder {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
   }
 
-  /// The recorder that records in this process now, or nullptr. As with log lines there is one a
-  /// process: libraries below cannot be handed one through every constructor. The pointer stays
-  /// valid until the recorder's owner destroys it, which happens after recording threads are done.
+  /// The recorder active in this process, or nullptr. There is one per process, because library
+  /// code below cannot receive one through every constructor. The pointer is valid until its owner
+  /// destroys it, after all recording threads are done.
   static TraceRecorder* active() { return active_.load(std::memory_order_acquire); }
 
-  /// Starts and stops recording with this one; another active recorder is replaced.
+  /// Starts and stops recording here. Starting replaces another active recorder.
   void start();
   void stop();
 
@@ -86,13 +86,13 @@ class TraceRecorder {
   void set_step(int64_t step) { step_.store(step, std::memory_order_relaxed); }
 
   void add(std::string_view name, std::string_view track, int64_t begin_ns, int64_t end_ns);
-  /// 0 where there is no device.
+  /// Returns 0 without a device.
   uint64_t mark(void* stream = nullptr);
-  /// A span between two marks, resolved by take(). Ignored where a mark is 0.
+  /// Adds a span between two marks; take() resolves it. Ignored if a mark is 0.
   void add_marked(std::string_view name, std::string_view track, uint64_t begin, uint64_t end);
 
-  /// All events so far, in order of their begin; resolves marks (waits for the device) and empties
-  /// the recorder.
+  /// Returns all events so far, ordered by begin, and empties the recorder. Resolving marks waits
+  /// for the device.
   std::vector<TraceEvent> take();
   std::size_t num_dropped() const { return dropped_.load(std::memory_order_relaxed); }
 
@@ -114,21 +114,21 @@ class TraceRecorder {
   std::shared_ptr<TraceDevice> device_;
 };
 
-/// Ranges go to `hooks` from now on (nullptr members: nowhere). Set once at start, before threads.
+/// Sends ranges to `hooks` from now on (nullptr members: disabled). Set once, before threads start.
 void set_range_hooks(const RangeHooks& hooks);
 
-/// A span that may begin in one function and end in another, also on another thread. `name` and
-/// `track` must outlive it (string literals do).
+/// A span that may begin and end in different functions and threads. `name` and `track` must
+/// outlive it (string literals do).
 class TraceSpan {
  public:
   enum class Clock {
-    HostAndDevice,  ///< also the kernels launched meanwhile, as track "… (device)"
+    HostAndDevice,  ///< also the kernels launched in the span, as track "… (device)"
     Host,
   };
 
-  /// Nothing where nothing is recorded. A span that is open already goes on.
+  /// Does nothing when not recording. An open span continues.
   void begin(const char* name, const char* track, Clock clock = Clock::HostAndDevice) noexcept;
-  /// Nothing where it is not open.
+  /// Does nothing if the span is not open.
   void end() noexcept;
 
  private:
@@ -140,7 +140,7 @@ class TraceSpan {
   uint64_t range_ = 0;
 };
 
-/// The span of a C++ scope.
+/// Span of a C++ scope.
 class TraceScope {
  public:
   TraceScope(const char* name, const char* track,
@@ -153,7 +153,7 @@ class TraceScope {
   TraceSpan span_;
 };
 
-/// Says what the collectives are for that this thread starts in the scope: "bucket 3: all_reduce".
+/// Labels the collectives that this thread starts in the scope: "bucket 3: all_reduce".
 class TraceLabel {
  public:
   TraceLabel(const char* what, int64_t number);
@@ -161,7 +161,7 @@ class TraceLabel {
   TraceLabel(const TraceLabel&) = delete;
   TraceLabel& operator=(const TraceLabel&) = delete;
 
-  /// The name of a collective's span, with the innermost label of this thread before it.
+  /// Name of a collective's span, prefixed with this thread's innermost label.
   static std::string name_of(const char* collective);
 
  private:

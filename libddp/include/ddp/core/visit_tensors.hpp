@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the library finds the tensors inside a value: the result of a forward, the batch of a loader,
-// the batch and the result of a captured step. It knows tensors, numbers, texts and IValues, and
-// optionals, pairs, tuples, arrays, ranges and maps of them. For a type of your own, write beside
-// it
+// How the library finds the tensors in a value: the result of a forward, a loader's batch, the
+// batch and the result of a captured step. Supported: tensors, numbers, strings and IValues, and
+// optionals, pairs, tuples, arrays, ranges and maps of them. For your own type, define next to it
 //
 //   void for_each_tensor(MyBatch& batch, const ddp::TensorVisitor& visit) {
 //     visit(batch.images);
 //     visit(batch.num_targets);  // only where a GraphedStep's lambda reads it
 //   }
 //
-// Argument-dependent lookup finds it.
+// It is found by argument-dependent lookup.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +26,8 @@
 
 namespace ddp {
 
-/// What a type's for_each_tensor() calls with each of its tensors. The library may put another
-/// tensor in the place of a visited one: a copy on the device, or one without its autograd graph.
+/// Called by a type's for_each_tensor() with each tensor. The library may replace a visited tensor
+/// with a copy on the device or one without its autograd graph.
 class TensorVisitor {
  public:
   explicit TensorVisitor(std::function<void(at::Tensor&)> on_tensor,
@@ -37,7 +36,7 @@ class TensorVisitor {
 
   void operator()(at::Tensor& tensor) const { on_tensor_(tensor); }
 
-  /// Numbers and texts make kinds of batches: a GraphedStep has a graph for each value of them.
+  /// Numbers and strings are part of a batch's kind: a GraphedStep captures one graph per value.
   template <typename T>
   requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) void operator()(T number) const {
     if (!wants_numbers()) {
@@ -63,7 +62,7 @@ class TensorVisitor {
 
 namespace detail {
 
-/// The fix that messages about an unknown type name.
+/// The fix shown in messages about an unknown type.
 inline constexpr const char* kDefineForEachTensor =
     "define for_each_tensor(T&, const ddp::TensorVisitor&) beside the type";
 
@@ -153,8 +152,8 @@ bool visit_range(T& range, const TensorVisitor& visit) {
   }
 }
 
-/// Visits every tensor, number and text in `value`, in a fixed order; returns false where a type is
-/// unknown. Where `value` is const, `visit` must change nothing.
+/// Visits every tensor, number and string in `value` in a fixed order. Returns false if a type is
+/// unknown. If `value` is const, `visit` must change nothing.
 template <typename T>
 bool visit_tensors(T& value, const TensorVisitor& visit) {
   using Value = std::remove_const_t<T>;
