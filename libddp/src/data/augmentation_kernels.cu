@@ -19,14 +19,14 @@ __device__ void store(__half* out, float value) {
   *out = __float2half_rn(value);
 }
 
-// As many values as 16 bytes hold.
+// 16 bytes of values.
 template <typename Out>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(Out);
   Out value[kSize];
 };
 
-// Column, row and channel of the output's value v, and of the one after it.
+// Column, row and channel of output value v, and of the next value.
 template <bool kChannelsLast>
 struct Place {
   int x, y, c;
@@ -61,7 +61,7 @@ struct Place {
 };
 
 __device__ void load_image(const uint8_t* from, int num_bytes, uint8_t* to) {
-  if (num_bytes % 16 == 0) {  // then every image begins at a multiple of 16, as the first does
+  if (num_bytes % 16 == 0) {  // then every image begins at a multiple of 16
     for (int i = threadIdx.x; i < num_bytes / 16; i += blockDim.x) {
       reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
     }
@@ -79,15 +79,14 @@ __device__ float value_at(const uint8_t* image, const float* table,
   return byte < 0 ? 0.0f : table[c * 256 + byte];
 }
 
-// One block an image.
+// One block per image.
 template <typename Out, bool kChannelsLast>
 __global__ void __launch_bounds__(kThreads)
     make_batch(ResidentSet set, SmallImageTransform transform, Out* data, int64_t* target) {
   extern __shared__ __align__(16) uint8_t image[];
   __shared__ PadCrop shared_crop;
   __shared__ float table[3 * 256];
-  for (int i = threadIdx.x; i < 3 * 256;
-       i += kThreads) {  // beside the loads that follow each other
+  for (int i = threadIdx.x; i < 3 * 256; i += kThreads) {  // overlaps the dependent loads
     table[i] = set.table[i];
   }
   const BatchPlace place = set.device_place != nullptr ? *set.device_place : set.place;

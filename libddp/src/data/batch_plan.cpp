@@ -7,7 +7,7 @@ namespace ddp::detail {
 
 namespace {
 
-// The places of the batch at `position`; 0 where there is none.
+// The number of places of the batch at `position`; 0 if there is none.
 int64_t batch_extent(const DistributedSampler& sampler, int64_t position, int64_t global_batch_size,
                      bool drop_last) {
   const int64_t remaining = sampler.size() - position;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which places of an epoch's order make the next batch: pure functions of sampler and position.
+// The places of the next batch in an epoch's order: pure functions of sampler and position.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ struct BatchPlan {
   std::vector<int64_t> indices;  ///< this rank's samples
 };
 
-/// The batch that begins at `position` of the sampler's epoch; nothing at its end. Rank r takes
-/// begin + r, begin + r + world_size, …: where the global batch divides by the world size, that is
-/// the DistributedSampler's dealing; where it does not, the first ranks get one sample more, and
-/// every global batch holds the same samples at any world size. The last batch is padded, cut or
-/// left as the sampler's options say, and left out with `drop_last` where it is not full. It may
-/// hold nothing for some ranks only where the sampler does not pad.
+/// The batch that begins at `position` of the sampler's epoch; nullopt at its end. Rank r takes
+/// begin + r, begin + r + world_size, …: the DistributedSampler's dealing if the world size divides
+/// the global batch. Otherwise the first ranks get one sample more. Every global batch holds the
+/// same samples at any world size. The sampler's options decide whether the last batch is padded,
+/// cut or left as is; `drop_last` drops it if not full. Only without padding can some ranks' part
+/// be empty.
 std::optional<BatchPlan> plan_batch(const DistributedSampler& sampler, int64_t position,
                                     int64_t global_batch_size, bool drop_last);
 
-/// Batches of this rank in the sampler's epoch from `position` on.
+/// Batches of this rank left in the sampler's epoch after `position`.
 int64_t count_batches(const DistributedSampler& sampler, int64_t position,
                       int64_t global_batch_size, bool drop_last);
 

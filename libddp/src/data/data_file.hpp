@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A data file opened for reading at offsets by any number of threads.
+// A data file that any number of threads can read at offsets.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,14 @@
 
 namespace ddp::detail {
 
-/// What a user can do about a data file that is missing or damaged: the end of such messages.
+/// The fix in messages about missing or damaged data files.
 inline constexpr const char* kDataFileFix =
     "; fix: fetch or prepare the file again (data/README.md; CIFAR-10: data/prepare_cifar10.py)";
 
 class DataFile {
  public:
-  /// Throws DataError naming the path and the system's reason; also where it is no regular file.
+  /// Throws DataError naming the path and the system's reason, also for anything but a regular
+  /// file.
   explicit DataFile(const std::string& path);
   ~DataFile();
   DataFile(DataFile&& other) noexcept;
@@ -22,8 +23,9 @@ class DataFile {
   DataFile(const DataFile&) = delete;
   DataFile& operator=(const DataFile&) = delete;
 
-  /// Exactly `num_bytes` from `offset`. Throws DataError naming path and offset where the file ends
-  /// earlier (it may have been cut since it was opened) or cannot be read. Any thread.
+  /// Reads exactly `num_bytes` from `offset`. Throws DataError naming path and offset on a read
+  /// error or an earlier end of the file (the file may have been cut after opening). Callable from
+  /// any thread.
   void read_at(int64_t offset, void* out, int64_t num_bytes) const;
 
   int64_t size() const { return size_; }

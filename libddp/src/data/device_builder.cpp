@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches of JPEG images that the GPU finishes: loader threads decode what a sample needs into one
-// page-locked block a batch, which is copied as it is and resized there.
+// Batches of JPEG images that the GPU transforms. Loader threads decode each sample's region into
+// one page-locked block per batch, which is copied and then resized on the GPU.
 #include "data/image_dataset.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"

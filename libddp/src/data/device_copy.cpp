@@ -21,8 +21,8 @@ namespace {
 //   copy stream     ── copy k+1 ──● event            copy k+2 ──● event
 //   current stream     step k     └─ wait ─ step k+1            └─ wait ─ step k+2
 //
-// Device memory comes from the copy stream's pool; record_stream keeps a block from being reused by
-// a later copy before the step that reads it has ended.
+// Device memory comes from the copy stream's pool. record_stream prevents a later copy from reusing
+// a block before the step that reads the block has ended.
 class CudaCopier : public DeviceCopier {
  public:
   explicit CudaCopier(at::Device device)
@@ -36,8 +36,8 @@ class CudaCopier : public DeviceCopier {
           at::Tensor target =
               at::empty_like(*tensor, tensor->options().device(device_).pinned_memory(false));
           target.copy_(*tensor, /*non_blocking=*/true);
-          // Page-locked buffers belong to the loader's slots; others may go with this reference,
-          // since a copy from pageable memory has read it when it returns.
+          // Page-locked buffers belong to the loader's slots. Other buffers may be freed here: a
+          // copy from pageable memory has finished reading when it returns.
           *tensor = std::move(target);
         }
       }
@@ -48,7 +48,7 @@ class CudaCopier : public DeviceCopier {
     c10::cuda::CUDAStreamGuard guard(stream_);
     try {
       work();
-    } catch (...) {  // without memory for the rest: what is copied already reads the host's
+    } catch (...) {  // out of memory: the copies started so far still read host memory
       stream_.synchronize();
       throw;
     }

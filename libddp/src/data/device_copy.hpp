@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host to device copies on a stream of their own.
+// Host to device copies on a separate stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,24 +13,24 @@ namespace ddp::detail {
 class DeviceCopier {
  public:
   virtual ~DeviceCopier() = default;
-  /// Starts copying and replaces each tensor by the one on the device. The host memory must stay as
-  /// it is until finish_oldest().
+  /// Starts a copy and replaces each tensor by its device tensor. The host memory must stay
+  /// unchanged until finish_oldest().
   virtual void start(const std::vector<at::Tensor*>& tensors) = 0;
-  /// Does `work` on the copy stream, which may read host memory until finish_oldest().
+  /// Runs `work` on the copy stream. It may read host memory until finish_oldest().
   virtual void start(const std::function<void()>& work) = 0;
-  /// The current stream waits for the oldest copy not yet joined, whose device tensors these are.
+  /// The current stream waits for the oldest copy not yet joined. `tensors` are its device tensors.
   virtual void join(const std::vector<at::Tensor*>& tensors) = 0;
   /// Copies whose host memory may still be read.
   virtual int num_unfinished() const = 0;
-  /// Whether the oldest of them has left the host memory; never blocks.
+  /// Whether the oldest unfinished copy is done with the host memory; never blocks.
   virtual bool oldest_finished() = 0;
-  /// The host waits for it and forgets it.
+  /// The host waits for the oldest unfinished copy and forgets that copy.
   virtual void finish_oldest() = 0;
-  /// The host waits for all copies; those not joined are forgotten.
+  /// The host waits for all copies and forgets those not joined.
   virtual void reset() = 0;
 };
 
-/// nullptr where the device is the CPU. Throws SettingsError where this build has no CUDA.
+/// Returns nullptr for the CPU. Throws SettingsError in a build without CUDA.
 std::unique_ptr<DeviceCopier> make_device_copier(at::Device device);
 
 }  // namespace ddp::detail

@@ -87,8 +87,8 @@ void check(cudaError_t status) {
 //   stream        batch k   step k   batch k+1   step k+1 … | order ──> device
 //   helper        plans the next epoch's order
 //
-// The order goes up on the stream that makes the batches, and into the other half than the last
-// one's, of which batches may be prepared and not made yet.
+// The stream that makes the batches also uploads the order, alternating between two halves.
+// Prepared batches of the previous order may not be made yet.
 struct DeviceImageLoader::State {
   State(const detail::ImageDataset& images, const DistributedSampler& original, at::Device where,
         const LoaderOptions& opts)
@@ -115,7 +115,7 @@ struct DeviceImageLoader::State {
     }
     table = upload(values.data(), {3, 256}, at::kFloat);
     labels = upload(images.decoded()->labels.data(), {n}, at::kLong);
-    // A resumed epoch may begin anywhere and is dealt anew: one batch more than usual.
+    // A resumed epoch can begin at any place and is dealt again: one batch more than usual.
     capacity = max_batch * (detail::count_batches(shape, 0, batch_size, opts.drop_last) + 1);
     DDP_CHECK(2 * capacity <= std::numeric_limits<int32_t>::max());
     order = at::empty({2 * capacity}, at::TensorOptions().device(device).dtype(at::kInt));
@@ -156,8 +156,8 @@ struct DeviceImageLoader::State {
     int64_t size = 0;
   };
 
-  // The next batch; its order is on the device then. Consumes nothing: after an exception, here or
-  // while the batch is made, the next call gives the same one.
+  // Returns the next batch after uploading its order. Consumes nothing: after an exception, here or
+  // in make(), the next call returns the same batch.
   Next look() {
     if (next_batch == current.batches.size()) {
       const auto begin = std::chrono::steady_clock::now();
@@ -177,7 +177,7 @@ struct DeviceImageLoader::State {
             current.batches[next_batch].size};
   }
 
-  // The training loop has the batch of look() from here on.
+  // Hands the batch of look() to the training loop.
   void consume() {
     const auto [size, end] = current.batches[next_batch++];
     const bool last = next_batch == current.batches.size();
@@ -193,7 +193,7 @@ struct DeviceImageLoader::State {
                                  std::numeric_limits<int32_t>::max(),
                                  "; loader.device_resident=off has no such limit"));
     }
-    // From the caching host allocator: not given out again before the copy has ended.
+    // The caching host allocator does not reuse this memory before the copy has ended.
     const at::Tensor staging =
         at::empty({count}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
     std::memcpy(staging.mutable_data_ptr<int32_t>(), current.indices.data(),
@@ -204,7 +204,7 @@ struct DeviceImageLoader::State {
     must_upload = false;
   }
 
-  // `device_place`: instead of `place`, where not null.
+  // `device_place` replaces `place` if not null.
   Batch make(int64_t size, detail::BatchPlace place, const detail::BatchPlace* device_place) const {
     const c10::cuda::CUDAGuard guard(device);
     const auto on_device = at::TensorOptions().device(device);
@@ -225,7 +225,7 @@ struct DeviceImageLoader::State {
     return batch;
   }
 
-  // The order must be there before another stream reads it, and read before it is overwritten.
+  // Orders a new current stream after the previous one, which uploads and reads the order.
   void follow_current_stream() {
     const auto now = c10::cuda::getCurrentCUDAStream(device.index());
     if (last_stream && *last_stream != now) {
@@ -247,12 +247,12 @@ struct DeviceImageLoader::State {
   at::ScalarType dtype;
   at::Tensor pixels, labels, table, order;
   int64_t capacity = 0;  // of half of `order`
-  int64_t half = 0;      // where the half of the present epoch begins
+  int64_t half = 0;      // start of the current epoch's half
   detail::EpochPlan current;
   std::future<detail::EpochPlan> following;
   size_t next_batch = 0;
   int64_t offset = 0;       // of next_batch in current.indices
-  bool must_upload = true;  // the device has another order
+  bool must_upload = true;  // the device has an outdated order
   detail::Place consumed;
   std::chrono::nanoseconds waited{0};
   std::optional<c10::cuda::CUDAStream> last_stream;
@@ -335,7 +335,7 @@ void DeviceImageLoader::restart(int64_t epoch, int64_t position) {
   state_->start({epoch, position});
 }
 
-#else  // no CUDA: is_chosen() says no, so that none of these is called
+#else  // no CUDA: is_chosen() returns false, so none of these is called
 
 struct DeviceImageLoader::State {};
 

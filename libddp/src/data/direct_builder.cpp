@@ -57,7 +57,7 @@ DirectBuilder::DirectBuilder(std::shared_ptr<const Dataset> dataset, int num_slo
   num_values_ = std::accumulate(layout_.shape.begin(), layout_.shape.end(), int64_t{1},
                                 std::multiplies<int64_t>());
   if (pinned_) {
-    // Once, here: page-locking is slow, and no worker may call CUDA while a graph is captured.
+    // Allocated once, here: page-locking is slow, and no worker may call CUDA during a capture.
     for (Slot& slot : slots_) {
       allocate(slot, max_batch);
     }
@@ -72,8 +72,8 @@ void DirectBuilder::allocate(Slot& slot, int64_t num_samples) const {
       at::empty({num_samples}, at::TensorOptions().dtype(at::kLong).pinned_memory(pinned_));
 }
 
-// Whether the training loop has let go of the slot's last batch and of all views of it: nobody else
-// can then get hold of it again. Fresh memory costs page faults, 0.5 ms an image at 224 px.
+// Whether the training loop has released the slot's last batch and all views of it, so no new
+// reference can appear. New memory costs page faults, 0.5 ms per image at 224 px.
 bool DirectBuilder::may_reuse(const Slot& slot, int64_t num_samples) {
   auto ours_alone = [](const at::Tensor& tensor) {
     return tensor.use_count() == 1 && tensor.storage().use_count() == 1;

@@ -55,8 +55,8 @@ void DistributedSampler::set_epoch(int64_t epoch) {
 }
 
 void DistributedSampler::permute() {
-  // torch.Generator().manual_seed(seed + epoch) and torch.randperm(n, generator=g) of Python are
-  // these two calls, so the bits agree by construction.
+  // Python's torch.Generator().manual_seed(seed + epoch) and torch.randperm(n, generator=g) make
+  // the same two calls, so the bits agree.
   at::Generator generator =
       at::detail::createCPUGenerator(static_cast<uint64_t>(options_.seed + epoch_));
   const at::Tensor order = at::randperm(size_, generator, at::TensorOptions().dtype(at::kLong));

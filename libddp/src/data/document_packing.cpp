@@ -15,7 +15,7 @@ PackedRows pack_best_fit(const std::vector<int32_t>& lengths, int64_t capacity) 
   std::iota(order.begin(), order.end(), int64_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return lengths[a] > lengths[b]; });
-  // Open rows by the room they have left; of equal ones the youngest is filled first.
+  // Open rows by remaining room; among equal rows the newest is filled first.
   std::map<int64_t, std::vector<int64_t>> rows_by_room;
   std::vector<int64_t> row_of(lengths.size());
   int64_t num_rows = 0;
@@ -40,7 +40,7 @@ PackedRows pack_best_fit(const std::vector<int32_t>& lengths, int64_t capacity) 
       rows_by_room[room - length].push_back(row);
     }
   }
-  // Rows were opened by length: number them anew, by their first item.
+  // Rows were opened by length: renumber them by their first item.
   std::vector<int64_t> number(static_cast<size_t>(num_rows), -1);
   PackedRows rows{.begin = std::vector<int64_t>(static_cast<size_t>(num_rows) + 1, 0),
                   .items = std::vector<int64_t>(lengths.size())};

@@ -13,8 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Some files of ImageNet are of another kind than their name says: it only tells images from
-// others.
+// The name only separates images from other files: some ImageNet files have the wrong extension.
 bool is_image_name(const std::string& name) {
   std::string extension = fs::path(name).extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
@@ -28,7 +27,7 @@ struct FolderEntry {
   bool is_link = false;
 };
 
-// The directory itself tells what an entry is; only a link is looked at, at what it points to.
+// The directory reports each entry's type; only links are followed with a stat.
 std::vector<FolderEntry> sorted_entries(const fs::path& folder) {
   std::error_code error;
   std::vector<FolderEntry> entries;
@@ -57,7 +56,7 @@ std::vector<std::string> class_names_in(const fs::path& root) {
 
 class FolderSource : public ImageSource {
  public:
-  /// `known` numbers the classes; where it is empty their sorted names do.
+  /// `known` numbers the classes; if empty, their sorted names do.
   FolderSource(const fs::path& root, std::vector<std::string> known, SourcePart part)
       : names_(std::move(known)), part_(part) {
     const std::vector<std::string> folders = class_names_in(root);
@@ -151,7 +150,7 @@ std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split
                            split == Split::Train ? "train" : "test or val",
                            " (layout: train/<class>/*.jpg, test/<class>/*.jpg)"));
   }
-  // A class that the test split lacks must not renumber the others.
+  // A class missing in the test split must not renumber the others.
   std::vector<std::string> known;
   const std::string train = find_split_folder(folder, Split::Train);
   if (split == Split::Test && !train.empty()) {

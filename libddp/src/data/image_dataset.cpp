@@ -29,7 +29,7 @@ int64_t num_used(const DataOptions& options, int64_t size, bool train) {
   return options.num_samples > 0 ? std::min(options.num_samples, size) : size;
 }
 
-// The output of a plan that is exact, [size, size, 3].
+// Writes the output of an exact plan, [size, size, 3].
 void decode_and_resize(const std::vector<uint8_t>& bytes, const DataSource& where,
                        const RegionPlan& plan, uint8_t* out) {
   thread_local std::vector<uint8_t> pixels;
@@ -79,8 +79,8 @@ ImageDataset::ImageDataset(DecodedImages images, int64_t num_classes, const Data
 }
 
 void ImageDataset::check_labels() const {
-  // Without a list of classes the largest label tells their number: a damaged one would make a
-  // model of a billion classes.
+  // Without a list of classes the largest label gives their number. A damaged label would then make
+  // a model of a billion classes.
   constexpr int64_t kCommon = 65536;
   const bool set = options_.num_classes > 0;
   const bool listed = !source_->class_names().empty();
@@ -187,7 +187,7 @@ void ImageDataset::decode_square(int64_t index, const ImageTransform& square, ui
 void ImageDataset::decode_all() {
   const auto side = static_cast<size_t>(transform_.image_size());
   const size_t num_bytes = side * side * 3;
-  // Evaluation's images are kept as they are shown; of training's the centre square is kept.
+  // Evaluation keeps images as shown; training keeps the centre square.
   DataOptions kept = options_;
   kept.eval_decode = EvalDecode::Full;
   if (transform_.is_random()) {
@@ -209,7 +209,7 @@ void ImageDataset::decode_all() {
         labels[static_cast<size_t>(i)] = source_->label(used);
       } catch (...) {
         std::lock_guard lock(error_mutex);
-        if (i < error_index) {  // the first file's error, whichever thread was faster
+        if (i < error_index) {  // the first file's error, independent of timing
           error = std::current_exception();
           error_index = i;
         }

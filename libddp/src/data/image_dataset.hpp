@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A data set of images: a source (or images kept decoded in memory), a transform, and what happens
-// to corrupt files.
+// A data set of images: a source (or decoded images in memory), a transform and a policy for
+// corrupt files.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ struct DecodedImages {
 
 class ImageDataset : public Dataset {
  public:
-  /// Of a source that is decoded anew for each sample, or once now where `keep_decoded`.
+  /// Decodes the source again for each sample, or once, here, with `keep_decoded`.
   ImageDataset(std::unique_ptr<ImageSource> source, const DataOptions& resolved, bool train,
                bool keep_decoded);
-  /// Of images already decoded, of `image_size`.
+  /// For images already decoded to `image_size`.
   ImageDataset(DecodedImages images, int64_t num_classes, const DataOptions& resolved, bool train);
 
   int64_t size() const override { return size_; }
@@ -43,21 +43,21 @@ class ImageDataset : public Dataset {
   int64_t num_skipped() const override;
   const ImageDataset* image_dataset() const override { return this; }
 
-  /// The images where they are kept decoded, else nullptr.
+  /// The decoded images if kept, else nullptr.
   const DecodedImages* decoded() const { return decoded_.labels.empty() ? nullptr : &decoded_; }
   const ImageTransform& transform() const { return transform_; }
-  /// Calls `use` with the file of a sample, whose header was read; where that throws DataError,
-  /// data.corrupt says whether with another one's. Returns the target of the one it took. Several
-  /// threads at once. Not of images kept decoded.
+  /// Calls `use` with a sample's file after reading its header. On DataError, data.corrupt decides
+  /// whether to try another sample. Returns the target of the sample used. Thread-safe. Not for
+  /// images kept decoded.
   using UseFile = std::function<void(const std::vector<uint8_t>& bytes, const DataSource& where,
                                      const ImageHeader& header)>;
   int64_t read_file(int64_t index, const UseFile& use) const;
-  /// Decodes what a sample of an epoch needs of its image to [region.height, region.width, 3] in
-  /// memory that `allocate` gives for a plan; else as read_file(). An image that is resized exactly
-  /// is resized here: the plan is then of one that has the output's size.
+  /// Decodes the region of a sample's image to [region.height, region.width, 3], in memory from
+  /// `allocate(plan)`; otherwise as read_file(). Images with an exact plan are resized here, and
+  /// the plan then describes an image of the output's size.
   int64_t read_region(int64_t index, int64_t epoch, RegionPlan& plan,
                       const std::function<uint8_t*(const RegionPlan&)>& allocate) const;
-  /// What makes a sample of a decoded image, where that is no resizing.
+  /// The transform of decoded images, if there is no resizing.
   std::optional<SmallImageTransform> small_image_transform() const {
     return transform_.small_image_transform();
   }
@@ -66,8 +66,8 @@ class ImageDataset : public Dataset {
   void decode_all();
   void decode_square(int64_t index, const ImageTransform& square, uint8_t* out) const;
   void check_labels() const;
-  /// Calls `use(candidate)` with index, index + 1, … until one does not throw DataError; the answer
-  /// is the same on every rank, as it depends on the files alone.
+  /// Calls `use(candidate)` with index, index + 1, … until a call throws no DataError. The result
+  /// depends on the files only, so all ranks agree.
   template <typename F>
   int64_t first_good(int64_t index, F&& use) const;
   void note_corrupt(int64_t index, const std::string& message) const;
@@ -82,7 +82,7 @@ class ImageDataset : public Dataset {
   mutable std::set<int64_t> corrupt_;
 };
 
-/// An image's error with what a user can do about it, where data.corrupt=error.
+/// Adds the fix to an image's error, for data.corrupt=error.
 DataError with_fix(const CorruptImage& corrupt);
 
 }  // namespace ddp::detail

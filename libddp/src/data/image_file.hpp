@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An image file of any kind that is decoded, told by its first bytes whatever its name says: JPEG
-// or PNG.
+// An image file, JPEG or PNG, detected by its first bytes and not by its name.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +12,10 @@ namespace ddp::detail {
 struct ImageHeader {
   int width = 0;
   int height = 0;
-  int largest_denominator = 1;  ///< it may be decoded at 1 / 1, 1 / 2 … 1 / this of its size
+  int largest_denominator = 1;  ///< decodable at 1 / 1, 1 / 2 … 1 / this of its size
 };
 
-/// Reads the header. Throws CorruptImage (with source) for what is no image, or has more than
+/// Reads the header. Throws CorruptImage (with source) for anything but an image of at most
 /// `max_pixels`.
 ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                               int64_t max_pixels);

@@ -18,7 +18,7 @@ struct AxisTaps {
   int stride = 0;
 };
 
-// Sums of floats, as they are.
+// Sums of floats, not rounded.
 struct FloatSums {
   using Weight = float;
   using Sum = float;
@@ -27,7 +27,7 @@ struct FloatSums {
   static Value finish(Sum sum) { return sum; }
 };
 
-// Sums of bytes with weights of 22 bits behind the point, rounded to bytes.
+// Sums of bytes with weights of 22 fractional bits, rounded to bytes.
 struct ByteSums {
   using Weight = int32_t;
   using Sum = int32_t;
@@ -84,7 +84,7 @@ void resample_row(const uint8_t* row, int x, const AxisTaps<typename Sums::Weigh
 template <typename Sums>
 void resample_as(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
                  typename Sums::Value* out) {
-  // Kept a thread: 224 px need some 600 KB a sample.
+  // Kept per thread: 224 px need about 600 KB per sample.
   thread_local AxisTaps<typename Sums::Weight> column_taps, row_taps;
   thread_local std::vector<typename Sums::Value> narrow;
   thread_local std::vector<typename Sums::Sum> sums;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Resizing on the CPU, as resample_taps.hpp says: columns first, then rows.
+// Resizing on the CPU with the taps of resample_taps.hpp: columns first, then rows.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace ddp::detail {
 void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
               std::vector<float>& out);
 
-/// The same in Pillow's arithmetic (Resample.c, ImagingResample with 8 bits a channel): weights in
-/// fixed point, and bytes after either pass. Every byte is Pillow's.
+/// Same in Pillow's arithmetic (Resample.c, ImagingResample with 8 bits per channel): fixed-point
+/// weights, bytes after either pass. Every byte equals Pillow's.
 void resample_bytes(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
                     uint8_t* out);
 

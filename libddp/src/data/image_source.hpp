@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where images and labels come from: one class a file format.
+// Sources of images and labels: one class per file format.
 #pragma once
 
 #include <cstdint>
@@ -17,42 +17,42 @@ class ImageSource {
   virtual ~ImageSource() = default;
   virtual int64_t size() const = 0;
   virtual int64_t num_classes() const = 0;
-  virtual std::vector<std::string> class_names() const { return {}; }  ///< by number, if it knows
+  virtual std::vector<std::string> class_names() const { return {}; }  ///< by number, if known
   virtual int64_t label(int64_t index) const = 0;
   /// Path and offset of sample `index`.
   virtual DataSource locate(int64_t index) const = 0;
-  /// The bytes of its image file. Any thread.
+  /// Reads the bytes of a sample's image file. Callable from any thread.
   virtual void read(int64_t index, std::vector<uint8_t>& bytes) const = 0;
 };
 
-/// The CIFAR-10 binary files of a split: all in memory. Not JPEG.
+/// The CIFAR-10 binary files of a split, in memory.
 struct Cifar10Images {
   std::vector<uint8_t> pixels;  ///< [n, 32, 32, 3]
   std::vector<int64_t> labels;
 };
-/// `folder` holds data_batch_1..5.bin and test_batch.bin, or the folder cifar-10-batches-bin does.
-/// A record is 1 byte of label and 3072 bytes of pixels, [3, 32, 32]
+/// `folder` or its subfolder cifar-10-batches-bin holds data_batch_1..5.bin and test_batch.bin. A
+/// record is 1 byte of label and 3072 bytes of pixels, [3, 32, 32]
 /// (https://www.cs.toronto.edu/~kriz/cifar.html).
 Cifar10Images read_cifar10(const std::string& folder, Split split);
-/// The folder that holds the files; empty where neither does.
+/// The folder with the files; empty if there is none.
 std::string find_cifar10(const std::string& folder);
 
-/// How much of a data set is looked through.
+/// The part of a data set to scan.
 enum class SourcePart {
   Whole,
-  Beginning  ///< sample 0 and perhaps some behind it
+  Beginning  ///< sample 0 and perhaps more
 };
-/// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png), and KEY.cls with a decimal label or
-/// CLASS/KEY.jpg with the names of classes in classes.txt beside the shards.
+/// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png) with a decimal label in KEY.cls, or
+/// CLASS/KEY.jpg with the class names in classes.txt in the shards' folder.
 std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split,
                                              SourcePart part = SourcePart::Whole);
 std::vector<std::string> find_tar_shards(const std::string& folder, Split split);
 
-/// Class folders: the sorted names of the training split's are the classes, of both splits. Each
-/// folder is listed once, and what it lists is looked at no further, but for links.
+/// Class folders: the sorted folder names of the training split are the classes of both splits.
+/// Each folder is listed once; only links among its entries are examined further.
 std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split,
                                                 SourcePart part = SourcePart::Whole);
-/// folder/train; folder/test or folder/val. Empty where there is none.
+/// folder/train; folder/test or folder/val. Empty if there is none.
 std::string find_split_folder(const std::string& folder, Split split);
 
 std::shared_ptr<Dataset> make_synthetic_dataset(const DataOptions& options, Split split);

@@ -11,7 +11,7 @@ namespace ddp::detail {
 
 namespace {
 
-// The smallest decoding (1/8, 1/4, 1/2 of the size, done inside the inverse DCT) that still has
+// The smallest decoding (1/8, 1/4, 1/2 of the size, done in the inverse DCT) that keeps at least
 // `size` of the `shorter` pixels.
 int choose_denominator(int shorter, int size, int largest) {
   for (int denominator : {8, 4, 2}) {
@@ -26,13 +26,13 @@ int decoded_side(int side, int denominator) {
   return (side + denominator - 1) / denominator;
 }
 
-// torchvision's Resize(resize): of the longer side the whole part of the quotient.
+// torchvision's Resize(resize): truncates the quotient of the longer side.
 int64_t resized_side(int side, int shorter, int resize) {
   return static_cast<int64_t>(static_cast<double>(int64_t{resize} * side) / shorter);
 }
 
-// torchvision's CenterCrop(size) of `outputs` pixels that an image's `limit` ones become: Python's
-// round() takes the even one of two neighbours.
+// torchvision's CenterCrop(size) of an image of `limit` pixels resized to `outputs`. Python's
+// round() rounds halves to even.
 ResampleAxis centre_axis(int64_t outputs, int limit, int size) {
   const int64_t twice = outputs - size;
   const int64_t first = twice / 2 + (twice % 2 != 0 && twice / 2 % 2 != 0 ? 1 : 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoded pixels that somebody else owns.
+// Non-owning view of decoded pixels.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,7 @@
 
 namespace ddp::detail {
 
-/// 8-bit RGB in memory that somebody else owns, [height, width, 3]: an image, or the part of one
-/// that begins at column x, row y.
+/// 8-bit RGB pixels, [height, width, 3], not owned: an image, or its part from column x, row y on.
 struct ImageView {
   const uint8_t* pixels = nullptr;
   int width = 0;

@@ -25,7 +25,7 @@ DecoderHandle& handle_of_thread() {
   return handle;
 }
 
-// A handle is not thread safe and costs some 20 us to make, so each thread keeps one.
+// A handle is not thread safe and takes about 20 us to create, so each thread keeps one.
 tjhandle decoder() {
   DecoderHandle& handle = handle_of_thread();
   if (!handle) {
@@ -35,19 +35,19 @@ tjhandle decoder() {
   return handle.get();
 }
 
-// After an error a handle stands in the middle of the bad file's markers and misreads the next one
-// (seen with 2.1.5): it is thrown away.
+// Discards the handle: after an error it misreads the next file (seen with 2.1.5).
 [[noreturn]] void fail_jpeg(const std::string& message) {
   handle_of_thread().reset();
   throw CorruptImage(message);
 }
 
-// What turbojpeg says of the header, or false. It calls sampling factors that have no name (4:1:0,
-// and CMYK of some programs) an error, though it tells the rest and decodes them.
+// Reads the header through turbojpeg, or returns false. turbojpeg reports an error for unnamed
+// sampling factors (4:1:0, some CMYK files), but still sets the other values and decodes such
+// files.
 bool read_header(tjhandle handle, const std::vector<uint8_t>& bytes, JpegHeader& size,
                  int& colorspace) {
   int subsampling = 0;
-  colorspace = TJCS_RGB;  // turbojpeg 3 does not tell behind such an error
+  colorspace = TJCS_RGB;  // turbojpeg 3 does not set it after such an error
   const int status = tjDecompressHeader3(handle, bytes.data(), bytes.size(), &size.width,
                                          &size.height, &subsampling, &colorspace);
   return status == 0 || (subsampling < 0 && colorspace >= 0);
@@ -63,7 +63,7 @@ std::string first_bytes(const std::vector<uint8_t>& bytes) {
   return text.empty() ? "is empty" : "starts with " + text.substr(0, text.size() - 1);
 }
 
-// Adobe's CMYK files hold inverted ink: RGB is then C * K / 255.
+// Adobe's CMYK files hold inverted ink, so RGB is C * K / 255.
 void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
   for (size_t i = 0; i < cmyk.size() / 4; ++i) {
     for (size_t c = 0; c < 3; ++c) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A part of a JPEG image through libjpeg-turbo's older interface, which can leave rows and columns
-// out: the bits of what is left out above still have to be read, but nothing is transformed,
-// enlarged or converted for it, and what follows the last row is not looked at.
+// Decodes a region of a JPEG image through libjpeg-turbo's older interface, which can skip rows and
+// columns. Bits of skipped rows above must still be read, but not transformed, upsampled or
+// converted. Data after the last row is not read.
 #include <cstring>
 #include <vector>
 
@@ -34,15 +34,14 @@ void decode_whole(const std::vector<uint8_t>& bytes, const DataSource& source, i
 
 #ifdef DDP_HAS_LIBJPEG
 
-// Enlarging the colour planes looks at the neighbours of a pixel, and at the border of what is
-// decoded takes the border itself: so many columns more make the wanted ones what they are in the
-// whole image.
+// Chroma upsampling reads a pixel's neighbours and repeats the border of the decoded region. This
+// many extra columns make the region equal to the same part of the whole image.
 constexpr int kMargin = 4;
 
-// The library's own error manager is not used: it prints to stderr, and in distributions' static
-// libraries it is the one part that cannot go into a shared library.
+// The library's own error manager prints to stderr, and in distributions' static libraries it
+// cannot be linked into a shared library. So it is not used.
 constexpr const char* kMessages[] = {
-#define JCOPYRIGHT_SHORT ""  // of a header that is not installed
+#define JCOPYRIGHT_SHORT ""  // from a header that is not installed
 #define JVERSION ""
 #define JMESSAGE(code, text) text,
 #include <jerror.h>
@@ -98,8 +97,8 @@ struct Decoder {
 
 enum class Outcome { Done, NotHere, Failed };
 
-// Kinds of which a part is known to be the whole's bytes: of four inks, or of other sampling
-// factors (4:1:0), it is not.
+// Whether a region is known to equal the same part of the whole image. Not so for CMYK and other
+// sampling factors (4:1:0).
 bool has_parts(const jpeg_decompress_struct& info) {
   const jpeg_component_info* c = info.comp_info;
   const auto is_one = [](const jpeg_component_info& component) {
@@ -109,7 +108,7 @@ bool has_parts(const jpeg_decompress_struct& info) {
                                       c[0].v_samp_factor <= 2 && is_one(c[1]) && is_one(c[2]));
 }
 
-// Holds nothing with a destructor: an error jumps out of it.
+// Errors longjmp out of this function, so no local may have a destructor.
 Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denominator,
                const CropBox& region, uint8_t* out) {
   jpeg_decompress_struct& info = decoder.info;
@@ -150,8 +149,8 @@ Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denomina
   return Outcome::Done;
 }
 
-// Whether the end marker stands at the end, perhaps with some padding behind it: a file cut short
-// has none, and the rows above the cut would not tell.
+// Whether the file ends with the end marker and optional padding. A truncated file has no marker,
+// and its rows above the cut decode without error.
 bool has_end(const std::vector<uint8_t>& bytes) {
   constexpr size_t kPadding = 1024;
   const size_t first = bytes.size() - std::min(bytes.size(), kPadding);

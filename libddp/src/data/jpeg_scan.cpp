@@ -18,11 +18,11 @@ enum Marker : uint8_t {
   kAdobe = 0xee,
 };
 
-/// What stands behind a marker, without its two bytes of length.
+/// The data after a marker, without the two bytes of length.
 using Segment = std::span<const uint8_t>;
 
 bool is_plain_frame(const Segment& frame) {
-  // Precision, height, width, number of components; of each its id, sampling and table.
+  // Precision, height, width, number of components; per component id, sampling and table.
   if (frame.size() < 6 || frame[0] != 8 || frame.size() != 6 + size_t{3} * frame[5]) {
     return false;
   }
@@ -39,14 +39,14 @@ bool is_plain_frame(const Segment& frame) {
   return !rgb && known && sampling(1) == 0x11 && sampling(2) == 0x11;
 }
 
-/// Adobe's marker ends with the colours' transform, of which 1 is YCbCr.
+/// Adobe's marker ends with the colour transform; 1 is YCbCr.
 bool tells_other_colours(const Segment& adobe) {
   constexpr size_t kTransform = 11;
   return adobe.size() > kTransform && std::memcmp(adobe.data(), "Adobe", 5) == 0 &&
          adobe[kTransform] != 1;
 }
 
-/// From the first byte of a scan: in it 0xff is followed by 0, or is a restart in turn.
+/// Checks a scan from its first byte: 0xff must be followed by 0 or by the next restart marker.
 bool ends_well(const uint8_t* at, const uint8_t* end) {
   uint8_t restart = kFirstRestart;
   while ((at = static_cast<const uint8_t*>(std::memchr(at, 0xff, static_cast<size_t>(end - at)))) !=
@@ -86,7 +86,7 @@ bool is_plain_baseline(std::span<const uint8_t> bytes) {
     const Segment segment(at + 4, static_cast<size_t>(length - 2));
     at += 2 + length;
     if (marker == kScan) {
-      // One without a frame before it has no component either.
+      // A scan without a preceding frame has no components.
       const bool all = !segment.empty() && num_components != 0 && segment[0] == num_components;
       return all && !(other_colours && num_components == 3) && ends_well(at, end);
     }
@@ -96,7 +96,7 @@ bool is_plain_baseline(std::span<const uint8_t> bytes) {
       }
       num_components = segment[5];
     } else if ((marker < kScan && marker != kHuffmanTables) || marker == 0xff) {
-      return false;  // another kind of frame, arithmetic coding, or what no header holds
+      return false;  // another kind of frame, arithmetic coding, or an invalid marker
     }
     other_colours = other_colours || (marker == kAdobe && tells_other_colours(segment));
   }

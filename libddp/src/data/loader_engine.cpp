@@ -20,10 +20,10 @@ namespace ddp::detail {
 
 namespace {
 
-// Samples that a worker claims at once: enough that the lock does not show, few enough that the
+// Samples that a worker claims at once: enough to hide the cost of the lock, few enough that the
 // threads share a batch.
 constexpr int64_t kChunk = 8;
-// Batches held by the consumer: one on its way to the device, one that the step reads.
+// Batches held by the consumer: one being copied to the device, one read by the step.
 constexpr int kHeld = 2;
 
 struct RingPayload {
@@ -65,7 +65,7 @@ struct LoaderEngine::State {
     auto batch = plan_batch(sampler, planned.position, batch_size, options.drop_last);
     if (!batch || batch->indices.empty()) {
       if (planned.position == 0) {
-        return std::nullopt;  // an epoch without a batch: the next ones have none either
+        return std::nullopt;  // an epoch without a batch: later epochs have none either
       }
       planned = {planned.epoch + 1, 0};
       sampler.set_epoch(planned.epoch);
@@ -98,14 +98,14 @@ struct LoaderEngine::State {
   }
 
   void start(Place place) {
-    ring.reset();  // joins the workers before what they use changes
+    ring.reset();  // joins the workers before their inputs change
     if (copier) {
       copier->reset();
     }
     if (sampler.epoch() != place.epoch) {
       sampler.set_epoch(place.epoch);
     }
-    // At the end of an epoch stands the next one's start.
+    // The end of an epoch is stored as the start of the next.
     if (place.position > 0 &&
         count_batches(shape, place.position, batch_size, options.drop_last) == 0) {
       place = {place.epoch + 1, 0};
@@ -126,7 +126,7 @@ struct LoaderEngine::State {
   LoaderOptions options;
   BatchBuilder& builder;
   DistributedSampler shape;    // without a permutation: for counting, from the consumer's thread
-  DistributedSampler sampler;  // used by plan() alone
+  DistributedSampler sampler;  // used only by plan()
   int64_t batch_size;
   std::unique_ptr<DeviceCopier> copier;
   Place planned;
@@ -147,7 +147,7 @@ LoaderEngine::LoaderEngine(const DistributedSampler& sampler, at::Device device,
 }
 
 LoaderEngine::~LoaderEngine() {
-  // Copies still read the slots' memory, which the builders free next.
+  // Unfinished copies still read the slots' memory, which the builders free next.
   try {
     if (state_ && state_->copier) {
       state_->copier->reset();

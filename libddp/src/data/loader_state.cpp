@@ -9,7 +9,7 @@ namespace ddp::detail {
 
 namespace {
 
-// No batch size helps a rank that has no sample.
+// Throws for a rank without samples, which no batch size can fix.
 [[noreturn]] void fail_without_sample(const DistributedSampler& sampler) {
   if (sampler.size() == 0) {
     throw SettingsError("DataLoader: the data set has no sample");

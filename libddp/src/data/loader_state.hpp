@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all loaders share: the batch size that options mean, what a checkpoint keeps, and what is
-// said where no batch can be.
+// Common to all loaders: the batch size of the options, the state in a checkpoint, and the error
+// for epochs without a batch.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ddp::detail {
 
-/// Where a loader stands when the training loop has consumed a batch.
+/// A loader's place after the training loop consumed a batch.
 struct Place {
   int64_t epoch = 0;
   int64_t position = 0;
@@ -19,17 +19,17 @@ struct Place {
 
 /// Samples of all ranks in a batch.
 int64_t global_batch_size(const DistributedSampler& sampler, const LoaderOptions& options);
-/// Throws SettingsError.
+/// Throws SettingsError for invalid options.
 void check_loader_options(const DistributedSampler& sampler, const LoaderOptions& options);
 
-/// `sampler`'s numbers without a permutation, for counting.
+/// A copy of `sampler` without the permutation, for counting.
 DistributedSampler shape_of(const DistributedSampler& sampler);
 
-/// An epoch holds no batch for this rank: says why and what helps.
+/// Throws an error with reason and fix when an epoch holds no batch for this rank.
 [[noreturn]] void fail_without_batch(const DistributedSampler& shape, int64_t batch_size);
 
 StateDict make_loader_state(const DistributedSampler& sampler, int64_t epoch, int64_t position);
-/// Throws MismatchError where the state is of another order of samples.
+/// Throws MismatchError if the state belongs to another order of samples.
 Place read_loader_state(const StateDict& state, const DistributedSampler& sampler);
 
 }  // namespace ddp::detail

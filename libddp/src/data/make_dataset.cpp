@@ -13,7 +13,7 @@ using detail::concat;
 
 namespace {
 
-constexpr int64_t kSmallImage = 64;  // up to here: CIFAR's habits, above: ImageNet's
+constexpr int64_t kSmallImage = 64;  // defaults: CIFAR's up to this size, ImageNet's above
 constexpr std::array<double, 3> kCifarMean{0.4914, 0.4822, 0.4465};
 constexpr std::array<double, 3> kCifarStd{0.2470, 0.2435, 0.2616};
 constexpr std::array<double, 3> kImageNetMean{0.485, 0.456, 0.406};
@@ -53,7 +53,7 @@ bool has_files(DataFormat format) {
   return format == DataFormat::Tar || format == DataFormat::Folder;
 }
 
-// The split whose first image tells the size.
+// The split whose first image determines the size.
 Split probed_split(const DataOptions& options) {
   const bool has_train = options.format == DataFormat::Tar
                              ? !detail::find_tar_shards(options.path, Split::Train).empty()
@@ -61,7 +61,7 @@ Split probed_split(const DataOptions& options) {
   return has_train ? Split::Train : Split::Test;
 }
 
-// Small images of one size, as the first one shows: that size; else 224.
+// The shorter side of the first image if that image is small, else 224.
 int64_t probe_image_size(const DataOptions& options, const detail::ImageSource& source) {
   if (source.size() == 0) {
     return 224;
@@ -193,7 +193,7 @@ std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
   if (given.format == DataFormat::Auto) {
     given.format = find_format(given.path);
   }
-  // A split that tells the size of its images is looked through once for both.
+  // Scans a split only once, for the image size and the data set.
   std::unique_ptr<detail::ImageSource> source;
   if (given.image_size == 0 && has_files(given.format) && probed_split(given) == split) {
     source = open_source(given, split);

@@ -13,7 +13,7 @@ namespace ddp::detail {
 
 namespace {
 
-// The few declarations used of nvjpeg.h, which need not be installed; the ABI is NVIDIA's promise
+// The used declarations of nvjpeg.h, which need not be installed. NVIDIA keeps the ABI stable
 // within a major version.
 using Handle = void*;
 struct Image {
@@ -156,7 +156,7 @@ NvJpegAnswer NvJpeg::decode(std::span<const NvJpegImage> images, cudaStream_t st
     status = library_->decode(library_->handle, state_, data.data(), lengths.data(), outputs.data(),
                               parameters_.data(), stream);
   }
-  // Also after a failure: part of the batch may be under way, into memory that is reused next.
+  // Also after a failure: part of the batch may still be written to memory that is reused next.
   const cudaError_t cuda = cudaStreamSynchronize(stream);
   prepared_ = status == kSuccess && cuda == cudaSuccess ? prepared_ : 0;
   check_cuda(cuda, "decoding images with nvJPEG");

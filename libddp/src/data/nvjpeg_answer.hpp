@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What nvJPEG's status says of a batch, free of CUDA.
+// The meaning of nvJPEG's status for a batch; independent of CUDA.
 #pragma once
 
 namespace ddp::detail {
 
 enum class NvJpegAnswer {
   Decoded,
-  Refused,   ///< it does not decode one of the images
-  NoMemory,  ///< of the GPU
-  Failed     ///< no image's fault
+  Refused,   ///< nvJPEG cannot decode one of the images
+  NoMemory,  ///< out of GPU memory
+  Failed     ///< failure unrelated to the images
 };
 
-/// `status` is an nvjpegStatus_t; `saw_images`: of a call that was given the images, so that what
-/// does not decode may be one of them. The engines say of some damaged files only that they failed
-/// (6, 8): whether CUDA did is for the caller to ask.
+/// `status` is an nvjpegStatus_t. `saw_images`: the call received the images, so one of them may be
+/// the cause. For some damaged files the engines only report a failure (6, 8); the caller must
+/// check whether CUDA failed.
 constexpr NvJpegAnswer nvjpeg_answer(int status, bool saw_images) {
   switch (status) {
     case 0:  // SUCCESS

@@ -18,7 +18,7 @@ namespace {
 constexpr std::array<uint8_t, 8> kPngSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
 // Signature, length and name of the first chunk, width, height.
 constexpr size_t kPngHeaderBytes = 24;
-// Text and colour profiles are compressed: a small file must not ask for gigabytes of them.
+// Text and colour profiles are compressed: a small file must not expand to gigabytes.
 constexpr png_alloc_size_t kMaxChunkBytes = 8 << 20;
 
 [[noreturn]] void fail_png(const DataSource& source, size_t num_bytes, const std::string& why) {
@@ -35,7 +35,7 @@ JpegHeader png_size(const std::vector<uint8_t>& bytes) {
           static_cast<int>(big_endian(bytes.data() + 20))};
 }
 
-// libpng's reader over bytes in memory. Its errors jump.
+// libpng's reader over bytes in memory. Errors longjmp.
 struct PngReader {
   const uint8_t* at;
   size_t left;
@@ -68,7 +68,7 @@ struct PngReader {
   }
 };
 
-// Holds nothing with a destructor: an error jumps out of it.
+// Errors longjmp out of this function, so no local may have a destructor.
 bool decode_png(PngReader& reader, const JpegHeader& size, uint8_t** rows) {
   png_structp png = reader.png;
   if (setjmp(png_jmpbuf(png)) != 0) {

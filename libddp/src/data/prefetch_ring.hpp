@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bounded ring of batches that worker threads fill ahead of one consumer, in a fixed order. Free
-// of Torch: the thread sanitizer runs it as it is.
+// A bounded ring of batches that worker threads fill ahead of one consumer, in a fixed order. Does
+// not use Torch, so the thread sanitizer can run it unchanged.
 //
 //   slot      open ──> filling (chunks claimed by workers) ──> ready ──> taken ──> open …
 //   who       worker   workers                                 the last   consumer  consumer
 //                                                              worker     acquire   release
 //
-// Order: slots are opened in ring order under the lock, and the consumer takes them in that order,
-// so the order of batches is that of `plan` whatever the workers do. Chunks are claimed from the
-// oldest slot that has any left: the batch waited for is the one that gets the threads.
+// Order: slots are opened under the lock in ring order, and the consumer takes them in that order.
+// So the batches have the order of `plan`, whatever the workers do. Workers claim chunks from the
+// oldest slot that has any left, so the next batch gets the threads.
 #pragma once
 
 #include <algorithm>
@@ -37,10 +37,10 @@ template <typename Payload>
 class PrefetchRing {
  public:
   struct Stages {
-    /// Prepares the slot for the next batch and returns its number of items (> 0); nothing at the
-    /// end of the stream. Called in order, never twice at once.
+    /// Prepares the slot for the next batch and returns its number of items (> 0); nullopt at the
+    /// end of the stream. Calls are in order and never overlap.
     std::function<std::optional<int64_t>(Payload&)> plan;
-    /// Fills items [begin, end) of the batch. Called by several threads at once on disjoint ranges.
+    /// Fills items [begin, end) of the batch. Called concurrently on disjoint ranges.
     std::function<void(Payload&, int64_t begin, int64_t end)> fill;
     /// Called once when all items are filled, by the thread that filled the last one.
     std::function<void(Payload&)> finish;
@@ -63,9 +63,9 @@ class PrefetchRing {
   PrefetchRing(const PrefetchRing&) = delete;
   PrefetchRing& operator=(const PrefetchRing&) = delete;
 
-  /// The oldest batch not yet taken; waits for it. nullptr at the end of the stream. Rethrows what
-  /// its stages threw (of several items the first one's, so that the error does not depend on
-  /// timing); after an error every call throws it again.
+  /// Waits for the oldest batch not yet taken; nullptr at the end of the stream. Rethrows an error
+  /// of the batch: the first item's, so that the error does not depend on timing. Every later call
+  /// throws the error again.
   Payload* acquire() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -99,7 +99,7 @@ class PrefetchRing {
            (ended_ && next_take_ == next_open_);
   }
 
-  /// Gives the oldest taken batch's slot back to the workers.
+  /// Returns the slot of the oldest taken batch to the workers.
   void release() {
     {
       std::lock_guard lock(mutex_);
@@ -109,8 +109,7 @@ class PrefetchRing {
     work_available_.notify_all();
   }
 
-  /// Ends the workers after the chunk each of them is in. Idempotent; acquire() must not be
-  /// waiting.
+  /// Ends each worker after its current chunk. Idempotent; acquire() must not be waiting.
   void stop() noexcept {
     {
       std::lock_guard lock(mutex_);
@@ -151,7 +150,7 @@ class PrefetchRing {
     }
   }
 
-  // Does one chunk of work. False where there is none now. The lock is held on entry and on return.
+  // Does one chunk of work; false if there is none now. The lock is held on entry and on return.
   bool work_once(std::unique_lock<std::mutex>& lock) {
     auto chunk = claim();
     if (!chunk) {
@@ -198,7 +197,7 @@ class PrefetchRing {
     try {
       count = stages_.plan(slot.payload);
     } catch (...) {
-      // The stream cannot go on: this is its last batch, and it is an error.
+      // The stream ends here: its last batch is an error.
       slot.error = std::current_exception();
       slot.state = State::Ready;
       ended_ = true;
@@ -250,7 +249,7 @@ class PrefetchRing {
   std::condition_variable work_available_;
   std::condition_variable ready_;
   std::vector<Slot> slots_;
-  int64_t next_open_ = 0;     ///< batches numbered from 0: the next that plan() makes
+  int64_t next_open_ = 0;     ///< number (from 0) of the next batch of plan()
   int64_t next_take_ = 0;     ///< the next for acquire()
   int64_t next_release_ = 0;  ///< the oldest taken
   bool ended_ = false;

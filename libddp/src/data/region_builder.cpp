@@ -20,15 +20,15 @@ namespace ddp::detail {
 
 namespace {
 
-// A slot's block has room for so many times the output's pixels. A part that is decoded at 1/2, 1/4
-// or 1/8 has one to two times the output's side along its shorter side; what does not fit is slower
-// by a copy through the driver's own buffer.
+// Size of a slot's block in multiples of the output's pixels. The shorter side of a region decoded
+// at 1/2, 1/4 or 1/8 is one to two times the output's side. Pixels that do not fit cost an
+// additional copy through the driver's buffer.
 constexpr double kRoom = 2.5;
 
 constexpr int64_t kAlign = 16;
-// Of what the GPU decodes.
+// Alignment of images decoded on the GPU.
 constexpr int64_t kDeviceAlign = 256;
-// A batch of so many images of which nvJPEG takes none: it is not asked again.
+// If nvJPEG refuses all of at least this many images of a batch, it is not used again.
 constexpr size_t kHopeless = 8;
 
 int64_t aligned(int64_t num_bytes, int64_t to = kAlign) {
@@ -112,7 +112,7 @@ RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device 
   capacity_ =
       header_bytes_ +
       aligned(static_cast<int64_t>(static_cast<double>(max_batch) * side * side * 3 * kRoom));
-  // Once, here: page-locking is slow and waits for the device.
+  // Allocated once, here: page-locking is slow and waits for the device.
   const bool pinned = uses_pinned_memory(device, options);
   for (Slot& slot : slots_) {
     slot.block = at::empty({capacity_}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned));
@@ -127,8 +127,8 @@ std::vector<std::unique_ptr<RegionBuilder::DeviceDecoder>> RegionBuilder::open_d
     return decoders;
   }
   const c10::cuda::CUDAGuard guard(device);
-  // nvJPEG's small kernels would each wait for a step's large ones: a stream of high priority. Two
-  // batches at a time, for one leaves the engines alone between its stages.
+  // A high-priority stream: nvJPEG's small kernels would otherwise wait for a step's large ones.
+  // Two batches at a time, since one leaves the engines idle between its stages.
   for (int i = 0; i < 2; ++i) {
     std::string reason;
     auto nvjpeg = NvJpeg::open(reason);
@@ -205,7 +205,7 @@ void RegionBuilder::decode_on_host(Slot& s, int64_t place, int64_t index, int64_
 
 bool RegionBuilder::keep_encoded(Slot& s, int64_t place, int64_t index, int64_t epoch) {
   auto& encoded = s.encoded[static_cast<size_t>(place)];
-  // The engines' colours are not those of exact images.
+  // Colours decoded by the engines are not exact.
   if (gave_up_ || is_refused(index) || images_.transform().is_exact()) {
     return false;
   }
@@ -216,8 +216,8 @@ bool RegionBuilder::keep_encoded(Slot& s, int64_t place, int64_t index, int64_t 
         const RegionPlan plan =
             images_.transform().plan(header.width, header.height, static_cast<uint64_t>(epoch),
                                      static_cast<uint64_t>(index));
-        // What the CPU decodes at 1/2 or less is little work for it, but 4 to 64 times the memory
-        // for the engines, which know the whole size alone.
+        // Decoding at 1/2 or less is cheap on the CPU. The engines decode only at full size, with 4
+        // to 64 times the memory.
         if (plan.denominator == 1 && is_plain_baseline(bytes)) {
           encoded.plan = plan;
           encoded.bytes = bytes;
@@ -256,7 +256,7 @@ std::vector<int64_t> RegionBuilder::decode_on_device(Slot& s, const std::vector<
     total += aligned(int64_t{plan.region.width} * plan.region.height * 3);
     images.push_back({.bytes = &bytes, .region = plan.region});
   }
-  // The slot was released, so nobody reads what it held.
+  // The slot was released, so its old contents are unused.
   if (!s.on_device.defined() || s.on_device.numel() < total) {
     s.on_device.reset();
     s.on_device =
@@ -272,7 +272,7 @@ std::vector<int64_t> RegionBuilder::decode_on_device(Slot& s, const std::vector<
   for (size_t i : refused_images(images.size(), [&](size_t first, size_t last) {
          const NvJpegAnswer answer =
              decoder.nvjpeg->decode(std::span(images).subspan(first, last - first), decoder.stream);
-         if (answer == NvJpegAnswer::NoMemory) {  // halves might fit, and would at each batch
+         if (answer == NvJpegAnswer::NoMemory) {  // no bisection: it would repeat for every batch
            s.end = end_on_host;
            TORCH_CHECK_WITH(OutOfMemoryError, false, "nvJPEG gets no memory");
          }
@@ -341,7 +341,7 @@ void RegionBuilder::remember_refused(const Slot& s, const std::vector<int64_t>& 
     const auto& encoded = s.encoded[static_cast<size_t>(place)];
     const bool is_new = refused_.insert(encoded.index).second;
     const size_t count = refused_.size();
-    // The first, and then ever fewer.
+    // Warns at counts 1, 2, 4, 8, …
     if (is_new && (count & (count - 1)) == 0) {
       log_warning(concat("nvJPEG refuses sample ", encoded.index, ", which libjpeg-turbo decodes (",
                          count, " of this data set so far)"));

@@ -20,15 +20,16 @@
 
 namespace ddp::detail {
 
-/// What a kernel has to know of a sample whose pixels are rows of `row_bytes`, from the plan's
-/// region on.
+/// Describes a sample to the kernel. Its pixels are rows of `row_bytes`, starting at the plan's
+/// region.
 DeviceRegion describe_region(const RegionPlan& plan, int cutout, int64_t target);
 
 /// Turns pixels in device memory into a batch, on the current stream.
 class RegionFinisher {
  public:
   RegionFinisher(const ImageTransform& transform, at::Device device, ImageDtype dtype);
-  /// `regions` is in host memory too (for the widest filter), at `device_regions` on the device.
+  /// `regions` is in host memory (for the widest filter), its copy at `device_regions` on the
+  /// device.
   Batch finish(const DeviceRegion* regions, int64_t num_samples, const DeviceRegion* device_regions,
                const uint8_t* device_pixels) const;
 
@@ -39,8 +40,8 @@ class RegionFinisher {
   Normalisation normalisation_;
 };
 
-/// Decodes on the loader's threads, or has the GPU's JPEG engines do it: then the thread that
-/// finished a batch waits for them, two batches at a time.
+/// Decodes on the loader's threads or on the GPU's JPEG engines. The thread that finishes a batch
+/// waits for the engines, which work on two batches at a time.
 class RegionBuilder : public DeviceBuilder {
  public:
   RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device device,
@@ -58,49 +59,49 @@ class RegionBuilder : public DeviceBuilder {
     std::unique_ptr<NvJpeg> nvjpeg;
     c10::cuda::CUDAStream stream;
   };
-  /// A file that the GPU decodes; empty where the sample's pixels are in host memory.
+  /// A file that the GPU decodes; empty if the sample's pixels are in host memory.
   struct Encoded {
     std::vector<uint8_t> bytes;
     RegionPlan plan;
     int64_t index = 0;
     int64_t epoch = 0;
   };
-  // One block: a DeviceRegion a sample, then pixels in the order in which threads asked for memory.
+  // One block: a DeviceRegion per sample, then pixels in order of allocation.
   struct Slot {
     at::Tensor block;
     uint8_t* memory = nullptr;
     std::atomic<int64_t> used{0};
     int64_t num_samples = 0;
-    int64_t num_block_bytes = 0;                 // of the block that are in use; 0 until a layout
-    int64_t end = 0;                             // of what was laid out
-    std::vector<std::vector<uint8_t>> overflow;  // of samples the block had no room for
-    std::vector<Encoded> encoded;                // of those that the GPU decodes
-    at::Tensor on_device;  // block, overflow and what the GPU decoded, where it did
+    int64_t num_block_bytes = 0;                 // bytes of the block in use; 0 before the layout
+    int64_t end = 0;                             // end of the layout
+    std::vector<std::vector<uint8_t>> overflow;  // samples that did not fit in the block
+    std::vector<Encoded> encoded;                // samples that the GPU decodes
+    at::Tensor on_device;                        // block, overflow and pixels decoded on the GPU
     bool is_on_device = false;
     DeviceRegion* regions() const { return reinterpret_cast<DeviceRegion*>(memory); }
   };
   Slot& at(int slot) { return slots_[static_cast<size_t>(slot)]; }
-  /// Memory in the slot's block, or nullptr where it is full.
+  /// Memory in the slot's block, or nullptr if the block is full.
   uint8_t* allocate(Slot& slot, int64_t num_bytes) const;
   void describe(Slot& slot, int64_t place, const RegionPlan& plan, int64_t offset,
                 int64_t target) const;
   void decode_on_host(Slot& slot, int64_t place, int64_t index, int64_t epoch);
-  /// False: the sample's file is none for the GPU.
+  /// False: the GPU must not decode the sample's file.
   bool keep_encoded(Slot& slot, int64_t place, int64_t index, int64_t epoch);
-  /// Samples without room in the block and without a place yet get one behind all others; the bytes
-  /// of all. The block takes no more samples then.
+  /// Assigns overflow samples without a place one after all others and returns the total bytes. The
+  /// block accepts no more samples then.
   int64_t lay_out_overflow(Slot& slot);
-  /// Has the GPU decode the samples at `places` and returns those that nvJPEG refused. Throws
-  /// c10::OutOfMemoryError, also where nvJPEG gets none, and what NvJpeg::decode throws.
+  /// Decodes the samples at `places` on the GPU and returns those that nvJPEG refused. Throws
+  /// c10::OutOfMemoryError, also if nvJPEG is out of memory, and the errors of NvJpeg::decode.
   std::vector<int64_t> decode_on_device(Slot& slot, const std::vector<int64_t>& places,
                                         DeviceDecoder& decoder);
-  /// What is left of a batch on the loader's last thread.
+  /// Decodes the rest of a batch on the loader's last thread.
   void decode_late(Slot& slot, const std::vector<int64_t>& places);
-  /// Makes on_device as large as what was laid out and keeps what it holds.
+  /// Grows on_device to the size of the layout and keeps its contents.
   void grow(Slot& slot, const DeviceDecoder& decoder);
   void remember_refused(const Slot& slot, const std::vector<int64_t>& places);
   bool is_refused(int64_t index);
-  /// Says why, and the loader's threads decode all later samples.
+  /// Logs `reason`; the loader's threads decode all later samples.
   void give_up(const std::string& reason);
   static std::vector<std::unique_ptr<DeviceDecoder>> open_decoders(at::Device device,
                                                                    const LoaderOptions& options);
@@ -113,11 +114,10 @@ class RegionBuilder : public DeviceBuilder {
   int64_t capacity_;
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<DeviceDecoder>>
-      decoders_;  // a slot has its own; none: threads decode
+      decoders_;  // shared by the slots; empty: threads decode
   std::atomic<bool> gave_up_{false};
   std::mutex mutex_;
-  std::set<int64_t>
-      refused_;  // samples that nvJPEG does not decode; in later epochs nobody asks it
+  std::set<int64_t> refused_;  // samples that nvJPEG refused; not tried again in later epochs
 };
 
 std::unique_ptr<DeviceBuilder> make_region_builder(std::shared_ptr<const Dataset> dataset,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled without contraction of products and sums (CMakeLists.txt): the CPU does not contract
-// them either.
+// Compiled without contraction of products and sums (CMakeLists.txt), as on the CPU.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,12 +8,12 @@
 namespace ddp::detail {
 namespace {
 
-constexpr int kThreads = 256;  // columns of the output a block makes
+constexpr int kThreads = 256;  // output columns per block
 constexpr int kBand = 8;       // rows of it
-constexpr int kFastTaps = 8;   // weights of a column kept in registers; wider filters read them
+constexpr int kFastTaps = 8;   // weights of a column in registers; wider filters read memory
 
 // Scratch of one axis of one image: first and count of each place, then the weights. A multiple of
-// 16 bytes, so that the next one is aligned too.
+// 16 bytes keeps the next scratch aligned.
 __host__ __device__ int64_t axis_bytes(int size, int stride) {
   return (static_cast<int64_t>(size) * (8 + 4 * stride) + 15) / 16 * 16;
 }
@@ -59,7 +58,7 @@ struct Rgb {
   float value[3];
 };
 
-// One column of a row of pixels, resized along x: the CPU's sum, in its order.
+// One column of a row of pixels, resized along x: the CPU's sum in the same order.
 __device__ Rgb narrow(const uint8_t* in, const float* registers, const float* weight, int count) {
   Rgb sum{{0.0f, 0.0f, 0.0f}};
   if (count <= kFastTaps) {
@@ -99,7 +98,7 @@ __device__ void write(const RegionBatch& batch, const DeviceRegion& region, int 
   }
 }
 
-// Pixels of one column as they are stored, normalised as the CPU does.
+// Copies the pixels of one column unresized, normalised as on the CPU.
 template <typename Out, bool kChannelsLast>
 __device__ void copy_column(const RegionBatch& batch, const DeviceRegion& region, int x,
                             int first_row, int num_rows, const Normalisation& normalisation) {
@@ -114,9 +113,9 @@ __device__ void copy_column(const RegionBatch& batch, const DeviceRegion& region
   }
 }
 
-// One block: an image, a band of rows, up to kThreads columns. A thread goes down the input rows of
-// its column, narrows each once, and adds it to those of the band's rows that use it: for each of
-// them that is the CPU's order.
+// One block per image, band of rows and up to kThreads columns. A thread walks down the input rows
+// of its column and narrows each row once. It adds the result to every row of the band that uses
+// it, in the CPU's order.
 template <typename Out, bool kChannelsLast>
 __global__ void __launch_bounds__(kThreads)
     resample(RegionBatch batch, Normalisation normalisation) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoded parts of images to a batch on the GPU: resize, flip, cutout, normalise, cast. Raw
+// Turns decoded regions into a batch on the GPU: resize, flip, cutout, normalise, cast. Takes raw
 // pointers and a stream; nothing here waits.
 #pragma once
 
@@ -14,19 +14,19 @@ namespace ddp::detail {
 
 /// One image of a batch, as the kernels see it.
 struct DeviceRegion {
-  int64_t offset = 0;     ///< of its pixels [height, width, 3] in the block of pixels, in bytes
+  int64_t offset = 0;     ///< in bytes, of the pixels [height, width, 3] in the block
   int64_t row_bytes = 0;  ///< from one row to the next
-  int x = 0, y = 0;       ///< column and row of the image that the pixels begin at
+  int x = 0, y = 0;       ///< image column and row of the first pixel
   ResampleAxis columns;
   ResampleAxis rows;
   int64_t target = 0;
   int cutout_x = 0, cutout_y = 0;
   int cutout = 0;  ///< side of the cut square; 0: none
   int flip = 0;
-  int as_it_is = 0;  ///< nothing is resized, and bytes are normalised as torchvision does
+  int as_it_is = 0;  ///< no resizing; bytes are normalised as in torchvision
 };
 
-/// Of all images: scale and shift are for resized pixels, mean and std for bytes as they are.
+/// For all images: scale and shift for resized pixels, mean and std for unresized bytes.
 struct Normalisation {
   float scale[3], shift[3], mean[3], std[3];
 };
@@ -45,7 +45,7 @@ struct RegionBatch {
 /// Scratch memory for a batch.
 int64_t region_taps_bytes(int num_images, int size, int stride);
 
-/// Bit for bit what ImageTransform makes on the CPU of the same pixels, rounded to `dtype`.
+/// Equals ImageTransform's result on the CPU bit for bit, rounded to `dtype`.
 cudaError_t launch_region_batch(const RegionBatch& batch, const Normalisation& normalisation,
                                 KernelDtype dtype, bool channels_last, cudaStream_t stream);
 

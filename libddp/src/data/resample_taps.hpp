@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which input pixels make an output pixel when a part of an image is resized, and with what
-// weights: the triangle filter widened by the scale, as Pillow's BILINEAR (Resample.c). Host and
-// device get the same bits.
+// The input pixels and weights of each output pixel of a resized region: the triangle filter
+// widened by the scale, as Pillow's BILINEAR (Resample.c). Host and device get the same bits.
 #pragma once
 
 #include <cmath>
@@ -11,8 +10,8 @@
 
 namespace ddp::detail {
 
-/// One axis: [begin, begin + length) of an image with `limit` pixels becomes `outputs` pixels, of
-/// which `size` are made, from `first` on. Pixels outside the box do not count.
+/// One axis: [begin, begin + length) of an image with `limit` pixels is resized to `outputs`
+/// pixels, of which `size` are computed, starting at `first`. Pixels outside the box are ignored.
 struct ResampleAxis {
   double begin = 0;
   double length = 0;
@@ -49,12 +48,12 @@ DDP_HOST_DEVICE inline double axis_radius(const ResampleAxis& axis) {
   return scale < 1.0 ? 1.0 : scale;
 }
 
-/// Most pixels that an output pixel has.
+/// Maximum number of taps of an output pixel.
 DDP_HOST_DEVICE inline int max_taps(const ResampleAxis& axis) {
   return static_cast<int>(ceil(axis_radius(axis))) * 2 + 1;
 }
 
-/// Of output pixel `place` of those that are made.
+/// Taps of computed output pixel `place`.
 DDP_HOST_DEVICE inline Taps find_taps(const ResampleAxis& axis, int place) {
   const int low = axis_low(axis), high = axis_high(axis);
   Taps taps;
@@ -71,7 +70,7 @@ DDP_HOST_DEVICE inline Taps find_taps(const ResampleAxis& axis, int place) {
   return taps;
 }
 
-/// First and last pixel (exclusive) that any output pixel uses.
+/// First and last pixel (exclusive) used by any output pixel.
 DDP_HOST_DEVICE inline int first_used(const ResampleAxis& axis) {
   return find_taps(axis, 0).first;
 }

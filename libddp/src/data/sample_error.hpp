@@ -5,9 +5,9 @@
 
 namespace ddp::detail {
 
-/// In a catch block: throws the exception anew with which sample it was. Errors of the library keep
-/// type and exit code; others become the cause (std::rethrow_if_nested) of an error that holds
-/// their message.
+/// In a catch block: rethrows the exception with sample index and epoch. Errors of the library keep
+/// type and exit code. Others become the cause (std::rethrow_if_nested) of an error with their
+/// message.
 [[noreturn]] void rethrow_with_sample(int64_t index, int64_t epoch);
 
 }  // namespace ddp::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One value of a batch from a decoded image of the model's size: pad-crop, flip, cutout, normalise.
-// Host and device call the same functions and get the same float; ImageTransform's row-wise loops
-// are its faster form for a whole image on the CPU.
+// Host and device call the same functions and get the same float. ImageTransform's row-wise loops
+// are a faster form for a whole image on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace ddp::detail {
 
-/// What happens to the images of a set: plain numbers, passed to kernels by value.
+/// The transform of a set's images: plain numbers, passed to kernels by value.
 struct SmallImageTransform {
-  int side = 0;         ///< of image and output
-  bool random = false;  ///< pad-crop, flip and cutout; otherwise the image as it is
+  int side = 0;         ///< of both image and output
+  bool random = false;  ///< pad-crop, flip and cutout; else no change
   bool flip = false;
   int pad = 0;
   int cutout = 0;
@@ -22,7 +22,7 @@ struct SmallImageTransform {
   float std[3] = {1, 1, 1};
 };
 
-/// How one sample is augmented in one epoch.
+/// Draws the augmentation of one sample in one epoch.
 DDP_HOST_DEVICE inline PadCrop draw_small_image(const SmallImageTransform& transform,
                                                 uint64_t epoch, uint64_t index) {
   if (!transform.random) {
@@ -34,7 +34,7 @@ DDP_HOST_DEVICE inline PadCrop draw_small_image(const SmallImageTransform& trans
   return crop;
 }
 
-/// torchvision's (v / 255 - mean) / std, each operation rounded by itself.
+/// torchvision's (v / 255 - mean) / std, each operation rounded separately.
 DDP_HOST_DEVICE inline float normalise_byte(uint8_t value, float mean, float std) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(__fsub_rn(__fdiv_rn(static_cast<float>(value), 255.0f), mean), std);
@@ -43,8 +43,7 @@ DDP_HOST_DEVICE inline float normalise_byte(uint8_t value, float mean, float std
 #endif
 }
 
-/// What the output shows in column x, row y, channel c: a byte, or -1 where it is cut out. `image`
-/// is [side, side, 3].
+/// The output byte at column x, row y, channel c; -1 if cut out. `image` is [side, side, 3].
 DDP_HOST_DEVICE inline int small_image_byte(const uint8_t* image,
                                             const SmallImageTransform& transform,
                                             const PadCrop& crop, int x, int y, int c) {
@@ -62,7 +61,7 @@ DDP_HOST_DEVICE inline int small_image_byte(const uint8_t* image,
   return inside ? image[(from_y * side + from_x) * 3 + c] : 0;
 }
 
-/// Its value: what is cut out is 0, which stands for the mean.
+/// The output value; 0, the mean, if cut out.
 DDP_HOST_DEVICE inline float small_image_value(const uint8_t* image,
                                                const SmallImageTransform& transform,
                                                const PadCrop& crop, int x, int y, int c) {

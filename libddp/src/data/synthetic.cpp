@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Synthetic images: noise plus a coarse pattern of the class, so that a model can learn them and a
-// loader makes them about as fast as memory allows.
+// Synthetic images: noise plus a coarse pattern per class. A model can learn them, and making them
+// is almost as fast as memory allows.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 constexpr int kGrid = 4;  // the pattern of a class: 3 x 4 x 4 values
 constexpr uint64_t kNoiseStream = 0, kSampleStream = 1, kPatternStream = 2;
 
-// Sum of four uniforms, standardised: close to normal, and only exactly rounded operations.
+// Standardised sum of four uniforms: close to normal, from exactly rounded operations only.
 float rough_normal(SampleRng& rng) {
   const float sum = rng.uniform() + rng.uniform() + rng.uniform() + rng.uniform();
   return (sum - 2.0f) * 1.7320508f;

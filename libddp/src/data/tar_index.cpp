@@ -39,7 +39,7 @@ std::string_view text_of(const Block& block, FieldAt field) {
   return text.substr(0, std::min(text.find('\0'), text.size()));
 }
 
-// Octal digits, or GNU's base-256 where the first bit is set. Nothing for anything else.
+// Reads octal digits, or GNU's base-256 if the first bit is set; otherwise nullopt.
 std::optional<int64_t> number_of(const Block& block, FieldAt field) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(block.data()) + field.offset;
   int64_t value = 0;
@@ -79,8 +79,7 @@ bool is_zero(const Block& block) {
   return std::all_of(block.begin(), block.end(), [](char c) { return c == 0; });
 }
 
-// The name without parts that say nothing: "./" and doubled slashes. Throws DataError for a name
-// that leaves the archive.
+// Removes "./" and doubled slashes. Throws DataError for a name that leaves the archive.
 std::string clean_name(const DataFile& file, int64_t offset, const std::string& name) {
   if (name.empty() || static_cast<int64_t>(name.size()) > kMaxName) {
     fail(file, offset, concat("a name of ", name.size(), " bytes; 1 to 255 are allowed"));
@@ -106,7 +105,7 @@ std::string clean_name(const DataFile& file, int64_t offset, const std::string& 
   return clean;
 }
 
-// What extended headers say about the entry that follows them.
+// Values of extended headers for the next entry.
 struct Override {
   std::optional<std::string> name;
   std::optional<int64_t> size;
@@ -265,7 +264,7 @@ class Scanner {
     std::string name(text_of(block, kName));
     const auto prefix = text_of(block, kPrefix);
     const bool ustar = std::string_view(block.data() + kMagic.offset, kMagic.length) == "ustar";
-    // GNU's old format ("ustar  ") keeps times where POSIX has the prefix.
+    // GNU's old format ("ustar  ") stores times in the field of POSIX's prefix.
     const bool posix = ustar && block[kMagic.offset + kMagic.length] == '\0';
     return posix && !prefix.empty() ? concat(prefix, "/", name) : name;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the files of a tar archive lie: one pass over the headers, nothing is unpacked.
+// Locates the files of a tar archive in one pass over the headers, without unpacking.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct TarEntry {
   int64_t size = 0;
 };
 
-/// The regular files of the archive, in its order. Reads ustar, GNU long names and pax `path` and
-/// `size` records (POSIX.1-2001, "pax Interchange Format").
+/// The regular files of the archive, in archive order. Reads ustar, GNU long names and pax `path`
+/// and `size` records (POSIX.1-2001, "pax Interchange Format").
 ///
-/// An archive comes from anywhere, so this is strict: throws DataError with path and offset for a
-/// wrong checksum, names that are absolute, contain `..` or a NUL byte or exceed 255 bytes, links,
-/// devices and other special entries, sizes beyond the archive, and an archive without its end mark
-/// (two zero blocks), which is how a truncation at a block's end shows.
+/// Archives are untrusted, so reading is strict. Throws DataError with path and offset for a wrong
+/// checksum; names that are absolute, contain `..` or a NUL byte or exceed 255 bytes; links,
+/// devices and other special entries; sizes beyond the archive; and a missing end mark (two zero
+/// blocks), the sign of truncation at a block's end.
 std::vector<TarEntry> read_tar_index(const DataFile& file);
 
 }  // namespace ddp::detail

@@ -27,7 +27,7 @@ struct Sample {
   int64_t label;
 };
 
-// WebDataset: the key is the name up to the first dot of its last part.
+// WebDataset: the key ends at the first dot of the name's last part.
 void split_name(const std::string& name, std::string& key, std::string& extension) {
   const size_t slash = name.rfind('/');
   const size_t dot = name.find('.', slash == std::string::npos ? 0 : slash + 1);
@@ -37,7 +37,7 @@ void split_name(const std::string& name, std::string& key, std::string& extensio
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
 }
 
-// One name a line; none where there is no such file.
+// One name per line; empty if the file does not exist.
 std::vector<std::string> read_class_names(const fs::path& path) {
   std::vector<std::string> names;
   if (!fs::exists(path)) {
@@ -73,7 +73,7 @@ int64_t read_label(const DataFile& file, const TarEntry& entry) {
   return std::stoll(text);
 }
 
-// The folder that holds KEY.jpg inside the archive; empty at the top.
+// The folder of KEY.jpg in the archive; empty at the top.
 std::string parent_of(const std::string& key) {
   const size_t slash = key.rfind('/');
   if (slash == std::string::npos) {
@@ -100,7 +100,7 @@ class TarSource : public ImageSource {
   }
 
   int64_t size() const override { return static_cast<int64_t>(samples_.size()); }
-  /// As listed; else one more than the largest label.
+  /// The number of listed classes, else the largest label + 1.
   int64_t num_classes() const override {
     return class_names_.empty() ? largest_label_ + 1 : std::ssize(class_names_);
   }
@@ -117,7 +117,7 @@ class TarSource : public ImageSource {
   }
 
  private:
-  // The files of a sample follow each other; those of other extensions are passed over.
+  // Files of a sample are consecutive; other extensions are ignored.
   struct Group {
     std::string key;
     std::optional<TarEntry> image;
@@ -158,7 +158,7 @@ class TarSource : public ImageSource {
       }
       const auto [place, added] =
           folders_.try_emplace(folder, static_cast<int64_t>(folders_.size()));
-      label = -1 - place->second;  // known when all folders are
+      label = -1 - place->second;  // resolved when all folders are known
     }
     if (image.size > INT32_MAX) {
       throw DataError(concat("tar archive ", files_[shard].path(), " at offset ", image.offset,
@@ -169,7 +169,7 @@ class TarSource : public ImageSource {
     largest_label_ = std::max(largest_label_, label);
   }
 
-  // Classes are numbered as classes.txt lists them, else in the order of their sorted names.
+  // Classes are numbered in the order of classes.txt, else by sorted name.
   void label_by_folder() {
     if (folders_.empty()) {
       return;
@@ -196,13 +196,13 @@ class TarSource : public ImageSource {
   }
 
   std::vector<std::string> class_names_;
-  std::map<std::string, int64_t> folders_;  // in the order they were met
+  std::map<std::string, int64_t> folders_;  // values: order of first occurrence
   std::vector<DataFile> files_;
   std::vector<Sample> samples_;
   int64_t largest_label_ = -1;
 };
 
-// A name that ends in a number, perhaps with "-of-00128" behind it.
+// A name that ends in a number, optionally followed by "-of-00128".
 struct NumberedName {
   std::string before, digits, total;
   std::string with(int64_t number) const {
@@ -221,9 +221,9 @@ std::optional<NumberedName> numbered(const std::string& shard) {
   return NumberedName{match[1], match[2], match[3]};
 }
 
-// Only numbers padded with zeros are a sequence ("train-000.tar"; "train2017.tar" is a name); with
-// a total it may also count from 1. A shard missing behind the last of them cannot be known without
-// it.
+// Only zero-padded numbers are a sequence ("train-000.tar"; "train2017.tar" is a name). With a
+// total, counting may also start at 1. Without a total, missing shards at the end cannot be
+// detected.
 void require_whole_sequences(const std::vector<std::string>& shards) {
   std::map<std::tuple<std::string, size_t, std::string>, std::vector<NumberedName>> sequences;
   for (const auto& shard : shards) {

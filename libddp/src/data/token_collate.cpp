@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kWidthStep = 64;
 
-// Rows one under the other, the rest of each filled with `padding`.
+// Stacks rows and fills the rest of each row with `padding`.
 at::Tensor stack_rows(const std::vector<TokenExample>& examples,
                       std::vector<int32_t> TokenExample::*rows, int64_t width, int64_t padding) {
   at::Tensor result = at::empty({static_cast<int64_t>(examples.size()), width}, at::kLong);
@@ -27,8 +27,8 @@ at::Tensor stack_rows(const std::vector<TokenExample>& examples,
   return result;
 }
 
-// Padding of a packed row is a document of its own: it attends to itself, and its positions are
-// those of a document, so that no table of positions is exceeded.
+// Padding of a packed row is a separate document. It attends to itself, and its positions stay
+// within the position tables.
 void add_documents(const std::vector<TokenExample>& examples, int64_t width, TokenBatch& batch) {
   std::vector<int32_t> offsets{0};
   const auto add = [&](int64_t length) {
@@ -72,7 +72,7 @@ TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
     batch.num_targets += static_cast<int64_t>(example.labels.size()) -
                          std::count(example.labels.begin(), example.labels.end(), kIgnoredLabel);
   }
-  // Few widths: CUDA kernels are chosen, and some made, for each shape.
+  // Few widths, because CUDA kernels are chosen, and some compiled, for each shape.
   width = std::min(max_seq_len_, (width + kWidthStep - 1) / kWidthStep * kWidthStep);
   const auto total = static_cast<int64_t>(examples.size()) * width;
   if (total > std::numeric_limits<int32_t>::max()) {

@@ -110,7 +110,7 @@ TokenDataset::TokenDataset(const TokenDataOptions& options, Split split)
   statistics_.num_targets_left_out = targets - statistics_.num_targets;
 }
 
-// Returns the targets of all documents used, those included that get lost.
+// Returns the targets of all documents used, including those that are dropped.
 int64_t TokenDataset::cut_documents() {
   const int64_t limit = options_.max_seq_len;
   int64_t targets = 0;
@@ -167,7 +167,7 @@ void TokenDataset::lay_out_windows() {
           concat("it holds ", stream_tokens_, " tokens, a window of max_seq_len=", width,
                  " and the token after it need ", width + 1, "; lower max_seq_len"));
     }
-    // As many windows as fit behind any offset, so that all epochs are equally long.
+    // As many windows as fit after any offset, so all epochs have the same length.
     num_windows_ = std::max<int64_t>(1, (stream_tokens_ - width) / width);
     max_offset_ = std::min(width - 1, labels - num_windows_ * width);
   } else {

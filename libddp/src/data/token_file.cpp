@@ -15,15 +15,15 @@ using detail::concat;
 
 namespace {
 
-// Larger files are not read through at the start: their ids are checked where rows are made.
+// Ids beyond this many tokens are not checked at opening, but when rows are made.
 constexpr int64_t kCheckedAtOpening = int64_t{1} << 26;
 
-// Plain loops, so that the compiler makes vector code of them.
+// Plain loops, which the compiler vectorises.
 template <typename T>
 uint32_t largest(const T* ids, int64_t count) {
   uint32_t result = 0;
   for (int64_t i = 0; i < count; ++i) {
-    result = std::max(result, static_cast<uint32_t>(ids[i]));  // a negative id is a large one
+    result = std::max(result, static_cast<uint32_t>(ids[i]));  // a negative id becomes a large one
   }
   return result;
 }

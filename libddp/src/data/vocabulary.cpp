@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// Bytes of the UTF-8 character that `text` begins with; 0 where it begins with none. The Unicode
+// Length in bytes of the UTF-8 character at the start of `text`; 0 if there is none. The Unicode
 // Standard, table 3-7.
 size_t character_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };

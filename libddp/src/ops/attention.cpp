@@ -24,7 +24,7 @@ template <typename... Args>
   throw std::invalid_argument(c10::str(message...));
 }
 
-/// Why the CUDA kernels cannot serve these inputs; empty where they can.
+/// Why the CUDA kernels cannot serve these inputs; empty if they can.
 std::string unfit_for_kernels(const at::Tensor& query, int64_t max_head_dim) {
   std::ostringstream text;
   const int64_t head_dim = query.size(-1);
@@ -51,9 +51,9 @@ void require_fit(AttentionBackend backend, const at::Tensor& query, int64_t max_
 }
 
 AttentionBackend choose(const at::Tensor& query, bool shapes_recur) {
-  // cuDNN builds a plan for each new shape, which costs more than decoding or evaluating with it
-  // would save: lengths there are all different. Gradient recording must not decide: it is off in a
-  // checkpointed forward and on when that is run again.
+  // cuDNN builds a plan for each new shape. In decoding and evaluation lengths differ, so plans
+  // cost more than they save. Gradient recording must not decide: it is off in a checkpointed
+  // forward and on in its recomputation.
   if (shapes_recur && unfit_for_kernels(query, kCudnnMaxHeadDim).empty()) {
     return AttentionBackend::Cudnn;
   }
@@ -78,8 +78,8 @@ at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::T
       query, key, value, {}, options.dropout_p, options.is_causal, {}, options.scale, grouped));
 }
 
-/// The definition with a mask. The query heads that share a key head stand in as its queries where
-/// there is one query, so that keys and values are not expanded.
+/// The definition with a mask. With one query, the query heads of a key head become its queries, so
+/// keys and values are not expanded.
 at::Tensor with_mask(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const AttentionOptions& options) {
   const auto& mask = options.mask;
@@ -123,7 +123,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   switch (backend) {
     case AttentionBackend::Cudnn: {
       require_fit(backend, query, kCudnnMaxHeadDim);
-      // Its backward reads the log-sum-exp; without one it need not be written.
+      // Only the backward reads the log-sum-exp.
       const bool keep_lse = at::GradMode::is_enabled() &&
                             (query.requires_grad() || key.requires_grad() || value.requires_grad());
       return std::get<0>(at::_scaled_dot_product_cudnn_attention(

@@ -16,7 +16,8 @@ at::Tensor normalised(const at::Tensor& x, const BatchNormLayer& bn) {
   if (bn.training && bn.exchange) {
     return detail::shared_batch_norm(x, bn);
   }
-  // cuDNN takes any address and reads several values at once: a fault that ends the process.
+  // cuDNN does not check addresses and reads several values at once: misaligned tensors would crash
+  // the process.
   const auto aligned = [](const at::Tensor& t) {
     return t.defined() && t.is_cuda() && !detail::is_aligned(t) ? t.clone() : t;
   };
@@ -33,7 +34,7 @@ at::Tensor normalised(const at::Tensor& x, const BatchNormLayer& bn) {
   return y;
 }
 
-// A user's mistake, told as such and before anything is computed or sent.
+// Reports a user's mistake before computation or communication.
 void check(const at::Tensor& x, const BatchNormLayer& bn) {
   if (bn.exchange) {
     bn.exchange->check_input(x, bn.weight.numel(), bn.training);

@@ -5,7 +5,7 @@
 namespace ddp::ops::detail {
 namespace {
 
-// Sums of the whole grid, in its last block: of the gradient, and of its products with the inputs.
+// Sums of the gradient and of its products with the inputs over the whole grid, in the last block.
 template <bool kTwoNorms, int kSums>
 __device__ __forceinline__ void finish_sums(const BackwardReduceCall& call,
                                             const float (&sums)[kSums][8]) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
         if (sum != nullptr) {
           const Vector rounded = pack<T>(d);
           sum[at + j * distance] = rounded;
-          unpack<T>(rounded, d);  // what launch_backward_apply will read
+          unpack<T>(rounded, d);  // as launch_backward_apply reads it
         }
         add_products<T>(d, inputs[j], mean, sums[1]);
         if constexpr (kTwoNorms) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors to and from the kernels of batch_norm_kernels.hpp.
+// Passes tensors to the kernels of batch_norm_kernels.hpp.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -35,8 +35,8 @@ class KernelScope {
   BatchNormGrid map_grid(const at::Tensor& x) const {
     return detail::map_grid(x.numel() / x.size(1), x.size(1), num_sms());
   }
-  /// For one kernel over `inputs` activations like x; rows_of_thread 0: too large.
-  /// The only one whose blocks wait for each other, and which must find room beside a collective.
+  /// The grid of one kernel over `inputs` activations like x; rows_of_thread 0: too large. Only
+  /// this kernel's blocks wait for each other, so they must all fit next to a running collective.
   SmallGrid small_grid(const at::Tensor& x, int inputs) const {
     const int free_sms = std::max(1, num_sms() - reserved_multiprocessors());
     return small_batch_norm_grid(x.numel() / x.size(1), x.size(1), free_sms, inputs, is_hopper());
@@ -57,7 +57,7 @@ class KernelScope {
   Half dtype_;
 };
 
-/// Memory of one reduction. Lives until the launch; its next user follows on the same stream.
+/// Memory of one reduction, needed until the launch: the next user follows on the same stream.
 class Scratch {
  public:
   Scratch(const BatchNormGrid& grid, int sums, const at::Tensor& tickets, const at::Tensor& weight)
@@ -91,7 +91,7 @@ inline Affine affine_of(const at::Tensor& statistics, const at::Tensor& weight,
           false};
 }
 
-/// By the running estimates.
+/// Normalises by the running estimates.
 inline Affine evaluation_affine(const BatchNormLayer& bn) {
   return {bn.running_mean.const_data_ptr<float>(),
           bn.running_var.const_data_ptr<float>(),
@@ -101,7 +101,7 @@ inline Affine evaluation_affine(const BatchNormLayer& bn) {
           true};
 }
 
-/// The batch's statistics of `x`, to be written to `statistics`, [2, channels].
+/// The call that writes the batch statistics of `x` to `statistics`, [2, channels].
 inline StatisticsCall statistics_call(const at::Tensor& x, const BatchNormLayer& bn,
                                       const at::Tensor& statistics) {
   auto* mean = statistics.mutable_data_ptr<float>();
@@ -116,7 +116,7 @@ inline StatisticsCall statistics_call(const at::Tensor& x, const BatchNormLayer&
   return call;
 }
 
-/// Takes the batch's statistics of `x`, [2, channels], and moves the running estimates.
+/// Computes the batch statistics of `x`, [2, channels], and updates the running estimates.
 inline at::Tensor take_statistics(const KernelScope& kernels, const at::Tensor& x,
                                   const BatchNormLayer& bn) {
   auto statistics = empty_statistics(bn.weight);
@@ -128,8 +128,8 @@ inline at::Tensor take_statistics(const KernelScope& kernels, const at::Tensor& 
   return statistics;
 }
 
-/// A parameter's gradient on its way through a kernel, which writes float32. Where it is not wanted
-/// (the parameter may be frozen and still have a slot) that goes to scratch.
+/// Target of a parameter's gradient for a kernel that writes float32. An unneeded gradient goes to
+/// scratch (a frozen parameter may still have a slot).
 class ChannelGrad {
  public:
   ChannelGrad(const at::Tensor& parameter, bool wanted) {
@@ -143,15 +143,15 @@ class ChannelGrad {
     direct_ = fits;
   }
   float* memory() const { return written_.mutable_data_ptr<float>(); }
-  /// In the place of a kernel that has nothing to sum.
+  /// Writes zeros in place of a kernel that has nothing to sum.
   void write_nothing() const {
     if (!add()) {
       written_.zero_();
     }
   }
-  /// The kernel adds to what is there.
+  /// Whether the kernel adds to the existing gradient.
   bool add() const { return direct_ && target_.beta != 0; }
-  /// What the backward returns; after the kernel's launch.
+  /// The return value for the backward; call after the kernel's launch.
   at::Tensor result() const {
     if (!direct_ && target_.memory.defined()) {
       target_.write(written_);
@@ -171,7 +171,7 @@ struct BackwardNorm {
   ChannelGrad grad_weight, grad_bias;
   at::Tensor coefficients, grad_x;
 
-  /// Of `weight` and `bias` only those gradients that are `wanted` go to slots and out.
+  /// Only `wanted` gradients of `weight` and `bias` go to slots or are returned.
   BackwardNorm(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias,
                const at::Tensor& statistics_in, const std::array<bool, 2>& wanted)
       : x(x_in),
@@ -197,26 +197,26 @@ struct BackwardNorm {
   }
 };
 
-/// The statistics of x over all processes' batches, and of z where bn_z is given, in one
-/// all-gather: [2 * channels + 1] each, mean and invstd as empty_statistics' and the number of
-/// rows. Moves the running estimates.
+/// The statistics of x, and of z if bn_z is given, over all processes' batches, in one all-gather.
+/// Each is [2 * channels + 1]: mean and invstd as in empty_statistics, and the number of rows.
+/// Updates the running estimates.
 std::array<at::Tensor, 2> take_shared_statistics(const KernelScope& kernels, const at::Tensor& x,
                                                  const BatchNormLayer& bn, const at::Tensor& z,
                                                  const BatchNormLayer* bn_z);
 
-/// The sums of a backward that reach over all processes. Made before the kernel that sums, with the
-/// targets of that call; `exchange` nullptr: the kernel writes coefficients itself.
+/// The sums of a backward over all processes. Construct before the summing kernel, with its
+/// targets. `exchange` nullptr: the kernel writes the coefficients itself.
 class SharedSums {
  public:
   SharedSums(StatisticsExchange* exchange, const at::Tensor& statistics, BackwardTarget& first,
              BackwardTarget* second);
-  /// In the place of a kernel that has nothing to sum.
+  /// Writes zeros in place of a kernel that has nothing to sum.
   void write_nothing() const {
     if (sums_.defined()) {
       sums_.zero_();
     }
   }
-  /// After it: adds them up and writes the coefficients of both targets.
+  /// After the summing kernel: sums over processes and writes the coefficients of both targets.
   void finish(const KernelScope& kernels, const BackwardTarget& first,
               const BackwardTarget* second) const;
 
@@ -225,12 +225,12 @@ class SharedSums {
   at::Tensor statistics_, sums_;  // sums: [2 or 4, channels]
 };
 
-/// Whether the node of `ctx` is asked for the gradients of its inputs `first` and the next.
+/// Whether the node of `ctx` needs the gradients of its inputs `first` and `first + 1`.
 inline std::array<bool, 2> wanted_pair(torch::autograd::AutogradContext* ctx, size_t first) {
   return {ctx->needs_input_grad(first), ctx->needs_input_grad(first + 1)};
 }
 
-/// The gradient as the kernels read it; undefined stays undefined.
+/// The gradient in the kernels' layout; undefined stays undefined.
 inline at::Tensor laid_out(const at::Tensor& grad, at::ScalarType dtype) {
   if (!grad.defined()) {
     return grad;
@@ -243,14 +243,14 @@ inline const void* pointer(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr() : nullptr;
 }
 
-/// The same memory once more, as a tensor of its own: autograd must not see a view, since both are
-/// outputs of one node.
+/// A second tensor with the same memory. Autograd must not see a view, since both are outputs of
+/// one node.
 inline at::Tensor second_handle(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return at::alias(tensor);
 }
 
-/// Whether a forward must keep what a backward needs.
+/// Whether a forward must save tensors for a backward.
 inline bool needs_grad(std::initializer_list<at::Tensor> inputs) {
   return at::GradMode::is_enabled() &&
          std::any_of(inputs.begin(), inputs.end(),

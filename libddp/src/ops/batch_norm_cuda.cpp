@@ -19,7 +19,7 @@ bool is_channel_vector(const at::Tensor& vector, const at::Tensor& x, bool any_a
          (any_address || is_aligned(vector));
 }
 
-/// What a forward computes beside y; undefined what it need not keep.
+/// Results of a forward; undefined if not needed later.
 struct Results {
   at::Tensor y, mask, statistics, statistics2;
 };
@@ -67,7 +67,7 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
     call.mask = results.mask.mutable_data_ptr<uint8_t>();
   }
   const bool shared = bn.training && bn.exchange;
-  // Where processes exchange they may lie anywhere. Copies live until the launch.
+  // With an exchange these tensors may be unaligned. Copies live until the launch.
   const auto weight = aligned(bn.weight), bias = aligned(bn.bias);
   const auto weight2 = bn2 != nullptr ? aligned(bn2->weight) : at::Tensor();
   const auto bias2 = bn2 != nullptr ? aligned(bn2->bias) : at::Tensor();
@@ -107,9 +107,9 @@ void write_nothing(const BackwardNorm& first, const BackwardNorm* second) {
   }
 }
 
-/// The backward of all forms: gradients of x and of its parameters; with `second` also of z.
-/// Returns d itself, the sum of both gradients behind the ReLU, where it `wants_sum` (a residual's)
-/// or a second kernel reads it.
+/// The backward of all forms: gradients of x and its parameters; with `second` also of z. Returns
+/// d, the sum of both gradients under the ReLU mask, if `wants_sum` (for a residual) or if a second
+/// kernel reads d.
 at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& mask,
                         const at::Tensor& tickets, const at::Tensor& grad, const at::Tensor& grad2,
                         bool wants_sum, StatisticsExchange* exchange) {
@@ -130,7 +130,7 @@ at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Ten
 
   auto* const second_target = second != nullptr ? &reduce.second : nullptr;
   const SharedSums shared(exchange, first.statistics, reduce.first, second_target);
-  if (first.x.numel() == 0) {  // other processes wait for this one's nothing
+  if (first.x.numel() == 0) {  // joins the collective with empty input
     write_nothing(first, second);
     shared.write_nothing();
     shared.finish(kernels, reduce.first, second_target);
@@ -158,7 +158,7 @@ at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Ten
   return sum;
 }
 
-/// Of one activation, by whichever of its two consumers there are.
+/// Gradients of one activation from its one or two consumers.
 struct ForkGradients {
   at::Tensor first, second;
 
@@ -167,7 +167,7 @@ struct ForkGradients {
         second(grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor()) {}
 };
 
-// Two outputs, the branch's and the shortcut's handle.
+// Two outputs: handles for branch and shortcut.
 class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -200,7 +200,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
                                const std::optional<at::Tensor>& bias2, const BatchNormLayer* bn,
                                const BatchNormLayer* bn2) {
     const auto results = run_forward(x, *bn, addend, bn2, /*keep=*/true);
-    // The residual itself is not needed again.
+    // The backward does not need the residual.
     ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets,
                             bn2 != nullptr ? addend : at::Tensor(), weight2.value_or(at::Tensor()),
                             bias2.value_or(at::Tensor()), results.statistics2});
@@ -247,7 +247,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
 
 namespace {
 
-// Where it only begins at an odd address it is copied.
+// A tensor that only starts at an unaligned address is copied.
 bool lies_right(const at::Tensor& x) {
   return x.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
@@ -262,7 +262,7 @@ bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
   const bool evaluation_with_grad =
       !bn.training && needs_grad({x, bn.weight, bn.bias});  // through the running estimates
   constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 elements; kernels count in 32 bits
-  // Processes that exchange must all take one way: what may differ between them cannot decide.
+  // Exchanging processes must all take the same path, so per-process differences must not decide.
   const bool shared = is_shared(bn);
   const bool as_it_lies = shared || (x.numel() > 0 && lies_right(x));
   return bn.fused && runs_own_kernels(x, x.scalar_type()) && x.dim() == 4 && as_it_lies &&
@@ -300,7 +300,7 @@ Fork fused_batch_norm_add_relu(const at::Tensor& x_in, const BatchNormLayer& bn,
                                const at::Tensor& addend_in, const BatchNormLayer* bn_addend) {
   const auto x = laid_out(x_in, x_in.scalar_type());
   const auto addend = laid_out(addend_in, x_in.scalar_type());
-  // An undefined tensor is no argument of an autograd function.
+  // An autograd function does not accept undefined tensors.
   std::optional<at::Tensor> weight2, bias2;
   if (bn_addend != nullptr) {
     weight2 = bn_addend->weight;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of batch_norm_kernels.hpp share: 16-byte vectors of 8 channels, the split of an
+// Common to the kernels of batch_norm_kernels.hpp: 16-byte vectors of 8 channels, the split of an
 // activation over threads, and the arithmetic of a channel.
 #pragma once
 
@@ -51,26 +51,27 @@ __device__ Vector pack(const float (&values)[8]) {
   return packed;
 }
 
-/// The grid of a kernel whose registers let one block, not kBlocksPerSm, onto a multiprocessor.
+/// The grid of a kernel whose registers allow one block per multiprocessor, not kBlocksPerSm.
 inline dim3 half_grid(const BatchNormGrid& grid) {
   return dim3(grid.blocks > 1 ? grid.blocks / kBlocksPerSm : 1, grid.slices);
 }
 
-/// In a kernel that sums, when nothing but the sums is left to do: the next one's blocks may come.
+/// Lets the next kernel's blocks start. A summing kernel calls it when only the sums remain.
 __device__ inline void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-/// Until the launch in front has ended and its results are seen, where this one came early.
+/// Waits until the previous launch has ended and its results are visible, if this kernel started
+/// early.
 __device__ inline void wait_for_launch_in_front() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-/// Of a kernel that waits for the launch in front by itself, if it `follows` it.
+/// Launches a kernel. If it `follows` the previous launch, the kernel itself waits for that launch.
 template <typename Call>
 cudaError_t launch_behind(void (*kernel)(Call), const Call& call, dim3 blocks, bool follows,
                           cudaStream_t stream) {
@@ -108,14 +109,13 @@ struct Lane {
   }
 };
 
-/// Where a kernel begins. The kernel before wrote or read an activation's end last, and that is
-/// what the L2 cache still holds: sums go through it backwards, and the pass after them forwards
-/// again.
+/// Where a kernel begins. The L2 cache still holds the end of the activation from the previous
+/// kernel. So sums go backwards through the activation, and the next pass goes forwards.
 enum class From { Start, End };
 
-/// Calls visit(rows of this thread): kRows at once, then what is left. `visit` gets the first
-/// vector's index, the distance of the next in vectors, and how many rows there are; that is a
-/// constant in the long run, so that no load waits for a comparison.
+/// Calls visit() for this thread's rows: kRows at once, then the rest. `visit` gets the index of
+/// the first vector, the distance to the next in vectors, and the number of rows. In the main loop
+/// this number is a constant, so no load waits for a comparison.
 template <int kRows, From kFrom, typename Visit>
 __device__ void for_each_row(const BatchNormGrid& grid, const Lane& lane, const Visit& visit) {
   const int rows = static_cast<int>(grid.rows);
@@ -135,9 +135,9 @@ __device__ inline float median(float a, float b, float c) {
   return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c));
 }
 
-/// A variance from plain sums of squares would lose its digits where a channel's mean is far from
-/// zero, so they are taken of x - shift. The shift is the median of three rows from the midst of
-/// the activation: one of them may lie far from all others, as a black corner does.
+/// A variance from plain sums of squares loses digits if a channel's mean is far from zero, so the
+/// sums are of x - shift. The shift is the median of three rows from the middle of the activation,
+/// because one row may be an outlier, such as a black corner.
 struct ShiftRows {
   int64_t first, second, third;
 
@@ -156,7 +156,7 @@ struct ShiftRows {
       shift[i] = median(shift[i], others[i], more[i]);
     }
   }
-  /// The same of one channel.
+  /// Same, for one channel.
   template <typename T>
   __device__ float load(const void* x, const BatchNormGrid& grid, int channel) const {
     const auto* values = static_cast<const T*>(x) + channel;
@@ -167,7 +167,7 @@ struct ShiftRows {
   }
 };
 
-/// What a channel's statistics are made from beside the sums; loaded early.
+/// A channel's inputs besides the sums, loaded early.
 struct ChannelBefore {
   float shift, weight, bias;
 
@@ -191,7 +191,7 @@ struct ChannelStatistics {
     variance = variance < 0 ? 0 : variance;  // NaN stays
     invstd = 1.0F / sqrtf(variance + eps);
   }
-  /// Writes them and moves the running estimates.
+  /// Writes the statistics and updates the running estimates.
   __device__ void write(const StatisticsCall& call, int channel, int64_t rows) const {
     call.mean[channel] = mean;
     call.invstd[channel] = invstd;
@@ -211,7 +211,7 @@ struct ChannelStatistics {
   }
 };
 
-/// Of a channel in a backward pass; loaded early.
+/// A channel's saved values for a backward pass, loaded early.
 struct ChannelSaved {
   float mean, invstd, weight;
 
@@ -252,7 +252,7 @@ struct ChannelBackward {
   }
 };
 
-/// In the last block of a reduction.
+/// Finishes a channel, in the last block of a reduction.
 __device__ inline void finish_backward(const BackwardTarget& target, int channel, int channels,
                                        int64_t rows, double sum, double product) {
   const ChannelBackward result(ChannelSaved(target, channel), static_cast<double>(rows), sum,
@@ -314,7 +314,7 @@ struct Coefficients {
 
 enum class Form { Plain, Residual, TwoNorms };
 
-/// One vector's values after the ReLU; bit i of the result: value i passed.
+/// Computes one vector's values after the ReLU. Bit i of the result is set if value i passed.
 template <typename T, Form kForm>
 __device__ unsigned normalise(const Vector& packed, const Vector& added, const ScaleShift& bn,
                               const ScaleShift& bn2, float (&values)[8]) {
@@ -339,7 +339,7 @@ __device__ unsigned normalise(const Vector& packed, const Vector& added, const S
   return passed;
 }
 
-/// Keeps what the ReLU let pass.
+/// Zeroes the values that the ReLU blocked.
 __device__ inline void keep_passed(unsigned passed, float (&values)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

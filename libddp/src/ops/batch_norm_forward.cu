@@ -120,7 +120,7 @@ BatchNormGrid make_grid(int64_t rows, int64_t channels, int num_sms, int max_sli
 bool ask_for_hopper_code() {
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, apply_kernel<__nv_bfloat16, Form::Plain>) != cudaSuccess) {
-    cudaGetLastError();  // not that of the launch to come
+    cudaGetLastError();  // must not reach the next launch's check
     return false;
   }
   return attributes.ptxVersion >= 90;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms of ddp/ops/batch_norm.hpp that own kernels compute; a build without CUDA has none.
+// The forms of ddp/ops/batch_norm.hpp with custom kernels; none in a build without CUDA.
 #pragma once
 
 #include "ddp/ops/batch_norm.hpp"
@@ -8,16 +8,16 @@ namespace ddp::ops::detail {
 
 #ifdef DDP_HAS_CUDA
 
-/// Whether the kernels take `x` and `bn` as they are.
+/// Whether the kernels support `x` and `bn`.
 bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn);
-/// Whether `other` is laid out as `x`, which fits together with `bn`.
+/// Whether `other` has the layout of `x`, and `x` and `bn` fit the kernels.
 bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn);
 
 /// Whether the current stream of `tensor`'s device is being captured.
 bool is_capturing(const at::Tensor& tensor);
 
 Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
-/// `bn_addend` nullptr: the addend is added as it is.
+/// `bn_addend` nullptr: the addend is not normalised.
 Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
                                const at::Tensor& addend, const BatchNormLayer* bn_addend);
 Fork fused_batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn);

@@ -15,41 +15,41 @@ namespace ddp::ops::detail {
 
 enum class Half { Bfloat16, Float16 };
 
-/// Whether the kernels that run on the current device, number `device`, are code for compute
-/// capability 9.0: only that waits for a launch in front by itself and has clusters, whatever the
-/// GPU can do. Asked once a device.
+/// Whether the kernels on the current device, number `device`, are compiled for compute capability
+/// 9.0. Only such code can wait for the previous launch itself and has clusters, whatever the GPU
+/// supports. Cached per device.
 bool runs_hopper_code(int device);
 
-/// How a grid covers an activation: a block takes `slice` vectors of 8 channels (gridDim.y slices)
-/// of many rows (gridDim.x blocks share them).
+/// How a grid covers an activation: a block processes `slice` vectors of 8 channels (gridDim.y
+/// slices). gridDim.x blocks share the rows.
 struct BatchNormGrid {
   int64_t rows = 0;
-  int vectors = 0;  ///< of a row: channels / 8
+  int vectors = 0;  ///< per row: channels / 8
   int slice = 0;    ///< a power of two that divides `vectors`
   int slices = 0;   ///< gridDim.y
   int blocks = 0;   ///< gridDim.x
 };
 
 /// All blocks of the grid are resident on `num_sms` multiprocessors at once. rows * channels / 8
-/// must be below 2^31. Kernels that sum take sums_grid, the others map_grid.
+/// must be below 2^31. Summing kernels use sums_grid, the others map_grid.
 BatchNormGrid sums_grid(int64_t rows, int64_t channels, int num_sms);
 BatchNormGrid map_grid(int64_t rows, int64_t channels, int num_sms);
 
-/// Where blocks meet. A reduction writes its blocks' sums to `partials`; the last block of a slice
-/// adds them in the order of the blocks, so results never depend on timing.
+/// Global memory of a reduction. Each block writes its sums to `partials`. The last block of a
+/// slice adds them in block order, so results never depend on timing.
 struct ReductionScratch {
   float* partials = nullptr;  ///< at least partial_floats(grid, sums)
-  /// Two counters a slice, zero before the first use: blocks that arrived (zero again when a kernel
-  /// ends) and how often all did.
+  /// Two counters per slice, zero before the first use: arrived blocks (zero again when a kernel
+  /// ends), and how often all blocks arrived.
   unsigned* tickets = nullptr;
 };
 
-/// Sums a channel: 2 forward; 2 backward, 3 of two normalisations.
+/// Sums per channel: 2 forward; 2 backward, 3 with two normalisations.
 inline size_t partial_floats(const BatchNormGrid& grid, int sums) {
   return static_cast<size_t>(grid.blocks) * grid.vectors * 8 * sums;
 }
 
-/// What normalises a channel: (x - mean) * invstd * weight + bias.
+/// Normalises a channel: (x - mean) * invstd * weight + bias.
 struct Affine {
   const float* mean = nullptr;
   const float* invstd = nullptr;  ///< or, with from_variance, the variance
@@ -59,8 +59,8 @@ struct Affine {
   bool from_variance = false;
 };
 
-/// Batch statistics of x: mean and invstd = 1 / sqrt(biased variance + eps), and the running
-/// estimates moved by `momentum` (the unbiased variance, as PyTorch).
+/// Batch statistics of x: mean and invstd = 1 / sqrt(biased variance + eps). Updates the running
+/// estimates by `momentum` (with the unbiased variance, as PyTorch).
 struct StatisticsCall {
   BatchNormGrid grid;
   ReductionScratch scratch;
@@ -71,7 +71,7 @@ struct StatisticsCall {
   float* running_var = nullptr;
   float momentum = 0;
   float eps = 0;
-  /// [2 * channels + 1]: where given, means, biased variances and the number of rows go there and
+  /// [2 * channels + 1]: if set, receives means, biased variances and the number of rows, and
   /// nothing else is written.
   float* moments = nullptr;
 };
@@ -104,14 +104,15 @@ struct BackwardTarget {
   bool add_to_bias = false;       ///< add to grad_bias
   float* coefficients = nullptr;  ///< [3, channels]: grad_x = a * d + b * x + c
   void* grad_x = nullptr;
-  /// [channels] each: where given, the sums of d and of d * (x - mean) go there and the
-  /// coefficients are not written.
+  /// [channels] each: if set, receive the sums of d and of d * (x - mean), and the coefficients are
+  /// not written.
   float* sum = nullptr;
   float* product = nullptr;
 };
 
-/// d = mask ? grad (+ grad2) : 0, and from its sums the parameters' gradients and the coefficients
-/// of launch_backward_apply. With `sum` d is written there, rounded, and then summed.
+/// Computes d = mask ? grad (+ grad2) : 0, and from its sums the parameters' gradients and the
+/// coefficients of launch_backward_apply. If `sum` is set, the rounded d is written there and then
+/// summed.
 struct BackwardReduceCall {
   BatchNormGrid grid;
   ReductionScratch scratch;
@@ -125,7 +126,7 @@ struct BackwardReduceCall {
 };
 cudaError_t launch_backward_reduce(const BackwardReduceCall& call, Half dtype, cudaStream_t stream);
 
-/// grad_x of one or two normalisations of the same d: `grad` under `mask`, or a sum without mask.
+/// grad_x of one or two normalisations from the same d: `grad` under `mask`, or a sum without mask.
 struct BackwardApplyCall {
   BatchNormGrid grid;
   const void* grad = nullptr;
@@ -133,16 +134,16 @@ struct BackwardApplyCall {
   BackwardTarget first;
   bool second_used = false;
   BackwardTarget second;
-  /// The launch in front on the stream is the one that sums, and this kernel's blocks may be
-  /// brought up where its blocks end (runs_hopper_code).
+  /// The previous launch on the stream is the summing kernel. This kernel's blocks may start as
+  /// that kernel's blocks end (runs_hopper_code).
   bool follows_sums = false;
 };
 cudaError_t launch_backward_apply(const BackwardApplyCall& call, Half dtype, cudaStream_t stream);
 
-/// The grid of the kernels that do a whole forward or backward: each thread keeps `rows_of_thread`
-/// rows of its slice in registers (rows_of_thread 0: the activation is too large, or `inputs`
-/// activations are). The blocks of a slice wait for each other: few are a cluster (where the code
-/// has `clusters`), more must all be resident, at most one for each multiprocessor.
+/// The grid of kernels for a whole forward or backward. Each thread keeps `rows_of_thread` rows of
+/// its slice in registers; 0: the `inputs` activations are too large. The blocks of a slice wait
+/// for each other. Few blocks form a cluster (if the code has `clusters`). Otherwise all must be
+/// resident, at most one per multiprocessor.
 struct SmallGrid {
   BatchNormGrid grid;
   int rows_of_thread = 0;
@@ -151,9 +152,8 @@ struct SmallGrid {
 SmallGrid small_batch_norm_grid(int64_t rows, int64_t channels, int num_sms, int inputs,
                                 bool clusters);
 
-/// launch_statistics (of `second` too where apply.second) and launch_apply in one kernel; the
-/// calls' grids and scratches are not read but for `first`'s scratch, whose partials hold 2 or 4
-/// sums.
+/// launch_statistics (also of `second` if apply.second) and launch_apply in one kernel. Of the
+/// calls' grids and scratches only `first`'s scratch is used; its partials hold 2 or 4 sums.
 struct SmallForwardCall {
   SmallGrid small;
   StatisticsCall first;
@@ -169,12 +169,12 @@ struct SmallBackwardCall {
 };
 cudaError_t launch_small_backward(const SmallBackwardCall& call, Half dtype, cudaStream_t stream);
 
-/// The statistics of all processes' batches: mean, invstd, the number of rows, and the running
-/// estimates moved by it.
+/// Merges the statistics of all processes' batches: mean, invstd and the number of rows. Updates
+/// the running estimates.
 struct MergeCall {
   int processes = 0, channels = 0;
-  const float* moments = nullptr;  ///< the first process's (StatisticsCall::moments)
-  int stride = 0;                  ///< floats from one process's to the next one's
+  const float* moments = nullptr;  ///< of the first process (StatisticsCall::moments)
+  int stride = 0;                  ///< floats from one process to the next
   float* mean = nullptr;
   float* invstd = nullptr;
   float* count = nullptr;
@@ -201,8 +201,8 @@ struct PoolShape {
   int pooled_height = 0, pooled_width = 0;  ///< (height + 1) / 2, (width + 1) / 2
 };
 
-/// y = max_pool(relu(bn(x))); index: a byte an element of y, the place 0..8 in the window that won,
-/// 15 where nothing passed the ReLU; or nullptr.
+/// y = max_pool(relu(bn(x))). index (or nullptr): one byte per element of y, the position 0..8 of
+/// the window's maximum; 15 if nothing passed the ReLU.
 struct PoolForwardCall {
   BatchNormGrid grid;  ///< over y
   PoolShape shape;
@@ -213,8 +213,8 @@ struct PoolForwardCall {
 };
 cudaError_t launch_pool_forward(const PoolForwardCall& call, Half dtype, cudaStream_t stream);
 
-/// Backward of pool, ReLU and normalisation: with `apply` false the sums (parameters' gradients and
-/// coefficients), with true grad_x. `grad` and `grad2` (or nullptr) belong to y.
+/// Backward of pool, ReLU and normalisation. `apply` false: sums (parameters' gradients and
+/// coefficients); true: grad_x. `grad` and `grad2` (or nullptr) are gradients of y.
 struct PoolBackwardCall {
   BatchNormGrid grid;  ///< over y: a thread owns the 2x2 pixels of x at one element of y
   ReductionScratch scratch;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // BatchNorm, ReLU and the 3x3 max pool of stride 2 and padding 1, in one pass each way.
 //
-// Window (p, q) covers the rows 2p-1 .. 2p+1 and columns 2q-1 .. 2q+1 of x, its places numbered
-// 0..8 row by row. Backward, the pixels (2p, 2q) .. (2p+1, 2q+1) are touched by the windows (p, q),
-// (p, q+1), (p+1, q) and (p+1, q+1) alone.
+// Window (p, q) covers rows 2p-1 .. 2p+1 and columns 2q-1 .. 2q+1 of x. Its positions are numbered
+// 0..8 row by row. Only four windows touch the pixels (2p, 2q) .. (2p+1, 2q+1): (p, q), (p, q+1),
+// (p+1, q) and (p+1, q+1).
 #include "ops/batch_norm_device.cuh"
 
 namespace ddp::ops::detail {
@@ -24,7 +24,7 @@ struct Place {
   }
 };
 
-/// Two neighbouring elements of 16 bits, compared as they are.
+/// Two adjacent 16-bit elements, compared without conversion.
 template <typename T>
 struct Two {
   using Type = typename Pair<T>::Type;
@@ -34,14 +34,14 @@ struct Two {
   }
   /// All ones in each half where a > b.
   static __device__ unsigned greater(unsigned a, unsigned b) { return __hgt2_mask(of(a), of(b)); }
-  /// NaN where either is.
+  /// NaN if either is NaN.
   static __device__ unsigned larger(unsigned a, unsigned b) {
     return bits(__hmax2_nan(of(a), of(b)));
   }
 };
 
-/// How eight channels are ordered: relu(bn(x)) grows with x, falls with it where the scale is
-/// negative, and is the same for all x where that is zero. (x & keep) ^ flip grows with it.
+/// Order of eight channels' values: relu(bn(x)) grows with x, falls for a negative scale, and is
+/// constant for a zero scale. (x & keep) ^ flip grows with relu(bn(x)).
 struct Order {
   unsigned keep[4], flip[4];
 
@@ -55,7 +55,7 @@ struct Order {
   }
 };
 
-/// The largest of a window in that order, and its place in each half of `winner`.
+/// The largest value of a window in that order. Each half of `winner` is its position.
 struct Best {
   unsigned key[4], winner[4];
 
@@ -76,7 +76,7 @@ __device__ unsigned byte_of(const uint2& bytes, int i) {
   return ((i < 4 ? bytes.x : bytes.y) >> (8 * (i & 3))) & 255u;
 }
 
-/// The pooled values after the ReLU and, where asked for, the places that won.
+/// Writes the pooled values after the ReLU and, if requested, the positions of the maxima.
 template <typename T>
 __device__ void write_pooled(const PoolForwardCall& call, int at, const Best& best,
                              const ScaleShift& bn) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(PoolFor
   const Order order(bn);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    bn.scale[i] = fabsf(bn.scale[i]);  // keys carry the sign
+    bn.scale[i] = fabsf(bn.scale[i]);  // the keys contain the sign
   }
   for (int row = lane.row; row < grid.rows; row += lane.step) {
     const Place place(static_cast<unsigned>(row), shape);
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(PoolFor
   }
 }
 
-/// The gradient of the four windows that touch a quad of pixels, and where they won.
+/// The gradients of the four windows that touch a quad of pixels, and the positions of their
+/// maxima.
 struct Windows {
   float grad[4][8];
   uint2 winner[4];
@@ -176,7 +177,7 @@ __device__ void load_windows(const PoolBackwardCall& call, const Lane& lane, int
 
 /// The gradient that reaches pixel 2 * (z / 2), z % 2 of the quad.
 __device__ void collect(const Windows& windows, int z, float (&d)[8]) {
-  // [pixel][window]: the pixel's place in the window; 99: the window does not cover it.
+  // [pixel][window]: the pixel's position in the window; 99: not covered by the window.
   constexpr unsigned kPlace[4][4] = {{4, 99, 99, 99}, {5, 3, 99, 99}, {7, 99, 1, 99}, {8, 6, 2, 0}};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -190,7 +191,7 @@ __device__ void collect(const Windows& windows, int z, float (&d)[8]) {
   }
 }
 
-/// The four vectors of x below a place, and where they lie; -1: outside.
+/// The four vectors of x under a pooled element, and their indices; -1: outside.
 struct Inputs {
   Vector vectors[4];
   int at[4];

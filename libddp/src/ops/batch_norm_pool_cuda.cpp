@@ -93,7 +93,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
     call.index = saved[3].const_data_ptr<uint8_t>();
     call.target = norm.target();
     const SharedSums shared(kept_exchange(ctx), norm.statistics, call.target, nullptr);
-    if (norm.x.numel() == 0) {  // other processes wait for this one's nothing
+    if (norm.x.numel() == 0) {  // joins the collective with empty input
       norm.grad_weight.write_nothing();
       norm.grad_bias.write_nothing();
       shared.write_nothing();

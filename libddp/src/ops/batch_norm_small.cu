@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole forward or backward in one kernel, for activations that the registers of a GPU hold: read
-// once, summed, and used again when all blocks know the sums.
+// A whole forward or backward in one kernel, for activations that fit in the GPU's registers. Rows
+// are read once, summed, and used again when all blocks know the sums.
 #include <algorithm>
 
 #include "ops/batch_norm_device.cuh"
@@ -8,12 +8,12 @@
 namespace ddp::ops::detail {
 namespace {
 
-// Narrower slices than the large kernels': more of them share the reading of the partials, which
-// every block does here.
+// Slices are narrower than in the large kernels: every block reads partials here, and more slices
+// share this work.
 constexpr int kSmallSlice = 4;
 constexpr int kSmallChannels = 8 * kSmallSlice;
 
-/// The rows a thread keeps; visit(j, index of the vector).
+/// Visits the rows that a thread keeps: visit(j, index of the vector).
 template <int kRows, typename Visit>
 __device__ void for_kept_rows(const BatchNormGrid& grid, const Lane& lane, const Visit& visit) {
 #pragma unroll
@@ -25,7 +25,7 @@ __device__ void for_kept_rows(const BatchNormGrid& grid, const Lane& lane, const
   }
 }
 
-/// Eight neighbouring values of shared memory.
+/// Eight adjacent values of shared memory.
 __device__ void take8(const float* values, float (&out)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -33,8 +33,8 @@ __device__ void take8(const float* values, float (&out)[8]) {
   }
 }
 
-/// What a thread has beside its rows: its place in the block, and the channel that it finishes in
-/// that place; only the first threads of a block do.
+/// A thread's place in the block and the channel that it finishes. Only the first threads of a
+/// block finish a channel.
 struct Finisher {
   int place, channel;
   bool finishes;
@@ -43,11 +43,11 @@ struct Finisher {
       : place(static_cast<int>(threadIdx.x)),
         channel((static_cast<int>(blockIdx.y) * 8 * grid.slice + place) % (8 * grid.vectors)),
         finishes(place < 8 * grid.slice) {}
-  /// Of the thread's own eight channels, within the slice.
+  /// The first of the thread's own eight channels, within the slice.
   __device__ int first(const BatchNormGrid& grid) const { return 8 * (place & (grid.slice - 1)); }
 };
 
-/// The sums of all blocks of a slice, in each of them.
+/// The sums over all blocks of a slice, available in each of these blocks.
 template <int kSums>
 __device__ __forceinline__ void sums_of_slice(const float (&sums)[kSums][8], const SmallGrid& small,
                                               const ReductionScratch& scratch,
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
   }
 }
 
-/// Coefficients of a slice's channels, and the part of them that a thread needs.
+/// Coefficients of a slice's channels, and the part that a thread needs.
 struct SliceCoefficients {
   float a[kSmallChannels], b[kSmallChannels], c[kSmallChannels];
 
@@ -192,7 +192,7 @@ struct BackwardRows {
       }
     });
   }
-  /// From here on d is what passed of both gradients, rounded as in the large kernels.
+  /// Makes d the passed part of both gradients, rounded as in the large kernels.
   template <int kSums>
   __device__ __forceinline__ void add_up(const BatchNormGrid& grid, const Lane& lane,
                                          const BackwardReduceCall& reduce,
@@ -279,8 +279,8 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
   }
 }
 
-/// As a cluster for each slice, or cooperative: either way started only where the blocks that wait
-/// for each other have room, beside other kernels that wait too.
+/// Launches one cluster per slice, or a cooperative kernel. Both start only when all blocks that
+/// wait for each other have room, also next to other such kernels.
 template <typename Call>
 cudaError_t launch_together(void (*kernel)(Call), const Call& call, cudaStream_t stream) {
   const BatchNormGrid& grid = call.small.grid;

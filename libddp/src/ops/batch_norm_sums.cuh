@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over a grid in a fixed order: each block writes its own to a row of the partials, and the
-// rows are added in the order of the blocks once all are there.
+// Sums over a grid in a fixed order: each block writes its sums to a row of the partials. Once all
+// rows are complete, they are added in block order.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -12,21 +12,21 @@ namespace ddp::ops::detail {
 constexpr int kThreads = 512;
 constexpr int kBlocksPerSm = 2;
 constexpr int kWarps = kThreads / 32;
-// Vectors of a row that a block takes. Where it sums, 128 bytes, a cache line: wider slices leave
-// more partials to each of fewer last blocks. Elsewhere longer rows are faster.
+// Vectors of a row per block. Summing kernels use 128 bytes, a cache line: with wider slices fewer
+// last blocks have more partials each. For other kernels longer rows are faster.
 constexpr int kSumsSlice = 8;
 constexpr int kMapSlice = 32;
 constexpr int kOneInput = 4;    // rows a thread loads before it uses the first, where a row
 constexpr int kMoreInputs = 2;  // is one vector, and where it is two or more
 
-/// Shared memory of a reduction.
+/// Shared memory of a block's reduction.
 template <int kSums>
 struct alignas(16) ReductionMemory {  // groups are written four at a time
   static constexpr int kColumns = kSums * 8 * kSumsSlice;
   static_assert(kColumns <= kThreads);
   union {
-    float warps[kWarps * kColumns];  // each warp's sums
-    float groups[4 * kThreads];      // each thread's sums of four columns of the partials
+    float warps[kWarps * kColumns];  // sums per warp
+    float groups[4 * kThreads];      // per thread, sums of four columns of the partials
   };
   double totals[kColumns];
   bool last;
@@ -47,8 +47,8 @@ __device__ void halve(float (&values)[kValues], int lane, int& first) {
   first += upper ? kHalf : 0;
 }
 
-/// Writes a warp's sums to its row [kSums, channels of the slice]; lanes whose numbers differ by a
-/// multiple of kSlice belong to the same channels.
+/// Writes a warp's sums to its row [kSums, channels of the slice]. Lanes kSlice apart have the same
+/// channels.
 template <int kSlice, int kSums>
 __device__ void write_warp_sums(const float (&sums)[kSums][8], int lane, float* row) {
   static_assert(kSlice == 4 || kSlice == 8);
@@ -71,7 +71,7 @@ __device__ void write_warp_sums(const float (&sums)[kSums][8], int lane, float* 
   }
 }
 
-/// The same for any slice.
+/// Same, for any slice.
 template <int kSums>
 __device__ void write_warp_sums(const float (&sums)[kSums][8], int slice, int lane, float* row) {
   for (int k = 0; k < kSums; ++k) {
@@ -88,7 +88,7 @@ __device__ void write_warp_sums(const float (&sums)[kSums][8], int slice, int la
   }
 }
 
-/// A block's sums, [kSums, channels of the slice]: thread t below that number gets the t-th.
+/// A block's sums, [kSums, channels of the slice]: thread t returns element t, if there is one.
 template <int kSums>
 __device__ float block_sum(const float (&sums)[kSums][8], int slice,
                            ReductionMemory<kSums>& memory) {
@@ -123,7 +123,7 @@ __device__ void write_partials(const float (&sums)[kSums][8], int slice,
   }
 }
 
-/// Adds the rows of all blocks in their order. Thread t < channels of the slice gets its channel's
+/// Adds the rows of all blocks in block order. Thread t < channels of the slice gets its channel's
 /// totals.
 template <int kSums>
 __device__ void add_partials(int slice, ReductionMemory<kSums>& memory, const float* partials,
@@ -172,7 +172,7 @@ __device__ void add_partials(int slice, ReductionMemory<kSums>& memory, const fl
   }
 }
 
-/// This slice's rows of the partials, and this block's among them.
+/// This slice's rows of the partials, and this block's row.
 template <int kSums>
 struct SlicePartials {
   float* slice;
@@ -185,8 +185,8 @@ struct SlicePartials {
   }
 };
 
-/// The slice's sums over the whole grid. True in one block of the slice, where thread t < channels
-/// of the slice holds the totals of its channel; the other blocks are done.
+/// The slice's sums over the whole grid. Returns true in one block of the slice, where thread t <
+/// channels of the slice holds its channel's totals. The other blocks are done.
 template <int kSums>
 __device__ bool grid_sums(const float (&sums)[kSums][8], const BatchNormGrid& grid,
                           const ReductionScratch& scratch, double (&totals)[kSums]) {
@@ -196,7 +196,7 @@ __device__ bool grid_sums(const float (&sums)[kSums][8], const BatchNormGrid& gr
   __syncthreads();
   unsigned* arrived = scratch.tickets + 2 * blockIdx.y;
   if (threadIdx.x == 0) {
-    // The block's partials, ordered before by the barrier, must be seen before the ticket.
+    // The block's partials, complete after the barrier, must be visible before the ticket.
     __threadfence();
     memory.last = atomicAdd(arrived, 1u) == gridDim.x - 1;
     __threadfence();
@@ -212,10 +212,10 @@ __device__ bool grid_sums(const float (&sums)[kSums][8], const BatchNormGrid& gr
   return true;
 }
 
-/// Where the blocks of a slice wait for each other. All must be resident.
+/// Barrier of a slice's blocks, which must all be resident.
 class SliceBarrier {
  public:
-  /// Early: the count cannot change before this block arrives, and reading it takes a while.
+  /// Reads the count early to hide the latency: it cannot change before this block arrives.
   __device__ explicit SliceBarrier(const ReductionScratch& scratch)
       : arrived_(scratch.tickets + 2 * blockIdx.y) {
     if (threadIdx.x == 0) {
@@ -246,7 +246,7 @@ class SliceBarrier {
   unsigned round_ = 0;
 };
 
-/// As grid_sums, but in every block of the slice.
+/// As grid_sums, but every block of the slice gets the totals.
 template <int kSums>
 __device__ void grid_sums_everywhere(const float (&sums)[kSums][8], const BatchNormGrid& grid,
                                      const ReductionScratch& scratch, const SliceBarrier& barrier,
@@ -258,8 +258,8 @@ __device__ void grid_sums_everywhere(const float (&sums)[kSums][8], const BatchN
   add_partials(grid.slice, memory, partials.slice, totals);
 }
 
-/// The same where a cluster holds the blocks of a slice: their sums stay in shared memory, which no
-/// block may leave before leave_cluster.
+/// Same, for a slice whose blocks form a cluster. The sums stay in shared memory, so no block may
+/// exit before leave_cluster.
 template <int kSums>
 __device__ void cluster_sums(const float (&sums)[kSums][8], const BatchNormGrid& grid,
                              double (&totals)[kSums]) {

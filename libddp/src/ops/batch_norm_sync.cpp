@@ -30,8 +30,7 @@ at::ScalarType statistics_dtype(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Row r of the result is [mean, variance, count] of process r. One without input sends zeros and
-// joins all the same.
+// Row r of the result is [mean, variance, count] of process r. A process without input sends zeros.
 at::Tensor gather_moments(const at::Tensor& input, StatisticsExchange& exchange) {
   const auto dtype = statistics_dtype(input);
   const int64_t channels = input.size(1);
@@ -107,8 +106,8 @@ SharedStatistics share_statistics(const at::Tensor& input, double eps,
   const AutocastOff autocast_off(input.device().type());
   const int64_t channels = input.size(1);
   const auto all = gather_moments(input, exchange);
-  // The concatenation's: means weigh by count, and the spread between the processes' means adds to
-  // the variance.
+  // Statistics of the concatenated batch: means are weighted by count, and the spread of the
+  // processes' means adds to the variance.
   const auto means = all.narrow(1, 0, channels);
   const auto variances = all.narrow(1, channels, channels);
   const auto counts = all.narrow(1, 2 * channels, 1);

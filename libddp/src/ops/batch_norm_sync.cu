@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one process does with the moments and sums of all: a thread a channel.
+// Combines the moments and sums of all processes, one thread per channel.
 #include "ops/batch_norm_device.cuh"
 
 namespace ddp::ops::detail {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchNorm over the batches of several processes by ATen's ops: what defines it, and what computes
-// it where no kernels do.
+// BatchNorm over the batches of several processes by ATen's ops: the definition, and the fallback
+// without kernels.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -11,17 +11,18 @@
 
 namespace ddp::ops::detail {
 
-/// Over the batches of all processes; all on the device.
+/// Statistics over the batches of all processes, on the device.
 struct SharedStatistics {
   at::Tensor mean, variance, invstd, count;  ///< [C] biased, [C], [C]; [1]
 };
 
-/// Of `input` [N, C, ...], N may be 0. Merges means and variances after Chan et al. Collective.
+/// Statistics of `input` [N, C, ...], N may be 0. Merges means and variances after Chan et al.
+/// Collective.
 SharedStatistics share_statistics(const at::Tensor& input, double eps,
                                   StatisticsExchange& exchange);
 
-/// Moves running estimates as at::batch_norm does, by `momentum` (a number or a 0-dim tensor); of
-/// no rows in any process not at all.
+/// Updates running estimates as at::batch_norm, by `momentum` (a number or a 0-dim tensor). Does
+/// nothing if no process has rows.
 template <typename Momentum>
 void move_running(const SharedStatistics& statistics, const Momentum& momentum,
                   at::Tensor running_mean, at::Tensor running_var) {
@@ -41,7 +42,7 @@ at::Tensor normalise_shared(const at::Tensor& input, const at::Tensor& weight,
 /// bn(x) in training with bn.exchange.
 at::Tensor shared_batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
 
-/// How an autograd node keeps an exchange, which is no IValue. nullptr stays nullptr.
+/// Keeps an exchange, which is no IValue, in an autograd node. nullptr stays nullptr.
 void keep_exchange(torch::autograd::AutogradContext* ctx,
                    const std::shared_ptr<StatisticsExchange>& exchange);
 StatisticsExchange* kept_exchange(torch::autograd::AutogradContext* ctx);

@@ -28,7 +28,7 @@ void set_random_state(at::Device device, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-/// Gives the generator its later state back, also where an exception passes.
+/// Restores the generator's later state, also after an exception.
 class RandomStateOf {
  public:
   RandomStateOf(at::Device device, const at::Tensor& state)
@@ -44,7 +44,7 @@ class RandomStateOf {
   at::Tensor later_;
 };
 
-/// Backward runs on the engine's thread, whose autocast state is its own.
+/// Backward runs on the engine's thread, which has a separate autocast state.
 class AutocastAs {
  public:
   AutocastAs(at::DeviceType device, bool enabled, at::ScalarType dtype)
@@ -73,7 +73,7 @@ class AutocastAs {
   at::ScalarType was_dtype_;
 };
 
-/// What the second run needs beside the inputs.
+/// State for the second run besides the inputs.
 struct Recipe : torch::CustomClassHolder {
   Body body;
   at::Device device{at::kCPU};
@@ -114,7 +114,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
       output = recipe.body(inputs);
     }
     torch::autograd::backward({output}, {grad_outputs[0]});
-    torch::autograd::variable_list gradients{at::Tensor()};  // of `body`
+    torch::autograd::variable_list gradients{at::Tensor()};  // for `body`
     for (const auto& input : inputs) {
       gradients.push_back(input.grad());
     }

@@ -3,7 +3,7 @@
 
 namespace ddp::ops::detail {
 
-// Until the process ends: whoever writes a plan may come late.
+// Never destroyed: a plan may be written late in the process.
 ChoiceBook& ChoiceBook::instance() {
   static auto* book = new ChoiceBook;
   return *book;

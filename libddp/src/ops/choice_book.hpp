@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this process chose by measurement, by the name of what was asked: so that a plan can keep it
-// for the next run, which then measures nothing and takes the same. Free of CUDA.
+// Choices that this process made by measurement, by name. A plan can save them, so the next run
+// makes the same choices without measuring. Independent of CUDA.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ddp::ops::detail {
 
-/// The `chosen`th of `count` calls that a library proposed.
+/// The choice of candidate `chosen` of a library's `count` proposals.
 struct MeasuredChoice {
   int64_t count = 0;
   int64_t chosen = 0;
@@ -23,20 +23,20 @@ using MeasuredChoices = std::map<std::string, MeasuredChoice>;
 /// Safe to use from several threads.
 class ChoiceBook {
  public:
-  /// A program whose shapes never end (packed rows) keeps this many, noted or adopted; later ones
-  /// are measured anew in each run.
+  /// Limit of noted and adopted choices, for programs with ever new shapes (packed rows). Later
+  /// shapes are measured again in each run.
   static constexpr size_t kMaxNoted = 2000;
 
-  /// The process's.
+  /// The process's book.
   static ChoiceBook& instance();
 
-  /// Nothing where `what` was not chosen yet, or among another number of calls: the library
-  /// proposes others now.
+  /// nullopt if there is no choice for `what`, or for another `count`: the library's proposals have
+  /// changed.
   std::optional<size_t> find(const std::string& what, size_t count) const;
   void note(const std::string& what, size_t count, size_t chosen);
   MeasuredChoices all() const;
-  /// Takes over choices, which replace those of equal name. What was already asked for stays what
-  /// it is until the process ends.
+  /// Adds choices and replaces those of equal name. Choices already in use stay until the process
+  /// ends.
   void adopt(const MeasuredChoices& choices);
 
  private:

@@ -38,11 +38,11 @@ Geometry geometry_of(at::IntArrayRef x, const at::Tensor& weight, int64_t stride
   return {weight.size(2), stride, x[2], x[3]};
 }
 
-/// The forms that a convolution can take as one product of rows of x with rows of a matrix.
+/// Forms of a convolution as one product of rows of x with rows of a matrix.
 enum class Form {
   None,
   Rows,    ///< 1x1, stride 1: a row is a pixel
-  Corner,  ///< 1x1 with one output pixel: it reads the first pixel alone
+  Corner,  ///< 1x1 with one output pixel: reads only the first pixel
   Centre,  ///< 3x3 on one pixel
   Dense,   ///< 3x3 on 2x2 pixels: a row is an image
 };
@@ -57,7 +57,7 @@ Form form_of(const Geometry& g) {
   return g.height == 2 && g.width == 2 && g.stride <= 2 ? Form::Dense : Form::None;
 }
 
-/// [batch, height, width, channels] as one row an image; -1 has no meaning for an empty batch.
+/// [batch, height, width, channels] with one row per image; -1 is ambiguous for an empty batch.
 at::Tensor image_rows(const at::Tensor& pixels) {
   return pixels.view({pixels.size(0), pixels.size(1) * pixels.size(2) * pixels.size(3)});
 }
@@ -72,19 +72,19 @@ at::Tensor input_rows(const at::Tensor& x, Form form) {
   return form == Form::Corner ? images.narrow(1, 0, x.size(1)) : images;
 }
 
-/// The result or its gradient likewise.
+/// The result or its gradient as the product's rows.
 at::Tensor output_rows(const at::Tensor& y, Form form) {
   const auto pixels = y.permute({0, 2, 3, 1});
   return form == Form::Dense ? image_rows(pixels) : pixels.view({-1, y.size(1)});
 }
 
-/// The part of a filter, or of its gradient, that forms without blocks use: [filters, channels].
+/// The part of a filter, or of its gradient, used by forms without blocks: [filters, channels].
 at::Tensor live_tap(const at::Tensor& filter) {
   const int64_t centre = filter.size(2) / 2;
   return filter.select(3, centre).select(2, centre);
 }
 
-/// The tap as a product reads it: row-major, its rows apart (those of an expanded filter are not).
+/// The tap in a product's layout: row-major, with distinct rows (not those of an expanded filter).
 at::Tensor rows_of_tap(const at::Tensor& tap, at::ScalarType dtype) {
   const auto matrix = tap.to(dtype);
   const bool fits = matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
@@ -95,24 +95,24 @@ detail::TapBlocks blocks_of(const Geometry& g) {
   return detail::TapBlocks::of(static_cast<int>(g.height), static_cast<int>(g.stride));
 }
 
-/// Made ahead or now.
+/// The dense matrix from FiltersAhead, else made now.
 at::Tensor dense_filter(const at::Tensor& weight, const Geometry& g, at::ScalarType dtype) {
   const auto made = FiltersAhead::find(weight, g.stride, dtype);
   return made.defined() ? made : detail::spread_taps(weight, blocks_of(g), dtype);
 }
 
-/// The rows of the weight's gradient, written to its target.
+/// Writes the weight's gradient from a product to its target.
 void write_product_gradient(const at::Tensor& weight, const Geometry& g, Form form,
                             const at::Tensor& grad_rows, const at::Tensor& x_rows,
                             const detail::GradTarget& target) {
   if (form != Form::Dense) {
     if (weight.size(2) > 1 && target.beta == 0) {
-      target.memory.zero_();  // the taps over padding
+      target.memory.zero_();  // taps that only see padding
     }
     detail::gemm_into(live_tap(target.memory), target.beta, grad_rows.t(), x_rows);
     return;
   }
-  // Blocks are added up in float32 where the gradient keeps it.
+  // Blocks are added in float32 if the gradient is float32.
   const auto dtype =
       target.memory.scalar_type() == at::kFloat ? at::kFloat : grad_rows.scalar_type();
   const auto dense =
@@ -168,7 +168,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
   }
 };
 
-/// The gradient of `weight`, written to its slot where it has one.
+/// The gradient of `weight`, written to its slot if it has one.
 at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convolution& call,
                                    int64_t branch_limit) {
   const auto by_library = [&](at::Tensor made) {
@@ -185,7 +185,7 @@ at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convo
   const GradSlot* slot = find_grad_slot(weight);
   const bool same = slot != nullptr && slot->memory.scalar_type() == call.x.scalar_type();
   if (branch_limit == 0 && !same) {
-    // Whoever reduces gathers many in one kernel.
+    // The reducer copies many such gradients in one kernel.
     return by_library(at::empty(weight.sizes(), call.x.options(), kLast)).to(weight.scalar_type());
   }
   const auto target = detail::grad_target(weight);
@@ -256,13 +256,13 @@ FiltersAhead::FiltersAhead(bool enabled)
 
 FiltersAhead::~FiltersAhead() {
   filters_of_thread = outer_;
-  // What no forward took: its side stream may still read the weight, and must join a capture.
+  // Joins unused matrices: their side stream may still read the weight, and must join a capture.
   for (auto& made : made_) {
     try {
       if (!made.taken) {
         made.matrix.wait();
       }
-    } catch (const std::exception& error) {  // of a capture that has failed already
+    } catch (const std::exception& error) {  // the capture has already failed
       TORCH_WARN("a filter's matrix was not waited for: ", error.what());
     }
   }

@@ -64,7 +64,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     ctx->saved_data["label_smoothing"] = options.label_smoothing;
     ctx->saved_data["ignore_index"] = options.ignore_index;
     ctx->mark_non_differentiable({num_correct});
-    ctx->set_materialize_grads(false);  // or num_correct would get zeros, by a kernel
+    ctx->set_materialize_grads(false);  // else a kernel would make zeros for num_correct
     return {loss, num_correct};
   }
 

@@ -10,7 +10,8 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kThreads = 256;
 constexpr int kMaxBlockThreads = 1024;
-// One block does all where a thread can take a row: no second kernel adds up what blocks left.
+// Up to this many classes (and kMaxBlockThreads rows) one block does everything, one thread per
+// row.
 constexpr int kMaxThreadClasses = 32;
 
 constexpr int kCounted = 1;
@@ -22,7 +23,8 @@ struct Row {
   int mark;
 };
 
-/// From a row's maximum, its first place, and the sums of exp(x - maximum) and of x - maximum.
+/// A row's results from its maximum, the maximum's first place, and the sums of exp(x - maximum)
+/// and of x - maximum.
 template <typename T>
 __device__ Row finish_row(const CrossEntropyRows& in, int row, float maximum, int place,
                           float exponentials, float differences) {
@@ -40,7 +42,7 @@ __device__ Row finish_row(const CrossEntropyRows& in, int row, float maximum, in
   const float spread = logf(exponentials) - differences / static_cast<float>(in.classes);
   const float loss = (1.0F - smoothing) * (log_sum - to_float(logits[label])) +
                      (smoothing > 0.0F ? smoothing * spread : 0.0F);
-  // A row with NaN or infinity has no answer, wherever the search for the maximum ended.
+  // A row with NaN or infinity is never correct, whatever the position of its maximum.
   const bool right = place == label && !isnan(log_sum);
   return {loss, log_sum, kCounted + (right ? kRight : 0)};
 }
@@ -50,7 +52,7 @@ struct Totals {
   int counted, correct;
 };
 
-/// Sums over a block in a fixed order; the result is thread 0's.
+/// Sums over a block in a fixed order; only thread 0 gets the result.
 __device__ Totals block_totals(Totals own) {
   __shared__ Totals of_warps[kMaxBlockThreads / kWarp];
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -112,7 +114,7 @@ __global__ void one_block(CrossEntropyRows in, CrossEntropySums out) {
   }
 }
 
-/// A warp takes a row.
+/// One warp per row.
 template <typename T>
 __global__ void row_losses(CrossEntropyRows in, CrossEntropySums out) {
   const int row = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) / kWarp);
@@ -180,7 +182,7 @@ __global__ void backward(CrossEntropyRows in, const float* log_sums, const float
   const int64_t label = in.labels[row];
   float value = 0;
   if (label != in.ignore_index && (label < 0 || label >= in.classes)) {
-    value = CUDART_NAN_F;  // as the loss: a check of gradients must see it
+    value = CUDART_NAN_F;  // as the loss, so that checks of gradients detect it
   } else if (label != in.ignore_index) {
     const float p = expf(to_float(static_cast<const T*>(in.logits)[index]) - log_sums[row]);
     const float spread = in.label_smoothing / static_cast<float>(in.classes);

@@ -16,7 +16,7 @@ struct CrossEntropyRows {
   float label_smoothing;
 };
 
-/// What the forward leaves behind.
+/// Results of the forward.
 struct CrossEntropySums {
   float* log_sums;       ///< [rows] logsumexp
   float* row_losses;     ///< [rows], scratch

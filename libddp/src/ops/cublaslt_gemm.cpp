@@ -43,7 +43,7 @@ using MatmulDesc = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using MatrixLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-/// A factor as cublasLt sees it: column-major, so the transpose of what is written here.
+/// A factor for cublasLt, which is column-major and so sees the transpose.
 struct Factor {
   const void* data;
   int64_t leading;
@@ -58,7 +58,7 @@ Factor factor_of(const at::Tensor& matrix, const char* name) {
   const int64_t length = matrix.size(row_major ? 1 : 0), count = matrix.size(row_major ? 0 : 1);
   TORCH_CHECK(leading >= length || count == 1, "gemm: ", name, " ", matrix.sizes(),
               " with strides ", matrix.strides(), " overlaps itself; make it contiguous");
-  // The stride of a dimension of size 1 means nothing, but must pass for a leading dimension.
+  // The stride of a dimension of size 1 is arbitrary, but must be a valid leading dimension.
   return {matrix.const_data_ptr(), std::max(leading, length), row_major};
 }
 
@@ -83,7 +83,7 @@ struct Problem {
   cudaDataType type, out_type;
   float beta;
   int device;
-  bool deterministic;  ///< the same algorithm in every run: none is measured
+  bool deterministic;  ///< the same algorithm in every run, without measuring
 
   using Key = std::array<int64_t, 16>;
   Key key() const {
@@ -104,7 +104,7 @@ struct Problem {
             alignment_of(b.data),
             alignment_of(out)};
   }
-  /// Of what a choice holds for: any device, and not where none is made.
+  /// The name of a choice, independent of the device and of `deterministic`.
   std::string name() const {
     auto numbers = key();
     numbers[kDevice] = numbers[kDevice + 1] = 0;
@@ -114,7 +114,7 @@ struct Problem {
     }
     return text;
   }
-  static constexpr size_t kDevice = 11;  // in key(); `deterministic` behind it
+  static constexpr size_t kDevice = 11;  // index in key(), followed by `deterministic`
 };
 
 void set_layout(MatrixLayout& layout, cudaDataType type, int64_t rows, int64_t columns,
@@ -156,7 +156,7 @@ class Plan {
           "cublasLtMatmul");
   }
 
-  /// Puts the fastest candidate first and forgets the others. The host waits.
+  /// Keeps only the fastest candidate. The host waits.
   void measure(const Problem& p);
 
   const cublasLtMatmulHeuristicResult_t& choice() const { return candidates_.front(); }
@@ -202,8 +202,8 @@ class Plan {
 };
 
 void Plan::measure(const Problem& p) {
-  // Contents do not matter, only shapes do. A product that adds may run only once: scratch memory
-  // takes its results then.
+  // Only shapes matter, not contents. Products that add may run only once, so their results go to
+  // scratch memory.
   const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
   const auto workspace = at::empty({static_cast<int64_t>(kMaxWorkspaceBytes)}, bytes);
   const int64_t out_bytes = p.m * p.out_leading * (p.out_type == CUDA_R_32F ? 4 : 2);
@@ -216,8 +216,8 @@ void Plan::measure(const Problem& p) {
   candidates_ = {candidates_[fastest < candidates_.size() ? fastest : 0]};
 }
 
-/// The process's plans. They live until it ends: destroying cublasLt's handles after the driver's
-/// own teardown is undefined.
+/// The process's plans, never destroyed: destroying cublasLt's handles after the driver's teardown
+/// is undefined.
 struct Plans {
   std::mutex mutex;
   std::map<int, cublasLtHandle_t> handles;
@@ -267,7 +267,7 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
   auto& plan = plans.plans[problem.key()];
   if (!plan) {
     auto made = std::make_unique<Plan>(plans.handle(problem.device), problem);
-    // One that a capture met first stays: an eager call after it must give the replay's bits.
+    // A choice made in a capture stays: a later eager call must give the replay's bits.
     if (!problem.deterministic && !is_capturing()) {
       try {
         made->measure(problem);

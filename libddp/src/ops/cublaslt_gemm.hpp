@@ -11,7 +11,7 @@ namespace ddp::ops::detail {
 void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                       const GemmOptions& options);
 
-/// Of the library that runs: other versions propose other algorithms.
+/// Version of the loaded library: other versions propose other algorithms.
 size_t cublaslt_version();
 
 }  // namespace ddp::ops::detail

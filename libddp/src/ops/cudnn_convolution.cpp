@@ -25,10 +25,10 @@ namespace ddp::ops::detail {
 namespace {
 
 constexpr int64_t kMaxEngineWorkspaceBytes = int64_t{256} << 20;
-constexpr int64_t kMaxEngines = 12;  // of a heuristic
+constexpr int64_t kMaxEngines = 12;  // per heuristic
 constexpr int64_t kAlignment = 16;
-// Of engines within this factor of the fastest cuDNN's order decides. Beside other kernels one that
-// fills the GPU with many parts, and then adds them up, costs the others more than it gains alone.
+// Among engines within this factor of the fastest, cuDNN's order decides. With concurrent kernels,
+// an engine that fills the GPU with many partial sums slows the other kernels more than it gains.
 constexpr float kSameAlone = 1.02F, kSameBeside = 1.25F;
 constexpr int64_t kX = 'x', kW = 'w', kY = 'y';
 
@@ -62,7 +62,7 @@ CudnnDescriptor describe_geometry(const Convolution& call) {
   return made;
 }
 
-/// What cuDNN calls a pass's parts.
+/// cuDNN's names for a pass and its tensors.
 struct PassNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t geometry, x, w, y, alpha, beta;
@@ -96,7 +96,7 @@ const PassNames& names_of(ConvolutionPass pass) {
                                                   : kWeight;
 }
 
-/// An engine with its settings, ready to run.
+/// An engine with settings, ready to run.
 struct Engine {
   CudnnDescriptor config, plan;
   int64_t workspace_bytes;
@@ -122,7 +122,7 @@ CudnnDescriptor operation_graph(cudnnHandle_t handle, ConvolutionPass pass,
   return graph;
 }
 
-/// Appends what one heuristic proposes and cuDNN then builds.
+/// Appends the engines that one heuristic proposes and cuDNN can build.
 void append_engines(cudnnHandle_t handle, const CudnnDescriptor& graph, cudnnBackendHeurMode_t mode,
                     std::vector<Engine>& engines) {
   CudnnDescriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
@@ -147,7 +147,7 @@ void append_engines(cudnnHandle_t handle, const CudnnDescriptor& graph, cudnnBac
     plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle)
         .set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
     if (!plan.try_finalize()) {
-      continue;  // proposed, but not for this GPU or shape
+      continue;  // proposed, but unsupported on this GPU or for this shape
     }
     const int64_t bytes = plan.number(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
     if (bytes <= kMaxEngineWorkspaceBytes) {
@@ -194,7 +194,7 @@ Key key_of(ConvolutionPass pass, const Convolution& call) {
           w[3]};
 }
 
-/// Of what a choice holds for: any device.
+/// The name of a choice, valid for any device.
 std::string name_of(ConvolutionPass pass, const Convolution& call) {
   const char* name = pass == ConvolutionPass::Forward         ? "forward"
                      : pass == ConvolutionPass::InputGradient ? "input gradient"
@@ -204,11 +204,11 @@ std::string name_of(ConvolutionPass pass, const Convolution& call) {
                   call.beside ? " beside" : "");
 }
 
-/// The process's choices. They live until it ends: cuDNN's own teardown comes in no known order.
+/// The process's choices, never destroyed: the order of cuDNN's teardown is unknown.
 struct Choices {
   std::mutex mutex;
   std::map<int, cudnnHandle_t> handles;
-  std::map<Key, std::unique_ptr<Engine>> engines;  // nullptr: LibTorch's way
+  std::map<Key, std::unique_ptr<Engine>> engines;  // nullptr: LibTorch's choice
 
   static Choices& instance() {
     static auto* choices = new Choices;
@@ -224,7 +224,7 @@ struct Choices {
   }
 };
 
-/// `bytes` if they can be had, else none: engines that need none may run then.
+/// A workspace of `bytes`, or an empty one without memory: some engines need none.
 at::Tensor workspace_if_any(int64_t bytes, const at::Tensor& like) {
   try {
     return workspace_of(bytes, like);
@@ -249,19 +249,19 @@ std::unique_ptr<Engine> measure(cudnnHandle_t handle, ConvolutionPass pass,
     TORCH_CHECK(engines[i].workspace_bytes <= workspace.numel(), "no memory for this one");
     run(handle, engines[i], call, workspace.data_ptr());
   };
-  // A choice among those that found memory is none for the next run.
+  // A choice made without the full workspace is not kept for the next run.
   const auto name = workspace.numel() < bytes ? std::string() : name_of(pass, call);
   const size_t fastest = choose_fastest(name, call.x.device(), engines.size(), call_of,
                                         call.beside ? kSameBeside : kSameAlone);
   return fastest < engines.size() ? std::make_unique<Engine>(std::move(engines[fastest])) : nullptr;
 }
 
-/// nullptr where no engine can be measured: LibTorch's way may still run.
+/// nullptr if no engine can be measured; LibTorch may still have one that runs.
 std::unique_ptr<Engine> choose(Choices& choices, ConvolutionPass pass, const Convolution& call) {
   try {
     return measure(choices.handle(call.x.device().index()), pass, call);
   } catch (const c10::Error& error) {
-    cudaGetLastError();  // dealt with
+    cudaGetLastError();  // clears the handled error
     TORCH_WARN_ONCE("conv2d: no engine of cuDNN could be measured for x ", call.x.sizes(),
                     " and weight ", call.w.sizes(), " (", error.what_without_backtrace(),
                     "); LibTorch chooses one there, and wherever else this happens");
@@ -269,7 +269,7 @@ std::unique_ptr<Engine> choose(Choices& choices, ConvolutionPass pass, const Con
   }
 }
 
-/// Whether the cuDNN of this process is the one that was compiled against and LibTorch runs with.
+/// Whether this process's cuDNN is the compiled version, which LibTorch also uses.
 bool is_cudnn_of_libtorch() {
   static const bool same = [] {
     const auto& hooks = at::detail::getCUDAHooks();
@@ -303,8 +303,8 @@ bool convolve_by_cudnn(ConvolutionPass pass, const Convolution& call) {
   const auto key = key_of(pass, call);
   auto known = choices.engines.find(key);
   if (known == choices.engines.end()) {
-    // One that a capture met first stays with LibTorch: an eager call after it must give the
-    // replay's bits.
+    // A shape first met in a capture stays with LibTorch: a later eager call must give the replay's
+    // bits.
     known =
         choices.engines.emplace(key, is_capturing() ? nullptr : choose(choices, pass, call)).first;
   }
@@ -315,7 +315,7 @@ bool convolve_by_cudnn(ConvolutionPass pass, const Convolution& call) {
   try {
     workspace = workspace_of(known->second->workspace_bytes, call.x);
   } catch (const c10::OutOfMemoryError&) {
-    return false;  // LibTorch goes on to engines that need less
+    return false;  // LibTorch tries engines that need less memory
   }
   run(choices.handle(call.x.device().index()), *known->second, call, workspace.data_ptr());
   return true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions by cuDNN's engines, the fastest of those that its heuristics propose for a shape.
-// LibTorch's own benchmark times each engine once, launched by the host, whose pace it then mostly
-// measures: of two kernels of 5.7 and 10.3 us either may be taken, and runs of a program differ.
+// Convolutions by the fastest of the engines that cuDNN's heuristics propose for a shape.
+// LibTorch's benchmark times each engine once, launched by the host, and so mostly measures the
+// host. It may choose either of two kernels of 5.7 and 10.3 us, and runs of a program differ.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,17 +21,17 @@ enum class ConvolutionPass {
 struct Convolution {
   at::Tensor x, w, y;
   int64_t stride, padding;
-  bool beside = false;  ///< other kernels run at the same time: chosen for itself
+  bool beside = false;  ///< other kernels run concurrently: separate choice
 };
 
-/// Writes the tensor that `pass` makes. False, and nothing is written, where cuDNN is not at hand
-/// or the call is not one for it: other than three tensors of bf16 or fp16 on one GPU, channels
-/// last and at addresses that vectors of 16 bytes can be read from; cuDNN's benchmark not wanted,
-/// or deterministic algorithms; a shape that is met in a capture first; no engine that runs here
-/// (what cuDNN refuses is said once); another major version of cuDNN than LibTorch's.
+/// Writes the result of `pass`. Returns false and writes nothing if cuDNN is unavailable, has
+/// another major version than LibTorch's, or cannot serve the call. It needs three tensors of bf16
+/// or fp16 on one GPU, channels last, 16-byte aligned. cuDNN's benchmark must be enabled and
+/// deterministic algorithms disabled. It cannot serve shapes first met in a capture, or without a
+/// working engine (cuDNN's refusal is logged once).
 ///
-/// The first call of a shape measures its engines, and the host waits. One a process and shape, but
-/// where its workspace cannot be had once, which is false too.
+/// The first call of a shape measures its engines while the host waits. The process keeps one
+/// engine per shape. A call without memory for the workspace also returns false.
 bool convolve_by_cudnn(ConvolutionPass pass, const Convolution& call);
 
 }  // namespace ddp::ops::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuDNN's backend descriptors (cudnn_backend.h), which are all set by number.
+// cuDNN's backend descriptors (cudnn_backend.h), with numbered attributes.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -51,7 +51,7 @@ class CudnnDescriptor {
     return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, other.value_);
   }
 
-  /// Whether cuDNN takes it as it is now.
+  /// Whether cuDNN accepts the descriptor.
   bool try_finalize() { return cudnnBackendFinalize(value_) == CUDNN_STATUS_SUCCESS; }
   CudnnDescriptor& finalize() {
     check_cudnn(cudnnBackendFinalize(value_), "cudnnBackendFinalize");

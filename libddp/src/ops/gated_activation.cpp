@@ -9,7 +9,7 @@
 namespace ddp::ops {
 namespace {
 
-// Composed by autograd it would keep silu(gate) too: a third of an MLP's memory for a cheap pass.
+// Composed by autograd, the op would also save silu(gate), a third of an MLP's memory.
 class Swiglu : public torch::autograd::Function<Swiglu> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate,

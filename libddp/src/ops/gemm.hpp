@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products with the algorithm measured once a shape.
+// Matrix products with an algorithm measured once per shape.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,15 +16,15 @@ struct GemmOptions {
 /// out [m, n] = a [m, k] b [k, n] + beta out, sums in float32 (float64 for float64).
 ///
 /// Each matrix is row-major or column-major with any leading dimension, `out` row-major; `out` may
-/// be float32 beside bf16 or fp16 factors. On CUDA in bf16 and fp16 through cublasLt: the first
-/// call of a shape times the candidates (some ten milliseconds, the host waits) and the process
-/// keeps the fastest; where that call is being captured, or with PyTorch's deterministic
-/// algorithms, it keeps the library's first proposal. Elsewhere through ATen.
+/// be float32 with bf16 or fp16 factors. Uses cublasLt on CUDA in bf16 and fp16, else ATen. The
+/// first call of a shape times the candidates (some ten milliseconds, the host waits), and the
+/// process keeps the fastest. If this call is captured, or with PyTorch's deterministic algorithms,
+/// the process keeps the library's first proposal.
 void gemm(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
           const GemmOptions& options = {});
 
-/// target.memory = a b + target.beta target.memory, `out` as above where the target's dtype and
-/// layout allow it (a view of it may be passed), else through a copy.
+/// target.memory = a b + target.beta target.memory. Uses gemm() directly if the target's dtype and
+/// layout allow it (a view may be passed), else a copy.
 void gemm_into(const GradTarget& target, const at::Tensor& a, const at::Tensor& b);
 void gemm_into(const at::Tensor& out, double beta, const at::Tensor& a, const at::Tensor& b);
 

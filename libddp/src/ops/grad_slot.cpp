@@ -13,24 +13,23 @@
 namespace ddp::ops {
 namespace {
 
-// The tensor itself carries the pointer, so neither a registry nor a lookup is needed and two
-// models never meet.
+// The tensor carries the pointer, so there is no registry or lookup, and models are independent.
 struct ParameterMeta final : c10::BackendMeta {
   GradSlot* slot = nullptr;
-  const c10::TensorImpl* owner = nullptr;  // of the slot: detach() shares this with another tensor
+  const c10::TensorImpl* owner = nullptr;  // of the slot: a detach() shares this meta
   std::function<void(bool)> overwritten;
-  const c10::TensorImpl* watched = nullptr;  // by it; not a detach()
+  const c10::TensorImpl* watched = nullptr;  // the tensor with the listener, not a detach() of it
 };
 
 ParameterMeta* find_meta(const at::Tensor& parameter) {
   return dynamic_cast<ParameterMeta*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// Whether the running backward, if there is one, ends in `parameter`. torch::autograd::grad() takes
-// the gradient in front of its accumulator, whose hooks then never tell of a written slot.
+// Whether the running backward, if any, accumulates into `parameter`. torch::autograd::grad()
+// captures the gradient before the accumulator, whose hooks then never report a written slot.
 bool is_accumulated(const at::Tensor& parameter) {
   const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
-  if (nodes == nullptr || nodes->empty()) {  // none runs, or one without `inputs`
+  if (nodes == nullptr || nodes->empty()) {  // no backward, or one without `inputs`
     return true;
   }
   const auto node = nodes->find(torch::autograd::impl::try_get_grad_accumulator(parameter).get());
@@ -67,7 +66,7 @@ void on_overwritten(const at::Tensor& parameter, std::function<void(bool)> liste
   auto* impl = parameter.unsafeGetTensorImpl();
   if (const ParameterMeta* meta = find_meta(parameter);
       meta != nullptr && meta->watched != nullptr && meta->watched != impl) {
-    // Another parameter's, which came with its memory (set_data of a detach()).
+    // This meta belongs to another parameter and came with its memory (set_data of a detach()).
     impl->set_backend_meta(c10::make_intrusive<ParameterMeta>());
   }
   ParameterMeta& meta = meta_of(parameter);

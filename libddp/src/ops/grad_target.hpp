@@ -7,16 +7,16 @@
 
 namespace ddp::ops::detail {
 
-/// Where an op writes a parameter's gradient: its grad slot, or a new tensor like the parameter.
+/// The target of a parameter's gradient: its grad slot, or a new tensor like the parameter.
 struct GradTarget {
   at::Tensor memory;
-  double beta = 0;  ///< what `memory` holds is multiplied by this: 0 or 1
+  double beta = 0;  ///< factor of `memory`'s old values: 0 or 1
   bool is_slot = false;
 
-  /// What the op's backward returns for the parameter.
+  /// The op's backward returns this for the parameter.
   at::Tensor result() const { return is_slot ? at::Tensor() : memory; }
 
-  /// memory = beta memory + gradient, for ops that made the gradient elsewhere.
+  /// memory = beta memory + gradient, for ops that computed the gradient in other memory.
   void write(const at::Tensor& gradient) const {
     if (beta == 0) {
       memory.copy_(gradient);

@@ -56,22 +56,22 @@ cudaError_t with_compute_type(Element element, Call&& call) {
   }
 }
 
-/// The same with float too.
+/// Same, including float.
 template <typename Call>
 cudaError_t with_float_type(Element element, Call&& call) {
   return element == Element::Float32 ? call(TypeTag<float>{})
                                      : with_compute_type(element, static_cast<Call&&>(call));
 }
 
-/// Eight values of a 2-byte type as they lie in memory.
+/// Eight adjacent values of a 2-byte type.
 template <typename T>
 union Vector8 {
   uint4 bits;
   T values[8];
 };
 
-/// Eight values, `stride` elements apart; one 16-byte access where they are neighbours of a 2-byte
-/// type, whose address must be a multiple of 16 then.
+/// Eight values, `stride` elements apart. Adjacent values of a 2-byte type are one 16-byte access,
+/// whose address must be a multiple of 16.
 template <typename T>
 __device__ __forceinline__ void load8(const T* from, int64_t stride, float (&values)[8]) {
   if constexpr (sizeof(T) == 2) {

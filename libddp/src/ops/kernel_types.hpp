@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types as kernels' launchers take them: no Torch header may be seen by a .cu file.
+// Element types for kernel launchers: a .cu file must not include Torch headers.
 #pragma once
 
 #include <cuda_runtime_api.h>

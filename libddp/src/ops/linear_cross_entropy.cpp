@@ -13,7 +13,7 @@
 namespace ddp::ops {
 namespace {
 
-// Elements of the float32 copy that a block of rows takes while its softmax is made (256 MiB).
+// Elements of the float32 copy of a block of rows during its softmax (256 MiB).
 constexpr int64_t kMaxBlockElements = int64_t{1} << 26;
 
 struct Sums {
@@ -21,7 +21,7 @@ struct Sums {
   at::Tensor correct;  // int64
 };
 
-/// Adds the loss of some rows; with `make_grad` the logits become their own gradient.
+/// Adds the loss of some rows; with `make_grad` overwrites the logits with their gradient.
 ///
 ///   logits [rows, padded vocab], labels [rows]
 void cross_entropy_block(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
@@ -34,8 +34,8 @@ void cross_entropy_block(const at::Tensor& logits, const at::Tensor& labels, int
   const auto log_likelihood = log_softmax.gather(1, target);
   sums.loss -= log_likelihood.squeeze(1).masked_fill(counts.logical_not(), 0).sum();
   if (make_grad) {
-    // softmax - onehot. The label's own entry is made in float32: near 1 a rounded softmax would
-    // leave nothing of the difference.
+    // softmax - onehot. The label's entry is computed in float32: near 1 a rounded softmax would
+    // lose the difference.
     at::exp_out(valid, log_softmax);
     valid.scatter_(1, target, log_likelihood.expm1().to(valid.scalar_type()));
   }
@@ -60,7 +60,7 @@ void cross_entropy_chunk(const at::Tensor& hidden, const at::Tensor& weight,
     cross_entropy_block(logits.narrow(0, row, count), labels.narrow(0, row, count), vocab,
                         options.ignore_index, wants_hidden || wants_weight, sums);
   }
-  // Rows that do not count are taken out of the products' thin side instead of the wide one.
+  // Ignored rows are masked on the products' narrow side, not on the wide one.
   const auto counts = labels.ne(options.ignore_index).unsqueeze(1);
   if (wants_hidden) {
     at::mm_out(grad_hidden, logits, weight);
@@ -129,12 +129,12 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-/// The rows that pad_rows() makes memory for.
+/// The number of rows after pad_rows().
 int64_t num_padded_rows(const at::Tensor& weight) {
   return (weight.size(0) + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
 }
 
-/// Whether the memory is pad_rows()'s: from its start, and of that many rows.
+/// Whether the memory comes from pad_rows(): offset 0 and the padded number of rows.
 bool is_padded(const at::Tensor& weight) {
   return weight.dim() == 2 && weight.storage_offset() == 0 && weight.is_contiguous() &&
          static_cast<int64_t>(weight.storage().nbytes()) ==

@@ -22,17 +22,16 @@ bool runs(const std::function<void(size_t)>& call, size_t index) {
     call(index);
     return true;
   } catch (const c10::Error&) {
-    cudaGetLastError();  // this candidate's, and dealt with
+    cudaGetLastError();  // clears the candidate's handled error
     return false;
   }
 }
 
-/// Milliseconds of a replay of kTimedCalls captured calls. Negative where the candidate does not
-/// run.
+/// Milliseconds of a replay of kTimedCalls captured calls; negative if the candidate does not run.
 float time_captured(const std::function<void(size_t)>& call, size_t index, cudaStream_t stream) {
   cudaGraph_t graph = nullptr;
   bool ran = true;
-  if (!runs(call, index)) {  // a library may load its code with it, which a capture forbids
+  if (!runs(call, index)) {  // a library may load code here, which a capture forbids
     return -1;
   }
   C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -47,7 +46,7 @@ float time_captured(const std::function<void(size_t)>& call, size_t index, cudaS
   cudaGraphExec_t executable = nullptr;
   if (!ran || ended != cudaSuccess || graph == nullptr ||
       cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) {
-    cudaGetLastError();  // this candidate's, and dealt with
+    cudaGetLastError();  // clears the candidate's handled error
     if (graph != nullptr) {
       cudaGraphDestroy(graph);
     }
@@ -58,7 +57,7 @@ float time_captured(const std::function<void(size_t)>& call, size_t index, cudaS
     C10_CUDA_CHECK(cudaEventCreate(&event));
   }
   float best = -1;
-  for (int round = 0; round < 4; ++round) {  // the first one warms up
+  for (int round = 0; round < 4; ++round) {  // the first round warms up
     C10_CUDA_CHECK(cudaEventRecord(events[0], stream));
     C10_CUDA_CHECK(cudaGraphLaunch(executable, stream));
     C10_CUDA_CHECK(cudaEventRecord(events[1], stream));
@@ -77,7 +76,7 @@ float time_captured(const std::function<void(size_t)>& call, size_t index, cudaS
   return best;
 }
 
-/// One a device.
+/// One per device.
 struct MeasuringStream {
   explicit MeasuringStream(const c10::Stream& main) : stream(make_private_stream(main.device())) {}
   c10::cuda::CUDAStream stream;
@@ -93,8 +92,8 @@ bool is_capturing() {
 
 size_t choose_fastest(const std::string& what, c10::Device device, size_t count,
                       const std::function<void(size_t)>& call, float same_time) {
-  // Callers lock plans of their own kind each, but all measure on one stream, and beside one
-  // another two would not measure alone.
+  // All callers measure on one stream, and concurrent measurements would disturb each other.
+  // Callers only lock their own plans.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   auto& book = ChoiceBook::instance();

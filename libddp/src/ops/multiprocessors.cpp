@@ -12,7 +12,7 @@ struct Reservations {
   std::multiset<int> counts;
 };
 
-// Never destroyed: a communicator may outlive what is static here.
+// Never destroyed: a communicator may outlive this file's statics.
 Reservations& reservations() {
   static auto* all = new Reservations;
   return *all;

@@ -6,8 +6,8 @@
 
 namespace ddp::ops::detail {
 
-/// First in a backward whose results carry no graph: what would be differentiated through them
-/// (create_graph) would be cut off silently.
+/// Call first in a backward whose results carry no graph. With create_graph, gradients through them
+/// would be silently lost.
 inline void check_differentiated_once(const char* op) {
   TORCH_CHECK(!c10::GradMode::is_enabled(), op,
               ": create_graph=true, but this op's gradient cannot be differentiated again; compute "

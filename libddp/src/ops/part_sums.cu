@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// kSlots threads share four neighbouring numbers: each adds up every kSlots-th part, and the first
-/// one their sums.
+/// kSlots threads share four adjacent numbers. Each adds every kSlots-th part; the first thread
+/// adds their sums.
 template <typename Out, int kSlots>
 __global__ void __launch_bounds__(kThreads)
     sum_parts(const float4* partial, int splits, int vectors, int size, TapFilter filter,
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t launch_sum_parts(const float* partial, int splits, int size, const TapFilter& filter,
                              bool accumulates, cudaStream_t stream) {
-  // Few numbers leave most of a GPU idle unless many threads share one.
+  // With few numbers, many threads share each number to fill the GPU.
   constexpr int kFewNumbers = 4096;
   const int vectors = filter.filters * size * size * filter.channels / 4;
   return with_float_type(filter.element, [&](auto tag) {

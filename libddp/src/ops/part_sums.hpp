@@ -5,9 +5,9 @@
 
 namespace ddp::ops::detail {
 
-/// A filter's gradient from the sums of parts of the pixels: partial [splits, filters, size, size,
-/// channels] added up over `splits`, always in the same order, and written or added to `filter`,
-/// whose numbers are a multiple of four.
+/// Adds partial sums of a filter's gradient: partial [splits, filters, size, size, channels] is
+/// summed over `splits` in a fixed order. The result is written or added to `filter`, whose number
+/// of elements is a multiple of four.
 cudaError_t launch_sum_parts(const float* partial, int splits, int size, const TapFilter& filter,
                              bool accumulates, cudaStream_t stream);
 

@@ -7,10 +7,10 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kThreads = 512;
-constexpr int kForwardImages = 4;  // of a block
-constexpr int kForwardParts = 2;   // warps of an image, each with a part of the channels
+constexpr int kForwardImages = 4;  // per block
+constexpr int kForwardParts = 2;   // warps per image, each with a part of the channels
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kColumns = 16;  // of the weight's gradient, a block
+constexpr int kColumns = 16;  // of the weight's gradient per block
 constexpr int kGroups = kThreads / kColumns;
 constexpr int kStagedNumbers = 8192;  // gradients of logits in shared memory
 
@@ -41,14 +41,14 @@ __device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[
   }
 }
 
-/// Classes that do not exist repeat the last one, and their sums are dropped: a branch around each
-/// load would make the loads wait for each other.
+/// Nonexistent classes repeat the last class, and their sums are dropped. A branch around each load
+/// would serialise the loads.
 __device__ __forceinline__ int existing(int k, const PooledShape& shape) {
   return min(k, shape.classes - 1);
 }
 
-/// Sums over a warp of kNumbers a lane: lane i ends with that of class i / (kWarp / kNumbers). Each
-/// exchange halves the numbers that a lane goes on with.
+/// Sums kNumbers per lane over a warp: lane i gets the sum of class i / (kWarp / kNumbers). Each
+/// exchange halves the remaining numbers per lane.
 template <int kNumbers, int kOffset = kWarp / 2>
 __device__ __forceinline__ float sum_over_warp(const float (&sums)[kNumbers]) {
   if constexpr (kNumbers > 1) {
@@ -69,7 +69,8 @@ __device__ __forceinline__ float sum_over_warp(const float (&sums)[kNumbers]) {
   }
 }
 
-/// Two warps take an image; a lane's channels meet all classes while they are in registers.
+/// Two warps per image. A lane multiplies its channels with all classes while they are in
+/// registers.
 template <typename T, typename W, int kClasses>
 __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, const W* bias,
                               float* pooled, T* logits) {
@@ -163,13 +164,13 @@ __device__ void input_gradient(const PooledShape& shape, int block, const T* gra
   }
 }
 
-/// kColumns columns of the weight's gradient, or (the last block) the bias's, as if it were a
-/// column of ones: each group of threads adds up a part of the images, in a fixed order.
+/// kColumns columns of the weight's gradient, or, in the last block, the bias's gradient as a
+/// column of ones. Each group of threads sums a part of the images in a fixed order.
 template <typename T, int kClasses>
 __device__ void weight_gradient(const PooledShape& shape, int block, const T* grad_logits,
                                 const float* pooled, const GradOut& grad_weight,
                                 const GradOut& grad_bias) {
-  // First grads[image][class] of some images, at the end parts[class][warp][column].
+  // Holds grads[image][class] of some images, at the end parts[class][warp][column].
   __shared__ __align__(16) float shared[kStagedNumbers];
   static_assert(kClasses * kWarps * kColumns <= kStagedNumbers);
   constexpr int kStagedImages = kStagedNumbers / kClasses;
@@ -222,7 +223,7 @@ __device__ void weight_gradient(const PooledShape& shape, int block, const T* gr
   }
 }
 
-/// The first blocks make grad_x, the others the weight's and the bias's gradients.
+/// The first blocks compute grad_x, the others the gradients of weight and bias.
 template <typename T, typename W, int kClasses>
 __global__ void __launch_bounds__(kThreads)
     pooled_linear_backward(PooledShape shape, int input_blocks, const T* grad_logits,

@@ -7,7 +7,7 @@
 
 namespace ddp::ops::detail {
 
-/// Classes that the fused kernels take.
+/// Largest number of classes of the fused kernels.
 inline constexpr int kMaxFusedClasses = 32;
 
 struct PooledShape {
@@ -16,7 +16,7 @@ struct PooledShape {
   Element weights;  ///< of weight and bias
 };
 
-/// A gradient to be written (beta 0) or added to (beta 1), contiguous.
+/// A contiguous gradient to write (beta 0) or add to (beta 1).
 struct GradOut {
   void* data = nullptr;  ///< nullptr: not wanted
   Element element = Element::Float32;

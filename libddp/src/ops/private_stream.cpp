@@ -18,7 +18,7 @@ c10::Stream make_private_stream(c10::Device device, StreamPriority priority) {
 #ifdef DDP_HAS_CUDA
   if (device.is_cuda()) {
     const c10::cuda::CUDAGuard guard(device);
-    // The first step may be one that is being captured.
+    // The first step may be captured.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
     int lowest = 0, highest = 0;
     C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams that belong to one purpose. The pool's (getStreamFromPool) are handed out in turn: after
-// 32 of them two purposes share one, and whatever one enqueues while the other is being captured
-// becomes a part of that graph, or ends the capture. Every stream of ours that may take part in a
-// capture is of this kind; what never does (a loader's copies) may come from the pool.
+// Streams for a single purpose. The pool (getStreamFromPool) cycles through 32 streams, so two
+// purposes can share one. Work enqueued for one purpose then becomes part of the other's capture,
+// or ends it. All library streams that may take part in a capture are private. Others (a loader's
+// copies) may come from the pool.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -13,17 +13,16 @@
 
 namespace ddp::ops::detail {
 
-/// Of work beside a step, of the step itself, of reductions.
+/// For work concurrent with a step, for the step itself, for reductions.
 enum class StreamPriority { Lowest, Middle, Highest };
 
-/// A new stream of an accelerator that nobody else gets, not waiting for the default stream. Never
-/// destroyed: events and memory of the caching allocator refer to it. On a CPU its only stream.
+/// A new exclusive stream of an accelerator that does not wait for the default stream. Never
+/// destroyed: events and memory of the caching allocator refer to it. On a CPU: its only stream.
 c10::Stream make_private_stream(c10::Device device,
                                 StreamPriority priority = StreamPriority::Lowest);
 
-/// The T that goes with `stream`, made from it at the first call and kept until the process ends.
-/// What works beside a stream is kept per stream, so that two threads, each on its own, never meet:
-/// one of them may be capturing.
+/// The T of `stream`, made at the first call and kept until the process ends. One T per stream
+/// keeps threads with different streams independent: one of them may be capturing.
 template <typename T>
 T& beside(const c10::Stream& stream) {
   static std::mutex mutex;

@@ -13,11 +13,11 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
-// All in float32, product by product as transformers has it: in double and rounded once, angles at
-// position 4,096 would already differ from its by 2e-4.
+// All in float32, product by product as in transformers. Computed in double and rounded once,
+// angles at position 4,096 would differ by 2e-4.
 
-/// Llama 3.1: wavelengths beyond original / low_freq_factor are stretched by `factor`, those below
-/// original / high_freq_factor kept, and between them blended.
+/// Llama 3.1: wavelengths above original / low_freq_factor are stretched by `factor`, those below
+/// original / high_freq_factor are kept, and those between are blended.
 at::Tensor llama3_frequencies(const at::Tensor& frequencies, const RotaryOptions& o) {
   const auto original = static_cast<double>(o.original_max_positions);
   const auto wavelengths = at::reciprocal(frequencies) * (2 * kPi);
@@ -47,7 +47,7 @@ at::Tensor inverse_frequencies(const RotaryOptions& o) {
   return frequencies;
 }
 
-/// [x1, x2] -> [x1 cos - x2 sin, x2 cos + x1 sin]; `direction` -1 turns back.
+/// [x1, x2] -> [x1 cos - x2 sin, x2 cos + x1 sin]; `direction` -1 is the inverse.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                   double direction) {
   const int64_t half = x.size(-1) / 2;

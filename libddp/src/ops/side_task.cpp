@@ -35,8 +35,8 @@ SideTask::SideTask(const at::Tensor& input,
     detail::wait_for(main, side);
     const c10::cuda::CUDAStreamGuard guard(side);
     result_ = make(input);
-    // Each is made on one stream and read on the other, in the backward too: the allocator must not
-    // hand its memory out again before the reader is done.
+    // Each tensor is made on one stream and read on the other, also in the backward. The allocator
+    // must not reuse its memory before the reader is done.
     input.record_stream(side);
     result_.record_stream(main);
     done_.emplace(c10::DeviceType::CUDA);

@@ -17,7 +17,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Above this side patches cost more memory traffic than space-to-depth saves.
+// Above this image side, patches cost more memory traffic than they save over space-to-depth.
 constexpr int64_t kMaxIm2colSide = 64;
 
 at::Tensor rows_of(const at::Tensor& channels_last) {
@@ -42,7 +42,7 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
     const auto saved = ctx->get_saved_variables();
     const auto &cells = saved[0], &weight = saved[1];
     const AutocastOff no_autocast(cells.device().type());
-    // Of the filter only shape and dtype are read: no input gradient is made.
+    // Only the filter's shape and dtype are used: no input gradient is computed.
     const auto shape =
         at::empty({weight.size(0), 16, 4, 4}, cells.options(), at::MemoryFormat::ChannelsLast);
     const auto packed = std::get<1>(at::convolution_backward(
@@ -89,7 +89,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
       detail::write_stem_gradient(patches, grad, target);
       return {at::Tensor(), target.result(), at::Tensor()};
     }
-    // The product keeps float32 where the gradient is float32.
+    // The product is float32 if the gradient is float32.
     const auto dtype = target.memory.scalar_type() == at::kFloat ? at::kFloat : grad.scalar_type();
     const auto packed = at::empty({weight.size(0), patches.size(1)}, grad.options().dtype(dtype),
                                   at::MemoryFormat::Contiguous);

@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPad = 3;
 constexpr int kFilterSize = 7;
-// More blocks of one image read it more often from L2; fewer leave SMs without work at small
+// More blocks per image read the image more often from L2. Fewer blocks leave SMs idle at small
 // batches.
 constexpr int kPatchBlocks = 4;
 constexpr size_t kMaxSharedBytes = 48 * 1024;
@@ -50,9 +50,8 @@ __global__ void space_to_depth(StemImage image, Out* out) {
   target[1] = halves[1].bits;
 }
 
-/// A block writes the patches of some rows of one image. It holds the image rows that they cover,
-/// padded, pixels of three channels side by side: one row of the filter is 21 values in a row
-/// there.
+/// A block writes the patches of some rows of one image. It holds the covered image rows, padded,
+/// with interleaved channels, so a filter's row is 21 consecutive values.
 template <typename In, typename Out>
 __global__ void patches(StemImage image, int rows_of_block, Out* out) {
   extern __shared__ uint4 shared[];
@@ -81,7 +80,7 @@ __global__ void patches(StemImage image, int rows_of_block, Out* out) {
   for (int i = static_cast<int>(threadIdx.x); i < rows * image.columns * kVectors; i += kThreads) {
     const int pixel = i / kVectors, first = i % kVectors * 8;
     const Out* corner = padded + 2 * (pixel / image.columns) * width + 6 * (pixel % image.columns);
-    // The eight values lie in one or two rows of the filter.
+    // The eight values are in one or two rows of the filter.
     const int row = first / 21, column = first - row * 21;
     const Out* here = corner + row * width + column;
     const Out* next = here + width - 21;

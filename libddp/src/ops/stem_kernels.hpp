@@ -7,7 +7,7 @@
 
 namespace ddp::ops::detail {
 
-/// Columns of a patch's row: 7 x 7 x 3, filled up to a multiple of 8.
+/// Columns of a patch's row: 7 x 7 x 3, padded to a multiple of 8.
 inline constexpr int kStemPatch = 147;
 inline constexpr int kStemPatchColumns = 152;
 
@@ -36,13 +36,13 @@ cudaError_t launch_stem_space_to_depth(const StemImage& image, void* out, Elemen
 /// out [batch * rows * columns, kStemPatchColumns]; the image needs stem_patches_fit().
 cudaError_t launch_stem_patches(const StemImage& image, void* out, Element out_element,
                                 cudaStream_t stream);
-/// Whether an image of that size lies in one block's shared memory.
+/// Whether an image of that size fits in a block's shared memory.
 bool stem_patches_fit(int64_t height, int64_t width);
 
 /// packed [filters, 4, 4, 16] or [filters, kStemPatchColumns] of bf16 or fp16.
 cudaError_t launch_stem_pack_filter(const StemFilter& filter, StemPacking packing, void* packed,
                                     Element packed_element, cudaStream_t stream);
-/// The other way: `filter` is written, or added to.
+/// The inverse: writes or adds to `filter`.
 cudaError_t launch_stem_unpack_filter(const StemFilter& filter, StemPacking packing,
                                       const void* packed, Element packed_element, bool accumulates,
                                       cudaStream_t stream);

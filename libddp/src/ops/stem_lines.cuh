@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An image's rows in shared memory, as the stem's products read patches from them.
+// An image's rows in shared memory, from which the stem's products read patches.
 #pragma once
 
 #include "ops/kernel_types.cuh"
@@ -16,18 +16,18 @@ struct StemShape {
   static constexpr int kSize = kFilterSize;
   static constexpr int kStride = kSize == 7 ? 2 : 1;
   static constexpr int kPad = kSize / 2;
-  static constexpr int kPatchRow = 3 * kSize;  // values of a patch in one row of the image
+  static constexpr int kPatchRow = 3 * kSize;  // values of a patch per image row
   static constexpr int kPatch = kSize * kPatchRow;
 };
 
-/// Rows of the image below some rows of the result, each with zeros on both sides. The left ones
-/// let the image begin at a multiple of 16 bytes.
+/// The image rows for some rows of the result, each with zeros on both sides. The left zeros align
+/// the image to 16 bytes.
 template <typename Shape>
 struct Lines {
   static constexpr int kLeft = 16;
 
   int width, rows, tiles_of_image;
-  int vectors = 0;  ///< of 8 values in a row of the image, where it is copied as it lies
+  int vectors = 0;  ///< of 8 values per image row, if copied unchanged
 
   explicit Lines(const StemProducts& call)
       : width(width_of(call.image.width)),
@@ -49,8 +49,8 @@ struct Lines {
   __host__ __device__ int lines() const { return lines_of(rows); }
   __host__ __device__ int size() const { return lines() * width; }
 
-  /// Of a patch's column, from the pixel's corner. 49 / 1024 is 1 / 21, and 114 / 1024 is 1 / 9,
-  /// for what occurs.
+  /// Offset of a patch's column from the pixel's corner. For all columns 49 / 1024 stands for
+  /// 1 / 21, and 114 / 1024 for 1 / 9.
   __device__ int offset(int column) const {
     constexpr int kShare = (1024 + Shape::kPatchRow - 1) / Shape::kPatchRow;
     return column + (column * kShare >> 10) * (width - Shape::kPatchRow);
@@ -63,7 +63,7 @@ struct Lines {
   }
 };
 
-/// Zeros around the image, where load_lines() leaves them alone.
+/// Writes the zeros around the image that load_lines() does not write.
 template <int kThreads, typename Shape, typename T>
 __device__ void clear_sides(const Lines<Shape>& lines, T* to) {
   const int of_line = lines.width / 8 - lines.vectors, left = Lines<Shape>::kLeft / 8;
@@ -74,7 +74,7 @@ __device__ void clear_sides(const Lines<Shape>& lines, T* to) {
   }
 }
 
-/// A tile's lines. Copies may still be under way.
+/// Loads a tile's lines. Copies may be pending on return.
 template <int kThreads, typename In, typename Shape, typename T>
 __device__ void load_lines(const StemImage& image, const Lines<Shape>& lines, int tile, T* to) {
   constexpr int kLeft = Lines<Shape>::kLeft;

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kPad = 3;
 
 #ifdef DDP_HAS_CUDA
-/// Of what is read and written the kernels know all dtypes but one.
+/// The kernels support all dtypes except float64.
 bool kernels_pack(const at::Tensor& from, at::ScalarType dtype) {
   return runs_own_kernels(from, dtype) && from.scalar_type() != at::kDouble;
 }

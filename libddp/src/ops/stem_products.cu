@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A patch's values, (row, column, channel) of the filter, lie in as many rows of the image as the
-// filter has, if pixels of three channels lie side by side. So no patch is written anywhere: the
-// image's rows, padded, are in shared memory, and a factor's element is read at the pixel's corner
-// plus an offset of the patch's column.
+// With interleaved channels, a patch is one run of values per filter row in the image. So no patch
+// is stored: the padded image rows are in shared memory. A factor's element is read at the pixel's
+// corner plus the offset of the patch's column.
 #include "ops/stem_products.hpp"
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 namespace ddp::ops::detail {
 namespace {
 
-/// Whether filters follow each other in memory, in the order that is computed with.
+/// Whether the filters are contiguous in memory, in the order of the computation.
 template <typename Shape>
 bool is_dense(const StemProducts& call) {
   const StemFilter& filter = call.filter;
@@ -21,7 +20,7 @@ bool is_dense(const StemProducts& call) {
          filter.strides[3] == 3 && Lines<Shape>::is_aligned(filter.data);
 }
 
-/// Filters, each with zeros behind it.
+/// Loads filters, each followed by zeros.
 template <typename Shape, typename W, typename T>
 __device__ void load_filter(const StemFilter& filter, T* to) {
   constexpr int kWarps = kForwardThreads / kWarp;
@@ -38,7 +37,7 @@ __device__ void load_filter(const StemFilter& filter, T* to) {
   }
 }
 
-/// The same from filters that lie in shared memory as they lie elsewhere.
+/// Same, from unpadded filters in shared memory.
 template <typename Shape, typename T>
 __device__ void space_filter(const T* from, T* to) {
   constexpr int kWarps = kForwardThreads / kWarp;
@@ -103,7 +102,7 @@ __device__ void multiply_patches(const T* padded, const Lines<Shape>& lines, con
   }
 }
 
-/// Through shared memory, so that each pixel's 128 bytes are written in a row.
+/// Writes through shared memory, so each pixel's 128 bytes are one contiguous write.
 template <typename T>
 __device__ void write_pixels(const float (&sums)[8][4], T* stage, T* out, int pixels) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(kForwardThreads)
     forward(StemProducts call, Lines<Shape> lines, int tiles, bool dense_filter, T* out) {
   extern __shared__ uint4 shared[];
   T* filter = reinterpret_cast<T*>(shared);
-  T* stages = filter + kFilters * Sizes<Shape>::kFilterPitch;  // before that the filter as it came
+  T* stages = filter + kFilters * Sizes<Shape>::kFilterPitch;  // first holds the unpadded filter
   T* padded = stages + Sizes<Shape>::kStage;
   const StemImage& image = call.image;
   const int first = static_cast<int>(threadIdx.x) / kWarp * 32;
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
   clear_sides<kForwardThreads>(lines, padded);
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += gridDim.x) {
-    __syncthreads();  // the tile before has been read
+    __syncthreads();  // the previous tile has been read
     load_lines<kForwardThreads, In>(image, lines, tile, padded);
     commit_copies();
     wait_for_copies<0>();
@@ -170,8 +169,8 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 }
 
-/// Rows of 128 bytes whose 16-byte vectors are permuted within each eight rows: any eight rows in a
-/// row are read without bank conflicts.
+/// Rows of 128 bytes, with 16-byte vectors permuted within each eight rows: eight consecutive rows
+/// are read without bank conflicts.
 __device__ __forceinline__ int swizzled(int row, int vector) {
   return row * kRowBytes + ((vector ^ (row & 7)) << 4);
 }
@@ -206,13 +205,13 @@ __device__ void multiply_gradients(unsigned grad, const T* padded, const int* co
   }
 }
 
-/// What a block reads of a tile: its gradient and, behind it, its lines.
+/// The lines of a tile, stored after its gradient.
 template <typename T>
 __device__ T* lines_of(uint4* buffer) {
   return reinterpret_cast<T*>(buffer + kPixels * kVectors);
 }
 
-/// Copies may still be under way.
+/// Loads a tile. Copies may be pending on return.
 template <typename In, typename Shape, typename T>
 __device__ void fetch_tile(const StemImage& image, const Lines<Shape>& lines, int tile,
                            const T* grad, uint4* buffer) {
@@ -228,7 +227,7 @@ __device__ void fetch_tile(const StemImage& image, const Lines<Shape>& lines, in
   load_lines<kGradThreads, In>(image, lines, tile, lines_of<T>(buffer));
 }
 
-/// Adds up the halves, always in the same order, and writes them in rows.
+/// Adds the halves in a fixed order and writes rows.
 template <typename Shape, int kColumnTiles>
 __device__ void write_sums(const float (&sums)[4][kColumnTiles][4], int first_column, int half,
                            float* both, float* part) {
@@ -287,7 +286,7 @@ __global__ void __launch_bounds__(kGradThreads, Sizes<Shape>::kGradBlocks)
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += step) {
     commit_copies();
     wait_for_copies<0>();
-    __syncthreads();  // this tile has come, and the one before has been read
+    __syncthreads();  // this tile is loaded, and the previous one has been read
     if (tile + step < tiles) {
       fetch_tile<In>(call.image, lines, tile + step, grad, next);
     }

@@ -9,20 +9,20 @@
 namespace ddp::ops::detail {
 
 /// The stem's convolution over small images and its filter's gradient, as products with patches
-/// that exist in shared memory alone.
+/// that exist only in shared memory.
 struct StemProducts {
   static constexpr int kFilters = 64;
-  static constexpr int kPixels = 128;  ///< of the result at a time, whole rows
-  static constexpr int kMaxSide = 64;  ///< of images that StemAlgorithm::Auto sends here: all fit
+  static constexpr int kPixels = 128;  ///< of the result per tile, whole rows
+  static constexpr int kMaxSide = 64;  ///< of StemAlgorithm::Auto's images here: all fit
 
   StemImage image;
   StemFilter filter;  ///< read forward
-  Element element;    ///< that is computed with: bf16 or fp16
+  Element element;    ///< compute type: bf16 or fp16
   int size;           ///< of the filter: 7 (stride 2, padding 3) or 3 (stride 1, padding 1)
 
   int tile_rows() const { return std::min(kPixels / image.columns, image.rows); }
   int tiles() const { return image.batch * ((image.rows + tile_rows() - 1) / tile_rows()); }
-  /// Whether kernels serve it: tall, narrow images need more shared memory than a block has.
+  /// Whether kernels support the call: tall, narrow images need too much shared memory.
   bool fits() const;
 };
 

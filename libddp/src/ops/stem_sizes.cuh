@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of the stem's products, and the shared memory that they take.
+// Tiles of the stem's products and their shared memory.
 #pragma once
 
 #include <algorithm>
@@ -22,20 +22,19 @@ template <typename Shape>
 struct Sizes {
   static constexpr int kSteps = (Shape::kPatch + kStep - 1) / kStep;  // forward
   static constexpr int kFilterPitch = kSteps * kStep + 8;             // no bank conflicts
-  /// For the results of four warps, or the filter as it came.
+  /// For the results of four warps, or the unpadded filter.
   static constexpr int kStage =
       std::max(kForwardThreads / kWarp * 16 * kOutPitch, kFilters* Shape::kPatch);
   static constexpr int kTileColumns = 8 * kColumnWarps;
   static constexpr int kColumnTiles =
       (Shape::kPatch + kTileColumns - 1) / kTileColumns;             // of a warp
   static constexpr int kSumPitch = kColumnTiles * kTileColumns + 8;  // no bank conflicts
-  // A block's sums of a large filter take all registers; of a small one two blocks hide each
-  // other's waiting.
+  // The sums of a large filter need all registers. For a small filter two blocks hide each other's
+  // latency.
   static constexpr int kGradBlocks = kColumnTiles > 1 ? 1 : 2;
 };
 
-// Shared memory of a block, without asking for more, and what the kernels take of it beside the
-// lines, which hold `size` values.
+// Default shared memory of a block, and the kernels' use of it with lines of `size` values.
 inline constexpr size_t kSharedBytes = 48 << 10;
 template <typename Shape>
 constexpr size_t forward_bytes(int size) {
@@ -53,7 +52,7 @@ constexpr bool fits_shared(int size) {
                   gradient_bytes<Shape>(size) + kPixels * sizeof(int)) <= kSharedBytes;
 }
 
-/// Of images up to kMaxSide a side whose rows a tile holds.
+/// Whether all images of up to kMaxSide pixels per side, with rows that fit a tile, fit.
 template <typename Shape>
 constexpr bool small_images_fit() {
   constexpr int kMaxSide = StemProducts::kMaxSide, kStride = Shape::kStride;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of work on two streams of a device; on a CPU, whose only stream is in order, nothing.
+// Orders work on two streams of a device; does nothing on a CPU, which has one stream.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -12,8 +12,7 @@ inline c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-/// What is enqueued on `waiting` from here on follows what is on `other` now; the host does not
-/// wait.
+/// Later work on `waiting` runs after the current work on `other`; the host does not wait.
 inline void wait_for(const c10::Stream& other, const c10::Stream& waiting) {
   if (other != waiting) {
     c10::Event event(other.device_type());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A convolution over few pixels as one product: the dense matrix [out pixel, filter] x [in pixel,
-// channel] is made of blocks, each the filter's tap that connects an input pixel with an output
-// pixel, or zero.
+// A convolution over few pixels as one product with a dense matrix [out pixel, filter] x [in pixel,
+// channel]. Each block of the matrix is the filter's tap between an input and an output pixel, or
+// zero.
 #pragma once
 
 #include <cstdint>

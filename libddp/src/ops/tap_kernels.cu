@@ -40,7 +40,7 @@ __global__ void spread(TapFilter filter, TapBlocks blocks, Dense* dense) {
   store8(dense + index * kVector, 1, values);
 }
 
-/// A thread makes eight channels of one tap.
+/// A thread computes eight channels of one tap.
 template <typename T, typename Dense>
 __global__ void fold(TapFilter filter, TapBlocks blocks, const Dense* dense, bool accumulates) {
   const int vectors = filter.channels / kVector;

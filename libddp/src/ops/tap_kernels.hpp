@@ -17,7 +17,7 @@ struct TapFilter {
 /// dense [outs, filters, ins, channels] of bf16 or fp16; channels a multiple of 8.
 cudaError_t launch_spread_taps(const TapFilter& filter, const TapBlocks& blocks, void* dense,
                                Element dense_element, cudaStream_t stream);
-/// The other way: each tap is the sum of its blocks (none: zero), written or added to the filter.
+/// The inverse: each tap is the sum of its blocks (none: zero), written or added to the filter.
 cudaError_t launch_fold_taps(const TapFilter& filter, const TapBlocks& blocks, const void* dense,
                              Element dense_element, bool accumulates, cudaStream_t stream);
 

@@ -13,8 +13,7 @@ namespace {
 
 #ifdef DDP_HAS_CUDA
 bool kernels_take(const at::Tensor& filter) {
-  // Eight channels that lie together are read at once; in a part of a filter not every tap begins
-  // where that can be.
+  // Eight adjacent channels are read at once. In a slice of a filter some taps may be unaligned.
   const auto begins_right = [&](int64_t dim) {
     return filter.stride(dim) * filter.element_size() % 16 == 0;
   };

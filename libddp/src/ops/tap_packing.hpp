@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between a 3x3 filter and its dense matrix (tap_blocks.hpp): kernels on CUDA, ATen elsewhere.
+// Converts between a 3x3 filter and its dense matrix (tap_blocks.hpp): kernels on CUDA, else ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ void fold_taps(const at::Tensor& dense, const TapBlocks& blocks, const at::Tenso
                double beta);
 
 #ifdef DDP_HAS_CUDA
-/// A filter as kernels see it.
+/// A filter for kernels.
 TapFilter filter_view(const at::Tensor& filter);
 #endif
 

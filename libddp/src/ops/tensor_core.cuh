@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's products on tensor cores and what brings their factors there, as PTX names them (ISA
-// 8.0, "Matrix multiply-accumulate operation using mma instruction", "ldmatrix", "cp.async").
+// A warp's products on tensor cores and the loads of their factors, in PTX (ISA 8.0, "Matrix
+// multiply-accumulate operation using mma instruction", "ldmatrix", "cp.async").
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-/// 16 bytes from global to shared memory, behind the program's back; zeros where not `inside`.
+/// Copies 16 bytes from global to shared memory asynchronously; zeros if not `inside`.
 __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "r"(inside ? 16 : 0)
@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool i
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
-/// Until at most kPending of the committed groups are under way.
+/// Waits until at most kPending of the committed groups are pending.
 template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned row) {
                : "r"(row)
                : "memory");
 }
-/// The same, each transposed.
+/// Same, each matrix transposed.
 __device__ __forceinline__ void load_transposed(unsigned (&to)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

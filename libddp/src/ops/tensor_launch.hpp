@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops share on their way from tensors to kernels.
+// Helpers of the ops between tensors and kernels.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -16,7 +16,7 @@
 
 namespace ddp::ops::detail {
 
-/// Whether `tensor`'s device is one that kernels of ours are compiled for.
+/// Whether the library's kernels are compiled for `tensor`'s device.
 inline bool runs_own_code(const at::Tensor& tensor) {
 #ifdef DDP_HAS_CUDA
   return tensor.is_cuda() && at::cuda::getDeviceProperties(tensor.device().index())->major >= 8;
@@ -25,27 +25,27 @@ inline bool runs_own_code(const at::Tensor& tensor) {
 #endif
 }
 
-/// Whether kernels of ours take a computation in `dtype` on `tensor`'s device.
+/// Whether the library's kernels support `dtype` on `tensor`'s device.
 inline bool runs_own_kernels(const at::Tensor& tensor, at::ScalarType dtype) {
   return (dtype == at::kBFloat16 || dtype == at::kHalf) && runs_own_code(tensor);
 }
 
-/// Autocast's dtype where it is on for the tensor's device, else `otherwise`.
+/// Autocast's dtype if enabled for the tensor's device, else `otherwise`.
 inline at::ScalarType compute_dtype(const at::Tensor& tensor, at::ScalarType otherwise) {
   const auto device = tensor.device().type();
   return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device)
                                                    : otherwise;
 }
 
-/// Raises where `tensor`, called `name` by `op`, lies on another device than the op's input `x`:
-/// kernels would take its pointer for one of x's device.
+/// Raises if `tensor`, called `name` in `op`, is on another device than the op's input `x`: kernels
+/// would use its pointer on x's device.
 inline void check_same_device(const char* op, const at::Tensor& x, const char* name,
                               const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device() == x.device(), op, ": ", name, " is on ", tensor.device(),
               ", its input on ", x.device(), "; move both to one device");
 }
 
-/// Whether kernels may read `tensor` 16 bytes at a time. A view into a flat buffer need not be so.
+/// Whether kernels may read `tensor` 16 bytes at a time. A view of a flat buffer may be unaligned.
 inline bool is_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
 }

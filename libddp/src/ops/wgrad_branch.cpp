@@ -35,8 +35,8 @@ bool is_captured(const c10::Stream& stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// The branch beside one stream, `main`. A backward opens it with its first weight gradient there,
-/// and its end closes it, or lets go of what is held where an exception ended it.
+/// The branch of one stream, `main`. A backward's first weight gradient on `main` opens the branch,
+/// and the end of the backward closes it. After an exception the held tensors are released.
 ///
 ///   main  | dgrad 3 | dgrad 2 | dgrad 1 | ...            | end: waits, and the caller for main
 ///         \ event   \ event                               /
@@ -68,7 +68,7 @@ class Branch {
         return;
       }
     }
-    // The engine calls back at the end of a backward alone, and forgets the callback in any case.
+    // The engine calls back only at the end of a backward, but always destroys the callback.
     const std::shared_ptr<Branch> opened(this, [](Branch* branch) { branch->let_go(); });
     torch::autograd::Engine::get_default_engine().queue_callback([opened] { opened->close(); });
   }
@@ -76,7 +76,7 @@ class Branch {
   void let_go() {
     const std::lock_guard lock(mutex_);
     try {
-      // A capture cannot wait for what was enqueued before it: the next end joins.
+      // A capture cannot wait for earlier work: the next end of a backward joins.
       if (!held_.empty() && !is_captured(main_)) {
         join();
       }
@@ -95,8 +95,8 @@ class Branch {
     }
   }
 
-  // The allocator knows nothing of the side stream: freed now, this memory would be handed to
-  // another op of main while the side stream still reads it.
+  // The allocator does not know of the side stream. If freed now, this memory could be reused by
+  // another op on main while the side stream still reads it.
   void hold(const std::vector<at::Tensor>& inputs, int64_t limit) {
     const std::lock_guard lock(mutex_);
     for (const auto& input : inputs) {
@@ -116,9 +116,9 @@ class Branch {
 
   const c10::Stream main_;
   const c10::cuda::CUDAStream side_;
-  std::mutex mutex_;              // of what follows: several threads' backwards may share `main`
-  int task_ = -1;                 // of the engine, whose end joins
-  std::vector<at::Tensor> held_;  // read by `side`; main may write there once it has waited
+  std::mutex mutex_;  // protects the members below: several threads' backwards may share `main`
+  int task_ = -1;     // the engine's task whose end joins
+  std::vector<at::Tensor> held_;  // read by `side`; main may reuse them after waiting
   int64_t held_bytes_ = 0;
 };
 #endif

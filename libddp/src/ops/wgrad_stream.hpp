@@ -10,18 +10,18 @@
 
 namespace ddp::ops::detail {
 
-/// The gradient of a parameter inside a backward, made behind the input's gradient in the order of
-/// launches and beside it on the device. The input's gradient is what the rest of the backward
-/// waits for: launched first, its blocks find the multiprocessors free.
+/// A parameter's gradient in a backward, launched after the input's gradient and run concurrently
+/// with it. The rest of the backward waits for the input's gradient, so that one is launched first
+/// and finds the multiprocessors free.
 class WeightGradient {
  public:
-  /// Before the op enqueues anything: the gradient waits for what is on the current stream now, and
-  /// for no more. `limit` is WgradBranch::current_limit() at the op's forward.
+  /// Construct before the op enqueues work: the gradient waits only for work already on the current
+  /// stream. `limit` is WgradBranch::current_limit() at the op's forward.
   WeightGradient(const at::Tensor& parameter, int64_t limit);
 
-  /// Runs `write`, which makes the gradient from `inputs` and writes it to grad_target(parameter):
-  /// on the side stream where `limit` is not 0 and the parameter has a slot, else on the current
-  /// stream. Returns what `write` returned.
+  /// Runs `write`, which computes the gradient from `inputs` and writes it to
+  /// grad_target(parameter). Uses the side stream if `limit` is not 0 and the parameter has a slot,
+  /// else the current stream. Returns the result of `write`.
   at::Tensor make(const std::vector<at::Tensor>& inputs,
                   const std::function<at::Tensor()>& write) const;
 

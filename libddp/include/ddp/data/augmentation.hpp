@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a random augmentation does to a sample, drawn from the sample's counter RNG: plain numbers,
-// no pixels. The CPU path and a device kernel that call these functions get the same bits. Every
-// function draws a fixed number of values whatever the settings are (random_resized_crop: until a
-// try fits), so that switching the flip off does not move the crops.
+// The parameters of a sample's random augmentation, drawn from the sample's counter RNG. CPU code
+// and device kernels that call these functions get the same bits. Every function draws a fixed
+// number of values (random_resized_crop: until a try fits), whatever the settings are. So switching
+// the flip off does not move the crops.
 #pragma once
 
 #include <cmath>
@@ -23,11 +23,11 @@ struct CropBox {
 /// Zero-padding by `pad` on all sides, then a crop of the original size, as
 /// torchvision.transforms.RandomCrop(size, padding=pad).
 struct PadCrop {
-  int dx = 0;  ///< output column x shows input column x + dx; outside it is zero; -pad .. pad
+  int dx = 0;  ///< in -pad .. pad; output column x is input column x + dx, zero outside
   int dy = 0;
   bool flip = false;  ///< the output is mirrored
-  int cutout_x = 0;   ///< centre of the cut square in the output (DeVries and Taylor, 2017); its
-  int cutout_y = 0;   ///< parts beyond the border are not there
+  int cutout_x = 0;   ///< centre of the cut square in the output (DeVries and Taylor, 2017);
+  int cutout_y = 0;   ///< the square is clipped at the border
 };
 
 DDP_HOST_DEVICE inline PadCrop draw_pad_crop(SampleRng& rng, int size, int pad) {
@@ -59,7 +59,7 @@ struct RandomResizedCrop {
 
 namespace detail {
 
-// Products and sums that no compiler may contract to one rounding: host and device agree.
+// Products and sums that a compiler must not fuse into one rounding: host and device agree.
 DDP_HOST_DEVICE inline double mul(double a, double b) {
 #if defined(__CUDA_ARCH__)
   return __dmul_rn(a, b);
@@ -75,8 +75,8 @@ DDP_HOST_DEVICE inline double add(double a, double b) {
 #endif
 }
 
-// exp(x) for |x| <= 3 from exactly rounded operations only (the libraries' own differ in the last
-// bit): Taylor's polynomial of degree 10 at x / 16, squared four times; relative error below 1e-14.
+// exp(x) for |x| <= 3 from exactly rounded operations only (library versions differ in the last
+// bit). Taylor's polynomial of degree 10 at x / 16, squared four times; relative error below 1e-14.
 DDP_HOST_DEVICE inline double portable_exp(double x) {
   const double t = mul(x, 1.0 / 16);
   double sum = 1.0;
@@ -89,7 +89,7 @@ DDP_HOST_DEVICE inline double portable_exp(double x) {
   return sum;
 }
 
-// Rounded; of a side that is one pixel long there is always that one.
+// Rounded, at least one pixel.
 DDP_HOST_DEVICE inline int box_side(double length) {
   const int side = static_cast<int>(floor(add(length, 0.5)));
   return side > 0 ? side : 1;

@@ -9,7 +9,7 @@
 
 namespace ddp {
 
-/// What a loader makes of examples.
+/// Collated examples.
 struct Batch {
   at::Tensor data;    ///< [N, …]
   at::Tensor target;  ///< [N]

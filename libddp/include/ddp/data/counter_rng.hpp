@@ -4,8 +4,8 @@
 //
 // Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11). The key is
 // the seed; the counter holds index (64 bits), epoch (32 bits) and the number of the block of four
-// draws (32 bits). Free of Torch and of the standard library's distributions (their results differ
-// between libraries); compiles as device code too.
+// draws (32 bits). Uses neither Torch nor the standard library's distributions (their results
+// differ between libraries). Compiles as device code too.
 #pragma once
 
 #include <cstdint>
@@ -56,10 +56,10 @@ class SampleRng {
     return block_.word[draw_++ % 4];
   }
 
-  /// In [0, 1), of 24 bits, so that every value is exact in float.
+  /// In [0, 1), with 24 bits: every value is exact in float.
   DDP_HOST_DEVICE float uniform() { return static_cast<float>(next() >> 8) * 0x1p-24f; }
 
-  /// In 0 .. n - 1, n > 0. By multiplication (Lemire); off from uniform by at most n / 2^32.
+  /// In 0 .. n - 1, n > 0, by multiplication (Lemire). Deviates from uniform by at most n / 2^32.
   DDP_HOST_DEVICE uint32_t below(uint32_t n) {
     return static_cast<uint32_t>((uint64_t{next()} * n) >> 32);
   }

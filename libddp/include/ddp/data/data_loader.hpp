@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches for the training loop, made ahead by threads, in an order that depends on nothing but the
-// sampler.
+// Batches for the training loop, prefetched by worker threads. Only the sampler decides their
+// order.
 //
 //   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader);
-//   auto batch = loader.next();            // crosses epochs by itself
+//   auto batch = loader.next();            // continues with the next epoch
 //   for (auto& batch : eval_loader) { … }  // the rest of one epoch: all of it, after a whole one
 //
-// The user's own data set is any class with `size()` and a thread-safe `get(index)`, or
-// `get_for_epoch(index, epoch)` where it augments; a collate function turns a std::vector of what
-// get returns into the batch type, which is any movable type. Where batches have to go to a GPU,
-// visit_tensors.hpp says how the type names its tensors.
+// A user's data set is any class with `size()` and a thread-safe `get(index)`. A data set that
+// augments has `get_for_epoch(index, epoch)` instead. A collate function turns a std::vector of
+// get()'s results into a batch of any movable type. visit_tensors.hpp says how a batch type that
+// goes to a GPU names its tensors.
 #pragma once
 
 #include <ATen/ops/stack.h>
@@ -112,9 +112,10 @@ class CollatingBuilder : public BatchBuilder {
 
 }  // namespace detail
 
-/// One consumer thread. Its own copy of the sampler keeps the epochs: set_epoch is called here, not
-/// by the user. As ddp::Stateful it keeps what the training loop consumed (epoch and position), not
-/// what was prefetched; a run resumes at the next batch, also at another world size or batch size.
+/// For one consumer thread. The loader calls set_epoch on its own copy of the sampler, so the user
+/// does not. Its state (ddp::Stateful) is the epoch and position that the training loop consumed,
+/// without prefetched batches. A run resumes at the next batch, also with another world size or
+/// batch size.
 template <typename DatasetT = Dataset, typename Collate = DefaultCollate>
 class DataLoader : public Stateful {
   using Builder = detail::CollatingBuilder<DatasetT, Collate>;
@@ -122,21 +123,21 @@ class DataLoader : public Stateful {
  public:
   using BatchType = typename Builder::BatchType;
 
-  /// Throws SettingsError for a sampler of another data set and for batch sizes that cannot be.
+  /// Throws SettingsError for a sampler of another data set and for impossible batch sizes.
   DataLoader(std::shared_ptr<DatasetT> dataset, const DistributedSampler& sampler,
              at::Device device, const LoaderOptions& options = {}, Collate collate = {});
 
-  /// The next batch on the device; after an epoch's last one comes the next epoch's first. On CUDA
-  /// the current stream waits for the copy, the host does not. Throws what loading threw, with
-  /// sample index and epoch (data errors name file and offset too), and again on every call until
-  /// begin_epoch() or load_state_dict().
+  /// Returns the next batch on the device; the next epoch follows an epoch's last batch. On CUDA
+  /// the current stream, not the host, waits for the copy. Throws a batch's loading error with
+  /// sample index and epoch (data errors also name file and offset). Later calls throw the error
+  /// again, until begin_epoch() or load_state_dict().
   BatchType next();
 
-  /// Jumps to the start of an epoch. Free of cost where the loader stands there.
+  /// Jumps to the start of an epoch; does nothing if the loader is already there.
   void begin_epoch(int64_t epoch);
 
-  /// The batches left in the current epoch; begin_epoch() or the end of the last one makes that
-  /// all.
+  /// Iterates over the batches left in the current epoch: all of them after begin_epoch() or after
+  /// the last batch of the previous epoch.
   class Iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -174,7 +175,7 @@ class DataLoader : public Stateful {
   int64_t num_batches() const { return place_->num_batches(); }  ///< of this rank in a whole epoch
   /// Milliseconds that next() waited for workers since construction.
   double wait_ms() const { return place_->wait_ms(); }
-  /// What makes the batches where the data set lies in GPU memory, else nullptr.
+  /// The loader of a data set in GPU memory, else nullptr.
   DeviceImageLoader* device_images() { return resident_.get(); }
   const DatasetT& dataset() const { return *dataset_; }
 
@@ -194,7 +195,7 @@ class DataLoader : public Stateful {
   void forget_staged();
 
   std::shared_ptr<DatasetT> dataset_;
-  std::unique_ptr<detail::DeviceBuilder> on_device_;  // this, or direct_, or collating_
+  std::unique_ptr<detail::DeviceBuilder> on_device_;  // at most one of the three builders is set
   std::unique_ptr<detail::DirectBuilder> direct_;
   std::unique_ptr<Builder> collating_;
   std::unique_ptr<DeviceImageLoader> resident_;   // instead of builders and engine
@@ -202,8 +203,8 @@ class DataLoader : public Stateful {
   detail::LoaderPlace* place_ = nullptr;          // resident_ or engine_
   ImageDtype image_dtype_;
   std::optional<int> acquired_;          ///< the slot of the batch that stage() works on
-  std::optional<BatchType> taken_;       ///< out of that slot, and not on its way yet
-  std::deque<BatchType> staged_;         ///< on their way to the device
+  std::optional<BatchType> taken_;       ///< that slot's batch, before its copy starts
+  std::deque<BatchType> staged_;         ///< being copied to the device
   std::exception_ptr read_ahead_error_;  ///< thrown by the next next()
 };
 
@@ -256,7 +257,7 @@ auto DataLoader<DatasetT, Collate>::take(int slot) -> BatchType {
   return collating_->take(slot);
 }
 
-// Where the device has no memory, the next call goes on with the same batch.
+// After an out-of-memory error, the next call continues with the same batch.
 template <typename DatasetT, typename Collate>
 void DataLoader<DatasetT, Collate>::stage() {
   if (!acquired_) {
@@ -303,7 +304,7 @@ auto DataLoader<DatasetT, Collate>::next() -> BatchType {
   if constexpr (kMayWriteDirectly) {
     batch.data = detail::as_image_dtype(std::move(batch.data), image_dtype_);
   }
-  // The next batch's copy runs beside this step, where it is ready; an error waits for its turn.
+  // If the next batch is ready, its copy overlaps this step. The next call throws its error.
   if (engine_->copies_to_device() && staged_.empty() && engine_->ready()) {
     try {
       stage();

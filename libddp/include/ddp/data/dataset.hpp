@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data sets: anything with a size that gives an example for an index.
+// Data sets: a size, and an example for each index.
 //
-// A DataLoader takes any class with `size()` and a thread-safe `get(index)` (of any return type,
-// with a collate function for it); deriving from Dataset is only needed to keep data sets of
-// several kinds behind one pointer, or to write straight into batches.
+// A DataLoader takes any class with `size()` and a thread-safe `get(index)` of any return type that
+// the collate function accepts. Derive from Dataset to hold several kinds of data sets behind one
+// pointer, or to write straight into batches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,34 +42,32 @@ class Dataset {
   /// Sample `index`, 0 .. size() - 1, as in epoch 0. Called by several threads at once. Throws
   /// DataError naming file and offset.
   virtual Example get(int64_t index) const = 0;
-  /// The same as it looks in an epoch, for data sets that augment: a function of (index, epoch)
-  /// alone.
+  /// Sample `index` in `epoch`, for data sets that augment. Depends on (index, epoch) only.
   virtual Example get_for_epoch(int64_t index, int64_t epoch) const {
     (void)epoch;
     return get(index);
   }
 
-  /// Where it has a value, loaders call write() with memory inside the batch instead of get().
+  /// If set, loaders call write() with the batch's memory instead of get().
   virtual std::optional<ExampleLayout> layout() const { return std::nullopt; }
   virtual void write(int64_t index, int64_t epoch, float* data, int64_t* target) const;
 
-  virtual int64_t num_classes() const { return 0; }  ///< 0 where that means nothing
-  /// Names by number, where the data has them; of two splits they must be equal.
+  virtual int64_t num_classes() const { return 0; }  ///< 0: no classes
+  /// Names by class number, empty if the data has none. Both splits must have equal names.
   virtual std::vector<std::string> class_names() const { return {}; }
-  /// Corrupt samples met so far and replaced (data.corrupt = skip).
+  /// Corrupt samples replaced so far (data.corrupt = skip).
   virtual int64_t num_skipped() const { return 0; }
-  /// The library's own data set of images, whose batches a GPU can make; for the loaders.
+  /// For the loaders: this data set as the library's image data set, whose batches a GPU can make.
   virtual const detail::ImageDataset* image_dataset() const { return nullptr; }
 };
 
 enum class Split { Train, Test };
 
-/// The data set that `options` name: its training split with augmentation, or its test split
-/// without. Throws SettingsError for settings that do not fit, DataError for missing or broken
-/// files.
+/// Opens the data set of `options`: the training split with augmentation, or the test split
+/// without. Throws SettingsError for unsuitable settings, DataError for missing or broken files.
 std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split = Split::Train);
 
-/// `options` with every 0, empty and `auto` replaced by what the data at `path` says.
+/// Replaces every 0, empty and `auto` in `options` with the value found in the data at `path`.
 DataOptions resolve_data_options(const DataOptions& options);
 
 }  // namespace ddp

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches of a set of small images that lies in GPU memory as a whole: one kernel a batch, no copy
-// and no wait of the host. DataLoader uses it by itself (loader.device_resident); use it directly
-// (DataLoader::device_images()) to make batches inside a captured step:
+// Batches of small images that are all in GPU memory: one kernel per batch, no copy, no host wait.
+// DataLoader uses this class automatically (loader.device_resident). Use
+// DataLoader::device_images() directly to make batches inside a captured step:
 //
 //   ddp::GraphedStep step(ctx, parts,
 //                         [&](const ddp::PreparedBatch& prepared, const ddp::StepScalars& scalars)
@@ -11,8 +11,8 @@
 //                         });
 //   for (…) { step(images.prepare(), numbers); }
 //
-// A sample is what the CPU's path makes of (seed, epoch, index): the same float, then rounded to
-// the nearest of `image_dtype`.
+// A sample equals the CPU path's for (seed, epoch, index): the same float, rounded to
+// `image_dtype`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,10 +30,10 @@
 
 namespace ddp {
 
-/// A batch of which the host has said which one it is, and which the device has yet to make. In a
-/// GraphedStep its place travels with the step's numbers; each size has a graph of its own.
+/// A batch that the host has chosen and the device has not made yet. A GraphedStep uploads its
+/// place with the step's numbers, and captures one graph per size.
 struct PreparedBatch {
-  at::Tensor place;  ///< two int32 in the bits of float32 [2]: where in the order, which epoch
+  at::Tensor place;  ///< two int32 in the bits of float32 [2]: place in the order, epoch
   int64_t size = 0;  ///< samples
 };
 inline void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit) {
@@ -43,30 +43,30 @@ inline void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit) {
 
 class DeviceImageLoader : public detail::LoaderPlace {
  public:
-  /// Copies the images to `device`. Throws SettingsError where why_not() has something to say.
+  /// Copies the images to `device`. Throws SettingsError if why_not() returns a reason.
   DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
                     const DistributedSampler& sampler, at::Device device,
                     const LoaderOptions& options);
   ~DeviceImageLoader() override;
 
-  /// Why `dataset` cannot lie on `device`; empty where it can. Size limits are not looked at.
+  /// Why `dataset` cannot be kept on `device`; empty if it can. Ignores size limits.
   static std::string why_not(const Dataset& dataset, at::Device device);
-  /// Whether a DataLoader with these options uses this class. Throws SettingsError where
-  /// device_resident=on cannot be.
+  /// Whether a DataLoader with these options uses this class. Throws SettingsError if
+  /// device_resident=on is impossible.
   static bool is_chosen(const Dataset& dataset, at::Device device, const LoaderOptions& options);
 
-  /// The next batch, in memory that is the caller's, made on the current stream. Where that throws
-  /// (out of memory), the next call gives the same batch.
+  /// Makes the next batch on the current stream, in memory that the caller owns. If this throws
+  /// (out of memory), the next call returns the same batch.
   Batch next();
 
-  /// The host's part of next(): the batch counts as consumed. Uploads the order on the current
-  /// stream where an epoch begins, and waits there for the thread that makes the order where it is
-  /// not done yet; else it returns at once. Never inside a capture. Batches of up to one epoch may
-  /// be prepared before they are made.
+  /// The host's part of next(): counts the batch as consumed. At the start of an epoch it uploads
+  /// the order on the current stream, after waiting for the thread that computes the order.
+  /// Otherwise it returns at once. Must not run inside a capture. Up to one epoch of batches may be
+  /// prepared before they are made.
   PreparedBatch prepare();
-  /// The device's part, on the current stream; may be captured, in a graph that this object
-  /// outlives. Each replay makes the batch that `place`, in memory of the device, then tells of:
-  /// GraphedStep sees to it.
+  /// The device's part, on the current stream. May be captured in a graph that this object
+  /// outlives. Each replay makes the batch at the device's current value of `place`, which
+  /// GraphedStep updates.
   Batch make(const PreparedBatch& prepared) const;
 
   int64_t epoch() const override;

@@ -18,8 +18,8 @@
 
 namespace ddp::detail {
 
-/// Makes batches in numbered slots. resize() comes first, from one thread; then fill() for each
-/// place, from several threads at once; then finish(), once.
+/// Makes batches in numbered slots. Per batch: resize() from one thread, then fill() for each place
+/// from several threads concurrently, then finish() once.
 class BatchBuilder {
  public:
   virtual ~BatchBuilder() = default;
@@ -28,15 +28,15 @@ class BatchBuilder {
   virtual void finish(int slot) = 0;
 };
 
-/// Makes batches on the device from what its slots hold on the host.
+/// Makes batches on the device from the host data of its slots.
 class DeviceBuilder : public BatchBuilder {
  public:
-  /// On the current stream, without waiting for it. The slot's memory is read until the stream has
-  /// come here.
+  /// Enqueues the work on the current stream and does not wait. The slot's memory must stay
+  /// unchanged until the stream has done this work.
   virtual Batch make(int slot) = 0;
 };
-/// For JPEG images on a GPU where options.device_transform lets it; else nullptr. Throws
-/// SettingsError where device_transform=on cannot be.
+/// Returns a builder for JPEG images on a GPU if options.device_transform allows one, else nullptr.
+/// Throws SettingsError if device_transform=on is impossible.
 std::unique_ptr<DeviceBuilder> make_device_builder(const std::shared_ptr<const Dataset>& dataset,
                                                    at::Device device, const LoaderOptions& options,
                                                    int num_slots, int64_t max_batch);
@@ -47,15 +47,15 @@ struct LoadedBatch {
   int64_t num_samples = 0;
 };
 
-/// Where a loader stands in the stream of batches.
+/// A loader's place in the stream of batches.
 class LoaderPlace {
  public:
   virtual ~LoaderPlace() = default;
-  virtual int64_t epoch() const = 0;        ///< of the next batch that the training loop consumes
+  virtual int64_t epoch() const = 0;        ///< of the next batch to consume
   virtual int64_t position() const = 0;     ///< places of that epoch consumed by all ranks together
   virtual int64_t num_batches() const = 0;  ///< of this rank in a whole epoch
   virtual int64_t batches_left() const = 0;  ///< in this epoch
-  virtual double wait_ms() const = 0;        ///< that the training loop waited for batches
+  virtual double wait_ms() const = 0;        ///< time the training loop waited for batches
   virtual StateDict state_dict() const = 0;
   virtual void load_state_dict(const StateDict& state) = 0;
   virtual void restart(int64_t epoch, int64_t position) = 0;
@@ -63,29 +63,29 @@ class LoaderPlace {
 
 class LoaderEngine : public LoaderPlace {
  public:
-  /// `builder` outlives the engine and has num_slots(options) slots.
+  /// `builder` must outlive the engine and have num_slots(options) slots.
   LoaderEngine(const DistributedSampler& sampler, at::Device device, const LoaderOptions& options,
                BatchBuilder& builder);
   ~LoaderEngine() override;
 
   static int num_slots(const LoaderOptions& options);
-  /// Largest number of samples this rank has in a batch. Throws SettingsError for a global batch
-  /// smaller than the ranks.
+  /// Largest number of this rank's samples in a batch. Throws SettingsError if the global batch has
+  /// fewer samples than there are ranks.
   static int64_t max_batch(const DistributedSampler& sampler, const LoaderOptions& options);
 
-  /// Waits for the oldest batch not yet acquired. Throws what loading it threw, with sample index
-  /// and epoch; SettingsError where an epoch holds no batch.
+  /// Waits for the oldest batch not yet acquired. Throws its loading error with sample index and
+  /// epoch; SettingsError if an epoch holds no batch.
   LoadedBatch acquire();
-  bool ready() const;  ///< acquire() would not wait
-  void release();      ///< the oldest acquired slot may be used again
-  void consume();      ///< the oldest batch not yet consumed goes to the training loop
+  bool ready() const;  ///< whether acquire() returns at once
+  void release();      ///< lets the oldest acquired slot be reused
+  void consume();      ///< hands the oldest batch not yet consumed to the training loop
   void restart(int64_t epoch, int64_t position) override;
 
-  /// Copies host tensors to the device on the copy stream; the slot is released when they have left
-  /// it. Only where copies_to_device().
+  /// Copies host tensors to the device on the copy stream. The slot is released after the copy.
+  /// Requires copies_to_device().
   bool copies_to_device() const;
   void copy_to_device(const std::vector<at::Tensor*>& tensors);
-  /// The same for a batch that `work` makes on the copy stream from the slot's memory.
+  /// Same, for a batch that `work` makes on the copy stream from the slot's memory.
   void make_on_device(const std::function<void()>& work);
   /// The current stream waits for the oldest copy not yet joined.
   void join_copy(const std::vector<at::Tensor*>& tensors);
@@ -103,8 +103,8 @@ class LoaderEngine : public LoaderPlace {
   std::unique_ptr<State> state_;
 };
 
-/// Writes examples of a Dataset with a layout straight into one tensor a slot, page-locked where
-/// asked.
+/// Writes examples of a Dataset with a layout straight into one tensor per slot, optionally
+/// page-locked.
 class DirectBuilder : public BatchBuilder {
  public:
   DirectBuilder(std::shared_ptr<const Dataset> dataset, int num_slots, int64_t max_batch,
@@ -112,8 +112,8 @@ class DirectBuilder : public BatchBuilder {
   void resize(int slot, int64_t num_samples) override;
   void fill(int slot, int64_t place, int64_t index, int64_t epoch) override;
   void finish(int) override {}
-  /// The slot's batch: [N, shape…] and [N]. Page-locked memory is read until the slot's next
-  /// resize(); other memory is the caller's as long as he holds it or a view of it.
+  /// The slot's batch: [N, shape…] and [N]. Page-locked memory is valid until the slot's next
+  /// resize(). Other memory belongs to the caller as long as a view of it exists.
   at::Tensor take_data(int slot);
   at::Tensor take_target(int slot);
 
@@ -139,9 +139,9 @@ class DirectBuilder : public BatchBuilder {
 /// Whether loaders use pinned buffers for `device`.
 bool uses_pinned_memory(at::Device device, const LoaderOptions& options);
 
-/// What `dtype` names in LibTorch.
+/// The LibTorch dtype of `dtype`.
 at::ScalarType scalar_type(ImageDtype dtype);
-/// A batch's data as the options want them.
+/// Casts a batch's data to `dtype`.
 at::Tensor as_image_dtype(at::Tensor data, ImageDtype dtype);
 
 }  // namespace ddp::detail

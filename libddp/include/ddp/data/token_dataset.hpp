@@ -7,7 +7,7 @@
 //   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader,
 //   ddp::TokenCollate(*dataset)); ddp::TokenBatch batch = loader.next();
 //
-// A sample is a row: with Pack several documents, with Pad one, with Stream a window.
+// A sample is a row: several documents (Pack), one document (Pad) or a window (Stream).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,24 +28,24 @@ namespace ddp {
 inline constexpr int32_t kIgnoredLabel = -100;
 
 enum class TokenLayout {
-  Pack,   ///< documents side by side in rows of max_seq_len; attention stays inside each
-  Pad,    ///< one document a row, filled up to the batch's longest
+  Pack,   ///< several documents per row of max_seq_len; each attends to itself only
+  Pad,    ///< one document per row, padded to the batch's longest
   Stream  ///< the file as one text, cut into windows of max_seq_len (pre-training)
 };
-/// What becomes of a document longer than max_seq_len (not with Stream).
+/// How documents longer than max_seq_len are handled (not with Stream).
 enum class LongDocuments {
-  Split,     ///< into pieces, which do not see each other; every target stays
-  Truncate,  ///< its first max_seq_len tokens stay
+  Split,     ///< into pieces that do not attend to each other; keeps every target
+  Truncate,  ///< keeps the first max_seq_len tokens
   Drop
 };
 
 struct TokenDataOptions {
   std::string path = "data/chat-sample";  ///< folder with train.safetensors and eval.safetensors
-  int64_t max_seq_len = 1024;             ///< tokens a row
+  int64_t max_seq_len = 1024;             ///< tokens per row
   TokenLayout layout = TokenLayout::Pack;
   LongDocuments long_documents = LongDocuments::Truncate;
   int64_t num_samples = 0;  ///< only the first n documents; 0: all
-  int64_t seed = 0;         ///< of where an epoch's windows begin (stream)
+  int64_t seed = 0;         ///< for the start of an epoch's windows (Stream)
 };
 void describe_fields(TokenDataOptions& options, FieldVisitor& visitor);
 
@@ -57,57 +57,56 @@ struct TokenExample {
   std::vector<int32_t> doc_lengths;  ///< of the documents in the row, in order
 };
 
-/// What the rows of a data set hold, of one epoch.
+/// Contents of a data set's rows in one epoch.
 struct TokenStatistics {
   int64_t num_documents = 0;
   int64_t num_long = 0;  ///< documents longer than max_seq_len: split, truncated or dropped
-  int64_t num_without_targets = 0;  ///< documents (after truncation) and pieces that hold no
-                                    ///< target: left out
+  int64_t num_without_targets = 0;  ///< skipped: pieces and (truncated) documents without targets
   int64_t num_rows = 0;
   int64_t num_tokens = 0;   ///< in rows, without padding
   int64_t num_targets = 0;  ///< labels in rows that count
   int64_t num_tokens_left_out = 0;
   int64_t num_targets_left_out = 0;
-  /// Pack: 1 - num_tokens / (num_rows * max_seq_len). Pad: of each batch (TokenBatch), here 0.
+  /// Pack: 1 - num_tokens / (num_rows * max_seq_len). Pad: 0 (each TokenBatch has its own).
   double padding_share = 0;
 };
 
 class TokenDataset {
  public:
-  /// Opens `train.safetensors` (Split::Train) or `eval.safetensors` (Split::Test) in options.path,
-  /// and lays out its rows, the same way each time. Throws SettingsError for wrong options;
-  /// DataError, naming the file, where it is missing, damaged, empty, of another vocabulary than
-  /// the `vocabulary.safetensors` beside it, or where no document fits the options.
+  /// Opens `train.safetensors` (Split::Train) or `eval.safetensors` (Split::Test) in options.path.
+  /// The layout of the rows is deterministic. Throws SettingsError for wrong options. Throws
+  /// DataError, naming the file, if the file is missing, damaged or empty, or if no document fits
+  /// the options. The vocabulary must be that of `vocabulary.safetensors` in the folder, or
+  /// DataError is thrown.
   TokenDataset(const TokenDataOptions& options, Split split);
 
   int64_t size() const;  ///< rows
   TokenExample get(int64_t index) const { return get_for_epoch(index, 0); }
-  /// Any thread. Pack and Pad give the same in every epoch. Stream: Split::Train's windows begin at
-  /// an offset of (seed, epoch) below max_seq_len, so that the cuts wander; up to two windows of
-  /// tokens at the ends are then left out. Split::Test's begin at 0 and cover all, the last window
-  /// may be shorter.
+  /// Callable from any thread. Pack and Pad return the same row in every epoch. With Stream,
+  /// Split::Train's windows begin at an offset below max_seq_len, drawn from (seed, epoch), so the
+  /// cuts move. Up to two windows of tokens at the ends are then skipped. Split::Test's windows
+  /// begin at 0 and cover all tokens; the last window may be shorter.
   TokenExample get_for_epoch(int64_t index, int64_t epoch) const;
 
-  /// Throws DataError naming both sizes where the file has ids that a model of `vocab_size` words
-  /// lacks. A larger model is fine.
+  /// Throws DataError naming both sizes if the file's vocabulary is larger than `vocab_size`.
   void require_vocab(int64_t vocab_size) const;
 
-  /// The first `limit` answers (0: all) of the documents, in document order; see TokenFile.
+  /// The first `limit` answers (0: all), in document order; see TokenFile.
   std::vector<PromptReference> prompt_references(int64_t limit = 0) const;
 
   const TokenFile& file() const { return *file_; }
-  /// Throws DataError where there is no `vocabulary.safetensors` beside the token file.
+  /// Throws DataError if the token file's folder has no `vocabulary.safetensors`.
   const Vocabulary& vocabulary() const;
   const TokenDataOptions& options() const { return options_; }
   const TokenStatistics& statistics() const { return statistics_; }
-  /// The statistics in one line, for the start of a log.
+  /// The statistics in one log line.
   std::string summary() const;
 
  private:
   struct Piece {
-    int64_t begin = 0;  // token of the file
+    int64_t begin = 0;  // token index in the file
     int32_t length = 0;
-    bool continues = false;  // the document goes on: the last token has a label too
+    bool continues = false;  // in the same document: the last token has a label too
   };
 
   int64_t cut_documents();
@@ -132,14 +131,14 @@ class TokenDataset {
   TokenStatistics statistics_;
 };
 
-/// Sequences of one length; tensors int64 [batch, seq] unless said.
+/// Sequences of one length; tensors are int64 [batch, seq] unless stated.
 struct TokenBatch {
   at::Tensor input_ids;
-  at::Tensor labels;            ///< already shifted; kIgnoredLabel where nothing counts
-  at::Tensor position_ids;      ///< Pack; else undefined: 0 … seq - 1
-  at::Tensor document_offsets;  ///< Pack: int32 [documents + 1] over batch * seq tokens, padding as
-                                ///< documents of its own; else undefined
-  int64_t max_document_length = 0;  ///< padding included where it is a document
+  at::Tensor labels;                ///< already shifted; kIgnoredLabel: not in the loss
+  at::Tensor position_ids;          ///< Pack only; undefined means 0 … seq - 1
+  at::Tensor document_offsets;      ///< Pack only: int32 [documents + 1] over batch * seq tokens;
+                                    ///< padding counts as documents
+  int64_t max_document_length = 0;  ///< padding documents included
   int64_t num_documents = 0;        ///< without padding
   int64_t num_tokens = 0;           ///< without padding
   int64_t num_targets = 0;          ///< labels that count
@@ -156,8 +155,9 @@ inline void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit) {
   visit(batch.num_targets);
 }
 
-/// Rows as one batch. Padding is id 0, never a label; packed rows are always max_seq_len long,
-/// others as long as the batch's longest, rounded up to a multiple of 64 within max_seq_len.
+/// Collates rows. Padding is id 0 and never a label. Packed rows are always max_seq_len long. Other
+/// rows have the length of the batch's longest, rounded up to a multiple of 64, at most
+/// max_seq_len.
 class TokenCollate {
  public:
   TokenCollate(TokenLayout layout, int64_t max_seq_len);

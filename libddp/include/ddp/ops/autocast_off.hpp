@@ -5,9 +5,9 @@
 
 namespace ddp::ops {
 
-/// Switches autocast off for one device type while it lives. Backward runs with the autocast state
-/// of its forward; gradient arithmetic (backward functions of ops, bucket arithmetic, comm hooks)
-/// must compute in the dtypes it was written in.
+/// Disables autocast for one device type in a scope. Backward runs with the autocast state of its
+/// forward. Gradient arithmetic (backward functions of ops, bucket arithmetic, comm hooks) needs
+/// its own dtypes.
 class AutocastOff {
  public:
   explicit AutocastOff(at::DeviceType device_type)

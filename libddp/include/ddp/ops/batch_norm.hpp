@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchNorm over [batch, channels, height, width] together with what follows it in a residual
-// network: ReLU, the sum with a shortcut, max pool (Ioffe and Szegedy, arXiv:1502.03167).
+// BatchNorm over [batch, channels, height, width], fused with the next ops of a residual network:
+// ReLU, the sum with a shortcut, max pool (Ioffe and Szegedy, arXiv:1502.03167).
 //
-// Own CUDA kernels serve bfloat16 and float16 activations in channels_last, with channels a
-// multiple of 8 and float32 weight, bias and running estimates. They read a large activation twice
-// forward (statistics, result) and twice backward, one that fits into registers once each way; they
-// save x, the batch's mean and invstd and one bit an element for the ReLU instead of y (before a
-// max pool one byte an element of its result, which says where the maximum was), and compute in
-// float32. Results do not depend on timing. Everything else (CPU, other dtypes and layouts;
-// gradients through running estimates) is composed of ATen's ops, which define the result:
-// at::batch_norm, add, at::relu, at::max_pool2d.
+// Custom CUDA kernels serve bfloat16 and float16 activations in channels_last, with channels a
+// multiple of 8 and float32 weight, bias and running estimates. They compute in float32. They read
+// a large activation twice forward (statistics, result) and twice backward, and one that fits in
+// registers once each way. They save x, the batch's mean and invstd, and one bit per element for
+// the ReLU instead of y. With max pool they save one byte per pooled element, the position of the
+// maximum. Results do not depend on timing. All other cases (CPU, other dtypes and layouts,
+// gradients through running estimates) use ATen's ops, which define the result: at::batch_norm,
+// add, at::relu, at::max_pool2d.
 //
-// With an exchange (SyncBatchNorm) the kernels' passes are the same; between them one all-gather of
-// a few numbers a channel forward and one small all-reduce backward.
+// With an exchange (SyncBatchNorm) the same passes run. One all-gather of a few numbers per channel
+// joins the forward passes, one small all-reduce the backward passes.
 //
-// Training moves running_mean and running_var in place, as at::batch_norm. No host synchronisation;
-// capturable in a CUDA graph. The kernels' backward cannot be differentiated again.
+// Training updates running_mean and running_var in place, as at::batch_norm. No host
+// synchronisation; capturable in a CUDA graph. The kernels' backward is not differentiable.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,20 +25,20 @@
 
 namespace ddp::ops {
 
-/// How processes share the statistics of their batches (SyncBatchNorm). Both calls are collective:
-/// in every process, in the same order, with tensors of equal size; the current stream, not the
-/// host, waits for the result.
+/// Shares batch statistics between processes (SyncBatchNorm). all_gather and all_reduce are
+/// collective: every process calls them in the same order with tensors of equal size. The current
+/// stream, not the host, waits for the result.
 class StatisticsExchange {
  public:
   virtual ~StatisticsExchange() = default;
   virtual int64_t size() const = 0;       ///< processes
-  virtual const void* group() const = 0;  ///< equal where the same processes exchange
-  /// Raises what the caller's users are to see where a layer of `num_features` channels cannot take
-  /// `input`, or cannot train on it. Not collective.
+  virtual const void* group() const = 0;  ///< equal for the same set of processes
+  /// Raises an error for users if a layer of `num_features` channels cannot process `input` or
+  /// cannot train on it. Not collective.
   virtual void check_input(const at::Tensor& input, int64_t num_features, bool training) const = 0;
-  /// `mine` [n] of every process: [size, n].
+  /// Gathers `mine` [n] of every process: [size, n].
   virtual at::Tensor all_gather(const at::Tensor& mine) = 0;
-  /// Sums over the processes, in place.
+  /// Sums over all processes, in place.
   virtual void all_reduce(const at::Tensor& sums) = 0;
 };
 
@@ -46,39 +46,39 @@ class StatisticsExchange {
 struct BatchNormLayer {
   at::Tensor weight, bias;
   at::Tensor running_mean, running_var;
-  bool training = true;  ///< batch statistics; false: the running estimates
+  bool training = true;  ///< true: batch statistics; false: running estimates
   double momentum = 0.1;
   double eps = 1e-5;
-  bool fused = true;  ///< false: ATen's ops always
-  /// Counters of the kernels, made by batch_norm_tickets and kept with the layer; may be undefined:
-  /// then each call makes some. As the running estimates, not for two streams at once.
+  bool fused = true;  ///< false: always ATen's ops
+  /// Counters of the kernels, made by batch_norm_tickets and kept with the layer. If undefined,
+  /// each call makes its own. As the running estimates, not for concurrent use by two streams.
   at::Tensor tickets;
-  /// Not null: in training, statistics are those of all processes' batches, of which one may be
-  /// empty. Forward and backward are collective then. weight's and bias's gradients are this
+  /// If set, training uses the statistics of all processes' batches; a process's batch may be
+  /// empty. Forward and backward are then collective. Gradients of weight and bias are this
   /// process's share.
   std::shared_ptr<StatisticsExchange> exchange = nullptr;
 };
 
-/// A normalisation module that these ops can compute in its place. Models look for it in each of
-/// their norms with dynamic_cast.
+/// A normalisation module that these ops can replace. Models detect it with a dynamic_cast of each
+/// norm.
 class FusableNorm {
  public:
   virtual ~FusableNorm() = default;
-  /// The layer as it is now; nullopt where only the module's own forward computes it.
+  /// The layer's current tensors; nullopt if only the module's own forward can compute it.
   virtual std::optional<BatchNormLayer> fusable_layer() const = 0;
-  /// num_batches_tracked, which whoever computes the layer moves in training.
+  /// num_batches_tracked, which the caller of these ops increments in training.
   virtual at::Tensor batch_counter() const = 0;
 };
 
-/// Zeros for BatchNormLayer::tickets; undefined while the current stream is being captured, for
-/// memory of a graph must not be kept outside it.
+/// Zeros for BatchNormLayer::tickets. Undefined during a capture, since memory of a graph must not
+/// be kept outside it.
 at::Tensor batch_norm_tickets(const at::Tensor& weight);
 
 /// One activation that two consumers read: the next block's convolutions and its shortcut.
 ///
-/// Both tensors are the same memory. Where the kernels run they are two outputs of one autograd
-/// node, so that the backward gets two gradients and adds them while it reads them; elsewhere they
-/// are one tensor. Do not change either in place.
+/// Both tensors share memory. With the kernels they are two outputs of one autograd node: the
+/// backward receives two gradients and adds them while reading. Otherwise they are one tensor. Do
+/// not modify them in place.
 struct Fork {
   at::Tensor branch, shortcut;
 };
@@ -89,7 +89,7 @@ at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
 /// relu(bn(x))
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 
-/// The same for two consumers: a stem without pool.
+/// Same, for two consumers: a stem without pool.
 Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn);
 
 /// relu(bn(x) + residual), the end of a residual block. `residual` is shaped as x.

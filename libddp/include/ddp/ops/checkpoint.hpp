@@ -9,12 +9,12 @@
 
 namespace ddp::ops {
 
-/// Runs `function(inputs)` without keeping what its backward needs, and runs it again in the
-/// backward, with the random numbers of the first time (torch.utils.checkpoint with
-/// use_reentrant=True). `function` must depend on nothing that changes meanwhile but `inputs` and
-/// parameters, and use each parameter in one checkpointed call a backward: its gradient arrives in
-/// a backward of its own, where torch::autograd::grad() does not find it. At least one input must
-/// require a gradient, or none flows.
+/// Runs `function(inputs)` without saving activations, and runs it again in the backward with the
+/// same random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and
+/// parameters, `function` must not depend on anything that changes in between. It must use each
+/// parameter in only one checkpointed call per backward. Parameter gradients arrive in a nested
+/// backward, where torch::autograd::grad() does not find them. At least one input must require a
+/// gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
 

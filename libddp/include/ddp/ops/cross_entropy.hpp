@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mean cross-entropy of classes with label smoothing, its gradient, and the count of right
-// answers, each in one read of the logits.
+// The mean cross-entropy with label smoothing, its gradient, and the number of correct predictions,
+// each in one read of the logits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 namespace ddp::ops {
 
 struct CrossEntropyOptions {
-  double label_smoothing = 0;   ///< in [0, 1]: the share of the target spread over all classes
-  int64_t ignore_index = -100;  ///< rows with this label do not count
+  double label_smoothing = 0;   ///< in [0, 1]: share of the target spread over all classes
+  int64_t ignore_index = -100;  ///< label of rows to ignore
 };
 
 struct CrossEntropyResult {
@@ -27,10 +27,10 @@ struct CrossEntropyResult {
 ///   logits [rows, classes], float32, float64, bf16 or fp16; labels int64 [rows]
 ///
 /// Defined by at::cross_entropy_loss on float32 logits, which also is the CPU path. On CUDA: one or
-/// two kernels forward, one backward, no host sync; sums in a fixed order, so that equal input
-/// gives equal bits. A label outside [0, classes) that is not ignore_index makes the loss and its
-/// row's gradient NaN there (the CPU raises). No row counted: NaN, as in PyTorch. A row with NaN,
-/// or whose largest logit is infinite, is never right.
+/// two kernels forward, one backward, no host sync. Sums have a fixed order, so equal input gives
+/// equal bits. On CUDA an invalid label (outside [0, classes), not ignore_index) makes the loss and
+/// its row's gradient NaN; the CPU raises. Without counted rows the loss is NaN, as in PyTorch. A
+/// row with NaN or an infinite largest logit never counts as correct.
 CrossEntropyResult cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                                  const CrossEntropyOptions& options = {});
 

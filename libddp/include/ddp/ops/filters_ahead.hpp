@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense matrices of filters (conv2d.hpp), made beside the layers in front of them.
+// Dense matrices of filters (conv2d.hpp), made concurrently with earlier layers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,11 +11,11 @@
 
 namespace ddp::ops {
 
-/// While one lives, conv2d on this thread takes the dense matrices of the filters that were add()ed
-/// to it instead of making them between two layers' kernels. They are made on a second stream, as
-/// they are when add() is called: change no weight before the last forward that reads it. The end
-/// waits, on the current stream, for those that no forward took. Results are the same bit for bit.
-/// Scopes nest; the innermost one counts. Also inside a CUDA graph's capture.
+/// In this scope, conv2d on this thread uses dense matrices of the filters passed to add(), instead
+/// of making them between two layers' kernels. add() makes the matrix on a side stream from the
+/// weight's current values: do not change a weight before its last forward. At the end of the scope
+/// the current stream waits for unused matrices. Results are the same bit for bit. Scopes nest; the
+/// innermost one applies. Also works inside a CUDA graph's capture.
 class FiltersAhead {
  public:
   explicit FiltersAhead(bool enabled = true);
@@ -23,17 +23,18 @@ class FiltersAhead {
   FiltersAhead(const FiltersAhead&) = delete;
   FiltersAhead& operator=(const FiltersAhead&) = delete;
 
-  /// For conv2d(x, weight, stride, padding) with x of height x width pixels, in autocast's dtype or
-  /// else the weight's. Does nothing where conv2d needs no matrix there or `enabled` is false.
+  /// For conv2d(x, weight, stride, padding) with x of height x width pixels, in autocast's dtype,
+  /// else the weight's. Does nothing if conv2d needs no matrix or `enabled` is false.
   void add(const at::Tensor& weight, int64_t stride, int64_t height, int64_t width);
 
-  /// conv2d's: what this thread's innermost scope made, for the current stream; else undefined.
+  /// For conv2d: the matrix from this thread's innermost scope, ready for the current stream; else
+  /// undefined.
   static at::Tensor find(const at::Tensor& weight, int64_t stride, at::ScalarType dtype);
 
  private:
   struct Made {
     at::Tensor weight;
-    int64_t stride;  // the images need no note: only 2x2 pixels have dense matrices
+    int64_t stride;  // image size is fixed: only 2x2 pixels have dense matrices
     at::ScalarType dtype;
     SideTask matrix;
     bool taken = false;

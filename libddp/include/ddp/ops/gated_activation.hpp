@@ -5,8 +5,8 @@
 
 namespace ddp::ops {
 
-/// silu(gate) * up (Shazeer, arXiv:2002.05202). Keeps its two inputs for the backward and nothing
-/// else. Equal shapes.
+/// silu(gate) * up of equal shapes (Shazeer, arXiv:2002.05202). Saves only its two inputs for the
+/// backward.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace ddp::ops

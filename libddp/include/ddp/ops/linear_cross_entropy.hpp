@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The head of a language model and its loss in one op, so that the logits of a large vocabulary
-// never exist in float32, and where chunked never all at once.
+// The head of a language model and its loss in one op. The logits of a large vocabulary never exist
+// in float32, and with chunks never all at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,11 +11,11 @@ namespace ddp::ops {
 
 inline constexpr int64_t kIgnoreIndex = -100;
 
-/// pad_rows() fills up to a multiple of this.
+/// pad_rows() rounds the number of rows up to a multiple of this.
 inline constexpr int64_t kRowMultiple = 128;
 
 struct LinearCrossEntropyOptions {
-  int64_t chunk_tokens = 0;  ///< rows whose logits exist at a time; 0: all
+  int64_t chunk_tokens = 0;  ///< rows of logits in memory at a time; 0: all
   int64_t ignore_index = kIgnoreIndex;
 };
 
@@ -28,23 +28,23 @@ struct LinearCrossEntropyResult {
 /// sum over rows t of logsumexp(logits[t]) - logits[t, labels[t]], with logits = hidden weightᵀ in
 /// hidden's dtype and all sums in float32.
 ///
-///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: not counted)
+///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
-/// The gradients are made in the forward while the logits are there, and scaled in the backward; no
-/// gradient of `hidden` or `weight` is made where it is not wanted. Backward runs once. Where
-/// `weight` lies in memory padded by pad_rows(), the products run over the padded rows (an odd row
-/// length costs them a factor of four to six), of which no one hears.
+/// The forward computes the required gradients of `hidden` and `weight` while the logits exist; the
+/// backward scales them. Backward runs once. If pad_rows() padded `weight`, the products include
+/// the padded rows, which do not affect results. (Products with odd row lengths are four to six
+/// times slower.)
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});
 
-/// Gives `weight` [rows, columns] memory for a multiple of kRowMultiple rows, the further ones
-/// zero, and keeps values, shape, name and gradient. A `.to()` gives that memory up; call it again
-/// then. Free of cost where the memory is there.
+/// Reallocates `weight` [rows, columns] with a multiple of kRowMultiple rows, the additional rows
+/// zero. Keeps values, shape, name and gradient. A `.to()` drops the padding; call pad_rows()
+/// again. Does nothing if `weight` is already padded.
 void pad_rows(at::Tensor& weight);
 
-/// `weight` with the rows pad_rows() added, sharing its memory, without gradient; `weight` itself
-/// where it is not padded.
+/// `weight` with the rows added by pad_rows(), sharing its memory, without gradient; `weight`
+/// itself if it is not padded.
 at::Tensor padded_rows(const at::Tensor& weight);
 
 }  // namespace ddp::ops

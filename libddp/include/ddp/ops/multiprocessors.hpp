@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room on the GPU for what runs beside ops.
+// Multiprocessors reserved for kernels concurrent with ops.
 #pragma once
 
 namespace ddp::ops {
 
-/// Kernels whose blocks wait for each other start only when all of them have room. While this
-/// lives, those launched (or captured) are made for `count` multiprocessors less than the device
-/// has, so that a collective which holds that many beside backward does not hold them up. Of
-/// several that live the largest counts. For all devices and threads of the process; such a
-/// kernel's sums are taken in another order then. Other kernels stay as they are.
+/// Kernels whose blocks wait for each other start only when all blocks have room. During this
+/// object's lifetime they are launched (or captured) for `count` multiprocessors fewer than the
+/// device has. A collective that holds `count` multiprocessors during backward then does not delay
+/// them. The largest of several reservations applies, to all devices and threads of the process.
+/// Such kernels then sum in another order. Other kernels are unaffected.
 class MultiprocessorReservation {
  public:
   explicit MultiprocessorReservation(int count);
@@ -20,7 +20,7 @@ class MultiprocessorReservation {
   const int count_;
 };
 
-/// The largest count of those that live; 0 without any.
+/// The largest count of all live reservations; 0 without any.
 int reserved_multiprocessors();
 
 }  // namespace ddp::ops

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who keeps a parameter in more bits than it has (an optimizer's float32 master of a half weight)
-// has to hear of values that come from elsewhere, or its next step would undo them.
+// Notifies the owner of a parameter's higher-precision copy (an optimizer's float32 master of a
+// half weight) of values from elsewhere. Without the notification the next step would undo these
+// values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,18 +10,18 @@
 
 namespace ddp::ops {
 
-/// Instead of the listener before.
+/// Sets the listener of `parameter` and replaces the previous one.
 void on_overwritten(const at::Tensor& parameter, std::function<void(bool exactly)> listener);
 
-/// Whether somebody still listens: the listener goes where the parameter is given other memory
-/// (set_data, module->to), also where that has the address of what was there.
+/// Whether `parameter` has a listener. Giving the parameter other memory (set_data, module->to)
+/// removes the listener, even if the new memory has the same address.
 bool is_watched(const at::Tensor& parameter);
 
-/// To be called by whoever gave `parameter` other values, but for its optimizer, behind that in the
-/// order of the current stream. What is kept then rounds to the parameter: it stays where it does
-/// so already, unless it has to be `exactly` the parameter, as where ranks that kept different bits
-/// go on alike. Nothing for most tensors. A parameter that was given other memory since the last
-/// step has no listener: the next step takes it as overwritten, not `exactly`.
+/// Call this on the current stream after each write to `parameter` that its optimizer did not make.
+/// The master then rounds to the parameter. A master that already rounds to it stays unchanged,
+/// unless `exactly` demands equality, for example to make ranks agree in every bit. Does nothing
+/// for tensors without listener. A parameter that got other memory since the last step has no
+/// listener: the next step treats it as overwritten, not `exactly`.
 void overwritten(const at::Tensor& parameter, bool exactly = false);
 
 }  // namespace ddp::ops

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding (Su et al., arXiv:2104.09864) in the layout of Hugging Face's Llama and
-// Qwen2: element i of a head turns with element i + head_dim / 2.
+// Qwen2: element i of a head is rotated with element i + head_dim / 2.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +30,7 @@ struct RotaryTables {
 RotaryTables make_rotary_tables(const RotaryOptions& options, int64_t num_positions,
                                 at::Device device);
 
-/// The angles of `positions` int64 [..., seq]: float32 [..., seq, 1, head_dim / 2]. Made once for
+/// Angles of `positions` int64 [..., seq]: float32 [..., seq, 1, head_dim / 2]. Computed once for
 /// all layers.
 struct RotaryAngles {
   at::Tensor cos;
@@ -38,8 +38,7 @@ struct RotaryAngles {
 };
 RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positions);
 
-/// Turns x [..., seq, heads, head_dim] by `angles`; computes in float32, returns x's dtype. Its
-/// backward turns back.
+/// Rotates x [..., seq, heads, head_dim] by `angles`; computes in float32, returns x's dtype.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 
 }  // namespace ddp::ops

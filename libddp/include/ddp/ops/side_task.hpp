@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward work beside the main chain: a shortcut's convolution while the branch's kernels run.
+// Forward work concurrent with the main chain, such as a shortcut's convolution during the branch's
+// kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +11,13 @@
 
 namespace ddp::ops {
 
-/// Runs `make(input)` at once, on CUDA on a second stream that goes with the current one, beside
-/// what the caller enqueues until wait(); elsewhere, or with `beside` false, on the current stream.
-/// Also inside a CUDA graph's capture. Autograd runs the backward of what `make` did on that stream
-/// too, beside the rest of the backward, and makes streams wait for each other where gradients
-/// pass.
+/// Runs `make(input)` at once. On CUDA `make` uses a side stream of the current stream and overlaps
+/// the caller's work until wait(). Elsewhere, or with `beside` false, it uses the current stream.
+/// Also works inside a CUDA graph's capture. Autograd runs the backward of `make` on the side
+/// stream too, concurrently with the rest, and orders the streams where gradients pass.
 ///
-/// Pays for kernels too short to fill the GPU. The memory of input and result goes back to the
-/// allocator only after both streams are done with it; inside a capture, when that ends.
+/// Useful for kernels too short to fill the GPU. The memory of input and result returns to the
+/// allocator after both streams are done with it; inside a capture, after the capture.
 class SideTask {
  public:
   SideTask(const at::Tensor& input, const std::function<at::Tensor(const at::Tensor&)>& make,

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weight gradients beside the chain of input gradients. Nothing in a backward waits for a weight's
-// gradient, so it may be made on a second stream, also inside a CUDA graph, where it becomes a
-// branch. It pays where kernels are too short to fill the GPU.
+// Weight gradients concurrent with the chain of input gradients. Nothing in a backward waits for a
+// weight gradient, so a side stream can compute it; in a CUDA graph it becomes a branch. Useful for
+// kernels too short to fill the GPU.
 #pragma once
 
 #include <cstdint>
 
 namespace ddp::ops {
 
-/// While one lives, ops whose forward runs on this thread (conv2d, stem_convolution excepted: its
-/// gradient is the last) note that their weight gradients be made on a side stream, which goes with
-/// the stream of the op: those of parameters with a grad slot (grad_slot.hpp), on CUDA. Scopes
-/// nest; one of `enabled` false switches the branch off inside.
+/// Ops whose forward runs on this thread in this scope compute their weight gradients on a side
+/// stream of the op's stream. Applies to conv2d on CUDA, for parameters with a grad slot
+/// (grad_slot.hpp). stem_convolution is excluded: its gradient is the last. Scopes nest; a scope
+/// with `enabled` false disables the branch.
 ///
-/// The end of a backward waits for the side stream (the caller's stream does, never the host), so
-/// gradients are complete after backward() as always. Whoever looks at a slot earlier, in a hook of
-/// the parameter, must make its stream wait for GradSlot::stream.
+/// At the end of a backward the caller's stream, not the host, waits for the side stream, so
+/// gradients are complete after backward(). A parameter's hook that reads a slot earlier must make
+/// its stream wait for GradSlot::stream.
 ///
-/// Tensors that the branch reads stay alive until the backward waits for it: at its end, or
-/// earlier, whenever they exceed `max_held_bytes` or that of a scope around this one.
+/// Tensors that the branch reads stay alive until the backward waits for the branch: at its end, or
+/// earlier when they exceed `max_held_bytes` of this or an outer scope.
 class WgradBranch {
  public:
   explicit WgradBranch(bool enabled = true, int64_t max_held_bytes = int64_t{1} << 30);
@@ -26,7 +26,7 @@ class WgradBranch {
   WgradBranch(const WgradBranch&) = delete;
   WgradBranch& operator=(const WgradBranch&) = delete;
 
-  /// The bytes that this thread's innermost scope lets an op hold; 0: no branch is open.
+  /// The bytes that this thread's innermost scope lets an op hold; 0: no open branch.
   static int64_t current_limit();
 
  private:
