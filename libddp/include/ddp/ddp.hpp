@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trainer needs. Programs may include the parts they use instead.
+// Everything a trainer needs. Programs may include single headers instead.
 #pragma once
 
 #include "ddp/amp/autocast.hpp"

@@ -35,7 +35,7 @@ Autocast::Autocast(AmpDtype dtype)
 }
 
 Autocast::~Autocast() {
-  // The cache holds casts of weights that the optimizer is about to change.
+  // The cache holds casts of weights that the optimizer will change.
   if (at::autocast::decrement_nesting() == 0) {
     at::autocast::clear_cache();
   }

@@ -31,13 +31,13 @@ void require(bool condition, const char* setting, T value, const char* limit) {
 at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device) {
   at::Tensor combined = found_infs.front().to(device, /*non_blocking=*/true);
   for (size_t i = 1; i < found_infs.size(); ++i) {
-    // The maximum, not PyTorch's sum: fused kernels skip for exactly 1.
+    // The maximum, not PyTorch's sum: fused kernels skip only for exactly 1.
     combined = at::maximum(combined, found_infs[i].to(device, /*non_blocking=*/true));
   }
   return combined;
 }
 
-// Of what a step was given, which may be nothing, and `factor`.
+// The product of `given`, which may be absent, and `factor`.
 StepScalar product(const StepScalar& given, const at::Tensor& factor) {
   return given.defined() ? factor * given.tensor(factor.device()) : factor;
 }
@@ -176,8 +176,8 @@ void GradScaler::step(Optimizer& optimizer, const StepScalars& scalars) {
   }
   StepScalars given = scalars;
   if (state.stage == Stage::Ready) {
-    // fp16 gradients would lose bits if they were unscaled in place, and others would be written
-    // for nothing where the optimizer multiplies them anyway: look at them only.
+    // Only scan the gradients. Unscaling in place would lose bits of fp16 gradients, and is wasted
+    // if the optimizer multiplies gradients anyway.
     if (optimizer.supports_found_inf() &&
         (optimizer.scales_gradients_in_step() || has_fp16(optimizer.gradients()))) {
       scan(optimizer, state, given, /*max_norm=*/0.0);
@@ -216,12 +216,12 @@ GradientScan GradScaler::clip_and_step(Optimizer& optimizer, const StepScalars& 
   return found;
 }
 
-// Looks at the gradients as they are; what unscales and clips them becomes the step's to do.
+// Scans unmodified gradients; the step unscales and clips them.
 GradientScan GradScaler::scan(Optimizer& optimizer, OptimizerState& state, StepScalars& scalars,
                               double max_norm) {
   const at::NoGradGuard no_grad;
   if (optimizer.gradients().empty()) {
-    return {};  // finish_step says so
+    return {};  // finish_step reports this
   }
   scalars.inverse_scale = product(scalars.inverse_scale, inverse_scale());
   GradientScan found = optimizer.scan_gradients(scalars.inverse_scale, max_norm);

@@ -12,10 +12,10 @@
 namespace ddp::detail {
 namespace {
 
-// Whether this thread's current CUDA stream records a graph. Never starts CUDA.
+// Whether this thread's current CUDA stream is capturing. Never initializes CUDA.
 bool stream_is_capturing() {
 #ifdef DDP_HAS_CUDA
-  // A program without a CUDA context cannot record, and must not get a context by being asked.
+  // A program without a CUDA context cannot capture, and this query must not make a context.
   return at::globalContext().hasCUDA() &&
          c10::cuda::hasPrimaryContext(c10::cuda::current_device()) &&
          c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;

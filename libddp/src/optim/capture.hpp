@@ -5,8 +5,8 @@
 
 namespace ddp::detail {
 
-/// State that would be made while a graph records would be made again by every replay.
-/// Throws SettingsError naming `what` and the fix.
+/// Throws SettingsError naming `what` and the fix if a graph is being captured: every replay would
+/// make the state again.
 void refuse_to_make_while_capturing(const std::string& what);
 
 }  // namespace ddp::detail

@@ -15,7 +15,7 @@
 namespace ddp {
 namespace {
 
-// Limits the gradients, of which `norm` is the float64 norm. Returns it in their own precision.
+// Clips the gradients. `norm` is their float64 norm. Returns the norm in their own precision.
 at::Tensor scale(const std::vector<detail::TensorGroup>& groups, const at::Tensor& norm,
                  double max_norm) {
   const bool wide = std::any_of(groups.begin(), groups.end(), [](const detail::TensorGroup& group) {
@@ -23,7 +23,7 @@ at::Tensor scale(const std::vector<detail::TensorGroup>& groups, const at::Tenso
   });
   const at::ScalarType dtype = wide ? at::kDouble : at::kFloat;
   if (max_norm > 0.0) {
-    // Multiplying by a factor that is often 1 costs less than asking the device whether it is.
+    // Multiplying by a factor of 1 costs less than reading the factor from the device.
     const at::Tensor factor = at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0).to(dtype);
     for (const detail::TensorGroup& group : groups) {
       at::_foreach_mul_(group.tensors, factor.to(group.device, /*non_blocking=*/true));
@@ -32,7 +32,7 @@ at::Tensor scale(const std::vector<detail::TensorGroup>& groups, const at::Tenso
   return norm.to(dtype);
 }
 
-// Of what all ranks' norms are the norms of parts of.
+// The norm over all ranks, from each rank's norm of its part.
 at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type, Communicator& communicator) {
   const bool is_maximum = std::isinf(norm_type);
   at::Tensor sum = is_maximum ? own.clone() : own.pow(norm_type);
@@ -55,8 +55,8 @@ std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
   return shards;
 }
 
-// In float64: the power of a gradient may be more than its own dtype holds, and an infinite norm
-// would make the factor, and with it every gradient, 0.
+// In float64: the power of a gradient may overflow its own dtype. An infinite norm would set the
+// factor, and every gradient, to 0.
 at::Tensor total_norm(const std::vector<detail::TensorGroup>& groups, double norm_type) {
   const at::Device device = groups.front().device;
   std::vector<at::Tensor> norms;

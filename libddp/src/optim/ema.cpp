@@ -87,7 +87,7 @@ void Ema::update() {
   flat_->update(flat_averages, flat_weights, 1.0 - decay_);
   foreach_copy(copied_to, copied_from);
   foreach_copy(casts, halves);
-  // lerp needs one dtype and device a call; both lists fall into the same groups.
+  // lerp needs one dtype and device per call; both lists have the same groups.
   const auto average_groups = detail::group_tensors(averages);
   const auto weight_groups = detail::group_tensors(weights);
   for (size_t i = 0; i < average_groups.size(); ++i) {

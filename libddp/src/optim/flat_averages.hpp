@@ -9,14 +9,14 @@
 
 namespace ddp::detail {
 
-/// Moving averages on a CUDA device, updated by one kernel over all of them.
+/// Moving averages on a CUDA device, updated by one kernel.
 class FlatAverages {
  public:
-  /// Whether update() can have these two beside those of `device`.
+  /// Whether update() supports this pair together with those of `device`.
   static bool takes(const at::Tensor& average, const at::Tensor& weight, at::Device device);
 
-  /// averages += share * (weights - averages). The host does not wait. The first call, and one with
-  /// other memory, may not be captured.
+  /// averages += share * (weights - averages). The host does not wait. The first call, and a call
+  /// with other memory, must not be captured.
   void update(const std::vector<at::Tensor>& averages, const std::vector<at::Tensor>& weights,
               double share);
 

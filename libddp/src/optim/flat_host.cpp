@@ -28,7 +28,7 @@ void write(void* data, FlatDtype dtype, int64_t i, float value) {
   }
 }
 
-// Calls body(gradient, weight, slots) for every element and keeps what it makes of them.
+// Calls body(gradient, weight, slots) for every element and stores its results.
 template <typename Rule, bool WritesWeight, bool WritesSlots, typename Body>
 void for_each_element(const FlatSegment& segment, const void* gradient, FlatDtype dtype,
                       Body body) {

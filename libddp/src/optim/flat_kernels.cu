@@ -10,7 +10,7 @@ namespace {
 struct Place {
   int64_t index;
   bool inside;
-  bool whole;  // four of them may be moved at once
+  bool whole;  // four elements can be moved at once
 };
 
 __device__ __forceinline__ Place place_of(const FlatChunk& chunk, int vector,
@@ -20,7 +20,7 @@ __device__ __forceinline__ Place place_of(const FlatChunk& chunk, int vector,
   return {index, index < segment.numel, aligned && index + 4 <= segment.numel};
 }
 
-// Calls body(k, own slots) for the four elements and keeps the slots that it changes.
+// Calls body(k, own slots) for the four elements and stores the slots that it changes.
 template <typename Rule, typename Body>
 __device__ __forceinline__ void for_each_of_four(float4 (&slots)[kFlatMaxSlots], Body body) {
 #pragma unroll
@@ -47,8 +47,8 @@ __device__ __forceinline__ void write_slots(const FlatSegment& segment, const Pl
   }
 }
 
-// What a thread reads of its chunk. All of it is under way before the first write, so that enough
-// bytes fly to fill the memory's bandwidth.
+// A thread's inputs from its chunk. All loads are in flight before the first store, to saturate the
+// memory bandwidth.
 template <typename Rule, bool ReadsGradient>
 struct Elements {
   float4 gradient[kFlatVectors];
@@ -77,7 +77,7 @@ struct Elements {
   }
 };
 
-// One block a chunk.
+// One block per chunk.
 template <typename Rule>
 __global__ void __launch_bounds__(kFlatThreads)
     flat_update(const __grid_constant__ FlatStep step,
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// One block a chunk: the sums of squares that trust ratios are made of.
+// One block per chunk: the sums of squares for the trust ratios.
 template <typename Rule>
 __global__ void __launch_bounds__(kFlatThreads)
     flat_measure(const __grid_constant__ FlatStep step,
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kFlatThreads)
         const double weight = (&own.weight[v].x)[k];
         const double update = Rule::measure(step.rule, factors, (&own.gradient[v].x)[k],
                                             (&own.weight[v].x)[k], slots);
-        if (place.index + k < segment.numel) {  // behind the end LAMB with eps 0 divides 0 by 0
+        if (place.index + k < segment.numel) {  // past the end LAMB with eps 0 divides 0 by 0
           squares.weight += weight * weight;
           squares.update += update * update;
         }
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// One block a segment.
+// One block per segment.
 __global__ void __launch_bounds__(kFlatThreads)
     flat_trust_ratios(const __grid_constant__ FlatStep step,
                       const __grid_constant__ FlatGradients gradients) {
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// One thread a segment. A skipped step is not counted.
+// One thread per segment. A skipped step is not counted.
 __global__ void flat_count_updates(const __grid_constant__ FlatStep step,
                                    const __grid_constant__ FlatGradients gradients) {
   const int local = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);

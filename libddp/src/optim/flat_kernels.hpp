@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes over the segments of a flat optimizer, on the device or on the host. Torch-free.
+// Passes over a flat optimizer's segments, on the device or on the host. Torch-free.
 #pragma once
 
 #include "optim/flat_math.hpp"
@@ -10,20 +10,20 @@
 
 namespace ddp::detail {
 
-// An element's operations and their order are flat_math.hpp's; sums run in an order that depends on
-// nothing but the sizes, without atomics, so that every run gives the same bits.
+// flat_math.hpp defines an element's operations and their order. The order of sums depends only on
+// the sizes, without atomics, so every run gives the same bits.
 
-/// Updates the segments of `gradients`; first counts their updates and finds their trust ratios,
-/// where the rule has them.
+/// Updates the segments of `gradients`. First counts their updates and computes their trust ratios,
+/// if the rule has them.
 void host_flat_update(const FlatStep& step, const FlatGradients& gradients);
 
 /// Fills `scan.sums` for the chunks of `gradients`.
 void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients);
-/// After all of them: fills `scan.found` and `scan.report`.
+/// Call after all chunks: fills `scan.found` and `scan.report`.
 void host_flat_scan_end(const FlatScan& scan);
 
 #ifdef DDP_HAS_CUDA
-// The same in the order of `stream`, for capturing too.
+// The same, enqueued on `stream`; capturable.
 
 /// SGD: one kernel; Adam: two; LARS: three; LAMB: four.
 cudaError_t launch_flat_update(const FlatStep& step, const FlatGradients& gradients,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes of flat_kernels.hpp on a device: the host's on the CPU, the kernels in the order of
-// the current stream on CUDA.
+// The passes of flat_kernels.hpp on a device: host functions on the CPU, kernels on the current
+// stream on CUDA.
 #pragma once
 
 #include <c10/core/Device.h>

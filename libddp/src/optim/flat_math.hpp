@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of flat optimizers for one element, compiled for the host and for the device, and
-// the tables that say where the elements lie. Torch-free.
+// The arithmetic of flat optimizers for one element, compiled for host and device, and the tables
+// that locate the elements. Torch-free.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace ddp::detail {
 
-/// A number that the host knows, or a float32 on the device.
+/// A number known on the host, or a float32 on the device.
 struct FlatScalar {
   const float* device = nullptr;
   float host = 1.0F;
@@ -25,7 +25,7 @@ enum class FlatDtype : uint8_t { Float32, BFloat16, Float16 };
 
 constexpr int kFlatMaxSlots = 3;
 
-/// One parameter. What it points to is equally ordered in memory, whatever the strides.
+/// One parameter. All its tensors have the same memory order, for any strides.
 struct FlatSegment {
   float* weight = nullptr;  ///< the float32 leaf itself, or the master of a half leaf
   float* slots[kFlatMaxSlots] = {};
@@ -35,28 +35,28 @@ struct FlatSegment {
   float weight_decay = 0.0F;
   int32_t first_chunk = 0;
   FlatDtype leaf_dtype = FlatDtype::Float32;
-  bool aligned = false;  ///< four elements of each may be moved at once
+  bool aligned = false;  ///< four elements of each tensor can be moved at once
   bool adapts = true;    ///< LARS, LAMB: has a trust ratio
 };
 
-/// A piece of a segment, for one block of threads: elements [index, index + 1) * kFlatChunk.
+/// A piece of a segment, for one thread block: elements [index, index + 1) * kFlatChunk.
 struct FlatChunk {
   int32_t segment = 0;
   int32_t index = 0;
 };
 constexpr int kFlatThreads = 256;
-constexpr int kFlatVectors = 2;  ///< of four elements, that a thread moves
+constexpr int kFlatVectors = 2;  ///< vectors of four elements per thread
 constexpr int kFlatChunk = kFlatThreads * kFlatVectors * 4;
 
-/// Where the gradients of a run of segments lie in this step. Travels as a kernel's argument, which
-/// a CUDA graph keeps: no upload, and nothing that a replay could find changed.
+/// Addresses of the gradients of a run of segments in this step. A kernel argument, which a CUDA
+/// graph stores: no upload, and a replay cannot find it changed.
 constexpr int kFlatMaxGradients = 400;
 struct FlatGradients {
   int32_t first_segment = 0;
   int32_t num_segments = 0;
   int32_t first_chunk = 0;
   int32_t num_chunks = 0;
-  const void* data[kFlatMaxGradients] = {};  ///< nullptr: no gradient, nothing is updated
+  const void* data[kFlatMaxGradients] = {};  ///< nullptr: no gradient, no update
   FlatDtype dtype[kFlatMaxGradients] = {};
   bool aligned[kFlatMaxGradients] = {};
 };
@@ -67,8 +67,7 @@ struct FlatRule {
   FlatRuleType type = FlatRuleType::Sgd;
   int num_slots = 0;
   bool nesterov = false;
-  bool decoupled =
-      false;  ///< weight decay shrinks the weight (AdamW) and is not added to gradients
+  bool decoupled = false;  ///< AdamW: weight decay shrinks the weight and is not added to gradients
   float momentum = 0.0F;
   double beta1 = 0.0;
   double beta2 = 0.0;
@@ -83,21 +82,21 @@ struct FlatRule {
   }
 };
 
-/// What is known of a segment in a step: what the number of updates makes of Adam's means
-/// (PyTorch's bias_correction1 and the root of bias_correction2), and the trust ratio.
+/// Values of a segment in a step: Adam's corrections for the number of updates (PyTorch's
+/// bias_correction1 and the root of bias_correction2), and the trust ratio.
 struct FlatBias {
   float correction1 = 1.0F;
   float correction2_sqrt = 1.0F;
   float trust_ratio = 1.0F;
 };
 
-/// Sums of squares over a chunk's elements, which may be more than float32 holds.
+/// Sums of squares over a chunk's elements, in float64 because float32 may overflow.
 struct FlatSquares {
   double weight = 0.0;
   double update = 0.0;  ///< LARS: of the gradient; LAMB: of the update before the trust ratio
 };
 
-/// One step; pointers lie on the parameters' device.
+/// One step; pointers are on the parameters' device.
 struct FlatStep {
   const FlatSegment* segments = nullptr;
   const FlatChunk* chunks = nullptr;
@@ -108,12 +107,12 @@ struct FlatStep {
   FlatScalar lr;
   FlatScalar inverse_scale;
   FlatScalar clip_factor;
-  FlatScalar found_inf;  ///< not 0: nothing changes
+  FlatScalar found_inf;  ///< not 0: skip the step
 };
 
-/// The numbers that one update needs beside the element's own.
+/// The numbers of one update, besides the element's own.
 struct FlatFactors {
-  float gradient;  ///< gradients are multiplied by it
+  float gradient;  ///< multiplied into gradients
   float lr;
   float weight_decay;
   float momentum;
@@ -143,7 +142,7 @@ DDP_HOST_DEVICE_INLINE FlatFactors flat_factors(const FlatStep& step, const Flat
           .trust_ratio = bias.trust_ratio};
 }
 
-/// Counts the update of segment `index` and says what that makes of its means.
+/// Counts the update of segment `index` and updates its corrections.
 DDP_HOST_DEVICE_INLINE void flat_count(const FlatStep& step, int32_t index) {
   const float count = step.counts[index] + 1.0F;
   step.counts[index] = count;
@@ -168,9 +167,9 @@ DDP_HOST_DEVICE_INLINE void flat_trust(const FlatStep& step, int32_t index, doub
   step.biases[index].trust_ratio = ratio;
 }
 
-// Every rule is `apply` for one element. Those with a trust ratio have `measure` too, which runs
-// over all elements before: it may change slots and returns what the ratio's denominator is the
-// norm of.
+// Every rule has `apply` for one element. Rules with a trust ratio also have `measure`, which runs
+// over all elements first. It may change slots and returns the element whose norm is the ratio's
+// denominator.
 struct FlatRuleBase {
   static constexpr bool kMeasures = false;
   static constexpr bool kMeasureWritesSlots = false;
@@ -218,7 +217,7 @@ struct FlatAdam : FlatRuleBase {
   }
 };
 
-/// LARS as OptimizerOptions says.
+/// LARS as documented at OptimizerOptions.
 struct FlatLars : FlatRuleBase {
   static constexpr int kSlots = 1;
   static constexpr bool kMeasures = true;
@@ -234,8 +233,8 @@ struct FlatLars : FlatRuleBase {
   }
 };
 
-/// LAMB as OptimizerOptions says. The means are brought up to date by `measure`; `apply` makes the
-/// same update of them again, which costs no more memory than keeping it would.
+/// LAMB as documented at OptimizerOptions. `measure` updates the means; `apply` recomputes the same
+/// update from them, which moves no more memory than storing it.
 struct FlatLamb : FlatRuleBase {
   static constexpr int kSlots = 2;
   static constexpr bool kMeasures = true;
@@ -278,24 +277,24 @@ void with_flat_rule(const FlatRule& rule, Body body) {
   }
 }
 
-/// A pass that only looks: the norm of all gradients and whether they are finite.
+/// A read-only pass: the norm of all gradients and whether they are finite.
 struct FlatScan {
   const FlatSegment* segments = nullptr;
   const FlatChunk* chunks = nullptr;
   FlatScalar inverse_scale;
   float max_norm = 0.0F;
   int32_t num_chunks = 0;
-  double* sums = nullptr;  ///< [chunks] of squares, which may be more than float32 holds
-  int32_t* bad = nullptr;  ///< [chunks] 1 where an element is inf or NaN, else 0
+  double* sums = nullptr;  ///< [chunks] of squares, in float64 because float32 may overflow
+  int32_t* bad = nullptr;  ///< [chunks] 1 if an element is inf or NaN, else 0
   float* found = nullptr;  ///< [4]: norm, found_inf, clip_factor; the bits of an int32: first bad
-  int32_t* report = nullptr;  ///< [2]: scans that found such an element, the last one's segment
+  int32_t* report = nullptr;  ///< [2]: scans with such an element, and the last one's segment
 };
 
 DDP_HOST_DEVICE_INLINE bool flat_is_finite(float value) {
   return value - value == 0.0F;
 }
 
-/// Writes what a scan found.
+/// Writes the results of a scan.
 DDP_HOST_DEVICE_INLINE void flat_conclude(const FlatScan& scan, double square, int32_t first_bad) {
   const double norm = sqrt(square);
   scan.found[0] = static_cast<float>(norm);

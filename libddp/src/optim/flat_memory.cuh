@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four elements at a time, of any dtype, to and from memory.
+// Loads and stores of four elements at once, in any dtype.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,7 +9,7 @@
 
 namespace ddp::detail {
 
-// Four elements are read or written at once where all of them lie inside [0, numel) and on 16 bytes
+// Four elements are loaded or stored at once if all are inside [0, numel) and aligned to 16 bytes
 // (8 for halves).
 __device__ __forceinline__ float4 read_float4(const float* data, bool whole, int64_t i,
                                               int64_t numel) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void write_half4(void* data, bool whole, int64_t i, i
   }
 }
 
-// The dtype is the same for a whole block, so the branches cost nothing beside the memory.
+// A block has one dtype, so the branches cost nothing compared with the memory access.
 __device__ __forceinline__ float4 read_gradient(const void* data, FlatDtype dtype, bool whole,
                                                 int64_t i, int64_t numel) {
   if (dtype == FlatDtype::BFloat16) {

@@ -80,7 +80,7 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
   }
 }
 
-// Masters begin as the leaves are when their first gradients arrive.
+// Copies leaves into masters when their first gradients arrive.
 void FlatOptimizer::begin_states() {
   std::vector<at::Tensor> masters;
   std::vector<at::Tensor> leaves;
@@ -184,7 +184,7 @@ GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
   const at::NoGradGuard no_grad;
   prepare_storage();
   read_gradients();
-  // New memory each time: callers keep the norm until it is logged.
+  // New memory for each scan: callers keep the norm until it is logged.
   const at::Tensor found = at::empty({4}, counts_.options());
   const FlatScan scan{.segments = static_cast<const FlatSegment*>(segments_.data_ptr()),
                       .chunks = static_cast<const FlatChunk*>(chunks_.data_ptr()),

@@ -17,16 +17,16 @@
 
 namespace ddp::detail {
 
-/// Why a FlatOptimizer cannot take these parameters and settings; empty where it can.
+/// Why FlatOptimizer does not support these parameters and settings; empty if it does.
 std::string reason_against_flat(const std::vector<ParameterSettings>& parameters,
                                 const OptimizerOptions& options);
 
-/// An optimizer whose masters and slots lie in one piece of memory each and whose step is one pass
-/// over all parameters: it reads the gradients where they lie (in a reducer's buckets or elsewhere,
-/// in their own dtype), multiplies them by inverse_scale and clip_factor on the way, updates the
-/// float32 weight and writes the half leaf. Gradients are not changed.
+/// An optimizer whose masters and slots are one memory block each and whose step is one pass over
+/// all parameters. The pass reads the gradients in place (in a reducer's buckets or elsewhere, in
+/// their own dtype), multiplies them by inverse_scale and clip_factor, updates the float32 weight
+/// and writes the half leaf. Gradients are not changed.
 ///
-/// What it computes is ListOptimizer's, and so is its state: either goes on from the other's.
+/// Results and state equal ListOptimizer's: each loads the other's state.
 class FlatOptimizer final : public Optimizer {
  public:
   FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
@@ -37,7 +37,7 @@ class FlatOptimizer final : public Optimizer {
   bool supports_found_inf() const override { return true; }
   bool capturable() const override { return true; }
   bool scales_gradients_in_step() const override { return true; }
-  /// Two kernels, however many parameters there are.
+  /// Two kernels for any number of parameters.
   GradientScan scan_gradients(const StepScalar& inverse_scale, double max_norm) override;
 
   StateDict state_dict() const override;
@@ -66,12 +66,12 @@ class FlatOptimizer final : public Optimizer {
   std::vector<ParameterState> states_;
   at::Device device_;
 
-  std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one piece each
+  std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one block each
   at::Tensor counts_;                // [parameters] float32, updates made
   at::Tensor biases_;                // [parameters] FlatBias
   at::Tensor squares_;               // [chunks] FlatSquares; LARS, LAMB
-  at::Tensor sums_;                  // [2, chunks] of a scan: squares, and whether one is bad
-  at::Tensor segments_;              // the tables, as bytes on the device
+  at::Tensor sums_;      // [2, chunks] of a scan: squares, and whether one is inf or NaN
+  at::Tensor segments_;  // the tables, as bytes on the device
   at::Tensor chunks_;
   int64_t num_chunks_ = 0;
   std::vector<int32_t> first_chunks_;     // [parameters]
@@ -79,7 +79,7 @@ class FlatOptimizer final : public Optimizer {
 
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 
-  std::vector<at::Tensor> kept_;  // what a step made and its kernels still read
+  std::vector<at::Tensor> kept_;  // tensors of a step that its kernels still read
 };
 
 }  // namespace ddp::detail

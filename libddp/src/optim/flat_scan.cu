@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes over gradients that only look, and moving averages.
+// Read-only passes over gradients, and moving averages.
 #include "optim/flat_kernels.hpp"
 #include "optim/flat_memory.cuh"
 #include "optim/flat_sums.cuh"
@@ -7,7 +7,7 @@
 namespace ddp::detail {
 namespace {
 
-// One block a chunk.
+// One block per chunk.
 __global__ void __launch_bounds__(kFlatThreads)
     flat_scan(const __grid_constant__ FlatScan scan,
               const __grid_constant__ FlatGradients gradients) {
@@ -65,14 +65,14 @@ __global__ void __launch_bounds__(kFlatThreads)
     first = scan.num_chunks;
   }
   __syncthreads();
-  atomicMin(&first, first_bad);  // of integers: the same in every order
+  atomicMin(&first, first_bad);  // integers: the same in every order
   __syncthreads();
   if (threadIdx.x == 0) {
     flat_conclude(scan, square, first < scan.num_chunks ? scan.chunks[first].segment : -1);
   }
 }
 
-// One block a chunk.
+// One block per chunk.
 __global__ void __launch_bounds__(kFlatThreads)
     flat_average(const FlatAverage* averages, const FlatChunk* chunks, float share) {
   const FlatChunk chunk = chunks[blockIdx.x];

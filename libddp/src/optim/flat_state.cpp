@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a flat optimizer saves and loads.
+// Saving and loading a flat optimizer's state.
 #include "optim/flat_optimizer.hpp"
 #include "optim/state_check.hpp"
 
@@ -18,7 +18,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
-  prepare_storage();  // follows leaves that moved, or the next step would, over what is loaded
+  prepare_storage();  // follows moved leaves first: later, that would overwrite the loaded state
   std::vector<bool> has_state;
   for (const ParameterState& parameter : states_) {
     has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));

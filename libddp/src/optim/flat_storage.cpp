@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a flat optimizer's state lies, and the tables of it that its kernels read.
+// The memory of a flat optimizer's state, and the tables that its kernels read.
 #include <ATen/Functions.h>
 
 #include "ddp/core/error.hpp"
@@ -11,11 +11,11 @@
 namespace ddp::detail {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // elements: every parameter's piece begins on 256 bytes
+constexpr int64_t kAlignment = 64;  // elements: every parameter's piece is 256-byte aligned
 
 }  // namespace
 
-// The listener goes with the leaf's memory.
+// The listener moves with the leaf's memory.
 void FlatOptimizer::watch_leaf(size_t index) {
   ParameterState& state = states_[index];
   state.memory = state.leaf.const_data_ptr();
@@ -28,8 +28,8 @@ void FlatOptimizer::watch_leaf(size_t index) {
   }
 }
 
-// A module may be moved or converted between make_optimizer and a step. Only the memory of a leaf
-// may change: its strides are those of its slots, once they are made.
+// A module may be moved or converted between make_optimizer and a step. Only a leaf's memory may
+// change: its slots have its strides once they are made.
 void FlatOptimizer::check_leaf(const ParameterState& state) const {
   const at::Tensor& leaf = state.leaf;
   const bool fits = leaf.device() == device_ && is_flat_dtype(leaf.scalar_type()) &&
@@ -41,8 +41,8 @@ void FlatOptimizer::check_leaf(const ParameterState& state) const {
   }
 }
 
-// One allocation for the masters and one for each slot; a parameter's piece has the leaf's strides,
-// so that all of them are walked alike.
+// One allocation for the masters and one per slot. A parameter's piece has the leaf's strides, so
+// that all tensors have the same element order.
 void FlatOptimizer::make_storage() {
   refuse_to_make_while_capturing("the optimizer's state");
   for (size_t i = 0; i < states_.size(); ++i) {
@@ -137,8 +137,8 @@ FlatSegment FlatOptimizer::segment_of(size_t index) const {
   return segment;
 }
 
-// A parameter may have been given other memory (set_data, module->to), with other values or not:
-// the table follows, and its master.
+// A parameter may have other memory now (set_data, module->to), with or without other values.
+// Updates the table and the master.
 void FlatOptimizer::follow_leaves() {
   std::vector<size_t> moved;
   for (size_t i = 0; i < states_.size(); ++i) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over a block in an order that is always the same.
+// Sums over a block in a fixed order.
 #pragma once
 
 #include "optim/flat_math.hpp"
 
 namespace ddp::detail {
 
-/// The sum over the block's kFlatThreads threads, in thread 0. May be called again and again.
+/// The sum over the block's kFlatThreads threads, in thread 0. May be called repeatedly.
 template <typename T>
 __device__ __forceinline__ T sum_over_block(T value) {
   __shared__ T sums[kFlatThreads / 32];
@@ -14,7 +14,7 @@ __device__ __forceinline__ T sum_over_block(T value) {
   for (int distance = 16; distance > 0; distance /= 2) {
     value += __shfl_down_sync(0xffffffffU, value, distance);
   }
-  __syncthreads();  // an earlier call's sums are read
+  __syncthreads();  // wait until an earlier call's sums are read
   if (threadIdx.x % 32 == 0) {
     sums[threadIdx.x / 32] = value;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From tensors to the tables of flat_math.hpp.
+// Builds the tables of flat_math.hpp from tensors.
 #pragma once
 
 #include <vector>
@@ -25,12 +25,12 @@ inline FlatDtype flat_dtype(at::ScalarType dtype) {
   }
 }
 
-/// Whether four elements from `pointer` on may be moved at once.
+/// Whether four elements can be loaded at once from `pointer`.
 inline bool is_aligned(const void* pointer, at::ScalarType dtype) {
   return reinterpret_cast<uintptr_t>(pointer) % (4 * c10::elementSize(dtype)) == 0;
 }
 
-/// Cuts segment `index`.
+/// Splits segment `index` into chunks.
 inline void append_chunks(std::vector<FlatChunk>& chunks, size_t index, int64_t numel) {
   for (int64_t k = 0; k * kFlatChunk < numel; ++k) {
     chunks.push_back({static_cast<int32_t>(index), static_cast<int32_t>(k)});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer::scan_gradients for gradients of any kind, from ATen's foreach operations.
+// Optimizer::scan_gradients for all kinds of gradients, with ATen's foreach operations.
 #include <ATen/Functions.h>
 
 #include <limits>
@@ -16,7 +16,7 @@ namespace ddp {
 namespace {
 
 // The `order`-norm of every gradient as one float64 tensor [parameters] on `device`; 0 for
-// undefined ones. Summed in float64: the square of a gradient may be more than float32 holds.
+// undefined ones. Summed in float64 because the square of a gradient may overflow float32.
 at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device device) {
   const at::Tensor zero = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   std::vector<at::Tensor> norms(parameters.size(), zero);
@@ -62,7 +62,7 @@ GradientScan Optimizer::scan_gradients(const StepScalar& inverse_scale, double m
     norm = norm * inverse_scale.tensor(device).to(at::kDouble);
   }
   detail::conclude_norm(scan, norm, max_norm);
-  // The largest magnitude is finite exactly where all are; NaN propagates through it.
+  // The largest magnitude is finite exactly if all are; NaN propagates.
   const at::Tensor bad = at::logical_not(
       at::isfinite(norms_of(parameters, std::numeric_limits<double>::infinity(), device)));
   const at::Tensor any = bad.any();

@@ -5,7 +5,7 @@
 
 namespace ddp::detail {
 
-/// Writes norm and clip_factor of a scan from the float64 norm of the unscaled gradients.
+/// Sets norm and clip_factor of a scan from the float64 norm of the unscaled gradients.
 void conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm);
 
 }  // namespace ddp::detail

@@ -14,8 +14,8 @@
 namespace ddp::detail {
 namespace {
 
-// The fused kernels walk raw memory and demand one dtype and equal strides: gradients that differ
-// are brought over by one foreach copy.
+// The fused kernels index raw memory and require one dtype and equal strides. One foreach copy
+// converts gradients that differ.
 std::vector<at::Tensor> gradients_like(const std::vector<at::Tensor>& params,
                                        std::vector<at::Tensor> grads) {
   std::vector<at::Tensor> copies;
@@ -35,7 +35,7 @@ std::vector<at::Tensor> gradients_like(const std::vector<at::Tensor>& params,
   return grads;
 }
 
-// What fused kernels divide gradients by, from the factors the step multiplies them by.
+// The divisor of gradients for fused kernels, from the factors of the step.
 std::optional<at::Tensor> grad_scale_of(const StepScalars& scalars, at::Device device) {
   const StepScalar& a = scalars.inverse_scale;
   const StepScalar& b = scalars.clip_factor;
@@ -62,12 +62,12 @@ ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
     for (size_t i = 0; i < chunk.members.size(); ++i) {
       ParameterState& member = chunk.members[i];
       member.step = chunk.steps.select(0, static_cast<int64_t>(i));
-      watch_leaf(member);  // neither list changes any more
+      watch_leaf(member);  // both lists are final now
     }
   }
 }
 
-// The listener goes with the leaf's memory.
+// The listener moves with the leaf's memory.
 void ListOptimizer::watch_leaf(ParameterState& member) {
   member.memory = member.leaf.const_data_ptr();
   if (member.needs_master) {
@@ -79,7 +79,7 @@ void ListOptimizer::watch_leaf(ParameterState& member) {
   }
 }
 
-// A parameter may have been given other memory (set_data, module->to), with other values or not.
+// A parameter may have other memory now (set_data, module->to), with or without other values.
 void ListOptimizer::follow_memory(ParameterState& member) {
   if (!has_moved(member)) {
     return;
@@ -102,7 +102,7 @@ void ListOptimizer::add_member(const ParameterSettings& settings) {
   member.name = settings.parameter.name;
   member.leaf = leaf;
   const bool half = is_half(leaf.scalar_type());
-  // A leaf with holes or overlaps cannot be walked as raw memory either: a dense copy stands in.
+  // A leaf with holes or overlaps has no dense raw memory: its master is a dense copy.
   member.needs_master = half || !leaf.is_non_overlapping_and_dense();
   const at::ScalarType dtype = half ? at::kFloat : leaf.scalar_type();
   const auto same_chunk = [&](const Chunk& chunk) {
@@ -218,7 +218,7 @@ void ListOptimizer::update(Chunk& chunk, const std::vector<ParameterState*>& act
   }
 }
 
-// A skipped step is not counted, and only the device knows that it is one.
+// A skipped step is not counted, and only the device knows whether it was skipped.
 void ListOptimizer::count_steps(Chunk& chunk, UpdateBatch& batch) const {
   const bool all = batch.params.size() == chunk.members.size();
   if (batch.found_inf) {
@@ -250,11 +250,11 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
-  // Members as they would be with state of their own, made aside until every key is checked.
+  // Copies of the members with their own state, unused until every key is checked.
   std::vector<ParameterState> loaded;
   for (Chunk& chunk : chunks_) {
     for (ParameterState& member : chunk.members) {
-      follow_memory(member);  // or the next step would, over what is loaded
+      follow_memory(member);  // now; else the next step would overwrite the loaded master
       ParameterState& copy = loaded.emplace_back(member);
       if (!copy.has_state) {
         make_state(copy);

@@ -15,8 +15,8 @@
 
 namespace ddp::detail {
 
-/// An optimizer whose state is one tensor a parameter and slot, updated by one fused call for each
-/// chunk (group, device, dtype).
+/// An optimizer with one state tensor per parameter and slot, updated by one fused call per chunk
+/// (group, device, dtype).
 class ListOptimizer final : public Optimizer {
  public:
   ListOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
@@ -35,7 +35,7 @@ class ListOptimizer final : public Optimizer {
     double weight_decay;
     bool adapts;
     at::Device device;
-    at::ScalarType dtype;  // the rule computes in it
+    at::ScalarType dtype;  // the rule's compute dtype
     std::vector<ParameterState> members;
     at::Tensor steps;  // [members], float32: updates made
   };

@@ -29,7 +29,7 @@ double line_between(double start, double end, double share) {
   return (end - start) * share + start;
 }
 
-// torch.optim.lr_scheduler.OneCycleLR.get_lr, phases as it builds them.
+// torch.optim.lr_scheduler.OneCycleLR.get_lr, with its phases.
 double one_cycle(const LrScheduleOptions& o, int64_t step) {
   const double initial = o.lr / o.div_factor;
   const double lowest = initial / o.final_div_factor;

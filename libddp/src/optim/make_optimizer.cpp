@@ -12,7 +12,7 @@ namespace {
 
 using SettingsList = std::vector<detail::ParameterSettings>;
 
-// nullptr where the lists are to do it.
+// nullptr if the list implementation is used.
 std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
                                                  const OptimizerOptions& options) {
   if (options.implementation == OptimizerImplementation::List) {

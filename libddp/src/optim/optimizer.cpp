@@ -12,7 +12,7 @@ at::Tensor StepScalar::tensor(at::Device device) const {
   if (tensor_.defined()) {
     return tensor_.to(device, at::kFloat, /*non_blocking=*/true);
   }
-  // A fill on the device, not a copy from pageable memory: no host wait.
+  // A fill on the device instead of a copy from pageable memory: the host does not wait.
   return at::full({}, *value_, at::TensorOptions().dtype(at::kFloat).device(device));
 }
 

@@ -18,9 +18,9 @@ double parse_number(const std::string& text, const std::string& group_text) {
   return value;
 }
 
-// "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0": adds to the group what one item says, and tells
-// whether that ends it. An item of patterns alone goes on in the next one, so that it does not
-// matter whether a comma stands inside an item or between two: overrides are cut at all of them.
+// "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0": adds one item to the group and returns whether
+// the item ends the group. An item of patterns alone continues in the next item. So commas inside
+// an item and between items are equivalent: overrides are split at every comma.
 bool parse_item(const std::string& text, ParameterGroup& group) {
   std::istringstream words(text);
   std::string word;
@@ -68,7 +68,7 @@ std::vector<ParameterGroup> parse_groups(const std::vector<std::string>& texts) 
   return groups;
 }
 
-// The shortest text that reads back as the same double.
+// The shortest text that parses to the same double.
 std::string shortest(double value) {
   char buffer[32];
   const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);

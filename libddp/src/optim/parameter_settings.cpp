@@ -10,7 +10,7 @@
 namespace ddp::detail {
 namespace {
 
-// The group that takes `name`: the first with a matching pattern, or nullptr.
+// The group of `name`: the first with a matching pattern, or nullptr.
 const ParameterGroup* find_group(const std::string& name, const OptimizerOptions& options) {
   for (const ParameterGroup& group : options.groups) {
     for (const std::string& pattern : group.patterns) {

@@ -8,7 +8,7 @@
 
 namespace ddp::detail {
 
-/// A parameter that an optimizer updates, with the settings of its group.
+/// A parameter and the settings of its group.
 struct ParameterSettings {
   NamedParameter parameter;
   double lr_scale = 1.0;
@@ -16,8 +16,8 @@ struct ParameterSettings {
   bool adapts = true;  ///< LARS, LAMB: it has a trust ratio
 };
 
-/// Checks `options` and gives every parameter its settings. A shared weight is listed once, under
-/// its first name. Throws SettingsError as make_optimizer says.
+/// Checks `options` and assigns every parameter its settings. A shared weight is listed once, under
+/// its first name. Throws SettingsError as documented at make_optimizer.
 std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& parameters,
                                                       const OptimizerOptions& options);
 

@@ -51,7 +51,7 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
 
 void follow_leaf(const ParameterState& parameter, bool exactly) {
   if (!parameter.needs_master || !parameter.has_state) {
-    return;  // a master that is still to begin begins as the leaf
+    return;  // a master is first made from the leaf
   }
   const at::NoGradGuard no_grad;
   const at::Tensor& master = parameter.updated;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an optimizer keeps of one parameter, and how checkpoints name it.
+// An optimizer's state of one parameter, and its names in checkpoints.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,35 +16,35 @@ namespace ddp::detail {
 struct ParameterState {
   std::string name;
   at::Tensor leaf;
-  const void* memory = nullptr;   // of the leaf, when it was last looked at
-  at::Tensor updated;             // what the rule updates: the leaf or its master
+  const void* memory = nullptr;   // of the leaf at the last check
+  at::Tensor updated;             // tensor that the rule updates: the leaf or its master
   std::vector<at::Tensor> slots;  // in the rule's order
   at::Tensor step;                // 0-dim, updates made
   bool needs_master = false;
-  bool has_state = false;  // an update was made, or loaded
+  bool has_state = false;  // an update was made or loaded
 };
 
 /// `state.<parameter name>.<slot>`, with PyTorch's slots and `master`.
 std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
                                              const UpdateRule& rule);
 
-/// Adds those of a parameter that has state, its master following first where the leaf has moved.
+/// Adds the tensors of a parameter with state. If the leaf moved, first updates its master.
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);
 
-/// The gradient of a parameter, which may be undefined. Throws SettingsError where it is sparse
-/// or this rank holds a part of it only.
+/// The gradient of a parameter, possibly undefined. Throws SettingsError if it is sparse or sharded
+/// over the ranks.
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);
 
-/// A master takes on what its leaf was overwritten with (ops::overwritten).
+/// Updates a master from its overwritten leaf (ops::overwritten).
 void follow_leaf(const ParameterState& parameter, bool exactly);
 
-/// Whether the leaf was given other memory since it was last looked at.
+/// Whether the leaf has other memory than at the last check.
 bool has_moved(const ParameterState& parameter);
 
-/// Throws SettingsError: a parameter has a dtype, device or layout that its state has not.
+/// Throws SettingsError: a parameter's dtype, device or layout differs from its state's.
 [[noreturn]] void refuse_replaced(const std::string& name);
 
-/// Equal up to the strides of dimensions of size 1, which say nothing about memory.
+/// Equal up to the strides of dimensions of size 1, which do not affect memory.
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace ddp::detail

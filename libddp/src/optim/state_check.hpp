@@ -12,7 +12,7 @@
 
 namespace ddp::detail {
 
-/// Every method throws MismatchError naming the object and the first key that does not fit.
+/// Every method throws MismatchError naming the object and the first key that fails.
 class StateCheck {
  public:
   StateCheck(const StateDict& state, std::string object)
@@ -29,9 +29,9 @@ class StateCheck {
     }
     return std::get<T>(entry);
   }
-  /// All of `expected` must be there with these shapes, or none of it. Returns which.
+  /// All of `expected` must exist with these shapes, or none of it. Returns whether all exist.
   bool all_or_none(const std::map<std::string, at::Tensor>& expected);
-  /// Nothing may be there that was not asked for.
+  /// Every existing key must have been checked.
   void nothing_else() const;
 
  private:

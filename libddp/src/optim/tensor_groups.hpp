@@ -14,7 +14,7 @@ struct TensorGroup {
   std::vector<at::Tensor> tensors;
 };
 
-/// By (device, dtype), groups in order of first appearance, tensors in their order.
+/// Groups by (device, dtype), in order of first appearance; tensors keep their order.
 inline std::vector<TensorGroup> group_tensors(const std::vector<at::Tensor>& tensors) {
   std::vector<TensorGroup> groups;
   for (const at::Tensor& tensor : tensors) {

@@ -102,7 +102,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_torch_state(
 
 std::map<std::string, TorchSlot> read_torch_state(const torch::optim::OptimizerParamState& state) {
   Reader reader;
-  // The accessors give references only from a state that may change; the reader changes nothing.
+  // The accessors return references only from a mutable state; the reader changes nothing.
   visit_state(const_cast<torch::optim::OptimizerParamState&>(state), reader);
   return reader.slots;
 }

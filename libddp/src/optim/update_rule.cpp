@@ -8,9 +8,9 @@
 namespace ddp::detail {
 namespace {
 
-// Calls `kernel` with the learning rate as a double, or as a tensor where only the device knows it.
-// Rounded to float32 in both cases, so that eager and captured steps give the same bits. The CPU
-// captures none, and its float64 weights take the rate as it is.
+// Calls `kernel` with the learning rate as a double, or as a tensor if only the device knows it.
+// Both are rounded to float32, so that eager and captured steps give the same bits. The CPU never
+// captures, so its float64 weights use the unrounded rate.
 template <typename Kernel>
 void with_lr(const UpdateBatch& batch, const StepScalar& lr, Kernel kernel) {
   const auto lr_scale = static_cast<float>(batch.lr_scale);
@@ -42,8 +42,7 @@ class SgdRule final : public UpdateRule {
 
   void update(const UpdateBatch& batch, const StepScalar& lr) const override {
     // PyTorch's first momentum is the gradient itself. Zeros and the usual formula give the same
-    // bits where dampening is 0, and stay right where found_inf makes the device skip the first
-    // step.
+    // bits if dampening is 0, and stay correct if found_inf skips the first step on the device.
     const bool is_first_step = batch.first && first_update_differs();
     const at::TensorList buffers =
         momentum_ == 0.0 ? at::TensorList{} : at::TensorList(batch.slots.front());
@@ -108,23 +107,23 @@ at::Tensor scaled_gradient(const UpdateBatch& batch, size_t i) {
   return batch.grad_scale ? at::div(batch.grads[i], *batch.grad_scale) : batch.grads[i];
 }
 
-// Only the device may know that nothing is to change.
+// Leaves `tensor` unchanged if found_inf is set, which only the device may know.
 void assign(const UpdateBatch& batch, const at::Tensor& tensor, const at::Tensor& value) {
   tensor.copy_(batch.found_inf ? at::where(at::ne(*batch.found_inf, 0.0), tensor, value) : value);
 }
 
-// In float64: float32 holds the squares of numbers up to 1.8e19 alone.
+// In float64: float32 overflows for squares of numbers above 1.8e19.
 at::Tensor norm_of(const at::Tensor& tensor) {
   return at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble)
       .to(tensor.scalar_type());
 }
 
-// `ratio` where both norms are more than 0, else 1.
+// `ratio` if both norms are more than 0, else 1.
 at::Tensor trust_ratio(const at::Tensor& ratio, const at::Tensor& a, const at::Tensor& b) {
   return at::where(at::logical_and(at::gt(a, 0.0), at::gt(b, 0.0)), ratio, at::ones_like(ratio));
 }
 
-// One parameter at a time, in elementary operations: this defines what the flat optimizer computes.
+// One parameter at a time, in elementary operations: the reference for the flat optimizer.
 class LarsRule final : public UpdateRule {
  public:
   explicit LarsRule(const OptimizerOptions& options)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of an optimizer, apart from where its tensors live: list optimizers call it with
-// one tensor a parameter; flat and sharded ones can call it with one tensor a segment.
+// The arithmetic of an optimizer, independent of tensor storage: list optimizers pass one tensor
+// per parameter; flat and sharded ones can pass one tensor per segment.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +20,10 @@ struct UpdateBatch {
   std::vector<at::Tensor> grads;               // strides and dtype of params
   std::vector<std::vector<at::Tensor>> slots;  // [slot][parameter]
   std::vector<at::Tensor> steps;               // 0-dim float32, updates made including this one
-  bool first = false;                          // nobody here was updated before
+  bool first = false;                          // no parameter was updated before
   double lr_scale = 1.0;
   double weight_decay = 0.0;
-  bool adapts = true;                    // LARS, LAMB: they have trust ratios
+  bool adapts = true;                    // LARS, LAMB: the parameters have trust ratios
   std::optional<at::Tensor> grad_scale;  // gradients are divided by it
   std::optional<at::Tensor> found_inf;   // 1: change nothing
 };
@@ -33,11 +33,11 @@ class UpdateRule {
   virtual ~UpdateRule() = default;
   /// "sgd", "adam", "adamw", "lars", "lamb".
   virtual std::string type() const = 0;
-  /// Names of the tensors kept for a parameter, each of its shape; made as zeros.
+  /// Names of the tensors kept per parameter, each with its shape, initially zero.
   virtual std::vector<std::string> slots() const = 0;
-  /// Whether the updates made are counted for each parameter.
+  /// Whether updates are counted per parameter.
   virtual bool counts_steps() const = 0;
-  /// Whether an update may be wrong if found_inf is not known to the host while `first`.
+  /// Whether an update may be wrong if the host does not know found_inf while `first`.
   virtual bool first_update_differs() const { return false; }
   virtual void update(const UpdateBatch& batch, const StepScalar& lr) const = 0;
 };

@@ -58,7 +58,7 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
 void ZeroOptimizer::cut() {
   buckets_ = cut_buckets(reducer_.gradients(), *communicator_);
   own_.reset();
-  // In the order of the parameters, of which a scan names the first.
+  // In parameter order, because a scan reports the first parameter.
   std::map<size_t, at::Tensor> leaves;
   for (const ZeroBucket& bucket : buckets_) {
     for (const ZeroPiece& piece : bucket.pieces) {
@@ -85,7 +85,7 @@ void ZeroOptimizer::cut() {
   }
 }
 
-// Other buckets have other parts: state moves to the ranks that own it now. Collective.
+// A new bucket layout assigns other parts: moves the state to its new owners. Collective.
 void ZeroOptimizer::cut_anew() {
   refuse_to_make_while_capturing("the optimizer's parts of the buckets");
   const at::NoGradGuard no_grad;
@@ -96,9 +96,9 @@ void ZeroOptimizer::cut_anew() {
   }
 }
 
-// Ascending: parameters that were given other memory (set_data), on this rank alone maybe. One that
-// the buckets' views cannot show is refused, or left out where other ranks may be in a collective
-// of this call: a step refuses it.
+// Parameters with other memory now (set_data), in ascending order; other ranks may have others. A
+// parameter that the buckets' views cannot show is refused. With `refuses` false it is skipped,
+// because other ranks may be in a collective of this call: the next step refuses it.
 std::vector<size_t> ZeroOptimizer::moved_leaves(bool refuses) const {
   std::vector<size_t> moved;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -117,7 +117,7 @@ std::vector<size_t> ZeroOptimizer::moved_leaves(bool refuses) const {
   return moved;
 }
 
-// The views follow, and with them the table of own_. State stays where it is.
+// Updates the views, and with them the table of own_. State stays in place.
 void ZeroOptimizer::follow_leaves(bool refuses) {
   const auto moved = moved_leaves(refuses);
   show_leaves(moved);
@@ -128,7 +128,7 @@ void ZeroOptimizer::follow_leaves(bool refuses) {
   }
 }
 
-// The views alone: own_ then sees what moved, and its masters follow.
+// Updates only the views: own_ then detects the move and updates its masters.
 void ZeroOptimizer::show_leaves(const std::vector<size_t>& moved) const {
   if (moved.empty()) {
     return;
@@ -151,7 +151,7 @@ void ZeroOptimizer::show_leaves(const std::vector<size_t>& moved) const {
   }
 }
 
-// The listener goes with the leaf's memory.
+// The listener moves with the leaf's memory.
 void ZeroOptimizer::watch_leaf(size_t parameter) {
   ops::on_overwritten(parameters_[parameter].tensor,
                       [this, parameter, alive = std::weak_ptr(lifetime_)](bool exactly) {
@@ -177,7 +177,7 @@ bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
                      [&](size_t i) { return parameters_[i].tensor.grad().defined(); });
 }
 
-// Gives the pieces their parts of the gradients. False: no parameter has one, here or elsewhere.
+// Sets the gradients of the pieces. False: no parameter has a gradient on any rank.
 bool ZeroOptimizer::read_gradients() {
   follow_leaves(/*refuses=*/true);
   bool any = false;
@@ -251,7 +251,7 @@ void ZeroOptimizer::send_weights() {
   }
 }
 
-// This rank's pieces into its part of the bucket.
+// Copies this rank's pieces into its part of the bucket.
 void ZeroOptimizer::put_weights(const ZeroBucket& bucket) const {
   if (communicator_->world_size() == 1 || bucket.pieces.empty()) {
     return;
@@ -271,7 +271,7 @@ WorkPtr ZeroOptimizer::gather_weights(const ZeroBucket& bucket) const {
              : communicator_->all_gather(bucket.weights, bucket.weights_shard);
 }
 
-// All ranks' parts into the leaves.
+// Copies all ranks' parts into the leaves.
 void ZeroOptimizer::take_weights(const ZeroBucket& bucket, const WorkPtr& work) const {
   if (!work) {
     return;
@@ -295,7 +295,7 @@ GradientScan ZeroOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
   const TraceScope trace("scan gradients", "compute");
   const at::NoGradGuard no_grad;
   read_gradients();
-  // The square of a norm in float32 may be more than float32 holds.
+  // The square of a norm in float32 may overflow float32.
   const auto options = at::TensorOptions().device(device_);
   at::Tensor sums = at::zeros({2}, options.dtype(at::kDouble));
   at::Tensor first = at::full({1}, kNoParameter, options.dtype(at::kInt));

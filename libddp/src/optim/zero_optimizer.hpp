@@ -18,23 +18,24 @@
 
 namespace ddp::detail {
 
-/// Why a ZeroOptimizer cannot take these parameters and settings; empty where it can.
+/// Why ZeroOptimizer does not support these parameters and settings; empty if it does.
 std::string reason_against_zero(const std::vector<ParameterSettings>& parameters,
                                 const OptimizerOptions& options);
 
-/// ZeRO-1. Buckets are reduce-scattered; each rank keeps masters and slots of its part of every
-/// bucket alone and updates that part with a FlatOptimizer over the pieces of parameters in it;
-/// then the parts are all-gathered:
+/// ZeRO-1. Buckets are reduce-scattered. Each rank keeps masters and slots only of its part of
+/// every bucket, and updates that part with a FlatOptimizer over its pieces of parameters. Then the
+/// parts are all-gathered:
 ///
 ///   backward            | reduce-scatter b0, b1, …          bucket = [ rank 0 | rank 1 | … ]
 ///   step                | update own pieces
 ///                       | copy them into the bucket, all-gather, copy the bucket into the leaves
 ///
-/// The bucket's memory serves both ways, so no memory is needed for sending, and gradients are gone
-/// after a step. State leaves this class whole, under parameter names, as FlatOptimizer's does.
+/// The bucket's memory holds gradients and then weights, so sending needs no extra memory, and
+/// gradients are undefined after a step. Saved state is complete, under parameter names, as
+/// FlatOptimizer's.
 class ZeroOptimizer final : public Optimizer {
  public:
-  /// `parameters` are the model's, in its order.
+  /// `parameters` are the model's, in the model's order.
   ZeroOptimizer(DataParallelModel& model, const std::vector<ParameterSettings>& parameters,
                 const OptimizerOptions& options);
 
@@ -49,9 +50,9 @@ class ZeroOptimizer final : public Optimizer {
   bool supports_found_inf() const override { return true; }
   bool capturable() const override { return true; }
 
-  /// Over this rank's pieces of parameters; nullptr where it has none.
+  /// Over this rank's pieces of parameters; nullptr without pieces.
   const FlatOptimizer* own() const { return own_.get(); }
-  /// Collective: the parts come together on the host.
+  /// Collective: gathers the parts on the host.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -86,14 +87,14 @@ class ZeroOptimizer final : public Optimizer {
   at::Device device_;
 
   std::vector<ZeroBucket> buckets_;
-  std::unique_ptr<FlatOptimizer> own_;  // nullptr: no piece lies in this rank's parts
+  std::unique_ptr<FlatOptimizer> own_;  // nullptr: this rank's parts contain no piece
   at::Tensor piece_parameters_;         // int32 [pieces of own_], index of the parameter
   struct Leaf {
     const void* data;
     at::Tensor layout;  // without memory
   };
-  std::vector<Leaf> leaves_;  // of parameters_, as the buckets' views have them
-  bool has_state_ = false;    // some parameter, on any rank
+  std::vector<Leaf> leaves_;  // of parameters_, as the buckets' views use them
+  bool has_state_ = false;    // some parameter has state, on any rank
 
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 };

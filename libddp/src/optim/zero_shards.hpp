@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ZeRO-1 cuts parameters: what of every bucket this rank updates.
+// Assigns to each rank the part of every bucket that it updates (ZeRO-1).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,32 +11,33 @@
 
 namespace ddp::detail {
 
-/// A parameter's elements in the order of its memory, 1-D, sharing it; unknown to autograd.
+/// A parameter's elements in memory order, 1-D, sharing its memory; unknown to autograd.
 at::Tensor flat_memory(const at::Tensor& parameter);
 
-/// The part of one parameter that lies in this rank's part of its bucket.
+/// The part of one parameter inside this rank's part of its bucket.
 struct ZeroPiece {
   size_t parameter = 0;  ///< index into the reducer's parameters
-  int64_t begin = 0;     ///< first element, in the order of the parameter's memory
+  int64_t begin = 0;     ///< first element, in the parameter's memory order
   int64_t offset = 0;    ///< of that element in the rank's part of the bucket
   at::Tensor leaf;       ///< 1-D view of the parameter's memory
   at::Tensor gradient;   ///< 1-D view of the bucket, same elements
 };
 
 /// A bucket of parameters. Its memory holds gradients from backward to the update, and then the
-/// weights on their way to the other ranks.
+/// weights sent to the other ranks.
 struct ZeroBucket {
   std::vector<size_t> parameters;
-  std::vector<int64_t> offsets;    ///< of each parameter, in elements
+  std::vector<int64_t> offsets;    ///< per parameter, in elements
   std::vector<at::Tensor> leaves;  ///< 1-D, of the parameters
   std::vector<ZeroPiece> pieces;
   at::Tensor buffer;         ///< of gradients
-  at::Tensor shard;          ///< this rank's part of it
+  at::Tensor shard;          ///< this rank's part of `buffer`
   at::Tensor weights;        ///< the bucket's memory in the leaves' dtype, at the same offsets
-  at::Tensor weights_shard;  ///< this rank's part of it
+  at::Tensor weights_shard;  ///< this rank's part of `weights`
 };
 
-/// In the order of the layout.
-std::vector<ZeroBucket> cut_buckets(const GradientArena& gradients, const Communicator& communicator);
+/// In layout order.
+std::vector<ZeroBucket> cut_buckets(const GradientArena& gradients,
+                                    const Communicator& communicator);
 
 }  // namespace ddp::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sharded optimizer's state leaves and enters whole, under parameter names: checkpoints know
-// nothing of ranks.
+// Saves and loads a sharded optimizer's state as a whole, under parameter names, so checkpoints do
+// not depend on ranks.
 #include <ATen/Functions.h>
 
 #include <map>
@@ -18,7 +18,7 @@ std::string key_of(const std::string& parameter, const std::string& slot) {
   return "state." + parameter + "." + slot;
 }
 
-// Elements [begin, begin + numel) of `whole` in the order of `like`'s memory.
+// Elements [begin, begin + numel) of `whole` in the memory order of `like`.
 at::Tensor cut_like(const at::Tensor& whole, const at::Tensor& like, int64_t begin, int64_t numel) {
   const at::Tensor ordered = at::empty_strided(like.sizes(), like.strides(), whole.options());
   ordered.copy_(whole);
@@ -35,7 +35,7 @@ std::vector<std::string> ZeroOptimizer::slots_of(const ZeroBucket& bucket) const
   return slots;
 }
 
-// Of every parameter, from the ranks that hold a piece: whether it has state, and updates made.
+// For every parameter, from the ranks with a piece of it: whether it has state, and its updates.
 at::Tensor ZeroOptimizer::gather_counts(const StateDict& own) const {
   at::Tensor counts =
       at::zeros({2, static_cast<int64_t>(parameters_.size())}, at::TensorOptions(at::kFloat));

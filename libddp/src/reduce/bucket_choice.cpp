@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// Sums and latest ready times of any run of gradients, and what one reduction of it costs.
+// Sums and latest ready times of any run of gradients, and the cost of its reduction.
 class Runs {
  public:
   Runs(const std::vector<ReadyGradient>& gradients,
@@ -21,7 +21,7 @@ class Runs {
       : reduction_us_(reduction_us), bytes_(gradients.size() + 1), ready_(gradients.size() + 1) {
     for (size_t i = 0; i < gradients.size(); ++i) {
       bytes_[i + 1] = bytes_[i] + gradients[i].num_bytes;
-      // Measured times may be out of order by a little: a later one is never ready before.
+      // Measured times may be slightly out of order. A later gradient is never ready before.
       ready_[i + 1] = std::max(ready_[i], gradients[i].ready_us);
     }
   }
@@ -37,7 +37,7 @@ class Runs {
   std::vector<double> ready_;
 };
 
-// The earliest end of reducing all gradients: ends[j] is that of the first j.
+// The earliest end of reducing all gradients: ends[j] is the end of the first j.
 double earliest_end(const Runs& runs) {
   std::vector<double> ends(runs.count() + 1, 0.0);
   for (size_t j = 1; j <= runs.count(); ++j) {
@@ -49,8 +49,8 @@ double earliest_end(const Runs& runs) {
   return ends.back();
 }
 
-// The fewest buckets that end by `deadline`. From the back: latest[i] is when the first i gradients
-// must be reduced, if so many buckets follow; next[k][i] the end of the first of those.
+// The fewest buckets that end by `deadline`, from the back. latest[i]: when the first i gradients
+// must be reduced if this many buckets follow. next[k][i]: the end of the first of these buckets.
 std::vector<int> fewest_cuts(const Runs& runs, double deadline) {
   const size_t n = runs.count();
   std::vector<double> latest(n + 1, kNever);
@@ -97,7 +97,7 @@ BucketChoice choose_buckets(const std::vector<ReadyGradient>& gradients,
   const Runs runs(gradients, reduction_us);
   const double end = earliest_end(runs);
   BucketChoice choice;
-  constexpr double kRounding = 1e-9;  // the way back subtracts what the way there added
+  constexpr double kRounding = 1e-9;  // fewest_cuts subtracts what earliest_end adds
   choice.cuts = fewest_cuts(runs, end * (1 + kRounding) + tolerance_us + kRounding);
   choice.exposed_us = exposed_us(gradients, choice.cuts, reduction_us);
   return choice;

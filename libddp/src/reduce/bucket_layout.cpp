@@ -15,7 +15,7 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Elements between aligned places; a bucket is padded to it times the world size, so that every
+// Elements between aligned places. A bucket is padded to this times the world size, so that every
 // rank's shard of a bucket is aligned too.
 int64_t alignment_elements(const ParameterSpec& parameter, const BucketLayoutOptions& options) {
   return std::max<int64_t>(1, options.alignment_bytes / parameter.element_bytes);
@@ -29,10 +29,10 @@ struct OpenBucket {
 struct ClosedBucket {
   int key = 0;
   std::vector<int> parameters;
-  int launch = 0;  // closed together with others of this number
+  int launch = 0;  // buckets of equal number closed together
 };
 
-// The lists of parameters only; places come later.
+// Assigns parameters to buckets; places are assigned later.
 std::vector<ClosedBucket> group_parameters(const std::vector<ParameterSpec>& parameters,
                                            const BucketLayoutOptions& options,
                                            const std::vector<int>& order) {
@@ -68,7 +68,7 @@ std::vector<ClosedBucket> group_parameters(const std::vector<ParameterSpec>& par
       limit = std::min(limit + 1, limits.size() - 1);
     }
   }
-  close_all();  // the tail: all keys together
+  close_all();  // the tail: all keys close together
   return closed;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts gradients per bucket: the reducer's state machine, without tensors. Not thread safe by
-// itself: the reducer's lock is held.
+// Counts ready gradients per bucket: the reducer's state machine, without tensors. Not thread safe:
+// the caller holds the reducer's lock.
 #pragma once
 
 #include <cstdint>

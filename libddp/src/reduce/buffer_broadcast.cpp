@@ -13,7 +13,7 @@
 
 namespace ddp::detail {
 
-// By dtype, in their order, equal on all ranks.
+// Packs by dtype in the buffers' order, which is equal on all ranks.
 void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {
   for (auto& part : parts_) {
     part.buffers.clear();
@@ -29,7 +29,7 @@ void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {
       part = parts_.insert(parts_.end(), Part{});
       part->flat = at::empty({0}, buffer.options());
     }
-    // An alias that autograd does not know: what a backward saved may be written, with its value.
+    // An alias unknown to autograd: it permits writing buffers that a backward saved.
     part->buffers.push_back(buffer.variable_data());
   }
   std::erase_if(parts_, [](const Part& part) { return part.buffers.empty(); });

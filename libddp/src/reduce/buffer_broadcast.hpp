@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends one rank's buffers to the others beside a backward, which does not read them:
+// Sends one rank's buffers to the others, overlapping a backward, which does not read them:
 //
 //   compute stream | forward | backward ...                      | end: waits, long over
 //   own stream               | gather | broadcast | write |
 //
-// On the CPU the broadcast runs in the communicator's thread, and the end writes.
+// On the CPU the broadcast runs in the communicator's thread, and finish() writes the buffers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,13 +21,13 @@ class BufferBroadcast {
  public:
   explicit BufferBroadcast(CommunicatorPtr communicator) : communicator_(std::move(communicator)) {}
 
-  /// Collective. `buffers` keep their memory until finish(); whoever reads or writes them before
-  /// does so in vain or reads either value.
+  /// Collective. `buffers` keep their memory until finish(). Until then, writes to them are lost
+  /// and reads may give either value.
   void start(const std::vector<at::Tensor>& buffers, int root);
-  /// The current stream (on the CPU: the host) waits until they are written. Nothing where none
-  /// were sent.
+  /// The current stream (on the CPU: the host) waits until the buffers are written. Does nothing if
+  /// none were sent.
   void finish();
-  /// Waits as finish() does. Whether start() was called since the last call.
+  /// Waits like finish(). Returns whether start() was called since the last call.
   bool take_sent();
   bool is_sent() const { return is_sent_; }
   void set_sent(bool sent) { is_sent_ = sent; }
@@ -35,8 +35,8 @@ class BufferBroadcast {
  private:
   struct Part {
     std::vector<at::Tensor> buffers;  ///< of one dtype
-    at::Tensor flat;                  ///< kept from call to call: a captured graph uses it
-    std::vector<at::Tensor> views;    ///< of `flat`, as the buffers are shaped
+    at::Tensor flat;                  ///< cached between calls: a captured graph uses it
+    std::vector<at::Tensor> views;    ///< of `flat`, with the buffers' shapes
     WorkPtr work;
   };
   void pack(const std::vector<at::Tensor>& buffers);

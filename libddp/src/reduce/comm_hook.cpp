@@ -8,8 +8,8 @@
 namespace ddp {
 namespace {
 
-// What is left to do after a sum that was already divided by the divisor: nothing, or for a
-// weighted mean the change from 1/divisor to 1/sum(counts).
+// The scaling after a sum of gradients already divided by the divisor: none, or for a weighted mean
+// the change from 1/divisor to 1/sum(counts).
 void scale_divided_sum(GradBucket& bucket) {
   if (bucket.inverse_divisor.defined()) {
     bucket.buffer.mul_(bucket.inverse_divisor * bucket.divisor);
@@ -42,8 +42,8 @@ class AllReduceHook final : public CommHook {
   std::vector<WorkPtr> works_;
 };
 
-// What travels lies in the communicator's own memory, made once for each layout: NCCL's symmetric
-// kernels add bfloat16 in float32 there and round once, where a ring rounds at every hop.
+// Sent tensors are in the communicator's own memory, made once per layout. There NCCL's symmetric
+// kernels add bfloat16 in float32 and round once; a ring rounds at every hop.
 class CompressHook final : public CommHook {
  public:
   explicit CompressHook(at::ScalarType wire_dtype) : wire_dtype_(wire_dtype) {}
@@ -61,8 +61,8 @@ class CompressHook final : public CommHook {
           bucket.buffer.numel() * static_cast<int64_t>(c10::elementSize(wire_dtype_));
       own.wire = bucket.communicator->allocate(bytes).view(wire_dtype_);
     }
-    // Divided before the sum, so that the sum of many ranks stays within the wire's range; one
-    // kernel, one rounding.
+    // Divides before the sum, so that the sum of many ranks stays within the wire dtype's range.
+    // One kernel, one rounding.
     at::div_out(own.wire, bucket.buffer, at::scalar_tensor(bucket.divisor));
     own.work = reduce_sum(bucket, own.wire);
   }

@@ -19,7 +19,7 @@ namespace ddp {
 namespace {
 
 constexpr const char* kFrozenKey = "frozen_parameters";
-constexpr const char* kRankLocal = "rank_local.";  // what Checkpointer keeps for each rank
+constexpr const char* kRankLocal = "rank_local.";  // of keys that Checkpointer saves per rank
 
 NamedParameters without_ignored(NamedParameters tensors, const std::vector<std::string>& ignored) {
   std::erase_if(tensors, [&](const NamedParameter& entry) {
@@ -81,8 +81,7 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   tensors_.parameters =
       without_ignored(std::move(tensors_.parameters), options_.parameters_to_ignore);
   tensors_.buffers = without_ignored(std::move(tensors_.buffers), options_.parameters_to_ignore);
-  // Before anything else that is collective: ranks whose models differ must not meet in a
-  // broadcast.
+  // Before any other collective: ranks whose models differ must not meet in a broadcast.
   detail::check_equal_across_ranks(*communicator_, tensors_, options_);
   detail::check_supported(tensors_);
   auto trained = trainable(tensors_.parameters);
@@ -145,7 +144,7 @@ void DataParallelModel::send_module_states(int root, bool exactly) {
 }
 
 void DataParallelModel::broadcast_buffers_now(int root) {
-  // Or what is on its way would be written over these.
+  // A pending broadcast would overwrite these buffers.
   reducer_->finish_pending();
   detail::broadcast_coalesced(*communicator_, tensors_only(named_buffers()), root);
 }
@@ -194,13 +193,13 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
         output_type, ": ", detail::kDefineForEachTensor));
   }
   const bool synchronised = at::GradMode::is_enabled() && sync_;
-  // Training forwards alone, which all ranks run alike, decide whether the next one sends buffers:
-  // a rank that evaluates by itself must still meet the others.
+  // Only training forwards, which all ranks run alike, decide whether the next one sends buffers. A
+  // rank that evaluates alone must still match the others.
   if (!tensors_.is_training || tensors_.is_training()) {
     require_buffer_sync_ = synchronised;
   }
-  // What the next training forward begins with, beside this one's backward. In a join, ranks that
-  // ran out of inputs answer forwards: there it is the next forward that sends.
+  // Sends the next training forward's buffers during this one's backward. In a join, ranks without
+  // inputs answer forwards: there the next forward sends the buffers.
   if (synchronised && join_ == nullptr && sends_buffers_in_training()) {
     reducer_->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
@@ -258,8 +257,8 @@ void DataParallelModel::require_weighted_join() const {
   }
 }
 
-// Ignored tensors belong to the model as much as the others: a file without them would be of
-// another model. Ranks may hold different ones, so each rank keeps its own beside rank 0's.
+// Ignored tensors belong to the model too: a file without them would be of another model. Ranks may
+// hold different values, so each rank saves its own in addition to rank 0's.
 NamedParameters DataParallelModel::state_tensors() const {
   auto tensors = frozen_in_state_ ? all_tensors_.parameters : trainable(all_tensors_.parameters);
   const auto buffers =

@@ -23,7 +23,7 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
     throw SettingsError("join: this model is inside a join already");
   }
   model_.join_ = this;
-  model_.reducer_->buffers().take_sent();  // on all ranks: some run no forward in here
+  model_.reducer_->buffers().take_sent();  // on all ranks: some run no forward in this scope
   model_.reducer_->mean().require_counts(options_.weighted);
 }
 
@@ -33,7 +33,7 @@ JoinScope::~JoinScope() {
   model_.reducer_->mean().set_divisor(0);
 }
 
-// One value a rank; the host waits, because the next step depends on it.
+// Exchanges one value per rank. The host waits, because the next step depends on it.
 std::vector<int64_t> JoinScope::exchange(int64_t flags) {
   auto& communicator = *model_.communicator();
   auto mine =
@@ -109,7 +109,7 @@ void JoinScope::finish() {
   if (own) {
     reducer.restore_local(*own);
   }
-  // Where no rank ran out early weights are equal, and so are their masters, which keep their bits.
+  // If no rank ran out early, all weights and masters are equal, and the masters keep their bits.
   model_.send_module_states(highest_active_, /*exactly=*/uneven_);
 }
 

@@ -14,7 +14,7 @@
 namespace ddp::detail {
 namespace {
 
-// One line a fact, so that the first line that differs is the first difference.
+// One line per fact, so that the first line that differs is the first difference.
 class SettingLines final : public FieldVisitor {
  public:
   explicit SettingLines(std::ostringstream& out) : out_(out) {}

@@ -5,13 +5,13 @@
 
 namespace ddp::detail {
 
-/// Compares model and settings over the ranks before any gradient moves: all ranks throw
-/// MismatchError with the first difference, both sides shown. Collective.
+/// Compares model and settings over the ranks before any gradient is sent. All ranks throw
+/// MismatchError with both sides of the first difference. Collective.
 void check_equal_across_ranks(Communicator& communicator, const ModelTensors& tensors,
                               const DdpOptions& options);
 
-/// Throws SettingsError naming the first tensor that cannot be kept in step: expanded or complex
-/// tensors, and parameters that an operation computed. Alike on all ranks whose models are equal.
+/// Throws SettingsError naming the first unsupported tensor: expanded or complex tensors, and
+/// parameters computed by an operation. All ranks with equal models decide alike.
 void check_supported(const ModelTensors& tensors);
 
 }  // namespace ddp::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a module, of torch::nn or of TorchScript, each once.
+// Collects the tensors of a torch::nn or TorchScript module, each once.
 #include <algorithm>
 #include <unordered_set>
 

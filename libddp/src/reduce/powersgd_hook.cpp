@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PowerSGD: each gradient M [n, m] travels as P [n, r] and Q [m, r] with M ~ P Q^T, what was lost
-// is added to the next gradient (error feedback), and Q starts from the last one (warm start).
+// PowerSGD sends each gradient M [n, m] as P [n, r] and Q [m, r] with M ~ P Q^T. The approximation
+// error is added to the next gradient (error feedback). Q starts from the last one (warm start).
 // Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression", NeurIPS 2019,
 // algorithms 1 and 2.
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 namespace ddp {
 namespace {
 
-// Columns of `matrix` [n, r] become orthonormal, in place (modified Gram-Schmidt; r is small).
+// Makes the columns of `matrix` [n, r] orthonormal in place (modified Gram-Schmidt; r is small).
 void orthogonalize_(at::Tensor matrix) {
   constexpr double kTiny = 1e-8;  // a column of zeros stays zero instead of turning into NaN
   const int64_t columns = matrix.size(1);
@@ -38,7 +38,7 @@ class PowerSgdHook final : public CommHook {
                           " min_compression_rate=", options_.min_compression_rate,
                           " seed=", options_.seed);
   }
-  bool capturable() const override { return false; }  // steps_, and the first Q
+  bool capturable() const override { return false; }  // host state: steps_, and the first Q
 
   void reset() override { states_.clear(); }
 
@@ -59,7 +59,7 @@ class PowerSgdHook final : public CommHook {
     } else {
       state.error = at::zeros_like(bucket.buffer);
     }
-    state.error.copy_(bucket.buffer);  // minus the approximation, in finish()
+    state.error.copy_(bucket.buffer);  // finish() subtracts the approximation
     state.rest = state.rest_indices.empty() ? at::Tensor() : pack_rest(bucket, state);
     for (auto& matrix : state.matrices) {
       orthogonalize_(matrix.q);
@@ -109,11 +109,11 @@ class PowerSgdHook final : public CommHook {
   }
 
   static at::Tensor view_of(const GradBucket& bucket, const Matrix& matrix) {
-    // In memory order, whatever the strides: which columns stand where is the same on all ranks.
+    // In memory order, for any strides: the column order is equal on all ranks.
     return bucket.gradients[matrix.index].as_strided({matrix.n, matrix.m}, {matrix.m, 1});
   }
 
-  // Once per bucket and layout: which gradients shrink, and memory for their factors.
+  // Once per bucket and layout: selects the gradients that shrink, and makes their factors' memory.
   void prepare(const GradBucket& bucket, State& state) {
     if (!state.matrices.empty() || !state.rest_indices.empty()) {
       return;
@@ -175,8 +175,8 @@ class PowerSgdHook final : public CommHook {
       auto gradient = view_of(bucket, matrix);
       at::mm_out(gradient, matrix.p, matrix.q.t());
     }
-    // The error is what this rank had minus its share of what all ranks now use. Each rank's
-    // gradient was divided by N before the sum, so its share of the mean P Q^T is 1/N of it.
+    // The error is this rank's gradient minus its share of the mean P Q^T. Each rank's gradient was
+    // divided by N before the sum, so that share is 1/N.
     const double share = 1.0 / bucket.communicator->world_size();
     state.error.sub_(bucket.buffer, share);
     if (state.rest.defined()) {
@@ -190,7 +190,7 @@ class PowerSgdHook final : public CommHook {
       }
       state.rest = at::Tensor();
     }
-    for (const size_t index : state.rest_indices) {  // sent in full: nothing was lost
+    for (const size_t index : state.rest_indices) {  // sent in full: no error
       const auto& gradient = bucket.gradients[index];
       state.error
           .as_strided(gradient.sizes(), gradient.strides(),

@@ -14,7 +14,7 @@ struct Chunk {
   int64_t bytes = 0;
 };
 
-// Same on all ranks: tensors come in the same order and have the same sizes.
+// Equal on all ranks, because tensors have the same order and sizes.
 std::vector<Chunk> pack(const std::vector<at::Tensor>& tensors, int64_t chunk_bytes) {
   std::map<at::ScalarType, Chunk> open;
   std::vector<Chunk> chunks;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's tensors on all ranks, a few large broadcasts instead of many small ones.
+// Sends rank 0's tensors to all ranks in a few large broadcasts instead of many small ones.
 #pragma once
 
 #include <vector>

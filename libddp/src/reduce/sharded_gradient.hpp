@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks gradients of which each rank holds only a part, so that no code takes such a gradient for
-// the whole mean.
+// Marks gradients of which each rank holds only a part, so that no code uses such a gradient as the
+// whole mean.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -146,7 +146,7 @@ bool is_norm_of(const ops::NormOwner& owner, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Before anything is changed: a model must not be left half converted.
+// Runs before any change, so that a model is never half converted.
 void check_children(torch::nn::Module& module, const CommunicatorPtr& communicator,
                     const std::string& path) {
   const bool is_sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module) != nullptr;
@@ -169,7 +169,7 @@ void convert_children(torch::nn::Module& module, const CommunicatorPtr& communic
   auto* owner = dynamic_cast<ops::NormOwner*>(&module);
   int64_t position = -1;
   for (const auto& entry : module.named_children()) {
-    ++position;  // in a Sequential children stand in the order of its calls
+    ++position;  // a Sequential's children are in the order of its calls
     const auto twin =
         std::static_pointer_cast<SyncBatchNormImpl>(sync_twin(entry.value(), communicator));
     if (!twin) {

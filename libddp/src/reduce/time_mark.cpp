@@ -34,8 +34,8 @@ void delay_device([[maybe_unused]] at::Device device, [[maybe_unused]] double mi
 #endif
 }
 
-// The event was made by an earlier, eager record; in the graph it becomes a node of its own, which
-// each replay records like an eager call.
+// An earlier eager record made the event. In the graph it is a node of its own, which each replay
+// records like an eager call.
 void TimeMark::record_in_capture([[maybe_unused]] at::Device device) {
 #ifdef DDP_HAS_CUDA
   if (event_) {

@@ -14,11 +14,12 @@ namespace ddp::detail {
 using ops::detail::current_stream;
 using ops::detail::wait_for;
 
-/// Whether the current stream of `device` is being captured into a graph; marks are not taken then.
+/// Whether the current stream of `device` is being captured into a graph; record() then does
+/// nothing.
 bool is_capturing(at::Device device);
 
-/// The current stream of a CUDA device stands still for about this long (at most 200 ms); nothing
-/// on other devices.
+/// Delays the current stream of a CUDA device by about this long (at most 200 ms). Does nothing on
+/// other devices.
 void delay_device(at::Device device, double milliseconds);
 
 class TimeMark {
@@ -39,8 +40,8 @@ class TimeMark {
     event_->record(stream.value_or(current_stream(device)));
   }
 
-  /// As record(); inside a capture too, where every replay takes the mark anew. There it needs an
-  /// earlier record() or nothing is marked.
+  /// Like record(), but also inside a capture, where every replay records the mark again. A capture
+  /// needs an earlier record(), else nothing is marked.
   void record_replayed(at::Device device) {
     if (is_capturing(device)) {
       record_in_capture(device);
@@ -53,7 +54,7 @@ class TimeMark {
   /// Whether the device has passed the mark; never waits.
   bool is_over() const { return !recorded_ || !event_ || event_->query(); }
 
-  /// Milliseconds from `begin` to `end`; the host waits for `end`. 0 where one was not recorded.
+  /// Milliseconds from `begin` to `end`; the host waits for `end`. 0 if one was not recorded.
   static double milliseconds(const TimeMark& begin, const TimeMark& end) {
     if (!begin.recorded_ || !end.recorded_) {
       return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread that carries out one task at a time. Torch-free.
+// A thread that runs one task at a time. Torch-free.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +16,7 @@ namespace ddp::detail {
 class BackgroundTask {
  public:
   BackgroundTask() : thread_([this] { run(); }) {}
-  /// Lets a running task end.
+  /// Waits for a running task.
   ~BackgroundTask() {
     {
       std::lock_guard lock(mutex_);
@@ -47,7 +47,7 @@ class BackgroundTask {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !running_; });
   }
-  /// Why the last task failed; empty where it did not. Call when it does not run.
+  /// Why the last task failed; empty if it succeeded. Call when no task runs.
   std::string error() const {
     std::lock_guard lock(mutex_);
     return error_;
@@ -71,7 +71,7 @@ class BackgroundTask {
       } catch (...) {
         error = "unknown exception";
       }
-      task = nullptr;  // what it holds is freed before anyone is told
+      task = nullptr;  // frees what it holds before waiters are notified
       lock.lock();
       error_ = std::move(error);
       running_ = false;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kMark = "captured step";
 
-// A field is a line.
+// Makes a field one line.
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;

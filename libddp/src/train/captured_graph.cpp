@@ -13,7 +13,7 @@
 namespace ddp::detail {
 namespace {
 
-// The node that the stream's next one will follow.
+// The node before the stream's next node.
 cudaGraphNode_t last_node(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaGraph_t graph = nullptr;
@@ -35,7 +35,7 @@ void try_call(const Call& call) noexcept {
   try {
     call();
   } catch (const std::exception&) {
-    // Already done, or never begun: what is given up is in an unknown state.
+    // Already done, or never begun: the state of an abandoned capture is unknown.
   }
 }
 
@@ -48,7 +48,7 @@ bool is_on_host(const void* pointer) {
   return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeUnregistered;
 }
 
-// The caught exceptions' own traces are no help to a user.
+// Strips the exceptions' own stack traces, which do not help a user.
 std::string first_lines(std::string text) {
   text.resize(std::min(text.size(), text.find("Search for `cuda")));
   const auto second = text.find('\n', text.find('\n') + 1);
@@ -62,7 +62,7 @@ std::string first_lines(std::string text) {
   return text;
 }
 
-// Of the innermost operation outwards; filled by the thread where an exception passes.
+// From the innermost operation outwards; filled by the thread that the exception passes.
 std::mutex names_mutex;
 std::vector<std::string> failing_names;
 
@@ -110,7 +110,7 @@ void CapturedGraph::abandon() noexcept {
       cudaGraphDestroy(partial);
     }
   }
-  cudaGetLastError();  // the reason is known already, and the next check must not find it
+  cudaGetLastError();  // clears the known error, which the next check must not report
   auto* host = at::getHostAllocator(at::kCUDA);
   try_call([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_); });
   try_call([&] { host->end_allocate_to_pool(mempool_id_); });
@@ -118,7 +118,7 @@ void CapturedGraph::abandon() noexcept {
     try_call([&] { c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_); });
     try_call([&] { host->release_pool(mempool_id_); });
   }
-  // Or the next eager dropout would stop at "outside graph capture".
+  // Otherwise the next eager dropout would fail with "outside graph capture".
   for (auto& [state, increment] : captured_generator_states_) {
     state->capturing_ = false;
   }

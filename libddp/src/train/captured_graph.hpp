@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA graph that can be given up half-way, and what went wrong in words.
+// A CUDA graph whose capture can be abandoned, with readable failure reasons.
 #pragma once
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -15,29 +15,29 @@
 
 namespace ddp::detail {
 
-/// at::cuda::CUDAGraph leaves the allocator and the generators in the middle of a capture where it
-/// fails; this one puts them back.
+/// A failed capture of at::cuda::CUDAGraph leaves the allocator and the generators capturing; this
+/// class resets them.
 class CapturedGraph : public at::cuda::CUDAGraph {
  public:
   CapturedGraph() : CUDAGraph(/*keep_graph=*/true) {}
   ~CapturedGraph() { abandon(); }
 
-  /// The current stream's work is captured from here on; the feed is its first node.
+  /// Starts capturing the current stream's work; the feed is the first node.
   void begin(at::cuda::MempoolId_t pool, const std::vector<at::Generator>& generators,
              const FeedArguments& feed);
-  /// Throws where the capture is not whole: work on streams that were not joined, an operation that
-  /// is not permitted in captures and whose error was lost.
+  /// Throws if the capture is incomplete: work on streams that were not joined, or an operation not
+  /// permitted in captures whose error was lost.
   void end();
-  /// After begin() without end(), or after an end() that threw: nothing is being captured any more,
-  /// and the pool's memory is free. Otherwise nothing happens.
+  /// After begin() without end(), or after a throwing end(): ends the capture and frees the pool's
+  /// memory. Otherwise does nothing.
   void abandon() noexcept;
 
-  /// "copies 4 bytes from host memory": what a replay would do with memory of the host that may be
-  /// gone by then. Empty: nothing.
+  /// "copies 4 bytes from host memory": accesses of a replay to host memory that may be freed by
+  /// then. Empty: none.
   std::string host_copies() const;
   int64_t num_nodes() const;
 
-  /// Enqueues it with other arguments of the feed.
+  /// Enqueues the graph with other arguments of the feed.
   void launch(const FeedArguments& feed);
 
  private:
@@ -45,8 +45,8 @@ class CapturedGraph : public at::cuda::CUDAGraph {
   cudaGraphNode_t feed_node_ = nullptr;
 };
 
-/// Remembers the operation in which an exception began, while it lives: on all threads, for
-/// backward runs on its own.
+/// Records the operation that first raised an exception during this object's lifetime, on all
+/// threads, because backward has its own threads.
 class FailingOperation {
  public:
   FailingOperation();
@@ -54,14 +54,14 @@ class FailingOperation {
   FailingOperation(const FailingOperation&) = delete;
   FailingOperation& operator=(const FailingOperation&) = delete;
 
-  /// "aten::_local_scalar_dense, in aten::item"; empty: none was seen.
+  /// "aten::_local_scalar_dense, in aten::item"; empty: none was recorded.
   std::string names() const;
 
  private:
   at::CallbackHandle handle_;
 };
 
-/// Why a capture failed, for a message: from the exception and the operation it began in.
+/// Why a capture failed, for a message: from the exception and its first operation.
 std::string capture_failure(const std::exception_ptr& error, const std::string& operation);
 
 }  // namespace ddp::detail

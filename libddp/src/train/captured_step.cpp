@@ -28,7 +28,7 @@ std::shared_ptr<const GraphPool::Id> GraphPool::id() {
 namespace detail {
 namespace {
 
-constexpr int kSequenceFloats = 4;  // 16 bytes, of which 8 are used
+constexpr int kSequenceFloats = 4;  // 16 bytes; 8 are used
 
 void put_numbers(const StepNumbers& numbers, uint64_t sequence, FeedArguments& arguments) {
   arguments.numbers[StepFeed::kLr] = static_cast<float>(numbers.lr);
@@ -51,7 +51,7 @@ void require_fed(const at::Tensor& tensor, int first) {
   }
 }
 
-// Appends what a CPU tensor holds; returns where.
+// Appends the contents of a CPU tensor; returns their index.
 int put_tensor(const at::Tensor& tensor, FeedArguments& arguments) {
   const int first = arguments.num_numbers;
   const auto dense = tensor.contiguous();
@@ -65,7 +65,7 @@ void put_copy(const at::Tensor& from, void* to, FeedArguments& arguments) {
     throw SettingsError(
         concat("a batch of more than ", kMaxFeedCopies, " tensors: stack some of them into one"));
   }
-  // Input that lies in the graph's own memory already is not copied.
+  // Input already in the graph's own memory is not copied.
   const auto bytes = from.const_data_ptr() == to ? 0 : from.nbytes();
   arguments.copies[arguments.num_copies++] = {from.const_data_ptr(), to, bytes};
 }
@@ -136,7 +136,7 @@ struct CapturedStep::Impl {
 
 CapturedStep::CapturedStep() = default;
 CapturedStep::~CapturedStep() {
-  object_ = nullptr;  // before the graph whose memory it is
+  object_ = nullptr;  // before the graph, which owns its memory
 }
 
 std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std::string* failing) {
@@ -166,7 +166,8 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
                             .step = request.feed.number(StepFeed::kStep)};
   const auto device = request.feed.memory_.device();
   const int64_t missing = missing_bytes(device, *impl.pool, request.step_bytes);
-  // Weights that an autocast scope outside the step cast would be those of this step for ever.
+  // Clears casts made by an autocast scope outside the step: the graph would use these stale
+  // weights forever.
   at::autocast::clear_cache();
   const FailingOperation failing_operation;
   try {
@@ -237,7 +238,7 @@ void take_as_one_block(int64_t bytes, at::Device device) {
     try {
       at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
     } catch (const c10::OutOfMemoryError&) {
-      return;  // a limit of the allocator's, or other programs: piece by piece it may fit
+      return;  // another program or an allocator limit took the memory; smaller pieces may fit
     }
   }
 }

@@ -13,12 +13,12 @@
 
 namespace ddp {
 
-/// A memory pool of the allocator that captures draw from.
+/// An allocator memory pool for captures.
 class GraphPool {
  public:
   using Id = std::pair<unsigned long long, unsigned long long>;
-  /// Of the graphs that hold it; where none does any more, a new one: the allocators refuse a pool
-  /// that was given up, also where tensors or their own bookkeeping keep it.
+  /// The pool of the graphs that hold it. If no graph holds one, a new pool: the allocators refuse
+  /// a released pool, even if tensors or their own bookkeeping keep it.
   std::shared_ptr<const Id> id();
 
  private:
@@ -27,8 +27,8 @@ class GraphPool {
 
 namespace detail {
 
-/// The device's copy of a step's numbers: [0] lr, [1] step, then what small tensors of the batch
-/// hold.
+/// The device's copy of a step's numbers: [0] lr, [1] step, then the contents of small tensors of
+/// the batch.
 class StepFeed {
  public:
   static constexpr int kLr = 0;
@@ -37,7 +37,7 @@ class StepFeed {
 
   explicit StepFeed(at::Device device);
   at::Tensor number(int index) const { return numbers_.select(0, index); }
-  /// `count` numbers from `index` on, as a tensor of the same sizes as `like`.
+  /// The numbers from `index` on, as a tensor with the sizes of `like`.
   at::Tensor numbers_like(const at::Tensor& like, int index) const;
   const uint64_t* sequence() const;
 
@@ -50,8 +50,8 @@ class StepFeed {
   at::Tensor numbers_;  // float32 [kMaxFeedNumbers]
 };
 
-/// The numbers of an eager step: small float32 tensors of the CPU among `inputs` become views of
-/// the feed; others stay as they are.
+/// Feeds an eager step: small float32 CPU tensors among `inputs` become views of the feed; others
+/// stay unchanged.
 void feed_eagerly(const StepFeed& feed, const StepNumbers& numbers, uint64_t sequence,
                   const std::vector<at::Tensor*>& inputs);
 
@@ -65,18 +65,18 @@ class CapturedStep {
     const std::vector<at::Generator>& generators;
     StepCall& call;
     uint64_t sequence;
-    const std::function<void()>& at_end;  ///< captured behind the step, where it did not throw
-    int64_t step_bytes;                   ///< what an eager step took at its peak; 0: not known
+    const std::function<void()>& at_end;  ///< captured after the step, unless it threw
+    int64_t step_bytes;                   ///< an eager step's peak memory; 0: not known
   };
 
   /// Captures request.call.run on its inputs, which become this graph's. Executes nothing. Throws
-  /// what the step throws; failing_operation() then names where.
+  /// what the step throws; `failing` then receives the operation.
   static std::unique_ptr<CapturedStep> capture(const Request& request, std::string* failing);
   ~CapturedStep();
 
-  /// After all ranks have captured.
+  /// Call after all ranks have captured.
   void instantiate();
-  /// Enqueues one step on `inputs`, which look like those it was captured on.
+  /// Enqueues one step on `inputs`, which have the shapes of the captured ones.
   void replay(const StepNumbers& numbers, uint64_t sequence,
               const std::vector<at::Tensor*>& inputs);
 
@@ -92,8 +92,8 @@ class CapturedStep {
   int num_scalars_ = 0;
 };
 
-/// How much memory tensors take at the most from here on, beyond those that there are now or at the
-/// end: state that a step makes stays. Begins the allocator's own statistics of peaks anew.
+/// Measures peak tensor memory from here on, beyond the tensors alive at the start or at the end
+/// (state made by a step stays). Resets the allocator's peak statistics.
 class PeakBytes {
  public:
   explicit PeakBytes(at::Device device);
@@ -104,19 +104,19 @@ class PeakBytes {
   const int64_t before_;
 };
 
-/// What the current stream's segments of a pool ({0, 0}: that of eager steps) lack of `bytes`; 0
-/// where the device has not that much.
+/// Bytes that the current stream's segments of a pool ({0, 0}: the pool of eager steps) lack of
+/// `bytes`; 0 if the device has less free memory.
 int64_t missing_bytes(at::Device device, GraphPool::Id pool, int64_t bytes);
-/// Into the allocator's cache, for the current stream, where there is that much. A tensor that gets
-/// a block of its own from the device leaves one that fits no larger tensor, and those of a
-/// backward go from small to large: piece by piece a step keeps a fifth more than it has at a time.
+/// Reserves a block in the allocator's cache for the current stream, if the device has the memory.
+/// Without it, a tensor gets its own block from the device, which fits no larger tensor. Tensors of
+/// a backward grow, so a step would keep a fifth more than its peak memory.
 void take_as_one_block(int64_t bytes, at::Device device);
 
-/// Before captures: what eager steps left in the allocator's cache goes back to the device.
+/// Before captures: returns the allocator's cached memory of eager steps to the device.
 void free_cached_memory();
-/// Throws where the device is in error; never waits.
+/// Throws if the device is in error; never waits.
 void check_device(at::Device device);
-/// The current stream is one that can be captured.
+/// Whether the current stream can be captured.
 bool stream_can_be_captured(at::Device device);
 
 }  // namespace detail

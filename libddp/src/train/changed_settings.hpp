@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a resumed run sets otherwise than the run that saved. Torch-free.
+// Settings of a resumed run that differ from the saved run. Torch-free.
 #pragma once
 
 #include <string>
@@ -8,12 +8,10 @@
 namespace ddp::detail {
 
 /// Lists the settings that differ: "lr_schedule.lr=0.1, it had 0.5". All texts are
-/// settings_yaml()'s; the list is empty where one is not. Left out are:
-/// - the sections that say where files lie and how fast the run goes: checkpoint, metrics, context,
-///   data, loader;
-/// - a key that only one of `saved` and `now` has, as two versions of a program do, where its value
-///   is the one in `defaults`. A key that `defaults` does not have is listed: nobody knows whether
-///   its value was the default.
+/// settings_yaml()'s; if one is not, the list is empty. Omitted are:
+/// - sections about file locations and speed: checkpoint, metrics, context, data, loader;
+/// - a key that only one of `saved` and `now` has (two versions of a program), if its value is the
+///   one in `defaults`. A key missing in `defaults` is listed, because its default is unknown.
 std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
                                           const std::string& defaults);
 

@@ -86,7 +86,7 @@ CheckpointerImpl::~CheckpointerImpl() {
         defer_failure(*unsaved_);
       }
     } else {
-      // Peers may be gone: no exchange. The folder without a manifest is removed by the next run.
+      // Peers may be gone: no exchange. The next run removes the folder without a manifest.
       writer_.wait();
     }
   } catch (const SaveFailure& failure) {
@@ -107,7 +107,7 @@ void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
   }
 }
 
-// On rank 0. A folder that cannot be made or written is told before training, not at the first
+// On rank 0. Reports a folder that cannot be made or written before training, not at the first
 // save.
 void CheckpointerImpl::own_folder() {
   const auto words = concat("checkpoint.dir=", options_.dir);
@@ -122,7 +122,7 @@ void CheckpointerImpl::own_folder() {
   }
 }
 
-// Nodes may have mounted the folder in different ways. Rank 0 has written its record.
+// Nodes may mount the folder differently. Rank 0 has written its record.
 void CheckpointerImpl::require_writable() {
   std::string reason;
   if (!is_main()) {
@@ -141,7 +141,7 @@ void CheckpointerImpl::require_writable() {
   }
 }
 
-// On rank 0: a line for each checkpoint.
+// On rank 0: one line per checkpoint.
 std::string CheckpointerImpl::find_candidates() {
   auto folders = list_checkpoints(options_.dir);
   std::error_code ignored;
@@ -149,7 +149,7 @@ std::string CheckpointerImpl::find_candidates() {
       (options_.resume != "require" || std::filesystem::exists(options_.dir, ignored))) {
     own_folder();
     remove_stale_saves(ops_, options_.dir);
-    folders = list_checkpoints(options_.dir);  // the owner before may have saved until now
+    folders = list_checkpoints(options_.dir);  // the previous owner may have saved until now
   }
   std::string text;
   for (const auto& folder : folders) {
@@ -158,7 +158,7 @@ std::string CheckpointerImpl::find_candidates() {
   return text;
 }
 
-// Rank 0's list: other nodes' views of a shared folder may lag.
+// Uses rank 0's list, because other nodes' views of a shared folder may lag.
 std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
   std::string text;
   if (is_main()) {
@@ -196,7 +196,7 @@ bool CheckpointerImpl::reads_file(const std::string& name) const {
   return !name.starts_with("rank_") || name == rank_file_name(rank_);
 }
 
-// The manifest where the checkpoint is whole on every rank; nothing where it is damaged on any.
+// The manifest if the checkpoint is complete on every rank; nothing if it is damaged on any rank.
 std::optional<Manifest> CheckpointerImpl::check_everywhere(const CheckpointFolder& folder) {
   std::string verdict(kOk);
   std::optional<Manifest> manifest;
@@ -240,7 +240,7 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
   }
   const auto plan_and_settings = texts_;
   texts_ = manifest.texts;
-  // This run's settings are what later checkpoints are saved with; the plan is pinned.
+  // Later checkpoints are saved with this run's settings; the plan is pinned.
   if (const auto it = plan_and_settings.find("settings"); it != plan_and_settings.end()) {
     tell_changed_settings(path_of(folder), texts_["settings"], it->second);
     texts_["settings"] = it->second;
@@ -259,8 +259,9 @@ void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& mani
   }
 }
 
-// The newest that is whole on every rank and finite; where none is known to be, the newest whole
-// one. A model may hold inf for good (a mask): an older program's checkpoint must not win for ever.
+// The newest checkpoint that is complete on every rank and finite; without a finite one, the newest
+// complete one. A model may contain inf permanently (a mask), so an older program's checkpoint must
+// not always win.
 std::optional<std::pair<CheckpointFolder, Manifest>> CheckpointerImpl::newest_whole(
     const std::vector<CheckpointFolder>& candidates) {
   std::optional<std::pair<CheckpointFolder, Manifest>> newest;

@@ -13,7 +13,7 @@
 namespace ddp::detail {
 namespace {
 
-// Longest time in steps between exchanges, whatever the clock says.
+// Maximum number of steps between exchanges, whatever their duration.
 constexpr double kMaxStepsBetween = 10'000;
 
 }  // namespace
@@ -52,7 +52,7 @@ std::string CheckpointerImpl::Status::to_digest(const std::vector<Status>& statu
   for (const auto& status : statuses) {
     slowest = std::max(slowest, status.step_seconds);
   }
-  // Decisions look for the first rank that says something: it is the first of those with its word.
+  // Decisions use the first rank with a message, which is the first of the ranks with an equal one.
   std::set<std::string> told;
   nlohmann::json ranks = nlohmann::json::array();
   for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
@@ -119,7 +119,7 @@ std::vector<CheckpointerImpl::Status> CheckpointerImpl::exchange() {
   return statuses;
 }
 
-// Moves the pending save on; what happens depends on the gathered statuses alone.
+// Advances the pending save; the result depends only on the gathered statuses.
 void CheckpointerImpl::advance(const std::vector<Status>& statuses) {
   const auto running = [](const Status& s) { return s.writer == Status::Writer::Running; };
   if (pending_->phase == Phase::Committing) {
@@ -133,7 +133,7 @@ void CheckpointerImpl::advance(const std::vector<Status>& statuses) {
     }
     return;
   }
-  // While anybody still writes, the folder must stay: a failure elsewhere waits too.
+  // The folder must stay until the last rank has finished writing: a failure elsewhere waits too.
   if (std::any_of(statuses.begin(), statuses.end(), running)) {
     return;
   }
@@ -174,7 +174,7 @@ int64_t CheckpointerImpl::steps_until_exchange(const std::vector<Status>& status
       std::clamp(std::floor(statuses[0].pause_seconds / slowest), 1.0, kMaxStepsBetween));
 }
 
-// A rank that left while another still writes would take it along.
+// A rank that exits during another rank's before_stop_ would abort that rank.
 void CheckpointerImpl::tell_stop(int64_t done) {
   if (before_stop_) {
     before_stop_(done);
@@ -188,13 +188,13 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<Status>& statuses) {
   const auto who = concat("rank ", asked - statuses.begin(), " was asked to stop");
   if (!enabled()) {
     tell_stop(step + 1);
-    // Not Stop: its exit code asks to be started again, and that would begin at step 0 for ever.
+    // Not Stop: its exit code requests a restart, which would begin at step 0 forever.
     throw Error(ExitCode::UserException,
                 concat(who, ": stopped after ", step + 1,
                        " steps, no checkpoint was saved because checkpoint.dir is empty; fix: set "
                        "checkpoint.dir to a folder that all ranks see"));
   }
-  finish_pending();  // where it fails, the next line tries again
+  finish_pending();  // if it fails, the next line tries again
   save(step, std::nullopt);
   finish_pending();
   tell_stop(step + 1);

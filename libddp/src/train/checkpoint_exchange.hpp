@@ -5,7 +5,7 @@
 
 namespace ddp::detail {
 
-/// One rank's word in an exchange.
+/// One rank's message in an exchange.
 struct CheckpointerImpl::Status {
   enum class Writer { Resting, Running, Failed };
   bool stop = false;
@@ -13,18 +13,18 @@ struct CheckpointerImpl::Status {
   double step_seconds = 0;
   double pause_seconds = 0;  ///< until the next exchange; rank 0's counts
   Writer writer = Writer::Resting;
-  std::string error = {};                ///< where the writer failed
-  std::vector<FileRecord> records = {};  ///< what it wrote
-  std::string not_finite = {};           ///< why that is not finite
+  std::string error = {};                ///< why the writer failed
+  std::vector<FileRecord> records = {};  ///< files written
+  std::string not_finite = {};           ///< why the saved state is not finite
 
   std::string to_text() const;
   /// Throws ReadError.
   static Status parse(const std::string& text);
 
-  /// Of all ranks what decisions need: each different word once, from the first rank that says it,
-  /// with the slowest step and rank 0's pause. Without records, which rank 0 alone uses.
+  /// The data for decisions: each distinct message once, from the first rank with it,
+  /// with the slowest step and rank 0's pause. Omits records, which only rank 0 uses.
   static std::string to_digest(const std::vector<Status>& statuses);
-  /// Decides as the statuses it was made from. Throws ReadError.
+  /// Decisions from the result equal those from the original statuses. Throws ReadError.
   static std::vector<Status> from_digest(const std::string& text);
 };
 

@@ -41,7 +41,7 @@ bool parse_number(std::string_view text, int64_t& value) {
   return error == std::errc() && end == text.data() + text.size() && value >= 0;
 }
 
-// "step_0000000120" or "step_0000000120.1"; nothing else is ours.
+// "step_0000000120" or "step_0000000120.1"; other names are not checkpoints.
 std::optional<CheckpointFolder> parse_folder(const std::string& name) {
   std::string_view rest = name;
   if (!rest.starts_with(kPrefix)) {
@@ -63,7 +63,7 @@ bool newer(const CheckpointFolder& a, const CheckpointFolder& b) {
   return std::pair(a.step, a.repeat) > std::pair(b.step, b.repeat);
 }
 
-// The first name of this step that is free: a committed checkpoint is never replaced.
+// The first free name of this step: a committed checkpoint is never replaced.
 CheckpointFolder free_folder(const std::string& dir, int64_t step) {
   CheckpointFolder folder{.step = step, .name = std::string(kPrefix) + padded(step)};
   std::error_code ignored;
@@ -74,8 +74,8 @@ CheckpointFolder free_folder(const std::string& dir, int64_t step) {
   return folder;
 }
 
-// Out of sight by one rename first, so that a crash here leaves no half checkpoint under a real
-// name.
+// Renames the checkpoint to a hidden name first, so that a crash leaves no partial checkpoint under
+// a real name.
 void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& name) {
   const std::string hidden = concat(dir, "/", kRemovingPrefix, name, "_", random_suffix());
   if (ops.rename((dir + "/" + name).c_str(), hidden.c_str()) == 0) {
@@ -83,8 +83,8 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
   }
 }
 
-// Whether a resume would take it, as far as that is seen without reading it all: restore() compares
-// checksums, and what it skipped is in `damaged`.
+// Whether a resume would probably load the checkpoint, without reading its files. restore()
+// compares checksums; `damaged` lists the ones that it skipped.
 bool looks_whole(const std::string& dir, const CheckpointFolder& folder,
                  const std::set<std::string>& damaged) {
   if (damaged.count(folder.name) > 0) {
@@ -107,7 +107,7 @@ std::string best_checkpoint(const std::string& dir, const std::vector<Checkpoint
                             bool best_is_max) {
   std::string best;
   double best_metric = NAN;
-  for (const auto& folder : folders) {  // newest first: of equal ones the newest stays
+  for (const auto& folder : folders) {  // newest first: among equal ones the newest is kept
     try {
       const double metric = load_manifest(dir, folder).metric.value_or(NAN);
       if (!std::isnan(metric) && (std::isnan(best_metric) ||
@@ -130,7 +130,7 @@ bool is_finite(const std::string& dir, const CheckpointFolder& folder) {
   }
 }
 
-// The part of the path that is there and no folder; empty where there is none.
+// The part of the path that exists and is no folder; empty if there is none.
 std::string file_in_the_way(const std::string& dir) {
   std::error_code ignored;
   for (std::filesystem::path part = dir; !part.empty(); part = part.parent_path()) {
@@ -196,7 +196,7 @@ CheckpointFolder commit_save(FileOps& ops, const std::string& dir, const std::st
     remove_folder(ops, from);
     throw;
   }
-  // From here on the checkpoint is visible and whole; only its survival of a power loss is open.
+  // The checkpoint is visible and complete now; it may still be lost in a power failure.
   sync_folder(ops, dir);
   return folder;
 }
@@ -225,7 +225,7 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& dir) {
 Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoint) {
   const std::string path = dir + "/" + checkpoint.name + "/" + kManifestName;
   std::string why;
-  // parse_manifest refuses what is longer than 16 MiB.
+  // parse_manifest refuses more than 16 MiB.
   const auto text = read_start(path, (16u << 20) + 1, why, Links::Refuse);
   if (!text) {
     throw ReadError(path + " cannot be read: " + why);
@@ -252,7 +252,7 @@ std::optional<std::string> find_damage(const std::string& folder, const FileReco
   }
   XXH3_state_t hash;
   XXH3_64bits_reset(&hash);
-  // A small file needs no large buffer (each is cleared first).
+  // A small buffer for a small file, because the buffer is cleared first.
   const auto capacity = static_cast<std::size_t>(std::min<uint64_t>(file.size + 1, 4u << 20));
   const auto buffer = std::make_unique<char[]>(capacity);
   ssize_t count = 0;
@@ -305,7 +305,7 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
     best = best_checkpoint(dir, finite, retention.best_is_max);
     best = best.empty() ? best_checkpoint(dir, whole, retention.best_is_max) : best;
   }
-  // A damaged one neither counts nor goes before the whole ones that stand in for it are there.
+  // A damaged one does not count. It is kept until enough complete ones exist.
   const auto counts = [](const auto& list, const CheckpointFolder& folder) {
     return std::find(list.begin(), list.end(), folder) != list.end();
   };
@@ -341,7 +341,7 @@ void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept {
       remove_folder(ops, path);
     }
   } catch (const std::exception&) {
-    return;  // leftovers cost space, nothing else
+    return;  // leftovers only cost space
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens behind Checkpointer, and who waits for whom:
+// The implementation of Checkpointer, and who waits for whom:
 //
 //   training thread, all ranks        writing thread, each rank       rank 0's writing thread
 //   begin: folder name (broadcast)
@@ -9,8 +9,8 @@
 //   … steps go on …
 //   exchange: committed
 //
-// Decisions are taken from what an exchange gathered, so they are the same on all ranks without
-// another word. An exchange is a gather to rank 0 and a broadcast of what it comes to.
+// Decisions use the gathered data of an exchange, so all ranks decide alike without another
+// message. An exchange is a gather to rank 0 and a broadcast of the digest.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@
 
 namespace ddp::detail {
 
-/// Rank 0's answer to all ranks where none can go on; throw_if_fatal throws it again on each.
+/// Rank 0's answer to all ranks if none can continue; throw_if_fatal rethrows it on each.
 std::string fatal_answer(const Error& error);
 void throw_if_fatal(const std::string& answer);
 
@@ -49,7 +49,7 @@ class CheckpointerImpl {
   void save(int64_t step, std::optional<double> metric);
   void wait();
 
-  /// Tells that the next step begins; see Checkpointer::restore.
+  /// Reports that the next step begins; see Checkpointer::restore.
   void announce(int64_t step) const {
     if (announce_) {
       announce_(step);
@@ -60,9 +60,9 @@ class CheckpointerImpl {
   void set_defer_failure(std::function<void(const FailureCause&)> call) {
     defer_failure_ = std::move(call);
   }
-  /// Whose plan of measured choices is saved, and pinned by restore().
+  /// The owner of the plan of measured choices, which is saved, and pinned by restore().
   void set_communicator(const CommunicatorPtr& communicator) { communicator_ = communicator; }
-  /// Whose job it is: the folder's owner record names it.
+  /// The job named in the folder's owner record.
   void set_launch(const LaunchEnvironment& launch) { launch_ = launch; }
   bool is_read_only() const { return options_.read_only; }
   int64_t last_saved_step() const { return last_saved_step_; }
@@ -79,11 +79,11 @@ class CheckpointerImpl {
     std::string folder;            ///< within dir
     bool has_metric = false;       ///< on every rank
     std::optional<double> metric;  ///< on rank 0
-    std::string not_finite = "";   ///< why it counts as such; once all ranks have written
+    std::string not_finite = "";   ///< why it counts as not finite; set once all ranks have written
     Phase phase = Phase::Writing;
     Clock::time_point started = Clock::now();
   };
-  struct Status;  ///< what a rank tells in an exchange
+  struct Status;  ///< a rank's message in an exchange
 
   bool is_main() const { return rank_ == 0; }
   bool enabled() const { return !options_.dir.empty(); }
@@ -145,26 +145,26 @@ class CheckpointerImpl {
   std::optional<Pending> pending_;
   HostBuffers buffers_;
   Snapshot snapshot_;                ///< of the pending save; the writing thread reads it
-  std::vector<FileRecord> records_;  ///< written by the writing thread, read when it rests
-  std::string not_finite_;           ///< why this rank's part of it is not; written as records_ is
-  std::string committed_;            ///< name of the folder that the last commit made; rank 0
+  std::vector<FileRecord> records_;  ///< written by the writing thread, read when it is idle
+  std::string not_finite_;  ///< why this rank's part is not finite; synchronized as records_
+  std::string committed_;   ///< folder name of the last commit; rank 0
   int64_t last_saved_step_ = -1;
   bool last_saved_has_metric_ = false;
   int64_t failures_in_a_row_ = 0;
-  std::optional<SaveFailure> unsaved_;  ///< the newest save failed, and nobody was thrown it
+  std::optional<SaveFailure> unsaved_;  ///< the newest save failed; not thrown yet
   bool tell_going_on_ = false;          ///< a failure was logged; whether a step follows is open
   int64_t last_call_ = -1;              ///< step of the newest call
   std::set<std::string> damaged_;       ///< checkpoints that restore() skipped
   Clock::time_point last_save_time_ = Clock::now();
 
-  int64_t next_exchange_ = 0;  ///< steps done at which the ranks talk next
-  int64_t exchange_step_ = 0;  ///< steps done at the last exchange
+  int64_t next_exchange_ = 0;  ///< number of steps done at the next exchange
+  int64_t exchange_step_ = 0;  ///< number of steps done at the last exchange
   Clock::time_point exchange_time_ = Clock::now();
   double step_seconds_ = 0;  ///< measured since the last exchange
   ExchangePace pace_;
   const int exceptions_;
 
-  BackgroundTask writer_;  // last: ends before what it uses
+  BackgroundTask writer_;  // last: ends before the members that it uses
 };
 
 }  // namespace ddp::detail

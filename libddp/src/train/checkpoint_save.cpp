@@ -23,7 +23,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What `write` throws of the disk, with what else a user can do about it.
+// Adds another fix to the disk errors that `write` throws.
 template <typename F>
 auto naming_fix(F&& write) {
   try {
@@ -55,7 +55,7 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
   }
 }
 
-// The same state would be written again; only a metric that keep_best looks at makes a difference.
+// The same state would be written again; only a metric used by keep_best makes a difference.
 bool CheckpointerImpl::adds_nothing(int64_t saved_step, bool saved_has_metric, int64_t done,
                                     bool has_metric) const {
   return done == saved_step && (!has_metric || saved_has_metric || options_.keep_best == "off");
@@ -73,7 +73,7 @@ void CheckpointerImpl::throw_if_unsaved() {
   }
 }
 
-// Only a further step shows that a run survived a failed save.
+// Only a later step shows that a run survived a failed save.
 void CheckpointerImpl::note_call(int64_t step) {
   if (tell_going_on_ && step > last_call_) {
     tell_going_on_ = false;
@@ -86,7 +86,7 @@ void CheckpointerImpl::note_call(int64_t step) {
   last_call_ = step;
 }
 
-// Rank 0 makes the folder; all ranks learn its name, or why there is none.
+// Rank 0 makes the folder; all ranks receive its name, or the reason for a failure.
 std::string CheckpointerImpl::agree_on_folder(int64_t done) {
   std::string answer;
   if (is_main()) {
@@ -128,7 +128,7 @@ void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {
   } catch (const PeerLostError&) {
     throw;  // the job ends
   } catch (const std::exception& error) {
-    // Told like a failed write: the other ranks hear of it in the next exchange.
+    // Reported like a failed write: the other ranks receive it in the next exchange.
     writer_.start(
         [reason = concat("copying the state: ", error.what())] { throw WriteError(reason); });
     return;
@@ -192,7 +192,7 @@ void CheckpointerImpl::note_saved() {
   failures_in_a_row_ = 0;
   unsaved_.reset();
   tell_going_on_ = false;
-  damaged_.erase(committed_);  // a name that became free again
+  damaged_.erase(committed_);  // a reused name
   if (is_main()) {
     log_info(concat("saved ", options_.dir, "/", committed_, " in ",
                     seconds_since(pending_->started), " s",

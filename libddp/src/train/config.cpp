@@ -35,11 +35,11 @@ bool was_taken(const T& options) {
   if constexpr (requires { options.taken; }) {
     return options.taken.is_set();
   } else {
-    return true;  // context, which ddp::run takes, and train, whose fields are told apart by name
+    return true;  // ddp::run uses context; train's fields are checked by name
   }
 }
 
-// Of section train: what no object of the library can act on, only a program's loop.
+// Fields of section train that only a program's loop uses.
 bool belongs_to_loop(const std::string& key) {
   static const std::set<std::string> kKeys = {"train.grad_accum_steps", "train.max_grad_norm",
                                               "train.label_smoothing",  "train.mixup",
@@ -49,7 +49,7 @@ bool belongs_to_loop(const std::string& key) {
   return kKeys.contains(key);
 }
 
-// What a program says that it uses: sections that it describes itself, keys and sections of uses().
+// Names that a program declares: its own sections, and the keys and sections of uses().
 using Declared = std::set<std::string>;
 
 bool is_declared(const Declared& declared, const std::string& key) {
@@ -74,7 +74,7 @@ std::vector<Section> described(std::vector<Section> sections) {
   return sections;
 }
 
-// Whether a value is what holds without it: a saved file has all keys.
+// Whether a value is the default or the derived one: a saved file has all keys.
 bool follows_from(const TrainOptions& train, const SettingRows& defaults, const SettingRow& row) {
   return (row.key == "lr_schedule.total_steps" && row.text() == std::to_string(train.max_steps)) ||
          std::any_of(defaults.begin(), defaults.end(), [&](const SettingRow& other) {
@@ -105,7 +105,7 @@ bool has_key(const SettingRows& rows, const std::string& key) {
 
 using RowsBySection = std::map<std::string, SettingRows>;
 
-// Of the library's sections that a program announces itself, only the keys that it has.
+// Lists only the program's keys of library sections that the program announces.
 SettingRows library_rows(const Config& config, const RowsBySection& of_program,
                          const Declared& declared) {
   SettingRows rows;
@@ -120,7 +120,7 @@ SettingRows library_rows(const Config& config, const RowsBySection& of_program,
   return rows;
 }
 
-// A key or section that uses() names and the library has not is the program's mistake.
+// uses() must name existing keys or sections of the library.
 void require_known(const std::vector<Section>& sections) {
   Declared known;
   const Config config;
@@ -186,7 +186,7 @@ void add_own_rows(const std::vector<Section>& own_sections, SettingRows& rows) {
 }
 
 // Every default, also of settings that this program does not show: a checkpoint of another version
-// may hold them.
+// may have them.
 std::string default_settings(const std::vector<Section>& own_sections) {
   SettingRows rows =
       library_rows(default_config(library_defaults(own_sections)), {}, Declared{"train"});
@@ -194,7 +194,7 @@ std::string default_settings(const std::vector<Section>& own_sections) {
   return settings_yaml(rows);
 }
 
-// `section` is the program's own description of one of the library's: it says which keys there are.
+// `section` is the program's own description of a library section and defines its keys.
 template <typename T>
 void read_announced(Section section, Settings& settings, T& options) {
   const SettingRows defaults = rows_of(section);
@@ -204,8 +204,8 @@ void read_announced(Section section, Settings& settings, T& options) {
   }
 }
 
-// Two keys for one number: what is left open follows the other, a file's follows an override's; two
-// different values are refused otherwise.
+// Two keys for one number. An unset key follows the other one, and a file's key follows an
+// override. Two different values are refused otherwise.
 void tie(const Settings& settings, const char* key, int64_t& value, const char* other_key,
          int64_t& other) {
   bool has = settings.has(key);
@@ -240,8 +240,8 @@ struct Config::OwnSections {
   std::mutex mutex;
   Settings settings;
   RowsBySection rows;              // of sections that were read
-  RowsBySection defaults;          // of the same
-  RowsBySection library_defaults;  // the program's, of library sections
+  RowsBySection defaults;          // of sections that were read
+  RowsBySection library_defaults;  // the program's defaults of library sections
   Declared declared;
 };
 
@@ -270,7 +270,7 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& sect
   config.own_->settings = settings;
   config.own_->declared = declared;
   config.own_->library_defaults = library_defaults(own_sections);
-  for (Section section : own_sections) {  // a copy: reading changes the options it holds
+  for (Section section : own_sections) {  // a copy, because reading changes its options
     if (!is_library_section(section.name)) {
       config.read_section(section.name, section.describe);
     }

@@ -27,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using OwnerJson = nlohmann::json;
 
-// A record is overwritten in place by one of the same length.
+// A record is overwritten in place by a record of the same length.
 constexpr std::size_t kRecordBytes = 2048;
 constexpr std::size_t kWordBytes = 128;
 
@@ -36,7 +36,7 @@ std::string as_json(const std::string& text) {
       .dump(-1, ' ', /*ensure_ascii=*/true, OwnerJson::error_handler_t::replace);
 }
 
-// Within which a process's number means one process.
+// The scope in which a process id is unique.
 std::string this_machine() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -45,7 +45,7 @@ std::string this_machine() {
   return boot.empty() || error ? "" : boot + " " + space.string();
 }
 
-// At most a record's bytes; errno says why there are none.
+// At most a record's bytes. On failure errno has the reason.
 std::optional<std::string> read_record(int fd) {
   std::array<char, kRecordBytes> bytes{};
   ssize_t size = 0;
@@ -56,7 +56,7 @@ std::optional<std::string> read_record(int fd) {
                   : std::optional(std::string(bytes.data(), static_cast<std::size_t>(size)));
 }
 
-// Nothing where there is no record.
+// Returns nothing if there is no record.
 std::optional<std::string> read_record(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   auto text = fd < 0 ? std::nullopt : read_record(fd);
@@ -162,11 +162,11 @@ FolderOwner::~FolderOwner() {
       ops_.unlink(path_.c_str());
     }
   } catch (const std::exception&) {
-    return;  // the next owner finds that the counter stands still
+    return;  // the next owner detects that the counter stands still
   }
 }
 
-// Looks at the record until it is this process's own.
+// Polls the record until it is this process's own.
 void FolderOwner::claim() {
   std::string last;
   bool moved = false, told = false, told_wait = false;
@@ -215,7 +215,7 @@ void FolderOwner::claim() {
   }
 }
 
-// Not ddp::Stop: rank 0 alone waits, and ddp::run publishes every other error to the other ranks.
+// Not ddp::Stop: only rank 0 waits, and ddp::run publishes every other error to the other ranks.
 void FolderOwner::require_no_stop(const OwnerRecord& other) const {
   if (stop_requested()) {
     throw FolderTakenError(
@@ -225,7 +225,7 @@ void FolderOwner::require_no_stop(const OwnerRecord& other) const {
   }
 }
 
-// False where another process made one first.
+// False if another process made a record first.
 bool FolderOwner::create() {
   try {
     write_new_file(ops_, folder_.path, kOwnerName, {own_.to_text()}, kPublished);
@@ -238,8 +238,8 @@ bool FolderOwner::create() {
   }
 }
 
-// False where the record is not `seen` any more. Of two processes that replace it at the same time
-// the later one wins; the other sees that after a moment.
+// False if the record is no longer `seen`. If two processes replace it at the same time, the later
+// one wins, and the other notices at its next read.
 bool FolderOwner::replace(const std::string& seen) {
   const std::string name = concat(kOwnerName, ".", own_.start);
   const std::string temporary = folder_.path + "/" + name;
@@ -252,11 +252,11 @@ bool FolderOwner::replace(const std::string& seen) {
   return !successor();
 }
 
-// On the beating thread. Whatever fails here is tried again at the next beat.
+// On the beating thread. Failures are retried at the next beat.
 void FolderOwner::beat() {
   const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) {
-    if (errno == ENOENT) {  // somebody emptied the folder
+    if (errno == ENOENT) {  // the folder was emptied
       try {
         create();
       } catch (const std::exception&) {
@@ -265,7 +265,7 @@ void FolderOwner::beat() {
     }
     return;
   }
-  // Through one descriptor: where the record is replaced meanwhile, the old one is written.
+  // Through one descriptor: if the record is replaced meanwhile, the write goes to the old one.
   const auto text = read_record(fd);
   const auto start = text ? OwnerRecord::parse(*text).start : "";
   lost_ = !start.empty() && start != own_.start;
@@ -283,7 +283,7 @@ std::optional<OwnerRecord> FolderOwner::successor() const {
   try {
     text = read_record(path_);
   } catch (const FileError&) {
-    return std::nullopt;  // says nothing of another owner
+    return std::nullopt;  // no evidence of another owner
   }
   auto record = text ? OwnerRecord::parse(*text) : OwnerRecord();
   return record.start.empty() || record.start == own_.start ? std::nullopt

@@ -8,7 +8,7 @@
 namespace ddp::detail {
 namespace {
 
-// The few declarations used of nvml.h, which need not be installed; the ABI is NVIDIA's promise.
+// The used declarations of nvml.h, which may not be installed; NVIDIA guarantees the ABI.
 struct Utilization {
   unsigned int gpu;
   unsigned int memory;

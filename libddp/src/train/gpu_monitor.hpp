@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NVML says of one GPU. Loaded at run time: machines without a driver lack the library.
+// Reads NVML's data of one GPU. Loaded at run time: machines without a driver lack the library.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,14 @@ namespace ddp::detail {
 
 class GpuMonitor {
  public:
-  /// The GPU at `pci_bus_id` ("0000:65:00.0"); nullptr where NVML or the GPU is not there.
+  /// Opens the GPU at `pci_bus_id` ("0000:65:00.0"); nullptr if NVML or the GPU is missing.
   static std::unique_ptr<GpuMonitor> open(const std::string& pci_bus_id);
   ~GpuMonitor();
   GpuMonitor(const GpuMonitor&) = delete;
   GpuMonitor& operator=(const GpuMonitor&) = delete;
 
   std::string name() const;
-  /// NaN where the GPU does not tell.
+  /// NaN if the GPU does not report it.
   double utilisation_percent() const;
   double power_watts() const;
   double energy_joules() const;  ///< since the driver was loaded
@@ -35,20 +35,20 @@ class GpuMonitor {
   void* device_;
 };
 
-/// What a GPU says again and again; NaN where it does not tell.
+/// Polled numbers of a GPU; NaN if not reported.
 struct GpuNumbers {
   double energy_joules = NAN;
   double utilisation_percent = NAN;
 };
 
-/// Asks from a thread of its own. An answer takes NVML milliseconds, in which steps would wait, and
-/// its counters move some ten times a second.
+/// Polls from its own thread, because a query takes NVML milliseconds, for which steps would wait.
+/// NVML's counters change about ten times a second.
 class GpuSampler {
  public:
   using Ask = std::function<GpuNumbers()>;
   static constexpr std::chrono::milliseconds kPeriod{50};
 
-  /// The first answer is waited for.
+  /// Waits for the first answer.
   explicit GpuSampler(Ask ask, std::chrono::milliseconds period = kPeriod);
 
   /// The last answer; never waits for the GPU.
@@ -58,7 +58,7 @@ class GpuSampler {
   void ask_again();
 
   const Ask ask_;
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards latest_
   GpuNumbers latest_;
   PeriodicTask task_;  // last: it uses the members above
 };

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kSmallBytes = 8192;
 
-// CUDA 13's queries also give the edges' data.
+// CUDA 13's queries also return the edges' data.
 #if CUDART_VERSION >= 13000
 cudaError_t get_dependencies(cudaGraphNode_t node, cudaGraphNode_t* nodes, size_t* count) {
   return cudaGraphNodeGetDependencies(node, nodes, nullptr, count);

@@ -17,7 +17,7 @@
 namespace ddp::detail {
 namespace {
 
-/// Without a graph: as many as are compared in the time of some kernels' launches.
+/// Kinds remembered without a graph: comparing this many takes as long as a few kernel launches.
 constexpr int64_t kKindsRemembered = 256;
 
 void add_layout(const at::Tensor& tensor, Key& key) {
@@ -49,7 +49,7 @@ void check(const GraphedStepOptions& options, at::Device device) {
   }
 }
 
-// Those that need all ranks are made by all ranks in the same order.
+// All ranks make steps that need all ranks in the same order.
 int64_t next_id(bool collective) {
   static std::atomic<int64_t> count{0};
   return collective ? ++count : 0;
@@ -92,14 +92,14 @@ GraphedStepCore::State::State(Context& ctx, GraphedParts given, GraphedStepOptio
 #endif
 }
 
-// Of the context's teardown: before the communicators, whose memory and plans graphs hold.
+// Called by the context's teardown, before the communicators, whose memory and plans graphs hold.
 void GraphedStepCore::State::end() {
   wanted = false;
   ended = true;
   entries.clear();
 }
 
-// A replay calls nothing that would notice that the job failed.
+// A replay makes no call that would notice a failed job.
 void GraphedStepCore::State::check_job() const {
   if (ended) {
     return;
@@ -111,7 +111,7 @@ void GraphedStepCore::State::check_job() const {
   look_at_notes();
 }
 
-// A rank that waits to capture a call which this one did not capture would wait for ever.
+// Another rank may wait to capture a call that this rank did not capture: it would wait forever.
 void GraphedStepCore::State::look_at_notes() const {
   if (board == nullptr || board->notes_version() == notes_seen) {
     return;
@@ -142,8 +142,8 @@ void GraphedStepCore::State::make_key(const StepCall& call) {
   }
 }
 
-// What a graph has burned in and must not change under it: where parameters are and what is trained
-// of them, which state optimizers have, and how the scale grows.
+// Hashes what a graph has baked in: the addresses of parameters, which of them are trained, the
+// optimizers' state, and the scaler's settings.
 uint64_t GraphedStepCore::State::fingerprint() const {
   uint64_t hash = 0xCBF29CE484222325ULL;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
@@ -164,7 +164,7 @@ uint64_t GraphedStepCore::State::fingerprint() const {
   return hash;
 }
 
-// What else a step that trains has burned in: how the buckets lie.
+// The bucket layout is also baked into a training graph, so a new layout invalidates it.
 uint64_t GraphedStepCore::State::layouts() const {
   uint64_t sum = 0;  // versions only grow
   for (auto* model : parts.models) {
@@ -204,7 +204,7 @@ void GraphedStepCore::State::Entry::drop_graph() {
   states_after.clear();
 }
 
-// Whether a backward overwrites or adds is decided by it.
+// Decides whether a backward overwrites or accumulates.
 uint64_t GraphedStepCore::State::defined_gradients() const {
   uint64_t hash = 0xCBF29CE484222325ULL;
   for (auto* model : parts.models) {
@@ -215,7 +215,7 @@ uint64_t GraphedStepCore::State::defined_gradients() const {
   return hash;
 }
 
-/// Why this step cannot be captured, as far as it can be told beforehand. Empty: it may be.
+/// Why this step cannot be captured, as far as known beforehand. Empty: it may be.
 std::string GraphedStepCore::State::why_not() const {
   for (const auto* optimizer : parts.optimizers) {
     if (!optimizer->capturable()) {
@@ -251,7 +251,7 @@ bool GraphedStepCore::State::is_settled() const {
                      [](DataParallelModel* model) { return model->reducer().is_settled(); });
 }
 
-/// Null: it has no graph, and there are as many as are allowed.
+/// Null: the kind has no graph, and the number of graphs is at its limit.
 GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall& call) {
   const bool full = counts.graphs == options.max_graphs;
   const auto found = std::find_if(entries.begin(), entries.end(),
@@ -266,7 +266,7 @@ GraphedStepCore::State::Entry* GraphedStepCore::State::find_entry(const StepCall
     std::rotate(found, found + 1, entries.end());  // the one met last
     return &entries.back();
   }
-  // Kinds that come once make room for those that come again.
+  // Kinds that occur once are evicted for kinds that recur.
   if (static_cast<int64_t>(entries.size()) - counts.graphs >= max_remembered()) {
     entries.erase(std::find_if(entries.begin(), entries.end(),
                                [](const Entry& entry) { return entry.graph == nullptr; }));
@@ -280,7 +280,7 @@ int64_t GraphedStepCore::State::max_remembered() const {
   return std::max(kKindsRemembered, options.max_graphs);
 }
 
-/// Once: that there are too many for each to have a graph.
+/// Warns once that there are too many kinds for each to have a graph.
 void GraphedStepCore::State::warn_of_kinds(const StepCall& call) {
   if (std::exchange(too_many_said, true) || !context.is_main()) {
     return;
@@ -331,7 +331,7 @@ StepDone GraphedStepCore::State::run_eager(StepCall& call) {
 #ifdef DDP_HAS_CUDA
   if (device.is_cuda()) {
     feed_eagerly(*feed, numbers, sequence, call.inputs);
-    if (wanted) {  // as in the graph that is to come
+    if (wanted) {  // as in the later graph
       scalars = {.lr = feed->number(StepFeed::kLr), .step = feed->number(StepFeed::kStep)};
     }
     auto output = call.run(scalars);
@@ -357,7 +357,7 @@ GraphedStepCore::GraphedStepCore(Context& context, GraphedParts parts, GraphedSt
     : state_(
           std::make_shared<State>(context, std::move(parts), std::move(options), std::move(pool))) {
   const auto device = context.device();
-  // Logs hold the ring, and may be read when this is gone.
+  // Logs hold the ring, and may be read after this object's destruction.
   state_->ring = std::make_shared<StepRing>(device, [weak = std::weak_ptr(state_), device] {
     if (const auto state = weak.lock()) {
       state->check_job();

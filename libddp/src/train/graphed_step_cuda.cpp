@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a step is captured, what the ranks agree on then, and its replays.
+// Captures of a step, the ranks' agreement about them, and replays.
 #include <algorithm>
 
 #include "comm/operation_log.hpp"
@@ -15,7 +15,8 @@ StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
   ++sequence;
   try {
     ring->begin(sequence);
-    // A graph's inputs are fed by plain copies, so that slices and expanded tensors are made dense.
+    // A graph's inputs are fed by plain copies, so slices and expanded tensors are made dense
+    // first.
     for (at::Tensor* input : call.inputs) {
       if (input->defined() && !input->is_non_overlapping_and_dense()) {
         *input = input->contiguous();
@@ -23,7 +24,7 @@ StepDone GraphedStepCore::State::run_cuda(StepCall& call) {
     }
     for (auto* model : parts.models) {
       model->reducer().join_broken_backward();
-      // A graph neither waits for it nor may capture the wait.
+      // A graph neither waits for pending broadcasts nor may capture the wait.
       model->reducer().finish_pending();
     }
     auto done = run_numbered(call);
@@ -62,13 +63,13 @@ StepDone GraphedStepCore::State::run_numbered(StepCall& call) {
   return begins_alike(*entry) ? replay(*entry, call) : run_eager(call);
 }
 
-// A backward that was captured with gradients undefined overwrites what is there, with others it
-// adds to them.
+// A backward captured with undefined gradients overwrites them; with defined gradients it
+// accumulates.
 bool GraphedStepCore::State::begins_alike(const Entry& entry) const {
   return !entry.gradients_before || *entry.gradients_before == defined_gradients();
 }
 
-/// After a capture; `states` and `before` are from before it.
+/// Call after a capture; `states` and `before` are from before the capture.
 void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& states,
                                             uint64_t before) const {
   const auto has_run = [&](size_t i) {
@@ -86,9 +87,10 @@ void GraphedStepCore::State::note_gradients(Entry& entry, const HostStates& stat
 }
 
 StepDone GraphedStepCore::State::warm_up(Entry& entry, StepCall& call) {
-  // Before that, what a step makes to stay (buckets laid out anew) would lie in the block for ever.
+  // Not earlier: lasting allocations of a step (a new bucket layout) would stay in the block
+  // forever.
   if (!entry.has_block && entry.all_steps() > 0 && is_settled()) {
-    free_cached_memory();  // the first step's
+    free_cached_memory();  // of the first step
     take_as_one_block(missing_bytes(device, {0, 0}, entry.step_bytes), device);
     entry.has_block = true;
   }
@@ -105,12 +107,12 @@ StepDone GraphedStepCore::State::replay(Entry& entry, StepCall& call) {
   entry.graph->replay(call.numbers, sequence, call.inputs);
   ++counts.replayed;
   for (size_t i = 0; i < entry.states_after.size(); ++i) {
-    parts.models[i]->reducer().restore(entry.states_after[i]);  // .grad is what the step leaves
+    parts.models[i]->reducer().restore(entry.states_after[i]);  // .grad as after the step
   }
   return {entry.graph->object(), ring->log(sequence, entry.graph->num_scalars())};
 }
 
-// In an order that is the same on all ranks.
+// In the same order on all ranks.
 std::vector<Communicator*> GraphedStepCore::State::communicators() const {
   std::vector<Communicator*> all{context.communicator().get()};
   for (const auto* model : parts.models) {
@@ -122,7 +124,7 @@ std::vector<Communicator*> GraphedStepCore::State::communicators() const {
   return all;
 }
 
-/// The reason why it failed here; empty: it did not.
+/// Returns the reason of a failure on this rank; empty: success.
 std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
                                                 std::vector<std::string>* operations) {
   const auto inputs_before = [&] {
@@ -140,7 +142,7 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
     before.push_back(communicator->num_operations());
     logs.push_back(dynamic_cast<OperationLog*>(communicator));
     if (logs.back() != nullptr) {
-      logs.back()->hold_counts();  // the optimizer need not wait for them
+      logs.back()->hold_counts();  // the optimizer need not wait for the counts
     }
   }
   const auto join_counts = [&] {
@@ -150,7 +152,7 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
       }
     }
   };
-  // In the first step libraries search for algorithms, with more memory.
+  // In the first step libraries search for algorithms, which takes more memory.
   const int64_t step_bytes = entry.all_steps() > 1 ? entry.step_bytes : 0;
   std::string failing;
   std::string reason;
@@ -176,14 +178,14 @@ std::string GraphedStepCore::State::try_capture(Entry& entry, StepCall& call,
       operations->insert(operations->end(), captured.begin(), captured.end());
     }
   }
-  // The replay, or the eager step, reads the batch itself.
+  // The replay or the eager step reads the batch itself.
   for (size_t i = 0; i < inputs_before.size(); ++i) {
     *call.inputs[i] = inputs_before[i];
   }
   return reason;
 }
 
-/// The first rank's reason, on all ranks; empty: all captured the same collectives.
+/// Returns the first rank's reason on all ranks; empty: all captured the same collectives.
 std::string GraphedStepCore::State::agree(const CaptureReport& report) const {
   if (!options.collective && report.reason.empty() && !report.operations.empty()) {
     return "it calls collectives, although GraphedStepOptions::collective is false";
@@ -195,7 +197,7 @@ std::string GraphedStepCore::State::agree(const CaptureReport& report) const {
                           static_cast<size_t>(context.rank()), options.name);
 }
 
-/// What a capture left on the host, of a graph that will never run.
+/// Removes the host state of a capture whose graph will never run.
 void GraphedStepCore::State::undo_capture(Entry& entry, const HostStates& states) {
   for (size_t i = 0; i < states.size(); ++i) {
     parts.models[i]->reducer().restore(states[i]);
@@ -206,7 +208,7 @@ void GraphedStepCore::State::undo_capture(Entry& entry, const HostStates& states
   entry.graph.reset();
 }
 
-/// Captures on all ranks. The first rank's reason why none replays; empty: all do.
+/// Captures on all ranks. Returns the first rank's reason why no rank replays; empty: all replay.
 std::string GraphedStepCore::State::capture_together(Entry& entry, StepCall& call,
                                                      const HostStates& states) {
   CaptureReport report{.step_id = id,
@@ -233,7 +235,7 @@ std::string GraphedStepCore::State::capture_together(Entry& entry, StepCall& cal
   return reason;
 }
 
-/// False: this step has to run eagerly, and all others if give_up() was called.
+/// False: this step must run eagerly, and all others too if give_up() was called.
 bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
   HostStates states;
   for (auto* model : parts.models) {
@@ -248,7 +250,7 @@ bool GraphedStepCore::State::capture(Entry& entry, StepCall& call) {
     throw;
   }
   if (!reason.empty()) {
-    // Also where the reason is another rank's: what this one captured will never run.
+    // Also for another rank's reason: this rank's graph will never run.
     undo_capture(entry, states);
     give_up(reason);
     return false;

@@ -15,10 +15,10 @@
 
 namespace ddp::detail {
 
-/// What makes one graph another: which batch, and in which modes.
+/// Identifies a graph: the kind of batch, and the modes.
 using Key = std::vector<int64_t>;
 
-/// Of each model's reducer.
+/// One entry per model.
 using HostStates = std::vector<Reducer::State>;
 
 struct GraphedStepCore::State {
@@ -27,14 +27,14 @@ struct GraphedStepCore::State {
   struct Entry {
     Key key;
     std::string shapes;
-    bool trains = false;       // with a backward, which depends on how the buckets lie
-    int64_t eager_steps = 0;   // since the graph, if there was one, became stale
-    int64_t steps_before = 0;  // eager ones: what is searched for once has been
-    bool has_block = false;    // the eager steps' memory lies as the graph's will
-    int64_t step_bytes = 0;    // that the last eager step took at its peak
+    bool trains = false;       // has a backward, which depends on the bucket layout
+    int64_t eager_steps = 0;   // since the graph, if any, became stale
+    int64_t steps_before = 0;  // eager steps before that; one-time searches are done
+    bool has_block = false;    // memory is reserved as one block, as the graph's will be
+    int64_t step_bytes = 0;    // peak memory of the last eager step
     std::unique_ptr<CapturedStep> graph = nullptr;
-    /// Where backward runs in it: which gradients were defined when it was captured, and what the
-    /// reducers then held, if other ones are defined after it.
+    /// For a graph with a backward: which gradients were defined before its capture, and the
+    /// reducers' states after it, if other gradients are defined then.
     std::optional<uint64_t> gradients_before = std::nullopt;
     HostStates states_after = {};
 
@@ -85,24 +85,24 @@ struct GraphedStepCore::State {
 #ifdef DDP_HAS_CUDA
   std::optional<StepFeed> feed;
 #endif
-  bool wanted = false;  // to capture
+  bool wanted = false;  // capture is wanted
   bool ended = false;   // the context was closed
   bool too_many_said = false;
   const int64_t id;        // the same on all ranks
   NoteBoard* const board;  // null: ranks need not run alike
   std::string last_shapes;
-  uint64_t sequence = 0;       // of the present call, or of the last one
-  uint64_t calls_done = 0;     // the last one that is over
-  uint64_t last_captured = 0;  // the last one at which all ranks met to capture
+  uint64_t sequence = 0;       // of the current or last call
+  uint64_t calls_done = 0;     // number of the last finished call
+  uint64_t last_captured = 0;  // the last call at which all ranks met to capture
   mutable uint64_t notes_seen = 0;
   uint64_t last_fingerprint = 0;
   uint64_t last_layouts = 0;
-  Key key;  // of the present call
+  Key key;  // of the current call
   std::vector<Entry> entries;
   GraphedStepCounts counts;
 };
 
-/// Of a batch, for messages: of its tensors, and its other numbers.
+/// A batch's tensor shapes and other numbers, for messages.
 std::string shapes_of(const StepCall& call);
 
 }  // namespace ddp::detail

@@ -13,7 +13,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// The end of every manifest: 16 digits between these two.
+// The end of every manifest: 16 digits between these two strings.
 constexpr std::string_view kChecksumKey = ",\n\"manifest_xxh3\": \"";
 constexpr std::string_view kChecksumEnd = "\"\n}\n";
 constexpr std::size_t kTailBytes = kChecksumKey.size() + 16 + kChecksumEnd.size();
@@ -35,7 +35,7 @@ uint64_t from_hex(const std::string& text) {
   return value;
 }
 
-// JSON has no infinities; its shortest decimal of a finite double reads back to the same bits.
+// JSON has no infinities; the shortest decimal of a finite double parses to the same bits.
 OrderedJson value_to_json(const ManifestValue& value) {
   if (const auto* number = std::get_if<double>(&value); number && !std::isfinite(*number)) {
     return {{"double", std::isnan(*number) ? "nan" : *number > 0 ? "inf" : "-inf"}};
@@ -73,7 +73,7 @@ OrderedJson files_to_json(const std::vector<FileRecord>& files) {
   return list;
 }
 
-// nlohmann's get<int64_t>() takes fractions, and numbers beyond its range are undefined there.
+// nlohmann's get<int64_t>() accepts fractions, and is undefined for numbers out of range.
 int64_t whole_number(const OrderedJson& json, const char* key, int64_t at_least) {
   const auto& value = json.at(key);
   if (!fits_int64(value) || value.get<int64_t>() < at_least) {
@@ -164,7 +164,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   }
   json["leaf_dtypes"] = manifest.leaf_dtypes;
   json["texts"] = manifest.texts;
-  // A user's text may hold any bytes; a save must not fail for it.
+  // A user's text may contain any bytes; a save must not fail for them.
   std::string body = json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
   body.resize(body.size() - 2);  // "\n}"
   return concat(body, kChecksumKey, to_hex(xxh3(body)), kChecksumEnd);

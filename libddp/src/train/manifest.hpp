@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint's manifest.json says. Torch-free.
+// The contents of a checkpoint's manifest.json. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace ddp::detail {
 
-/// Raised when a reader meets a checkpoint with a greater number than it knows.
+/// A reader refuses a checkpoint with a greater number.
 inline constexpr int64_t kCheckpointFormat = 1;
 inline constexpr const char* kManifestName = "manifest.json";
 
@@ -27,8 +27,8 @@ struct Manifest {
   int64_t step = 0;  ///< steps done
   int64_t world_size = 1;
   std::optional<double> metric = {};
-  bool finite = true;           ///< no inf or NaN in it; of an older program's, true
-  bool finite_is_known = true;  ///< false: an older program's, which did not look
+  bool finite = true;           ///< no inf or NaN in it; true for an older program's
+  bool finite_is_known = true;  ///< false: saved by an older program, which did not check
   std::vector<FileRecord> files = {};
   std::map<std::string, std::map<std::string, ManifestValue>> values = {};  ///< by object, by key
   std::map<std::string, std::string> leaf_dtypes = {};  ///< of parameters saved as their master
@@ -37,19 +37,19 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
-/// A newer program wrote this; falling back to an older checkpoint would lose its work silently.
+/// A newer program wrote this checkpoint; using an older one would silently lose work.
 struct NewerFormatError : ReadError {
   using ReadError::ReadError;
 };
 
-/// JSON that ends with a checksum of all that stands before it. Doubles keep every bit.
+/// JSON with a checksum of all preceding text at its end. Doubles keep every bit.
 std::string manifest_to_json(const Manifest& manifest);
 
-/// Throws NewerFormatError, or ReadError naming `path` for anything but what manifest_to_json
-/// writes: other checksum, broken JSON, depth > 8, a file name with a folder in it.
+/// Throws NewerFormatError, or ReadError naming `path` for text that manifest_to_json does not
+/// write: other checksum, broken JSON, depth > 8, a file name with a folder in it.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
-/// FileRecords and values on their way between ranks.
+/// FileRecords and values as messages between ranks.
 std::string records_to_json(const std::vector<FileRecord>& files);
 std::vector<FileRecord> parse_records(std::string_view text);
 

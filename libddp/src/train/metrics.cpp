@@ -76,14 +76,14 @@ double MetricsImpl::seconds_now() const {
   return std::chrono::duration<double>(until - started_).count() - paused_seconds_;
 }
 
-// As the seconds: since the first step, without pauses.
+// Energy since the first step, without pauses, like the seconds.
 double MetricsImpl::energy_now() const {
   const double energy = pauses_ > 0 ? energy_at_pause_ : gpu_numbers().energy_joules;
   return energy - first_energy_ - paused_energy_;
 }
 
 void MetricsImpl::make_tracer(int64_t next_step) {
-  tracer_.reset();  // before the next one records
+  tracer_.reset();  // before the next tracer records
   if (options_.trace_steps > 0) {
     const auto path = folder_.path().empty() ? std::string("trace.json") : folder() + "/trace.json";
     tracer_ = std::make_unique<Tracer>(control_plane_, device_, path, options_.trace_first_step,
@@ -102,7 +102,7 @@ void MetricsImpl::pause() {
   if (pauses_++ == 0) {
     if (!device_.is_cpu()) {
       const c10::impl::VirtualGuardImpl guard(device_.type());
-      guard.synchronizeStream(guard.getStream(device_));  // what is enqueued is training
+      guard.synchronizeStream(guard.getStream(device_));  // enqueued work counts as training
     }
     paused_at_ = Clock::now();
     energy_at_pause_ = gpu_numbers().energy_joules;
@@ -116,7 +116,7 @@ void MetricsImpl::resume() {
   }
 }
 
-// Two kernels of one element; a loss that lives in a graph's memory is read before the next replay.
+// Two one-element kernels; a loss in a graph's memory is read before the next replay.
 void MetricsImpl::add_on_device(const StepMetrics& metrics) {
   at::NoGradGuard no_grad;
   const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
@@ -143,7 +143,7 @@ void MetricsImpl::add_logged(const StepMetrics& metrics) {
   read_logs(/*all=*/false);
 }
 
-// Without `all` only what is there already: the host does not wait.
+// Without `all`, reads only available logs: the host does not wait.
 void MetricsImpl::read_logs(bool all) {
   while (!logged_.empty() && (all || logged_.front().log.is_ready())) {
     const auto& [log, loss_at, num_correct_at, n] = logged_.front();
@@ -164,7 +164,7 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   now_.samples += n;
   now_.steps += 1;
   if (first_step_) {
-    // Warm-up, lazy initialisation and whatever came before are no speed.
+    // Warm-up, lazy initialisation and earlier work do not count for speed.
     first_step_ = false;
     started_ = Clock::now();
     paused_seconds_ = 0;

@@ -18,10 +18,10 @@ std::string format(const char* pattern, Args... args) {
   return text;
 }
 
-// The shortest text that reads back as the same double.
+// The shortest text that parses to the same double.
 std::string shortest(double number) {
   if (std::isnan(number)) {
-    return "nan";  // whatever its sign
+    return "nan";  // for either sign
   }
   char text[40];
   const auto end = std::to_chars(text, text + sizeof text, number).ptr;

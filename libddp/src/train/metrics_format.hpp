@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers of a run as text: log line, CSV, JSONL, progress bar. Torch-free. What each number
-// means is defined once, in ddp/train/metrics.hpp.
+// The metrics of a run as text: log line, CSV, JSONL, progress bar. Torch-free.
+// ddp/train/metrics.hpp defines each metric.
 #pragma once
 
 #include <cmath>
@@ -13,21 +13,22 @@
 namespace ddp::detail {
 
 /// A column's value: text, an integer, or a number; nothing and empty text mean "unknown". A NaN is
-/// a number: losses become NaN, and then everybody should see it.
+/// a number, so that a NaN loss is visible.
 struct Cell {
   std::string name;
   std::string text = "";
   std::optional<double> number = {};
   std::optional<int64_t> integer = {};
 
-  /// As in a CSV file, quoted where RFC 4180 asks for it; empty where unknown.
+  /// A CSV field, quoted if RFC 4180 requires it; empty if unknown.
   std::string to_csv() const;
 };
 using Row = std::vector<Cell>;
 
 std::string csv_header(const Row& row);
 std::string csv_line(const Row& row);
-/// One JSON object; unknown values are left out, and what JSON has no word for is text: "nan".
+/// One JSON object; unknown values are omitted, and values that JSON cannot express are text:
+/// "nan".
 std::string json_line(const Row& row);
 
 struct LoggedNumbers {
@@ -45,15 +46,15 @@ struct LoggedNumbers {
   std::optional<double> peak_memory_gib = {};
   std::optional<double> interval_seconds = {};
   std::optional<double> energy_j = {};
-  std::string sample_unit = "images";  ///< what the rates count
+  std::string sample_unit = "images";  ///< unit of the rates
 };
-/// For numbers that are measured: NaN says that they were not.
+/// For measured numbers: NaN means not measured.
 inline std::optional<double> if_measured(double number) {
   return std::isnan(number) ? std::nullopt : std::optional(number);
 }
 Row step_row(const LoggedNumbers& numbers, double unix_time);
 
-/// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are left out. max_steps 0:
+/// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are omitted. max_steps 0:
 /// unknown.
 std::string log_line(const LoggedNumbers& numbers, int64_t max_steps, double eta_seconds);
 /// "step 120/1000 | eval loss 1.2345 | eval accuracy 50.00 %".
@@ -62,11 +63,11 @@ std::string evaluation_line(int64_t step, int64_t max_steps, std::optional<doubl
 /// "[=====>      ]  12 % | step 120/1000 | ETA 00:03:12 | loss 1.2345", at most `columns` wide.
 std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
                          std::optional<double> loss, int columns);
-/// "00:03:12", "2d 03:00:00"; "?" where unknown.
+/// "00:03:12", "2d 03:00:00"; "?" if unknown.
 std::string format_duration(double seconds);
 
-/// The commit checked out in the Git working tree that holds `folder`, from its files alone; empty
-/// where there is none.
+/// The commit checked out in the Git working tree of `folder`, read from its files alone; empty
+/// without a working tree.
 std::string read_git_commit(const std::string& folder);
 
 }  // namespace ddp::detail

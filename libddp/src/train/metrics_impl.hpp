@@ -17,7 +17,7 @@
 
 namespace ddp::detail {
 
-/// What a rank adds to a line or row; ranks exchange it as text.
+/// One rank's part of a line or row; ranks exchange it as text.
 struct RankNumbers {
   double loss_sum = 0;
   double loss_samples = 0;
@@ -37,11 +37,11 @@ struct RankNumbers {
   static RankNumbers parse(const std::string& text);
 };
 
-/// Sums, maxima and means over ranks; means leave out the ranks that do not know.
+/// Sums, maxima and means over ranks; means omit ranks without the value.
 struct JobNumbers {
   explicit JobNumbers(const std::vector<RankNumbers>& ranks);
-  RankNumbers total;  ///< sums (energy too, NaN where a rank does not know); seconds, steps and
-                      ///< memory: the largest
+  RankNumbers total;  ///< sums (energy too; NaN if unknown on a rank); seconds, steps and memory:
+                      ///< the maximum
   int world_size;
 
   std::optional<double> loss() const { return ratio(total.loss_sum, total.loss_samples); }
@@ -59,7 +59,7 @@ struct JobNumbers {
 
 class MetricsImpl {
  public:
-  /// `set_progress` is told which step begins.
+  /// Calls `set_progress` with each step that begins.
   MetricsImpl(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
               const MetricsOptions& options, std::function<void(int64_t step)> set_progress);
   ~MetricsImpl();
@@ -77,7 +77,7 @@ class MetricsImpl {
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// Counts since the start; an interval or epoch is the difference of two.
+  /// Counts since the start; an interval or epoch is the difference of two Counts.
   struct Counts {
     double loss_sum = 0;
     double correct = 0;
@@ -87,15 +87,15 @@ class MetricsImpl {
     double steps = 0;
     double timed_samples = 0;  ///< without the first step
     double timed_steps = 0;
-    double seconds = 0;  ///< of training after the first step
+    double seconds = 0;  ///< training time after the first step
     double loader_wait_ms = 0;
-    double energy_j = 0;  ///< in `seconds`; NaN where the GPU does not tell
+    double energy_j = 0;  ///< in `seconds`; NaN if the GPU does not report it
   };
 
   bool is_main() const { return control_plane_.rank() == 0; }
   double seconds_now() const;
   double energy_now() const;
-  /// Of the GPU; NaN where it is not known.
+  /// NaN if unknown.
   GpuNumbers gpu_numbers() const { return gpu_numbers_ ? gpu_numbers_->latest() : GpuNumbers{}; }
   void add_on_device(const StepMetrics& metrics);
   void add_logged(const StepMetrics& metrics);
@@ -103,7 +103,7 @@ class MetricsImpl {
   void make_tracer(int64_t next_step);
   std::optional<double> fetch(const StepMetrics& metrics);
   RankNumbers numbers_since(const Counts& start);
-  /// Collective. Unless `to_all`, rank 0 alone gets them.
+  /// Collective. Unless `to_all`, only rank 0 gets the numbers.
   JobNumbers gather(const RankNumbers& own, bool to_all);
   void log_step(int64_t step, const StepMetrics& metrics);
   void draw_bar(int64_t step, bool force);
@@ -120,17 +120,17 @@ class MetricsImpl {
   const std::function<void(int64_t)> set_progress_;
   RunFolder folder_;
   std::unique_ptr<GpuMonitor> gpu_;
-  std::unique_ptr<GpuSampler> gpu_numbers_;  // asks gpu_: null where that is
+  std::unique_ptr<GpuSampler> gpu_numbers_;  // samples gpu_; null if gpu_ is null
   std::unique_ptr<Tracer> tracer_;
   std::string commit_;
   bool bar_ = false;
   bool bar_shown_ = false;
   Clock::time_point bar_time_{};
 
-  at::Tensor sums_;  ///< float64 [2] on the device: loss times samples, right answers
+  at::Tensor sums_;  ///< float64 [2] on the device: loss times samples, correct answers
   at::Tensor loss_sum_, correct_sum_;
-  bool reads_device_ = true;  ///< false: all numbers so far came by logs
-  /// Steps whose numbers the host has not read yet, and the sums of those it has.
+  bool reads_device_ = true;  ///< false: all numbers so far came from logs
+  /// Steps whose numbers the host has not read yet, and the sums of the read ones.
   struct Logged {
     StepLog log;
     int loss_at;

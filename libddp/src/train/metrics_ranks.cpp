@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kBarInterval{100};
 
-// Adds what is known; NaN means unknown.
+// A mean of known values; NaN means unknown.
 struct Mean {
   double sum = 0;
   int count = 0;
@@ -28,7 +28,7 @@ struct Mean {
   double value() const { return count > 0 ? sum / count : NAN; }
 };
 
-// Every member in one order, for text and back.
+// Visits every member in a fixed order, for writing and parsing text.
 template <typename Numbers, typename F>
 void for_each_number(Numbers& n, F&& f) {
   for (auto* value : {&n.loss_sum, &n.loss_samples, &n.correct, &n.correct_samples, &n.samples,
@@ -96,7 +96,7 @@ void MetricsImpl::draw_bar(int64_t step, bool force) {
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   const auto text = progress_bar(step + 1, options_.run.max_steps, eta_seconds(step), last_loss_,
                                  known ? size.ws_col : 100);
-  // The log goes to standard error too: one stream, so that lines and bar keep their order.
+  // Standard error, as the log: one stream keeps the order of lines and bar.
   std::fprintf(stderr, "\r%s\033[K", text.c_str());
   std::fflush(stderr);
   bar_shown_ = true;

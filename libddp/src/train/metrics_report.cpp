@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the numbers become: log lines, rows of CSV and JSONL.
+// Reports the metrics: log lines, rows of CSV and JSONL.
 #include "ddp/core/logging.hpp"
 #include "train/metrics_impl.hpp"
 
@@ -126,7 +126,7 @@ Row MetricsImpl::epoch_row(int64_t epoch, const EpochMetrics& metrics,
           {.name = "ranks", .integer = job.world_size},
           {.name = "precision", .text = run.precision},
           {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
-          {.name = "batch_size_per_gpu",  // not whole where ranks share it unevenly
+          {.name = "batch_size_per_gpu",  // a fraction if ranks share the batch unevenly
            .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
           {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
           {.name = "repeat", .integer = options_.repeat},

@@ -10,8 +10,8 @@
 namespace ddp {
 namespace {
 
-// Steps that the host may be ahead of what it looked at on a GPU. The same on all ranks, which then
-// throw after the same step, and less than the steps whose StepLog can be read.
+// Steps that the host may be ahead of its last check on a GPU. Equal on all ranks, which then throw
+// after the same step. Less than the number of steps whose StepLog is readable.
 constexpr size_t kStepsUnseenOnGpu = 32;
 
 constexpr const char* kNonFiniteFix =
@@ -47,7 +47,7 @@ NonFiniteGuard::NonFiniteGuard(const Context& context, NonFinite action, const O
     : context_(context), action_(action), optimizer_(optimizer), scaler_(scaler) {}
 
 at::Tensor NonFiniteGuard::watch(const at::Tensor& loss) const {
-  // Times 1 where it is finite, else times NaN: inf * 0 is NaN.
+  // Multiplies by 1 if the loss is finite, else by NaN: inf * 0 is NaN.
   return skips() ? loss * (loss.detach() * 0.0 + 1.0) : loss;
 }
 
@@ -82,8 +82,8 @@ void NonFiniteGuard::look_at(const Step& step) {
   }
 }
 
-// Reduced gradients are the same on all ranks, so that all of them come here and tell each other of
-// their losses. A loss alone is known to its own rank.
+// Reduced gradients are equal on all ranks, so all ranks call this and exchange their losses. A
+// rank's loss is known only to itself.
 void NonFiniteGuard::refuse(int64_t step, double loss, int64_t parameter) const {
   const auto begin = detail::concat("step ", step + 1, " is not finite (train.non_finite=error): ");
   if (parameter < 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread that does the same again and again. Torch-free.
+// A thread that repeats one task. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ class PeriodicTask {
   /// `task` must not throw. It runs for the first time after one `period`.
   PeriodicTask(std::function<void()> task, std::chrono::milliseconds period)
       : task_(std::move(task)), thread_([this, period] { run(period); }) {}
-  /// Lets a running task end.
+  /// Waits for a running task.
   ~PeriodicTask() {
     {
       const std::lock_guard lock(mutex_);

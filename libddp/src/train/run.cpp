@@ -21,11 +21,11 @@ namespace {
 using detail::concat;
 
 constexpr std::chrono::seconds kUnwindGrace{10};
-// A broken collective may surface before the control plane has heard why: its word is better.
+// A broken collective may surface before the control plane has the cause, which is more precise.
 constexpr std::chrono::milliseconds kCauseWait{300};
 
-// Whoever read this program's output may leave before it ends (`prog | head`): such a write then
-// fails, and training goes on. It stays so: what is left in stdout's buffer is written at exit.
+// The reader of this program's output may exit early (`prog | head`): writes then fail, and
+// training continues. Never restored, because stdout's buffer is written at exit.
 void ignore_broken_pipes() {
   struct sigaction action = {};
   if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
@@ -59,7 +59,7 @@ void apply(const TrainOptions& options) {
   torch_settings.setAllowTF32CuBLAS(options.allow_tf32);  // cuDNN's stays at PyTorch's default: on
 }
 
-// Every rank compares with rank 0's settings and all hear of every difference: all fail alike.
+// Every rank compares with rank 0's settings and receives all differences, so all ranks fail alike.
 void require_equal_settings(const Context& context, const Config& config) {
   if (context.world_size() == 1) {
     return;
@@ -84,7 +84,7 @@ bool wait_for_cause(const ControlPlane& plane) {
   return plane.failed();
 }
 
-// nullptr stands for what is no std::exception.
+// nullptr stands for an exception that is no std::exception.
 void publish(ControlPlane& plane, const std::exception* exception) {
   FailureCause cause;
   cause.message = exception == nullptr ? "an exception of unknown type" : message_of(*exception);
@@ -98,7 +98,7 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   plane.publish_failure(cause);
 }
 
-// Arms the deadline as soon as any rank fails, also while this one is busy elsewhere.
+// Arms the deadline as soon as any rank fails, even if this rank is busy elsewhere.
 class FailureWatch {
  public:
   explicit FailureWatch(ControlPlane& plane) : plane_(plane), deadline_(kUnwindGrace) {
@@ -110,7 +110,7 @@ class FailureWatch {
   FailureWatch& operator=(const FailureWatch&) = delete;
 
   void arm(ExitCode code) { deadline_.arm(static_cast<int>(code)); }
-  /// Before the control plane goes; an armed deadline stays.
+  /// Call before the control plane is destroyed; an armed deadline stays.
   void detach() {
     if (token_) {
       plane_.remove_failure_callback(*token_);
@@ -133,9 +133,8 @@ void log_start(const Context& context) {
   }
 }
 
-// When settings that nothing uses are refused: unread keys as the first step begins, sections that
-// no object took as a later one begins. A loop makes the last of its objects (Autocast) in its
-// first step.
+// Refuses unused settings: unread keys when the first step begins, sections that no object took
+// when a later step begins. A loop makes its last objects (Autocast) in its first step.
 class UseCheck {
  public:
   explicit UseCheck(const Config& config) : config_(config) {}
@@ -149,7 +148,7 @@ class UseCheck {
       config_.require_all_used();
     }
   }
-  /// A run that announced one step alone had nothing left to do and made no objects for steps.
+  /// A run that announced only one step had no steps left and made no objects for steps.
   void at_end() const {
     if (first_ < 0) {
       config_.require_all_used();
@@ -171,7 +170,7 @@ void train(Context& context, const Config& config, const RunFunction& function,
   use_check.at_end();
 }
 
-// The first cause's code, where one is known, is the code of all ranks.
+// All ranks return the first cause's code, if known.
 ExitCode code_after(const Context& context, ExitCode own) {
   const auto& plane = context.control_plane();
   return plane.failed() ? plane.failure().exit_code : own;
@@ -209,7 +208,7 @@ ExitCode run_job(const Config& config, const RunFunction& function) {
   }
   watch.detach();
   if (failed || (code != ExitCode::Ok && code != ExitCode::SavedRequeue)) {
-    context.reset();  // peers were told; nothing here waits for them
+    context.reset();  // peers have the cause; no wait for them
   } else {
     context->close();
   }

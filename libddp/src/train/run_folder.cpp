@@ -49,7 +49,7 @@ void RunFolder::append(const std::string& file, const std::string& line,
   }
   out << line << "\n" << std::flush;
   if (!out) {
-    out.clear();  // the next line may fit again
+    out.clear();  // the next line may succeed
     warn_once(file);
   }
 }

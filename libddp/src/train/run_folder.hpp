@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of one run, which one process at a time writes. Torch-free. A disk that fills up costs
-// a warning, never the training.
+// The files of one run, written by one process at a time. Torch-free. A full disk causes a warning
+// and never stops training.
 #pragma once
 
 #include <fstream>
@@ -14,14 +14,14 @@ namespace ddp::detail {
 
 class RunFolder {
  public:
-  /// No folder: everything is dropped.
+  /// No folder: all output is dropped.
   RunFolder() = default;
-  /// Makes `dir`/`name` where needed, and takes it as FolderOwner says; `job` is the scheduler's
-  /// id. Throws WriteError, SettingsError for a name with a '/', FolderTakenError.
+  /// Makes `dir`/`name` if needed and takes it like FolderOwner; `job` is the scheduler's id.
+  /// Throws WriteError, SettingsError for a name with a '/', FolderTakenError.
   RunFolder(const std::string& dir, const std::string& name, const std::string& job = "");
 
   const std::string& path() const { return path_; }
-  /// Appends a line and hands it to the system at once; `header` comes first in a new file.
+  /// Appends a line and flushes it; a new file starts with `header`.
   void append(const std::string& file, const std::string& line, const std::string& header = "");
   /// Replaces a whole file.
   void write(const std::string& file, const std::string& text);
@@ -36,7 +36,7 @@ class RunFolder {
   bool warned_ = false;
 };
 
-/// "2026-11-21_10-30-05", local time; with a number behind it where `dir` holds that name.
+/// "2026-11-21_10-30-05", local time; with a number appended if `dir` has that name.
 std::string time_name(const std::string& dir);
 
 }  // namespace ddp::detail

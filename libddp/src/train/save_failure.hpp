@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A save that failed: every rank throws it, so it names the rank to blame. Torch-free.
+// A failed save: every rank throws it, so it names the rank that failed. Torch-free.
 #pragma once
 
 #include "ddp/core/control_plane.hpp"
@@ -7,7 +7,7 @@
 
 namespace ddp::detail {
 
-/// Behind a FileError's fix.
+/// Appended to a FileError's fix.
 inline constexpr const char* kOtherFolder = ", or name another checkpoint.dir";
 
 struct SaveFailure : WriteError {
@@ -19,7 +19,7 @@ struct SaveFailure : WriteError {
     cause.exit_code = exit_code();
     return cause;
   }
-  int rank;  ///< that could not write
+  int rank;  ///< the rank that could not write
 };
 
 }  // namespace ddp::detail

@@ -23,7 +23,7 @@ std::string file_of(const std::string& object) {
   return object + ".safetensors";
 }
 
-// The model's keys are those other programs know; everybody else's carry the object's name.
+// The model's keys are other programs' keys too; all other keys start with the object's name.
 std::string file_key(const std::string& object, const std::string& key) {
   return object == kModel ? key : object + "." + key;
 }
@@ -60,7 +60,7 @@ void add_generators(TensorMap& rank_file, at::Device device) {
   }
 }
 
-// The states of all objects, and which parameter's master replaces which leaf.
+// The states of all objects, and the leaves replaced by their masters.
 struct Collected {
   std::map<std::string, StateDict> states;
   std::map<std::string, std::string> leaf_dtypes;
@@ -101,7 +101,7 @@ at::ScalarType leaf_type(const std::string& word, const std::string& name) {
   throw ReadError("the manifest gives the dtype '" + word + "' for " + name);
 }
 
-// What `collect` moved goes back: the master to the optimizer, its rounding to the model.
+// Reverses `collect`: returns the master to the optimizer, and its rounding to the model.
 void split_masters(std::map<std::string, StateDict>& states, const Manifest& manifest) {
   for (const auto& [parameter, dtype] : manifest.leaf_dtypes) {
     auto& leaf = states[kModel].tensors[parameter];
@@ -124,7 +124,7 @@ void add_tensors(std::map<std::string, StateDict>& states, const std::string& ob
   }
 }
 
-// Whether no number has all bits of its exponent set, as inf and NaN have.
+// True if no number has all exponent bits set, as inf and NaN have.
 template <typename Bits>
 bool all_finite(const at::Tensor& tensor, Bits exponent) {
   const auto* numbers = static_cast<const Bits*>(tensor.const_data_ptr());
@@ -135,7 +135,7 @@ bool all_finite(const at::Tensor& tensor, Bits exponent) {
   return !found;
 }
 
-// Of a contiguous tensor on the host.
+// For a contiguous tensor on the host.
 bool all_finite(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kFloat:
@@ -219,7 +219,7 @@ Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::De
     }
   }
   if (!device.is_cpu()) {
-    // The training thread goes on at once; the writing thread waits for this moment of the stream.
+    // The training thread continues at once; the writing thread waits for this point of the stream.
     const c10::impl::VirtualGuardImpl guard(device.type());
     auto event = std::make_shared<c10::Event>(device.type());
     event->record(guard.getStream(device));

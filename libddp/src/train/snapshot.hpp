@@ -17,11 +17,11 @@
 
 namespace ddp::detail {
 
-/// Host memory that is kept from save to save; pinned where the tensors lie on a GPU, so that
-/// copies run while the host goes on.
+/// Host memory cached between saves. It is pinned for tensors on a GPU, so that copies run while
+/// the host continues.
 class HostBuffers {
  public:
-  /// A contiguous host copy of `tensor` under `key`, enqueued on the current stream.
+  /// Enqueues a contiguous host copy of `tensor` under `key` on the current stream.
   at::Tensor copy(const std::string& key, const at::Tensor& tensor);
 
  private:
@@ -29,26 +29,26 @@ class HostBuffers {
 };
 
 struct Snapshot {
-  std::map<std::string, TensorMap> files;  ///< by file name; what this rank writes
+  std::map<std::string, TensorMap> files;  ///< files written by this rank, by file name
   std::map<std::string, std::map<std::string, StateValue>> values;
   std::map<std::string, std::string> leaf_dtypes;
-  std::vector<std::shared_ptr<c10::Event>> copied;  ///< the host copies are there after these
+  std::vector<std::shared_ptr<c10::Event>> copied;  ///< after these events the copies are complete
 
-  /// Waits for the copies; any thread.
+  /// Waits for the copies. Any thread.
   void wait() const;
-  /// The key of the first tensor with inf or NaN; empty: there is none. After wait().
+  /// The key of the first tensor with inf or NaN; empty if there is none. Call after wait().
   std::string first_non_finite() const;
 };
 
 /// "rank_00003.safetensors".
 std::string rank_file_name(int rank);
 
-/// Takes this rank's part: rank 0 everything replicated, every rank its own file.
+/// Takes this rank's part: on rank 0 all replicated state, on every rank its own file.
 Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::Device device,
                        HostBuffers& buffers);
 
-/// Gives the state back to the objects, then to the generators. `files` maps file names to tensors.
-/// Throws MismatchError where an object is not in the checkpoint or does not fit.
+/// Loads the state into the objects, then into the generators. `files` maps file names to tensors.
+/// Throws MismatchError if an object is not in the checkpoint or does not fit.
 void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& manifest,
                       const std::map<std::string, TensorMap>& files, int rank, at::Device device,
                       const std::string& checkpoint);

@@ -92,7 +92,7 @@ __global__ void publish(const __grid_constant__ PublishArguments arguments) {
     slot->values[threadIdx.x] =
         read_number(arguments.numbers[threadIdx.x], arguments.types[threadIdx.x]);
   }
-  // The host must see the numbers before the mark that says they are there.
+  // The host must see the numbers before the sequence number.
   __threadfence_system();
   __syncwarp();
   if (threadIdx.x == 0) {

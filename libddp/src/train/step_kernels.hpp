@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes into a step and what comes out of it, as one kernel each.
+// Inputs and outputs of a captured step, one kernel each.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,8 +18,8 @@ struct FeedCopy {
   uint64_t bytes;
 };
 
-/// By value: a kernel's arguments are copied when it is launched, so that the host may go on to the
-/// next step at once, with nothing to wait for and no pinned memory to use in turn.
+/// Passed by value: a launch copies a kernel's arguments. So the host can prepare the next step at
+/// once, without waiting and without rotating pinned memory.
 struct FeedArguments {
   FeedCopy copies[kMaxFeedCopies];
   float numbers[kMaxFeedNumbers];
@@ -30,9 +30,9 @@ struct FeedArguments {
   int num_numbers;
 };
 
-/// Copies all of it. Regions do not overlap.
+/// Copies all regions and numbers. Regions must not overlap.
 cudaError_t launch_feed(const FeedArguments& arguments, cudaStream_t stream);
-/// Gives a captured feed other arguments for later launches of `graph`; those under way keep
+/// Sets other arguments of a captured feed for later launches of `graph`; launches in flight keep
 /// theirs. Sizes must be the captured ones.
 cudaError_t set_feed(cudaGraphExec_t graph, cudaGraphNode_t node, const FeedArguments& arguments);
 

@@ -107,7 +107,7 @@ StepRing::StepRing(at::Device device, std::function<void()> check)
 
 StepRing::~StepRing() {
   if (slots_ != nullptr) {
-    cudaFreeHost(slots_);  // waits for the device; an error here has nobody left to be told
+    cudaFreeHost(slots_);  // waits for the device; errors cannot be reported here
   }
 }
 
@@ -132,7 +132,7 @@ bool StepRing::is_ready(uint64_t sequence) const {
   return sequence_in(slots_, sequence) >= sequence;
 }
 
-// Short waits are the usual ones (a line is logged), so the host looks often before it sleeps.
+// Most waits are short (a line is logged), so the host polls often before it sleeps.
 void StepRing::wait(uint64_t sequence) const {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
@@ -153,7 +153,7 @@ double StepRing::value(uint64_t sequence, int index) const {
   wait(sequence);
   const double value =
       static_cast<const volatile PublishedSlot&>(slots_[sequence % kNumSlots]).values[index];
-  // Not by the mark in the slot, which the device writes behind the numbers: they may be new ones.
+  // Does not check the slot's sequence: the device writes it after the numbers, which may be newer.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (latest_ >= sequence + kNumSlots) {
     throw InternalError(concat("the numbers of a step were asked for after ", kNumSlots,

@@ -56,7 +56,7 @@ void Tracer::end_step(int64_t step) {
   }
   const bool begun = recording_ ? step > first_step_ : step >= first_step_;
   if (!std::exchange(seen_step_, true) && begun) {
-    give_up(step);  // nobody told the constructor where the run goes on
+    give_up(step);  // the constructor was not given the resumed step
     return;
   }
   if (recording_) {

@@ -11,7 +11,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
-#if __has_include(<cuda_profiler_api.h>)  // a package of its own
+#if __has_include(<cuda_profiler_api.h>)  // in a separate package
 #include <cuda_profiler_api.h>
 #define DDP_HAS_CUDA_PROFILER
 #endif
@@ -55,7 +55,7 @@ class CudaTraceDevice final : public TraceDevice {
     const auto target = stream != nullptr
                             ? static_cast<cudaStream_t>(stream)
                             : c10::cuda::getCurrentCUDAStream(device_.index()).stream();
-    // An event recorded into a graph has no time of its own.
+    // An event recorded into a graph has no time.
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(target, &capturing) != cudaSuccess ||
         capturing != cudaStreamCaptureStatusNone) {
@@ -104,7 +104,7 @@ std::shared_ptr<TraceDevice> make_trace_device(at::Device device) {
 void start_profiler([[maybe_unused]] at::Device device) {
 #ifdef DDP_HAS_CUDA_PROFILER
   if (device.is_cuda()) {
-    cudaProfilerStart();  // its only error is that a profiler is at work already
+    cudaProfilerStart();  // its only error: a profiler is already active
   }
 #endif
 }
@@ -154,8 +154,8 @@ double used_memory_gib(at::Device device) {
 
 void enable_nvtx() {
 #ifdef DDP_HAS_CUDA
-  // Ranges that need not nest on a thread: a backward begins and ends in different ones. NVTX's
-  // own numbers may be 0.
+  // Ranges that need not nest on a thread: a backward begins and ends on different threads. NVTX's
+  // own ids may be 0.
   set_range_hooks({.start = [](const char* name) { return nvtxRangeStartA(name) + 1; },
                    .end = [](uint64_t range) { nvtxRangeEnd(range - 1); }});
 #endif

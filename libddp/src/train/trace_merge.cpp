@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 constexpr std::size_t kPartBytes = 512 << 10;
 
-// Greedy: the first line on which the span is either nested in the last open one or after it.
+// Greedy: the first line whose last open span contains the span or ended before it.
 class Lanes {
  public:
   std::size_t place(const TraceEvent& event) {
@@ -31,7 +31,7 @@ class Lanes {
   }
 
  private:
-  std::vector<std::vector<int64_t>> open_;  ///< ends of the spans around the present, by lane
+  std::vector<std::vector<int64_t>> open_;  ///< ends of the enclosing spans, by lane
 };
 
 Json to_json(const TraceEvent& event) {
@@ -49,7 +49,7 @@ Json name_event(const char* what, std::size_t pid, std::size_t tid, const std::s
 
 void add_rank(Json& list, std::size_t rank, std::vector<TraceEvent> events, int64_t shift_ns) {
   list.push_back(name_event("process_name", rank, 0, "rank " + std::to_string(rank)));
-  // Outer spans first, so that inner ones nest in them.
+  // Outer spans first, so that inner spans nest in them.
   std::stable_sort(events.begin(), events.end(), [](const TraceEvent& a, const TraceEvent& b) {
     return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.end_ns > b.end_ns;
   });
@@ -99,7 +99,7 @@ ClockOffset measure_clock_offset(ControlPlane& control_plane, int num_rounds) {
     round.received = TraceRecorder::now_ns();
     round.answered = TraceRecorder::now_ns();
     control_plane.barrier();
-    // Known to rank 0 only; it travels with one more broadcast.
+    // Known only to rank 0; sent with another broadcast.
     round.gathered = std::stoll(control_plane.broadcast(std::to_string(TraceRecorder::now_ns())));
     rounds.push_back(round);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of all ranks on one clock. Torch-free.
+// Merges the traces of all ranks on one clock. Torch-free.
 #pragma once
 
 #include <string>
@@ -13,11 +13,11 @@ namespace ddp::detail {
 /// This rank's clock minus rank 0's.
 struct ClockOffset {
   int64_t offset_ns = 0;
-  int64_t error_ns = 0;  ///< the true offset lies within offset ± error
+  int64_t error_ns = 0;  ///< the true offset is within offset ± error
 };
 
-/// One round of messages: rank 0 reads its clock (`sent`), this rank receives that (`received`),
-/// answers (`answered`), and rank 0 has all answers (`gathered`).
+/// One round of messages: rank 0 reads its clock (`sent`), this rank receives that time
+/// (`received`) and answers (`answered`). Then rank 0 has all answers (`gathered`).
 struct ClockRound {
   int64_t sent = 0;
   int64_t received = 0;
@@ -25,8 +25,8 @@ struct ClockRound {
   int64_t gathered = 0;
 };
 
-/// A message is never received before it was sent, so received - sent >= offset and
-/// answered - gathered <= offset: the tightest of all rounds bound it.
+/// A message is never received before it was sent, so received - sent >= offset and answered -
+/// gathered <= offset. The tightest bounds of all rounds apply.
 ClockOffset estimate_clock_offset(const std::vector<ClockRound>& rounds);
 
 /// Measures over the control plane. Collective.
@@ -36,8 +36,8 @@ ClockOffset measure_clock_offset(ControlPlane& control_plane, int num_rounds = 1
 std::vector<std::vector<TraceEvent>> gather_events(ControlPlane& control_plane,
                                                    const std::vector<TraceEvent>& events);
 
-/// Chrome's trace format: a process a rank, a line a track; spans of one track that overlap without
-/// nesting get lines of their own. Times are shifted so that the first span begins at 0.
+/// Chrome's trace format: one process per rank, one line per track. Spans of one track that overlap
+/// without nesting get separate lines. Times are shifted so that the first span begins at 0.
 std::string trace_to_json(const std::vector<std::vector<TraceEvent>>& events_by_rank,
                           const std::vector<ClockOffset>& offsets);
 

@@ -9,11 +9,11 @@
 
 namespace ddp {
 
-/// Mixed precision for the forward passes of a scope, as torch.autocast: on this thread, for CPU
-/// and CUDA tensors. AmpDtype::Off switches autocast off inside the scope.
+/// Mixed precision for the forward passes in a scope, as torch.autocast: on this thread, for CPU
+/// and CUDA tensors. AmpDtype::Off disables autocast inside the scope.
 ///
-/// Nests. The end of the scope, by an exception too, restores the state found at its start; the end
-/// of the outermost scope clears the cache of cast weights. Run backward() after the scope.
+/// Nests. The end of the scope (also by an exception) restores the state from its start. The end of
+/// the outermost scope clears the cache of cast weights. Run backward() after the scope.
 class Autocast {
  public:
   explicit Autocast(const AmpOptions& options);

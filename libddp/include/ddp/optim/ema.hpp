@@ -18,15 +18,15 @@ class FlatAverages;
 }
 
 struct EmaOptions {
-  double decay = 0.999;  ///< share of the average that stays at each update
+  double decay = 0.999;  ///< share of the average kept at each update
 };
 void describe_fields(EmaOptions& options, FieldVisitor& visitor);
 
 /// Exponential moving average of weights: average += (1 - decay) * (weight - average).
 ///
-/// Averages live in float32 for bfloat16 and float16 weights, else in the weight's dtype; tensors
-/// that are not floating point (batch counters) are copied. Give it buffers in the list to average
-/// them too.
+/// Averages are float32 for bfloat16 and float16 weights, else of the weight's dtype. Tensors that
+/// are not floating point (batch counters) are copied. Include buffers in the list to average them
+/// too.
 class Ema : public Stateful {
  public:
   /// Starts the averages as copies of `tensors`.
@@ -34,17 +34,17 @@ class Ema : public Stateful {
   template <HasNamedParameters Model>
   explicit Ema(const Model& model, const EmaOptions& options = {})
       : Ema(model.named_parameters(), options) {}
-  // Two of them would update the same averages.
+  // Two copies would update the same averages.
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
-  /// After each optimizer step. The host does not wait; capturable, after a first call that is not
-  /// captured. On CUDA one kernel updates all averages in float32.
+  /// Call after each optimizer step. The host does not wait. Capturable after a first call outside
+  /// a capture. On CUDA one kernel updates all averages in float32.
   void update();
 
-  /// Puts the averages into the weights until the returned object dies, which puts the very bits
-  /// that were there back. Weights keep their memory, so views, buckets and graphs stay valid.
-  /// update() must not be called meanwhile (throws ddp::Error).
+  /// Puts the averages into the weights until the returned object is destroyed. Its destructor
+  /// restores the previous bits. Weights keep their memory, so views, buckets and graphs stay
+  /// valid. update() throws ddp::Error meanwhile.
   class Swap {
    public:
     Swap(Swap&& other) noexcept;

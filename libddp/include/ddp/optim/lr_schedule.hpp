@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learning rates as pure functions of the step: nothing to save, nothing to advance, nothing to get
-// out of step with after a resume.
+// Learning rates as pure functions of the step: a resume needs no saved state.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +15,20 @@ enum class LrScheduleType {
   Step,       ///< lr * gamma^(step / step_size); torch.optim.lr_scheduler.StepLR
   MultiStep,  ///< lr * gamma^(number of milestones <= step); MultiStepLR
   Cosine,     ///< from lr to min_lr along half a cosine; CosineAnnealingLR
-  Linear,     ///< from lr to min_lr along a line; LinearLR
+  Linear,     ///< from lr to min_lr linearly; LinearLR
   OneCycle    ///< lr is the maximum; OneCycleLR with its defaults
 };
 
 /// All lengths count optimizer steps.
 ///
-/// Warm-up goes along a line from lr * warmup_start_factor at step 0 to lr at step warmup_steps
-/// (LinearLR), then the schedule runs as if begun there (SequentialLR), except for milestones,
-/// which are absolute. OneCycle has a warm-up of its own and takes none.
+/// Warm-up is linear from lr * warmup_start_factor at step 0 to lr at step warmup_steps (LinearLR).
+/// The schedule then runs as if it started there (SequentialLR); milestones stay absolute. OneCycle
+/// has its own warm-up and accepts none.
 struct LrScheduleOptions {
   LrScheduleType type = LrScheduleType::Constant;
-  double lr = 0.1;           ///< base learning rate
-  int64_t total_steps = 0;   ///< Cosine, Linear, OneCycle: length with warm-up; 0: that of the run
-  int64_t warmup_steps = 0;  ///< 0: none
+  double lr = 0.1;          ///< base learning rate
+  int64_t total_steps = 0;  ///< Cosine, Linear, OneCycle: length with warm-up; 0: length of the run
+  int64_t warmup_steps = 0;           ///< 0: none
   double warmup_start_factor = 0.01;  ///< first step's share of lr
   double min_lr = 0.0;                ///< Cosine, Linear: value at total_steps and after
   double gamma = 0.1;                 ///< Step, MultiStep
@@ -40,19 +39,19 @@ struct LrScheduleOptions {
   double final_div_factor = 1e4;      ///< OneCycle: ends at lr / div_factor / final_div_factor
   bool linear_anneal = false;         ///< OneCycle: lines instead of cosines
   bool three_phase = false;   ///< OneCycle: falls to the start's value before the last phase
-  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
 };
 void describe_fields(LrScheduleOptions& options, FieldVisitor& visitor);
 
 class LrSchedule {
  public:
-  /// `num_steps` is the length of the run (TrainOptions::num_steps), for schedules that have a
-  /// length where options.total_steps is 0. Without it, options of a ddp::Config still have
+  /// `num_steps` is the length of the run (TrainOptions::num_steps). Schedules with a length use it
+  /// if options.total_steps is 0. Without `num_steps`, options of a ddp::Config have
   /// train.max_steps there, unless train.epochs is set. Throws SettingsError naming the setting
   /// that is out of range or missing.
   explicit LrSchedule(LrScheduleOptions options, int64_t num_steps = 0);
 
-  /// The learning rate of optimizer step `step` (the first is 0). Beyond the end: the last value.
+  /// The learning rate of optimizer step `step` (the first is 0). Past the end: the last value.
   double at(int64_t step) const;
 
   const LrScheduleOptions& options() const { return options_; }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every optimizer of libddp can do, whatever stores its state: lists of tensors, flat memory,
-// shards of it.
+// The interface of every optimizer, whether its state is lists of tensors, flat memory or shards.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +15,8 @@
 
 namespace ddp {
 
-/// A number a step needs: known on the host (eager steps), or a 0-dim float32 tensor on the device
-/// (captured steps, where only the device knows it). Default-constructed it is absent.
+/// A number that a step needs. Eager steps know it on the host. Captured steps know it only on the
+/// device, as a 0-dim float32 tensor. Default-constructed: absent.
 class StepScalar {
  public:
   StepScalar() = default;
@@ -26,10 +25,10 @@ class StepScalar {
       : tensor_(std::move(tensor)) {}  // NOLINT(google-explicit-constructor)
 
   bool defined() const { return value_.has_value() || tensor_.defined(); }
-  /// The host's copy, where the host knows it.
+  /// The value, if the host knows it.
   const std::optional<double>& value() const { return value_; }
-  /// The number as a 0-dim float32 tensor on `device`. Never waits for a device; must not be called
-  /// where !defined().
+  /// The number as a 0-dim float32 tensor on `device`. Never waits for a device. Requires
+  /// defined().
   at::Tensor tensor(at::Device device) const;
 
  private:
@@ -37,80 +36,80 @@ class StepScalar {
   at::Tensor tensor_;
 };
 
-/// The inputs of one optimizer step. Every number may be given by the host or by the device; a
-/// captured step takes them all from the device.
+/// The inputs of one optimizer step. The host or the device may give each number; a captured step
+/// takes all numbers from the device.
 struct StepScalars {
-  StepScalar lr = {};    ///< learning rate, before each group's lr_scale; rounded to float32, but
-                         ///< not for float64 parameters on the CPU where it is the host's
+  StepScalar lr = {};  ///< learning rate, before each group's lr_scale; rounded to float32, except
+                       ///< a host's number for float64 parameters on the CPU
   StepScalar step = {};  ///< index of the training step, for rules that draw random numbers
-  StepScalar inverse_scale = {};  ///< gradients are multiplied by it first: 1 / loss scale
-  StepScalar found_inf = {};      ///< 0, or 1: the step changes nothing (parameters, state, counts)
-  StepScalar clip_factor = {};    ///< gradients are multiplied by it: min(1, max_norm / norm)
+  StepScalar inverse_scale = {};  ///< multiplied into the gradients first: 1 / loss scale
+  StepScalar found_inf = {};    ///< 0 or 1; 1: the step changes nothing (parameters, state, counts)
+  StepScalar clip_factor = {};  ///< multiplied into the gradients: min(1, max_norm / norm)
 };
 
-/// What one pass over an optimizer's gradients finds, on their device.
+/// Results of one pass over an optimizer's gradients, on their device.
 struct GradientScan {
-  at::Tensor norm;         ///< 0-dim float32, the 2-norm of all gradients as one vector
-  at::Tensor found_inf;    ///< 0-dim float32, 1 where an element is inf or NaN, else 0
-  at::Tensor clip_factor;  ///< 0-dim float32, min(1, max_norm / (norm + 1e-6)) or, unlimited, 1
+  at::Tensor norm;              ///< 0-dim float32, the 2-norm of all gradients as one vector
+  at::Tensor found_inf;         ///< 0-dim float32, 1 if an element is inf or NaN, else 0
+  at::Tensor clip_factor;       ///< 0-dim float32, min(1, max_norm / (norm + 1e-6)); 1 if unlimited
   at::Tensor first_non_finite;  ///< 0-dim int32, index into named_parameters() of the first
                                 ///< gradient with inf or NaN, or -1
 };
 
-/// What the scans of an optimizer found so far.
+/// Non-finite gradients found by an optimizer's scans so far.
 struct NonFiniteReport {
-  int64_t num_scans = 0;  ///< that found inf or NaN
-  std::string parameter;  ///< whose gradient was the first such one in the last of them
+  int64_t num_scans = 0;  ///< scans that found inf or NaN
+  std::string parameter;  ///< the first parameter with such a gradient in the last of these scans
 };
 
 /// Updates parameters from their `.grad`.
 ///
-/// A step never makes the host wait for the device unless a class says so. Parameters whose `.grad`
-/// is undefined are skipped, and so is their state, as in PyTorch. Where inverse_scale or
-/// clip_factor is given, the contents of `.grad` after the step are unspecified.
+/// A step never makes the host wait for the device unless a class documents it. As in PyTorch,
+/// parameters with undefined `.grad` are skipped, and so is their state. With inverse_scale or
+/// clip_factor, the contents of `.grad` after the step are unspecified.
 class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;
-  /// step with a learning rate that the host knows.
+  /// step() with a learning rate known on the host.
   void step(double lr) { step(StepScalars{.lr = lr}); }
 
-  /// The parameters it updates.
+  /// The parameters updated by this optimizer.
   virtual const NamedParameters& named_parameters() const = 0;
-  /// The defined gradients it reads in its next step: what a GradScaler unscales and checks.
+  /// The defined gradients that the next step reads: a GradScaler unscales and checks them.
   virtual std::vector<at::Tensor> gradients() const;
 
   /// Measures gradients * inverse_scale and finds inf and NaN (in the gradients as they are), for
   /// the found_inf and clip_factor of a step. `max_norm` <= 0 does not limit. Gradients are not
-  /// changed; the host does not wait; the first call may not be captured, later ones may.
+  /// changed; the host does not wait. The first call must not be captured; later ones may be.
   virtual GradientScan scan_gradients(const StepScalar& inverse_scale = {}, double max_norm = 0.0);
-  /// Names what scans found: for a message some steps later. The host waits.
+  /// The findings of the scans so far, for a message some steps later. The host waits.
   virtual NonFiniteReport non_finite_report() const;
-  /// Whether its step multiplies gradients by inverse_scale and clip_factor at no cost, so that
-  /// nobody should rewrite gradients before it.
+  /// Whether step() multiplies gradients by inverse_scale and clip_factor at no cost. Callers then
+  /// should not rewrite gradients before the step.
   virtual bool scales_gradients_in_step() const { return false; }
 
-  /// Where gradients() are another part of all gradients on each rank: makes `found_inf`, 0 or 1
-  /// for this rank's, that of all. Collective there; does nothing elsewhere.
+  /// For gradients sharded over the ranks: sets `found_inf`, 0 or 1 on this rank, to the maximum
+  /// over the ranks. Collective there; does nothing elsewhere.
   virtual void agree_on_found_inf(at::Tensor& /*found_inf*/) {}
 
-  /// Whether `found_inf` on the device makes it skip: no host has to look.
+  /// Whether a device `found_inf` skips the step without the host reading it.
   virtual bool supports_found_inf() const = 0;
-  /// Whether a CUDA graph may capture its step.
+  /// Whether a CUDA graph may capture step().
   virtual bool capturable() const = 0;
 
-  /// Grows where state is loaded, or follows parameters to other memory: what was captured of its
-  /// step before may work on other state.
+  /// Grows when state is loaded or moves with parameters to other memory: earlier captures of
+  /// step() may then use stale state.
   virtual int64_t num_changes() const { return num_changes_; }
 
-  /// Leaves every `.grad` undefined: no memory is written.
+  /// Makes every `.grad` undefined; writes no memory.
   void zero_grad();
 
-  /// "optimizer"; programs with several optimizers give the others names of their own.
+  /// "optimizer"; programs with several optimizers name the others.
   std::string state_name() const override { return "optimizer"; }
 
  protected:
-  /// int32 [2] on `device`, made by the first call: scans that found something, and the index of
-  /// the last one's first parameter.
+  /// int32 [2] on `device`, made by the first call: the number of scans with findings, and the
+  /// index of the first such parameter in the last of them.
   const at::Tensor& non_finite_counts(at::Device device);
 
   int64_t num_changes_ = 0;
@@ -119,7 +118,7 @@ class Optimizer : public Stateful {
   at::Tensor non_finite_counts_;
 };
 
-/// An optimizer of any kind as a value: what make_optimizer returns. Moves, does not copy.
+/// An optimizer of any kind as a value, returned by make_optimizer. Movable, not copyable.
 class AnyOptimizer final : public Optimizer {
  public:
   explicit AnyOptimizer(std::unique_ptr<Optimizer> optimizer) : optimizer_(std::move(optimizer)) {}
@@ -146,7 +145,7 @@ class AnyOptimizer final : public Optimizer {
   StateDict state_dict() const override { return optimizer_->state_dict(); }
   void load_state_dict(const StateDict& state) override { optimizer_->load_state_dict(state); }
 
-  /// The optimizer itself, for what only its own class can do.
+  /// The wrapped optimizer, for the members of its own class.
   Optimizer& get() { return *optimizer_; }
   const Optimizer& get() const { return *optimizer_; }
 

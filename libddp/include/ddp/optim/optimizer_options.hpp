@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings of optimizers. The learning rate is not among them: it belongs to the schedule
-// (optim/lr_schedule.hpp) and comes with every step.
+// Settings of optimizers. The learning rate belongs to the schedule (optim/lr_schedule.hpp) and is
+// an argument of every step.
 #pragma once
 
 #include <cstdint>
@@ -15,37 +15,37 @@ namespace ddp {
 
 enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb };
 
-/// How an optimizer is computed; what it computes and its state are the same.
+/// How an optimizer is computed; results and state do not depend on it.
 enum class OptimizerImplementation {
-  Auto,  ///< Flat on CUDA where it can be had, else List
-  Flat,  ///< one pass over all parameters: gradients are read where they lie, in their own dtype
+  Auto,  ///< Flat on CUDA if supported, else List
+  Flat,  ///< one pass over all parameters; reads gradients in place, in their own dtype
   List   ///< ATen's fused kernels over lists of tensors
 };
 
-/// Parameters with settings of their own. The first group with a matching pattern takes a
-/// parameter.
+/// Parameters with their own settings. A parameter belongs to the first group with a matching
+/// pattern.
 struct ParameterGroup {
-  /// Shell patterns (`*`, `?`, `[…]`) for whole parameter names: "fc.*", "*.bias".
+  /// Shell patterns (`*`, `?`, `[…]`) that match whole parameter names: "fc.*", "*.bias".
   std::vector<std::string> patterns{};
-  double lr_scale = 1.0;                 ///< times the step's learning rate
-  std::optional<double> weight_decay{};  ///< instead of OptimizerOptions::weight_decay
+  double lr_scale = 1.0;                 ///< factor of the step's learning rate
+  std::optional<double> weight_decay{};  ///< replaces OptimizerOptions::weight_decay
 };
 
-/// Formulas are those of torch.optim.SGD, Adam and AdamW of the same settings, and for a parameter
-/// w with gradient g, weight decay d and learning rate lr (after its group's lr_scale):
+/// SGD, Adam and AdamW use the formulas of torch.optim with the same settings. Below: a parameter w
+/// with gradient g, weight decay d and learning rate lr (after its group's lr_scale).
 ///
 /// LARS (You, Gitman, Ginsburg, arXiv:1708.03888, algorithm 1; as in MLPerf Training's references):
 ///     ratio = trust_coefficient * |w| / (|g| + d * |w| + eps)
 ///     m     = momentum * m + lr * ratio * (g + d * w)
 ///     w     = w - m
-/// LAMB (You et al., arXiv:1904.00962, algorithm 2 with phi(x) = x and Adam's bias corrections; the
-/// gradient's norm is not divided out: clip it, as NVIDIA's BERT does):
+/// LAMB (You et al., arXiv:1904.00962, algorithm 2 with phi(x) = x and Adam's bias corrections;
+/// gradients are not divided by their norm: clip them, as NVIDIA's BERT does):
 ///     m     = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
 ///     u     = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + d * w
 ///     ratio = |w| / |u|
 ///     w     = w - lr * ratio * u
-/// with 2-norms over the whole parameter. The ratio is 1 where a norm is 0, and for parameters with
-/// one dimension (biases, norms) unless adapt_norm_and_bias.
+/// Norms are 2-norms over the whole parameter. The ratio is 1 if a norm is 0, and for parameters
+/// with one dimension (biases, norms) unless adapt_norm_and_bias.
 struct OptimizerOptions {
   OptimizerType type = OptimizerType::Sgd;
   double weight_decay = 0.0;         ///< SGD, Adam: added to the gradient; AdamW: decoupled
@@ -58,16 +58,15 @@ struct OptimizerOptions {
   double eps = 1e-8;                 ///< Adam, AdamW, LARS, LAMB
   bool amsgrad = false;              ///< Adam, AdamW
   double trust_coefficient = 0.001;  ///< LARS
-  bool adapt_norm_and_bias =
-      false;  ///< LARS, LAMB: also parameters with one dimension have a ratio
+  bool adapt_norm_and_bias = false;  ///< LARS, LAMB: parameters with one dimension have a ratio too
   OptimizerImplementation implementation = OptimizerImplementation::Auto;
   /// ZeRO-1 (Rajbhandari et al., arXiv:1910.02054, stage 1); see make_optimizer. Not for LARS,
   /// LAMB.
   bool zero1 = false;
-  /// In a settings file each is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0". An item
-  /// without a setting belongs to the group of the next one: overrides are cut at every comma.
+  /// In a settings file each group is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
+  /// Overrides are split at every comma, so an item without a setting belongs to the next group.
   std::vector<ParameterGroup> groups{};
-  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
 };
 void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch::optim's optimizers behind ddp::Optimizer, so that GradScaler and Checkpointer take them.
+// Adapts torch::optim's optimizers to ddp::Optimizer, for GradScaler and Checkpointer.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -12,20 +12,19 @@
 
 namespace ddp {
 
-/// Adapts a torch::optim::Optimizer. Not capturable; GradScaler reads found_inf on the host before
-/// its steps, as PyTorch does. Steps its parameters one by one: make_optimizer's are faster.
+/// Adapts a torch::optim::Optimizer. Not capturable. As in PyTorch, GradScaler reads found_inf on
+/// the host before each step. Parameters are updated one by one: make_optimizer's are faster.
 ///
-/// A step with `lr` sets it on every parameter group, times the ratio of the group's learning rate
-/// to the first group's at construction; a step without lr leaves the groups alone. inverse_scale
-/// and clip_factor are applied to the gradients first.
+/// A step with `lr` sets every parameter group's learning rate to lr, times the ratio of the
+/// group's learning rate to the first group's at construction. A step without lr leaves the groups
+/// unchanged. inverse_scale and clip_factor are applied to the gradients first.
 ///
-/// State of SGD, Adam, AdamW, RMSprop and Adagrad is kept under PyTorch's slot names; state_dict of
-/// others throws SettingsError.
+/// State of SGD, Adam, AdamW, RMSprop and Adagrad uses PyTorch's slot names. state_dict() of other
+/// optimizers throws SettingsError.
 class TorchOptimizer final : public Optimizer {
  public:
-  /// `parameters` names the optimizer's parameters (a model's list; parameters the optimizer does
-  /// not hold are ignored). Throws SettingsError for a parameter of the optimizer that has no name
-  /// there.
+  /// `parameters` names the optimizer's parameters (a model's list; others in the list are
+  /// ignored). Throws SettingsError if a parameter of the optimizer is not in the list.
   TorchOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer,
                  const NamedParameters& parameters);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one bucket of gradients becomes the mean over the ranks. A hook replaces the plain
-// all-reduce, for example to compress what travels.
+// Comm hooks: how one bucket of gradients becomes the mean over the ranks. A hook replaces the
+// plain all-reduce, for example to compress gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,51 +18,50 @@ namespace ddp {
 /// A bucket as a hook sees it.
 struct GradBucket {
   int index = 0;         ///< in launch order
-  bool is_last = false;  ///< the last one of this backward
-  bool is_tail = false;  ///< of the last launch, which nothing hides: reduce it as fast as possible
+  bool is_last = false;  ///< the last bucket of this backward
+  bool is_tail = false;  ///< in the last launch, which nothing hides: reduce as fast as possible
   at::Tensor buffer;     ///< flat 1-D, the undivided gradients with padding (zeros) between them
-  at::Tensor shard;      ///< what of `buffer` is reduced on this rank: with optimizer.zero1 a part
+  at::Tensor shard;      ///< part of `buffer` reduced on this rank; all of it without zero1
   std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;
-  double divisor = 1;  ///< what the sum over ranks must be divided by: the world size, as a rule
-  /// Defined for weighted_backward only: 1/sum(counts) on the device, to multiply with *instead of*
-  /// dividing by `divisor`. Its value is there in finish(), not in start().
+  double divisor = 1;  ///< divisor of the sum over ranks: usually the world size
+  /// Defined only for weighted_backward: 1/sum(counts) on the device. Multiply by it *instead of*
+  /// dividing by `divisor`. Its value is available in finish(), not in start().
   at::Tensor inverse_divisor;
   Communicator* communicator = nullptr;
 };
 
-/// One hook serves one model. start() is called once a bucket, in the same order on every rank, as
-/// soon as the bucket's gradients are there, and must not wait for a collective; finish() is called
-/// for all buckets, in the same order, at the end of the backward and must leave the mean over the
-/// ranks in `bucket.buffer`. Both run with autocast and gradient recording off. start() may be
-/// called on the autograd engine's thread.
+/// One hook serves one model. Both functions run with autocast and gradient recording off.
+/// - start() is called once per bucket, in the same order on every rank, as soon as the bucket's
+///   gradients are complete. It must not wait for a collective. It may run on the autograd engine's
+///   thread.
+/// - finish() is called for all buckets, in the same order, at the end of the backward. It must
+///   leave the mean over the ranks in `bucket.buffer`.
 ///
-/// A hook may send tensors of any size, so no rank can check a size by itself before the hook
-/// sends.
+/// A hook may send tensors of any size, so no rank can check a size before the hook sends.
 /// - CommunicatorOptions::check_collectives compares the operation, size and dtype of each call
-/// over
-///   the ranks before anything is sent. All ranks throw the same MismatchError.
+///   over the ranks before anything is sent. All ranks throw the same MismatchError.
 /// - Without it, the backend may report different sizes, give wrong values, or crash.
-/// - After finish() the reducer requires in `bucket.buffer` a tensor of the bucket's shape, dtype
-///   and device, and throws SettingsError otherwise. The hook has sent its tensors by then.
+/// - After finish(), `bucket.buffer` must be a tensor of the bucket's shape, dtype and device.
+///   Otherwise the reducer throws SettingsError, after the hook has sent its tensors.
 class CommHook {
  public:
   virtual ~CommHook() = default;
   virtual std::string name() const = 0;
   virtual void start(GradBucket& bucket) = 0;
   virtual void finish(GradBucket& bucket) = 0;
-  /// The buckets were laid out anew: state kept by bucket index is void.
+  /// The bucket layout changed: state kept by bucket index is void.
   virtual void reset() {}
-  /// start() only enqueues operations, so that several buckets' may go into one group call.
+  /// True: start() only enqueues operations, so several buckets may share one group call.
   virtual bool starts_in_group() const { return false; }
   /// Bytes sent for each byte of gradients, for ddp.bucket_cap_mb=auto.
   virtual double wire_fraction() const { return 1; }
-  /// Whether a CUDA graph may capture it: it keeps no count or other state on the host that changes
-  /// from step to step, for a replay repeats what the captured step did.
+  /// Whether a CUDA graph may capture the hook. A replay repeats the captured step, so a capturable
+  /// hook keeps no state on the host that changes between steps.
   virtual bool capturable() const { return true; }
 };
 
-/// The hook that `options.comm_hook` names; nullptr for "none", where the reducer all-reduces
+/// Makes the hook named by `options.comm_hook`; nullptr for "none", where the reducer all-reduces
 /// itself.
 std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options);
 
@@ -74,14 +73,14 @@ std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype);
 
 struct PowerSgdOptions {
   int64_t rank = 1;                 ///< of the approximation of each matrix
-  int64_t start_step = 1000;        ///< backwards reduced in full before
-  double min_compression_rate = 2;  ///< matrices that would not shrink by more are sent in full
-  uint64_t seed = 0;                ///< of the first Q, equal on all ranks
+  int64_t start_step = 1000;        ///< number of backwards reduced in full first
+  double min_compression_rate = 2;  ///< matrices that shrink no more than this are sent in full
+  uint64_t seed = 0;                ///< of the first Q; equal on all ranks
 };
 /// Low-rank compression with error feedback and warm start (Vogels et al., 2019, algorithm 2).
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options);
 
-/// A hook from one function: called in start(), its work is waited for in finish().
+/// Makes a hook from one function: `start` runs in start(), finish() waits for its work.
 std::shared_ptr<CommHook> make_function_hook(std::string name,
                                              std::function<WorkPtr(GradBucket&)> start);
 

@@ -33,7 +33,7 @@ struct DdpOptions {
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
-  detail::TakenMark taken{};  ///< not a setting: tells ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);
 
@@ -41,7 +41,7 @@ inline bool chooses_buckets(const DdpOptions& options) {
   return options.bucket_cap_mb == kAutoBuckets;
 }
 
-/// The smallest bucket limits, in bytes, that these options stand for: [first, cap].
+/// The bucket limits in bytes: [first, cap].
 std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options);
 
 }  // namespace ddp

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DistributedDataParallel: a module whose gradients are averaged over the ranks while backward
-// runs.
+// DistributedDataParallel: averages a module's gradients over the ranks while backward runs.
 //
 //   auto module = models::resnet18({.num_classes = 10});
 //   module->to(ctx.device());
@@ -30,7 +29,7 @@ namespace ddp {
 
 namespace detail {
 
-/// Parameters and buffers of a torch::nn module; one that is registered twice counts once.
+/// Parameters and buffers of a torch::nn module. A tensor registered twice is listed once.
 ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module);
 ModelTensors tensors_of(const torch::jit::Module& module);
 
@@ -56,8 +55,8 @@ class DistributedDataParallel : public DataParallelModel {
       : DataParallelModel(detail::tensors_of_any(module), std::move(communicator), options),
         module_(std::move(module)) {}
 
-  /// The module's forward. In training it first brings buffers up to date and afterwards announces
-  /// the backward; under no_sync() and without gradient recording it only calls the module.
+  /// Runs the module's forward. In training, first synchronises buffers if needed and afterwards
+  /// announces the backward. Under no_sync() and without gradient recording, only calls the module.
   template <typename... Args>
   auto forward(Args&&... args) {
     const TraceScope trace("forward", "compute");
@@ -88,7 +87,7 @@ class DistributedDataParallel : public DataParallelModel {
     }
   }
 
-  /// With broadcast_buffers=before_eval this is collective: rank 0's buffers go to all.
+  /// Collective with broadcast_buffers=before_eval: sends rank 0's buffers to all ranks.
   void eval() {
     if (options().broadcast_buffers == BroadcastBuffers::BeforeEval) {
       sync_buffers();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uneven inputs: ranks that run out of batches take part in the others' reductions with zeros.
+// Uneven inputs: ranks that run out of batches join the others' reductions with zeros.
 //
 //   ddp::join(model, [&] {
 //     for (auto& batch : my_batches) { … forward, backward, step … }
 //   });
 //
-// Every forward inside costs one small all-gather that the host waits for, and a synchronised one
-// has its backward before the next: SettingsError otherwise.
+// Every forward inside costs one small all-gather that the host waits for. Each synchronised
+// forward needs its backward before the next forward (else SettingsError).
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,17 @@ namespace ddp {
 
 struct JoinOptions {
   /// True: gradients are divided by the world size, as if joined ranks had zero gradients. False:
-  /// by the number of ranks that still have input.
+  /// gradients are divided by the number of ranks that still have input.
   bool divide_by_initial_world_size = true;
   /// True: as soon as one rank runs out, all ranks throw MismatchError.
   bool throw_on_early_termination = false;
-  /// The loop calls weighted_backward: joined ranks add weight 0 and the divisor is the sum of
-  /// weights. Has to agree with what the loop does: throws SettingsError otherwise.
+  /// True if the loop calls weighted_backward: joined ranks add weight 0 and the divisor is the sum
+  /// of weights. Throws SettingsError if the loop does otherwise.
   bool weighted = false;
 };
 
-/// Announces forwards while it lives and shadows them afterwards; use join().
+/// Announces this rank's forwards, then shadows the other ranks' forwards in finish(). Use join()
+/// instead.
 class JoinScope {
  public:
   JoinScope(DataParallelModel& model, const JoinOptions& options);
@@ -36,14 +37,13 @@ class JoinScope {
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
-  /// This rank is about to run a forward. Collective with the other ranks' announcements or
-  /// shadows.
+  /// Announces a forward of this rank. Collective with the other ranks' announcements or shadows.
   void announce_forward(bool synchronised, bool sends_buffers);
-  /// The rank whose buffers count: the highest that still has input.
+  /// The rank whose buffers are sent: the highest one that still has input.
   int buffer_root() const { return highest_active_; }
   bool is_weighted() const { return options_.weighted; }
-  /// This rank ran out: takes part with zeros until all have; then the rank that was active last
-  /// (the highest of them) sends its model to all. Collective.
+  /// This rank ran out: it joins with zeros until all ranks have run out. Then the highest rank
+  /// that was active last sends its model to all. Collective.
   void finish();
 
  private:
@@ -57,12 +57,12 @@ class JoinScope {
 };
 
 /// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError for a model
-/// with SyncBatchNorm, whose forward is collective itself: use the second form.
+/// with SyncBatchNorm, because its forward is collective: use the second overload.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 
-/// Calls step(true) while has_batch() and step(false) on ranks that ran out, until none has a
-/// batch: step(false) runs the same forward and backward with an empty share (weighted_backward
+/// Calls step(true) while has_batch(). Ranks that ran out call step(false) until no rank has a
+/// batch. step(false) runs the same forward and backward with an empty share (weighted_backward
 /// with count 0). For models with collectives in their forward. Collective.
 void join(DataParallelModel& model, const std::function<void(bool)>& step,
           const std::function<bool()>& has_batch);

@@ -6,8 +6,8 @@
 
 namespace ddp {
 
-/// What PyTorch calls DDPLoggingData. Times are in milliseconds, averaged over the measured
-/// backwards (the first 10, then every 100th), and 0 where nothing was measured yet.
+/// PyTorch's DDPLoggingData. Times are in milliseconds, averaged over the measured backwards (the
+/// first 10, then every 100th); 0 before the first measurement.
 struct DdpLoggingData {
   int64_t num_parameter_tensors = 0;
   int64_t total_parameter_bytes = 0;

@@ -8,7 +8,7 @@
 
 namespace ddp {
 
-/// A parameter (or buffer) and its dotted name, as torch::nn::Module::named_parameters gives it.
+/// A parameter or buffer and its dotted name, as in torch::nn::Module::named_parameters.
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;

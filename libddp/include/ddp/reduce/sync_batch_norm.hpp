@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchNorm with the statistics of the batches of all ranks.
+// BatchNorm with statistics over the batches of all ranks.
 #pragma once
 
 #include <torch/nn/modules/batchnorm.h>
@@ -13,16 +13,16 @@
 
 namespace ddp {
 
-/// Parameters, buffers and their names are torch::nn::BatchNorm's; input [N, C, ...] of any rank,
-/// any memory format, float32/64, float16 or bfloat16 (statistics in float32). Equal to BatchNorm
-/// on the concatenation of all ranks' inputs, whose counts may differ and may be 0. In training a
-/// forward and a backward are collective. Formulas: merge of means and variances after Chan et al.;
-/// backward as Ioffe and Szegedy, with sums over all ranks:
+/// Parameters, buffers and their names are torch::nn::BatchNorm's. The input is [N, C, ...] of any
+/// rank and memory format, in float32/64, float16 or bfloat16 (statistics in float32). The result
+/// equals BatchNorm on the concatenation of all ranks' inputs. Their counts may differ and may be
+/// 0. In training, forward and backward are collective. Means and variances are merged after Chan
+/// et al. The backward is Ioffe and Szegedy's, with sums over all ranks:
 ///   dx = (dy - sum_dy/n - (x-mean) invstd^2 sum_dy_xmu/n) weight invstd
-/// weight's and bias's gradients are this rank's share: DistributedDataParallel averages them.
+/// The gradients of weight and bias are this rank's share: DistributedDataParallel averages them.
 ///
-/// Our models compute it with what follows it, on CUDA by the kernels of ddp/ops/batch_norm.hpp;
-/// forward() is ATen's ops.
+/// Our models fuse it with the following ops, on CUDA by the kernels of ddp/ops/batch_norm.hpp;
+/// forward() uses ATen's ops.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator,
@@ -45,10 +45,10 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Replaces every torch::nn::BatchNorm1d/2d/3d that sits in a Sequential or in a module that is an
-/// ops::NormOwner (our models are) by a SyncBatchNorm whose parameters and buffers share the old
-/// ones' memory: make optimizers afterwards. A BatchNorm held as any other typed member cannot be
-/// replaced in C++: throws SettingsError naming it, and nothing is replaced.
+/// Replaces every torch::nn::BatchNorm1d/2d/3d in a Sequential or an ops::NormOwner (our models
+/// are) by a SyncBatchNorm. The new parameters and buffers share the old memory: make optimizers
+/// afterwards. C++ cannot replace a BatchNorm held as any other typed member: throws SettingsError
+/// naming that member, and replaces nothing.
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator);
 
 }  // namespace ddp

@@ -42,26 +42,29 @@ class Config {
   /// The defaults.
   Config();
 
-  /// Reads all sections above and checks every key and value. Where `own_sections` announces the
-  /// program's sections, any other key is refused here; one named as a section above says which of
-  /// its keys there are and what their defaults (without keys: no such section). Without any, keys
-  /// of sections that the program may ask for later stay unread, unless they look misspelled.
-  /// Those fields of section train on which a loop alone can act (grad_accum_steps, max_grad_norm,
-  /// non_finite, label_smoothing, mixup, cuda_graph and eval_…) are there only where uses() names
-  /// them, or where the program announces section train: elsewhere they are refused and not shown.
-  /// Settings that follow from others are filled in where they were left open: loader.batch_size
-  /// from train.batch_size (and back), lr_schedule.total_steps from train.max_steps
-  /// (not where train.epochs is set: then the program sets it, from TrainOptions::num_steps),
-  /// train.max_steps=0 where only train.epochs is set, and what checkpoints and metrics show of the
-  /// settings. Throws SettingsError.
+  /// Reads all sections above and checks every key and value. Throws SettingsError.
+  ///
+  /// If `own_sections` announces the program's sections, any other key is refused here. A program's
+  /// section with the name of a section above lists which of its keys exist and their defaults (no
+  /// keys: no such section). Without `own_sections`, keys of sections that the program may read
+  /// later stay unread, unless they look misspelled.
+  ///
+  /// Some fields of section train act only in the program's loop: grad_accum_steps, max_grad_norm,
+  /// non_finite, label_smoothing, mixup, cuda_graph and eval_…. They exist only if uses() names
+  /// them or the program announces section train; otherwise they are refused and not shown.
+  ///
+  /// Unset settings are derived from others: loader.batch_size from train.batch_size (and back);
+  /// lr_schedule.total_steps from train.max_steps (with train.epochs the program sets it, from
+  /// TrainOptions::num_steps); train.max_steps=0 if only train.epochs is set; and the settings
+  /// texts of checkpoints and metrics.
   static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
-  /// The same for "[--config FILE] [key=value ...]"; --help is not acted on here.
+  /// The same for "[--config FILE] [key=value ...]". Ignores --help.
   static Config from_command_line(int argc, const char* const* argv,
                                   const std::vector<Section>& own_sections = {});
 
-  /// The program's own settings: defaults of `T`, changed by what was set under "<name>.". Throws
-  /// SettingsError for wrong values and for unknown keys of this section. `T` has
-  /// describe_fields(T&, FieldVisitor&) in its namespace. Call it before training begins.
+  /// The program's own settings: defaults of `T`, overridden by keys under "<name>.". Throws
+  /// SettingsError for wrong values and unknown keys of this section. `T` needs describe_fields(T&,
+  /// FieldVisitor&) in its namespace. Call it before training begins.
   template <typename T>
   T section(const std::string& name) const {
     T options{};
@@ -69,23 +72,24 @@ class Config {
     return options;
   }
 
-  /// Refuses keys that neither the library nor the program read: call it when all sections were
-  /// asked for. ddp::run does, at the latest when the first step has begun.
+  /// Refuses keys that neither the library nor the program read. Call it after the last section().
+  /// ddp::run calls it when the first step has begun, at the latest.
   void require_all_read() const;
-  /// The same, and refuses settings that change nothing, with the fix: those of a section above
-  /// whose options no object of the library took (this Config's, or copies of them, with what the
-  /// program changed), unless uses() names them or the program announced the section. A file may
-  /// say what would hold without it, as to_yaml() does; an override may not. Always used:
-  /// context, train.max_steps, train.epochs, and what ddp::run sets from section train;
-  /// train.batch_size is loader.batch_size. ddp::run calls it after the first step and at the end.
+  /// Like require_all_read(), and also refuses settings without effect, naming the fix. A setting
+  /// has no effect if no object of the library took its section's options (this Config's or
+  /// modified copies), unless uses() names it or the program announced the section. A file may set
+  /// such a key to its default or derived value, as to_yaml() does; an override may not. Always
+  /// used: context, train.max_steps, train.epochs, and the fields of section train that ddp::run
+  /// sets. train.batch_size counts as loader.batch_size. ddp::run calls it after the first step and
+  /// at the end.
   void require_all_used() const;
 
-  /// Present values of all keys, own sections included as far as they were read.
+  /// Current values of all keys, including own sections read so far.
   SettingRows rows() const;
   static SettingRows default_rows(const std::vector<Section>& own_sections = {});
-  /// A file for --config that gives the same run.
+  /// A file for --config that reproduces the run.
   std::string to_yaml() const;
-  /// For the start of a log; a star marks what is not the default.
+  /// For the start of a log; a star marks values other than the default.
   std::string to_table() const;
   /// For comparing ranks; see settings_canonical.
   std::string to_canonical() const;
@@ -97,7 +101,7 @@ class Config {
                     const std::function<void(FieldVisitor&)>& describe) const;
   void fill_in(const Settings& settings);
 
-  std::shared_ptr<OwnSections> own_;  ///< shared by copies: a section read from one is read
+  std::shared_ptr<OwnSections> own_;  ///< shared by copies: a section read in one is read in all
 };
 
 }  // namespace ddp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training step that runs as one CUDA graph: forward, loss, backward with its reductions,
+// A training step that runs as one CUDA graph. Forward, loss, backward with its reductions,
 // unscale, clip, optimizer and scaler update are captured once and replayed by one launch. The same
 // lambda runs eagerly on the CPU, and gives the same bits.
 //
@@ -24,23 +24,22 @@
 //     // result.log[0] is the loss, once the host wants to wait for it
 //   }
 //
-// The lambda sees one whole optimizer step, with all micro-batches of gradient accumulation in it
-// (a batch may be a std::vector of batches). It reads what changes from step to step from its
-// arguments and from device memory alone: a number of the host is burned into the graph. It must
-// not wait for the device (.item(), .cpu(), nonzero, indexing by a mask), copy from or to host
-// memory, or make state that outlives it.
+// One call of the lambda is one whole optimizer step, with all micro-batches of gradient
+// accumulation (a batch may be a std::vector of batches). Whatever changes between steps must come
+// from the arguments or from device memory, because a host number is baked into the graph. The
+// lambda must not wait for the device (.item(), .cpu(), nonzero, indexing by a mask), copy from or
+// to host memory, or make state that outlives it.
 //
-// Tensors of a batch are copied into the graph's own memory by the graph's first node. A float32
-// tensor of the batch that is on the CPU with few elements (a mixup weight) travels with the
-// scalars and is on the device inside the lambda; others stay on the CPU, and a step with such a
-// one cannot be captured.
+// The graph's first node copies a batch's tensors into the graph's own memory. A small float32 CPU
+// tensor of the batch (a mixup weight) is sent with the scalars and is on the device inside the
+// lambda. Other CPU tensors stay on the CPU, and a step with one cannot be captured.
 //
-// Numbers and texts in a batch (members of a tuple, elements of a vector) make kinds of batches:
-// each value has a graph of its own. Of a type with for_each_tensor they are those that it visits;
-// what else such a type holds must be the same in every step. Modes make kinds too: training or
+// Numbers and texts in a batch (members of a tuple, elements of a vector) select a kind of batch:
+// each value has its own graph. For a type with for_each_tensor, only the values that it visits
+// count; the rest of the object must be the same in every step. Modes select kinds too: training or
 // evaluation of each submodule, autocast and no_sync() around the step, gradients on or off. A step
-// that does not clear the gradients itself is replayed where the same ones are defined as when it
-// was captured, and runs eagerly elsewhere.
+// that does not clear the gradients itself is replayed if the same gradients are defined as at its
+// capture; otherwise it runs eagerly.
 #pragma once
 
 #include <functional>
@@ -62,14 +61,13 @@
 
 namespace ddp {
 
-/// What a step works on. All of it outlives the GraphedStep. Of a module that the step uses and
-/// that is in none of the models nothing is seen: call recapture() where its memory or modes
-/// change.
+/// The objects that a step uses. All of them outlive the GraphedStep. Modules outside `models` are
+/// not observed: call recapture() when their memory or modes change.
 struct GraphedParts {
   std::vector<DataParallelModel*> models = {};
   std::vector<const Optimizer*> optimizers = {};
   GradScaler* scaler = nullptr;
-  /// CUDA generators besides the device's default one that the step draws from.
+  /// CUDA generators that the step draws from, besides the device's default one.
   std::vector<at::Generator> generators = {};
 };
 
@@ -77,31 +75,31 @@ struct GraphedParts {
 struct StepNumbers {
   double lr = 0;
   int64_t step = 0;
-  /// Names the kind of batch where shapes alone do not. With several ranks every call must meet the
-  /// same variant on all of them, and shapes may change only together: where one rank's batch has
-  /// another shape than before and another rank's has not (batches shared unevenly), give such
-  /// steps another variant, for example the global batch size.
+  /// Names the kind of batch if shapes do not. With several ranks every call must use the same
+  /// variant on all of them, and shapes may change only on all ranks together. If only some ranks'
+  /// batches change shape (batches shared unevenly), give such steps another variant, for example
+  /// the global batch size.
   int64_t variant = 0;
 };
 
-/// Memory that several graphs use one after the other: steps that never run at the same time
-/// (training, evaluation). What a graph returned is valid until the next replay in its pool.
+/// Memory shared by graphs that never run at the same time (training, evaluation). A graph's
+/// outputs are valid until the next replay in its pool.
 class GraphPool;
 
 template <typename Outputs>
 struct StepResult {
-  /// What the lambda returned. Tensors of a graph: the next replay overwrites them.
+  /// The lambda's result. The next replay overwrites tensors of a graph.
   Outputs outputs;
   StepLog log;
 };
 
-/// How a GraphedStep's steps were run so far.
+/// How the steps of a GraphedStep have run so far.
 struct GraphedStepCounts {
   int64_t eager = 0;
   int64_t replayed = 0;
   int64_t captures = 0;
-  int64_t graphs = 0;          ///< kept now
-  std::string why_eager = {};  ///< why it does not capture; empty: it does, or will
+  int64_t graphs = 0;          ///< cached now
+  std::string why_eager = {};  ///< why steps are not captured; empty: they are, or will be
 };
 
 namespace detail {
@@ -114,7 +112,7 @@ struct StepTypes<std::function<OutputsT(const BatchT&, const StepScalars&)>> {
   using Outputs = OutputsT;
 };
 
-/// What the lambda returned in one call: the object, and the tensors inside it.
+/// The result of one call of the lambda: the object, and the tensors inside it.
 struct StepOutput {
   std::shared_ptr<const void> object;
   std::vector<at::Tensor> tensors;
@@ -123,7 +121,7 @@ struct StepOutput {
 struct StepCall {
   StepNumbers numbers;
   std::vector<at::Tensor*> inputs;    ///< the batch's tensors, which run() reads
-  std::vector<int64_t> host_numbers;  ///< the batch's other contents, as far as they are known
+  std::vector<int64_t> host_numbers;  ///< the batch's other contents, if known
   std::function<StepOutput(const StepScalars&)> run;
 };
 
@@ -140,7 +138,7 @@ void visit_known(const char* what, T& value, const TensorVisitor& visit) {
   }
 }
 
-/// The part of GraphedStep that does not depend on the types of batch and outputs.
+/// The part of GraphedStep that does not depend on batch and output types.
 class GraphedStepCore {
  public:
   GraphedStepCore(Context& context, GraphedParts parts, GraphedStepOptions options,
@@ -156,22 +154,23 @@ class GraphedStepCore {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // the context's teardown holds it weakly
+  std::shared_ptr<State> state_;  // the context's teardown holds a weak reference
 };
 
 }  // namespace detail
 
-/// One thread. Collective: with several ranks all of them run the same steps in the same order.
+/// Use from one thread. Collective: with several ranks all ranks run the same steps in the same
+/// order.
 ///
-/// A step that cannot be captured (see CudaGraph) leaves model, optimizer and scaler as they were:
-/// capturing executes nothing. With CudaGraph::On the first such call throws SettingsError naming
-/// the operation and the reason on every rank; with Auto the reason is logged once and the step
-/// runs eagerly, as all later ones do.
+/// A step that cannot be captured (see CudaGraph) leaves model, optimizer and scaler unchanged,
+/// because capturing executes nothing. With CudaGraph::On the first such call throws SettingsError
+/// on every rank, naming the operation and the reason. With Auto the reason is logged once, and
+/// this and all later steps run eagerly.
 ///
-/// Graphs are captured anew when the memory of a parameter (a frozen one too) moved, requires_grad
-/// changed, an optimizer's state was loaded or the scaler's factors or interval were set; where
-/// gradients are enabled also when a model's buckets were laid out anew: a step that reads
-/// gradients has to enable them. They end before the communicators of `context` do.
+/// Graphs are re-captured after a parameter's memory moved (also a frozen one's), requires_grad
+/// changed, an optimizer's state was loaded, or the scaler's factors or interval were set. With
+/// gradients enabled, a new bucket layout of a model re-captures too: a step that reads gradients
+/// must enable them. Graphs are destroyed before the communicators of `context`.
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:
@@ -183,7 +182,7 @@ class GraphedStep {
       : step_(std::move(step)),
         core_(context, std::move(parts), std::move(options), std::move(pool)) {}
 
-  /// Runs one step on `batch`. The host does not wait, unless it is StepLog::kMaxStepsAhead ahead.
+  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead.
   StepResult<Outputs> operator()(BatchT batch, const StepNumbers& numbers) {
     detail::StepCall call{.numbers = numbers, .inputs = {}, .host_numbers = {}, .run = {}};
     detail::visit_known(
@@ -195,7 +194,7 @@ class GraphedStep {
       detail::StepOutput output{outputs, {}};
       detail::visit_known("the step's result", *outputs, TensorVisitor([&](at::Tensor& tensor) {
                             // Autograd graphs of outputs would keep every activation of the step.
-                            // What the lambda keeps of the outputs stays as it is.
+                            // Outputs that the lambda keeps stay unchanged.
                             if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
                               tensor = tensor.detach();
                             }
@@ -207,8 +206,8 @@ class GraphedStep {
     return {*static_cast<const Outputs*>(done.object.get()), done.log};
   }
 
-  /// Forgets all graphs: the next steps warm up and capture again. For changes that it cannot see
-  /// (a setting that the lambda read when it was captured).
+  /// Drops all graphs: the next steps warm up and capture again. For changes that the GraphedStep
+  /// cannot detect (a setting that the lambda read at capture).
   void recapture() { core_.drop_graphs(); }
 
   GraphedStepCounts counts() const { return core_.counts(); }
@@ -220,7 +219,7 @@ class GraphedStep {
   detail::GraphedStepCore core_;
 };
 
-/// The types of batch and outputs are those of the lambda.
+/// The lambda's batch and output types.
 template <typename Step, typename... Rest>
 GraphedStep(Context&, GraphedParts, Step, Rest...) -> GraphedStep<
     typename detail::StepTypes<decltype(std::function(std::declval<Step>()))>::Batch,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a training loop does about inf and NaN in its losses and gradients (train.non_finite).
+// Handling of inf and NaN in a training loop's losses and gradients (train.non_finite).
 //
 //   ddp::NonFiniteGuard guard(ctx, cfg.train.non_finite, optimizer, scaler);
 //   ddp::GraphedStep step(ctx, …, [&](const ddp::Batch& batch, const ddp::StepScalars& scalars) {
@@ -19,7 +19,7 @@
 //   …
 //   return ddp::run(argc, argv, train, {ddp::uses({"train.non_finite"})});
 //
-// Loops without a GraphedStep call GradScaler::clip_and_step with skip_non_finite, which drops the
+// Loops without a GraphedStep use GradScaler::clip_and_step with skip_non_finite, which drops the
 // update on the device, and Optimizer::non_finite_report().
 #pragma once
 
@@ -38,29 +38,29 @@
 
 namespace ddp {
 
-/// Training has diverged (exit code 70): starting again would end alike.
+/// Training has diverged (exit code 70): a restart would end the same way.
 struct NonFiniteError : Error {
   explicit NonFiniteError(const std::string& message) : Error(ExitCode::Mismatch, message) {}
 };
 
-/// The first of `parameters` that holds inf or NaN; empty: none does. The host waits.
+/// The first of `parameters` with inf or NaN; empty if there is none. The host waits.
 std::string first_non_finite(const NamedParameters& parameters);
 
-/// Looks at each step's loss and at the first parameter whose gradient is not finite, which the
-/// step's StepLog brings to the host.
+/// Checks each step's loss and its first parameter with a non-finite gradient, both from the step's
+/// StepLog.
 ///
-///   Error   throws NonFiniteError naming step, parameter and rank. On GPUs it may come 32 steps
-///           late: the host does not wait for the device.
-///   Skip    the device drops the update on all ranks in that step, by found_inf. What a forward
-///           changes in buffers (BatchNorm's running statistics) stays changed.
+///   Error   throws NonFiniteError naming step, parameter and rank. On GPUs up to 32 steps late,
+///           because the host does not wait for the device.
+///   Skip    the device drops the update on all ranks in that step, by found_inf. The forward's
+///           changes of buffers (BatchNorm's running statistics) remain.
 ///   Ignore  does nothing.
 ///
-/// With a GradScaler that is enabled, inf in gradients is ordinary: the scaler skips such a step.
-/// Then the loss alone is looked at. All methods but watch() are called by all ranks in the same
-/// order. The objects it is given outlive it.
+/// With an enabled GradScaler, inf in gradients is normal (the scaler skips such a step), so only
+/// the loss is checked. All methods except watch() are called by all ranks in the same order. The
+/// objects passed to it must outlive it.
 class NonFiniteGuard {
  public:
-  /// Which numbers of the StepLog are what; first_non_finite -1: this step did not look.
+  /// Indices into the StepLog; first_non_finite -1: not checked in this step.
   struct Places {
     int loss = 0;
     int first_non_finite = -1;
@@ -69,21 +69,22 @@ class NonFiniteGuard {
   NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
                  const GradScaler& scaler);
 
-  /// Whether the step drops an update that is not finite: for GradScaler::clip_and_step.
+  /// Whether the step drops a non-finite update: the argument of GradScaler::clip_and_step.
   bool skips() const { return action_ == NonFinite::Skip; }
-  /// What backward begins with. For Skip a loss that is not finite makes its gradients NaN, so that
-  /// the reduced ones tell all ranks; else `loss` itself.
+  /// The start of backward. Skip: a non-finite loss makes its gradients NaN, so that the reduced
+  /// gradients reach all ranks. Otherwise `loss` itself.
   at::Tensor watch(const at::Tensor& loss) const;
 
-  /// After each step. Throws what Error says.
+  /// Call after each step. With NonFinite::Error, throws NonFiniteError.
   void end_step(int64_t step, const StepLog& log, const Places& places);
-  /// Looks at all steps so far: the host waits for the last one. For logging steps.
+  /// Checks all steps so far; the host waits for the last one. For logging steps.
   void look();
-  /// For Checkpointer::set_before_save: look(), and why the state is not to be trusted. This is so
-  /// where the last two updates or more were skipped: weights may be finite and useless.
+  /// For Checkpointer::set_before_save: look(), and the reason if the state is invalid. The state
+  /// is invalid if at least the last two updates were skipped: weights may then be finite and
+  /// useless.
   std::string before_save();
-  /// At the end of training, for what the last update did. For Error it throws where a weight is
-  /// not finite; the host waits.
+  /// Call at the end of training, to check the last update. With NonFinite::Error, throws if a
+  /// weight is not finite; the host waits.
   void check_weights() const;
 
  private:
@@ -100,8 +101,8 @@ class NonFiniteGuard {
   const NonFinite action_;
   const Optimizer& optimizer_;
   const GradScaler& scaler_;
-  std::deque<Step> steps_;    // to be looked at
-  int64_t bad_in_a_row_ = 0;  // up to the last one looked at
+  std::deque<Step> steps_;    // not checked yet
+  int64_t bad_in_a_row_ = 0;  // up to the last checked step
 };
 
 }  // namespace ddp

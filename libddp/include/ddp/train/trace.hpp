@@ -3,8 +3,8 @@
 // optimizer and loader of all ranks on one clock. Open the file in https://ui.perfetto.dev or
 // chrome://tracing.
 //
-// Spans come from ddp::TraceScope and TraceRecorder (core/trace_recorder.hpp); a program adds its
-// own the same way. Metrics drives a Tracer where metrics.trace_steps is set; it also works alone.
+// Spans come from ddp::TraceScope and TraceRecorder (core/trace_recorder.hpp), also for a program's
+// own spans. Metrics drives a Tracer if metrics.trace_steps is set; a Tracer also works alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,17 +19,17 @@ namespace ddp {
 
 class Tracer {
  public:
-  /// Traces the steps first_step .. first_step + num_steps - 1 into `path` (used on rank 0 alone).
-  /// Collective where first_step is the next step to run (`next_step`), because recording starts.
-  /// Where it is past, as on a resumed run, a warning says so and nothing is traced.
+  /// Traces the steps first_step .. first_step + num_steps - 1 into `path` (used only on rank 0).
+  /// Collective if first_step is the next step to run (`next_step`), because recording starts. If
+  /// first_step is past, as in a resumed run, logs a warning and traces nothing.
   Tracer(ControlPlane& control_plane, at::Device device, std::string path, int64_t first_step,
          int64_t num_steps, int64_t next_step = 0);
   ~Tracer();
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
-  /// After each step. Collective where recording starts or ends: measures the clocks, gathers all
-  /// ranks' spans, and rank 0 writes the file. A file that cannot be written costs a warning.
+  /// Call after each step. Collective when recording starts or ends: measures the clocks, gathers
+  /// all ranks' spans, and rank 0 writes the file. If the file cannot be written, logs a warning.
   void end_step(int64_t step);
 
   bool done() const { return done_; }
@@ -50,7 +50,7 @@ class Tracer {
   TraceRecorder recorder_;
 };
 
-/// Ranges of TraceScope also go to NVTX from now on, for Nsight; nothing where built without CUDA.
+/// Sends ranges of TraceScope to NVTX too, for Nsight. Does nothing without CUDA.
 void enable_nvtx();
 
 }  // namespace ddp

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A module's weights as a safetensors file, by the module's own parameter and buffer names (for our
-// ResNets these are torchvision's).
+// A module's weights as a safetensors file, under the module's own parameter and buffer names
+// (torchvision's for our ResNets).
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,7 +12,7 @@
 
 namespace ddp {
 
-/// How a file's keys differ from a module's.
+/// Differences between the keys of a file and a module.
 struct WeightDifferences {
   std::vector<std::string> missing;     ///< in the module, not in the file
   std::vector<std::string> unexpected;  ///< in the file, not in the module
@@ -23,7 +23,7 @@ struct WeightDifferences {
   std::string to_string() const;
 };
 
-/// Names and shapes of both; tensors on the meta device will do.
+/// Compares names and shapes; meta tensors suffice.
 WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file);
 
 /// Parameters and buffers by name; they alias the module's memory.
@@ -31,13 +31,14 @@ TensorMap named_weights(const torch::nn::Module& module);
 
 void save_weights(const torch::nn::Module& module, const std::string& path);
 
-/// Copies a file's tensors into the module, casting to its dtypes and devices. `strict` (as in
-/// PyTorch): throws MismatchError with all three lists unless every key fits, and nothing is
-/// changed. Not strict: keys that fit are copied; returns the differences either way. Wrong shapes
-/// always throw.
+/// Copies a file's tensors into the module, casting to its dtypes and devices.
+/// - `strict` (as in PyTorch): unless every key fits, throws MismatchError with all three lists and
+///   changes nothing.
+/// - Not strict: copies the keys that fit, and throws for wrong shapes.
+/// Returns the differences.
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
                                bool strict = true);
-/// The same from tensors in memory; `source` names them in messages.
+/// The same from tensors in memory; messages name `source`.
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict = true);
 
