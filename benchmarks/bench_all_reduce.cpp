@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// all_reduce through the communicator against NCCL's own loops, ring and symmetric window (over our
-// memory where it has one), in the same launch mode and the same rounds. One process a GPU:
+// Compares all_reduce through the communicator with loops of NCCL alone, ring and symmetric window
+// (over our memory where registered), in the same launch mode and rounds. One process per GPU:
 //
 //   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [key=value …]
 //
 //   max_bytes (1 GiB)  largest buffer; sizes start at 4 KiB and grow by 4
-//   rounds (21)        each times all loops one after the other, in turning order
-//   ctas (0)           fewest thread blocks of every communicator here; 0 leaves NCCL's choice
-//   algorithm (auto)   of ours: auto, ring or symmetric
+//   rounds (21)        each runs all loops one after the other, in rotating order
+//   ctas (0)           minimum thread blocks of every communicator; 0 keeps NCCL's choice
+//   algorithm (auto)   of the communicator: auto, ring or symmetric
 //   dtype (float32)    or bfloat16
-//   op (sum)           or avg, of ours only: NCCL's symmetric kernels know sums alone
+//   op (sum)           or avg, for the communicator only: NCCL's symmetric kernels only sum
 //   modes (both)       eager, graph or both
 //
-// Figures are medians over the rounds, of the slowest rank. algbw = bytes / time, busbw = algbw * 2
-// (n-1) / n, in GB/s (10^9). nccl = the better of ring and symmetric; ratio = its time / ours.
+// Figures are medians over the rounds, from the slowest rank. algbw = bytes / time, busbw = algbw *
+// 2 (n-1) / n, in GB/s (10^9). nccl is the better of ring and symmetric; ratio = nccl's time /
+// ours.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -56,7 +57,7 @@ struct Settings {
   std::vector<bool> captured{false, true};
 };
 
-// What is compared against: NCCL alone, on a high-priority stream as the communicator has.
+// The baseline: NCCL alone, on a high-priority stream like the communicator's.
 class PlainNccl {
  public:
   PlainNccl(ddp::Context& context, const Settings& settings)
@@ -88,8 +89,8 @@ class PlainNccl {
           "ncclAllReduce");
   }
 
-  /// `memory`, which ncclMemAlloc gave, in a symmetric window of this communicator too, as a tensor
-  /// that keeps it. Collective.
+  /// Registers `memory` from ncclMemAlloc in a symmetric window of this communicator too. Returns a
+  /// tensor that owns the registration. Collective.
   at::Tensor in_window(const at::Tensor& memory) {
     ncclWindow_t window{};
     check(ncclCommWindowRegister(comm_, memory.data_ptr(), memory.nbytes(), &window,
@@ -120,7 +121,7 @@ at::Tensor nccl_memory(int64_t num_bytes, at::Device device) {
 
 using Loop = std::function<void()>;
 
-// Microseconds of one all_reduce, on this rank.
+// Returns the microseconds of one all_reduce on this rank.
 double time_loop(const Loop& loop, int iterations) {
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
@@ -151,8 +152,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The stream of `nccl` waits for the caller's, and the caller's for it: what every user must do
-// once.
+// The stream of `nccl` waits for the caller's stream and vice versa, once per loop: every user
+// needs this.
 Loop plain_loop(PlainNccl& nccl, const at::Tensor& tensor, int iterations) {
   return [&nccl, tensor, iterations] {
     const auto current = c10::cuda::getCurrentCUDAStream();
@@ -169,7 +170,7 @@ Loop plain_loop(PlainNccl& nccl, const at::Tensor& tensor, int iterations) {
   };
 }
 
-// As the reducer does: launched one after the other, waited for at the end.
+// Launches one after the other and waits at the end, like the reducer.
 Loop communicator_loop(ddp::Communicator& comm, const at::Tensor& tensor, ddp::ReduceOp op,
                        int iterations) {
   return [&comm, tensor, op, iterations] {
@@ -193,7 +194,7 @@ struct Captured {
   }
 };
 
-// Ring, symmetric, ours: medians over the rounds, of the slowest rank.
+// Times ring, symmetric and the communicator: medians over the rounds, from the slowest rank.
 std::vector<double> time_loops(ddp::Context& context, std::vector<Loop> loops, bool captured,
                                int iterations, int rounds) {
   std::vector<std::unique_ptr<Captured>> graphs;
@@ -206,7 +207,7 @@ std::vector<double> time_loops(ddp::Context& context, std::vector<Loop> loops, b
     }
   }
   std::vector<std::vector<double>> times(loops.size());
-  for (int round = -2; round < rounds; ++round) {  // two to warm up
+  for (int round = -2; round < rounds; ++round) {  // two warm-up rounds
     for (size_t turn = 0; turn < loops.size(); ++turn) {
       const auto which = (turn + static_cast<size_t>(round + 2)) % loops.size();
       context.communicator()->barrier();
@@ -244,7 +245,8 @@ void measure(ddp::Context& context, PlainNccl& ring, PlainNccl& symmetric, const
   const auto on_ring = make(at::empty({num_bytes}, at::device(context.device()).dtype(at::kByte)));
   const auto arena = comm.allocate(num_bytes);
   const auto in_arena = make(arena);
-  // Ours, where it can be: where memory lies moves the time of a few MiB by 1 us.
+  // Registers the communicator's memory if possible: the address shifts the time of a few MiB by 1
+  // us.
   const bool has_windows = comm.plan().identity().at("windows") == "yes";
   const auto in_window =
       make(symmetric.in_window(has_windows ? arena : nccl_memory(num_bytes, context.device())));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the training benchmarks share: settings, timed rounds, memory, a profile, and taking turns
-// with other programs as benchmarks/interleaved.py tells.
+// Common parts of the training benchmarks: settings, timed rounds, memory, a profile, and turns
+// with other programs as controlled by benchmarks/interleaved.py.
 #pragma once
 
 #include <torch/torch.h>
@@ -34,7 +34,7 @@
 
 namespace bench {
 
-/// key=value arguments over `defaults`, which names all keys there are.
+/// key=value arguments over `defaults`, which lists all keys.
 class Settings {
  public:
   using Values = std::map<std::string, std::string>;
@@ -52,9 +52,9 @@ class Settings {
         throw ddp::SettingsError(program_ + ": unknown argument " + argument + "; there are " +
                                  keys());
       }
-      const bool is_number = parse<double>(values_[key]).has_value();  // its default is one
+      const bool is_number = parse<double>(values_[key]).has_value();  // the default is a number
       values_[key] = argument.substr(equals + 1);
-      if (is_number && values_[key] != "auto") {  // which number() and real() refuse
+      if (is_number && values_[key] != "auto") {  // number() and real() refuse auto
         convert<double>(key);
       }
     }
@@ -64,7 +64,7 @@ class Settings {
   int64_t number(const std::string& key) const { return convert<int64_t>(key); }
   double real(const std::string& key) const { return convert<double>(key); }
   bool flag(const std::string& key) const { return text(key) == "true" || text(key) == "1"; }
-  /// The value that `choices` has under the setting's text.
+  /// Returns the entry of `choices` for the setting's text.
   template <typename T>
   T choice(const std::string& key, const std::vector<std::pair<std::string, T>>& choices) const {
     std::string known;
@@ -78,7 +78,7 @@ class Settings {
   }
 
  private:
-  /// What every benchmark of training steps has.
+  /// Defaults of every benchmark of training steps.
   static const Values& protocol_defaults() {
     static const Values values = {{"steps", "20"},
                                   {"warmup", "15"},
@@ -135,7 +135,7 @@ inline void synchronize(at::Device device) {
   }
 }
 
-/// Device memory in use by anyone.
+/// Device memory in use by all processes.
 inline double used_mib(at::Device device) {
 #if DDP_HAS_CUDA
   if (device.is_cuda()) {
@@ -150,7 +150,7 @@ inline double used_mib(at::Device device) {
   return 0;
 }
 
-/// Cached device memory goes back, so that both programs fit beside each other.
+/// Frees cached device memory, so that two programs fit on the device.
 inline void release(const Settings& settings, at::Device device) {
 #if DDP_HAS_CUDA
   if (device.is_cuda() && settings.flag("release_memory")) {
@@ -166,7 +166,7 @@ inline double milliseconds_since(std::chrono::steady_clock::time_point begin) {
       .count();
 }
 
-/// Time that all of this process's threads have computed for.
+/// CPU time of all threads of this process.
 inline double process_cpu_us() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -178,22 +178,22 @@ inline double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// A training step and the times of its rounds.
+/// A training step with the times of its rounds.
 struct Loop {
   std::string name;
   std::function<void()> step;
   std::vector<double> round_ms;
   double host_ms = 0;
-  double host_us = 0;  ///< of CPU, by all threads of the process
+  double host_us = 0;  ///< CPU time of all threads of the process
   bool is_graph = false;
   std::function<double()> last_exposed_ms{};  ///< of the last step's communication; may be empty
   std::vector<double> round_exposed_ms{};     ///< of each round's last step
-  double exposed_ms = 0;                      ///< their median, of the rank that has most
+  double exposed_ms = 0;                      ///< their median, on the rank with the largest one
 
-  /// The time in which the host issues a step into an empty queue: where it reaches the step's own
-  /// time, the host is what bounds it. A queue that fills makes the host wait, so never more. A
-  /// step that is one launch is issued behind another one, as in a run: the first launch after the
-  /// host slept until the device's end costs several times as much.
+  /// Measures the time in which the host issues a step into an empty queue. If this reaches the
+  /// step's own time, the host is the bottleneck. A full queue makes the host wait, so it is
+  /// emptied before each step. A step of one launch is issued behind another one, as in a run: the
+  /// first launch after the host slept costs several times as much.
   void measure_host(at::Device device) {
     std::vector<double> wall_ms;
     std::vector<double> cpu_us;
@@ -242,7 +242,7 @@ struct Loop {
   double median_ms() const { return median(round_ms); }
 };
 
-/// Takes turns with other programs, as benchmarks/interleaved.py tells through files.
+/// Takes turns with other programs; benchmarks/interleaved.py controls them through files.
 class Gate {
  public:
   explicit Gate(const Settings& settings)
@@ -251,14 +251,14 @@ class Gate {
 
   void wait_for(const std::string& what) const {
     while (!prefix_.empty() && !std::filesystem::exists(prefix_ + "." + what)) {
-      if (!std::filesystem::exists(folder_)) {  // whoever started this program has ended
+      if (!std::filesystem::exists(folder_)) {  // the controlling program has ended
         throw std::runtime_error(folder_ + " is gone: nobody waits for this program");
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 
-  /// By one rank. Written aside and renamed, so that it is read whole.
+  /// Call it on one rank. Writes a temporary file and renames it, so that readers see it complete.
   void answer(const std::string& what, double value) const {
     if (prefix_.empty()) {
       return;
@@ -273,7 +273,7 @@ class Gate {
   std::string prefix_;
 };
 
-/// Touches no device before this program's turn to start.
+/// Uses no device before this program's turn to start.
 inline ddp::Context create_context(const Settings& settings) {
   Gate(settings).wait_for("start");
   ddp::ContextOptions options;
@@ -283,8 +283,8 @@ inline ddp::Context create_context(const Settings& settings) {
   return ddp::Context::create(options);
 }
 
-/// Every rank takes part in profiled steps. Each writes a file of its own where the path holds
-/// {rank}, otherwise rank 0 alone writes.
+/// Every rank takes part in profiled steps. If the path holds {rank}, each rank writes its own
+/// file; otherwise only rank 0 writes.
 inline std::string profile_path(const std::string& path, const ddp::Context& context) {
   const std::string place = "{rank}";
   const auto at = path.find(place);
@@ -294,9 +294,8 @@ inline std::string profile_path(const std::string& path, const ddp::Context& con
   return std::string(path).replace(at, place.size(), std::to_string(context.rank()));
 }
 
-/// Warm-up, then `rounds` rounds of all loops, each when it is this program's turn, then the first
-/// loop's profile where one is asked for. Returns the device memory in use after the warm-up, in
-/// MiB.
+/// Runs the warm-up, then `rounds` rounds of all loops, each in this program's turn, then the first
+/// loop's profile if requested. Returns the device memory in use after the warm-up, in MiB.
 inline double measure_rounds(const Settings& settings, const ddp::Context& context,
                              std::vector<Loop>& loops) {
   const auto device = context.device();
@@ -310,7 +309,7 @@ inline double measure_rounds(const Settings& settings, const ddp::Context& conte
   release(settings, device);
   const Gate gate(settings);
   const auto answer = [&](const std::string& what, double value) {
-    context.communicator()->barrier();  // all ranks are off their devices
+    context.communicator()->barrier();  // all ranks have released their devices
     if (context.is_main()) {
       gate.answer(what, value);
     }
@@ -338,7 +337,7 @@ inline double measure_rounds(const Settings& settings, const ddp::Context& conte
   return peak_mib;
 }
 
-/// `measure` of the program with its exit code.
+/// Runs `measure` and returns the program's exit code.
 inline int run_main(const std::function<int()>& measure) {
   try {
     return measure();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane with threads as ranks: what its collectives take, what rank 0 sends in one, and
-// by how much it slows steps down that ask about once a second whether to stop and gather metrics
-// in every tenth step.
+// Benchmarks the control plane with threads as ranks: the time of its collectives, the frames that
+// rank 0 sends, and the slowdown of training steps. These steps poll for a stop about once a second
+// and gather metrics in every tenth step.
 //
 //   bench_control [ranks=64] [bytes=100] [rounds=50] [step_ms=10] [steps=300]
 //
-// One JSON line. Times are the medians over the rounds on rank 0; all ranks share this machine.
+// Prints one JSON line. Times are medians over the rounds on rank 0; all ranks share this machine.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -81,7 +81,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The median on this rank, and how many frames it sent in one.
+// Returns the median on this rank and the frames it sent per round.
 std::pair<double, double> time_rounds(ddp::ControlPlane& plane, int rounds,
                                       const std::function<void()>& round) {
   const auto& sent = dynamic_cast<const ddp::detail::ControlPlaneBase&>(plane);
@@ -96,7 +96,7 @@ std::pair<double, double> time_rounds(ddp::ControlPlane& plane, int rounds,
   return {median(times), static_cast<double>(sent.num_frames_sent() - before) / rounds};
 }
 
-// Every rank computes for the same time, which a wait stands for, in each step.
+// A wait stands for the computation of each step, equally long on every rank.
 double time_steps(ddp::ControlPlane& plane, const Options& options, bool talks, Results& results) {
   ddp::StopSignal stop(plane);
   const std::string numbers(200, 'n');

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps of a language model on one resident random batch: what benchmarks/pytorch_lm.py
-// measures, here.
+// Training steps of a language model on one resident random batch, measured like
+// benchmarks/pytorch_lm.py.
 //
 //   bench_lm model=qwen2-7b seq_len=4096 batch_size=2           LoRA, one JSON line on rank 0
 //   bench_lm model=gpt2 seq_len=1024 batch_size=16 dropout=0.1  all parameters
 //   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
 //   bench_lm … gate=FOLDER      each round waits for a file there: see compare.py
 //
-// param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it) and fp32 for gpt2;
-// where it differs from dtype the forward runs under autocast. bf16 parameters have fp32 masters.
-// ms is the median of `rounds` means over `steps` steps, host_ms the time in which the host issues
-// a step; forward, backward (with the reduction) and optimizer (with the clipping) are medians
-// by device events. peak_mib is device-wide, read after the warm-up.
+// param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it) and fp32 for gpt2. If
+// it differs from dtype, the forward runs under autocast. bf16 parameters have fp32 masters. ms is
+// the median of `rounds` means over `steps` steps. host_ms is the time in which the host issues a
+// step. forward, backward (with the reduction) and optimizer (with the clipping) are medians by
+// device events. peak_mib is device-wide, read after the warm-up.
 #include <torch/torch.h>
 
 #include <array>
@@ -82,13 +82,13 @@ torch::Dtype parameter_dtype(const Settings& settings) {
   return is_gpt2(settings) ? torch::kFloat32 : torch_dtype(settings, "dtype");
 }
 
-/// Autocast where the computation's dtype is not the parameters'.
+/// Enables autocast if the computation's dtype differs from the parameters'.
 ddp::AmpOptions autocast_options(const Settings& settings) {
   const bool same = parameter_dtype(settings) == torch_dtype(settings, "dtype");
   return {.dtype = same ? ddp::AmpDtype::Off : bench::amp_dtype(settings, "dtype")};
 }
 
-/// Sizes by the model's name; benchmarks/pytorch_lm.py has the same.
+/// Sizes by model name, the same as in benchmarks/pytorch_lm.py.
 using Sizes = std::variant<models::Qwen2Options, models::Gpt2Options>;
 
 Sizes named_sizes(const Settings& settings) {
@@ -213,7 +213,7 @@ class Phases {
   int next_ = 0;
 };
 
-/// One training step after another, wrapped in DistributedDataParallel or not.
+/// Runs training steps, wrapped in DistributedDataParallel or not.
 class Trainer {
  public:
   Trainer(const Settings& settings, const ddp::Context& context, bool wrapped)
@@ -269,7 +269,7 @@ class Trainer {
     }
   }
 
-  /// The settings and figures of this trainer as the inside of a JSON object.
+  /// Returns this trainer's settings and figures as the body of a JSON object.
   std::string describe(const Loop& loop, int world_size) const {
     const auto seq_len = settings_.number("seq_len");
     const double tokens = static_cast<double>(settings_.number("batch_size") * seq_len);
@@ -290,7 +290,7 @@ class Trainer {
   }
 
  private:
-  // The ids that benchmarks/pytorch_lm.py draws; the last position has no label.
+  // Draws the same ids as benchmarks/pytorch_lm.py; the last position has no label.
   void make_batch(const ddp::Context& context) {
     const auto vocab_size = std::min<int64_t>(module_->vocab_size(), 50257);
     const std::vector<int64_t> shape = {settings_.number("batch_size"),

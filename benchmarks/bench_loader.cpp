@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rates of each stage of data loading, one number a line: what one core does, what the loader
-// gives.
+// Rates of each stage of data loading, one per line: one core's work, and the loader's output.
 //
 //   bench_loader [CIFAR_PATH [JPEG_PATH]]
 //   bench_loader jpeg JPEG_PATH [BATCH [WORKERS…]]
 //
-// CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_PATH: photographs, as
-// class folders, tar shards, or one tar file of JPEG images without labels (few of them are
-// repeated), for random-resized-crop at 224 px. `jpeg` runs that part alone; with a GPU it also
-// shows what the copy, the kernels, nvJPEG and the whole loader do.
+// CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_PATH: photographs for
+// random-resized-crop at 224 px, as class folders, tar shards, or one tar file of unlabelled JPEG
+// images (repeated if there are few). `jpeg` runs that part alone. With a GPU it also reports the
+// copy, the kernels, nvJPEG and the whole loader.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -45,7 +44,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Median rate of five rounds of at least 0.3 s each.
+// Returns the median rate of five rounds of at least 0.3 s each.
 double images_per_second(const std::function<int64_t()>& round) {
   std::vector<double> rates;
   (void)round();
@@ -112,7 +111,7 @@ void bench_decode(ddp::detail::ImageSource& source, const std::string& name) {
   print(name + ", read and decode at 1/2, one core", each(2));
 }
 
-// Links to the files of a folder until there are `count`: enough for several batches.
+// Links to the files of a folder until there are `count`, enough for several batches.
 void repeat_files(const std::filesystem::path& folder, size_t count) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -124,7 +123,7 @@ void repeat_files(const std::filesystem::path& folder, size_t count) {
   }
 }
 
-// What shows `path` as a data set: itself, or, where it is a file, a folder that goes with this.
+// Presents `path` as a data set: a folder itself, or a temporary folder for a file.
 class DataPath {
  public:
   explicit DataPath(const std::string& given) : path_(given) {
@@ -192,7 +191,7 @@ void bench_part(const ddp::Dataset& dataset) {
 }
 
 #ifdef DDP_HAS_CUDA
-// Copy and kernels of a batch, without loader threads.
+// Measures copy and kernels of a batch, without loader threads.
 void bench_device_stages(const std::shared_ptr<const ddp::Dataset>& dataset, int64_t batch_size,
                          const ddp::LoaderOptions& options) {
   const auto stream = c10::cuda::getStreamFromPool();
@@ -210,7 +209,7 @@ void bench_device_stages(const std::shared_ptr<const ddp::Dataset>& dataset, int
         }));
 }
 
-// The GPU's JPEG engines alone, on the images that the loader leaves to them.
+// Measures the GPU's JPEG engines alone, on the images that the loader gives to them.
 void bench_nvjpeg(const ddp::Dataset& dataset, int64_t batch_size) {
   std::string reason;
   const auto nvjpeg = ddp::detail::NvJpeg::open(reason);

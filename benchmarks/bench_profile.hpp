@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's work in a few steps as a Chrome trace: what step_profile.py makes its table of.
+// Writes the device's work in a few steps as a Chrome trace for step_profile.py.
 #pragma once
 
 #include <torch/csrc/autograd/profiler_kineto.h>

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a ResNet on one resident random batch: what benchmarks/pytorch_resnet.py measures, here.
-// With data=FOLDER on batches of its images (train/<class>/*.jpg), which the loader makes beside.
+// Steps of a ResNet on one resident random batch, measured like benchmarks/pytorch_resnet.py.
+// data=FOLDER uses batches of its images (train/<class>/*.jpg), loaded concurrently.
 //
 //   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
 //   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
 //   bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
 //   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
 //   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
-//                                      a round begins with an empty ring
-//   bench_resnet … data=FOLDER step=load    its batches alone, without a model
+//                                      each round begins with an empty ring
+//   bench_resnet … data=FOLDER step=load    loads batches alone, without a model
 //   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py;
-//                                   of each rank where FILE holds {rank}
+//                                   one per rank if FILE holds {rank}
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
-// dtype is what the model computes in. With param_dtype=fp32 that is autocast; with
-// param_dtype=bf16 all parameters but those of normalisation are bfloat16 (float32 masters in the
-// optimizer). ms is the median of `rounds` means over `steps` steps, host_ms and host_us wall and
-// CPU time in which the host issues a step into an empty queue; exposed_comm_ms is the median of
-// the rounds' last steps, of the rank that waits longest; peak_mib is device-wide, read after the
-// warm-up.
+// dtype is the dtype of the computation. With param_dtype=fp32 it uses autocast. With
+// param_dtype=bf16 all parameters except those of normalisation are bfloat16 (float32 masters in
+// the optimizer). ms is the median of `rounds` means over `steps` steps. host_ms and host_us are
+// the wall and CPU time in which the host issues a step into an empty queue. exposed_comm_ms is the
+// median of the rounds' last steps, on the rank that waits longest. peak_mib is device-wide, read
+// after the warm-up.
 #include <torch/torch.h>
 
 #include <functional>
@@ -54,7 +54,7 @@ const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagene
                                     {"side_streams", "true"},  {"data", ""},
                                     {"num_workers", "14"},     {"jpeg_decoder", "cpu"}};
 
-/// ops=plain: ATen's own, as the rows "before" have them.
+/// False for ops=plain: ATen's ops, as in the "before" rows.
 bool has_fused_ops(const Settings& settings) {
   return settings.choice<bool>("ops", {{"plain", false}, {"fused", true}});
 }
@@ -113,7 +113,7 @@ void for_each_tensor(ImageBatch& batch, const ddp::TensorVisitor& visit) {
 ImageBatch random_batch(const Settings& settings, at::Device device) {
   const int64_t size = settings.number("image_size");
   const int64_t batch = settings.number("batch_size");
-  // As the loader gives them.
+  // The same dtype as the loader's images.
   const bool bf16 = bench::amp_dtype(settings, "dtype") == ddp::AmpDtype::Bf16;
   const auto dtype = bf16 ? torch::kBFloat16 : torch::kFloat32;
   const auto format = settings.flag("channels_last") ? at::MemoryFormat::ChannelsLast
@@ -123,7 +123,7 @@ ImageBatch random_batch(const Settings& settings, at::Device device) {
                          torch::TensorOptions().device(device).dtype(torch::kLong))};
 }
 
-/// Of setting `data`: random-resized-crops in what the model computes in.
+/// Loads setting `data`: random-resized-crops in the dtype of the computation.
 std::unique_ptr<ddp::DataLoader<>> make_loader(const Settings& settings,
                                                const ddp::Context& context) {
   const auto dataset = ddp::make_dataset({.path = settings.text("data"),
@@ -143,7 +143,7 @@ std::unique_ptr<ddp::DataLoader<>> make_loader(const Settings& settings,
                          .image_dtype = bf16 ? ddp::ImageDtype::Bf16 : ddp::ImageDtype::Fp32});
 }
 
-/// A model with its optimizer, with or without the wrapper around it.
+/// A model with its optimizer, with or without the wrapper.
 class Trainer {
  public:
   Trainer(const Settings& settings, ddp::Context& context, bool wrapped)
@@ -189,7 +189,7 @@ class Trainer {
       run(batch_, {.lr = kLr});
     }
   }
-  /// Of the last step; an empty function where nothing is reduced.
+  /// Exposed time of the last step; an empty function if nothing is reduced.
   std::function<double()> last_exposed_ms() const {
     if (!model_) {
       return {};

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What token data costs: opening, packing, a batch, and next() in a training loop whose step
-// sleeps.
+// Costs of token data: opening, packing, a batch, and next() in a training loop whose step sleeps.
 //
 //   bench_tokens [cpu | cuda [FOLDER]]
 //
-// FOLDER: where the texts of made-up ids are written (280 MB; default: the system's for temporary
-// files).
+// FOLDER: where the texts of random ids are written (280 MB; default: the system's temporary
+// folder).
 #include <torch/torch.h>
 
 #include <chrono>
@@ -31,7 +30,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Documents of 40 to 439 tokens, the second half of each a target; or one document.
+// Writes documents of 40 to 439 tokens, each with its second half as target, or one document.
 void write_text(const std::filesystem::path& folder, int64_t num_tokens, bool as_chat) {
   std::filesystem::create_directories(folder);
   std::vector<int64_t> offsets{0};
@@ -54,7 +53,7 @@ void write_text(const std::filesystem::path& folder, int64_t num_tokens, bool as
                          {"tokenizer", "none"}});
 }
 
-// `step_ms`: of a step that computes nothing, 0 for none.
+// `step_ms` is the duration of an empty step, 0 for none.
 void bench_loader(const std::string& name, const std::shared_ptr<TokenDataset>& dataset,
                   int64_t batch_size, at::Device device, int num_workers, double step_ms) {
   ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), device,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seconds and GB/s of loading a checkpoint into the module of each rank, beside the limits: copies
-// out of page-locked memory to the device, and reads out of the page cache.
+// Seconds and GB/s of loading a checkpoint into the module of each rank. Also prints the limits:
+// copies from page-locked memory to the device, and reads from the page cache.
 //
-//   bench_weights --make GB FOLDER     writes a Qwen2-7B of as many layers as make GB
-//   bench_weights FOLDER [REPEATS]     alone, or as several ranks (mpirun, torchrun, srun)
+//   bench_weights --make GB FOLDER     writes a Qwen2-7B of about GB gigabytes
+//   bench_weights FOLDER [REPEATS]     alone, or on several ranks (mpirun, torchrun, srun)
 //
-// 15.2 GB are all 28 layers. The first load fills the page cache and is printed apart. GB = 1e9
-// bytes of weights; a rate of several ranks is that of their slowest.
+// 15.2 GB are all 28 layers. The first load fills the page cache and is printed separately. GB =
+// 1e9 bytes of weights. A rate of several ranks is that of the slowest one.
 #include <torch/cuda.h>
 #include <torch/torch.h>
 
@@ -68,7 +68,7 @@ class Bench {
     }
   }
 
-  // Seconds of the slowest rank.
+  // Returns the seconds of the slowest rank.
   double seconds_of(const std::function<void()>& work) {
     synchronize();
     context_.communicator()->barrier();
@@ -87,7 +87,7 @@ class Bench {
     });
   }
 
-  // GB/s of all ranks reading a part each, with as many threads as a load has.
+  // Returns the GB/s of all ranks reading one part each, with as many threads as a load.
   double read_rate() {
     const int num_threads = static_cast<int>(
         std::clamp<int64_t>(std::thread::hardware_concurrency() / context_.world_size(), 1, 8));
@@ -121,7 +121,7 @@ class Bench {
     }
   }
 
-  // GB/s of all ranks copying a part each, all at once.
+  // Returns the GB/s of all ranks copying one part each concurrently.
   double copy_rate() {
     if (!context_.device().is_cuda()) {
       return 1e9;
@@ -176,13 +176,13 @@ class Bench {
   double num_bytes_ = 0;
 };
 
-// Values whose place can be told: a block of random ones, of a prime size, again and again.
+// Repeats a block of random values; its prime size makes each position recognisable.
 void make(double gigabytes, const std::string& folder) {
   auto options = models::qwen2_7b();
   const double ends = 2.0 * 2 * static_cast<double>(options.vocab_size * options.hidden_size);
   constexpr double kLayerBytes = 466'115'584;
   options.num_layers = std::max(1, static_cast<int>((gigabytes * 1e9 - ends) / kLayerBytes + 0.5));
-  if (gigabytes * 1e9 < ends) {  // small ones, for a try
+  if (gigabytes * 1e9 < ends) {  // small files, for trials
     options.vocab_size = 20'000;
   }
   const auto config = models::make_hf_config(options, at::kBFloat16);

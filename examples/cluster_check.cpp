@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Is the cluster fit for training? Each rank prints its place and device, then all ranks reduce one
-// tensor whose sum they know. Exit code 0: yes.
+// Checks that a cluster is ready for training. All ranks reduce one tensor with a known sum, then
+// rank 0 prints every rank's node and device. Exit code 0 means success.
 //
 //   srun --mpi=pmix build/examples/cluster_check    mpirun -n 4 build/examples/cluster_check
 //   torchrun --no-python --nproc-per-node=8 build/examples/cluster_check device=cuda
@@ -29,7 +29,7 @@ std::string describe(const ddp::Context& context) {
   return line.str();
 }
 
-/// The sum over ranks of (rank + 1) in every element of a tensor of `num_elements`; its
+/// Sums (rank + 1) over all ranks in a tensor of `num_elements`, checks the result and returns the
 /// milliseconds.
 double check_all_reduce(const ddp::Context& context, int64_t num_elements) {
   const auto communicator = context.communicator();

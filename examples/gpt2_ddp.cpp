@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains GPT-2 from random weights, data-parallel, on token files made by data/prepare_text.py, and
-// writes some text at the end. `--help` lists every setting.
+// Trains GPT-2 from random weights, data-parallel, on token files made by data/prepare_text.py. At
+// the end it generates sample text. `--help` lists every setting.
 //
 //   mpirun -n 2 build/examples/gpt2_ddp --config examples/configs/gpt2_sample.yaml
 //   torchrun --no-python --nproc-per-node=8 build/examples/gpt2_ddp
@@ -36,7 +36,7 @@ void print_samples(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
 void run(ddp::Context& ctx, const ddp::Config& cfg) {
   const auto sample = cfg.section<SampleSettings>("sample");
   const auto data = examples::open_token_data(cfg.section<examples::StreamOptions>("tokens"));
-  if (sample.num_samples > 0) {  // a prompt that cannot be read is told before training
+  if (sample.num_samples > 0) {  // reports an invalid prompt before training
     examples::prompt_ids(data.train->vocabulary(), sample);
   }
   const auto model = cfg.section<Gpt2Settings>("model");

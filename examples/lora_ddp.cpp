@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains LoRA adapters on a Qwen2-like chat model, or (lora.rank=0) all of it, data-parallel, on
-// token files made by data/prepare_chat.py. `--help` lists every setting.
+// Trains LoRA adapters on a Qwen2-like chat model, or (lora.rank=0) the whole model, data-parallel,
+// on token files made by data/prepare_chat.py. `--help` lists every setting.
 //
 //   mpirun -n 2 build/examples/lora_ddp --config examples/configs/lora_tiny.yaml
 //   srun build/examples/lora_ddp --config examples/configs/lora_qwen2_7b.yaml model.path=FOLDER …
 //   … run.mode=evaluate decode.num_prompts=100
 //
-// The last one trains nothing: loss, accuracy and answers of the newest checkpoint, or of
-// lora.adapter=FOLDER.
+// The last command trains nothing. It reports loss, accuracy and answers of the newest checkpoint,
+// or of lora.adapter=FOLDER.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -63,7 +63,7 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
   }
 }
 
-/// Where what is trained goes.
+/// Folder for the trained weights.
 examples::TrainedFolderOptions trained_folder(const LoraSettings& lora, const ddp::Config& cfg,
                                               const std::string& base_path,
                                               const ddp::TokenDataset& data) {
@@ -79,7 +79,7 @@ examples::TrainedFolderOptions trained_folder(const LoraSettings& lora, const dd
   return options;
 }
 
-/// All that a run needs beside its trainer.
+/// Everything that a run needs in addition to its trainer.
 struct Run {
   const ddp::Context& ctx;
   ddp::Config cfg;
@@ -87,10 +87,10 @@ struct Run {
   DecodeSettings decode;
   LoraSettings lora;
   Qwen2Settings model;
-  models::LoraSummary summary;  ///< of add_lora
+  models::LoraSummary summary;  ///< result of add_lora
 };
 
-/// The base is read once a run.
+/// Identity of the base, read once per run.
 std::string base_identity(LanguageTrainer& trainer) {
   return models::base_identity(trainer.module().head_weight().scalar_type(),
                                trainer.model().frozen_identity());
@@ -117,7 +117,7 @@ const models::Qwen2Impl& qwen2_of(LanguageTrainer& trainer) {
   return dynamic_cast<const models::Qwen2Impl&>(trainer.module());
 }
 
-/// What a checkpoint's tensors do not tell.
+/// Text for settings that a checkpoint's tensors do not show.
 std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& summary) {
   if (summary.layers.empty()) {
     return "no adapters";
@@ -126,7 +126,7 @@ std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& s
                              lora.options.alpha, " on ", summary.layers.size(), " layers");
 }
 
-/// A stopped run leaves what it has, as a finished one does.
+/// Saves the weights of a stopped run, like those of a finished one.
 void save_at_stop(TrainedFolder& folder, int64_t steps_done, const ddp::Context& ctx) {
   try {
     folder.save_last();
@@ -134,7 +134,7 @@ void save_at_stop(TrainedFolder& folder, int64_t steps_done, const ddp::Context&
       ddp::log_info(
           ddp::detail::concat("stopped after ", steps_done, " steps: ", folder.summary()));
     }
-  } catch (const std::exception& error) {  // the stop is what this run ends with
+  } catch (const std::exception& error) {  // the run ends with the stop, not with this error
     ddp::log_error(std::string("what was trained until the stop was not saved: ") + error.what());
   }
 }
@@ -147,7 +147,7 @@ void train(LanguageTrainer& trainer, const Run& run) {
   auto saved = trained_folder(run.lora, run.cfg, run.model.common.path, *trainer.data().train);
   saved.from.base_identity = adapts ? base_identity(trainer) : "";
   TrainedFolder folder(run.ctx, trainer.checkpointer(), qwen2_of(trainer), saved);
-  folder.open(first_step);  // what it refuses is told before training, not when all is done
+  folder.open(first_step);  // refuses before training, not after
   if (first_step == 0 && run.cfg.train.eval_first) {
     decode(trainer, run.decode, run.cfg, run.ctx, " before training");
   }
@@ -156,8 +156,8 @@ void train(LanguageTrainer& trainer, const Run& run) {
       folder.save_best(steps_done);
     }
   };
-  // A whole model takes long to write, and the time after a signal is short: its checkpoint holds
-  // it.
+  // The time after a signal is short, and writing a whole model takes long. The checkpoint holds
+  // the whole model already.
   if (adapts || run.cfg.checkpoint.dir.empty()) {
     trainer.checkpointer().set_before_stop(
         [&](int64_t steps_done) { save_at_stop(folder, steps_done, run.ctx); });
@@ -200,7 +200,7 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
   if (evaluates) {
     run.cfg.metrics.dir = "";
   }
-  if (run.decode.num_prompts > 0) {  // told before training
+  if (run.decode.num_prompts > 0) {  // refuses before training
     data.eval->vocabulary();
     examples::require_prompts(*data.eval, run.decode);
   }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A data-parallel training program in thirty lines. Run it alone, or on many ranks without a
-// change:
+// A data-parallel training program in thirty lines. It runs unchanged alone or on many ranks:
 //
 //   build/examples/quickstart train.max_steps=100
 //   mpirun -n 2 build/examples/quickstart train.max_steps=100 data.path=data/cifar10-sample
@@ -34,7 +33,7 @@ int main(int argc, char** argv) {
         ddp::Autocast autocast(cfg.amp);
         loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target);
       }
-      scaler.scale(loss).backward();  // outside autocast; buckets are reduced while it runs
+      scaler.scale(loss).backward();  // outside autocast; buckets are reduced during the backward
       scaler.unscale_(optimizer);
       auto norm = ddp::clip_grad_norm_(model, cfg.train.max_grad_norm);
       scaler.step(optimizer, lr);
@@ -44,6 +43,6 @@ int main(int argc, char** argv) {
       checkpointer.save_if_due(step);  // on an agreed stop: saves, throws ddp::Stop, run() exits 75
     }
   };
-  // Settings that neither this program nor its objects use are refused.
+  // run() refuses settings that neither this program nor its objects use.
   return ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})});
 }

@@ -46,8 +46,8 @@ Data make_data(ddp::DataOptions options, const ModelOptions& model) {
   return data;
 }
 
-/// Averages parameters alone: they are equal on all ranks, running statistics are each rank's own
-/// until an evaluation sends rank 0's.
+/// Averages parameters only: they are equal on all ranks. Running statistics differ between ranks
+/// until an evaluation broadcasts rank 0's.
 std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay) {
   if (decay <= 0) {
     return nullptr;
@@ -75,8 +75,8 @@ std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
   return line.str();
 }
 
-/// A line of the summary; empty where a corrupt image ends the run. Each rank meets its own ones,
-/// and by and by others': the most that one of them met is told. Collective.
+/// A line of the summary; empty if a corrupt image ends the run. Each rank counts the corrupt
+/// images it has met; reports the maximum over ranks. Collective.
 std::string corrupt_images(const Data& data, ddp::Context& ctx, const ddp::Config& cfg) {
   if (cfg.data.corrupt != ddp::CorruptPolicy::Skip) {
     return {};
@@ -135,7 +135,7 @@ void print_summary(const TrainingSummary& summary, const std::string& hash,
   std::cout << out.str() << std::flush;
 }
 
-/// What the model would round the images to anyway; mixup mixes them before that.
+/// The dtype to which the model would round the images anyway; mixup needs unrounded ones.
 ddp::ImageDtype image_dtype(const ddp::Config& cfg, const ModelOptions& model) {
   if (cfg.loader.image_dtype != ddp::ImageDtype::Auto || cfg.train.mixup > 0) {
     return cfg.loader.image_dtype;
@@ -153,7 +153,7 @@ ddp::ImageDtype image_dtype(const ddp::Config& cfg, const ModelOptions& model) {
   }
 }
 
-/// Autocast would cast every weight back and forth.
+/// Refuses two dtypes: autocast would cast every weight back and forth.
 void require_one_dtype(const ddp::Config& cfg, const ModelOptions& model) {
   if (model.dtype == torch::kBFloat16 && cfg.amp.dtype == ddp::AmpDtype::Fp16) {
     throw ddp::SettingsError(

@@ -19,7 +19,7 @@ torch::Tensor CausalLm::logits(const torch::Tensor& hidden) const {
 }
 
 LmOutput CausalLm::forward(const TokenInput& input, const torch::Tensor& labels) {
-  // A `.to()` since the construction took the padding away. The handle shares the parameter.
+  // A `.to()` after construction removes the row padding. The handle shares the parameter.
   auto head = head_weight();
   ddp::ops::pad_rows(head);
   const auto hidden = hidden_states(input);
@@ -42,7 +42,7 @@ double CausalLm::matrix_flops_per_token() const {
 
 namespace {
 
-/// Evaluation mode while it lives.
+/// Switches to evaluation mode for its lifetime.
 class EvalScope {
  public:
   explicit EvalScope(torch::nn::Module& module)
@@ -94,7 +94,7 @@ std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& promp
   return generated;
 }
 
-/// Prompts of a batch, one under the other, the shorter ones filled up behind their end.
+/// A batch of prompts; the shorter ones are padded at their end.
 struct PromptBatch {
   torch::Tensor ids;      // [batch, longest]
   torch::Tensor lengths;  // [batch]
@@ -119,7 +119,7 @@ PromptBatch stack_prompts(const std::vector<std::vector<int64_t>>& prompts, torc
   return batch;
 }
 
-/// Appends `tokens` to the answers that have not ended; true where one goes on.
+/// Appends `tokens` to the answers that have not ended; returns true while one is unfinished.
 bool append_tokens(const torch::Tensor& tokens, const std::vector<int64_t>& end_tokens,
                    std::vector<bool>& ended, std::vector<std::vector<int64_t>>& answers) {
   const auto host = tokens.cpu();
@@ -164,7 +164,7 @@ std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
     return answers;
   }
   auto cache = model.make_cache(batch.ids.size(0), total);
-  // Padding comes behind each prompt, so a causal forward needs no mask; later tokens leave it out.
+  // Padding follows each prompt, so a causal forward needs no mask. Later tokens mask it out.
   auto hidden = model.hidden_states({.input_ids = batch.ids}, &cache);
   const auto last = (batch.lengths - 1).view({-1, 1, 1}).expand({-1, 1, hidden.size(2)});
   hidden = hidden.gather(1, last);
@@ -189,7 +189,7 @@ std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t
                                       int64_t max_new_tokens,
                                       const std::vector<int64_t>& end_tokens,
                                       const SamplingOptions& options) {
-  // Drawn on the CPU: the same text on every device that gives the same logits.
+  // Drawing on the CPU gives the same text on every device that computes the same logits.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
   return generate(model, prompt, max_new_tokens, end_tokens, [&](const torch::Tensor& logits) {
     auto scores = logits.to(torch::kCPU, torch::kFloat) / std::max(options.temperature, 1e-6);

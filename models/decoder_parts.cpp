@@ -8,12 +8,12 @@
 namespace models::detail {
 namespace {
 
-/// Writes the new keys (or values) [batch, seq, kv_heads, head_dim] behind the cached ones and
-/// returns all of them, [batch, kv_heads, length, head_dim].
+/// Appends the new keys (or values) [batch, seq, kv_heads, head_dim] to the cached ones and returns
+/// all of them, [batch, kv_heads, length, head_dim].
 torch::Tensor append(torch::Tensor& cached, const torch::Tensor& fresh, int64_t length) {
   const int64_t seq = fresh.size(1);
   cached.narrow(2, length, seq).copy_(fresh.transpose(1, 2));
-  return cached.narrow(2, 0, length + seq).to(fresh.scalar_type());  // autocast computes in its own
+  return cached.narrow(2, 0, length + seq).to(fresh.scalar_type());  // autocast has its own dtype
 }
 
 }  // namespace
@@ -32,14 +32,14 @@ void check_sizes(const char* model, std::initializer_list<std::pair<const char*,
 }
 
 double attention_flops_per_token(int64_t seq_len, int64_t width, int64_t num_layers) {
-  // Q Kᵀ and P V: 2 * 2 * seq * width, halved by causality, three times with the backward.
+  // Q Kᵀ and P V: 2 * 2 * seq * width, halved by causality, tripled by the backward.
   return 6 * static_cast<double>(seq_len) * static_cast<double>(width) *
          static_cast<double>(num_layers);
 }
 
 LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,
                      const CausalLmOptions& options) {
-  // With gradients and no cache this is training, where shapes come again.
+  // Gradients without a cache mean training, where shapes repeat.
   LayerCall call{.input = input,
                  .cache = cache,
                  .attention = {.backend = options.attention,
@@ -72,7 +72,7 @@ torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key,
   if (call.cache != nullptr) {
     keys = append(call.cache->keys[layer], key, call.cache->length);
     values = append(call.cache->values[layer], value, call.cache->length);
-    options.is_causal = seq > 1;  // a single new token reads all there is, or what key_mask says
+    options.is_causal = seq > 1;  // a single new token reads all tokens that key_mask allows
   }
   return ddp::ops::attention(query.transpose(1, 2), keys, values, options)
       .transpose(1, 2)

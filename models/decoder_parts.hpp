@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces that decoders share; not installed.
+// Parts that the decoders share; not installed.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -27,7 +27,7 @@ class Group : public torch::nn::Module {
   using torch::nn::Module::register_parameter;
 };
 
-/// A parameter `name` of uninitialised memory, to be trained.
+/// Creates the trainable parameter `name` with uninitialised memory.
 torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
                             torch::IntArrayRef shape, const torch::TensorOptions& options);
 
@@ -39,10 +39,10 @@ template <typename... Args>
 /// Refuses sizes of `model` that are not positive.
 void check_sizes(const char* model, std::initializer_list<std::pair<const char*, int64_t>> sizes);
 
-/// The share of flops_per_token() that grows with the sequence; `width` of all query heads.
+/// The part of flops_per_token() that grows with the sequence; `width` is of all query heads.
 double attention_flops_per_token(int64_t seq_len, int64_t width, int64_t num_layers);
 
-/// What all layers of one forward share; copies share the tensors.
+/// State that all layers of one forward share; copies share the tensors.
 struct LayerCall {
   TokenInput input;
   KeyValueCache* cache = nullptr;
@@ -50,27 +50,27 @@ struct LayerCall {
 };
 LayerCall layer_call(const TokenInput& input, KeyValueCache* cache, const CausalLmOptions& options);
 
-/// Attention over a batch [batch, seq, heads, head_dim], packed or not, with a cache or without;
-/// -> [batch, seq, heads * head_dim]. `layer` is the cache's.
+/// Attention over a batch [batch, seq, heads, head_dim], packed or not, with or without a cache.
+/// Returns [batch, seq, heads * head_dim]. `layer` indexes the cache.
 torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key,
                      const torch::Tensor& value, const LayerCall& call, std::size_t layer,
                      double dropout_p = 0);
 
-/// The cache's memory, empty. Throws std::invalid_argument for lengths that cannot be.
+/// Allocates an empty cache. Throws std::invalid_argument for invalid lengths.
 KeyValueCache new_cache(int64_t num_layers, torch::IntArrayRef shape,
                         const torch::TensorOptions& options);
 
-/// input.position_ids, or 0 … seq - 1 behind what the cache holds: [batch, seq].
+/// Returns input.position_ids, or 0 … seq - 1 counted from the cache's length: [batch, seq].
 torch::Tensor positions_of(const TokenInput& input, const KeyValueCache* cache);
 
-/// Throws std::invalid_argument where the cache cannot take `input`, or `input` is malformed.
+/// Throws std::invalid_argument if `input` is malformed or does not fit the cache.
 void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t max_positions);
 
-/// Whether layer `index` is recomputed in the backward.
+/// True if layer `index` is recomputed in the backward.
 bool is_checkpointed(const CausalLmOptions& options, std::size_t index);
 
-/// `layers` in turn, the checkpointed ones without what their backward needs, then the cache grows.
-/// `call` is a LayerCall, or derives from one, and is what a layer's forward takes beside `hidden`.
+/// Runs `layers` in order, recomputing the checkpointed ones in the backward, then grows the cache.
+/// `call` is a LayerCall or derives from one. Each layer's forward takes `hidden` and `call`.
 template <typename Layer, typename Call>
 torch::Tensor run_layers(const std::vector<std::shared_ptr<Layer>>& layers, torch::Tensor hidden,
                          const Call& call, const CausalLmOptions& options) {
@@ -80,7 +80,7 @@ torch::Tensor run_layers(const std::vector<std::shared_ptr<Layer>>& layers, torc
       continue;
     }
     if (!hidden.requires_grad()) {
-      hidden.requires_grad_(true);  // a frozen embedding: gradients begin inside this layer
+      hidden.requires_grad_(true);  // a frozen embedding: gradients begin in this layer
     }
     hidden = ddp::ops::checkpoint(
         [layer = layers[i], call](const std::vector<torch::Tensor>& inputs) {

@@ -67,7 +67,7 @@ class Gpt2Block : public torch::nn::Module {
     mlp_c_proj_ = new_conv1d(*mlp, "c_proj", wide, o.hidden_size, memory);
   }
 
-  /// [batch, seq, hidden] -> the same.
+  /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const LayerCall& call) {
     const auto attended = hidden + dropped(attention(ln_1_.forward(hidden), call));
     const auto wide = torch::gelu(c_fc_.forward(ln_2_.forward(attended)), "tanh");

@@ -12,7 +12,7 @@
 namespace models {
 namespace {
 
-/// PEFT's patterns name the last part of a layer, or all of it.
+/// A PEFT pattern matches the last part of a layer's name or the full name.
 bool matches(const std::string& pattern, const std::string& name) {
   const auto dot = name.rfind('.');
   const auto last = dot == std::string::npos ? name : name.substr(dot + 1);
@@ -77,7 +77,7 @@ void LinearImpl::merge_lora() {
     return;
   }
   const torch::NoGradGuard no_grad;
-  // In float32, rounded once: a product rounded to bfloat16 first would be rounded twice.
+  // Adds in float32 and rounds once; a bfloat16 product would round twice.
   const auto change = torch::mm(lora_b.to(torch::kFloat), lora_a.to(torch::kFloat));
   weight.copy_(weight.to(torch::kFloat).add_(change, lora_scale_));
   unregister_module("lora_A");

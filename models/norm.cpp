@@ -11,7 +11,7 @@ void Norm::set(torch::nn::AnyModule layer) {
   layer_ = std::move(layer);
   module_ = layer_.ptr();
   auto* batch_norm = dynamic_cast<torch::nn::BatchNorm2dImpl*>(module_.get());
-  // A class derived from it has a forward of its own.
+  // A derived class may have its own forward.
   const bool plain = batch_norm != nullptr &&
                      typeid(*batch_norm) == typeid(torch::nn::BatchNorm2dImpl) &&
                      batch_norm->options.affine() && batch_norm->options.track_running_stats();
@@ -20,7 +20,7 @@ void Norm::set(torch::nn::AnyModule layer) {
   tickets_ = torch::Tensor();
 }
 
-// Options are the user's to change at any time; without a momentum the module itself averages.
+// Users may change the options at any time. Without a momentum the module itself has to average.
 bool Norm::is_plain() const {
   return batch_norm_ != nullptr && batch_norm_->options.momentum().has_value();
 }
@@ -56,7 +56,7 @@ std::optional<ddp::ops::BatchNormLayer> Norm::batch_norm() {
     return layer;
   }
   layer->fused = fused_;
-  // Evaluation needs none: threads may share a module then.
+  // Evaluation needs no tickets, so threads may share a module in evaluation.
   if (fused_ && layer->training && layer->weight.is_cuda()) {
     if (!tickets_.defined() || tickets_.device() != layer->weight.device()) {
       tickets_ = ddp::ops::batch_norm_tickets(layer->weight);

@@ -23,7 +23,7 @@ bool is_torch_norm(const torch::nn::Module& module) {
                    torch::nn::InstanceNorm3dImpl>(module);
 }
 
-/// Norms and everything inside them.
+/// Norms and all modules inside them.
 std::unordered_set<const torch::nn::Module*> norms_of(torch::nn::Module& root) {
   std::unordered_set<const torch::nn::Module*> norms;
   const auto add = [&](torch::nn::Module& norm) {

@@ -39,7 +39,7 @@ class Qwen2Layer : public torch::nn::Module {
     post_attention_norm_ = norm_weight("post_attention_layernorm", o, memory);
   }
 
-  /// [batch, seq, hidden] -> the same.
+  /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const Qwen2Call& call) {
     const auto attended = hidden + attention(normed(hidden, input_norm_), call);
     const auto x = normed(attended, post_attention_norm_);
@@ -170,8 +170,7 @@ const ddp::ops::RotaryTables& Qwen2Impl::rotary_tables(int64_t num_positions) {
   const auto device = embed_tokens_.device();
   if (!rotary_.cos.defined() || rotary_.cos.device() != device ||
       rotary_.cos.size(0) < num_positions) {
-    // Grows to the longest sequence met: a table of 128k positions would be larger than small
-    // models.
+    // Covers the longest sequence so far: a table of 128k positions would exceed small models.
     int64_t size = std::min<int64_t>(options_.max_positions, 1024);
     while (size < num_positions) {
       size *= 2;

@@ -16,10 +16,10 @@
 namespace models {
 namespace {
 
-// Kernels of images with more pixels a side fill a GPU: nothing is gained beside them.
+// Kernels of larger images (in pixels per side) fill a GPU, so overlapping them gains nothing.
 constexpr int64_t kMaxSideImage = 64;
 
-/// Images as weights of 16 bits read them.
+/// Casts images to the dtype of 16-bit weights.
 torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weight) {
   const bool half =
       weight.scalar_type() == torch::kBFloat16 || weight.scalar_type() == torch::kHalf;
@@ -67,7 +67,7 @@ void ResNetImpl::reset() {
 }
 
 void ResNetImpl::initialise() {
-  // Once more over all convolutions, in torchvision's order, so that equal seeds give equal
+  // Initialises all convolutions again in torchvision's order, so that equal seeds give equal
   // weights.
   for (const auto& module : modules(/*include_self=*/false)) {
     if (auto* conv = module->as<torch::nn::Conv2dImpl>()) {
@@ -94,8 +94,8 @@ torch::Tensor ResNetImpl::forward(const torch::Tensor& input) {
   std::optional<ddp::ops::SideTask> counting;
   for (std::size_t i = 0; i < stages_.size(); ++i) {
     if (i == 1) {
-      // What needs no layer in front of it: beside the second stage, whose kernels leave room on a
-      // GPU where the first one's fill it.
+      // Counting depends on no layer. It overlaps the second stage, because the first stage's
+      // kernels fill the GPU.
       counting.emplace(
           x.branch,
           [&](const torch::Tensor& unread) {
@@ -118,7 +118,7 @@ void ResNetImpl::add_filters(ddp::ops::FiltersAhead& filters, const torch::Tenso
   detail::ImageSize image{input.size(2), input.size(3)};
   if (options_.stem == Stem::Imagenet) {
     if (input.size(1) != 3) {
-      return;  // space-to-depth was made before; such images are large
+      return;  // a space-to-depth input: such images are large
     }
     image.shrink(2);
     image.shrink(2);

@@ -25,7 +25,7 @@ torch::nn::Conv2d conv1x1(int64_t in_channels, int64_t out_channels, int64_t str
       torch::nn::Conv2dOptions(in_channels, out_channels, 1).stride(stride).bias(false));
 }
 
-/// conv(x); fused: by ddp::ops::conv2d.
+/// conv(x), by ddp::ops::conv2d if `fused`.
 torch::Tensor convolve(torch::nn::Conv2d& conv, const torch::Tensor& x, bool fused) {
   if (!fused) {
     return conv->forward(x);
@@ -33,17 +33,17 @@ torch::Tensor convolve(torch::nn::Conv2d& conv, const torch::Tensor& x, bool fus
   return ddp::ops::conv2d(x, conv->weight, conv->options.stride()->at(0), conv->weight.size(2) / 2);
 }
 
-/// `conv` and the size of what leaves it.
+/// Adds `conv` and updates `image` to its output size.
 void add_filter(ddp::ops::FiltersAhead& filters, const torch::nn::Conv2d& conv, ImageSize& image) {
   const int64_t stride = conv->options.stride()->at(0);
   filters.add(conv->weight, stride, image.height, image.width);
   image.shrink(stride);
 }
 
-// Above this many elements an activation's kernels fill a GPU: nothing is gained beside them.
+// The kernels of larger activations fill a GPU, so overlapping them gains nothing.
 constexpr int64_t kMaxSideElements = int64_t{1} << 23;
 
-/// What a block's shortcut carries: the input, or its projection, made beside the branch.
+/// Starts the block's shortcut: the input, or its projection, which overlaps the main branch.
 ddp::ops::SideTask start_shortcut(Downsample& downsample, const torch::Tensor& input,
                                   const BlockOptions& options) {
   const bool beside = downsample && options.side_streams && input.numel() <= kMaxSideElements;
@@ -54,7 +54,7 @@ ddp::ops::SideTask start_shortcut(Downsample& downsample, const torch::Tensor& i
           beside};
 }
 
-/// relu(norm(x) + shortcut), a projected shortcut with its own norm.
+/// relu(norm(x) + shortcut); a projected shortcut has its own norm.
 ddp::ops::Fork end_block(const torch::Tensor& x, Norm& norm, Downsample& downsample,
                          ddp::ops::SideTask& shortcut) {
   if (downsample) {
@@ -96,7 +96,7 @@ BasicBlockImpl::BasicBlockImpl(BlockOptions options) : options_(std::move(option
 
 void BasicBlockImpl::reset() {
   const auto& o = options_;
-  // Made first and registered last, as in torchvision: it draws its random numbers first.
+  // torchvision draws the downsample's random numbers first but registers it last.
   downsample_ = make_downsample(o, o.planes * kExpansion);
   conv1_ = register_module("conv1", conv3x3(o.in_channels, o.planes, o.stride));
   bn1_.reset(*this, "bn1", o.norm, o.planes, o.fused_ops);

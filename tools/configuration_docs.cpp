@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes docs/configuration.md from the code, or checks that the file is what the code says:
+// Writes docs/configuration.md from the code, or checks that the file is up to date:
 //   configuration_docs docs/configuration.md
 //   configuration_docs --check docs/configuration.md
 #include <algorithm>
@@ -48,7 +48,7 @@ const ddp::SettingRow* find_row(const ddp::SettingRows& rows, const std::string&
   return found == rows.end() ? nullptr : &*found;
 }
 
-/// The sections that a program adds to the library's, and what it makes of those.
+/// Describes the sections that a program adds to the library's, and its changes to those.
 std::string own_sections_of(const std::string& program, const std::vector<ddp::Section>& sections) {
   const auto library = ddp::Config::default_rows({ddp::uses({"train"})});
   const auto rows = ddp::Config::default_rows(sections);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges a LoRA adapter into its base: a full model that transformers, and ours, load.
+// Merges a LoRA adapter into its base and saves a full model that transformers and libddp load.
 //
 //   merge_adapter BASE ADAPTER OUTPUT [--dtype float32|bfloat16|float16] [--max-shard-gb N]
 //
 // BASE: a folder with config.json and model.safetensors (or shards and their index). ADAPTER: a
-// folder with adapter_config.json and adapter_model.safetensors. OUTPUT: a folder that is not there
-// yet; it appears when all of it is written.
+// folder with adapter_config.json and adapter_model.safetensors. OUTPUT: a new folder; it appears
+// when it is complete.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

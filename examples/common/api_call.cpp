@@ -7,7 +7,7 @@
 namespace examples {
 namespace {
 
-using Json = nlohmann::json;  // objects in order of keys
+using Json = nlohmann::json;  // sorts an object's keys
 
 constexpr const char* kMark = "<functioncall>";
 
@@ -20,7 +20,7 @@ std::string single_spaced(const std::string& text) {
   return result;
 }
 
-/// 'arguments': '{"a": 1}' is no JSON: the single quotes around an object go.
+/// Removes the single quotes around an object: 'arguments': '{"a": 1}' is not JSON.
 std::string without_single_quotes(const std::string& text) {
   const auto begin = text.find("'{");
   const auto end = text.rfind("}'");

@@ -30,7 +30,7 @@ std::string shown(std::string_view bytes) {
   return text + (bytes.size() > kLongest ? "…'" : "'");
 }
 
-/// Ids that differ in one way.
+/// Ids with one kind of difference.
 struct Differences {
   int64_t count = 0;
   int64_t first = -1;

@@ -8,18 +8,19 @@
 
 namespace examples {
 
-/// What is wrong with token files as the text of a pretrained model.
+/// Differences between the token files and the tokenizer of a pretrained model.
 struct TokenizerComparison {
-  std::string refusal;  ///< ids mean other text: empty where not
-  std::string warning;  ///< they may; or it cannot be told
+  std::string refusal;  ///< ids stand for other text; empty if not
+  std::string warning;  ///< ids may stand for other text, or the check is impossible
 };
 
-/// Compares what the ids of `data` stand for (its vocabulary.safetensors) with the tokenizer in the
-/// Hugging Face folder `base`. Special tokens that differ, and ids that the base's tokenizer lacks,
-/// are a warning: such are added on purpose. Throws what models::read_hf_vocabulary() throws.
+/// Compares the entries of `data` (its vocabulary.safetensors) with the tokenizer in the Hugging
+/// Face folder `base`. Different special tokens, and ids that the base's tokenizer lacks, only give
+/// a warning, because such tokens are added on purpose. Throws what models::read_hf_vocabulary()
+/// throws.
 TokenizerComparison compare_tokenizers(const ddp::TokenDataset& data, const std::string& base);
 
-/// On one rank, before a pretrained model is read: logs the warning, throws the refusal as
+/// Call it on one rank, before a pretrained model is read. Logs the warning, throws the refusal as
 /// DataError.
 void require_base_tokenizer(const ddp::TokenDataset& data, const LanguageModelSettings& model);
 

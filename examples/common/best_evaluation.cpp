@@ -28,7 +28,7 @@ bool BestEvaluation::note(int64_t steps_done, double loss) {
   steps_done_ = steps_done;
   loss_ = loss;
   char text[64];
-  std::snprintf(text, sizeof text, "%" PRId64 " %a", steps_done, loss);  // every bit of it
+  std::snprintf(text, sizeof text, "%" PRId64 " %a", steps_done, loss);  // %a keeps every bit
   checkpointer_.set_text(kBestText, text);
   return true;
 }

@@ -8,15 +8,15 @@
 
 namespace examples {
 
-/// The evaluation with the smallest loss so far, kept with every checkpoint, so that a resumed run
-/// knows it too.
+/// The evaluation with the smallest loss so far. Every checkpoint holds it, so a resumed run knows
+/// it too.
 class BestEvaluation {
  public:
   explicit BestEvaluation(ddp::Checkpointer& checkpointer) : checkpointer_(checkpointer) {}
 
   /// Call after Checkpointer::restore.
   void restore();
-  /// True where `loss` is below all before; NaN never is.
+  /// True if `loss` is below all earlier ones; never for NaN.
   bool note(int64_t steps_done, double loss);
 
   int64_t steps_done() const { return steps_done_; }  ///< -1: none yet

@@ -16,7 +16,7 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-/// The sources a build folder belongs to, as CMake noted it there.
+/// Returns the source folder that CMake recorded in a build folder.
 std::optional<fs::path> source_folder_of(const fs::path& build_folder) {
   static const std::string kKey = "CMAKE_HOME_DIRECTORY:INTERNAL=";
   std::ifstream cache(build_folder / "CMakeCache.txt");

@@ -5,11 +5,11 @@
 
 namespace examples {
 
-/// Finds a relative path that a program ships with ("data/cifar10-sample") wherever it was started:
-/// below the working folder, else below any folder above the executable (a build folder inside the
-/// sources, the moved install tree's share/ddp), else below the source folder that the build
-/// folder's CMakeCache.txt names. Absolute and unknown paths come back unchanged: whoever opens
-/// them reports.
+/// Finds a relative path that a program ships with ("data/cifar10-sample"), independent of the
+/// working folder. Tries the working folder, then every folder above the executable: a build folder
+/// inside the sources, or the install tree's share/ddp. Then it tries the source folder named in
+/// the build folder's CMakeCache.txt. Returns absolute and unknown paths unchanged; opening them
+/// reports the error.
 std::string find_data_path(const std::string& path);
 
 }  // namespace examples

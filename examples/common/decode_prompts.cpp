@@ -62,7 +62,7 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-/// This rank's share of the prompts; the ones longer than `max_length` are counted and left out.
+/// Returns this rank's share of the prompts; counts and skips prompts longer than `max_length`.
 std::vector<ddp::PromptReference> prompts_of_rank(const std::vector<ddp::PromptReference>& prompts,
                                                   int64_t max_length, const ddp::Context& ctx,
                                                   DecodeResult& result) {
@@ -77,7 +77,7 @@ std::vector<ddp::PromptReference> prompts_of_rank(const std::vector<ddp::PromptR
   return own;
 }
 
-/// Counts one answer, and writes it down where it is among the first `show`.
+/// Counts one answer, and prints the first `show` answers to result.shown.
 void judge(const ddp::PromptReference& asked, const std::vector<int64_t>& answer,
            const ddp::Vocabulary& vocabulary, int64_t show, DecodeResult& result) {
   const auto answer_text = vocabulary.decode(answer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers of a model to the prompts of an evaluation set, and how many are right.
+// Decodes a model's answers to the prompts of an evaluation set and counts the correct ones.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +23,25 @@ struct DecodeSettings {
 void describe_fields(DecodeSettings& settings, ddp::FieldVisitor& visitor);
 
 struct DecodeResult {
-  int64_t num_prompts = 0;      ///< decoded, all ranks
-  int64_t num_too_long = 0;     ///< left out: prompt and answer exceed the model's positions
-  int64_t num_equal = 0;        ///< the answer is the reference, token by token
-  int64_t num_calls = 0;        ///< references that call an API
-  int64_t num_undue_calls = 0;  ///< answers that call one where the reference does not
-  int64_t num_equal_calls = 0;  ///< of them, answers with the same call
-  int64_t num_equal_names = 0;  ///< of them, answers that call the same API
-  std::string shown;            ///< rank 0's first few, prompt, answer and reference
+  int64_t num_prompts = 0;      ///< decoded on all ranks
+  int64_t num_too_long = 0;     ///< skipped: prompt and answer exceed the model's positions
+  int64_t num_equal = 0;        ///< answers equal to the reference, token by token
+  int64_t num_calls = 0;        ///< references with an API call
+  int64_t num_undue_calls = 0;  ///< answers with a call whose reference has none
+  int64_t num_equal_calls = 0;  ///< answers with the reference's call
+  int64_t num_equal_names = 0;  ///< answers that call the reference's API
+  std::string shown;            ///< rank 0's first few, with prompt, answer and reference
 
   /// "12 of 58 (20.69 %) API calls equal the reference, …".
   std::string to_string() const;
 };
 
-/// Throws DataError where the data have no answers to give.
+/// Throws DataError if the data have no answers.
 void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& settings);
 
-/// Decodes the first `num_prompts` answers of the documents greedily, each behind the conversation
-/// before it as the data have it, spread over the ranks.
-/// Collective; the result is the same on all ranks but for `shown`. Throws DataError where the data
-/// have no answers to give.
+/// Decodes the first `num_prompts` answers of the documents greedily, spread over the ranks. Each
+/// prompt is the conversation before the answer, as in the data. Collective; the result is the same
+/// on all ranks except `shown`. Throws DataError if the data have no answers.
 DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& dataset,
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
                             const ddp::Context& ctx);

@@ -12,10 +12,10 @@
 namespace examples {
 namespace {
 
-/// Either the images, or which ones the step itself makes.
+/// Either the images, or a description from which the step makes them.
 struct Images {
   ddp::Batch batch;
-  at::Tensor mixup_weight;  // undefined: not mixed
+  at::Tensor mixup_weight;  // undefined: no mixup
   ddp::PreparedBatch prepared;
 };
 
@@ -38,7 +38,7 @@ TrainingBatch make_batch(ddp::Batch batch, at::Tensor mixup_weight) {
   return make_batch({std::move(batch), std::move(mixup_weight), {}}, size);
 }
 
-/// Of a set that lies in GPU memory: the images are made by the step's first kernel.
+/// Prepares a batch of a data set in GPU memory; the step's first kernel makes the images.
 TrainingBatch prepare_batch(ddp::DeviceImageLoader& loader) {
   auto prepared = loader.prepare();
   const auto size = prepared.size;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Classification of images, with mixup and label smoothing.
+// Image classification with mixup and label smoothing.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace examples {
 
-/// What the task drives; all of it outlives the task.
+/// Objects that the task uses; all outlive the task.
 struct ImageParts {
-  std::function<at::Tensor(const at::Tensor&)> forward;  ///< the wrapper's
+  std::function<at::Tensor(const at::Tensor&)> forward;  ///< the wrapper's forward
   ddp::DataLoader<>& train_loader;
   ddp::DataLoader<>& eval_loader;  ///< unpadded: each sample on one rank
 };
@@ -23,14 +23,14 @@ struct ImageParts {
 struct ImageSettings {
   double mixup = 0;
   double label_smoothing = 0;
-  uint64_t seed = 0;      ///< of mixup
-  int rank = 0;           ///< of mixup
-  bool weighted = false;  ///< ranks' batches differ in size: take the mean over samples, not ranks
+  uint64_t seed = 0;      ///< seed of mixup
+  int rank = 0;           ///< rank in mixup's draws
+  bool weighted = false;  ///< batch sizes differ between ranks: average over samples, not ranks
 };
 
 class ImageTask : public TrainingTask {
  public:
-  /// Throws SettingsError for a mixup beyond kMaxMixupAlpha.
+  /// Throws SettingsError if mixup exceeds kMaxMixupAlpha.
   ImageTask(const ImageParts& parts, const ImageSettings& settings);
 
   int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
@@ -45,8 +45,8 @@ class ImageTask : public TrainingTask {
   ImageSettings settings_;
 };
 
-/// Of a program that trains this task in a TrainingLoop: section model, and what it uses of section
-/// train, which is all of it.
+/// Sections of a program that trains this task in a TrainingLoop: section model, and all of section
+/// train.
 std::vector<ddp::Section> image_sections();
 
 }  // namespace examples

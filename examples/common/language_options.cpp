@@ -27,8 +27,8 @@ void describe_vocab_size(int64_t& value, ddp::FieldVisitor& v) {
           value);
 }
 
-/// Four layers for laptops and tests. Embeddings of unit length: a frozen head of Hugging Face's
-/// usual 0.02 gives, at this width, nearly equal logits whatever the adapters do.
+/// Four layers for laptops and tests. Embeddings have unit length: at this width, a frozen head
+/// with Hugging Face's usual 0.02 gives nearly equal logits whatever the adapters do.
 models::Qwen2Options tiny_qwen2() {
   return {.vocab_size = 0,
           .hidden_size = 128,
@@ -55,7 +55,7 @@ models::Qwen2Options small_qwen2() {
   return options;
 }
 
-/// Random weights, the same at any number of ranks.
+/// Random weights, the same on any number of ranks.
 template <typename Model, typename Options>
 std::shared_ptr<models::CausalLm> make_random(const Options& options,
                                               const LanguageModelSettings& settings,
@@ -90,7 +90,7 @@ std::shared_ptr<models::CausalLm> load_folder(const LanguageModelSettings& setti
   return module;
 }
 
-/// True where weights come from model.path.
+/// True if the weights come from model.path.
 bool is_pretrained(const LanguageModelSettings& settings, int64_t vocab_size) {
   const bool pretrained = settings.init == "pretrained";
   if (pretrained && settings.path.empty()) {
@@ -257,7 +257,7 @@ std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int6
   return module;
 }
 
-/// The file's sizes, this run's dropout.
+/// The file's sizes with this run's dropout.
 static models::HfConfig gpt2_folder_config(const Gpt2Settings& settings) {
   auto options = models::read_gpt2_config(settings.common.path);
   options.dropout = settings.dropout;

@@ -21,7 +21,7 @@ struct RunSettings {
 };
 void describe_fields(RunSettings& settings, ddp::FieldVisitor& visitor);
 
-/// What both kinds of model have.
+/// Settings that both kinds of model share.
 struct LanguageModelSettings {
   std::string init = "random";
   std::string path = "";
@@ -38,7 +38,7 @@ struct Qwen2Settings {
 };
 void describe_fields(Qwen2Settings& settings, ddp::FieldVisitor& visitor);
 
-struct Gpt2Settings {  // one for the embedded text and two CPU cores
+struct Gpt2Settings {  // defaults for the embedded text and two CPU cores
   int64_t layers = 4;
   int64_t hidden = 64;
   int64_t heads = 4;
@@ -56,23 +56,23 @@ struct LoraSettings {
 };
 void describe_fields(LoraSettings& settings, ddp::FieldVisitor& visitor);
 
-/// The sizes that `size` names; a vocabulary of `file_vocab` tokens where none is set and the size
-/// is no released model's.
+/// Returns the sizes named by `size`. The vocabulary has `file_vocab` tokens if none is set and the
+/// size is not a released model's.
 models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab);
 models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab);
 
-/// The model on the context's device, with weights: random ones, or those of the Hugging Face
-/// folder model.path, which the ranks of a node read together. Throws SettingsError for sizes that
-/// do not fit together and a path without model.init=pretrained or the reverse; what reading
-/// throws. Collective.
+/// Creates the model on the context's device, with random weights or those of the Hugging Face
+/// folder model.path, which the ranks of a node read together. Throws SettingsError if the sizes do
+/// not fit together, or if only one of path and model.init=pretrained is set. Also throws reading
+/// errors. Collective.
 std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int64_t file_vocab,
                                              const ddp::Context& ctx);
 std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
                                             const ddp::Context& ctx);
 
-/// With lora.rank=0 nothing but a count. Else models::add_lora and, where lora.adapter names one,
-/// the weights of an adapter in PEFT's layout. Throws SettingsError naming lora.target_modules
-/// where a pattern matches nothing, MismatchError for an adapter of another rank, alpha or base.
+/// Calls models::add_lora and loads the weights of lora.adapter (PEFT's layout) if set. With
+/// lora.rank=0 it only counts the parameters. Throws SettingsError naming lora.target_modules if a
+/// pattern matches nothing, MismatchError for an adapter of another rank, alpha or base.
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings);
 
 }  // namespace examples

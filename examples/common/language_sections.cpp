@@ -12,7 +12,7 @@
 namespace examples {
 namespace {
 
-/// Passes on all fields but some.
+/// Passes on all fields except the given ones.
 class FieldsWithout final : public ddp::FieldVisitor {
  public:
   FieldsWithout(std::vector<std::string> names, ddp::FieldVisitor& visitor)
@@ -45,7 +45,7 @@ class FieldsWithout final : public ddp::FieldVisitor {
   ddp::FieldVisitor& visitor_;
 };
 
-/// One of the library's sections with other defaults.
+/// A library section with other defaults.
 template <typename T>
 ddp::Section with_defaults(std::string name, T options) {
   return {std::move(name),
@@ -56,15 +56,15 @@ ddp::Section train_section(ddp::TrainOptions options) {
   options.max_grad_norm = 1;
   options.eval_first = true;
   return {"train", [options](ddp::FieldVisitor& visitor) mutable {
-            FieldsWithout used({"label_smoothing", "mixup"}, visitor);  // of classes of images
+            FieldsWithout used({"label_smoothing", "mixup"}, visitor);  // for image classes only
             describe_fields(options, used);
           }};
 }
 
-/// What both programs have of the library's; `batch_size` counts rows.
+/// Adds the library sections that both programs use; `batch_size` counts rows.
 void add_library_sections(std::vector<ddp::Section>& sections, int64_t max_steps,
                           int64_t batch_size, const ddp::LrScheduleOptions& lr_schedule) {
-  sections.push_back({"data", [](ddp::FieldVisitor&) {}});  // images; texts are section tokens
+  sections.push_back({"data", [](ddp::FieldVisitor&) {}});  // for images; texts use section tokens
   sections.push_back(train_section({.max_steps = max_steps, .batch_size = batch_size}));
   sections.push_back(with_defaults<ddp::LoaderOptions>("loader", {.batch_size = batch_size}));
   sections.push_back(

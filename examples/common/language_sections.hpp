@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sections of settings that the language examples add to the library's.
+// Sections of settings that the language examples add to the library's.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace examples {
 
-/// Section tokens of gpt2_ddp: a text as one stream; the other defaults are those of its sample.
+/// Section tokens of gpt2_ddp: one text as a stream, with the defaults of its sample.
 struct StreamOptions : ddp::TokenDataOptions {
   StreamOptions();
 };
@@ -19,8 +19,8 @@ struct ChatOptions : ddp::TokenDataOptions {
   ChatOptions();
 };
 
-/// Their own, and the library's sections with the defaults of a run on the embedded sample; without
-/// those that only images have (data, train.label_smoothing, train.mixup), which are refused.
+/// The program's own sections, and the library's with the defaults of a run on the embedded sample.
+/// Settings for images alone (data, train.label_smoothing, train.mixup) are refused.
 std::vector<ddp::Section> lora_sections();  ///< run, tokens, model, lora, decode
 std::vector<ddp::Section> gpt2_sections();  ///< tokens, model, sample
 

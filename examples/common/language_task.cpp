@@ -18,13 +18,13 @@ namespace {
 
 struct Tokens {
   ddp::TokenBatch batch;
-  at::Tensor target_count;  // of the CPU: a step brings it to the device with its other numbers
+  at::Tensor target_count;  // on the CPU: a step copies it to the device with its other numbers
 };
 
 constexpr int64_t kOffsetsStep = 64;
 
-// Few lengths, so that steps over packed rows are of few kinds: documents without a token follow
-// the last one.
+// Rounds up the number of documents by appending documents without a token. Few lengths mean few
+// distinct steps over packed rows.
 at::Tensor rounded_up(const at::Tensor& offsets) {
   const int64_t missing = (kOffsetsStep - offsets.numel() % kOffsetsStep) % kOffsetsStep;
   return torch::cat({offsets, offsets.narrow(0, offsets.numel() - 1, 1).expand({missing})});
@@ -37,7 +37,7 @@ TrainingBatch make_batch(ddp::TokenBatch batch) {
   tokens->target_count = torch::full({}, static_cast<double>(held.num_targets), torch::kFloat32);
   if (held.document_offsets.defined() && held.document_offsets.is_cuda()) {
     held.document_offsets = rounded_up(held.document_offsets);
-    // Rows are of one length, and no document is longer.
+    // All rows have the same length, and no document is longer.
     held.max_document_length = held.input_ids.size(1);
   }
   return {.object = tokens,

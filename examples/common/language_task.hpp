@@ -14,16 +14,16 @@ namespace examples {
 
 using TokenLoader = ddp::DataLoader<ddp::TokenDataset, ddp::TokenCollate>;
 
-/// What the task drives; all of it outlives the task.
+/// Objects that the task uses; all outlive the task.
 struct LanguageParts {
-  /// The wrapper's.
+  /// The wrapper's forward.
   std::function<models::LmOutput(const models::TokenInput&, const at::Tensor& labels)> forward;
   TokenLoader& train_loader;
   TokenLoader& eval_loader;  ///< unpadded: each row on one rank
   double target_weight = 1;  ///< TrainingTask::target_weight
 };
 
-/// What a batch is to a model.
+/// Converts a batch to a model's input.
 models::TokenInput token_input(const ddp::TokenBatch& batch);
 
 class LanguageTask : public TrainingTask {
@@ -38,7 +38,7 @@ class LanguageTask : public TrainingTask {
   void for_each_evaluation_batch(const std::function<void(TrainingBatch batch)>& evaluate) override;
   MicroBatchResult evaluate(const TrainingBatch& batch) override { return forward(batch); }
 
-  /// This rank's training so far: tokens, and places in its batches.
+  /// Counts over this rank's training so far: tokens, and positions in its batches.
   int64_t num_tokens() const { return num_tokens_; }
   int64_t num_places() const { return num_places_; }
 

@@ -17,7 +17,7 @@ namespace {
 
 using ddp::detail::concat;
 
-/// Settings that follow from a language model being trained, after a look at whether its data fit.
+/// Checks that the data fit the model, and returns the settings completed for language models.
 ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const TokenData& data) {
   data.train->require_vocab(module.vocab_size());
   data.eval->require_vocab(module.vocab_size());
@@ -33,7 +33,7 @@ ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const Token
   return cfg;
 }
 
-/// 1 / (places of the largest rank's step), rounded to a power of two.
+/// 1 / (positions of the largest rank's step), rounded to a power of two.
 double target_weight(const ddp::Config& cfg, int64_t max_seq_len, const ddp::Context& ctx) {
   const int64_t global = cfg.loader.global_batch_size;
   const int64_t rows =
@@ -42,7 +42,7 @@ double target_weight(const ddp::Config& cfg, int64_t max_seq_len, const ddp::Con
   return std::exp2(-std::round(std::log2(places)));
 }
 
-// Texts in a checkpoint.
+// Keys of texts in a checkpoint.
 constexpr const char* kAdapters = "adapters";
 constexpr const char* kVocabulary = "vocabulary";
 
@@ -160,11 +160,11 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
   }
   metrics_.observe(model_);
   metrics_.observe(train_loader_);
-  ctx.seed_ranks(cfg_.context.seed);  // dropout; the weights were made with one seed on all ranks
+  ctx.seed_ranks(cfg_.context.seed);  // for dropout; weights were drawn with one seed on all ranks
 }
 
-/// Weights fit, and still mean something else: adapters of another scale, tokens of another
-/// vocabulary of the same size.
+/// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,
+/// tokens of another vocabulary of the same size.
 void LanguageTrainer::require_same_meaning(const ddp::Checkpointer& checkpointer) const {
   const auto require = [&](const char* name, const std::string& now, const char* what) {
     const auto saved = checkpointer.text(name);

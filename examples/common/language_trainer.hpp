@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A causal language model, its data and all that trains it, from the settings: what lora_ddp and
-// gpt2_ddp share.
+// Builds a causal language model, its data and its training from the settings, for lora_ddp and
+// gpt2_ddp.
 #pragma once
 
 #include <functional>
@@ -23,26 +23,26 @@ struct TokenData {
   std::shared_ptr<ddp::TokenDataset> eval;
 };
 
-/// Both splits of the folder that `options` name, found wherever the program was started. Throws
-/// DataError where they were made with different vocabularies, or where the evaluation split holds
-/// no target.
+/// Opens both splits of the folder in `options`, independent of the working folder. Throws
+/// DataError if the splits have different vocabularies or the evaluation split holds no target.
 TokenData open_token_data(ddp::TokenDataOptions options);
 
 struct LanguageSummary {
   TrainingSummary training;
   int64_t best_steps_done = -1;  ///< of the evaluation with the smallest loss; -1: none
   double best_loss = 0;
-  double padding_share = 0;  ///< of the places in this run's training batches, all ranks
-  std::string hash;          ///< of the trained parameters
+  double padding_share = 0;  ///< share of padding in this run's training batches, all ranks
+  std::string hash;          ///< hash of the trained parameters
   std::string metrics_folder;
 };
 
 class LanguageTrainer {
  public:
-  /// `module` is on the device and has its adapters, if any; of its frozen parameters checkpoints
-  /// keep a fingerprint alone, and `adapters`, what the weights alone do not tell of them (their
-  /// scale): a resume with another text is refused. Throws DataError where the data has tokens that
-  /// the model lacks, SettingsError for rows longer than the model's positions. Collective.
+  /// `module` is on the device and has its adapters, if any. Checkpoints keep only a fingerprint of
+  /// its frozen parameters. They also keep `adapters`, a text for settings that the weights do not
+  /// show (their scale); a resume with another text is refused. Throws DataError if the data has
+  /// tokens that the model lacks, SettingsError if rows are longer than the model's positions.
+  /// Collective.
   LanguageTrainer(ddp::Context& ctx, ddp::Config cfg, std::shared_ptr<models::CausalLm> module,
                   const TokenData& data, const std::string& adapters = "");
 
@@ -51,17 +51,19 @@ class LanguageTrainer {
   const TokenData& data() const { return data_; }
   ddp::Checkpointer& checkpointer() { return checkpointer_; }
 
-  /// Called on all ranks after each evaluation of train(); `is_best`: the loss is below all before.
+  /// Called on all ranks after each evaluation of train(). `is_best`: the loss is below all earlier
+  /// ones.
   std::function<void(int64_t steps_done, const EvalResult&, bool is_best)> on_evaluation;
 
-  /// Goes on from the newest checkpoint, trains to the end. Collective.
+  /// Resumes from the newest checkpoint and trains to the end. Collective.
   LanguageSummary train();
-  /// The model as it is. Collective.
+  /// Evaluates the current model. Collective.
   EvalResult evaluate();
-  /// Everything as the newest checkpoint has it, for train(); the steps done. Once is enough.
+  /// Restores everything from the newest checkpoint, for train(); returns the steps done. Call it
+  /// once.
   int64_t restore();
-  /// The model alone, out of the newest checkpoint of a run that may still be training, whose
-  /// folder is left as it is; the steps done. Throws ReadError where there is none.
+  /// Restores the model alone from the newest checkpoint of a run that may still be training; its
+  /// folder is not changed. Returns the steps done. Throws ReadError if there is no checkpoint.
   int64_t restore_model();
 
  private:
@@ -85,10 +87,10 @@ class LanguageTrainer {
   BestEvaluation best_;
   TrainingLoop loop_;
   std::string adapters_;
-  std::optional<int64_t> first_step_{};  ///< after restore()
+  std::optional<int64_t> first_step_{};  ///< set by restore()
 };
 
-/// The lines of a summary that both programs print.
+/// The summary lines that both programs print.
 std::string language_report(const LanguageSummary& summary, const LanguageTrainer& trainer,
                             const ddp::Context& ctx, const ddp::Config& cfg);
 

@@ -10,8 +10,8 @@
 namespace examples {
 
 double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank) {
-  // Joehnk's method: (x, y) = (u^(1/alpha), v^(1/alpha)) kept where x + y <= 1. At alpha = 4 it
-  // keeps one pair in seventy, which bounds alpha.
+  // Joehnk's method: keep (x, y) = (u^(1/alpha), v^(1/alpha)) if x + y <= 1. At alpha = 4 it keeps
+  // one pair in seventy, which limits alpha.
   ddp::SampleRng rng(seed ^ 0x6D69787570ULL, static_cast<uint64_t>(rank),
                      static_cast<uint64_t>(draw));
   for (;;) {

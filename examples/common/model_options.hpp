@@ -25,9 +25,9 @@ struct ModelOptions {
 };
 void describe_fields(ModelOptions& options, ddp::FieldVisitor& visitor);
 
-/// The model they name, on the communicator's device, ready to be wrapped: memory format set,
-/// weights loaded (by rank 0; wrapping sends them) and rounded to model.dtype, but those of
-/// normalisation.
+/// Creates the model on the communicator's device, ready to be wrapped. The memory format is set.
+/// Rank 0 loads the weights; wrapping broadcasts them. Weights are rounded to model.dtype, except
+/// those of normalisation.
 models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
                           const ddp::CommunicatorPtr& communicator);
 

@@ -12,8 +12,8 @@ namespace examples {
 /// equal tensors. The host waits for the device.
 std::string parameter_hash(const ddp::NamedParameters& parameters);
 
-/// This rank's hash if all ranks have the same; throws MismatchError naming the first that differs.
-/// Collective.
+/// Returns this rank's hash if all ranks agree; throws MismatchError naming the first rank that
+/// differs. Collective.
 std::string common_parameter_hash(const ddp::NamedParameters& parameters,
                                   ddp::ControlPlane& control_plane);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the examples derive from their settings before a run.
+// Values that the examples derive from their settings before a run.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ struct RunPlan {
   EpochLength epoch;
 };
 
-/// The plan of a run whose ranks have `batches_per_epoch` batches each, which is compared over the
-/// ranks (collective). Fills in what follows from it: what metrics know of the run, and the length
-/// of the learning rate schedule where it was left open.
+/// Plans a run whose ranks have `batches_per_epoch` batches each; compares this number between
+/// ranks (collective). Fills in the run's description for metrics, and the length of the learning
+/// rate schedule if unset.
 RunPlan plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch);
 
-/// Of a loader for an evaluation set: all samples, batches of train.eval_batch_size.
+/// Options of a loader for an evaluation set: all samples, batches of train.eval_batch_size.
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg);
 
 }  // namespace examples

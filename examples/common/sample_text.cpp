@@ -12,7 +12,7 @@
 namespace examples {
 namespace {
 
-constexpr std::size_t kLongestToken = 64;  // bytes; longer ones are never needed
+constexpr std::size_t kLongestToken = 64;  // in bytes; longer ones are never needed
 
 }  // namespace
 

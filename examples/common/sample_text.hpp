@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that a model writes.
+// Generates text with a model.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,16 @@ struct SampleSettings {
 };
 void describe_fields(SampleSettings& settings, ddp::FieldVisitor& visitor);
 
-/// Ids whose bytes are `text`, each the longest that fits: the same text to a model, though not
-/// always the cut that the tokenizer itself makes. Throws SettingsError where no token has the
-/// bytes.
+/// Encodes `text` greedily, with the longest token that fits at each place. The text is the same,
+/// but the tokenizer may split it differently. Throws SettingsError if no token fits.
 std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std::string& text);
 
-/// Ids of settings.prompt; where that is empty of a line end, or of id 0 where the data have none.
+/// Ids of settings.prompt. An empty prompt becomes a line end, or id 0 if the data have no line
+/// end.
 std::vector<int64_t> prompt_ids(const ddp::Vocabulary& vocabulary, const SampleSettings& settings);
 
-/// Sample number `index`: the prompt and what the model makes of it, up to an end token of the
-/// vocabulary, settings.max_new_tokens or the model's last position.
+/// Returns sample number `index`: the prompt and the model's continuation. It ends at an end token
+/// of the vocabulary, settings.max_new_tokens or the model's last position.
 std::string sample_text(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
                         const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index);
 

@@ -55,7 +55,7 @@ void require_writable(const models::Qwen2Impl& module, const std::string& folder
   };
   std::error_code failed;
   const bool is_there = fs::is_directory(folder, failed);
-  // Where it is a link the files are made beside the folder that it leads to.
+  // For a link, the files are created next to the link's target.
   const fs::path parent = (is_there ? fs::canonical(folder) : fs::path(folder)).parent_path();
   fs::create_directories(parent, failed);
   if (failed) {

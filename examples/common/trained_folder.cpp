@@ -17,7 +17,7 @@ constexpr const char* kFolderText = "trained_folder";
 constexpr const char* kBest = "best";
 constexpr const char* kLast = "last";
 
-/// The first place that is taken.
+/// Returns the first place that is not empty.
 std::optional<std::string> find_trained(const std::string& path) {
   for (const char* name : {kBest, kLast}) {
     const auto place = path + "/" + name;
@@ -35,7 +35,7 @@ std::string text_of(const TrainedFolderOptions& options) {
   }
   std::error_code failed;
   auto named = fs::absolute(options.path, failed).lexically_normal();
-  if (!named.has_filename()) {  // "folder/" is "folder", also before it exists
+  if (!named.has_filename()) {  // "folder/" means "folder", also if it does not exist yet
     named = named.parent_path();
   }
   const auto path = fs::weakly_canonical(named, failed);
@@ -52,7 +52,7 @@ TrainedFolder::TrainedFolder(const ddp::Context& context, ddp::Checkpointer& che
       options_(std::move(options)) {}
 
 void TrainedFolder::open(int64_t first_step) {
-  // Rank 0's word: the setting may differ between ranks.
+  // Rank 0 decides: the setting may differ between ranks.
   const auto now =
       context_.control_plane().broadcast(options_.path.empty() ? std::string() : text_of(options_));
   saves_ = !now.empty();
@@ -61,7 +61,7 @@ void TrainedFolder::open(int64_t first_step) {
   }
   first_step_ = first_step;
   const auto saved_by = checkpointer_.text(kFolderText);
-  // A checkpoint from before this was noted is taken at its word.
+  // A checkpoint without this text is trusted.
   is_noted_ = first_step > 0 && (saved_by.empty() || saved_by == now);
   checkpointer_.set_text(kFolderText, now);
   if (!context_.is_main()) {
@@ -113,8 +113,8 @@ void TrainedFolder::save_best(int64_t steps_done) {
     try {
       checkpointer_.wait();
     } catch (const ddp::WriteError& error) {
-      // Training goes on, as behind any checkpoint that fails (checkpoint.max_failures). A `best`
-      // that no checkpoint tells of would refuse the job's next start.
+      // Training continues, as after any failed checkpoint (checkpoint.max_failures). A `best` that
+      // no checkpoint names would stop the job's next start.
       if (context_.is_main()) {
         ddp::log_warning(
             ddp::detail::concat("best of step ", steps_done, " is not written: ", error.what()));

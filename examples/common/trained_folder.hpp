@@ -12,28 +12,27 @@
 namespace examples {
 
 struct TrainedFolderOptions {
-  std::string path = "";              ///< rank 0's counts; empty: nothing is saved
-  bool is_in_checkpoint_dir = false;  ///< not named by itself: it moves with that folder
+  std::string path = "";              ///< rank 0's value is used; empty: nothing is saved
+  bool is_in_checkpoint_dir = false;  ///< the default path, which moves with that folder
   TrainedFrom from = {};
 };
 
-/// Where a run writes what it trains: PATH/best and PATH/last. What another run trained, or anybody
-/// else put there, is never replaced: a run that starts at step 0 must find both places free, one
-/// that goes on may find its own files, which its checkpoint tells; others beside them stay. All
-/// methods are collective, rank 0 writes.
+/// Saves a run's trained model to PATH/best and PATH/last and never replaces other files. A run
+/// that starts at step 0 needs both places empty. A resumed run may find its own files, which its
+/// checkpoint names. Other files in PATH stay. All methods are collective; rank 0 writes.
 class TrainedFolder {
  public:
-  /// All outlive it.
+  /// All arguments outlive this object.
   TrainedFolder(const ddp::Context& context, ddp::Checkpointer& checkpointer,
                 const models::Qwen2Impl& module, TrainedFolderOptions options);
 
-  /// After Checkpointer::restore gave `first_step`; notes the folder for later checkpoints. Throws,
-  /// on rank 0, SettingsError where a place holds files of another run, and what
-  /// require_writable() throws.
+  /// Call it with the `first_step` of Checkpointer::restore. Records the folder for later
+  /// checkpoints. Throws on rank 0: SettingsError if a place holds files of another run, and the
+  /// errors of require_writable().
   void open(int64_t first_step);
 
-  /// Before the first file a checkpoint is saved, unless one tells of this folder already: a job
-  /// that is killed here and started again finds its own files.
+  /// Saves a checkpoint before the first file, unless one names this folder already. A job that is
+  /// killed here and restarted then recognises its own files.
   void save_best(int64_t steps_done);
   void save_last();
 
@@ -49,9 +48,9 @@ class TrainedFolder {
   ddp::Checkpointer& checkpointer_;
   const models::Qwen2Impl& module_;
   TrainedFolderOptions options_;
-  bool saves_ = false;  // after open()
+  bool saves_ = false;  // set by open()
   int64_t first_step_ = 0;
-  bool is_noted_ = false;  // by the checkpoint at first_step_
+  bool is_noted_ = false;  // in the checkpoint at first_step_
   TrainedFiles beside_ = {};
   std::string saved_ = "";
 };

@@ -18,7 +18,8 @@ int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps) {
 
 namespace {
 
-/// Only a few numbers travel to the device with a step: those of further micro-batches stay.
+/// True if the count is on the device. Only a few numbers are copied per step, so counts of later
+/// micro-batches stay on the host.
 bool has_device_count(const TrainingBatch& batch, at::Device device) {
   return batch.target_count != nullptr && batch.target_count->device() == device;
 }
@@ -72,8 +73,8 @@ ddp::GraphedStepOptions TrainingLoop::training_options() const {
   const bool cuda = parts_.context.device().is_cuda();
   if (options.mode == ddp::CudaGraph::Auto && cuda && parts_.context.world_size() > 1 &&
       parts_.task.loss_is_sum()) {
-    // Weighted means over several GPUs are captured by explicit choice, until whole runs have been
-    // compared with eager ones as those of plain means were.
+    // By default, weighted means over several GPUs are not captured: only runs with plain means
+    // were compared with eager ones.
     options.mode = ddp::CudaGraph::Off;
   }
   return options;
@@ -91,7 +92,7 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
   summary.first_step = first_step;
   summary.num_steps = settings_.num_steps;
   if (first_step >= settings_.num_steps) {
-    summary.test = evaluate();  // nothing left to train or to save: say how good the model is
+    summary.test = evaluate();  // nothing left to train: only evaluate
     return summary;
   }
   parts_.module.train();
@@ -119,8 +120,8 @@ TrainingSummary TrainingLoop::run(ddp::Checkpointer& checkpointer, int64_t first
     }
     checkpointer.save_if_due(step);
   }
-  checkpointer.wait();  // throws where the last save failed: no summary of what is lost
-  checkpointer.set_before_save({});  // it may outlive the loop
+  checkpointer.wait();               // throws if the last save failed, instead of a summary
+  checkpointer.set_before_save({});  // the checkpointer may outlive the loop
   guard_.check_weights();
   return summary;
 }
@@ -151,8 +152,8 @@ bool TrainingLoop::wants_norm(int64_t step) const {
   return settings_.train.max_grad_norm > 0 || guard_.skips() || is_logged(step);
 }
 
-/// What the steps' own scans found, once the host has waited for the step anyway. A loss scale that
-/// was too large is no fault; without one the weights are lost.
+/// Reports the non-finite gradients found by the steps' scans, at steps where the host waits
+/// anyway. With a loss scale they are normal; without one the weights are lost.
 void TrainingLoop::tell_of_non_finite_gradients(int64_t step) {
   if (!(is_logged(step) || is_last(step)) || !parts_.context.is_main()) {
     return;
@@ -176,7 +177,7 @@ void TrainingLoop::tell_of_non_finite_gradients(int64_t step) {
 }
 
 ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
-  // An epoch's last step takes the batches that are left.
+  // An epoch's last step takes the remaining batches.
   const int64_t accum = settings_.train.grad_accum_steps;
   const int64_t first_batch = step % steps_per_epoch_ * accum;
   const int64_t num_micro_steps = std::clamp<int64_t>(batches_per_epoch_ - first_batch, 1, accum);
@@ -190,7 +191,7 @@ ddp::StepMetrics TrainingLoop::train_step(int64_t step) {
     *metrics.num_targets += batch.num_targets;
   }
   norm_is_wanted_ = wants_norm(step);
-  // An epoch's last batch may be smaller, and not by as much on every rank.
+  // An epoch's last batch may be smaller, and its size may differ between ranks.
   const bool has_last = first_batch + num_micro_steps >= batches_per_epoch_;
   const bool uneven = has_last && parts_.context.world_size() > 1;
   metrics.log = step_(std::move(batches), {.lr = *metrics.lr,
@@ -254,7 +255,7 @@ void TrainingLoop::micro_step(const TrainingBatch& batch, size_t num_micro_steps
       parts_.model.weighted_backward(scaled, static_cast<double>(batch.num_targets) * weight);
     }
   } else {
-    // The loss's share of the step's mean; the usual single batch costs no extra kernels.
+    // The loss's share of the step's mean; a single batch needs no extra kernels.
     share = num_micro_steps == 1 ? share : share / static_cast<double>(num_micro_steps);
     parts_.scaler.scale(guard_.watch(share)).backward();
   }
@@ -294,11 +295,11 @@ void TrainingLoop::end_epoch(int64_t step, bool evaluated, TrainingSummary& summ
 
 EvalResult TrainingLoop::evaluate() {
   if (last_log_.size() > 0) {
-    // This wait is told where another rank left the step; those for the evaluation are not.
+    // If another rank left the step, this wait reports it; the evaluation's waits do not.
     static_cast<void>(last_log_[0]);
   }
   torch::NoGradGuard no_grad;
-  parts_.model.sync_buffers();  // running statistics are rank 0's everywhere
+  parts_.model.sync_buffers();  // all ranks get rank 0's running statistics
   std::optional<ddp::Ema::Swap> swap;
   if (parts_.ema != nullptr) {
     swap.emplace(parts_.ema->swap_in());
@@ -306,7 +307,7 @@ EvalResult TrainingLoop::evaluate() {
   parts_.module.eval();
   sums_.clear();
   {
-    ddp::Autocast autocast(settings_.amp);  // one scope: eager steps cast each weight once
+    ddp::Autocast autocast(settings_.amp);  // one scope: each weight is cast once
     parts_.task.for_each_evaluation_batch(
         [this](TrainingBatch batch) { evaluation_(std::move(batch), {}); });
   }

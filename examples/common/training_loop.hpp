@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The training loop that the examples share: epochs of optimizer steps with gradient accumulation,
-// autocast, loss scaling, clipping, schedule and weight averaging; evaluation on all ranks with
-// every target counted once; metrics and checkpoints. What a batch is, and its loss, belongs to a
-// TrainingTask.
+// Training loop of the examples. It runs epochs of optimizer steps with gradient accumulation,
+// autocast, loss scaling, clipping, schedule and weight averaging. It evaluates on all ranks with
+// every target counted once, and writes metrics and checkpoints. A TrainingTask defines batches and
+// their loss.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -23,18 +23,18 @@ struct EvalResult {
   int64_t num_targets = 0;
 };
 
-/// What the loop drives; all of it outlives the loop.
+/// Objects that the loop uses; all outlive the loop.
 struct TrainingParts {
   ddp::Context& context;
   ddp::DataParallelModel& model;
-  torch::nn::Module& module;  ///< inside `model`: switched between training and evaluation
+  torch::nn::Module& module;  ///< inside `model`; switched between training and evaluation
   TrainingTask& task;
   ddp::Optimizer& optimizer;
   const ddp::LrSchedule& lr_schedule;
   ddp::GradScaler& scaler;
   ddp::Metrics& metrics;
-  ddp::Ema* ema = nullptr;  ///< its averages are what is evaluated
-  /// Called on all ranks after each evaluation with the steps done; training time stands still.
+  ddp::Ema* ema = nullptr;  ///< evaluations use its averages
+  /// Called on all ranks after each evaluation with the steps done; the training clock is stopped.
   std::function<void(int64_t steps_done, const EvalResult&)> on_evaluation = {};
 };
 
@@ -42,32 +42,30 @@ struct TrainingSettings {
   ddp::TrainOptions train;
   ddp::AmpOptions amp;
   int64_t num_steps = 0;          ///< optimizer steps of the whole run
-  int64_t log_every = 10;         ///< steps whose gradient norm is wanted even without clipping
-  std::string keep_best = "off";  ///< CheckpointOptions::keep_best; min: of the test loss, max: of
-                                  ///< the test accuracy
+  int64_t log_every = 10;         ///< gradient norm every so many steps, even without clipping
+  std::string keep_best = "off";  ///< min: smallest test loss, max: largest test accuracy
 };
 
-/// Optimizer steps an epoch of `batches_per_epoch` batches takes; the last one may have fewer
-/// batches.
+/// Optimizer steps per epoch of `batches_per_epoch` batches; the last step may have fewer batches.
 int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps);
 
 struct TrainingSummary {
-  int64_t first_step = 0;        ///< > 0: resumed there
-  int64_t num_steps = 0;         ///< optimizer steps taken in all
-  ddp::EpochResult first_epoch;  ///< of this run
+  int64_t first_step = 0;        ///< > 0: the run resumed at this step
+  int64_t num_steps = 0;         ///< optimizer steps in total
+  ddp::EpochResult first_epoch;  ///< first epoch of this run
   ddp::EpochResult last_epoch;
-  std::optional<EvalResult> test_before;  ///< of train.eval_first
-  EvalResult test;                        ///< num_targets is 0 where nothing was evaluated
-  double samples_per_second = 0;          ///< all ranks, training alone, without the first step
+  std::optional<EvalResult> test_before;  ///< result of train.eval_first
+  EvalResult test;                        ///< num_targets is 0 if nothing was evaluated
+  double samples_per_second = 0;          ///< all ranks, training only, without the first step
 };
 
-/// One run.
 class TrainingLoop {
  public:
   TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings);
 
-  /// Trains from `first_step` (what Checkpointer::restore gave) to num_steps, evaluating and saving
-  /// on the way and at the end. Collective. ddp::Stop passes through after an agreed stop.
+  /// Trains from `first_step` (returned by Checkpointer::restore) to num_steps, with evaluations
+  /// and checkpoints on the way and at the end. Collective. After an agreed stop it throws
+  /// ddp::Stop.
   TrainingSummary run(ddp::Checkpointer& checkpointer, int64_t first_step);
 
   /// Loss and accuracy over the whole evaluation set, equal on all ranks. Collective; the host
@@ -75,12 +73,12 @@ class TrainingLoop {
   EvalResult evaluate();
 
  private:
-  /// What a step's lambda returns; logged in this order.
+  /// Result of a step's lambda; logged in this order.
   struct StepOutputs {
     at::Tensor loss;
     at::Tensor num_correct;
-    at::Tensor grad_norm;         ///< undefined where nobody wants it
-    at::Tensor first_non_finite;  ///< GradientScan's; undefined where nothing was scanned
+    at::Tensor grad_norm;         ///< undefined if not wanted
+    at::Tensor first_non_finite;  ///< GradientScan's result; undefined without a scan
     friend void for_each_tensor(StepOutputs& outputs, const ddp::TensorVisitor& visit) {
       visit(outputs.loss);
       visit(outputs.num_correct);
@@ -96,12 +94,12 @@ class TrainingLoop {
   bool is_logged(int64_t step) const;
   bool wants_norm(int64_t step) const;
   void tell_of_non_finite_gradients(int64_t step);
-  /// A whole optimizer step, eager or captured: reads nothing that differs between steps but its
-  /// arguments (and whether the norm is wanted, which makes another variant).
+  /// Runs a whole optimizer step, eager or captured. Only its arguments may differ between steps.
+  /// The wish for a gradient norm selects another variant.
   StepOutputs run_step(const Batches& batches, const ddp::StepScalars& scalars);
-  /// Forward and backward of one batch; adds its share to the step's loss and right answers.
+  /// Runs forward and backward of one batch; adds its share to the step's loss and correct answers.
   void micro_step(const TrainingBatch& batch, size_t num_micro_steps, StepOutputs& outputs);
-  /// Unscales, clips and updates; what was found in the gradients, if it is wanted.
+  /// Unscales, clips and updates. Outputs the gradient norm and the scan's result, if wanted.
   void update(const ddp::StepScalars& scalars, StepOutputs& outputs);
   bool is_last(int64_t step) const { return step + 1 == settings_.num_steps; }
   bool ends_epoch(int64_t step) const;
@@ -117,8 +115,8 @@ class TrainingLoop {
   ddp::GraphedStep<Batches, StepOutputs> step_;
   ddp::GraphedStep<TrainingBatch, std::vector<at::Tensor>> evaluation_;
   ddp::StepLog last_log_;         // of the latest training step
-  bool norm_is_wanted_ = false;   // in the present step
-  int64_t non_finite_steps_ = 0;  // told of
+  bool norm_is_wanted_ = false;   // in the current step
+  int64_t non_finite_steps_ = 0;  // steps already reported
   int64_t batches_per_epoch_;
   int64_t steps_per_epoch_;
   bool first_epoch_ = true;

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What is read here, and what says nothing about the function an adapter computes.
+// Keys that are read here, and keys that do not affect the function of an adapter.
 const std::set<std::string>& known_keys() {
   static const std::set<std::string> keys{
       "peft_type",         "r",
@@ -49,7 +49,8 @@ void refuse_unsupported(const JsonObject& json) {
     }
   }
   if (json.has("init_lora_weights")) {
-    // Others (pissa, olora, corda, loftq, …) moved a part of the base into the adapter.
+    // Other initialisations (pissa, olora, corda, loftq, …) move a part of the base into the
+    // adapter.
     const auto& value = json.json().at("init_lora_weights");
     if (!value.is_boolean() && value != "gaussian" && value != "orthogonal" && value != "eva") {
       json.refuse("init_lora_weights", json.shown("init_lora_weights") +

@@ -21,10 +21,10 @@ struct AdapterConfig {
 /// See read_adapter().
 AdapterConfig read_adapter_config(const std::string& path);
 
-/// What PEFT's from_pretrained reads back.
+/// Text that PEFT's from_pretrained can read.
 std::string adapter_config_json(const AdapterConfig& config);
 
-/// PEFT's rule: the name itself, or its last parts.
+/// PEFT's rule: `target_module` is the full name or its last parts.
 bool names_layer(const std::string& target_module, const std::string& layer);
 
 }  // namespace models::detail

@@ -18,8 +18,8 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;
 constexpr double kMaxNumber = std::numeric_limits<double>::max();
 constexpr const char* kSupported = "qwen2, llama, mistral and gpt2 are supported";
 
-// Several times what released models have, and low enough that no number of elements leaves int64:
-// what is larger is a damaged file, and would end as an allocation that fails.
+// The limits are several times the sizes of released models, and products of sizes fit int64. A
+// larger size indicates a damaged file and would end as a failed allocation.
 constexpr std::pair<const char*, int64_t> kMaxSizes[] = {
     {"vocab_size", int64_t{1} << 24},
     {"hidden_size", int64_t{1} << 17},
@@ -58,7 +58,7 @@ void refuse_if(const JsonObject& json, const std::string& key, bool condition,
   }
 }
 
-// Where rope_scaling and rope_parameters are both given transformers 5 takes the former.
+// If rope_scaling and rope_parameters are both given, transformers 5 uses rope_scaling.
 std::optional<JsonObject> rope_object(const JsonObject& json) {
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (json.has(key)) {
@@ -121,7 +121,7 @@ void read_rope(const JsonObject& json, Qwen2Options& options) {
   scaling.theta = options.rope_theta;
 }
 
-// A window that no position can leave is none.
+// Accepts a window that no position exceeds: it has no effect.
 void refuse_window(const JsonObject& json, int64_t window, int64_t max_positions) {
   if (window < max_positions) {
     json.refuse("sliding_window",
@@ -134,7 +134,7 @@ void refuse_window(const JsonObject& json, int64_t window, int64_t max_positions
 
 void check_window(const JsonObject& json, const Qwen2Options& options, const std::string& type) {
   if (type == "mistral") {
-    // The key's absence means 4096 to transformers, null means none.
+    // transformers reads an absent key as 4096 and null as no window.
     const bool none = json.mentions("sliding_window") && !json.has("sliding_window");
     if (!none) {
       refuse_window(json, size(json, "sliding_window", 4096), options.max_positions);
@@ -155,7 +155,7 @@ void check_window(const JsonObject& json, const Qwen2Options& options, const std
 
 void read_heads(const JsonObject& json, const std::string& type, Qwen2Options& options) {
   options.num_heads = size(json, "num_attention_heads");
-  // Llama's first configs have no key-value heads; elsewhere their number has to be said.
+  // Llama's first configs have no num_key_value_heads; the other types require it.
   const bool may_lack = type == "llama" || json.mentions("num_key_value_heads");
   options.num_kv_heads = may_lack ? size(json, "num_key_value_heads", options.num_heads)
                                   : size(json, "num_key_value_heads");

@@ -38,7 +38,7 @@ void add_rope(OrderedJson& json, const Qwen2Options& options) {
     scaling["original_max_position_embeddings"] = rope.original_max_positions;
   }
   json["rope_theta"] = options.rope_theta;
-  json["rope_scaling"] = scaling;  // null where there is none
+  json["rope_scaling"] = scaling;  // null if there is none
   OrderedJson parameters = scaling.is_null() ? OrderedJson{{"rope_type", "default"}} : scaling;
   parameters["rope_theta"] = options.rope_theta;
   json["rope_parameters"] = parameters;
@@ -110,7 +110,7 @@ std::string hf_model_type(const Qwen2Options& options) {
     return "qwen2";
   }
   if (has_biases_of(options, "llama")) {
-    // transformers refuses a Llama whose hidden_size is no multiple of its heads, whatever
+    // transformers refuses a Llama whose hidden_size is not a multiple of its heads, even with a
     // head_dim.
     const bool divides = options.hidden_size % options.num_heads == 0;
     return divides || !has_biases_of(options, "mistral") ? "llama" : "mistral";
@@ -144,7 +144,7 @@ std::string hf_config_json(const HfConfig& config) {
   if (config.dtype) {
     json["torch_dtype"] = dtype_name(*config.dtype);  // transformers 5 reads it as "dtype"
   }
-  // Left out, transformers would take 50256 for GPT-2 and 1 and 2 for Llama.
+  // Without these keys transformers would assume 50256 for GPT-2 and 1 and 2 for Llama.
   json["bos_token_id"] = config.bos_token_id ? OrderedJson(*config.bos_token_id) : OrderedJson();
   const auto& ends = config.eos_token_ids;
   json["eos_token_id"] = ends.empty()       ? OrderedJson()

@@ -18,7 +18,7 @@ using ddp::detail::concat;
 using detail::JsonObject;
 using nlohmann::json;
 
-constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;  // the largest released ones have 35 MB
+constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;  // the largest released files have 35 MB
 constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;
 
 bool contains_type(const json& part, std::initializer_list<const char*> names) {
@@ -41,8 +41,8 @@ std::string utf8(unsigned code) {
   return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
 }
 
-// The printable characters by which byte-level BPE writes bytes: printable Latin-1 stands for
-// itself, the others follow from U+0100 (GPT-2's bytes_to_unicode).
+// The printable characters that stand for bytes in byte-level BPE: printable Latin-1 is unchanged,
+// the other bytes follow from U+0100 (GPT-2's bytes_to_unicode).
 const std::unordered_map<std::string, char>& byte_of_character() {
   static const auto table = [] {
     std::unordered_map<std::string, char> made;
@@ -62,7 +62,7 @@ std::string byte_level_bytes(const std::string& token) {
     const std::size_t length = static_cast<unsigned char>(token[i]) < 0x80 ? 1 : 2;
     const auto found = byte_of_character().find(token.substr(i, length));
     if (found == byte_of_character().end()) {
-      return token;  // a word that was put in beside the byte-level ones
+      return token;  // an added word, not a byte-level one
     }
     bytes += found->second;
     i += length;

@@ -12,7 +12,7 @@ using ddp::detail::concat;
 
 constexpr int kMaxDepth = 32;
 
-// Values of a hostile file may be long.
+// Shortens the value: a hostile file may hold long ones.
 std::string brief(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return text.size() <= 100 ? text : text.substr(0, 100) + "…";
@@ -35,14 +35,14 @@ JsonObject::JsonObject(const std::string& path, uint64_t max_bytes) : path_(path
   const std::string text = read_text_file(path, max_bytes);
   try {
     json_ = Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
-      if (depth > kMaxDepth) {  // writing it into a message would recurse as deep
+      if (depth > kMaxDepth) {  // a message that prints the value would recurse as deep
         throw ddp::ReadError(concat(path, " nests deeper than ", kMaxDepth, " levels"));
       }
       return true;
     });
   } catch (const Json::parse_error& error) {
     throw ddp::ReadError(concat(path, " is not JSON: broken at byte ", error.byte));
-  } catch (const Json::exception& error) {  // a number that no double holds
+  } catch (const Json::exception& error) {  // a number outside the range of double
     throw ddp::ReadError(concat(path, " is not JSON: ", error.what()));
   }
   if (!json_.is_object()) {
@@ -90,7 +90,7 @@ int64_t JsonObject::integer(const std::string& key, int64_t min, int64_t max,
   if (!value->is_number_integer()) {
     fail(key, shown(key) + ", expected a whole number");
   }
-  // A number beyond int64 is kept unsigned, and would turn negative.
+  // A number beyond int64 is kept unsigned and would turn negative in the cast.
   const bool too_large =
       value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
   const auto number = value->get<int64_t>();

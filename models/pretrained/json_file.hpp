@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A JSON file of settings, read key by key with errors that name the file and the key.
+// Reads a JSON file of settings key by key, with errors that name the file and the key.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@ namespace models::detail {
 
 inline constexpr uint64_t kMaxJsonBytes = 16 << 20;
 
-/// Reads a whole file; throws ddp::ReadError naming it, also where it is larger than `max_bytes`.
+/// Reads a whole file; throws ddp::ReadError naming the file, also if it exceeds `max_bytes`.
 std::string read_text_file(const std::string& path, uint64_t max_bytes = kMaxJsonBytes);
 
 /// An object of a JSON file. A key that is null counts as absent, as in Hugging Face's files.
 class JsonObject {
  public:
-  /// Throws ddp::ReadError where the file is no JSON object, or larger than `max_bytes`.
+  /// Throws ddp::ReadError if the file is no JSON object or exceeds `max_bytes`.
   explicit JsonObject(const std::string& path, uint64_t max_bytes = kMaxJsonBytes);
 
   const std::string& path() const { return path_; }
   const nlohmann::json& json() const { return json_; }
   bool has(const std::string& key) const;
-  /// Present, even as null.
+  /// True if the key is present, even as null.
   bool mentions(const std::string& key) const { return json_.contains(key); }
 
-  /// Each throws ddp::ReadError where the key is absent without `fallback`, of another type, or
-  /// outside of [min, max].
+  /// Each throws ddp::ReadError if the key has another type, lies outside [min, max], or is absent
+  /// without a `fallback`.
   int64_t integer(const std::string& key, int64_t min, int64_t max,
                   std::optional<int64_t> fallback = std::nullopt) const;
   double number(const std::string& key, double min, double max,
@@ -35,14 +35,14 @@ class JsonObject {
   bool boolean(const std::string& key, bool fallback) const;
   std::string text(const std::string& key,
                    std::optional<std::string> fallback = std::nullopt) const;
-  /// An object below this one; its keys are named "key.sub" in messages.
+  /// Returns the nested object `key`; messages name its keys "key.sub".
   JsonObject object(const std::string& key) const;
 
-  /// `key: value`, for messages.
+  /// Returns `key: value` for messages.
   std::string shown(const std::string& key) const;
-  /// "FILE: key "KEY" why".
+  /// Throws ddp::ReadError "FILE: key "KEY" why".
   [[noreturn]] void fail(const std::string& key, const std::string& why) const;
-  /// The same as ddp::SettingsError: the file is sound, but what it asks for is not supported.
+  /// Throws ddp::SettingsError: the file is valid, but its request is not supported.
   [[noreturn]] void refuse(const std::string& key, const std::string& why) const;
 
  private:

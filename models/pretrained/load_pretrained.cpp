@@ -22,7 +22,7 @@ using detail::MatchedWeights;
 using detail::StoredTensor;
 using detail::StoredWeights;
 
-// What every rank of a shared load must agree on; the sign keeps it a positive int64.
+// Hash of everything that the ranks of a shared load must agree on; the sign keeps it positive.
 int64_t plan_hash(const StoredWeights& stored, const MatchedWeights& weights, bool shared) {
   std::string text = shared ? "shared" : "mapped";
   for (const auto& [name, tensor] : weights) {
@@ -33,7 +33,7 @@ int64_t plan_hash(const StoredWeights& stored, const MatchedWeights& weights, bo
   return static_cast<int64_t>(ddp::detail::xxh3(text) >> 1);
 }
 
-// All ranks continue, or all throw: `error` on the ranks that have one.
+// Throws on all ranks if any rank has an `error` or the hashes differ.
 void agree(ddp::Communicator* communicator, const std::exception_ptr& error, int64_t hash,
            const std::string& source) {
   if (communicator != nullptr && communicator->world_size() > 1) {
@@ -69,7 +69,8 @@ void load_mapped(const StoredWeights& stored, const MatchedWeights& weights,
   }
 }
 
-// The exception being handled; LibTorch's own have no exit code, and a backtrace in their text.
+// Converts the exception being handled. LibTorch's own have no exit code, and a backtrace in their
+// text.
 std::exception_ptr read_failure(const std::string& source) {
   const auto failure = [&](const std::string& why) {
     return std::make_exception_ptr(
@@ -116,7 +117,7 @@ void load_shared(const StoredWeights& stored, const MatchedWeights& weights,
                          agree_on);
 }
 
-// The route, where the module's tensors allow it.
+// True if the Shared route is wanted and the module's tensors allow it.
 bool takes_shared_route(const ddp::TensorMap& module, const PretrainedLoadOptions& options) {
   const bool wanted =
       options.route == WeightRoute::Shared ||
@@ -164,7 +165,7 @@ PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& pat
       load_mapped(stored, match.weights, module);
     }
   } catch (const ddp::PeerLostError&) {
-    throw;  // nobody left to agree with
+    throw;  // no other rank to agree with
   } catch (...) {
     error = read_failure(path);
   }

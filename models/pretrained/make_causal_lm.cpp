@@ -12,7 +12,7 @@ namespace {
 
 using ddp::detail::concat;
 
-// Matrices alone; in double, for sizes may be any that the reader of config.json lets through.
+// Counts matrices alone, in double: config.json may hold sizes whose product exceeds int64.
 double num_parameters(const Qwen2Options& options) {
   const auto width = static_cast<double>(options.hidden_size);
   const auto heads = static_cast<double>(2 * options.num_heads + 2 * options.num_kv_heads);
@@ -50,7 +50,7 @@ std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
       std::visit([](const auto& options) { return num_parameters(options); }, config.options) *
       static_cast<double>(tensor_options.dtype().itemsize());
   const auto needs = needs_text(config, tensor_options, bytes);
-  // Linux gives memory that is not there, and ends the process that uses it.
+  // Linux overcommits memory and kills the process that touches too much of it.
   struct sysinfo machine {};
   if (tensor_options.device().is_cpu() && ::sysinfo(&machine) == 0) {
     const double there = (static_cast<double>(machine.totalram) + machine.totalswap) *
@@ -64,7 +64,7 @@ std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
       return std::make_shared<Qwen2Impl>(*qwen2, tensor_options);
     }
     return std::make_shared<Gpt2Impl>(std::get<Gpt2Options>(config.options), tensor_options);
-  } catch (const std::invalid_argument& error) {  // sizes that no reader of config.json checked
+  } catch (const std::invalid_argument& error) {  // the caller may pass unchecked sizes
     throw ddp::SettingsError(error.what());
   } catch (const c10::Error& error) {
     refuse_memory(needs, error.what_without_backtrace());

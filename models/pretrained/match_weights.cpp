@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of files against names of modules, with what transformers itself lets pass.
+// Matches the names in files with names of modules, with the exceptions that transformers makes.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -24,10 +24,10 @@ bool is_adapter(const std::string& name) {
   return name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
 }
 
-// Masks and wavelengths that older releases kept as buffers.
+// Masks and wavelengths that older releases stored as buffers.
 bool is_old_buffer(const std::string& name) {
   for (const std::string_view ending : {".attn.bias", ".attn.masked_bias"}) {
-    if (name.ends_with(ending)) {  // h.<number> before it
+    if (name.ends_with(ending)) {  // preceded by h.<number>
       const std::string before = name.substr(0, name.size() - ending.size());
       const auto digits = before.find_last_not_of("0123456789");
       return digits != std::string::npos && digits + 1 < before.size() &&
@@ -69,7 +69,7 @@ bool same_bytes(const StoredWeights& stored, const StoredTensor& a, const Stored
   return true;
 }
 
-// A file may hold the head of a tied model, alone or beside the embedding.
+// A file may hold the head of a tied model, with or without the embedding.
 void tie_head(const StoredWeights& stored, const ddp::TensorMap& module, MatchedWeights& weights) {
   const auto head = weights.find(kHead);
   if (head == weights.end() || module.count(kHead) != 0) {

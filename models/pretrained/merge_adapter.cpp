@@ -9,7 +9,7 @@
 namespace models {
 namespace {
 
-// The dtype of most bytes in the files.
+// The dtype that most bytes in the files have.
 at::ScalarType stored_dtype(const std::string& path) {
   const auto stored = detail::open_stored_weights(path);
   std::map<std::string, uint64_t> bytes;
@@ -29,7 +29,7 @@ void merge_adapter(const std::string& base, const std::string& adapter, const st
   auto saved = options;
   saved.dtype = options.dtype.value_or(stored_dtype(base));
   saved.files = read_model_files(base);
-  // Before the work: a name that is taken is told at once.
+  // Created first, so that a taken name is reported before the work.
   detail::NewFolder target(output, options.replace);
   auto model = make_causal_lm(config, at::TensorOptions().dtype(*saved.dtype));
   load_pretrained(*model, base);

@@ -18,7 +18,7 @@ constexpr const char* kTokenizer[] = {
     "chat_template.json",
 };
 
-// What belongs to a model beside its weights and its tokenizer.
+// Files of a model other than its weights and its tokenizer.
 constexpr const char* kModel[] = {kConfig, "generation_config.json"};
 
 constexpr uint64_t kMaxBytes = 256 << 20;
@@ -59,7 +59,7 @@ bool is_model_file(const std::string& name) {
 
 std::string saved_config(const ModelFiles& files, HfConfig config, at::ScalarType dtype) {
   config.dtype = dtype;
-  const auto text = hf_config_json(config);  // throws for what cannot be saved
+  const auto text = hf_config_json(config);  // throws if the config cannot be saved
   const auto found = files.find(kConfig);
   if (found == files.end()) {
     return text;

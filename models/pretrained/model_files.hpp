@@ -8,11 +8,11 @@
 
 namespace models::detail {
 
-/// Whether read_model_files() reads files of this name.
+/// True if read_model_files() reads files of this name.
 bool is_model_file(const std::string& name);
 
-/// The config.json to save: that of `files` where there is one, so that keys unknown here survive,
-/// else `config`; for weights of `dtype`.
+/// Returns the config.json to save, for weights of `dtype`. Prefers the one in `files`, so that
+/// keys unknown here survive, over `config`.
 std::string saved_config(const ModelFiles& files, HfConfig config, at::ScalarType dtype);
 
 }  // namespace models::detail

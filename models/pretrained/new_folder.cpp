@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using ddp::detail::system_file_ops;
 
-// A link cannot be renamed over: the folder it leads to is meant.
+// Resolves a link: a rename would replace the link instead of its target.
 std::string followed(std::string path) {
   std::error_code error;
   const bool is_link = fs::is_symlink(fs::symlink_status(path, error));
@@ -73,7 +73,7 @@ void NewFolder::commit() {
     replace_folder(ops, temporary_, path_, [this] { committed_ = true; });
     return;
   }
-  // An empty folder of that name is replaced; one that was filled meanwhile is not.
+  // Replaces an empty folder of that name, but not one that was filled meanwhile.
   if (ops.rename(temporary_.c_str(), path_.c_str()) != 0) {
     throw ddp::WriteError("cannot rename the finished folder " + temporary_ + " to " + path_ +
                           ": " + std::generic_category().message(errno));

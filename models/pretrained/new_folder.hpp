@@ -6,23 +6,23 @@
 
 namespace models::detail {
 
-/// A folder that appears whole or not at all: filled under another name beside its place, then
-/// renamed.
+/// A folder that appears completely or not at all: it is filled under a temporary name in the same
+/// parent folder, then renamed.
 class NewFolder {
  public:
-  /// Throws ddp::SettingsError where `path` is there and is not an empty folder (`replaces`: not a
-  /// folder), ddp::WriteError where nothing can be made beside it. Folders above it are made, links
-  /// to a folder followed.
+  /// Throws ddp::SettingsError if `path` exists and is not an empty folder (`replaces`: not a
+  /// folder). Throws ddp::WriteError if the temporary folder cannot be created. Creates missing
+  /// parent folders and follows a link to a folder.
   explicit NewFolder(std::string path, bool replaces = false);
-  /// Removes what was written, unless committed.
+  /// Removes the written files unless committed.
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
-  /// Where to write: the folder's name until commit().
+  /// The folder's name until commit().
   const std::string& temporary() const { return temporary_; }
   void write(const std::string& name, std::string_view text);
-  /// Where `replaces` as replace_folder() does.
+  /// Renames the folder into place; with `replaces` as replace_folder() does.
   void commit();
 
  private:
@@ -32,11 +32,11 @@ class NewFolder {
   bool committed_ = false;
 };
 
-/// Whether `path` is an existing folder with something in it.
+/// True if `path` is an existing, non-empty folder.
 bool holds_files(const std::string& path);
 
 std::string without_slash(std::string path);
-/// "." for a name alone.
+/// Returns "." for a bare name.
 std::string parent_of(const std::string& path);
 
 }  // namespace models::detail

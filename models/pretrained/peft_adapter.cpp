@@ -27,7 +27,7 @@ using detail::AdapterConfig;
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kA = ".lora_A.weight";
 constexpr std::string_view kB = ".lora_B.weight";
-constexpr const char* kBaseIdentity = "base_identity";  // in the metadata of the weights
+constexpr const char* kBaseIdentity = "base_identity";  // key in the weights' metadata
 
 std::string key_of(const std::string& layer, std::string_view half) {
   return concat(kPrefix, layer, half);
@@ -137,7 +137,7 @@ AdapterFiles open_adapter(const std::string& folder) {
   throw ddp::MismatchError("the adapter in " + files.folder + " does not fit the model: " + why);
 }
 
-// A and B of the given layers, as tensors of the meta device, under PEFT's keys.
+// Meta tensors of A and B for the given layers, under PEFT's keys.
 ddp::TensorMap adapter_shapes(const Linears& linears, const std::set<std::string>& layers,
                               int64_t rank) {
   ddp::TensorMap shapes;
@@ -170,11 +170,11 @@ void copy_in(const AdapterFiles& files, const Linears& linears) {
   }
 }
 
-// Of all adapters in the module; throws std::invalid_argument where they differ.
+// Describes all adapters in the module; throws std::invalid_argument if they differ.
 AdapterConfig adapter_of(const Linears& linears) {
   AdapterConfig config;
   config.lora.target_modules.clear();
-  std::map<std::string, bool> all_of_name;  // last part of the name: every such layer has one
+  std::map<std::string, bool> all_of_name;  // by last name part: every such layer has an adapter
   for (const auto& [name, linear] : linears) {
     const auto last = name.substr(name.rfind('.') + 1);
     const auto [entry, added] = all_of_name.emplace(last, true);
@@ -197,7 +197,7 @@ AdapterConfig adapter_of(const Linears& linears) {
   if (config.lora.target_modules.empty()) {
     throw std::invalid_argument("the module has no adapter: call add_lora first");
   }
-  // Short names where they mean the same, in the order of the layers.
+  // Uses short names if they select the same layers, in the order of the layers.
   std::vector<std::string> names;
   for (const auto& layer : config.lora.target_modules) {
     const auto last = layer.substr(layer.rfind('.') + 1);
@@ -289,8 +289,8 @@ void load_adapter(torch::nn::Module& module, const std::string& folder) {
 
 void require_adapter_fits(const torch::nn::Module& module, const std::string& folder) {
   const auto config = adapter_of(find_linears(module));
-  // New weights below the old rank, alpha or layers would be another function if the job ended
-  // between the two files.
+  // If a job ended between the two files, new weights would be read with the old rank, alpha or
+  // layers.
   const std::string path = folder + "/" + detail::kAdapterConfig;
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored)) {

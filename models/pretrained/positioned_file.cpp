@@ -25,7 +25,7 @@ namespace {
 }  // namespace
 
 PositionedFile::PositionedFile(std::string path) : path_(std::move(path)) {
-  // O_NONBLOCK: a named pipe is refused below instead of waiting for somebody to write.
+  // O_NONBLOCK: a named pipe is refused below instead of blocking until a writer opens it.
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) {
     fail(path_, errno);

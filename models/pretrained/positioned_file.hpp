@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file read by position: any thread, no shared offset. Unlike a mapping it costs no
-// page faults, and a file cut short meanwhile is an error, not a signal.
+// A file read by position, from any thread, without a shared offset. Unlike a mapping it causes no
+// page faults, and a file truncated while reading is an error, not a signal.
 #pragma once
 
 #include <cstdint>

@@ -55,7 +55,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-/// Folders of save calls beside `folder`.
+/// Temporary or replaced folders of save calls, in the parent of `folder`.
 std::vector<fs::path> leftovers(const fs::path& folder, std::string_view kind) {
   const auto begin = ddp::detail::concat('.', folder.filename().string(), kind);
   auto entries = entries_of(parent_of(folder));
@@ -68,7 +68,7 @@ std::vector<fs::path> leftovers(const fs::path& folder, std::string_view kind) {
   return entries;
 }
 
-/// Best effort: the new folder is complete already.
+/// Best effort, because the new folder is complete already.
 void remove_but_keep_rest(FileOps& ops, const fs::path& old, const fs::path& folder,
                           const std::function<bool(const std::string&)>& is_ours) {
   std::error_code failed;

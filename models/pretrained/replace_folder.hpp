@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A folder of a saved model or adapter in the place of an older one, without a loss of what
-// somebody else put there.
+// Replaces the folder of a saved model or adapter and keeps files from other sources.
 #pragma once
 
 #include <functional>
@@ -10,23 +9,24 @@
 
 namespace models::detail {
 
-/// A name beside `folder` for what save calls make: ".NAME.tmp-" and 16 hexadecimal digits.
+/// Returns a name in the same parent folder for temporary data: ".NAME.tmp-" and 16 hexadecimal
+/// digits.
 std::string temporary_beside(const std::string& folder);
 
-/// Whether save calls give files this name: config.json, weights and their index, what
-/// read_model_files() reads, an adapter's two files; also under replace_file()'s temporary names.
+/// True for names that saving uses: config.json, weights and their index, the files of
+/// read_model_files(), an adapter's two files; also under replace_file()'s temporary names.
 bool is_saved_name(const std::string& name);
 
-/// Puts `fresh`, which lies beside `folder`, in its place. Of the old folder go the files whose
-/// names `fresh` has too, and other weights; the rest is kept, in the new folder. One step where
-/// the file system can exchange two names; elsewhere (NFS) a kill between two renames leaves
-/// `folder` under another name: restore_replaced(). Throws ddp::WriteError where `folder` could not
-/// be replaced: it is then as it was, and `fresh` too. `on_replaced` is called when the new one has
-/// its name: what then lies under `fresh` is the old one, and a failure after that leaves it there.
+/// Puts `fresh`, in the same parent folder, in the place of `folder`. From the old folder, weights
+/// and the files whose names `fresh` has too are removed; all other files move to the new one. This
+/// is atomic if the file system can exchange two names. Elsewhere (NFS) a kill between two renames
+/// leaves `folder` under another name: restore_replaced(). Throws ddp::WriteError if `folder` could
+/// not be replaced; both folders are then unchanged. `on_replaced` is called when the new folder
+/// has its name. From then on `fresh` names the old folder, and a failure leaves it there.
 void replace_folder(ddp::detail::FileOps& ops, const std::string& fresh, const std::string& folder,
                     const std::function<void()>& on_replaced = {});
 
-/// The same as in models/pretrained/hf_weights.hpp.
+/// See models/pretrained/hf_weights.hpp.
 void restore_replaced(ddp::detail::FileOps& ops, const std::string& folder);
 void finish_interrupted_save(ddp::detail::FileOps& ops, const std::string& folder);
 

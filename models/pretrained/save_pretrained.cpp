@@ -18,7 +18,7 @@ namespace {
 
 using Weights = std::vector<std::pair<std::string, at::Tensor>>;
 
-// In the order of the module, as transformers shards them.
+// In the module's order, in which transformers shards too.
 Weights ordered_weights(const torch::nn::Module& module) {
   Weights weights;
   for (const auto& item : module.named_parameters()) {

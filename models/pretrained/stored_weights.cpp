@@ -39,7 +39,7 @@ void add_file(StoredWeights& stored, const std::string& path) {
   stored.files.push_back(path);
 }
 
-// Shard of each tensor. Names with a folder would let an index read files anywhere.
+// Maps each tensor to its shard. Refuses names with a folder, which could point to any file.
 std::map<std::string, std::string> read_index(const JsonObject& index) {
   const auto weight_map = index.object("weight_map");
   std::map<std::string, std::string> shards;
@@ -75,7 +75,7 @@ StoredWeights open_index(const std::string& path) {
   for (auto& tensor : all.tensors) {
     const std::string shard = fs::path(all.files[tensor.file]).filename().string();
     const auto expected = shard_of.find(tensor.name);
-    // A copy in another shard than the index says is not read, as in transformers.
+    // Ignores a copy in another shard than the index names, as transformers does.
     if (expected == shard_of.end() || expected->second == shard) {
       found.insert(tensor.name);
       stored.tensors.push_back(std::move(tensor));

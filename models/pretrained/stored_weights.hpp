@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors a checkpoint of Hugging Face holds, and where: headers only, no data is read.
+// Lists the tensors of a Hugging Face checkpoint and their places. Reads headers only, no data.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,15 +15,15 @@ namespace models::detail {
 
 struct StoredTensor {
   std::string name;
-  std::string dtype;  ///< safetensors' word
+  std::string dtype;  ///< dtype name of safetensors
   std::vector<int64_t> shape;
   std::size_t file = 0;  ///< index into StoredWeights::files
-  uint64_t offset = 0;   ///< of its first byte, from the start of the file
+  uint64_t offset = 0;   ///< first byte, counted from the start of the file
   uint64_t num_bytes = 0;
 };
 
 struct StoredWeights {
-  std::string source;  ///< what messages call it
+  std::string source;  ///< name in messages
   std::vector<std::string> files{};
   std::vector<StoredTensor> tensors{};
 };
@@ -31,7 +31,7 @@ struct StoredWeights {
 /// Finds and checks the files of `path` (see load_pretrained). Throws ddp::ReadError.
 StoredWeights open_stored_weights(const std::string& path);
 
-/// The stored tensor of each of the module's names.
+/// Stored tensor by the module's name.
 using MatchedWeights = std::map<std::string, const StoredTensor*>;
 
 struct WeightMatch {
@@ -39,9 +39,9 @@ struct WeightMatch {
   ddp::WeightDifferences differences{};
 };
 
-/// Finds the module's names in `stored` (see load_pretrained); `module` is ddp::named_weights of
-/// it. Throws ddp::ReadError for weights of another dtype than float32, bfloat16 and float16, and
-/// ddp::MismatchError for a head that differs from the embedding it should be.
+/// Finds the module's names in `stored` (see load_pretrained); `module` is its ddp::named_weights.
+/// Throws ddp::ReadError for weights of another dtype than float32, bfloat16 and float16. Throws
+/// ddp::MismatchError if the head of a tied model differs from the embedding.
 WeightMatch match_weights(const StoredWeights& stored, const ddp::TensorMap& module);
 
 at::ScalarType weight_dtype(const StoredTensor& tensor);

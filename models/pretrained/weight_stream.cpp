@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All copies are laid one behind the other and cut into chunks, a chunk into one part a rank, a
-// part into blocks. Threads read blocks of this rank's parts; two chunks are under way.
+// All copies form one contiguous layout, which is cut into chunks. Each chunk has one part per
+// rank, each part consists of blocks. Threads read blocks of this rank's parts; two chunks are in
+// flight.
 //
 //   threads          read block → page-locked slot ─┐  next block …
 //   their streams               copy slot → chunk ──●─┐
@@ -29,7 +30,7 @@
 namespace models::detail {
 namespace {
 
-constexpr uint64_t kAlignment = 256;  // of a tensor in a chunk, and of a rank's part
+constexpr uint64_t kAlignment = 256;  // for a tensor in a chunk and for a rank's part
 
 uint64_t round_up(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -68,7 +69,7 @@ class WeightStream {
 
   ~WeightStream() { stop_threads(); }
 
-  // All that may fail on one rank before the first collective.
+  // Runs everything that may fail on one rank before the first collective.
   void prepare() {
     for (auto& buffer : buffers_) {
       buffer = at::empty({static_cast<int64_t>(chunk_bytes_)},
@@ -88,7 +89,7 @@ class WeightStream {
     }
     stop_threads();
     if (device_.is_cuda()) {
-      record_event(current_stream())->synchronize();  // the buffers were used on other streams
+      record_event(current_stream())->synchronize();  // other streams may still use the buffers
     }
     if (error_) {
       std::rethrow_exception(error_);
@@ -98,8 +99,8 @@ class WeightStream {
  private:
   struct Chunk {
     uint64_t num_issued = 0;         // blocks whose copy is enqueued
-    std::vector<EventPtr> uploaded;  // CUDA: behind each of these copies
-    EventPtr freed;                  // CUDA: its buffer may be written again
+    std::vector<EventPtr> uploaded;  // CUDA: recorded after each of these copies
+    EventPtr freed;                  // CUDA: its buffer may be overwritten
   };
 
   c10::Stream current_stream() const {
@@ -110,7 +111,7 @@ class WeightStream {
     return std::min(chunk_bytes_, round_up(total_ - index * chunk_bytes_, kAlignment * world_));
   }
 
-  // Calls f(copy, begin, end) for what lies in [begin, end) of the layout.
+  // Calls f(copy, begin, end) for each copy's overlap with [begin, end) of the layout.
   template <typename F>
   void for_each_overlap(uint64_t begin, uint64_t end, F&& f) const {
     const auto after = std::upper_bound(positions_.begin(), positions_.end(), begin);
@@ -161,7 +162,7 @@ class WeightStream {
       }
       for (const auto& slot : slots) {
         if (slot.copied) {
-          slot.copied->synchronize();  // its memory goes with this thread
+          slot.copied->synchronize();  // the slot's memory is freed with this thread
         }
       }
     } catch (...) {
@@ -173,7 +174,8 @@ class WeightStream {
     }
   }
 
-  // Where a block lies in the layout: this rank's part of the chunk; empty behind the part's end.
+  // Range of a block in the layout, within this rank's part of the chunk; empty past the part's
+  // end.
   std::pair<uint64_t, uint64_t> block_range(uint64_t block) const {
     const uint64_t chunk = block / blocks_of_chunk_;
     const uint64_t part = chunk_size(chunk) / world_;
@@ -217,7 +219,7 @@ class WeightStream {
     return nullptr;
   }
 
-  // A chunk's buffer is the one of the chunk two before it.
+  // A chunk reuses the buffer of the chunk two before it.
   EventPtr wait_for_buffer(uint64_t chunk) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return chunk < num_finished_ + 2 || stopped_; });
@@ -234,7 +236,7 @@ class WeightStream {
     }
   }
 
-  // On an error too: the other ranks wait in this chunk's all-gather.
+  // Runs on an error too, because the other ranks wait in this chunk's all-gather.
   void finish_chunk(uint64_t index) {
     std::vector<EventPtr> uploaded;
     {

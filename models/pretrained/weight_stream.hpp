@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights from files to the devices of a group at the speed of its buses: each rank reads a part.
+// Streams weights from files to the devices of a group at bus speed: each rank reads a part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 
 namespace models::detail {
 
-/// One tensor: where it lies, and a contiguous tensor of as many elements that receives it, cast.
+/// One stored tensor and its target: a contiguous tensor with as many elements, cast if necessary.
 struct WeightCopy {
   std::size_t file = 0;
   uint64_t offset = 0;
@@ -26,15 +26,15 @@ struct WeightCopy {
 struct WeightStreamOptions {
   int num_threads = 4;
   uint64_t chunk_bytes = 256 << 20;
-  uint64_t block_bytes = 4 << 20;  ///< of one read and one copy to the device
+  uint64_t block_bytes = 4 << 20;  ///< size of one read and of one copy to the device
 };
 
-/// Collective where `communicator` is given: every rank the same `copies`, in order of file and
-/// offset, its targets on its communicator's device. Returns when all targets hold their data.
-/// `agree` is called once before the first collective, with what went wrong on this rank or with
-/// nullptr, and throws where anything went wrong on any. Throws what reading threw on this rank;
-/// then the other ranks have taken part in every collective, and hold garbage: the caller agrees on
-/// failure.
+/// Collective if `communicator` is given. Every rank passes the same `copies`, in order of file and
+/// offset, with targets on its communicator's device. Returns when all targets hold their data.
+///
+/// `agree` is called once before the first collective with this rank's error or nullptr; it throws
+/// if any rank failed. Later reading errors are thrown on this rank alone. The other ranks then
+/// have completed every collective but hold garbage, so the caller must agree on failure.
 void stream_weights(const std::vector<std::string>& files, const std::vector<WeightCopy>& copies,
                     at::Device device, ddp::Communicator* communicator,
                     const WeightStreamOptions& options,

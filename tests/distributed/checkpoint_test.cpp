@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of several real ranks: agreed fallback, agreed stop, bit-exact resume.
+// Checkpoints of several ranks: agreed fallback, agreed stop, bit-exact resume.
 #include "ddp/train/checkpoint.hpp"
 
 #include "ddp/core/stop_signal.hpp"
@@ -16,7 +16,7 @@ using testing::ResumeRun;
 
 namespace {
 
-// One folder for all ranks; rank 0 removes it when all are done with it.
+// One folder for all ranks; rank 0 removes it after all have used it.
 class SharedFolder {
  public:
   SharedFolder() {
@@ -56,9 +56,9 @@ TEST_CASE("measured choices are saved and pinned on resume") {
   auto& plan = context().plan();
   plan.set("a measured choice", "[1,2]");
   auto& book = ddp::ops::detail::ChoiceBook::instance();
-  book.note("a convolution", 7, 2 + static_cast<size_t>(context().rank()));  // each by itself
+  book.note("a convolution", 7, 2 + static_cast<size_t>(context().rank()));  // differs per rank
   save_after_one_step(setup, folder);
-  plan.set("a measured choice", "[3]");  // a later measurement says something else
+  plan.set("a measured choice", "[3]");  // a later measurement differs
   book.note("a convolution", 7, 1);
   ResumeRun run(setup, context().communicator());
   ddp::Checkpointer checkpointer(context(), options_in(folder), {run.model, run.optimizer});
@@ -117,7 +117,7 @@ TEST_CASE("ranks resume bit for bit, each with its own random numbers") {
   }
   REQUIRE(testing::first_difference(undisturbed.tensors(), second.tensors()) == "");
   REQUIRE(std::equal(second.losses.begin(), second.losses.end(), undisturbed.losses.begin() + 4));
-  // Data and dropout differed between the ranks, the reduced weights did not.
+  // Data and dropout differed between the ranks; the reduced weights were equal.
   if (context().world_size() > 1) {
     const auto losses = context().control_plane().all_gather(std::to_string(second.losses.back()));
     REQUIRE(losses[0] != losses[1]);

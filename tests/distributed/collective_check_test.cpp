@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_collectives: ranks that call different things are told so, on whatever backend the device
-// chooses. The context of the test programs has it on (checks_collectives).
+// check_collectives: ranks with different calls get an error, on the backend of the device. The
+// test programs' context enables the check (checks_collectives).
 #include "comm/collective_check.hpp"
 
 #include <ATen/ATen.h>
@@ -26,12 +26,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// Alone nobody differs; and the run may have been told to leave the comparison off.
+// False for a single rank, or if the check is disabled for this run.
 bool is_compared() {
   return comm().world_size() > 1 && ddp::test::checks_collectives();
 }
 
-// Rank 1 calls `odd`, the others `call`; all of them are told both.
+// Rank 1 calls `odd`, the others `call`; the error on every rank names both.
 void expect_mismatch(const std::function<void()>& call, const std::string& called,
                      const std::function<void()>& odd, const std::string& odd_called) {
   const auto message = testing::message_of<ddp::MismatchError>(comm().rank() == 1 ? odd : call);
@@ -105,7 +105,7 @@ TEST_CASE("a group that was split off is compared by itself, and names ranks of 
   }
   const int rank = comm().rank();
   const int half = comm().world_size() / 2;
-  // With 4 ranks the lower two agree while the upper two do not.
+  // With 4 ranks the lower two agree and the upper two do not.
   const int color = comm().world_size() == 2 ? 0 : rank / half;
   auto group = comm().split(color, rank);
   const int last = comm().world_size() - 1;

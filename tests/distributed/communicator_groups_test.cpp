@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of operations and of ranks, point to point, memory, and wrong arguments, on whatever
-// backend the device chooses (single, mpi, nccl).
+// Groups of operations and of ranks, point to point, memory, and invalid arguments, on the backend
+// of the device (single, mpi, nccl).
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -60,7 +60,7 @@ TEST_CASE("a group of operations") {
   CHECK(tensors.back().cpu().equal(reference(77, at::kShort, ReduceOp::Sum, comm().world_size())));
 }
 
-// NCCL would hold such an operation back until the group ends, and its wait would end before.
+// NCCL would delay such an operation until the group ends, after its wait has returned.
 TEST_CASE("another communicator is refused inside a GroupScope") {
   auto other = comm().split(0, comm().rank());
   auto mine = here(at::ones({8}));
@@ -68,7 +68,7 @@ TEST_CASE("another communicator is refused inside a GroupScope") {
   ddp::WorkPtr work;
   {
     const ddp::GroupScope outer(comm());
-    const ddp::GroupScope inner(comm());  // its own may be opened again
+    const ddp::GroupScope inner(comm());  // nesting with the same communicator is allowed
     work = comm().all_reduce(mine);
     CHECK(contains(settings_error([&] { other->all_reduce(theirs); }),
                    "all_reduce: a GroupScope of another communicator is open in this thread"));
@@ -78,7 +78,7 @@ TEST_CASE("another communicator is refused inside a GroupScope") {
     CHECK(contains(settings_error([&] { other->allocate(256); }), "GroupScope"));
   }
   work->wait();
-  other->all_reduce(theirs)->wait();  // nothing is left over
+  other->all_reduce(theirs)->wait();  // no operation is pending
   const auto expected = static_cast<float>(comm().world_size());
   CHECK(mine.eq(expected).all().item<bool>());
   CHECK(theirs.eq(expected).all().item<bool>());
@@ -140,7 +140,7 @@ TEST_CASE("nobody leaves a barrier before the last has come") {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
   comm().barrier();
-  // 50 ms for the first barrier, which the ranks leave one after the other.
+  // Subtracts 50 ms for the first barrier, which the ranks do not leave simultaneously.
   CHECK(std::chrono::steady_clock::now() - begin >=
         std::chrono::milliseconds(comm().world_size() == 1 ? 0 : 150));
 }
@@ -156,7 +156,7 @@ TEST_CASE("split into groups of their own") {
   auto tensor = here(at::full({10}, static_cast<float>(rank + 1)));
   auto on_world = here(at::ones({10}));
   auto first = parity->all_reduce(tensor);
-  first->wait();  // two communicators never have collectives in flight on one GPU at once here
+  first->wait();  // avoids two communicators with collectives in flight on one GPU
   auto second = comm().all_reduce(on_world);
   second->wait();
   float expected = 0;
@@ -232,5 +232,5 @@ TEST_CASE("a wrong argument is an error on the rank that made it, and nothing wa
   } else {
     CHECK(contains(settings_error([&] { comm().all_reduce(at::ones({1}, at::kMeta)); }), "meta"));
   }
-  comm().barrier();  // nothing is left over
+  comm().barrier();  // no operation is pending
 }

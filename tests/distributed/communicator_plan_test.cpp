@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a communicator measures of itself is equal on all ranks, and pinned by a plan.
+// A communicator's measured plan is equal on all ranks, and a given plan fixes it.
 #include <ATen/ATen.h>
 
 #include <string>
@@ -21,7 +21,7 @@ ddp::CommunicatorPtr fresh() {
   return comm().split(0, comm().rank());
 }
 
-// Rank 0 alone tells, and once, that a plan of "a test" is dropped, and which rank it does not fit.
+// Checks that only rank 0 logs, once, that a plan of "a test" is dropped and which rank mismatches.
 void check_told(const std::string& log, const std::string& why) {
   const int num = comm().rank() == 0 ? 1 : 0;
   CAPTURE(log);
@@ -75,7 +75,7 @@ TEST_CASE("a plan that fits some ranks only is dropped on all") {
   }
   ddp::Plan saved(group->plan().identity());
   saved.set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
-  if (group->rank() == group->world_size() - 1) {  // as on a node with another library
+  if (group->rank() == group->world_size() - 1) {  // a rank with another library
     auto identity = group->plan().identity();
     identity["cudnn"] = "another";
     group->plan() = ddp::Plan(identity);
@@ -96,7 +96,7 @@ TEST_CASE("nothing is taken over of a plan that is damaged in part") {
   saved.set("another choice", "1");
   CHECK_THROWS_AS(group->adopt_plan(saved.to_json(), "a test"), ddp::ReadError);
   CHECK(group->plan().empty());
-  if (group->rank() == group->world_size() - 1) {  // where it does not fit, nobody reads the table
+  if (group->rank() == group->world_size() - 1) {  // a rank with another identity
     auto identity = group->plan().identity();
     identity["cudnn"] = "another";
     group->plan() = ddp::Plan(identity);
@@ -117,7 +117,7 @@ TEST_CASE("choices of algorithms travel with a plan, all or none, on all ranks")
   group->adopt_plan(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
   CHECK(book.find("a product", 12) == 3);
   CHECK(book.find("a convolution", 7) == 0);
-  CHECK_FALSE(book.find("a product", 11).has_value());  // of other proposals
+  CHECK_FALSE(book.find("a product", 11).has_value());  // another number of proposals
   CHECK_FALSE(book.find("another product", 12).has_value());
 
   for (const auto* damaged : {"[]", R"({"a product": [5, 5]})", R"({"a product": [5, -1]})",

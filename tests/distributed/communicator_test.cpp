@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every operation over the ranks of the job, on whatever backend the device chooses (single, mpi,
-// nccl).
+// Every operation over the ranks of the job, on the backend of the device (single, mpi, nccl).
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -83,7 +82,7 @@ TEST_CASE("reduce_scatter: every op of every dtype, in place and not") {
 TEST_CASE("a mean of half types is finite where the sum is not") {
   const int rank = comm().rank();
   const int world_size = comm().world_size();
-  // Halves, quarters and the sums of these are exact in either type.
+  // Halves, quarters and their sums are exact in either type.
   const std::vector<std::pair<at::ScalarType, double>> large = {
       {at::kHalf, 40'000.0}, {at::kBFloat16, std::ldexp(1.5, 127)}};
   for (const auto& [dtype, value] : large) {
@@ -98,7 +97,7 @@ TEST_CASE("a mean of half types is finite where the sum is not") {
           in_place ? input.slice(0, rank * 10, (rank + 1) * 10) : at::zeros({10}, input.options());
       comm().reduce_scatter(output, input, ReduceOp::Avg)->wait();
       CHECK(output.cpu().equal(at::full({10}, value, dtype)));
-      CHECK(input.cpu().equal(at::full({10 * world_size}, value, dtype)));  // the rest stays
+      CHECK(input.cpu().equal(at::full({10 * world_size}, value, dtype)));  // the rest is unchanged
     }
   }
 }
@@ -234,7 +233,7 @@ TEST_CASE("tensors are kept until the work ends, though the caller let go") {
   std::vector<ddp::WorkPtr> works;
   for (int i = 0; i < 8; ++i) {
     works.push_back(comm().all_gather(output, here(data_of(comm().rank(), n, at::kFloat))));
-    auto noise = at::full({n}, -1.0F, output.options());  // would take the memory of the input
+    auto noise = at::full({n}, -1.0F, output.options());  // would reuse the input's memory
   }
   for (const auto& work : works) {
     work->wait();
@@ -259,7 +258,7 @@ TEST_CASE("a reduction ends while the caller computes and never waits") {
   CHECK(work->is_completed());
   CHECK(value > 1.0 - 1e-6);
   if (std::string(comm().backend()) == "mpi") {
-    CHECK(rounds > 0);  // it was not carried out inside the call
+    CHECK(rounds > 0);  // the call itself did not execute it
   }
   work->wait();
   CHECK(tensor.cpu().equal(reference(1 << 20, at::kFloat, ReduceOp::Sum, comm().world_size())));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data of the communicator tests. They differ from rank to rank and all results are exact: small
+// Data of the communicator tests. They differ between ranks, and all results are exact: small
 // integers, and means over 1, 2 or 4 ranks.
 #pragma once
 
@@ -23,7 +23,7 @@ inline const std::vector<at::ScalarType> kDtypes = {
     at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
     at::kShort, at::kInt,    at::kLong, at::kByte,     at::kBool};
 
-// What rank `rank` gives: all results stay exact in float16 and bfloat16 (integers up to 200).
+// Input of rank `rank`: all results stay exact in float16 and bfloat16 (integers up to 200).
 inline at::Tensor data_of(int rank, int64_t n, at::ScalarType dtype, ReduceOp op = ReduceOp::Sum) {
   const auto i = at::arange(n, at::kLong);
   at::Tensor values;
@@ -39,7 +39,7 @@ inline at::Tensor data_of(int rank, int64_t n, at::ScalarType dtype, ReduceOp op
   return values.to(dtype);
 }
 
-// One process over all ranks' data.
+// The result of one process with all ranks' data.
 inline at::Tensor reference(int64_t n, at::ScalarType dtype, ReduceOp op, int world_size) {
   std::vector<at::Tensor> all;
   for (int rank = 0; rank < world_size; ++rank) {

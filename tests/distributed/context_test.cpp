@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The context of several ranks: places, device, seeds, collectives on both planes.
+// A context of several ranks: ranks and nodes, device, seeds, collectives on both planes.
 #include "ddp/comm/context.hpp"
 
 #include <torch/torch.h>

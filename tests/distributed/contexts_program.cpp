@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several contexts in one process, and contexts beside a program's own use of MPI:
+// Several contexts in one process, and contexts in a program that uses MPI itself:
 //
 //   contexts_program once|twice|both|late|split|finalized|settings
 //   contexts_program level SERIALIZED|MULTIPLE      MPI initialised by the program
 //   contexts_program sizes OF_RANK_0 OF_OTHERS      summed without check_collectives
 //
-// Prints "done" where all went as it should, and "MPI was finalized" where it was at the end. Ends
-// with the exit code of the error that was thrown.
+// Prints "done" on success, and "MPI was finalized" if it is finalized at the end. Exits with the
+// exit code of the thrown error.
 #include <mpi.h>
 #include <torch/torch.h>
 
@@ -26,7 +26,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Destroyed after everything that libddp keeps until the process ends.
+// Destroyed after all objects that libddp keeps until the process ends.
 struct Farewell {
   ~Farewell() {
     int finalized = 0;
@@ -71,7 +71,7 @@ void run_twice() {
   try {
     kept.front()->barrier();
   } catch (const ddp::PeerLostError&) {
-    refused = true;  // its context was closed
+    refused = true;  // its context is closed
   }
   require(kept.front()->world_size() == 1 || refused, "a communicator outlived its context");
 }
@@ -93,7 +93,7 @@ void run_both() {
   use(first);
 }
 
-// One rank works on for longer than a silent rank is waited for.
+// One rank works for longer than the timeout for silent ranks.
 void run_late() {
   auto context = make(200ms);
   use(context);
@@ -103,7 +103,7 @@ void run_late() {
   }
 }
 
-// The end of one context does not wait for a call of the other that blocks the MPI thread.
+// Closing one context does not wait for another context's call that blocks the MPI thread.
 void run_split() {
   const auto first = make();
   auto second = make();
@@ -154,7 +154,7 @@ void run_sizes(int64_t first, int64_t other) {
   auto tensor = torch::ones({context.rank() == 0 ? first : other});
   try {
     context.communicator()->all_reduce(tensor)->wait();
-    context.control_plane().barrier();  // whoever noticed nothing hears of it
+    context.control_plane().barrier();  // notifies ranks that noticed nothing
   } catch (const ddp::Error& error) {
     ddp::FailureCause cause;
     cause.message = error.what();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GradScaler, clipping and the optimizer on reduced gradients: every rank decides and steps alike.
+// GradScaler, clipping and the optimizer on reduced gradients: all ranks make the same decisions
+// and steps.
 #include "ddp/amp/grad_scaler.hpp"
 #include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/make_optimizer.hpp"

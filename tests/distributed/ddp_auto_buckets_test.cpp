@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ddp.bucket_cap_mb=auto: every rank takes rank 0's choice, gradients are what they are with any
-// buckets, and a plan pins the choice. Buckets that are launched together.
+// ddp.bucket_cap_mb=auto: every rank uses rank 0's choice, gradients do not depend on the buckets,
+// and a plan fixes the choice. Also tests buckets that are launched together.
 #include <sstream>
 
 #include "distributed/ddp_test_utils.hpp"
@@ -56,7 +56,7 @@ TEST_CASE("auto buckets: agreed, and the gradients do not change") {
   for (int step = 0; step < 6; ++step) {
     CAPTURE(step);
     check_step(model, module, reference, step);
-    // The order is known after the first backward; two more are measured.
+    // The first backward determines the order; two more are measured.
     CHECK(model.logging_data().has_rebuilt_buckets == (world() > 1 && step >= 3));
   }
   const auto own = layout_text(model.reducer().gradients().layout());

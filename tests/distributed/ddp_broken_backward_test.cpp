@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backward that throws on all ranks, caught by the program, which goes on.
+// A backward that throws on all ranks; the program catches the exception and continues.
 #include "distributed/ddp_test_utils.hpp"
 #include "support/fuse.hpp"
 
@@ -10,7 +10,7 @@ namespace {
 
 enum class Place { BehindAllGradients, HalfWay, BeforeAllGradients };
 
-// Wide, so that a reduction takes longer than the way from one step to the next.
+// Wide layers, so that a reduction is still running when the next step begins.
 struct FusedMlpImpl : MlpImpl {
   FusedMlpImpl() : MlpImpl(7, 256) {}
   torch::Tensor forward(torch::Tensor x) {
@@ -66,7 +66,7 @@ TEST_CASE("the step after a backward that threw on all ranks is exact") {
       sides.break_backward(step);
       continue;
     }
-    // Gradients of a backward that threw are gone, whether the program clears them or not.
+    // Gradients of a failed backward are dropped, even if the program does not clear them.
     if (zeroes || step % 3 == 0) {
       sides.model.zero_grad();
     }
@@ -105,7 +105,7 @@ TEST_CASE("a micro-step that throws, inside and behind no_sync") {
         sides.loss(step).backward();
       }
       sides.break_backward(step);
-      const auto local = sides.model.no_sync();  // the first training forward behind it
+      const auto local = sides.model.no_sync();  // the first training forward after the failure
       sides.loss(step);
     }
     sides.model.zero_grad();
@@ -133,7 +133,7 @@ TEST_CASE("the count of a weighted_backward that failed is gone") {
       if (local) {
         guard.emplace(sides.model);
       }
-      // No graph at all, and one that breaks.
+      // One backward without a graph, and one that throws.
       auto loss = sides.loss(step + 1);
       REQUIRE_THROWS(weighted(torch::ones({}, on_device()), 4));
       Fuse::blows = true;
@@ -144,7 +144,7 @@ TEST_CASE("the count of a weighted_backward that failed is gone") {
     sides.loss(step).backward();
     sides.require_mean(step);
   }
-  // A count that was added up before the failing one stays.
+  // A count from before the failed backward is kept.
   sides.model.zero_grad();
   {
     const auto guard = sides.model.no_sync();
@@ -173,6 +173,6 @@ TEST_CASE("a rank that caught an exception alone is told that the replicas have 
                                            Catch::Contains("but rank 0 did not"));
   } else {
     sides.loss(1).backward();
-    context().control_plane().all_gather("stop?");  // as a training loop asks now and then
+    context().control_plane().all_gather("stop?");  // like a training loop's poll
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is checked and sent at construction, and buffers.
+// Checks and broadcasts at construction, and buffers.
 #include "distributed/ddp_test_utils.hpp"
 
 using namespace ddp;
@@ -7,7 +7,7 @@ using namespace ddp::test;
 
 namespace {
 
-// A model of one parameter that a test may describe differently on rank 1.
+// A model of one parameter; a test may describe it differently on rank 1.
 ModelTensors one_parameter(const std::string& name, const torch::Tensor& tensor,
                            bool requires_grad = true) {
   return {.parameters = {{"first", torch::zeros({2}, on_device()).requires_grad_()},
@@ -152,7 +152,7 @@ TEST_CASE("a training forward that follows a synchronised one begins with rank 0
   Counter module;
   DistributedDataParallel model(module, group());
   const auto x = torch::ones({2}, on_device());
-  // What the forward begins with, which then makes it another value on each rank.
+  // Returns the buffer's value at the beginning of the forward, which then changes it on each rank.
   const auto seen_by = [&](const auto& act) {
     act();
     REQUIRE(module->seen_at_begin[1] == module->seen_at_begin[0]);
@@ -160,7 +160,7 @@ TEST_CASE("a training forward that follows a synchronised one begins with rank 0
   };
   const auto step = [&] { model.forward(x).sum().backward(); };
   set_buffers(module, 10 * (rank() + 1));
-  REQUIRE(seen_by(step) == 10);  // sent first
+  REQUIRE(seen_by(step) == 10);  // broadcast first
   REQUIRE(seen_by(step) == 11);
   REQUIRE(seen_by(step) == 12);
   model.eval();
@@ -171,7 +171,8 @@ TEST_CASE("a training forward that follows a synchronised one begins with rank 0
     const torch::NoGradGuard no_grad;
     seen_by([&] { model.forward(x); });
   }
-  // It follows a forward without gradients: nothing was sent; the next one has rank 0's again.
+  // The preceding forward had no gradients, so nothing is broadcast. The next one has rank 0's
+  // again.
   set_buffers(module, 30 * (rank() + 1));
   REQUIRE(seen_by(step) == 30 * (rank() + 1));
   REQUIRE(seen_by(step) == 31);
@@ -194,7 +195,7 @@ TEST_CASE("who reads or writes buffers between forward and backward meets those 
   const auto in_state = [&] { return model.state_dict().tensors.at("seen").item<double>(); };
   forward().backward();
   set_buffers(module, 10);
-  forward();  // rank 0 sends 11, and no backward follows
+  forward();  // rank 0 broadcasts 11, and no backward follows
   CHECK(in_state() == 11);
   forward();
   model.eval();
@@ -250,7 +251,7 @@ TEST_CASE("a state without the frozen parameters knows which they were") {
   auto reloaded = wrap(same);
   {
     const torch::NoGradGuard no_grad;
-    same->first->bias.add_(1);  // trained, and so not part of the base
+    same->first->bias.add_(1);  // trainable, so not part of the base
   }
   reloaded->load_state_dict(state);
   REQUIRE(torch::equal(same->first->bias, module->first->bias));
@@ -261,7 +262,7 @@ TEST_CASE("a state without the frozen parameters knows which they were") {
     same->second->weight[0][0] += 1;
   }
   REQUIRE(reloaded->frozen_fingerprint() != fingerprint);
-  // Read once, however often it is asked for: a large base takes a while.
+  // The base is read only once, because reading a large one takes a while.
   REQUIRE(reloaded->frozen_identity() == fingerprint);
   REQUIRE((reloaded->state_dict().values == state.values));
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forwards that are not followed by one backward each, and what they leave for the next step.
+// Forwards without exactly one backward each, and their effect on the next step.
 #include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
 
@@ -26,7 +26,7 @@ std::vector<torch::Tensor> mean_of_steps(Mlp& reference, std::vector<int64_t> st
   });
 }
 
-// A local step and a synchronised one are the mean of both on everything, in one reduction.
+// A local and a synchronised step give the mean over both on all ranks, in one reduction.
 void require_accumulation_works(DistributedDataParallel<Mlp>& model, Mlp& module, Mlp& reference) {
   const auto passes = num_passes(model);
   model.zero_grad();
@@ -50,7 +50,7 @@ TEST_CASE("two forwards with one backward leave nothing for no_sync to trip over
     DistributedDataParallel model(module, group(), options);
     for (int round = 0; round < 2; ++round) {
       model.zero_grad();
-      // Both live on, and with them their graphs: that a backward reached them is what counts.
+      // Both losses and their graphs stay alive: only a backward that reached them counts.
       const auto first = loss_of(model, 2 * round);
       const auto second = loss_of(model, 2 * round + 1);
       (first + second).backward();
@@ -67,7 +67,7 @@ TEST_CASE("a forward without a backward leaves nothing either") {
     Mlp module, reference;
     DistributedDataParallel model(module, group(), options);
     for (int round = 0; round < 2; ++round) {
-      loss_of(model, 50 + round);  // skipped, as with a loss that is not finite
+      loss_of(model, 50 + round);  // skipped, like a non-finite loss
       require_accumulation_works(model, module, reference);
       loss_of(model, 60 + round);
       model.zero_grad();
@@ -129,7 +129,7 @@ TEST_CASE("one rank may evaluate by itself") {
       net->train();
     }
   }
-  // Every step began with rank 0's statistics: what is left differs by the last step's batch only.
+  // Every step began with rank 0's statistics, so only the last step's batches differ.
   model.sync_buffers();
   auto largest = net->norm->running_mean.clone();
   auto smallest = net->norm->running_mean.clone();
@@ -144,7 +144,7 @@ TEST_CASE("weighted steps add up over gradients that are means already") {
   model.zero_grad();
   auto expected = grads_of(*reference);
   for (int step = 0; step < 3; ++step) {
-    // 3 items a rank and step, weighted by 1, 2, …: any count will do for a ragged batch.
+    // 3 items per rank and step with weights 1, 2, …, because a ragged batch may have any count.
     const double count = rank() + 1;
     model.weighted_backward(loss_of(model, step) * count, count);
     reference->zero_grad();
@@ -225,7 +225,7 @@ TEST_CASE("ignored tensors are part of the model's state, each rank's own") {
   }
   REQUIRE(kept.tensors.contains("first.weight"));
   REQUIRE(kept.tensors.contains("rank_local.first.weight") == (world() > 1));
-  kept.tensors.at("first.weight").fill_(10);  // what a file holds: rank 0's
+  kept.tensors.at("first.weight").fill_(10);  // as in a file: rank 0's
   {
     const torch::NoGradGuard no_grad;
     module->first->weight.zero_();
@@ -252,7 +252,7 @@ TEST_CASE("PowerSGD shrinks channels_last gradients too") {
   DistributedDataParallel model(net, group(), options);
   const auto x = torch::ones({2, 16, 5, 5}, on_device());
   model.forward(x).sum().backward();
-  // Equal rows on equal data: a matrix of rank one, which its factors hold exactly.
+  // Equal rows on equal data give a matrix of rank one, which its factors represent exactly.
   const auto grad = net->parameters()[0].grad();
   REQUIRE(torch::allclose(grad, torch::full_like(grad, 2.0 * 9), 1e-4, 1e-3));
 }

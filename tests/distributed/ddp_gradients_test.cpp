@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients against one process on the concatenated batch.
+// Gradients compared with one process on the concatenated batch.
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/reducer.hpp"
 
@@ -137,7 +137,7 @@ TEST_CASE("ragged batches give the gradient of the global mean") {
   Mlp module;
   Mlp reference;
   DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));
-  // Counts of the host, of the device, and of both in one step.
+  // Counts from the host, from the device, and from both in one step.
   const auto add = [&](const torch::Tensor& loss_sum, int64_t count, bool of_device) {
     if (of_device) {
       model.weighted_backward(loss_sum, torch::full({}, count, on_device().dtype(torch::kLong)));
@@ -147,8 +147,9 @@ TEST_CASE("ragged batches give the gradient of the global mean") {
   };
   for (int step = 0; step < 5; ++step) {
     model.zero_grad();
-    // Rank r has 2r items (rank 0 of several none at all) in the synchronised micro-batch and one
-    // in the unsynchronised one; totals are powers of two for exact division: see `items`.
+    // Rank r has 2r items (with several ranks, rank 0 has none) in the synchronised micro-batch and
+    // one in the unsynchronised one. Totals are powers of two, so that division is exact: see
+    // `items`.
     const std::vector<int64_t> items = world() == 1   ? std::vector<int64_t>{3}
                                        : world() == 2 ? std::vector<int64_t>{0, 6}
                                                       : std::vector<int64_t>{0, 1, 5, 6};
@@ -194,7 +195,7 @@ TEST_CASE("bf16 parameters keep float32 gradients over many micro-steps") {
   module->to(torch::kBFloat16);
   DistributedDataParallel model(module, group());
   model.zero_grad();
-  // 257 gradients of 1 sum to 257, which bf16 cannot hold (it would stop at 256).
+  // 257 gradients of 1 sum to 257, which bf16 cannot represent (it would stop at 256).
   constexpr int kSteps = 257;
   for (int step = 0; step < kSteps; ++step) {
     const bool last = step + 1 == kSteps;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What users' code does to gradients and parameters (D10 and D6 of the design), and grad slots.
+// User code that accesses gradients and parameters (D10 and D6 of the design), and grad slots.
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ddp/ops/grad_slot.hpp"
@@ -12,10 +12,10 @@ using namespace ddp::test;
 
 namespace {
 
-// y = x W with the weight's gradient written straight into its slot, as fused ops do.
+// y = x W; the backward writes the weight's gradient directly into its slot, like fused ops.
 class SlotLinear : public torch::autograd::Function<SlotLinear> {
  public:
-  static inline bool breaks = false;  // the backward throws behind its write
+  static inline bool breaks = false;  // the backward throws after its write
   static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x,
                                const torch::Tensor& weight) {
     ctx->save_for_backward({x, weight});
@@ -113,14 +113,14 @@ TEST_CASE("what an earlier backward wrote into a slot is not added to the next s
       if (local) {
         guard.emplace(model);
       }
-      // A user's own look at a gradient.
+      // A user calls autograd::grad directly.
       const auto loss = model.forward(own).sum();
       const auto got = torch::autograd::grad({loss}, {module->weight}, {}, /*retain_graph=*/true);
       const auto wanted =
           torch::autograd::grad({reference->forward(own).sum()}, {reference->weight});
       require_equal(got, wanted);
       REQUIRE_FALSE(ops::find_grad_slot(module->weight)->written);
-      // One that does not end.
+      // A backward that throws.
       SlotLinear::breaks = true;
       REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("broken"));
       SlotLinear::breaks = false;
@@ -244,8 +244,7 @@ TEST_CASE("create_graph, sparse gradients, replaced and frozen parameters raise 
 }
 
 TEST_CASE("ranks whose hooks fire in different orders agree") {
-  // Two towers; odd ranks build the graph the other way round, so their hooks fire in another
-  // order.
+  // Two towers; odd ranks build the graph in reverse, so their hooks fire in another order.
   struct TowersImpl : torch::nn::Module {
     TowersImpl() : a(register_module("a", Mlp(1))), b(register_module("b", Mlp(2))) {}
     torch::Tensor forward(const torch::Tensor& x, bool swapped) {

@@ -17,8 +17,8 @@ std::vector<torch::Tensor> expected_at(Mlp& reference, int step) {
 }  // namespace
 
 TEST_CASE("the built-in hooks leave the mean") {
-  // The gradients are integers below 2^8 here, so that even bf16 carries them exactly; checked
-  // first.
+  // The gradients are integers below 2^8, so even bf16 represents them exactly; the test checks
+  // this first.
   for (const std::string name : {"all_reduce", "fp16_compress", "bf16_compress"}) {
     for (const double cap : bucket_caps()) {
       CAPTURE(name, cap);
@@ -258,7 +258,7 @@ TEST_CASE("powersgd: full rank is exact up to rounding, low rank sends the rest 
     return (sum / steps - mean).norm().item<double>() / mean.norm().item<double>();
   };
   REQUIRE(run(12, 4) < 1e-5);
-  // Error feedback: what one step loses comes with later ones, so the average converges.
+  // Error feedback: later steps make up for the loss of earlier ones, so the average converges.
   const double short_run = run(2, 4);
   const double long_run = run(2, 60);
   REQUIRE(short_run > 0.05);
@@ -292,14 +292,14 @@ TEST_CASE("join: ranks with fewer batches shadow the others") {
                  grad.div_(initial_divisor ? world() : active);
                }
                require_equal(grads_of(*module), expected);
-               // A step, so that the ranks that joined have other weights than the last one.
+               // A step gives the last active rank other weights than the joined ranks.
                const torch::NoGradGuard no_grad;
                module->third->bias.add_(1);
                reference->third->bias.add_(1);
              }
            },
            {.divide_by_initial_world_size = initial_divisor});
-      // All ranks end with the model of the rank that was active last.
+      // All ranks end with the model of the last active rank.
       const auto added = module->third->bias - integers({3}, 705);
       REQUIRE(torch::equal(added, torch::full({3}, 1.0 + world(), on_device())));
     }
@@ -353,7 +353,7 @@ TEST_CASE("join leaves the gradients of a rank that ran out as they were") {
          },
          {.divide_by_initial_world_size = initial_divisor});
     require_equal(grads_of(*module), before);
-    // What a rank kept is added to by the next backward, and nothing else is.
+    // The next backward adds only to the gradients that a rank kept.
     model.forward(batch_of(rank(), 7, 4)).sum().backward();
     Mlp plain;
     const auto added = expected_at(plain, 7);

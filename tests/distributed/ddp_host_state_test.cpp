@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step that was begun and not run, as a failed capture leaves it, has no effect on the next.
+// A step that was begun but not run, as after a failed capture, does not affect the next one.
 #include <stdexcept>
 
 #include "ddp/ops/grad_slot.hpp"
@@ -11,7 +11,7 @@ using namespace ddp::test;
 
 namespace {
 
-/// Throws half-way through a backward: the parameters behind it got no gradient.
+/// Throws in the middle of a backward: the parameters before it in the forward get no gradient.
 struct ThrowInBackward : torch::autograd::Function<ThrowInBackward> {
   static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
     return x.clone();
@@ -54,7 +54,7 @@ TEST_CASE("a backward that broke off is undone on the host") {
     const auto state = model.reducer().state();
     module->throws = true;
     model.zero_grad();
-    // Its first bucket may be under way on all ranks alike: the reduction ends, unused.
+    // Its first bucket may be in flight, equally on all ranks: the reduction ends, unused.
     REQUIRE_THROWS_WITH(backward(7), Catch::Contains("half-way"));
     module->throws = false;
     const auto* slot = ops::find_grad_slot(module->first->weight);
@@ -105,7 +105,7 @@ TEST_CASE("weights that were added before a step broke off stay") {
   REQUIRE_THROWS(weighted_backward(model.forward(batch_of(rank(), 6, 4, 4)).sum(), 100));
   module->throws = false;
   model.reducer().restore(state);
-  // The slots hold what the accumulator added before it broke off, so only the divisor is compared.
+  // The slots hold the accumulator's sums from before the failure, so only the divisor is compared.
   for (const auto& parameter : module->parameters()) {
     parameter.mutable_grad() = at::Tensor();
   }

@@ -15,8 +15,7 @@ TEST_CASE("two models in one backward, whichever runs first on a rank") {
       model_b.zero_grad();
       auto left = model_a.forward(batch_of(rank(), step, 4)).sum();
       auto right = model_b.forward(batch_of(rank(), step, 4)).sum();
-      // The engine starts with the input whose node was made last; odd ranks see the other one
-      // first.
+      // The engine starts with the input whose node was created last; odd ranks reverse this order.
       (rank() % 2 == 0 ? left + right * 2 : right * 2 + left).backward();
       require_equal(grads_of(*a), mean_reference(reference_a, [&](Mlp& plain) {
                       return plain->forward(concatenated(step, 4)).sum();
@@ -69,7 +68,7 @@ TEST_CASE("two forwards before one backward, and before two backwards") {
       require_equal(grads_of(*module), expected(step));
     }
     if (find_unused) {
-      continue;  // refused: see ddp_forwards_test.cpp
+      continue;  // an error: see ddp_forwards_test.cpp
     }
     for (int step = 3; step < 6; ++step) {
       model.zero_grad();

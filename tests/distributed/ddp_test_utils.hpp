@@ -47,7 +47,7 @@ inline torch::Tensor concatenated(int64_t step, int64_t features, int64_t size =
   return torch::cat(parts);
 }
 
-/// Three linear layers with biases and ReLU between: six parameters.
+/// Three linear layers with biases, and ReLU between them: six parameters.
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int64_t seed = 7, int64_t width = 5) {
     first = register_module("first", torch::nn::Linear(4, width));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters without a gradient in some step, and outputs of every kind.
+// Parameters without a gradient in some steps, and outputs of every kind.
 #include "distributed/ddp_test_utils.hpp"
 
 using namespace ddp;
@@ -7,7 +7,7 @@ using namespace ddp::test;
 
 namespace {
 
-// Branch "always" runs always, "some" where asked, "never" never.
+// Branch "always" always runs, "some" on request, "never" never.
 struct BranchesImpl : torch::nn::Module {
   BranchesImpl() {
     always = register_module("always", torch::nn::Linear(4, 3));
@@ -28,7 +28,7 @@ struct BranchesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branches);
 
-// Returns one of its parameters beside its output, as CLIP does with its logit scale.
+// Returns one of its parameters together with its output, like CLIP's logit scale.
 struct ScaledImpl : torch::nn::Module {
   ScaledImpl() {
     layer = register_module("layer", torch::nn::Linear(4, 3));
@@ -156,7 +156,7 @@ TEST_CASE(
       for (int round = 0; round < 5; ++round) {
         model.zero_grad();
         reference->zero_grad();
-        // 0, 1, 2, … unsynchronised steps: hooks that fire there must not be counted.
+        // Runs 0, 1, 2, … unsynchronised steps: hooks that fire in them must not be counted.
         for (int micro = 0; micro <= round; ++micro) {
           const int step = 10 * round + micro;
           std::optional<NoSync> guard;
@@ -236,7 +236,7 @@ struct OpaqueHeadsImpl : TwoHeadsImpl {
 };
 TORCH_MODULE(OpaqueHeads);
 
-// Both heads get ones, the spare one nothing.
+// Both heads get gradients of ones, the spare head none.
 template <typename Heads>
 void require_head_gradients(Heads& heads) {
   const auto expected = torch::full({2}, 3.0, on_device());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers decoded on several ranks, of a model that was made to know its conversations by heart.
+// Answers decoded on several ranks by a model that has memorised its conversations.
 #include "common/decode_prompts.hpp"
 
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ using ddp::test::context;
 
 constexpr int32_t kEndOfTurn = 127;  // ids are characters; this one ends an answer
 
-/// Turns of a chat: answers begin with "A:", which belongs to their prompt.
+/// Turns of a chat. Answers begin with "A:", which is part of the prompt.
 using Chat = std::vector<std::string>;
 
 struct Marked {
@@ -88,8 +88,7 @@ const std::vector<Chat> kChats = {
     {"U:date?", R"(A:<functioncall> {"name": "date"})", "F:May", "A:May."},
     {"U:hello", "A:Hi."}};
 
-/// A small model after so many steps on the conversations that it has nothing left to learn. The
-/// same on all ranks.
+/// A small model, trained until it has memorised the conversations; equal on all ranks.
 models::Qwen2 overfitted(const Marked& marked) {
   torch::manual_seed(1);
   models::Qwen2 model(models::Qwen2Options{.vocab_size = 128,
@@ -144,7 +143,7 @@ TEST_CASE("decoded answers are compared with those of every turn") {
   CHECK_THAT(known.decode(*model, 1).to_string(),
              Contains("1 of 1 (100.00 %) API calls equal the reference"));
 
-  // Other references to the same prompts: other arguments, and no call at all.
+  // Other references for the same prompts: other arguments, and no call.
   const ChatFolder other(
       {{"U:rate?", R"(A:<functioncall> {"name": "rate", "arguments": '{"of": 2}'})"},
        {"U:date?", "A:I cannot know."}});

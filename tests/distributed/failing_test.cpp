@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A test that fails on one rank while the others are in a collective: the run must end, and fail.
+// A test fails on one rank while the others are in a collective: the run must end and fail.
 #include <torch/torch.h>
 
 #include "support/catch.hpp"

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training loop without a model, for ranks that fail on purpose:
+// A training loop without a model, whose ranks fail on purpose:
 //
 //   fault_program throw|data_error|exit|kill|freeze RANK   at step 5
-//   fault_program suspend RANK        every rank stops for longer than it would be waited for
+//   fault_program suspend RANK        every rank stops for longer than the failure timeout
 //   fault_program freeze_start RANK   stops before it calls MPI
 //   fault_program freeze_close RANK   stops while all ranks close
-//   fault_program freeze_exit RANK    stops after its context was closed
+//   fault_program freeze_exit RANK    stops after its context is closed
 //
-// Ends as ddp::run does: with the exit code of the first cause on every rank. A rank that hears of
-// a failure says how long after the deed it did ("heard after 12 ms").
+// Exits as ddp::run does: with the exit code of the first cause on every rank. A rank that is
+// notified of a failure prints the delay ("heard after 12 ms").
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ int64_t now_ms() {
       .count();
 }
 
-// The steady clock is the same for all processes of a host.
+// All processes of a host share the steady clock.
 void note_the_deed() {
   std::ofstream(deed_file()) << now_ms();
 }
@@ -52,7 +52,7 @@ void say_how_late() {
   }
 }
 
-// Destroyed after everything that libddp keeps until the process ends.
+// Destroyed after all objects that libddp keeps until the process ends.
 struct Farewell {
   ~Farewell() {
     int64_t deed = 0;
@@ -64,7 +64,7 @@ struct Farewell {
 const Farewell farewell;
 
 void stop_for(std::chrono::milliseconds time) {
-  if (fork() == 0) {  // wakes the others
+  if (fork() == 0) {  // the child wakes its parent
     std::this_thread::sleep_for(time);
     kill(getppid(), SIGCONT);
     std::_Exit(0);
@@ -86,7 +86,7 @@ void do_the_deed(const std::string& fault) {
   if (fault == "kill") {
     raise(SIGKILL);
   }
-  stop_for(2500ms);  // the frozen rank must find that the job went on without it
+  stop_for(2500ms);  // the frozen rank must notice that the job continued without it
 }
 
 void train(ddp::Context& ctx, const std::string& fault, int culprit) {
@@ -131,7 +131,7 @@ int run(const std::string& fault, int culprit) {
   const auto launch = ddp::detect_launch_environment({}, ddp::process_environment());
   if (fault == "freeze_start" && launch.rank == culprit) {
     stop_for(5000ms);
-    return static_cast<int>(ddp::ExitCode::PeerLost);  // nobody is there any more
+    return static_cast<int>(ddp::ExitCode::PeerLost);  // no other rank is left
   }
   auto ctx = ddp::Context::create(options_of(fault));
   try {

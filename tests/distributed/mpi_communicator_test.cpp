@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only the MPI communicator has: cut messages, timeouts, aborts, its runtime. No Context: the
-// program owns MPI itself, so that a communicator may be broken without ending the job.
+// Features of the MPI communicator alone: cut messages, timeouts, aborts, its runtime. There is no
+// Context: the program owns MPI, so that a communicator may break without ending the job.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -20,7 +20,7 @@ using ddp::detail::CollectiveFailure;
 using ddp::detail::MpiCommunicatorOptions;
 using ddp::detail::MpiRuntime;
 
-// One MPI a process; the last test ends it.
+// One MPI per process; the last test ends it.
 MpiRuntime& runtime_reference(const std::shared_ptr<MpiRuntime>& runtime) {
   return *runtime;
 }
@@ -103,12 +103,11 @@ TEST_CASE("half types round once a pair, and the mean is divided in float32") {
   auto comm = make();
   const int rank = comm->rank();
   const int world_size = comm->world_size();
-  // 1 + 2^-8 and 1 are neighbours in neither type's sum: exact in float32, rounded once to
-  // bfloat16.
+  // The sum is exact in float32 and rounds once to bfloat16.
   auto tensor = at::full({3}, rank == 0 ? 256.0 : 1.0, at::kBFloat16);
   comm->all_reduce(tensor)->wait();
   if (world_size == 2) {
-    CHECK(tensor[0].item<float>() == 256.0F);  // 257 lies between 256 and 258: ties to even
+    CHECK(tensor[0].item<float>() == 256.0F);  // 257 lies between 256 and 258 and rounds to even
   }
   auto mean = at::full({3}, rank == 0 ? 1.0 : 2.0, at::kHalf);
   comm->all_reduce(mean, ReduceOp::Avg)->wait();
@@ -139,10 +138,10 @@ TEST_CASE("a late collective names itself, fails once and ends its communicator"
   options.on_failure = [&](const CollectiveFailure& failure) { told.set_value(failure); };
   auto world = make();
   if (world->world_size() == 1) {
-    return;  // nobody can be late
+    return;  // no rank can be late
   }
   auto victim = make(options)->split(0, world->rank());
-  victim->all_reduce(at::ones({4}))->wait();  // the first-step timeout holds
+  victim->all_reduce(at::ones({4}))->wait();  // the first-step timeout applies
   victim->set_step(3);
   auto tensor = at::ones({10});
   ddp::WorkPtr work;
@@ -159,7 +158,7 @@ TEST_CASE("a late collective names itself, fails once and ends its communicator"
     CHECK(contains(error_of([&] { victim->barrier(); }), "all_reduce #2"));
   }
   world->barrier();
-  if (world->rank() != 0) {  // late, but it lets MPI end in order
+  if (world->rank() != 0) {  // late calls let MPI end in order
     victim->all_reduce(tensor);
     victim->all_reduce(at::ones({2}));
   }
@@ -229,12 +228,12 @@ TEST_CASE("a communicator dropped with work under way ends that work") {
   CHECK(tensor.eq(static_cast<float>(runtime()->world_size())).all().item<bool>());
 }
 
-// A model, an optimizer or a wire may be the last that holds a communicator.
+// A model, an optimizer or a wire may hold the last reference to a communicator.
 TEST_CASE("the runtime ends in order, with communicators dropped just before and after") {  // last
   auto world = make();
   auto dropped = world->split(0, world->rank());
   world->barrier();
-  // Rank 0's MPI thread waits in here for the others, and then finds the rest of this test at once.
+  // Rank 0's MPI thread waits here for the others, then gets the rest of this test at once.
   std::this_thread::sleep_for(world->rank() == 0 ? 0ms : 300ms);
   auto kept = std::async(std::launch::async, [&] { return world->split(0, world->rank()); });
   if (world->rank() == 0) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// A model, and a step that adds `offset` to its loss and multiplies it by `factor`.
+// A model and a step. The step adds `offset` to its loss and multiplies the loss by `factor`.
 struct GuardedRun {
   GuardedRun(NonFinite action, OptimizerImplementation implementation, bool zero1)
       : model(module, group()),
@@ -76,7 +76,7 @@ TEST_CASE("a step that is not finite on one rank is dropped on all in that step"
   GuardedRun run(NonFinite::Skip, implementation, zero1);
   for (int64_t i = 0; i < 10; ++i) {
     CAPTURE(i, zero1);
-    // A loss of inf alone has finite gradients; a loss times inf has none.
+    // Adding inf to the loss keeps the gradients finite; multiplying by inf does not.
     const bool bad_loss = i == 3 || i == 7;
     const bool bad_gradient = i == 8;
     const bool bad = bad_loss || bad_gradient;
@@ -102,7 +102,7 @@ TEST_CASE("a step that is not finite on one rank is dropped on all in that step"
           (i == 8 ? "the last 2 updates were skipped (train.non_finite=skip)" : ""));
   }
   if (context().device().is_cuda()) {
-    CHECK(run.step.counts().replayed >= 3);  // the steps that are dropped are among them
+    CHECK(run.step.counts().replayed >= 3);  // the skipped steps are replays too
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that somebody else than their optimizer wrote: its float32 masters follow them.
+// Weights that other code than their optimizer wrote: the float32 masters follow them.
 #include "ddp/reduce/join.hpp"
 #include "ddp/train/weights.hpp"
 #include "distributed/zero_test_utils.hpp"
@@ -9,7 +9,7 @@ using namespace ddp::test;
 
 namespace {
 
-// Lists, flat, and flat in parts.
+// A list optimizer, a flat one, and a flat one in parts.
 OptimizerOptions any_rule(int kind) {
   OptimizerOptions options = rule(OptimizerType::Sgd, kind == 2);
   options.implementation =

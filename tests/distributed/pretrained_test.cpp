@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that the ranks of a group read in parts and share: the same bits as from one reader, at
-// any number of ranks, and one rank's failure is everybody's.
+// Weights that the ranks of a group read in parts and share. The bits equal those of one reader at
+// any number of ranks, and a failure on one rank is an error on all.
 #include <filesystem>
 
 #include "models/pretrained/hf_weights.hpp"
@@ -15,7 +15,7 @@ using testing::message_of;
 using testing::NamedModule;
 using testing::write_file;
 
-// A folder that all ranks know (their launcher gave them a temporary one), filled by rank 0.
+// A folder that all ranks know (a temporary one from their launcher), filled by rank 0.
 class SharedFolder {
  public:
   explicit SharedFolder(const std::string& name)
@@ -39,7 +39,7 @@ class SharedFolder {
   std::string path_;
 };
 
-// Values of integers: exact in every dtype. Sizes that no number of ranks, chunk or block divides.
+// Integers, exact in every dtype. No number of ranks, chunk or block divides the sizes.
 ddp::TensorMap tensors_of(at::ScalarType dtype) {
   const auto values = [&](int64_t count, int64_t step) {
     return (torch::arange(count, at::kLong) * step % 251).to(dtype);

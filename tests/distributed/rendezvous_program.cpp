@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that meet at MASTER_ADDR:MASTER_PORT and do nothing else; no LibTorch, no MPI.
+// Ranks meet at MASTER_ADDR:MASTER_PORT and do nothing else; no LibTorch, no MPI.
 //
-//   rendezvous_program meet                 all come
-//   rendezvous_program absent RANK          that rank never comes
-//   rendezvous_program twice RANK CLAIMED   RANK says that it is CLAIMED
+//   rendezvous_program meet                 all ranks come
+//   rendezvous_program absent RANK          RANK never comes
+//   rendezvous_program twice RANK CLAIMED   RANK claims to be CLAIMED
 //   rendezvous_program taken                rank 0's port belongs to another program
-//   rendezvous_program size RANK            RANK believes in one rank more
-//   rendezvous_program other_job RANK       RANK is of another job
-//   rendezvous_program exhausted            rank 0 may open too few files for all connections
-//   rendezvous_program raised               so it is, but rank 0 may raise its limit
-//   rendezvous_program held                 RANK 1 holds 200 connections that say nothing
+//   rendezvous_program size RANK            RANK assumes a world size larger by one
+//   rendezvous_program other_job RANK       RANK belongs to another job
+//   rendezvous_program exhausted            rank 0 has too few file descriptors
+//   rendezvous_program raised               rank 0 has too few, but may raise its limit
+//   rendezvous_program held                 RANK 1 holds 200 silent connections
 //
-// Ends with the exit code of the error.
+// Exits with the exit code of the error.
 #include <fcntl.h>
 #include <sys/resource.h>
 
@@ -32,9 +32,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// This process may open so many files more. With `hard` it cannot raise the limit either.
+// Leaves `count` file descriptors to this process. With `hard` it cannot raise the limit either.
 void leave_descriptors(int count, bool hard) {
-  int end = 0;  // of the numbers this process may use
+  int end = 0;  // one past the highest permitted descriptor
   for (int num_free = 0; num_free < count; ++end) {
     num_free += fcntl(end, F_GETFD) == -1 ? 1 : 0;
   }
@@ -55,7 +55,7 @@ std::vector<ddp::detail::UniqueFd> hold_connections(const ddp::LaunchEnvironment
     if (fd.valid()) {
       held.push_back(std::move(fd));
     } else {
-      std::this_thread::sleep_for(10ms);  // rank 0 does not listen yet
+      std::this_thread::sleep_for(10ms);  // rank 0 is not listening yet
     }
   }
   return held;

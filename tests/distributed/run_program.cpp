@@ -29,8 +29,8 @@ void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "rank", .doc = "where"}, options.rank);
 }
 
-// Stands for every destructor that waits for the others. They do not know of the failure yet, so a
-// barrier that was not refused would wait for ever.
+// Stands for every destructor that waits for the other ranks. They do not know of the failure yet,
+// so a barrier would wait forever unless refused.
 class WaitsForPeers {
  public:
   explicit WaitsForPeers(ddp::Communicator& communicator) : communicator_(communicator) {}

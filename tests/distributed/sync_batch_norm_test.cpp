@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SyncBatchNorm against BatchNorm on the concatenation of all ranks' inputs.
+// SyncBatchNorm compared with BatchNorm on the concatenation of all ranks' inputs.
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/ops/batch_norm.hpp"
 #include "ddp/ops/norm_owner.hpp"
@@ -18,7 +18,7 @@ struct Case {
   double tolerance;
 };
 
-// Rank r has r + 1 images; with `empty`, rank 0 of several has none.
+// Rank r has r + 1 images; with `empty` and several ranks, rank 0 has none.
 int64_t images_of(int r, bool empty) {
   return empty && r == 0 && world() > 1 ? 0 : r + 1;
 }
@@ -67,7 +67,7 @@ void compare(const Case& c, bool empty) {
     auto expected = plain->forward(all);
     REQUIRE(y.scalar_type() == c.dtype);
     require_close(y, expected.narrow(0, begin, x.size(0)), c.tolerance);
-    // Fixed coefficients: a loss of y alone would have a gradient that cancels to nothing.
+    // Fixed coefficients, because the gradient of y's sum would cancel to zero.
     const auto coefficients =
         torch::arange(all.numel(), on_device()).to(torch::kFloat).cos().view(all.sizes());
     (y.to(torch::kFloat) * coefficients.narrow(0, begin, x.size(0))).sum().backward();
@@ -75,7 +75,7 @@ void compare(const Case& c, bool empty) {
     require_close(x.grad(), all.grad().narrow(0, begin, x.size(0)), c.tolerance * 10);
     require_close(norm->running_mean, plain->running_mean, 1e-4);
     require_close(norm->running_var, plain->running_var, 1e-4);
-    // A rank's share of weight's and bias's gradients: their sum is the whole.
+    // Each rank holds a share of the weight's and bias's gradients; the shares sum to the whole.
     auto sums = torch::cat({norm->weight.grad(), norm->bias.grad()});
     group()->all_reduce(sums)->wait();
     require_close(sums, torch::cat({plain->weight.grad(), plain->bias.grad()}), c.tolerance * 10);
@@ -86,8 +86,8 @@ void compare(const Case& c, bool empty) {
 }  // namespace
 
 TEST_CASE("SyncBatchNorm equals BatchNorm on the concatenation, with unequal and empty shares") {
-  // float32: rounding of differently ordered sums. bf16 and fp16: one rounding of the output, 2^-8
-  // and 2^-11, next to statistics from rounded inputs that both sides share.
+  // float32: sums in another order round differently. bf16 and fp16: one rounding of the output,
+  // 2^-8 and 2^-11; both sides share the statistics of rounded inputs.
   const std::vector<Case> cases = {
       {at::MemoryFormat::Contiguous, torch::kFloat, 0.1, 1e-5},
       {at::MemoryFormat::ChannelsLast, torch::kFloat, 0.1, 1e-5},
@@ -105,7 +105,7 @@ TEST_CASE("SyncBatchNorm equals BatchNorm on the concatenation, with unequal and
 
 namespace {
 
-/// The ops that a model's norms call.
+/// Number of ops that a model's norms call.
 constexpr int kForms = 5;
 
 ops::Fork fused(int form, const torch::Tensor& x, const torch::Tensor& z,
@@ -149,14 +149,14 @@ SyncBatchNorm make_norm() {
   SyncBatchNorm norm(kChannels, group());
   {
     const torch::NoGradGuard no_grad;
-    norm->weight.copy_(torch::linspace(-1.5, 2.25, kChannels));  // one is zero
+    norm->weight.copy_(torch::linspace(-1.5, 2.25, kChannels));  // one weight is zero
     norm->bias.copy_(torch::linspace(-1, 1, kChannels));
   }
   norm->to(on_device().device());
   return norm;
 }
 
-/// The same, of one process.
+/// The same layer for one process.
 ops::BatchNormLayer alone(const SyncBatchNorm& of) {
   auto layer = *of->fusable_layer();
   for (auto* tensor : {&layer.weight, &layer.bias}) {
@@ -220,8 +220,8 @@ void compare_fused(int form, torch::Dtype dtype, double tolerance, bool empty) {
 }  // namespace
 
 TEST_CASE("SyncBatchNorm with what follows it equals BatchNorm on the concatenation") {
-  // float32 by ATen's ops; 16 bits by kernels: one rounding of y, 2^-9 or 2^-12 of it, two of a
-  // gradient.
+  // float32 uses ATen's ops, 16 bits use kernels. These round y once, by 2^-9 or 2^-12, and a
+  // gradient twice.
   std::vector<std::pair<torch::Dtype, double>> dtypes = {{torch::kFloat, 1e-5}};
   if (on_device().device().is_cuda()) {
     dtypes.insert(dtypes.end(), {{torch::kBFloat16, 0x1p-7}, {torch::kHalf, 0x1p-10}});
@@ -300,7 +300,7 @@ TEST_CASE("what SyncBatchNorm cannot take is a mistake in settings inside a mode
 }
 
 TEST_CASE("SyncBatchNorm in eval mode is not collective") {
-  const bool has_estimates = GENERATE(true, false);  // else it is normalised by its own batch
+  const bool has_estimates = GENERATE(true, false);  // otherwise it uses the batch's statistics
   const auto options = torch::nn::BatchNormOptions(6).track_running_stats(has_estimates);
   SyncBatchNorm norm(6, group(), options);
   torch::nn::BatchNorm2d plain(options);
@@ -361,7 +361,8 @@ TEST_CASE("convert_sync_batchnorm reaches a named Sequential and the norms of a 
   convert_sync_batchnorm(*net, group());
   REQUIRE(net->named_children()["bn"]->as<SyncBatchNormImpl>() != nullptr);
   REQUIRE(net[2]->as<OwnerImpl>()->norm("norm")->as<SyncBatchNormImpl>() != nullptr);
-  // Output of the layer in use, not only of the registered one: unequal shares of one batch.
+  // Checks the output, because the layer in use may differ from the registered one; the ranks hold
+  // unequal shares of one batch.
   net->train();
   const auto x = torch::full({rank() + 1, 3, 2, 2}, static_cast<double>(rank()), on_device());
   const auto y = net->forward(x);

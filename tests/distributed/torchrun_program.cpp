@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks started by torchrun meet through its store; a control plane is all they make, so that no
-// GPU and no MPI is needed. The last rank plays a stranger first: it reads the store and tries to
-// join with what is there.
+// Ranks started by torchrun meet through its store. They create only a control plane, which needs
+// no GPU and no MPI. The last rank first plays an intruder: it reads the store and tries to join
+// with its contents.
 #include <chrono>
 #include <cstdio>
 #include <sstream>
@@ -13,7 +13,7 @@
 
 namespace {
 
-// Whether rank 0 knows a word that the store shows as its secret.
+// True if rank 0 accepts any word from the store as its secret.
 bool stranger_is_admitted(const ddp::LaunchEnvironment& launch) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(launch.master_port);
@@ -55,7 +55,7 @@ int main() {
           options);
     };
     const auto plane = meet(0);
-    const auto second = meet(1);  // as a second context of this process
+    const auto second = meet(1);  // like a second context of this process
     second->barrier();
     second->close();
     std::string all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trace of real steps: what a step consists of is there on every rank, and on one clock the
-// first buckets are reduced while the backward still runs.
+// The trace of real steps: every rank has all parts of a step. On one clock, the first buckets are
+// reduced while the backward still runs.
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,8 +24,8 @@ struct Span {
   double end;
 };
 
-// The spans of one rank and step whose name starts with `name`, by begin. On a GPU its own time is
-// looked at, not when the host launched.
+// The spans of one rank and step whose name starts with `name`, by begin. On a GPU these are the
+// GPU's spans, not the host's launches.
 std::vector<Span> spans(const Json& events, int pid, int64_t step, const std::string& name) {
   std::vector<Span> found;
   const std::string host_track = context().device().is_cuda() ? "compute" : "";
@@ -42,7 +42,7 @@ std::vector<Span> spans(const Json& events, int pid, int64_t step, const std::st
   return found;
 }
 
-// Eight layers whose backward takes a while, in eight buckets.
+// Eight layers with a slow backward, in eight buckets.
 torch::nn::Sequential deep_model() {
   torch::nn::Sequential model;
   for (int i = 0; i < 8; ++i) {
@@ -100,10 +100,10 @@ TEST_CASE("a trace shows every part of a step on every rank") {
         REQUIRE(reductions[i].name == "bucket " + std::to_string(i) + ": all_reduce");
         REQUIRE(reductions[i].end > reductions[i].begin);
       }
-      // Overlap: the first reductions began before the backward was over, the optimizer waited
-      // for the last one.
+      // Overlap: the first reductions began before the backward ended, and the optimizer waited for
+      // the last one.
       REQUIRE(reductions[0].begin < backward.back().end);
-      if (!context().device().is_cuda()) {  // a GPU may be through such a small model's backward
+      if (!context().device().is_cuda()) {  // a GPU may finish such a small model's backward first
         REQUIRE(reductions[3].begin < backward.back().end);
       }
       REQUIRE(reductions.back().end <= optimizer.back().end);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that wait for each other, through ddp::run:
+// Ranks that wait for each other in ddp::run:
 //
-//   wait_program program.fault=FAULT   for ever, at step 3: all end soon
+//   wait_program program.fault=FAULT   forever, at step 3: all end soon
 //   wait_program program.fault=none    for long, and every wait ends
-//   wait_program program.fault=places  for ever with context.communicator.check_collectives=true,
-//                                      else the wait ends
+//   wait_program program.fault=places  forever with context.communicator.check_collectives=true,
+//                                      otherwise the wait ends
 //
-// On the device of DDP_TEST_DEVICE; the last one on the CPU alone.
+// Runs on the device of DDP_TEST_DEVICE; the last one on the CPU only.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -49,7 +49,7 @@ void say_when(const char* what) {
   std::fprintf(stderr, "%s %s\n", what, Clock::now() - start < 5s ? "in time" : "late");
 }
 
-// Longer than a rank has to wait before its position is judged.
+// Longer than the time after which a waiting rank's position is examined.
 constexpr auto kLong = 400ms;
 
 class SlowState final : public ddp::Stateful {
@@ -94,7 +94,7 @@ void train(ddp::Context& context, const std::string& fault, ddp::Checkpointer& c
   }
 }
 
-// Rank 1 catches an exception of its backward at step 3 and goes on. The other ranks have no
+// Rank 1 catches an exception of its backward at step 3 and continues. The other ranks have no
 // exception: their weights are no longer those of rank 1.
 void train_past_an_exception(ddp::Context& context) {
   torch::nn::Linear module(4, 2);
@@ -125,7 +125,7 @@ struct FusedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Fused);
 
-// Every rank catches an exception of its backward at step 3 and goes on. Rank 1 has reduced no
+// Every rank catches an exception of its backward at step 3 and continues. Rank 1 has reduced no
 // bucket of that backward. The other ranks have reduced some.
 void train_past_exceptions(ddp::Context& context) {
   Fused module(context.rank() == 1);
@@ -156,7 +156,7 @@ void sleep_on(const ddp::Context& context, int rank) {
   }
 }
 
-// One rank calls a collective and goes on, and comes to the control plane late.
+// One rank calls a collective, continues, and reaches the control plane late.
 void wait_beside_a_collective(ddp::Context& context) {
   auto tensor = torch::ones({100});
   if (context.is_main()) {
@@ -170,7 +170,7 @@ void wait_beside_a_collective(ddp::Context& context) {
   }
 }
 
-// Two of the ranks wait for each other; the third has nothing to do with it.
+// Two ranks wait for each other; the third is not involved.
 void wait_in_a_part(ddp::Context& context) {
   const auto part = context.communicator()->split(context.rank() < 2 ? 0 : -1, 0);
   auto tensor = torch::ones({100});
@@ -191,13 +191,13 @@ void wait_in_join(ddp::Context& context) {
   const int num_batches = context.rank() == 1 ? 1 : 3;
   ddp::join(model, [&] {
     for (int batch = 0; batch < num_batches; ++batch) {
-      sleep_on(context, 0);  // the loader
+      sleep_on(context, 0);  // stands for a slow loader
       model.forward(torch::ones({2, 4})).sum().backward();
     }
   });
 }
 
-// The control plane belongs to a thread of its own.
+// Another thread uses the control plane.
 void wait_in_two_threads(ddp::Context& context) {
   std::thread other([&] {
     sleep_on(context, 0);
@@ -211,9 +211,9 @@ void wait_in_two_threads(ddp::Context& context) {
 
 void wait_for_long(ddp::Context& context, ddp::Checkpointer& checkpointer, bool checks) {
   context.set_progress(1, "");
-  sleep_on(context, 1);  // the loader
+  sleep_on(context, 1);  // stands for a slow loader
   reduce(*context.communicator());
-  if (!checks) {  // a comparison does not return before all ranks have called
+  if (!checks) {  // with checks, the call returns only after all ranks have called
     wait_beside_a_collective(context);
   }
   wait_in_a_part(context);
@@ -221,7 +221,7 @@ void wait_for_long(ddp::Context& context, ddp::Checkpointer& checkpointer, bool 
   reduce(*context.communicator());
   wait_in_join(context);
   wait_in_two_threads(context);
-  sleep_on(context, 0);  // an evaluation of its own, after the others have left
+  sleep_on(context, 0);  // stands for rank 0's own evaluation, after the others have left
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeRO-1 against the same optimizer without it, with ==.
+// ZeRO-1 compared with the same optimizer without it, by ==.
 #include <torch/torch.h>
 
 #include "ddp/amp/grad_scaler.hpp"
@@ -98,7 +98,7 @@ TEST_CASE("the norm of sharded gradients, and clipping by it") {
             Approx(std::min(1.0, 0.25 / (scan.norm.item<double>() + 1e-6))).epsilon(1e-5));
       trainer.optimizer.step(0.0625);
     }
-    // Sums of squares in another order.
+    // Sums of squares are added in another order.
     CHECK(norms[0].item<double>() == Approx(norms[1].item<double>()).epsilon(1e-6));
     for (size_t i = 0; i < whole.module->weights.size(); ++i) {
       CHECK(torch::allclose(sharded.module->weights[i], whole.module->weights[i], 1e-6, 1e-6));
@@ -136,7 +136,7 @@ TEST_CASE("inf in one rank's part makes all ranks skip") {
         Trainer& trainer = i == 0 ? sharded : whole;
         trainer.model.zero_grad();
         auto loss = trainer.model.forward(batch(step));
-        if (step == 1 && rank() == 0) {  // one element of w4, and of w5, whose gradient is first
+        if (step == 1 && rank() == 0) {  // one element of w4 and of w5, whose gradient comes first
           for (const size_t spoilt : {4, 5}) {
             auto factor = torch::zeros_like(trainer.module->weights[spoilt]);
             factor.view({-1})[-1] = std::numeric_limits<float>::infinity();
@@ -187,7 +187,7 @@ TEST_CASE("state goes from one world size to another, and to optimizers that are
   go_on(again);
   require_same_weights(again.module, whole.module);
   require_same_state(again.optimizer.state_dict(), whole.optimizer.state_dict());
-  // Pairs of ranks, or each by itself.
+  // Groups of two ranks, or of one.
   const int size = world() == 4 ? 2 : 1;
   const auto fewer = [&] { return group()->split(rank() / size, rank()); };
   Trainer sharded_fewer(rule(OptimizerType::AdamW, true), {}, dtype, fewer());
@@ -210,7 +210,7 @@ TEST_CASE("first sharded steps that are skipped make no state") {
       trainer->model.zero_grad();
       auto loss = trainer->model.forward(batch(step));
       StepScalars scalars{.lr = 0.0625};
-      if (step < 2) {  // the second is behind the rebuild of the buckets
+      if (step < 2) {  // the second step follows the rebuild of the buckets
         scalars.found_inf = 1.0;
       }
       loss.backward();
@@ -235,14 +235,14 @@ TEST_CASE("one rank alone may give a parameter other memory, all of them other v
     for (Trainer* trainer : {&sharded, &whole}) {
       const torch::NoGradGuard no_grad;
       auto& weight = trainer->module->weights[1];
-      if (step == 3) {  // other values on all ranks, then in the memory that it has
+      if (step == 3) {  // new values on all ranks; next, a new tensor in the same memory
         weight.set_data(weight.detach() * 2);
       } else if (step == 4) {
         weight.set_data(weight.detach().as_strided(weight.sizes(), weight.strides()));
         weight.mul_(0.5);
       }
     }
-    if (step >= 3) {  // what is saved between that and the next step follows, too
+    if (step >= 3) {  // a state saved before the next step has the new values, too
       require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
     }
     for (Trainer* trainer : {&sharded, &whole}) {
@@ -253,7 +253,7 @@ TEST_CASE("one rank alone may give a parameter other memory, all of them other v
   require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
   auto& weight = sharded.module->weights[2];
   const auto turned = weight.detach().t().contiguous().t();
-  if (rank() == 0) {  // one rank's mistake keeps nobody from saving
+  if (rank() == 0) {  // one rank's mistake does not prevent saving
     weight.set_data(turned);
   }
   require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
@@ -308,7 +308,7 @@ TEST_CASE("what cannot be sharded is refused") {
                       Catch::Contains("give clip_grad_norm_ the model"));
   auto other = make_optimizer(trainer.model.named_parameters(), rule(OptimizerType::Sgd, false));
   REQUIRE_THROWS_WITH(other.step(0.0625), Catch::Contains("each rank has a part only"));
-  // A second backward without zero_grad() or step() between.
+  // A second backward without zero_grad() or step() before it.
   REQUIRE_THROWS_WITH(
       [&] {
         const auto local = trainer.model.no_sync();

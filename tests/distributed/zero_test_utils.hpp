@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model whose gradients are small integers whatever its weights are, so that sums over ranks are
-// exact in any order, and its optimizers.
+// A model whose gradients are small integers for any weights, so that sums over ranks are exact in
+// any order. Also its optimizers.
 #pragma once
 
 #include <torch/torch.h>
@@ -10,7 +10,7 @@
 
 namespace ddp::test {
 
-// Parameters of sizes that parts of buckets cut anywhere; one lies in memory as channels_last.
+// Parameters whose sizes make bucket parts end inside them; one has channels_last memory.
 struct PiecesImpl : torch::nn::Module {
   explicit PiecesImpl(torch::ScalarType dtype = torch::kFloat) {
     const std::vector<std::vector<int64_t>> shapes{{3, 5, 3, 3}, {7}, {33, 9}, {}, {130}, {1, 2}};

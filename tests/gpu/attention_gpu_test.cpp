@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention kernels on a GPU against the definition in float64, and their dropout.
+// The attention kernels on a GPU compared with the definition in float64, and their dropout.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -17,8 +17,8 @@ using lm_test::relative_error;
 
 namespace {
 
-// Inputs are equal; bfloat16 rounds the weights and the output (2^-9 of each on average), the
-// backward also the products of two such.
+// Inputs are equal. bfloat16 rounds the weights and the output (2^-9 of each on average); the
+// backward also rounds products of two such values.
 constexpr double kForwardTolerance = 0.01;
 constexpr double kBackwardTolerance = 0.02;
 
@@ -26,7 +26,7 @@ struct Shape {
   int64_t batch, heads, kv_heads, length, head_dim;
 };
 
-/// q, k, v as the models hand them over: [batch, length, heads, dim] seen as [batch, heads, …].
+/// q, k, v as the models pass them: [batch, length, heads, dim] viewed as [batch, heads, …].
 std::vector<torch::Tensor> make_inputs(const Shape& s, torch::Dtype dtype) {
   return {leaf({s.batch, s.length, s.heads, s.head_dim}, dtype),
           leaf({s.batch, s.length, s.kv_heads, s.head_dim}, dtype),
@@ -104,7 +104,7 @@ TEST_CASE("without gradients the backends give the same") {
     const auto inputs = make_inputs({2, 8, 2, 130, 64}, torch::kBFloat16);
     const auto expected = attend(references_of(inputs), {.backend = AttentionBackend::Math});
     CHECK(relative_error(attend(inputs, {.backend = backend}), expected) < kForwardTolerance);
-    // One new token that reads all there is: decoding.
+    // Decoding: one new token that reads all tokens.
     const auto last = inputs[0].narrow(1, 129, 1);
     const auto decoded =
         attend({last, inputs[1], inputs[2]}, {.backend = backend, .is_causal = false});
@@ -130,7 +130,7 @@ TEST_CASE(
                                                  leaf({tokens, 2, head_dim}, torch::kBFloat16),
                                                  leaf({tokens, 2, head_dim}, torch::kBFloat16)};
       const auto references = references_of(inputs);
-      std::vector<torch::Tensor> alone;  // each document through the unpacked definition
+      std::vector<torch::Tensor> alone;  // each document by the unpacked definition
       for (std::size_t i = 0; i < lengths.size(); ++i) {
         std::vector<torch::Tensor> part;
         for (const auto& reference : references) {
@@ -147,7 +147,7 @@ TEST_CASE(
 }
 
 TEST_CASE("attention dropout: its share, its scale, new each time, the same again in backward") {
-  // All weights are 1 / n and V is the identity: the output is the dropped weights themselves.
+  // All weights are 1 / n and V is the identity, so the output is the dropped weights.
   constexpr int64_t n = 64, batch = 4, heads = 8;
   constexpr double p = 0.25;
   const auto bf16 = torch::TensorOptions().device(torch::kCUDA).dtype(torch::kBFloat16);
@@ -168,11 +168,11 @@ TEST_CASE("attention dropout: its share, its scale, new each time, the same agai
     CHECK_FALSE(torch::equal(first, second));
     const auto kept = first.detach().ne(0);
     const double share = 1 - kept.to(torch::kDouble).mean().item<double>();
-    // Six standard deviations of a share of 131072 draws.
+    // Six standard deviations of the share in 131072 draws.
     CHECK(std::abs(share - p) < 6 * std::sqrt(p * (1 - p) / static_cast<double>(kept.numel())));
     const auto weights = first.detach().masked_select(kept).to(torch::kDouble);
     CHECK((weights * (n * (1 - p)) - 1).abs().max().item<double>() < 0.01);
-    // dV = (dropped weights)ᵀ dO, with the mask of this forward.
+    // dV = (dropped weights)ᵀ dO, with this forward's mask.
     const auto direction = torch::randn({batch, heads, n, n}, torch::kCUDA).to(torch::kBFloat16);
     const auto grad = torch::autograd::grad({first}, {v}, {direction})[0];
     const auto expected = torch::matmul(first.detach().to(torch::kDouble).transpose(2, 3),

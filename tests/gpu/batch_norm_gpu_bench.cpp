@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times of the batch norm kernels on ResNet-50's activations (batch 256, bfloat16):
 //   batch_norm_gpu_test "[bench]"
-// A CUDA graph of calls on buffers in turn, median of 21 replays; beside it the share of 4.3 TB/s
-// that the bytes read and written make up.
+// Each time is the median of 21 replays of a CUDA graph whose calls rotate over buffers. Also
+// prints the bytes read and written as a share of 4.3 TB/s.
 #include <ATen/cuda/CUDAContext.h>
 #include <cuda_runtime_api.h>
 #include <torch/torch.h>
@@ -57,7 +57,7 @@ double time_us(const std::function<void(int, cudaStream_t)>& call) {
   return times[times.size() / 2];
 }
 
-/// Device memory for every kernel of one shape.
+/// Device memory for all kernels of one shape.
 struct Bench {
   int64_t batch, height, channels, elements;
   BatchNormGrid grid, map;
@@ -200,7 +200,7 @@ void time_pool(const Bench& b) {
   }
 }
 
-// One kernel each way beside the two it replaces.
+// Times one kernel per direction, and the two kernels that it replaces.
 void time_small(const Bench& b) {
   for (const int inputs : {1, 2, 3}) {
     SmallForwardCall call;
@@ -252,7 +252,7 @@ void time_small(const Bench& b) {
 }  // namespace
 
 TEST_CASE("batch norm kernels of small activations: time", "[.][bench]") {
-  // ResNet-18 at 32 pixels, torchvision's stem: batch 512, and 64.
+  // ResNet-18 at 32 pixels, torchvision's stem: batches of 512 and 64.
   for (const int64_t batch : {512, 64}) {
     const std::vector<std::pair<int64_t, int64_t>> shapes = {{8, 64}, {4, 128}, {2, 256}, {1, 512}};
     for (const auto& [height, channels] : shapes) {

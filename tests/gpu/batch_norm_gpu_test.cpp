@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of ddp/ops/batch_norm.hpp against the ops of ATen that define them, in float64.
+// The kernels of ddp/ops/batch_norm.hpp compared with the ops of ATen that define them, in float64.
 #include "batch_norm_gpu_test.hpp"
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -18,15 +18,15 @@ using lm_test::relative_error;
 
 namespace {
 
-// One rounding of a result is 2^-9 of it in bfloat16 and 2^-12 in float16; a gradient is rounded
-// when two are summed, and once more as grad_x, and its sums take the rounded values. In the 2-norm
-// that is below one unit in the last place; statistics are float32.
+// One rounding of a result is 2^-9 of it in bfloat16 and 2^-12 in float16. A gradient is rounded
+// when two are summed, and again as grad_x; its sums use the rounded values. In the 2-norm that is
+// below one unit in the last place. Statistics are float32.
 double tolerance(torch::Dtype dtype) {
   return dtype == torch::kHalf ? 0x1p-10 : 0x1p-7;
 }
 
-// A value within float32's rounding of zero may pass the ReLU on one side alone: of a million
-// about one does. Each moves a gradient's 2-norm by some 1 / sqrt(elements).
+// A value within float32's rounding of zero may pass the ReLU on one side only: about one in a
+// million does. Each changes a gradient's 2-norm by about 1 / sqrt(elements).
 double tolerance_of_passing(const torch::Tensor& x) {
   const auto elements = static_cast<double>(x.numel());
   return 2 * std::sqrt(std::floor(elements / 1e6) / elements);
@@ -115,7 +115,8 @@ TEST_CASE("only kernels whose blocks wait leave multiprocessors free") {
   };
   for (const auto& [name, form] : forms()) {
     INFO(name);
-    // Too large for one kernel, whatever is free: the same blocks, hence the same bits.
+    // Too large for one kernel with any number of free multiprocessors: the same blocks, so the
+    // same bits.
     const auto large = make_inputs({64, 64, 56, 56}, torch::kCUDA, torch::kBFloat16);
     const auto alone = run_with(large, form, 0);
     const auto beside = run_with(large, form, 24);
@@ -138,7 +139,7 @@ TEST_CASE("only kernels whose blocks wait leave multiprocessors free") {
 }
 
 TEST_CASE("a variance keeps its digits far from zero") {
-  // Channels at 30 +- 0.1: plain float32 sums of squares would leave two digits.
+  // Channels at 30 +- 0.1, where plain float32 sums of squares would keep two digits.
   torch::manual_seed(3);
   auto inputs = make_inputs({64, 64, 28, 28}, torch::kCUDA, torch::kHalf);
   inputs.x = (torch::randn({64, 64, 28, 28}, torch::kCUDA) * 0.1 + 30)

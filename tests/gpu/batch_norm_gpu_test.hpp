@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of ddp/ops/batch_norm.hpp share: one call of each form with all that it produces.
+// Common code of the tests of ddp/ops/batch_norm.hpp: one call of each form with all its results.
 #pragma once
 
 #include <torch/torch.h>
@@ -36,7 +36,7 @@ inline const std::vector<std::pair<std::string, Form>>& forms() {
   return list;
 }
 
-/// x, z and the gradients of the two handles; all tensors of two layers.
+/// x, z and the gradients of both handles, and all tensors of two layers.
 struct Inputs {
   torch::Tensor x, z, grad, grad2;
   ddp::ops::BatchNormLayer bn, bn_z;
@@ -47,7 +47,7 @@ inline ddp::ops::BatchNormLayer make_layer(int64_t channels, torch::Device devic
   const auto options = torch::TensorOptions().device(device).dtype(dtype);
   ddp::ops::BatchNormLayer bn;
   bn.weight = torch::rand({channels}, options) + 0.5;
-  bn.weight.slice(0, 1, channels, 3).neg_();  // relu(bn(x)) falls with x there
+  bn.weight.slice(0, 1, channels, 3).neg_();  // relu(bn(x)) decreases with x there
   bn.weight[0] = 0;
   bn.bias = torch::randn({channels}, options) * 0.3;
   bn.running_mean = torch::randn({channels}, options);
@@ -56,7 +56,7 @@ inline ddp::ops::BatchNormLayer make_layer(int64_t channels, torch::Device devic
   return bn;
 }
 
-/// Activations of channels whose means and spreads differ, rounded to `dtype`.
+/// Activations whose channels differ in mean and spread, rounded to `dtype`.
 inline Inputs make_inputs(torch::IntArrayRef shape, torch::Device device, torch::Dtype dtype,
                           torch::Dtype parameter_dtype = torch::kFloat) {
   const int64_t channels = shape[1];
@@ -84,7 +84,7 @@ inline ddp::ops::BatchNormLayer converted(const ddp::ops::BatchNormLayer& bn, to
   return copy;
 }
 
-/// The same numbers in another dtype, and in memory of their own.
+/// The same numbers in another dtype and in separate memory.
 inline Inputs converted(const Inputs& in, torch::Dtype dtype) {
   const auto copy = [&](const torch::Tensor& t) { return t.detach().to(dtype).clone(); };
   return {copy(in.x),
@@ -121,7 +121,7 @@ inline bool one_handle(Form form) {
          form == Form::PoolOneHandle;
 }
 
-/// Forward and backward: y, all gradients, and the running estimates afterwards.
+/// Runs forward and backward; returns y, all gradients and the updated running estimates.
 inline Named run(Inputs& in, Form form) {
   std::vector<std::pair<std::string, torch::Tensor>> leaves = {
       {"x", in.x}, {"weight", in.bn.weight}, {"bias", in.bn.bias}};

@@ -9,7 +9,7 @@
 
 namespace ddp::test {
 
-/// Captures `body` on a stream of its own, as a training step is.
+/// Captures `body` on its own stream, like a training step.
 template <typename Body>
 void capture(at::cuda::CUDAGraph& graph, const Body& body) {
   const auto device = ddp::test::context().device().index();
@@ -19,8 +19,8 @@ void capture(at::cuda::CUDAGraph& graph, const Body& body) {
   graph.capture_end();
 }
 
-/// Runs `step` until buckets are laid out anew and NCCL is connected, then captures it on the
-/// current stream.
+/// Runs `step` until buckets are rebuilt and NCCL is connected, then captures it on the current
+/// stream.
 template <typename Step>
 void warm_up_and_capture(at::cuda::CUDAGraph& graph, const Step& step) {
   for (int warm_up = 0; warm_up < 4; ++warm_up) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions on a GPU against float64 results of the same rounded numbers, and what runs beside
-// them.
+// Convolutions on a GPU compared with float64 results of the same rounded numbers, and concurrent
+// work.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -19,7 +19,7 @@ using namespace gpu_test;
 
 namespace {
 
-/// Two backwards into slots of float32 and of x's dtype, on the stream and on the branch beside it.
+/// Two backwards into slots of float32 and of x's dtype, on the main stream and on a branch.
 void check_slots(const ConvCase& c, const torch::Tensor& x, torch::Tensor& weight,
                  const torch::Tensor& direction, const torch::Tensor& twice, double bound) {
   for (const auto slot_type : {torch::kFloat, x.scalar_type()}) {
@@ -80,7 +80,7 @@ TEST_CASE("conv2d on a GPU equals float64, by products and by the library") {
           const auto got = grad({out}, {x, weight}, {direction}, /*retain_graph=*/true);
           const auto wanted = grad({expected}, {xr, wr}, {direction.to(torch::kDouble)});
           CHECK(relative_error(got[0], wanted[0]) < tolerance(dtype));
-          // Four blocks of a tap, each rounded, are added up.
+          // The gradient sums four blocks per tap, each of them rounded.
           const double bound = 2 * tolerance(dtype);
           CHECK(relative_error(got[1], wanted[1]) < bound);
           CHECK(got[1].scalar_type() == weight_type);
@@ -101,7 +101,7 @@ TEST_CASE("a filter's matrix that was made ahead is taken where it fits, by the 
   {
     ddp::ops::FiltersAhead filters;
     filters.add(weight, 1, 2, 2);
-    filters.add(weight, 1, 8, 8);  // no matrix is needed there
+    filters.add(weight, 1, 8, 8);  // needs no matrix
     torch::cuda::synchronize();
     weight.mul_(2);
     CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), before));
@@ -123,14 +123,14 @@ TEST_CASE("a scope of filters made ahead ends with nothing open that no convolut
     ddp::ops::FiltersAhead filters;
     filters.add(weight, 1, 2, 2);
   }
-  CHECK_NOTHROW(graph.capture_end());  // fails where a stream has not joined
+  CHECK_NOTHROW(graph.capture_end());  // fails if a stream has not joined
   graph.replay();
   torch::cuda::synchronize();
 }
 
 namespace {
 
-/// Convolutions of 3x3 and 1x1 in turn, whose weights' gradients go to slots.
+/// Alternates 3x3 and 1x1 convolutions whose weight gradients go to slots.
 class SlottedChain {
  public:
   static constexpr int kLayers = 12;
@@ -170,7 +170,7 @@ class SlottedChain {
       slot.memory.zero_();
     }
   }
-  /// The gradients, which are zero from here on.
+  /// Returns the gradients and zeroes them.
   std::vector<torch::Tensor> take() {
     std::vector<torch::Tensor> values;
     for (int i = 0; i < kLayers; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times of the ops of convolutional networks, inside CUDA graphs.
+// Times the ops of convolutional networks inside CUDA graphs.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -20,7 +20,7 @@ namespace {
 
 struct BenchScope {
   BenchScope() { at::globalContext().setBenchmarkCuDNN(true); }
-  // What autograd records on the default stream it would wait for inside a capture.
+  // On the default stream, a capture would wait for autograd's earlier work.
   c10::cuda::CUDAStreamGuard stream{c10::cuda::getStreamFromPool()};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stem, head and loss of convolutional networks on a GPU against float64 results of the same
+// Stem, head and loss of convolutional networks on a GPU compared with float64 results of the same
 // rounded numbers.
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
@@ -164,7 +164,7 @@ TEST_CASE("pooled_linear on a GPU equals float64, fused and by products, into sl
         const auto expected = torch::linear(xr.mean({2, 3}), wr, br);
         const auto out = ddp::ops::pooled_linear(x, weight, bias);
         CHECK(out.scalar_type() == dtype);
-        // By products the pooled values and float32 weights are rounded too.
+        // The implementation by products also rounds the pooled values and float32 weights.
         const double bound = 3 * tolerance(dtype);
         CHECK(relative_error(out, expected) < bound);
         const auto direction = torch::randn_like(out);

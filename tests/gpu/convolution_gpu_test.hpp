@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of convolutional ops on a GPU share.
+// Common code of the tests of convolutional ops on a GPU.
 #pragma once
 
 #include <torch/torch.h>
@@ -19,8 +19,8 @@ struct ConvCase {
   int64_t channels, filters, kernel, stride, height, width;
 };
 
-/// Of results rounded once: half of 2^-8 (bf16) or 2^-11 (fp16) at most, about a third of it on
-/// average.
+/// Tolerance for results rounded once: at most half of 2^-8 (bf16) or 2^-11 (fp16), on average
+/// about a third of that.
 inline double tolerance(torch::Dtype dtype) {
   return dtype == torch::kBFloat16 ? 0.003 : dtype == torch::kHalf ? 0.0005 : 1e-5;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions by a measured engine of cuDNN against float64 results of the same rounded numbers.
+// Convolutions by a measured engine of cuDNN compared with float64 results of the same rounded
+// numbers.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -19,7 +20,7 @@ using ddp::ops::detail::convolve_by_cudnn;
 
 namespace {
 
-/// Engines are measured where cuDNN's benchmark is wanted alone.
+/// Engines are measured only if cuDNN's benchmark is enabled.
 struct Benchmark {
   explicit Benchmark(bool wanted = true) { at::globalContext().setBenchmarkCuDNN(wanted); }
   ~Benchmark() { at::globalContext().setBenchmarkCuDNN(false); }
@@ -74,7 +75,7 @@ TEST_CASE("a measured engine equals float64, in each pass, shape and dtype") {
       for (const auto pass : kPasses) {
         CAPTURE(dtype, shape.channels, shape.size, shape.kernel, shape.stride,
                 static_cast<int>(pass));
-        for (int turn = 0; turn < 2; ++turn) {  // measured, and taken as measured
+        for (int turn = 0; turn < 2; ++turn) {  // first measures, then uses the measured engine
           auto call = random_call(shape, dtype);
           const auto expected = in_float64(call, pass);
           auto& result = result_of(call, pass);
@@ -168,7 +169,7 @@ TEST_CASE("conv2d's weight gradient goes straight to a slot of its dtype, and is
     for (int turn = 1; turn <= 2; ++turn) {
       ddp::ops::conv2d(call.x, weight, 1, 1).backward(call.y);
       CAPTURE(slot_dtype, turn);
-      // A slot of float32 takes the gradient from LibTorch's op, here without a branch, as .grad.
+      // LibTorch's op computes the gradient for a float32 slot; without a branch it goes to .grad.
       const auto got = slot.written ? slot.memory : weight.grad();
       CHECK(relative_error(got, expected * turn) < 2 * tolerance(torch::kBFloat16));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// DDP_TEST_DETERMINISTIC=1: PyTorch's deterministic algorithms for the whole program, so that no
-// call is chosen by time. Under a sanitizer those measurements take most of the time, or all of the
-// memory.
+// DDP_TEST_DETERMINISTIC=1 enables PyTorch's deterministic algorithms for the whole program, so
+// that no call is selected by measured time. Under a sanitizer those measurements take most of the
+// time, or all of the memory.
 #include <ATen/Context.h>
 
 #include <cstdlib>

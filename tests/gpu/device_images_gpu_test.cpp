@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of images in GPU memory: the bits of the CPU's loader.
+// A set of images in GPU memory gives the bits of the CPU's loader.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -41,7 +41,7 @@ TEST_CASE("batches of images in GPU memory have the bits of the CPU's", "[device
                                .augment = augment,
                                .cutout = 8,
                                .channels_last = channels_last});
-  // 47 samples shared by 3 ranks, 500 not a multiple: partial batches of several sizes.
+  // 3 ranks share 47 samples, which do not divide 500: partial batches of several sizes.
   const DistributedSampler sampler(500, 1, 3, {.seed = 2});
   const ddp::LoaderOptions options{
       .global_batch_size = 47, .drop_last = drop_last, .image_dtype = dtype};
@@ -59,7 +59,7 @@ TEST_CASE("batches of images in GPU memory have the bits of the CPU's", "[device
     REQUIRE(torch::equal(batch.data.cpu(), expected.data));
     REQUIRE(torch::equal(batch.target.cpu(), expected.target));
   }
-  // Either kind of loader goes on where the other one stood.
+  // Either kind of loader resumes from the other's state.
   REQUIRE((gpu.state_dict().values == cpu.state_dict().values));
   DataLoader resumed(dataset, sampler, kGpu, options);
   (void)resumed.next();
@@ -75,7 +75,7 @@ TEST_CASE("batches of images in GPU memory have the bits of the CPU's", "[device
 
 TEST_CASE("images whose bytes are no multiple of 16 too", "[device_images]") {
   const OwnStream own;
-  // 30 px, cut from the 32 px samples: 2700 bytes.
+  // 30 px, cropped from the 32 px samples: 2700 bytes.
   const auto dataset = sample({.image_size = 30, .num_samples = 64, .cutout = 5});
   const DistributedSampler sampler(64, 0, 1);
   DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 16});
@@ -94,7 +94,7 @@ TEST_CASE("a batch that the device had no memory for is the next one", "[device_
   const DistributedSampler sampler(320, 0, 1);
   DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 160});
   DataLoader gpu(dataset, sampler, kGpu, {.batch_size = 160});
-  for (int i = 0; i < 9; ++i) {  // an epoch has two: its first one, too
+  for (int i = 0; i < 9; ++i) {  // an epoch has two batches; also covers the first one
     emptyCache();
     setMemoryFraction(1e-6, kGpu.index());
     REQUIRE_THROWS_AS(gpu.next(), c10::OutOfMemoryError);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluation images that the GPU finishes or keeps: torchvision's pixels, and the CPU's bits.
+// Evaluation images that the GPU finishes or stores: torchvision's pixels, and the CPU's bits.
 #include <torch/torch.h>
 
 #include "ddp/data/data_loader.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the passes of flat optimizers take on one GPU, beside lists of ATen's kernels ("[bench]").
+// Times the passes of flat optimizers on one GPU, and the lists of ATen's kernels ("[bench]").
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
@@ -20,13 +20,13 @@ using ddp::OptimizerType;
 
 namespace {
 
-// The sizes of a ResNet's parameters, roughly: `num_weights` of which hold nearly all elements.
+// Roughly the sizes of a ResNet's parameters, of which `num_weights` hold nearly all elements.
 NamedParameters bench_parameters(int64_t numel, int64_t num_segments, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
   const int64_t num_weights = num_segments / 3;
   NamedParameters parameters;
   for (int64_t k = 0; k < num_segments; ++k) {
-    // A third are weights, of sizes 1 : 2 : … ; the rest are norms.
+    // One third are weights, of sizes 1 : 2 : …; the rest are norms.
     const bool is_weight = k % 3 == 0 && k / 3 < num_weights;
     const int64_t share = numel * 2 * (k / 3 + 1) / (num_weights * (num_weights + 1));
     const int64_t size = is_weight ? share : 256;
@@ -51,7 +51,7 @@ int64_t count(const NamedParameters& parameters) {
   return total;
 }
 
-// Microseconds of a captured `body`, the L2 cold before each of 15 replays: their median.
+// Median microseconds of 15 replays of a captured `body`, each with a cold L2 cache.
 template <typename Body>
 double median_us(Body body) {
   body();
@@ -142,7 +142,7 @@ TEST_CASE("What a flat step takes", "[.][bench]") {
   OptimizerOptions lamb = adamw;
   lamb.type = OptimizerType::Lamb;
   const auto list = [](const OptimizerOptions& o) { return as(o, OptimizerImplementation::List); };
-  // Bytes of weight and state that are read and written for each parameter.
+  // Bytes of weight and state that are read and written per parameter.
   bench_step("sgd", kResNet50, sgd, 16, at::kBFloat16, at::kBFloat16);
   bench_step("sgd", kResNet50, sgd, 16, at::kBFloat16, at::kFloat);
   bench_step("sgd", kResNet50, sgd, 16, at::kFloat, at::kFloat);

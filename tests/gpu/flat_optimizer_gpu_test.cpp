@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat optimizer on one GPU: equal to PyTorch's optimizers, to the lists of ATen's kernels and
-// to the host's loop, equal bit for bit when captured.
+// The flat optimizer on one GPU equals PyTorch's optimizers, the lists of ATen's kernels and the
+// host's loop. A captured step gives the same bits.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
@@ -37,8 +37,8 @@ std::vector<Rule> rules() {
   nesterov.groups = {{.patterns = {"*.bias"}, .lr_scale = 0.5, .weight_decay = 0.25}};
   OptimizerOptions adam = sgd;
   adam.type = OptimizerType::Adam;
-  // Where the decay cancels a gradient, what is left is a rounding error, and a small eps would
-  // make an update of it.
+  // If the decay cancels a gradient, the rest is a rounding error, which a small eps would turn
+  // into an update.
   adam.eps = 1e-5;
   OptimizerOptions adamw = adam;
   adamw.type = OptimizerType::AdamW;
@@ -53,8 +53,8 @@ std::vector<Rule> rules() {
           {"adamw", adamw}, {"amsgrad", amsgrad},   {"lars", lars},         {"lamb", lamb}};
 }
 
-// Sizes around a chunk's, a vector's and one element; every leaf dtype; a leaf that begins on no
-// vector's boundary.
+// Sizes around a chunk's, a vector's and one element; every leaf dtype; a leaf that does not begin
+// on a vector boundary.
 NamedParameters make_parameters(at::Device device) {
   const auto leaf = [&](at::IntArrayRef shape, int64_t k, at::ScalarType dtype) {
     return weights(shape, k).detach().to(device, dtype).requires_grad_();
@@ -72,12 +72,12 @@ NamedParameters make_parameters(at::Device device) {
           {"short.bias", leaf({6}, 5, at::kBFloat16)}};
 }
 
-// Gradients as a reducer leaves them: in place, of the same memory in every step.
+// Gradients like a reducer's: in place, in the same memory in every step.
 struct Gradients {
   explicit Gradients(const NamedParameters& parameters) {
     for (size_t k = 0; k < parameters.size(); ++k) {
       const at::Tensor& leaf = parameters[k].tensor;
-      // Half leaves get gradients of either dtype.
+      // Half-precision leaves get gradients of either dtype.
       const auto dtype = k % 2 == 1 ? leaf.scalar_type() : at::kFloat;
       memory.push_back(at::zeros_like(leaf.detach(), leaf.options().dtype(dtype)));
     }
@@ -121,7 +121,7 @@ void check_close(const Trainer& a, const Trainer& b, double tolerance) {
   for (size_t k = 0; k < a.parameters.size(); ++k) {
     const at::Tensor& leaf = a.parameters[k].tensor;
     INFO(a.parameters[k].name);
-    // A half leaf: one unit of its own where rounding falls on the other side.
+    // Half-precision leaves may differ by one unit of their own, if rounding goes the other way.
     const double spacing = leaf.scalar_type() == at::kBFloat16 ? 65536.0
                            : leaf.scalar_type() == at::kHalf   ? 8192.0
                                                                : tolerance;
@@ -164,7 +164,7 @@ TEST_CASE("GPU steps, flat and over lists, take torch.optim's 100 steps", "[gpu]
   }
 }
 
-// Fused multiply-adds round at other places than the host and ATen: a few ulp after 100 steps.
+// Fused multiply-adds round in other places than the host and ATen: a few ulp after 100 steps.
 TEST_CASE("100 flat GPU steps equal ATen's lists on the GPU and the host's loop", "[gpu]") {
   for (const Rule& rule : rules()) {
     INFO(rule.name);
@@ -196,7 +196,7 @@ TEST_CASE("A captured flat step replays an eager step's bits", "[gpu]") {
     const at::Tensor found_inf = at::zeros({}, options);
     const ddp::StepScalars scalars{
         .lr = lr, .inverse_scale = inverse_scale, .found_inf = found_inf, .clip_factor = clip};
-    captured.step(0, scalars);  // makes the state
+    captured.step(0, scalars);  // creates the state
     at::cuda::CUDAGraph graph;
     graph.capture_begin();
     captured.optimizer.step(scalars);
@@ -216,7 +216,7 @@ TEST_CASE("A captured flat step replays an eager step's bits", "[gpu]") {
         captured.gradients.load(step);
         graph.replay();
       } else {
-        // The eager first step of `captured` was taken without clipping: begin as equals.
+        // The eager first step of `captured` had no clipping, so both continue from equal state.
         captured.optimizer.load_state_dict(eager.optimizer.state_dict());
         for (size_t k = 0; k < eager.parameters.size(); ++k) {
           captured.parameters[k].tensor.detach().copy_(eager.parameters[k].tensor.detach());
@@ -248,7 +248,7 @@ TEST_CASE("Parameters without a gradient keep their bits on the GPU", "[gpu]") {
   }
 }
 
-// Sums run in another order than the host's.
+// Sums run in another order than on the host.
 TEST_CASE("A GPU scan finds what the host's does, and the same bits each time", "[gpu]") {
   const auto flat = as(rules().front().options, OptimizerImplementation::Flat);
   const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
@@ -274,7 +274,7 @@ TEST_CASE("A GPU scan finds what the host's does, and the same bits each time", 
   }
   CHECK(gpu.optimizer.non_finite_report().num_scans == 4);
   CHECK(gpu.optimizer.non_finite_report().parameter == "chunk.weight");
-  // Captured, on other gradients.
+  // The same in a capture, on other gradients.
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
   const auto captured = gpu.optimizer.scan_gradients(0.5, 2.0);
@@ -310,7 +310,7 @@ TEST_CASE("Gradients whose squares float32 does not hold are measured on the GPU
   CHECK(grad[0][0].item<double>() == Approx(0.6).epsilon(0.01));
 }
 
-// One rounding of the product more or less: 2 ulp after 20 updates.
+// One more or one less rounding of the product: 2 ulp after 20 updates.
 TEST_CASE("Averages by one kernel equal ATen's", "[gpu]") {
   const double decay = GENERATE(0.25, 0.75, 0.999);
   NamedParameters gpu = make_parameters(at::kCUDA);
@@ -376,7 +376,7 @@ TEST_CASE("A weight loaded while its module was elsewhere is what the next step 
   }
 }
 
-// What lies behind the last of 4k + 3 elements has neither mean nor square: 0 / 0 without eps.
+// Padding after the last of 4k + 3 elements has zero mean and square: 0 / 0 without eps.
 TEST_CASE("LAMB without eps has the host's trust ratio at any size", "[gpu]") {
   OptimizerOptions options;
   options.type = OptimizerType::Lamb;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a captured step and its warm-up keep of the device's memory.
+// Device memory that a captured step and its warm-up hold.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
@@ -12,7 +12,7 @@ using namespace ddp::test;
 
 namespace {
 
-/// MiB that the allocator holds when all that is not needed has gone back.
+/// MiB that the allocator holds after freeing its cache.
 double held_mib() {
   torch::cuda::synchronize();
   c10::cuda::CUDACachingAllocator::emptyCache();
@@ -21,7 +21,7 @@ double held_mib() {
   return static_cast<double>(stats.reserved_bytes[kAll].current) / (1 << 20);
 }
 
-/// The largest piece that lies in the allocator's cache for eager steps, in MiB.
+/// The largest block in the allocator's cache for eager steps, in MiB.
 double largest_free_mib() {
   size_t largest = 0;
   for (const auto& segment :
@@ -34,7 +34,7 @@ double largest_free_mib() {
   return static_cast<double>(largest) / (1 << 20);
 }
 
-// As in a backward: fewer and larger tensors, when the smaller ones have gone.
+// As in a backward: fewer and larger tensors, after the smaller ones are freed.
 const std::vector<std::pair<int64_t, int64_t>> kLayers = {{16, 16}, {2, 96}, {1, 224}};  // MiB
 constexpr double kAtATime = 256, kLargest = 224, kAll = 672;
 
@@ -72,10 +72,10 @@ TEST_CASE("a warm-up takes its memory as one block, but not before the buckets l
   const bool settles_late = GENERATE(false, true);
   CAPTURE(settles_late);
   DdpOptions options;
-  options.static_graph = true;  // learns in two backwards
+  options.static_graph = true;  // settles after two backwards
   Mlp module;
   DistributedDataParallel model(module, group(), options);
-  std::vector<double> free;  // at the beginning of each eager step
+  std::vector<double> free;  // at the start of each eager step
   GraphedStep step(
       context(),
       {.models = settles_late ? std::vector<DataParallelModel*>{&model}
@@ -92,17 +92,17 @@ TEST_CASE("a warm-up takes its memory as one block, but not before the buckets l
         return result;
       },
       GraphedStepOptions{.mode = CudaGraph::On});
-  held_mib();  // what earlier tests left goes back
+  held_mib();  // frees the memory cached by earlier tests
   for (int i = 0; i < 6; ++i) {
     step(torch::ones({3, 4}, on_device()), {});
   }
-  // Several ranks lay the buckets out anew in the third step, which is one more without a graph.
+  // Several ranks rebuild the buckets in the third step, which adds a step without a graph.
   const size_t num_eager = settles_late && world() > 1 ? 4 : 3;
   REQUIRE(free.size() == num_eager);
   REQUIRE(step.counts().replayed == static_cast<int64_t>(6 - num_eager));
   CHECK(free[0] < kLargest);
   if (settles_late) {
-    CHECK(free[1] <= kLargest);  // what the first step left, piece by piece
+    CHECK(free[1] <= kLargest);  // blocks that the first step left in the cache
     CHECK(free[num_eager - 2] <= kLargest);
   } else {
     CHECK(free[1] > kLargest);

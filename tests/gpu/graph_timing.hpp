@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times of GPU work as it runs inside a captured step.
+// Times of GPU work inside a captured step.
 #pragma once
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -13,8 +13,9 @@
 
 namespace gpu_test {
 
-/// Microseconds of one `call`: captured `calls` times in a CUDA graph, median of 9 times three
-/// replays. `call` runs three times before, so that whatever measures or allocates has done so.
+/// Returns the microseconds of one `call`, captured `calls` times in a CUDA graph: the median of 9
+/// times three replays. Runs `call` three times before, so that all measurements and allocations
+/// are done.
 template <typename Call>
 double graph_us(const Call& call, int calls = 10) {
   const auto stream = c10::cuda::getStreamFromPool();
@@ -33,7 +34,7 @@ double graph_us(const Call& call, int calls = 10) {
   for (int i = 0; i < 10; ++i) {
     torch::cuda::synchronize();
     const auto begin = std::chrono::steady_clock::now();
-    // Several in a row: what the host spends on a launch is hidden behind the replay before.
+    // Several replays in a row hide the host's launch time behind the previous replay.
     for (int j = 0; j < 3; ++j) {
       graph.replay();
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that cannot be captured: said with the operation and the reason, refused or run eagerly,
-// and nothing is lost.
+// Steps that cannot be captured: an error or log line names the operation and the reason, the step
+// is refused or runs eagerly, and nothing is lost.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
@@ -18,8 +18,8 @@ bool capturing() {
 
 struct Bad {
   std::string name;
-  std::function<void(const at::Tensor& loss)> before;  // the backward
-  std::function<void(const at::Tensor& loss)> after;   // the optimizer's step
+  std::function<void(const at::Tensor& loss)> before;  // called before the backward
+  std::function<void(const at::Tensor& loss)> after;   // called after the optimizer's step
   std::vector<std::string> said;
 };
 
@@ -83,7 +83,7 @@ TEST_CASE("a step that cannot be captured runs eagerly, and the capture leaves n
     }
     REQUIRE(fallen_back.log == eager.log);
     require_equal(fallen_back.tensors, eager.tensors);
-    // Captures work again afterwards.
+    // Later captures succeed.
     setup.before_backward = nullptr;
     setup.after_step = nullptr;
     const auto graphed = train(setup, CudaGraph::On, 20);
@@ -128,7 +128,7 @@ TEST_CASE("optimizers and settings that cannot be captured are named beforehand"
   }
 }
 
-// Six steps whose loss is the batch's sum run eagerly, because of `why`.
+// Checks that six steps, whose loss is the batch's sum, run eagerly because of `why`.
 template <typename Step>
 void require_never_replayed(Step& step, const std::string& why) {
   const auto data = torch::ones({4}, on_device());
@@ -175,7 +175,7 @@ TEST_CASE("a rank that captures a call alone and those that do not are told") {
   if (!has_ranks(2)) {
     return;
   }
-  // With a collective in it, a replay of the others ends only when rank 0 has come that far.
+  // If the step has a collective, the others' replays end only after rank 0 has called it.
   const bool reduces = GENERATE(false, true);
   CAPTURE(reduces);
   auto buffer = torch::ones({8}, on_device());
@@ -190,7 +190,7 @@ TEST_CASE("a rank that captures a call alone and those that do not are told") {
     REQUIRE(call(4) == 4);
   }
   REQUIRE(step.counts().replayed == 5);
-  // Rank 0 alone meets another shape: an eager step, then the capture for which it waits.
+  // Rank 0 alone gets another shape: an eager step, then a capture for which it waits.
   std::string told;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (told.empty() && std::chrono::steady_clock::now() < deadline) {
@@ -203,16 +203,16 @@ TEST_CASE("a rank that captures a call alone and those that do not are told") {
   if (rank() == 0) {
     REQUIRE_THAT(told, Catch::Contains("captures its call 10, and rank 1 does not"));
     if (reduces) {
-      group()->all_reduce(buffer)->wait();  // what the others' replay waits for
+      group()->all_reduce(buffer)->wait();  // lets the others' replay finish
     }
-    // Nothing of that capture stays: the next such call is another try.
+    // The failed capture leaves nothing: the next such call tries again.
     REQUIRE_THROWS_WITH(call(5), Catch::Contains("captures its call 10, and rank 1 does not"));
     REQUIRE(step.counts().captures == 1);
   } else {
     REQUIRE_THAT(told, Catch::Contains("rank 0 captures its call 10 (batch [5]") &&
                            Catch::Contains("whose last batch was [4]"));
     for (int i = 0; i < 2; ++i) {
-      context().control_plane().all_gather("went another way");  // what rank 0 waits for
+      context().control_plane().all_gather("went another way");  // ends rank 0's wait
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step is called with, and the modes it is called in: replays see what eager steps see.
+// Inputs and modes of a step: replays see the same values as eager steps.
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <tuple>
@@ -19,13 +19,13 @@ at::Tensor counted(std::vector<int64_t> sizes, int64_t from) {
   return torch::arange(from, from + numel, on_device().dtype(torch::kFloat)).view(sizes);
 }
 
-/// The sum that depends on where each element is.
+/// A sum that depends on each element's position.
 at::Tensor checksum(const at::Tensor& tensor) {
   const auto flat = tensor.to(torch::kDouble).flatten();
   return flat.dot(torch::arange(1, flat.numel() + 1, flat.options()));
 }
 
-constexpr int kFewSteps = 8;  // three of warm-up, then one graph
+constexpr int kFewSteps = 8;  // three of warm-up, then replays
 
 }  // namespace
 
@@ -77,7 +77,7 @@ TEST_CASE("steps that threw leave nothing that later ones wait for") {
       throws = i == 1 || i == 2;
       if (throws) {
         REQUIRE_THROWS_WITH(step(data, {.step = i}), Catch::Contains("a bad batch"));
-      } else if (i == 9) {  // before the lambda is called: it is made dense, 64 TiB
+      } else if (i == 9) {  // fails before the lambda: a dense copy needs 64 TiB
         const auto huge = torch::ones({1}, on_device()).expand({int64_t{1} << 44});
         REQUIRE_THROWS_AS(step(huge, {.step = i}), c10::OutOfMemoryError);
       } else {
@@ -85,14 +85,14 @@ TEST_CASE("steps that threw leave nothing that later ones wait for") {
       }
     }
     REQUIRE(last == 8 * (kCalls - 1));
-    // Those that threw are no warm-up: three others were.
+    // Calls that threw do not count as warm-up; three others do.
     REQUIRE(step.counts().replayed == (mode == CudaGraph::On ? kCalls - 6 : 0));
   }
 }
 
 TEST_CASE(
     "a capture that fails on one rank alone is undone on all, gradients set before the step") {
-  // zero_grad() stands before the step: what a failed capture left in .grad would be added to.
+  // zero_grad() precedes the step, so a failed capture's values in .grad would be added to.
   const auto train_outside = [](bool fails, CudaGraph mode) {
     torch::manual_seed(3);
     Mlp module;
@@ -173,7 +173,7 @@ TEST_CASE("numbers in a batch have graphs of their own") {
       },
       GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2});
   for (int i = 0; i < 24; ++i) {
-    const int64_t number = i < 16 ? 2 + i % 2 : i;  // two kinds, then ever new ones
+    const int64_t number = i < 16 ? 2 + i % 2 : i;  // two kinds, then always new ones
     const auto data = torch::full({4}, static_cast<float>(i), on_device());
     REQUIRE(step({data, number}, {.step = i}).log[0] == static_cast<double>(4 * i * number));
   }
@@ -207,14 +207,14 @@ TEST_CASE("modes that a step is called in have graphs of their own") {
     }
     return step.counts().replayed - replayed;
   };
-  // Several ranks lay out their buckets anew behind the first step, and warm up again.
+  // Several ranks rebuild their buckets after the first step and warm up again.
   run(0);
   const int64_t captures = step.counts().captures;
   const auto mean = [&] { return module->named_buffers()["1.running_mean"].clone(); };
   const auto moved_from = mean();
   REQUIRE(run(20) == kFewSteps);
   REQUIRE_FALSE(torch::equal(mean(), moved_from));
-  // A frozen BatchNorm inside a training model: its statistics stand still from now on.
+  // A frozen BatchNorm in a training model keeps its statistics from here on.
   module[1]->eval();
   const auto frozen = mean();
   REQUIRE(run(40) == kFewSteps - 1);
@@ -317,9 +317,9 @@ TEST_CASE("a forward without a backward hinders no capture, and its buffers arri
 }
 
 TEST_CASE("no stream of the pool takes part in a capture") {
-  // Who draws one while a step is captured (a loader) must not enqueue into the graph.
+  // Code that takes a pool stream during a capture (a loader) must not enqueue into the graph.
   int64_t met = -1;
-  c10::cuda::getStreamFromPool(false), c10::cuda::getStreamFromPool(true);  // made before it
+  c10::cuda::getStreamFromPool(false), c10::cuda::getStreamFromPool(true);  // creates the pool
   Setup setup{.name = "streams", .optimizer = {.momentum = 0.9}};
   setup.after_step = [&](const at::Tensor&) {
     if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
@@ -373,7 +373,7 @@ TEST_CASE("a log can be read when its GraphedStep is gone") {
     GraphedStep step(
         context(), {},
         [&](const at::Tensor& batch, const StepScalars&) {
-          for (int i = 0; i < 60; ++i) {  // longer than the first look at the job's health
+          for (int i = 0; i < 60; ++i) {  // longer than the first poll of the job's health
             torch::mm(big, big);
           }
           return batch.sum();

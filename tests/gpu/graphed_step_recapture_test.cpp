@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs that are given up, and those that take their place.
+// Invalidated graphs and their re-captures.
 #include "gpu/graphed_step_test.hpp"
 
 using namespace ddp;
@@ -25,7 +25,7 @@ class Loop {
             model_, OptimizerOptions{.momentum = 0.9, .implementation = options.implementation})),
         step_(make_step(mode)) {}
 
-  /// One more step of the same model and optimizer.
+  /// Another step over the same model and optimizer.
   Step make_step(CudaGraph mode) {
     return Step(
         context(), {.models = {&model_}, .optimizers = {&optimizer_}},
@@ -52,7 +52,7 @@ class Loop {
   AnyOptimizer& optimizer() { return optimizer_; }
   void recapture() { step_.recapture(); }
   GraphedStepCounts counts() const { return step_.counts(); }
-  /// Of the latest step; the graph's own memory.
+  /// Result of the latest step, in the graph's own memory.
   const at::Tensor& result() const { return result_; }
   const std::vector<double>& losses() const { return losses_; }
 
@@ -78,7 +78,7 @@ void require_alike(Loop& graphed, Loop& eager) {
   require_equal(graphed.module()->parameters(), eager.module()->parameters());
 }
 
-/// Other memory that holds `factor` times what the first weight holds.
+/// Moves the first weight to other memory and multiplies it by `factor`.
 void move_first_weight(Loop& loop, double factor) {
   const torch::NoGradGuard no_grad;
   auto& weight = loop.module()->first->weight;
@@ -100,9 +100,9 @@ TEST_CASE("a step whose graphs were all given up is captured anew") {
   CAPTURE(moves);
   Loop eager(CudaGraph::Off);
   Loop graphed(CudaGraph::On);
-  int64_t first_replays = 0;  // fewer where several ranks first lay their buckets out anew
+  int64_t first_replays = 0;  // fewer if several ranks first rebuild their buckets
   for (int round = 0; round < 3; ++round) {
-    // Kept beyond its graph, of whose pool it is the last tensor.
+    // The last tensor of its graph's pool outlives the graph.
     const auto kept = graphed.result();
     for (Loop* loop : {&eager, &graphed}) {
       loop->run(6);
@@ -154,7 +154,7 @@ TEST_CASE("an optimizer's state that is loaded after a capture is what later ste
     loop->run(6);
     const auto trained = copy_of(loop->optimizer().state_dict());
     loop->run(4);
-    loop->optimizer().load_state_dict(fresh);  // masters are made of the weights of now
+    loop->optimizer().load_state_dict(fresh);  // masters are made from the current weights
     loop->run(6);
     loop->optimizer().load_state_dict(trained);
     loop->run(6);
@@ -163,7 +163,7 @@ TEST_CASE("an optimizer's state that is loaded after a capture is what later ste
   require_alike(graphed, eager);
 }
 
-/// As a module that was elsewhere, changed, and came back to the memory it had.
+/// Simulates a module that was moved, changed, and moved back to its old memory.
 void change_first_weight_in_place(Loop& loop, double factor) {
   const torch::NoGradGuard no_grad;
   auto& weight = loop.module()->first->weight;
@@ -198,7 +198,7 @@ TEST_CASE("a step whose optimizer followed a weight in another step is captured 
   }
   REQUIRE(other.counts().captures == 1);
   change_first_weight_in_place(loop, 1);
-  loop.run(1);  // eager: new tables
+  loop.run(1);  // an eager step creates new tables
   loop.run(other, 2);
   REQUIRE(other.counts().captures == 2);
 }
@@ -226,12 +226,12 @@ TEST_CASE("kinds of batches that come once take no graph's place") {
     }
     return step.counts().captures;
   };
-  for (int64_t size = 1; size <= 300; ++size) {  // more than are remembered
+  for (int64_t size = 1; size <= 300; ++size) {  // more than the step remembers
     REQUIRE(run(size, 1) == 0);
   }
   REQUIRE(run(800, 5) == 1);
   REQUIRE(run(900, 3) == 2);
-  REQUIRE(run(1000, 4) == 2);  // no more are kept
+  REQUIRE(run(1000, 4) == 2);  // the limit is reached
   const auto replayed = step.counts().replayed;
   run(800, 1);
   run(900, 1);
@@ -254,7 +254,7 @@ TEST_CASE("a kind of batch that comes again between many that do not is captured
       context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
       GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2});
   for (int64_t i = 0; i < 500; ++i) {
-    const int64_t size = i % 100 == 0 ? 1 : 2 + i;  // more others than are remembered, between all
+    const int64_t size = i % 100 == 0 ? 1 : 2 + i;  // many other sizes in between
     REQUIRE(step(torch::ones({size}, on_device()), {}).log[0] == static_cast<double>(size));
   }
   REQUIRE(step.counts().captures == 1);

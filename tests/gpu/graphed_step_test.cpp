@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A replayed training step gives an eager one's bits: parameters, buffers, optimizer, scaler and
-// every logged number, over 200 steps.
+// A replayed training step gives the bits of an eager one: parameters, buffers, optimizer, scaler
+// and every logged number, over 200 steps.
 #include <ATen/cuda/CUDAContext.h>
 
 #include <array>
@@ -43,7 +43,7 @@ Net on_gpu() {
   return module;
 }
 
-/// A Net that one step trains and another evaluates, in one pool.
+/// One step trains a Net and another evaluates it, in one memory pool.
 struct TwoSteps {
   TwoSteps() { REQUIRE(evaluation.pool() == training.pool()); }
 
@@ -89,7 +89,7 @@ TEST_CASE("200 replayed steps are 200 eager ones, bit for bit") {
     require_equal(graphed.tensors, eager.tensors);
     REQUIRE(eager.log.front() != eager.log.back());
     if (setup.amp.dtype == AmpDtype::Fp16) {
-      // It doubles every four steps until gradients overflow, so that many did.
+      // The scale doubles every four steps until gradients overflow, so many steps overflowed.
       REQUIRE(graphed.loss_scale == eager.loss_scale);
       REQUIRE(eager.loss_scale < 65536.0 * (1LL << 30));
     }
@@ -122,7 +122,7 @@ TEST_CASE("numbers can be read late, and the host does not run away") {
       REQUIRE(logs[static_cast<size_t>(late)][1] == 0.25 * static_cast<double>(late));
     }
   }
-  // 127 later steps leave a number where it is. 128 do not, whether or not they have ended.
+  // A number survives 127 later steps. The 128th step overwrites it, whether or not it has ended.
   REQUIRE_THROWS_AS(logs[171][0], InternalError);
   REQUIRE(logs[172][0] == 173);
   REQUIRE(logs[299][0] == 300);
@@ -139,7 +139,7 @@ TEST_CASE("shapes have graphs of their own, as many as are kept") {
   steps.train(5, 3);
   REQUIRE(step.counts().captures == 2);
   const auto eager_before = step.counts().eager;
-  steps.train(3, 2);  // a third kind: eagerly
+  steps.train(3, 2);  // a third kind runs eagerly
   REQUIRE(step.counts().captures == 2);
   REQUIRE(step.counts().eager == eager_before + 2);
   steps.train(8, 1);
@@ -159,11 +159,11 @@ TEST_CASE("an evaluation in the pool of the training step sees the weights of no
       {
         const torch::AutoGradMode grad(true);
         module->train();
-        steps.training(image_batch(i, 8), {.lr = 0.0});  // overwrites the pool, not the weights
+        steps.training(image_batch(i, 8), {.lr = 0.0});  // overwrites the pool, but not the weights
         module->eval();
       }
       const double sum = steps.evaluation(batch, {}).log[0];
-      // Running statistics moved a little in between: the very forward now.
+      // Running statistics have changed since, so this compares with the current forward.
       const double now = module->forward(batch.data).sum().item<double>();
       REQUIRE(sum == now);
       REQUIRE(std::isfinite(expected));
@@ -172,7 +172,7 @@ TEST_CASE("an evaluation in the pool of the training step sees the weights of no
   REQUIRE(steps.evaluation.counts().replayed == 3);
   module->train();
 
-  // A parameter's memory moves: captured anew, and the new memory is trained.
+  // A parameter's memory moves: the step is re-captured and trains the new memory.
   {
     const torch::NoGradGuard no_grad;
     module->fc->weight.set_data(module->fc->weight.clone());
@@ -198,7 +198,7 @@ TEST_CASE("buckets laid out anew cost a training step one eager step, an evaluat
   const auto before = steps.model.reducer().gradients().layout().version;
   steps.train(8, 6);
   const bool changed = steps.model.reducer().gradients().layout().version != before;
-  REQUIRE(changed == (world() > 1));  // in the second step
+  REQUIRE(changed == (world() > 1));  // changed in the second step
   REQUIRE(steps.training.counts().captures == 1);
   REQUIRE(steps.training.counts().eager == 3);
   evaluate(2);
@@ -208,7 +208,7 @@ TEST_CASE("buckets laid out anew cost a training step one eager step, an evaluat
 
 TEST_CASE("small memsets of a graph become kernels that do the same in the same place") {
   constexpr int64_t kBytes = 1 << 20;
-  // Each writes over a part of what the one before it wrote: {element, value, first byte,
+  // Each memset overwrites a part of the previous one's range: {element size, value, first byte,
   // elements}.
   const std::vector<std::array<size_t, 4>> memsets = {
       {1, 0xAB, 1, 4097},  {2, 0xBEEF, 100, 1000}, {4, 0x01020304, 400, 200},
@@ -232,7 +232,7 @@ TEST_CASE("small memsets of a graph become kernels that do the same in the same 
                                      last == nullptr ? 0 : 1, &memset) == cudaSuccess);
       last = node;
     }
-    if (replaced) {  // but for the two of 8 KiB and more
+    if (replaced) {  // all except the two of 8 KiB and more
       REQUIRE(ddp::detail::replace_small_memsets(graph) ==
               static_cast<int64_t>(memsets.size()) - 2);
       REQUIRE(ddp::detail::replace_small_memsets(graph) == 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small network with all that a training step may hold, trained eagerly or as a graph.
+// A small network with every part a training step may have, trained eagerly or as a graph.
 #pragma once
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -49,7 +49,7 @@ struct Setup {
   AmpOptions amp = {};
   OptimizerOptions optimizer = {};
   double max_grad_norm = 0;
-  int64_t partial_every = 0;  ///< every so many steps the batch is smaller
+  int64_t partial_every = 0;  ///< the batch is smaller every so many steps
   int64_t micro_batches = 1;
   bool weighted = false;
   bool ema = false;
@@ -65,7 +65,7 @@ inline Batch image_batch(int64_t step, int64_t size) {
   return {data.to(context().device()), target.to(context().device())};
 }
 
-/// What the parts of a training step are, and the step itself.
+/// A training step and its parts.
 class Trainer {
  public:
   Trainer(const Setup& setup, CudaGraph mode) : setup_(setup) {
@@ -74,7 +74,7 @@ class Trainer {
     torch::manual_seed(5);
     module_ = Net();
     module_->to(context().device());
-    // Small buckets: several reductions a step.
+    // Small buckets give several reductions per step.
     model_.emplace(module_, group(), with_cap(0.005));
     optimizer_.emplace(make_optimizer(*model_, setup_.optimizer));
     scaler_.emplace(setup_.amp);
@@ -104,7 +104,7 @@ class Trainer {
     return result;
   }
 
-  /// All that training changes.
+  /// Everything that training changes.
   std::vector<at::Tensor> tensors() const {
     std::vector<at::Tensor> all;
     for (const auto& parameter : module_->parameters()) {
@@ -122,7 +122,7 @@ class Trainer {
         all.push_back(average.tensor.clone());
       }
     }
-    all.push_back(torch::rand({4}, on_device()));  // where the generator stands
+    all.push_back(torch::rand({4}, on_device()));  // shows the generator's state
     return all;
   }
 
@@ -205,7 +205,7 @@ inline Trained train(const Setup& setup, CudaGraph mode, int64_t num_steps) {
     }
     logs.push_back(trainer.step(batches, i).log);
     c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
-    if (logs.size() > 8) {  // later than the step, as a loop reads them
+    if (logs.size() > 8) {  // reads after a few more steps, like a training loop
       read_oldest();
     }
   }
@@ -218,7 +218,7 @@ inline Trained train(const Setup& setup, CudaGraph mode, int64_t num_steps) {
   return trained;
 }
 
-/// Prints the processor time and the wall time that one call takes while the GPU is behind.
+/// Prints the CPU time and the wall time of one call while the GPU lags behind.
 inline void bench_host_time(const Setup& setup) {
   const auto cpu_us = [] {
     timespec now{};

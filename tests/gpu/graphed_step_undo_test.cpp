@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captures that fail in the middle of what a step keeps on the host: gradients on side streams,
-// sharded gradients. The eager step after it must not see any.
+// Captures that fail while a step's host state is changed: gradients on side streams, sharded
+// gradients. The following eager step must not see these changes.
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include "ddp/ops/conv2d.hpp"
@@ -38,8 +38,8 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight) {
   return ops::conv2d(x, weight, 1, 1, ops::Conv2dAlgorithm::Product);
 }
 
-/// Filters of which one tap is alive, as in the last layers of a ResNet, and a shortcut on a side
-/// stream.
+/// Filters with one tap that sees more than padding, as in the last layers of a ResNet, and a
+/// shortcut on a side stream.
 struct BlockImpl : torch::nn::Module {
   BlockImpl() {
     for (int64_t i = 0; i < 3; ++i) {

@@ -7,7 +7,7 @@
 
 namespace ddp::test {
 
-/// Says so where a test cannot run with so few.
+/// Prints a line and returns false if the test needs more ranks.
 inline bool has_ranks(int wanted) {
   const int there = context().world_size();
   if (there < wanted) {

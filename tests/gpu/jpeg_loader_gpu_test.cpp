@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JPEG images finished on the GPU: the bits of the CPU's loader.
+// JPEG images finished on the GPU have the bits of the CPU's loader.
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -23,10 +23,10 @@ namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
 
-// Takes the segments of Huffman tables out.
+// Removes the segments of Huffman tables.
 void remove_tables(std::string& bytes) {
   size_t at = 2;
-  while (bytes[at + 1] != '\xda') {  // up to the scan
+  while (bytes[at + 1] != '\xda') {  // until the scan
     const auto length = static_cast<size_t>(static_cast<uint8_t>(bytes[at + 2])) * 256 +
                         static_cast<uint8_t>(bytes[at + 3]) + 2;
     if (bytes[at + 1] == '\xc4') {
@@ -37,7 +37,7 @@ void remove_tables(std::string& bytes) {
   }
 }
 
-// Fails where a GPU of a kind that has engines shows none and GPUs are required.
+// Fails if GPUs are required and a GPU model that has engines reports none.
 bool has_engines() {
   static const std::string reason = [] {
     std::string why;
@@ -110,7 +110,7 @@ TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
   }
 }
 
-// Pixels of the same images, crops and flips, in units of the normalised values (a level of 256 is
+// Compares pixels of the same images, crops and flips, in normalised units (a level of 256 is
 // 0.017).
 TEST_CASE("the GPU's JPEG engines give the CPU's pixels", "[jpeg][nvjpeg]") {
   if (!has_engines()) {
@@ -173,7 +173,7 @@ TEST_CASE("large images have the CPU's pixels where the GPU's engines decode the
     const auto expected = cpu.next();
     const auto batch = gpu.next();
     for (int64_t i = 0; i < 12; ++i) {
-      CAPTURE(epoch, i);  // 0 and 10 are grey
+      CAPTURE(epoch, i);  // 0 and 10 are grey images
       const bool same = torch::equal(batch.data[i], expected.data[i]);
       CHECK(same == (i % 2 == 1 || i % 5 == 0));
     }
@@ -187,7 +187,7 @@ TEST_CASE("an image that nvJPEG refuses changes no other", "[jpeg][nvjpeg]") {
   data_test::TempFolder good_folder, folder;
   const auto size = [](int i) { return 130 + i * 3; };
   write_shard(good_folder, 16, size, size);
-  // Without its Huffman tables, in whose place libjpeg-turbo takes the standard's.
+  // No Huffman tables: libjpeg-turbo uses the standard's.
   write_shard(folder, 16, size, size, -1, 6);
   const DistributedSampler sampler(16, 0, 1, {.shuffle = false});
   const auto loader_of = [&](const data_test::TempFolder& of, ddp::JpegDecoder decoder) {
@@ -200,11 +200,11 @@ TEST_CASE("an image that nvJPEG refuses changes no other", "[jpeg][nvjpeg]") {
   auto good = loader_of(good_folder, ddp::JpegDecoder::NvJpeg);
   auto cpu = loader_of(good_folder, ddp::JpegDecoder::Cpu);
   auto gpu = loader_of(folder, ddp::JpegDecoder::NvJpeg);
-  for (int epoch = 0; epoch < 8; ++epoch) {  // in later ones nvJPEG is not asked
+  for (int epoch = 0; epoch < 8; ++epoch) {  // later epochs do not use nvJPEG
     const auto expected = good.next();
     const auto on_cpu = cpu.next();
     const auto batch = gpu.next();
-    REQUIRE_FALSE(torch::equal(expected.data, on_cpu.data));  // colours at 4:2:0
+    REQUIRE_FALSE(torch::equal(expected.data, on_cpu.data));  // 4:2:0 colours differ
     for (int64_t i = 0; i < 16; ++i) {
       CAPTURE(epoch, i);
       CHECK(torch::equal(batch.data[i], i == 6 ? on_cpu.data[i] : expected.data[i]));
@@ -296,7 +296,7 @@ TEST_CASE("the GPU's engines beside replayed steps give the same pixels", "[jpeg
 
 TEST_CASE("parts larger than a batch's block has room for", "[jpeg]") {
   data_test::TempFolder folder;
-  // Whole images of 252 px, decoded at 1/4: 63 px, nearly four times the output's pixels.
+  // Whole images of 252 px decode at 1/4 to 63 px, nearly four times the output's pixels.
   write_shard(
       folder, 24, [](int) { return 252; }, [](int) { return 252; });
   const auto dataset = ddp::make_dataset({.path = folder.path(),
@@ -339,9 +339,9 @@ TEST_CASE("a corrupt image is an error with its place, or skipped and counted", 
   DataLoader gpu(dataset, sampler, kGpu, loading);
   const auto batch = gpu.next();
   const auto expected = cpu.next();
-  REQUIRE(batch.target[5].item<int64_t>() == 6 % 7);  // the next good one's
+  REQUIRE(batch.target[5].item<int64_t>() == 6 % 7);  // of the next good image
   const bool same = torch::equal(batch.data.cpu(), expected.data);
-  REQUIRE((same || decoder == ddp::JpegDecoder::NvJpeg));  // colours at 4:2:0
+  REQUIRE((same || decoder == ddp::JpegDecoder::NvJpeg));  // 4:2:0 colours differ
   REQUIRE((batch.data.cpu() - expected.data).abs().mean().item<double>() < 0.05);
   REQUIRE(dataset->num_skipped() == 1);
 }
@@ -391,9 +391,9 @@ TEST_CASE("a corrupt image in a captured run is skipped as in an eager one, or e
   });
   CAPTURE(message);
   REQUIRE(data_test::contains(message, "loading sample 77 of epoch 0"));
-  REQUIRE(num_steps == 9);  // those before it were trained
+  REQUIRE(num_steps == 9);  // the earlier steps ran
   REQUIRE(step.counts().replayed > 0);
   const double before = sum.item<double>();
-  REQUIRE(step(last, {.step = num_steps}).log[0] != before);  // the graph is as it was
+  REQUIRE(step(last, {.step = num_steps}).log[0] != before);  // the graph still works
   context.close();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU tests of language models share: errors relative to a float64 reference.
+// Common code of the GPU tests of language models: errors relative to a float64 reference.
 #pragma once
 
 #include <torch/torch.h>
@@ -13,12 +13,12 @@ inline double relative_error(const torch::Tensor& a, const torch::Tensor& b) {
   return (difference.norm() / reference.norm()).item<double>();
 }
 
-/// Normal numbers on the GPU, rounded to `dtype`, as a leaf with a gradient.
+/// Normal random numbers on the GPU, rounded to `dtype`, as a leaf with a gradient.
 inline torch::Tensor leaf(torch::IntArrayRef shape, torch::Dtype dtype, double scale = 1) {
   return (torch::randn(shape, torch::kCUDA) * scale).to(dtype).requires_grad_(true);
 }
 
-/// The same numbers in float64 on the GPU, as a leaf of its own.
+/// The same numbers in float64 on the GPU, as a separate leaf.
 inline torch::Tensor reference_of(const torch::Tensor& tensor) {
   return tensor.detach().to(torch::kDouble).requires_grad_(tensor.requires_grad());
 }

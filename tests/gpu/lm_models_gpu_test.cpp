@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Language models on a GPU in bfloat16 against the same weights on the CPU in float32.
+// Language models on a GPU in bfloat16 compared with the same weights on the CPU in float32.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 using ModelPtr = std::shared_ptr<models::CausalLm>;
 
-constexpr int64_t kVocab = 509;  // odd: padded inside to 512
+constexpr int64_t kVocab = 509;  // odd: padded to 512 internally
 
 ModelPtr make_model(const std::string& kind, const torch::TensorOptions& memory) {
   if (kind == "gpt2") {
@@ -55,7 +55,7 @@ ModelPtr make_model(const std::string& kind, const torch::TensorOptions& memory)
 }
 const std::vector<std::string> kKinds = {"qwen2", "qwen2 tied", "qwen2 lora", "gpt2"};
 
-/// Noise in every parameter (biases, norms and B too), in numbers that bfloat16 holds exactly.
+/// Fills every parameter (biases, norms and B too) with noise that bfloat16 represents exactly.
 void fill(models::CausalLm& model) {
   const torch::NoGradGuard no_grad;
   torch::manual_seed(21);
@@ -79,7 +79,7 @@ void copy_weights(const models::CausalLm& from, models::CausalLm& to) {
   }
 }
 
-/// The CPU's model in float32 and its copy on the GPU in `dtype`.
+/// The model on the CPU in float32 and its copy on the GPU in `dtype`.
 std::pair<ModelPtr, ModelPtr> make_pair(const std::string& kind, torch::Dtype dtype) {
   auto on_cpu = make_model(kind, torch::kFloat);
   auto on_gpu = make_model(kind, torch::TensorOptions().device(torch::kCUDA).dtype(dtype));
@@ -108,9 +108,9 @@ Batch to_gpu(const Batch& batch) {
           move(batch.labels)};
 }
 
-/// bfloat16 rounds each of some twenty results on the way by 2^-9: an error of about 1 % is left
-/// in a gradient. What is small beside the whole gradient (GPT-2's key biases: 0 in exact
-/// arithmetic) is compared with the whole.
+/// bfloat16 rounds about twenty intermediate results by 2^-9, which leaves an error of about 1 % in
+/// a gradient. Small gradients (GPT-2's key biases: 0 in exact arithmetic) are compared relative to
+/// the whole gradient.
 void check_gradients(const models::CausalLm& model, const models::CausalLm& reference) {
   std::vector<torch::Tensor> all;
   for (const auto& parameter : reference.parameters()) {
@@ -236,7 +236,7 @@ TEST_CASE("recomputed layers on a GPU drop what they dropped: gradients equal bi
   for (const auto& kind : kKinds) {
     CAPTURE(kind);
     auto model = make_pair(kind, torch::kBFloat16).second;
-    model->computation().attention = AttentionBackend::Math;  // the kernels sum dQ in any order
+    model->computation().attention = AttentionBackend::Math;  // the kernels sum dQ in varying order
     model->train();
     std::vector<std::vector<torch::Tensor>> results;
     for (const int64_t every : {0, 1, 2}) {

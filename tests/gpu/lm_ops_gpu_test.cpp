@@ -49,7 +49,7 @@ int64_t peak_bytes() {
 TEST_CASE("linear_cross_entropy equals float64, padded or not, in chunks or at once") {
   torch::manual_seed(1);
   for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
-    // Logits of about 1, whose rounding to bfloat16 moves each token's loss by about 2^-9.
+    // Logits are about 1, so rounding to bfloat16 changes each token's loss by about 2^-9.
     const bool is_float = dtype == torch::kFloat;
     const double loss_tolerance = is_float ? 1e-6 : 1e-3;
     const double grad_tolerance = is_float ? 1e-5 : kBf16Tolerance;
@@ -75,7 +75,7 @@ TEST_CASE("linear_cross_entropy equals float64, padded or not, in chunks or at o
           const auto wanted = grad({expected * 0.5}, {h, w});
           CHECK(relative_error(grads[0], wanted[0]) < grad_tolerance);
           CHECK(relative_error(grads[1], wanted[1]) < grad_tolerance);
-          CHECK(grads[0].select(0, 0).abs().max().item<float>() == 0);  // an ignored row
+          CHECK(grads[0].select(0, 0).abs().max().item<float>() == 0);  // an ignored label
         }
       }
     }
@@ -115,7 +115,7 @@ TEST_CASE("linear_cross_entropy never holds all logits in float32, and in chunks
     const auto result =
         ddp::ops::linear_cross_entropy(hidden, weight, labels, {.chunk_tokens = chunk});
     const auto extra = static_cast<double>(peak_bytes() - before);
-    // A whole float32 copy would be 3 times the logits' bytes. In chunks: 1/8 of them, and blocks.
+    // A float32 copy would take 3 times the logits' bytes. Chunks take 1/8 of them, plus blocks.
     CHECK(extra < (chunk == 0 ? 1.6 : 0.6) * logits_bytes);
     CHECK(extra > (chunk == 0 ? 1.0 : 0.125) * logits_bytes);
     CHECK(result.loss_sum.item<double>() > 0);
@@ -124,7 +124,7 @@ TEST_CASE("linear_cross_entropy never holds all logits in float32, and in chunks
 }
 
 TEST_CASE("lora_linear drops in the backward what it dropped in the forward") {
-  // W = 0, A = B = identity, x = 1: the output is the scaled mask itself, and so is dx of dy = 1.
+  // W = 0, A = B = identity, x = 1: the output is the scaled mask, and so is dx for dy = 1.
   constexpr int64_t n = 256, tokens = 512;
   constexpr double p = 0.125;
   for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
@@ -144,7 +144,8 @@ TEST_CASE("lora_linear drops in the backward what it dropped in the forward") {
     CHECK(relative_error(out.view({tokens, n}), expected) < kBf16Tolerance);
     const auto grads = grad({out}, {x, a, b}, {torch::ones_like(out)});
     CHECK(relative_error(grads[0].view({tokens, n}), expected) < kBf16Tolerance);
-    // dA = uᵀ x' with u = scale: each row the column sums of the scaled mask; dB = dyᵀ t s too.
+    // dA = uᵀ x' with u = scale: each row holds the scaled mask's column sums. So does dB = dyᵀ t
+    // s.
     const auto sums = expected.sum(0).expand({n, n});
     CHECK(relative_error(grads[1], sums) < kBf16Tolerance);
     CHECK(relative_error(grads[2], sums) < kBf16Tolerance);
@@ -272,7 +273,7 @@ TEST_CASE("checkpoint repeats the dropout inside every attention kernel") {
       const auto out = checkpointed ? ddp::ops::checkpoint(body, {h}) : body({h});
       grads.push_back(grad({out.to(torch::kFloat).square().sum()}, {x})[0]);
     }
-    // The kernels add up dQ in no fixed order; another mask would be an error of about 1.
+    // The kernels sum dQ in no fixed order; another mask would give an error of about 1.
     CHECK(relative_error(grads[1], grads[0]) < 0.005);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of several calls is taken, by kernels of known length.
+// Selection among several calls, by kernels of known length.
 #include <ATen/cuda/Sleep.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 const c10::Device kGpu(c10::kCUDA, 0);
 
-/// Calls of so many cycles each; one of 0 does not run.
+/// Calls that take the given cycles; a call of 0 cannot run.
 size_t choose(const std::vector<int64_t>& cycles, float same_time = 1.02F,
               const std::string& what = "") {
   return choose_fastest(
@@ -33,7 +33,7 @@ size_t choose(const std::vector<int64_t>& cycles, float same_time = 1.02F,
 }  // namespace
 
 TEST_CASE("the fastest call is taken, or the first of those as good as it") {
-  torch::zeros({1}, kGpu);  // the device is up
+  torch::zeros({1}, kGpu);  // initialises the device
   const std::vector<int64_t> cycles = {0, 200000, 46000, 40000, 100000};
   CHECK(choose(cycles) == 3);
   CHECK(choose(cycles, 1.3F) == 2);
@@ -47,9 +47,9 @@ TEST_CASE("what was chosen once is taken by name, where it still runs and is one
   CHECK(book.find("three calls", 3) == 1);
   CHECK(choose({20000, 100000, 100000}, 1.02F, "three calls") == 1);  // not measured
   CHECK(choose({20000, 100000, 100000}) == 0);
-  CHECK(choose({20000, 0, 100000}, 1.02F, "three calls") == 0);  // it does not run here
+  CHECK(choose({20000, 0, 100000}, 1.02F, "three calls") == 0);  // that call cannot run here
   CHECK(book.find("three calls", 3) == 0);
-  CHECK(choose({100000, 20000}, 1.02F, "three calls") == 1);  // the library proposes others
+  CHECK(choose({100000, 20000}, 1.02F, "three calls") == 1);  // other proposals from the library
   book.adopt({{"three calls", {3, 2}}});
   CHECK(choose({20000, 100000, 100000}, 1.02F, "three calls") == 2);
   CHECK(choose({0, 0}, 1.02F, "no call") == 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host runs ahead of the GPU: what is enqueued when the clock stops is training time.
+// The host runs ahead of the GPU: work that is enqueued when the clock stops is training time.
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/torch.h>
 
@@ -69,7 +69,7 @@ TEST_CASE("a GPU's energy is that of the steps, in J") {
   metrics.end_step(0, {.num_samples = 1});
   const auto matrix = torch::rand({8192, 8192}, device);
   const auto start = std::chrono::steady_clock::now();
-  while (seconds_since(start) < 1.5) {  // NVML's counter moves every 0.1 s or so
+  while (seconds_since(start) < 1.5) {  // NVML updates its counter about every 0.1 s
     matrix.mm(matrix).sum().item<float>();
   }
   metrics.end_step(1, {.num_samples = 1});
@@ -89,6 +89,6 @@ TEST_CASE("a GPU's energy is that of the steps, in J") {
       energy = std::stod(cell);
     }
   }
-  CHECK(energy > 50 * seconds);  // an idle H200 takes 75 W, none more than 1,000
+  CHECK(energy > 50 * seconds);  // an idle H200 takes 75 W, none exceeds 1,000
   CHECK(energy < 1500 * seconds);
 }

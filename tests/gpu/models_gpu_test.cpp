@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models on a GPU against the same models on the CPU.
+// The models on a GPU compared with the same models on the CPU.
 #include <torch/torch.h>
 
 #include "models/memory_format.hpp"
@@ -18,7 +18,8 @@ double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
 }  // namespace
 
 TEST_CASE("ResNet-18 and 50 give the CPU's logits and gradients on a GPU, in NHWC too") {
-  // In float64: a float32 rounding that flips one ReLU moves some gradients of ResNet-50 by 18 %.
+  // In float64, because one ReLU flipped by float32 rounding changes some gradients of ResNet-50 by
+  // 18 %.
   for (const std::string name : {"resnet18", "resnet50"}) {
     INFO(name);
     torch::manual_seed(3);
@@ -52,8 +53,8 @@ TEST_CASE("ResNet-18 and 50 give the CPU's logits and gradients on a GPU, in NHW
 }
 
 TEST_CASE("ResNet-50 with fused normalisation is as near to float64 as with ATen's ops") {
-  // Gradients of bfloat16 networks differ by many per cent from float64's whatever computes them:
-  // fused ops may be no worse than the plain ones. One forward and backward, batch statistics.
+  // Gradients of bfloat16 networks differ by many per cent from float64 with any ops, so fused ops
+  // must only be no worse than plain ones. One forward and backward, batch statistics.
   torch::manual_seed(5);
   auto reference = models::resnet50({.num_classes = 10});
   const auto images = torch::randn({32, 3, 96, 96}, torch::kCUDA);

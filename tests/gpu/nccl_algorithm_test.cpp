@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions in memory that is registered as symmetric window: ring and symmetric kernels, sums and
-// means, alone, in groups and in graphs. Data are small integers: every result is exact.
+// Reductions in memory registered as a symmetric window: ring and symmetric kernels, sums and
+// means, alone, in groups and in graphs. Data are small integers, so every result is exact.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -51,7 +51,7 @@ void synchronize() {
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
 }
 
-// 1, 2, …, 16, 1, … times rank + 1: sums of 4 ranks are exact in bfloat16, means as well.
+// 1, 2, …, 16, 1, … times rank + 1: sums and means over 4 ranks are exact in bfloat16.
 at::Tensor data(int64_t n, at::ScalarType dtype, int of_rank) {
   const auto values = at::remainder(at::arange(n, at::device(ddp::test::context().device())), 16);
   return ((values + 1) * (of_rank + 1)).to(dtype);
@@ -64,7 +64,7 @@ at::Tensor reduced(int64_t n, at::ScalarType dtype, ReduceOp op) {
   return (op == ReduceOp::Avg ? sum / world_size() : sum).to(dtype);
 }
 
-// How often `body` makes a stream wait for an event, inside NCCL too.
+// Counts how often `body` makes a stream wait for an event, also inside NCCL.
 int count_stream_waits(const std::function<void()>& body) {
   namespace profiler = torch::autograd::profiler;
   const profiler::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
@@ -109,7 +109,7 @@ TEST_CASE("sums and means in a window, whatever the algorithm") {
       }
     }
   }
-  auto doubles = memory.view(at::kDouble).narrow(0, 0, 100);  // not one of the symmetric kernels'
+  auto doubles = memory.view(at::kDouble).narrow(0, 0, 100);  // no symmetric kernel has them
   doubles.copy_(data(100, at::kDouble, rank()));
   comm->all_reduce(doubles)->wait();
   CHECK(doubles.equal(reduced(100, at::kDouble, ReduceOp::Sum)));
@@ -166,7 +166,7 @@ TEST_CASE("windows in groups and graphs") {
 
 TEST_CASE("a symmetric sum of bfloat16 is rounded once") {
   if (!has_ranks(4)) {
-    return;  // two values are rounded once by any algorithm
+    return;  // any algorithm rounds two values once
   }
   const auto comm = make("symmetric");
   auto values = comm->allocate(2 << 20).view(at::kBFloat16);
@@ -191,7 +191,7 @@ TEST_CASE("windows end in any order, before and after their communicator") {
 }
 
 TEST_CASE("without windows ring is used") {
-  REQUIRE(setenv("NCCL_P2P_LEVEL", "LOC", 1) == 0);  // read by us; NCCL has read it before
+  REQUIRE(setenv("NCCL_P2P_LEVEL", "LOC", 1) == 0);  // libddp reads it; NCCL did before
   const auto comm = make("symmetric");
   REQUIRE(unsetenv("NCCL_P2P_LEVEL") == 0);
   auto floats = comm->allocate(1 << 20).view(at::kFloat);
@@ -210,7 +210,7 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
   const auto comm = make("auto");
   auto tensor = at::ones({1000}, at::device(comm->device()).dtype(at::kFloat));
   comm->all_reduce(tensor)->wait();
-  if (rank() < 2) {  // the others do not open the group, and are not needed
+  if (rank() < 2) {  // the other ranks need not open the group
     const ddp::GroupScope group(*comm);
     rank() == 0 ? comm->send(tensor, 1) : comm->recv(tensor, 0);
   }
@@ -229,7 +229,7 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
   CHECK((other->all_reduce_table().rows() == rows));
 }
 
-// NCCL orders eager launches of a communicator behind its captured ones, for ever after a capture.
+// After a capture, NCCL orders all later eager launches of the communicator behind captured ones.
 TEST_CASE("a communicator that measured is none that was captured") {
   if (!has_ranks(2)) {
     return;
@@ -264,7 +264,7 @@ TEST_CASE("what measuring takes of the caching allocator goes on with the caller
   };
   synchronize();
   allocator::emptyCache();
-  const auto comm = make("ring");  // no windows
+  const auto comm = make("ring");  // has no windows
   comm->all_reduce_table();
   const auto after = reserved();
   const auto other = at::empty({int64_t{64} << 20}, at::device(device).dtype(at::kByte));
@@ -283,7 +283,7 @@ TEST_CASE("a measurement whose peers went away ends with the reason of the abort
   synchronize();
   if (rank() == 0) {
     auto aborting = std::async(std::launch::async, [&] {
-      ddp::test::context().control_plane().barrier();  // the peers went as far as they go
+      ddp::test::context().control_plane().barrier();  // the peers have reached their last call
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
       comm->abort("rank 1 (node7) failed: out of memory");
     });
@@ -291,11 +291,12 @@ TEST_CASE("a measurement whose peers went away ends with the reason of the abort
     CHECK_THAT(testing::message_of<ddp::PeerLostError>([&] { comm->all_reduce_table(); }),
                Catch::Contains("rank 1 (node7) failed"));
     aborting.get();
-    synchronize();  // nothing is left on the device
+    synchronize();  // the device is idle
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(15));
     ddp::test::context().control_plane().barrier();
   } else {
-    // As far as all_reduce_table() goes: rank 0's word, then the communicator it measures on.
+    // The beginning of all_reduce_table(): rank 0's text, then the communicator that it measures
+    // on.
     CHECK(ddp::detail::broadcast_text(*comm, "", 0).empty());
     const auto child = peers_split ? comm->split(0, rank()) : nullptr;
     ddp::test::context().control_plane().barrier();

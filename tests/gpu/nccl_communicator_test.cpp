@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only the NCCL communicator has: graph captures, counters, watchdog, abort. Communicators
-// that are broken on purpose are made here and tell their failure to the test, not to the job.
+// Features of the NCCL communicator alone: graph captures, counters, watchdog, abort. Communicators
+// that the tests break report their failure to the test, not to the job.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <cuda_runtime_api.h>
@@ -41,7 +41,7 @@ void synchronize() {
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
 }
 
-// The test's host barrier, which no broken communicator can break.
+// A host barrier of the test, independent of broken communicators.
 void meet() {
   ddp::test::context().control_plane().barrier();
 }
@@ -187,9 +187,9 @@ TEST_CASE("collectives in a row share a mark, and none of them is lost") {
   }
   synchronize();
   auto lanes = nccl(comm).counters().lanes();
-  CHECK(lanes[0].enqueued <= 51);  // some of the 50 may wait for their mark, and are not missed
+  CHECK(lanes[0].enqueued <= 51);  // some of the 50 may have no mark yet, and do not count
   CHECK(lanes[0].completed == lanes[0].enqueued);
-  works[10]->wait();  // marks all that were launched
+  works[10]->wait();  // marks all earlier launches
   synchronize();
   lanes = nccl(comm).counters().lanes();
   CHECK(lanes[0].enqueued == 51);
@@ -228,7 +228,7 @@ TEST_CASE("a thread that made no CUDA call yet may wait, and a capture may follo
   auto x = at::ones({16}, on_device());
   std::vector<ddp::WorkPtr> works;
   for (int i = 0; i < 3; ++i) {
-    works.push_back(comm->all_reduce(x));  // the later ones have no mark yet
+    works.push_back(comm->all_reduce(x));  // later ones have no mark yet
   }
   std::thread([work = works[1]] { work->wait_host(); }).join();
   std::thread([work = std::move(works[0])]() mutable { work.reset(); }).join();
@@ -250,7 +250,7 @@ TEST_CASE("a collective waits for what its stream was given before") {
   for (int round = 0; round < 20; ++round) {
     y.fill_(static_cast<float>(rank() + round));
     for (int i = 0; i < 10; ++i) {
-      x.copy_(y);  // keeps the stream busy past the launch below
+      x.copy_(y);  // keeps the stream busy past the next launch
     }
     if (round % 4 == 3) {
       synchronize();
@@ -285,7 +285,7 @@ TEST_CASE("works that nobody waits for keep their memory safe") {
     if (input.numel() * world_size() != output.numel()) {
       return;
     }
-    comm->all_gather(output, input);  // dropped at once; `input` is freed at the end of the round
+    comm->all_gather(output, input);  // work dropped at once; `input` is freed after the round
     results.push_back(output);
   }
   synchronize();
@@ -304,7 +304,7 @@ TEST_CASE("abort unblocks the host and the device") {
   synchronize();
   if (rank() == 0) {
     auto x = at::ones({1000}, on_device());
-    auto work = comm->all_reduce(x);  // nobody else comes
+    auto work = comm->all_reduce(x);  // no other rank joins
     auto aborting = std::async(std::launch::async, [&] {
       std::this_thread::sleep_for(300ms);
       comm->abort("rank 1 (node7) failed: out of memory");
@@ -317,7 +317,7 @@ TEST_CASE("abort unblocks the host and the device") {
       CHECK(std::string(error.what()).find("rank 1 (node7) failed") != std::string::npos);
     }
     aborting.get();
-    synchronize();  // the kernel left the device
+    synchronize();  // waits until the kernel has ended
     CHECK(std::chrono::steady_clock::now() - begin < 15s);
     CHECK_THROWS_AS(comm->barrier(), ddp::PeerLostError);
   } else {
@@ -344,7 +344,7 @@ TEST_CASE("calls around a capture are compared, those inside are not") {
     comm.all_reduce(x)->wait();
     captured_in = std::chrono::steady_clock::now() - begin;
   });
-  CHECK((rank() != 0 || captured_in < 150ms));  // nobody was waited for
+  CHECK((rank() != 0 || captured_in < 150ms));  // did not wait for other ranks
   for (int replay = 0; replay < 3; ++replay) {
     graph.replay();
     synchronize();
@@ -371,7 +371,7 @@ TEST_CASE("the watchdog names the collective that stands, and ends it") {
   comm->all_reduce(x)->wait();
   synchronize();
   comm->set_step(5);
-  std::this_thread::sleep_for(1s);  // idle time is no stall
+  std::this_thread::sleep_for(1s);  // idle time is not a stall
   if (rank() == 0) {
     auto work = comm->all_reduce(x);
     auto future = told.get_future();
@@ -411,7 +411,7 @@ TEST_CASE("the watchdog sees a replay that stands") {  // last: it breaks a grap
   synchronize();
   meet();
   if (rank() == 0) {
-    graph.replay();  // nobody else does
+    graph.replay();  // no other rank does
     auto future = told.get_future();
     REQUIRE(future.wait_for(20s) == std::future_status::ready);
     const auto failure = future.get();

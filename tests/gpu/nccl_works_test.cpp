@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Works that share the event behind them: waited for in any order, from any stream or thread,
-// asked, dropped, and mixed with launches that do not share. The stream that launches is kept busy
-// and the one that reads is not, so that a wait which ends too early reads what was there before.
+// Works that share one event: waited for in any order, from any stream or thread, polled, dropped,
+// and mixed with launches that do not share. The launching stream is busy and the reading stream is
+// idle, so a wait that ends too early reads old values.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -40,13 +40,13 @@ at::TensorOptions on_device() {
   return at::device(ddp::test::context().device()).dtype(at::kFloat);
 }
 
-// all_reduces in a row, each behind some milliseconds of other work.
+// Consecutive all_reduces, each after some milliseconds of other work.
 struct Row {
   Row(ddp::Communicator& comm, int count, int64_t numel = 1000) {
     for (int i = 0; i < count; ++i) {
       tensors.push_back(at::zeros({numel}, on_device()));
     }
-    synchronize();  // whoever reads too early reads zeros
+    synchronize();  // reading too early gives zeros
     for (const auto& tensor : tensors) {
       keep_busy();
       tensor.fill_(rank_plus_one());
@@ -58,7 +58,7 @@ struct Row {
       busy.add_(1);
     }
   }
-  // Waits on the current stream, and says whether it did.
+  // Waits on the current stream and returns true if the result is complete.
   bool ends(size_t which) {
     works[which]->wait();
     return tensors[which].eq(sum_of_ranks()).all().item<bool>();
@@ -83,7 +83,7 @@ TEST_CASE("works in a row are waited for out of order, on one stream and on othe
   for (const std::vector<size_t>& order :
        {std::vector<size_t>{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}}) {
     Row row(*comm, 4);
-    on_idle_stream([&] { row.works[order[0]]->wait(); });  // which makes no other stream wait
+    on_idle_stream([&] { row.works[order[0]]->wait(); });  // no other stream waits through this
     on_idle_stream([&] {
       for (const auto which : order) {
         CHECK(row.ends(which));
@@ -99,7 +99,7 @@ TEST_CASE("a stream that waited for a row waits for the launches after it as wel
   Row row(*comm, 3);
   on_idle_stream([&] {
     row.works[1]->wait();
-    // The stream of the launches is another one: it is busy before the fourth as before the others.
+    // The launching stream is another one, and is busy before the fourth launch too.
     const auto late = at::zeros({1000}, on_device());
     const auto here = c10::cuda::getCurrentCUDAStream();
     synchronize();
@@ -151,7 +151,7 @@ TEST_CASE("works in a row are asked, waited for by the host, and dropped") {
   CHECK(row.works[0]->is_completed());
 
   Row next(*comm, 4);
-  next.works[0].reset();  // nobody waited
+  next.works[0].reset();  // dropped without a wait
   next.works[3].reset();
   next.works[2]->wait_host();
   on_idle_stream([&] {
@@ -160,7 +160,7 @@ TEST_CASE("works in a row are asked, waited for by the host, and dropped") {
   });
   next.works.clear();
   for (int i = 0; i < 100; ++i) {
-    comm->all_reduce(at::ones({4096}, on_device()));  // its memory is freed at once
+    comm->all_reduce(at::ones({4096}, on_device()));  // its memory is freed immediately
   }
   synchronize();
   for (const auto& tensor : next.tensors) {
@@ -173,7 +173,7 @@ TEST_CASE("works in a row are asked, waited for by the host, and dropped") {
 
 TEST_CASE("small works between large ones, groups, other collectives and captures") {
   auto comm = make();
-  auto large = at::zeros({1 << 20}, on_device());  // 4 MiB: does not share
+  auto large = at::zeros({1 << 20}, on_device());  // 4 MiB do not share an event
   auto captured = at::zeros({100}, on_device());
   Row row(*comm, 3);
   row.keep_busy();
@@ -190,7 +190,7 @@ TEST_CASE("small works between large ones, groups, other collectives and capture
     grouped = comm->all_reduce(in_group);
   }
   Row fourth(*comm, 2);
-  // None of the fourth row was waited for: their event must not become a part of the graph.
+  // The fourth row has had no wait: its event must not enter the graph.
   at::cuda::CUDAGraph graph;
   ddp::test::capture(graph, [&] {
     captured.fill_(rank_plus_one());
@@ -199,7 +199,7 @@ TEST_CASE("small works between large ones, groups, other collectives and capture
       const c10::cuda::CUDAGuard guard(device);
       on_idle_stream([&] {
         fourth.works[1]->wait();
-        fourth.busy.add_(1);  // no node of the graph
+        fourth.busy.add_(1);  // not a node of the graph
       });
     }).join();
     work->wait();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs that the ops' kernels must not take as they come: on other devices, empty, misaligned,
-// frozen, not finite.
+// Inputs that the ops' kernels cannot use directly: on other devices, empty, misaligned, frozen,
+// not finite.
 #include <ATen/autocast_mode.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -28,7 +28,7 @@ using ddp::ops::StemAlgorithm;
 namespace {
 
 const auto kHalves = torch::TensorOptions(torch::kCUDA).dtype(torch::kBFloat16);
-// ATen's ops round between them, which turns the ReLU of values near zero: some per cent of a sum.
+// ATen rounds between its ops, which flips the ReLU of values near zero: a few per cent of a sum.
 constexpr double kByAten = 0.05;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -37,7 +37,7 @@ torch::Tensor image(torch::IntArrayRef shape, torch::TensorOptions options = kHa
   return torch::randn(shape, options).contiguous(kLast).requires_grad_(true);
 }
 
-/// The numbers of `tensor` one element behind a multiple of 16 bytes.
+/// The numbers of `tensor`, one element past a multiple of 16 bytes.
 torch::Tensor misaligned(const torch::Tensor& tensor) {
   const auto flat =
       torch::empty({tensor.numel() + 1}, tensor.options()).narrow(0, 1, tensor.numel());
@@ -121,7 +121,7 @@ TEST_CASE("batch norm and pooled_linear take views at any address") {
       }
     }
   }
-  // A gradient that is a view at an odd address, where the kernels made the forward.
+  // The kernels ran the forward; the gradient is a view at a misaligned address.
   auto inputs = make_inputs({4, 64, 8, 8}, torch::kCUDA, torch::kHalf);
   auto reference = converted(inputs, torch::kDouble);
   inputs.x.requires_grad_(true), reference.x.requires_grad_(true);
@@ -299,7 +299,7 @@ TEST_CASE("a label that is no class makes its row's gradient NaN, and no other's
 }
 
 TEST_CASE("a variance keeps its digits where one row lies far from the others") {
-  // The first row of each channel is 4000 spreads away.
+  // The first row of each channel deviates by 4000 spreads.
   for (const int64_t side : {4, 56}) {
     CAPTURE(side);
     torch::manual_seed(6);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers, clipping and GradScaler on one GPU: the same numbers as on the CPU, no host wait in a
-// step, and a captured step that gives an eager step's bits.
+// Optimizers, clipping and GradScaler on one GPU: the CPU's numbers, no host wait in a step, and
+// the bits of an eager step in a captured one.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -69,7 +69,7 @@ void set_device_gradients(const NamedParameters& parameters, int64_t step) {
   }
 }
 
-// Host waits throw inside its life.
+// Makes host waits throw for its lifetime.
 class RefuseHostWaits {
  public:
   RefuseHostWaits() {
@@ -110,7 +110,7 @@ struct Trainer {
     lr.fill_(0.0625 / static_cast<double>(1 + step % 3));
   }
 
-  // `rate` is the tensor in a captured step, the host's number in an eager one.
+  // `rate` is the tensor in a captured step and the host's number in an eager one.
   void step(const ddp::StepScalar& rate) {
     optimizer.zero_grad();
     at::Tensor loss = at::zeros({}, lr.options());
@@ -168,8 +168,8 @@ TEST_CASE("GPU steps equal CPU steps", "[gpu]") {
       on_cpu.step(0.0625);
       on_gpu.step(0.0625);
     }
-    // The norms differ in the last bits, and so do clipped gradients: float32 state agrees to a few
-    // ulp, the bfloat16 leaf to one of its own where rounding falls on the other side.
+    // The norms differ in the last bits, and so do clipped gradients. float32 state agrees to a few
+    // ulp. A bfloat16 leaf agrees to one ulp, if rounding goes the other way.
     const ddp::StateDict state = on_gpu.state_dict();
     for (const auto& [key, tensor] : on_cpu.state_dict().tensors) {
       INFO(key);
@@ -183,7 +183,7 @@ TEST_CASE("GPU steps equal CPU steps", "[gpu]") {
 TEST_CASE("An eager GPU step never makes the host wait", "[gpu]") {
   for (const Rule& rule : rules()) {
     if (rule.options.dampening != 0.0) {
-      continue;  // reads found_inf until its first step was taken, as documented
+      continue;  // reads found_inf until its first step, as documented
     }
     INFO(rule.name);
     Trainer trainer(rule.options);
@@ -199,13 +199,13 @@ TEST_CASE("An eager GPU step never makes the host wait", "[gpu]") {
 TEST_CASE("A captured step replays an eager step's bits", "[gpu]") {
   for (const Rule& rule : rules()) {
     INFO(rule.name);
-    // AccumulateGrad works on the stream it was made on: one stream for leaves, warm-up and
-    // capture.
+    // AccumulateGrad runs on the stream of its creation, so leaves, warm-up and capture use one
+    // stream.
     const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
     Trainer eager(rule.options);
     Trainer captured(rule.options);
     captured.load(0);
-    captured.step(captured.lr);  // makes state and scale
+    captured.step(captured.lr);  // creates state and scale
     at::cuda::CUDAGraph graph;
     graph.capture_begin();
     captured.step(captured.lr);
@@ -220,7 +220,7 @@ TEST_CASE("A captured step replays an eager step's bits", "[gpu]") {
       INFO("step " << step);
       check_same(captured, eager);
     }
-    CHECK(eager.scaler.get_scale() < 1024.0 * 8);  // infs of steps 4 and 5 were seen
+    CHECK(eager.scaler.get_scale() < 1024.0 * 8);  // steps 4 and 5 had infs
   }
 }
 
@@ -233,7 +233,7 @@ TEST_CASE("State is not made inside a capture", "[gpu]") {
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
   const std::string message = message_of<ddp::SettingsError>([&] { optimizer.step(0.1); });
-  at::zeros({1}, at::TensorOptions().device(at::kCUDA));  // a graph needs something to hold
+  at::zeros({1}, at::TensorOptions().device(at::kCUDA));  // gives the graph a node
   graph.capture_end();
   CHECK(contains(message, "run one step eagerly before capturing"));
 }

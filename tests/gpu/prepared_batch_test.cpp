@@ -20,7 +20,7 @@ DistributedSampler sampler_of(const Dataset& dataset) {
   return DistributedSampler(dataset.size(), rank(), world(), {.seed = 2});
 }
 
-/// What a step saw of its batches.
+/// Records a step's view of its batches.
 struct Seen {
   std::vector<at::Tensor> data;
   std::vector<at::Tensor> target;
@@ -55,7 +55,7 @@ void require_same(const Seen& seen, size_t i, const Batch& expected) {
 
 TEST_CASE("batches that a step makes are the CPU's, over the ends of epochs") {
   const auto mode = GENERATE(CudaGraph::Off, CudaGraph::On);
-  // 5 batches an epoch, the last one smaller; two a step, so that steps reach over epochs' ends.
+  // 5 batches per epoch, the last one smaller, and two per step: steps cross the ends of epochs.
   const auto dataset = images(76 * world());
   const auto sampler = sampler_of(*dataset);
   const LoaderOptions options{.batch_size = 16, .image_dtype = ImageDtype::Bf16};
@@ -67,12 +67,12 @@ TEST_CASE("batches that a step makes are the CPU's, over the ends of epochs") {
   constexpr int kRounds = 40;
   for (int i = 0; i < kRounds; ++i) {
     CAPTURE(i);
-    if (i == 25) {  // resumed elsewhere, also where the order is dealt anew
+    if (i == 25) {  // resumes with another state, also where the order is reshuffled
       auto moved = cpu.state_dict();
       gpu.load_state_dict(moved);
       cpu.load_state_dict(moved);
     }
-    if (i % 7 == 6) {  // an eager batch between the steps
+    if (i % 7 == 6) {  // an eager batch between steps
       REQUIRE(torch::equal(gpu.next().data.cpu(), cpu.next().data));
     }
     Prepared prepared;
@@ -85,7 +85,7 @@ TEST_CASE("batches that a step makes are the CPU's, over the ends of epochs") {
     REQUIRE(gpu.epoch() == cpu.epoch());
     REQUIRE(gpu.position() == cpu.position());
   }
-  if (mode == CudaGraph::On) {  // whole batches, and the smaller one in front or behind
+  if (mode == CudaGraph::On) {  // only whole batches, or the smaller one first or second
     REQUIRE(step.counts().captures == 3);
     REQUIRE(step.counts().replayed >= kRounds - 8);
   }

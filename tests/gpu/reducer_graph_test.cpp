@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step with its reductions captured in a CUDA graph and replayed on other inputs: the arena's
-// memory never moves, nothing in a backward waits on the host, and the communicator's stream joins
-// the capture.
+// A step with its reductions, captured in a CUDA graph and replayed on other inputs. The arena's
+// memory never moves, a backward never waits on the host, and the communicator's stream joins the
+// capture.
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
 
@@ -36,7 +36,7 @@ TEST_CASE("a captured backward with its reductions replays like the eager one") 
                       return plain->forward(concatenated(replay, 4)).sum();
                     }));
     }
-    // Eager again, on the same memory.
+    // Eager again, in the same memory.
     input.copy_(batch_of(rank(), 9, 4));
     step();
     require_equal(grads_of(*module), mean_reference(reference, [&](Mlp& plain) {
@@ -82,9 +82,9 @@ TEST_CASE("a mark inside a graph is taken anew by every replay") {
   ddp::detail::delay_device(device, 10);
   end.record_replayed(device);
   graph.capture_end();
-  CHECK(ddp::detail::TimeMark::milliseconds(begin, end) < 5);  // not replayed yet: the eager marks
+  CHECK(ddp::detail::TimeMark::milliseconds(begin, end) < 5);  // no replay yet: the eager marks
   for (int replay = 0; replay < 3; ++replay) {
-    begin.record(device);  // in between, eagerly
+    begin.record(device);  // recorded eagerly between replays
     graph.replay();
     const double took = ddp::detail::TimeMark::milliseconds(begin, end);
     CHECK(took > 5);
@@ -108,7 +108,7 @@ TEST_CASE("each replay tells how long it waited for reductions") {
   const auto replay_ms = [&](bool late) {
     group()->barrier();
     if (late && rank() == 1) {
-      at::cuda::sleep(80'000'000);  // 40 ms or more
+      at::cuda::sleep(80'000'000);  // 40 ms or longer
     }
     graph.replay();
     return model.exposed_communication_ms();
@@ -143,7 +143,7 @@ TEST_CASE("automatic buckets: chosen from the device's times, then captured") {
   }
   const auto eager = grads_of(*module);
   if (world() > 1) {
-    CHECK(model.reducer().gradients().layout().buckets.size() > 1);  // 48 MiB in about 4 ms
+    CHECK(model.reducer().gradients().layout().buckets.size() > 1);  // 48 MiB take about 4 ms
     CHECK_FALSE(comm->plan().empty());
   }
   at::cuda::CUDAGraph graph;
@@ -153,7 +153,7 @@ TEST_CASE("automatic buckets: chosen from the device's times, then captured") {
   for (int replay = 0; replay < 3; ++replay) {
     graph.replay();
     const auto replayed = grads_of(*module);
-    for (size_t i = 0; i < eager.size(); ++i) {  // require_equal would print a million numbers each
+    for (size_t i = 0; i < eager.size(); ++i) {  // require_equal would print a million numbers
       INFO("parameter " << i);
       REQUIRE(torch::equal(replayed[i], eager[i]));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients that an op writes beside backward, on another stream: their reduction waits for them,
-// backward does not.
+// Gradients that an op writes on another stream during the backward: their reduction waits for
+// them, the backward does not.
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -22,8 +22,8 @@ c10::cuda::CUDAStream side_stream() {
   return stream;
 }
 
-// x w; the gradient of w is written on the side stream after a while, what it reads kept until the
-// next backward.
+// x w; the side stream writes the gradient of w after a delay. Its inputs are kept until the next
+// backward.
 class LateProduct : public torch::autograd::Function<LateProduct> {
  public:
   static inline double delay_ms = 0;
@@ -83,7 +83,7 @@ std::vector<torch::Tensor> reference_of(int64_t step) {
 }  // namespace
 
 TEST_CASE("a reduction waits for gradients written beside backward, and backward does not") {
-  const double cap = GENERATE(25.0, 1.0 / (1 << 20));  // one bucket, and one a weight
+  const double cap = GENERATE(25.0, 1.0 / (1 << 20));  // one bucket, or one per weight
   CAPTURE(cap);
   const auto stream = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);
@@ -106,7 +106,7 @@ TEST_CASE("a reduction waits for gradients written beside backward, and backward
     loss.backward();
     end.record(context().device());
     require_equal(grads_of(*module), reference_of(step));
-    if (step > 0) {  // connected, and laid out anew
+    if (step > 0) {  // connected, and buckets are rebuilt
       CHECK(ddp::detail::TimeMark::milliseconds(begin, chain_end) < 0.8 * kDelayMs);
       CHECK(ddp::detail::TimeMark::milliseconds(begin, end) > 2 * kDelayMs);
     }

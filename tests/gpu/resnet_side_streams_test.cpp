@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ResNet whose ops run on streams of their own, and whose filters are made into matrices ahead of
-// the layers that read them.
+// A ResNet whose ops run on side streams, and whose filters become matrices ahead of the layers
+// that read them.
 #include "ddp/ops/cross_entropy.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
@@ -38,7 +38,7 @@ OptimizerOptions rule(double weight_decay, bool nesterov) {
   return options;
 }
 
-/// What a model of the same weights without side streams makes of `images`.
+/// Output for `images` of a model with the same weights and no side streams.
 torch::Tensor expected_of(const models::ResNet& trained, const torch::Tensor& images) {
   auto model = make_model(false);
   const auto copy = [](const auto& from, const auto& to) {
@@ -80,10 +80,11 @@ TEST_CASE("a ResNet on side streams trains the plain run's weights") {
 }
 
 TEST_CASE("matrices of filters made ahead are of the latest weights, in a graph too") {
-  // Over 32 px the filters of layer 4 read one tap; over 64 px all nine, as one dense product.
+  // At 32 px the filters of layer 4 read one tap; at 64 px they read all nine, as one dense
+  // product.
   auto module = make_model(true);
   DistributedDataParallel model(module, group(), {});
-  // This weight decay moves taps without a gradient by more than bf16 rounds off.
+  // This weight decay changes taps without a gradient by more than bf16 rounding.
   auto optimizer = make_optimizer(model, rule(0.05, /*nesterov=*/false));
   const auto small = images_of(32, 32), large = images_of(64, 32);
   const auto labels = torch::randint(10, {32}, on_device().dtype(torch::kLong));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work beside the main stream: what a branch reads must stay until its reader is done, threads must
-// not meet on each other's side streams. Kernels that spin make the side streams late on purpose.
+// Work on side streams: the inputs of a branch must live until it is done, and threads must not
+// share side streams. Spinning kernels delay the side streams on purpose.
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
@@ -47,7 +47,7 @@ struct Slotted {
   ~Slotted() { ddp::ops::set_grad_slot(weight, nullptr); }
 };
 
-/// x; the gradient of `weight` is 3, summed up late from a tensor that only the branch keeps.
+/// x; the gradient of `weight` is 3, summed late from a tensor that only the branch keeps.
 class LateGradient : public torch::autograd::Function<LateGradient> {
  public:
   static torch::Tensor forward(AutogradContext* ctx, const torch::Tensor& x,
@@ -71,7 +71,7 @@ class LateGradient : public torch::autograd::Function<LateGradient> {
   }
 };
 
-/// x; its backward takes memory as large as LateGradient's and overwrites it.
+/// x; its backward allocates as much memory as LateGradient's and overwrites it.
 class TakesMemory : public torch::autograd::Function<TakesMemory> {
  public:
   static torch::Tensor forward(AutogradContext*, const torch::Tensor& x) { return x.clone(); }
@@ -93,7 +93,7 @@ class ThrowsInBackward : public torch::autograd::Function<ThrowsInBackward> {
   }
 };
 
-/// A ResNet-18 of fixed weights in bf16 whose weight gradients go to float32 slots.
+/// A ResNet-18 with fixed weights in bf16, whose weight gradients go to float32 slots.
 struct SlottedResNet {
   explicit SlottedResNet(bool beside) {
     torch::manual_seed(8);
@@ -131,7 +131,7 @@ struct SlottedResNet {
   std::vector<ddp::ops::GradSlot> slots;
 };
 
-/// Images and labels; cuDNN takes the same algorithms each time from here on.
+/// Returns images and labels, and makes cuDNN use the same algorithms from here on.
 std::pair<torch::Tensor, torch::Tensor> deterministic_batch() {
   at::globalContext().setDeterministicCuDNN(true);
   at::globalContext().setBenchmarkCuDNN(false);
@@ -148,7 +148,7 @@ TEST_CASE("a branch keeps what it reads until the stream that made it has waited
   Slotted main, side;
   const auto x = torch::ones({8}, kFloats).requires_grad_(true);
   // Backward: main's gradient (held), the side task's (beyond its limit: joined, but not with
-  // main), then main takes memory.
+  // main), then main allocates memory.
   const auto taken = TakesMemory::apply(x);
   ddp::ops::SideTask task(
       x, [&](const torch::Tensor& input) { return LateGradient::apply(input, side.weight, 1); });
@@ -170,7 +170,7 @@ TEST_CASE("a backward that an exception ended lets go of what its branch held") 
       LateGradient::apply(ThrowsInBackward::apply(x), slotted.weight, int64_t{1} << 40).sum();
   const auto before = allocated();
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("broken"));
-  // The engine's thread may drop the backward after the caller has heard of its end.
+  // The engine's thread may free the backward's memory after the caller sees its end.
   for (int i = 0; i < 500 && allocated() >= before + 4 * kSize; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -207,7 +207,7 @@ TEST_CASE("one thread captures side streams while another works on its own") {
   captured.slot.written = false;
   at::cuda::CUDAGraph graph;
   graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  // Of the captured graph: a side task begun, its end to follow.
+  // The capture has an open side task.
   ddp::ops::SideTask open(x.detach(), [](const torch::Tensor& of) { return of * 5; });
   std::async(std::launch::async, [] {
     const OnOwnStream others;
@@ -228,7 +228,7 @@ TEST_CASE("one thread captures side streams while another works on its own") {
 }
 
 TEST_CASE("an evaluation on another stream leaves a model's training as it is") {
-  // Its late stream must not be the one that zeroes the counters of the training's kernels.
+  // Its late stream must not be the stream that zeroes the counters of the training's kernels.
   models::ResNet model(nullptr), twin(nullptr);
   for (auto* made : {&model, &twin}) {
     torch::manual_seed(4);
@@ -246,7 +246,7 @@ TEST_CASE("an evaluation on another stream leaves a model's training as it is") 
   c10::cuda::device_synchronize();
   {
     const OnOwnStream other;
-    {  // small blocks that are not zero
+    {  // small blocks with nonzero contents
       std::vector<torch::Tensor> used;
       for (int64_t bytes = 512; bytes <= 8192; bytes += 512) {
         for (int i = 0; i < 40; ++i) {
@@ -274,11 +274,11 @@ TEST_CASE("products choose no algorithm by stopwatch where bits must repeat") {
     at::cuda::sleep(kSpin);
     before.record(own.stream);
     ddp::ops::detail::gemm(out, a, b);
-    const bool measured = before.query();  // it waits for the stream first
+    const bool measured = before.query();  // measuring waits for the stream first
     CHECK((out.to(torch::kFloat) == 64).all().item<bool>());
     return measured;
   };
-  product(40);  // the library's handle and first memory
+  product(40);  // creates the library's handle and first memory
   CHECK(product(41));
   CHECK_FALSE(product(41));
   at::globalContext().setDeterministicAlgorithms(true, false);
@@ -286,7 +286,7 @@ TEST_CASE("products choose no algorithm by stopwatch where bits must repeat") {
   CHECK_FALSE(product(41));
   at::globalContext().setDeterministicAlgorithms(false, false);
   CHECK(product(42));
-  // A shape that a capture met first.
+  // A shape whose first use is in a capture.
   const auto a = torch::ones({43, 64}, halves), b = torch::ones({64, 48}, halves);
   const auto out = torch::empty({43, 48}, halves);
   at::cuda::CUDAGraph graph;
@@ -302,7 +302,7 @@ TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
   std::vector<torch::Tensor> plain;
   for (const bool beside : {false, true}) {
     SlottedResNet net(beside);
-    // Holding a byte makes every op of either stream join; the other limit never does.
+    // With a limit of one byte every op joins both streams; with the other limit no op does.
     for (const int64_t limit : {int64_t{1}, int64_t{1} << 30}) {
       for (int round = 0; round < 3; ++round) {
         net.forget();
@@ -315,7 +315,7 @@ TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
         }
         Slotted late;
         auto logits = net.model->forward(images);
-        if (beside) {  // the backward finds the shortcuts' stream and the branch late
+        if (beside) {  // the backward starts with a late shortcut stream and branch
           logits = LateGradient::apply(logits, late.weight, limit);
           const ddp::ops::SideTask task(images, [](const torch::Tensor& of) {
             at::cuda::sleep(kSpin / 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loader's copies to a GPU: same bits as on the CPU, while the step and the copies overlap.
+// The loader's copies to a GPU: the CPU's bits, while the step and the copies overlap.
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -44,7 +44,7 @@ NamedBatch collate(std::vector<std::pair<int64_t, torch::Tensor>> items) {
   return batch;
 }
 
-// The ways in which batches of images come to a GPU.
+// Routes of image batches to a GPU.
 struct Way {
   const char* name;
   ddp::Augment augment = ddp::Augment::PadCrop;
@@ -64,7 +64,7 @@ std::shared_ptr<ddp::Dataset> images_of(const Way& way) {
                             .cache = way.cache});
 }
 
-// Keeps the current stream busy for some milliseconds, as a step does.
+// Keeps the current stream busy for some milliseconds, like a step.
 void spin() {
   auto a = torch::ones({2048, 2048}, torch::kCUDA);
   for (int i = 0; i < 10; ++i) {
@@ -92,14 +92,14 @@ TEST_CASE("batches on the GPU have the bits of those on the CPU", "[loader]") {
     auto batch = gpu.next();
     REQUIRE(batch.data.is_cuda());
     REQUIRE(batch.data.strides() == expected.data.strides());
-    spin();  // the copy of the next batch runs beside it
+    spin();  // overlaps the copy of the next batch
     wrong +=
         (batch.data != expected.data.cuda()).sum() + (batch.target != expected.target.cuda()).sum();
     REQUIRE(gpu.epoch() == cpu.epoch());
     REQUIRE(gpu.position() == cpu.position());
   }
   REQUIRE(wrong.item<float>() == 0);
-  // A resumed loader forgets what was staged.
+  // A resumed loader drops its staged batches.
   DataLoader resumed(dataset, sampler, at::Device(at::kCUDA, 0),
                      {.batch_size = 64, .pin_memory = pin});
   (void)resumed.next();
@@ -107,10 +107,10 @@ TEST_CASE("batches on the GPU have the bits of those on the CPU", "[loader]") {
   REQUIRE(torch::equal(resumed.next().data, gpu.next().data));
 }
 
-// The steps' stream spins from before the copies begin until they have been read. That a batch has
-// come is the loader's own word: before a third copy begins, the host waits for the first.
+// The steps' stream spins from before the copies begin until they have been read. The loader itself
+// guarantees that a batch has arrived: before a third copy begins, the host waits for the first.
 TEST_CASE("batches come to the GPU while the steps' stream is busy", "[loader]") {
-  constexpr int64_t kSpin = 4'000'000'000;  // cycles: 2 s, beside some milliseconds of work
+  constexpr int64_t kSpin = 4'000'000'000;  // cycles: 2 s, against some milliseconds of work
   constexpr size_t kWarmUp = 8, kBeside = 6, kOnTheWay = 2;
   const Way way = GENERATE(kCopied, kMadeOfParts);
   CAPTURE(way.name);
@@ -124,11 +124,11 @@ TEST_CASE("batches come to the GPU while the steps' stream is busy", "[loader]")
                  {.batch_size = 16, .device_resident = way.resident});
   std::vector<ddp::Batch> expected, batches;
   const auto has_come = [&](size_t i) {
-    const c10::cuda::CUDAStreamGuard reading(idle);  // the only one that .cpu() waits for
+    const c10::cuda::CUDAStreamGuard reading(idle);  // the only stream that .cpu() waits for
     return torch::equal(batches[i].data.cpu(), expected[i].data) &&
            torch::equal(batches[i].target.cpu(), expected[i].target);
   };
-  // Kernels are loaded and memory is asked for here: both may wait for the whole device.
+  // Loading kernels and allocating memory may wait for the whole device, so both happen here.
   for (size_t i = 0; i < kWarmUp; ++i) {
     expected.push_back(cpu.next());
     batches.push_back(gpu.next());
@@ -137,7 +137,7 @@ TEST_CASE("batches come to the GPU while the steps' stream is busy", "[loader]")
   REQUIRE(has_come(kWarmUp - 1));
   expected.clear();
   batches.clear();
-  c10::cuda::device_synchronize();  // so that the next batches may have their memory
+  c10::cuda::device_synchronize();  // lets the next batches reuse their memory
   for (size_t i = 0; i < kBeside; ++i) {
     expected.push_back(cpu.next());
   }
@@ -146,7 +146,7 @@ TEST_CASE("batches come to the GPU while the steps' stream is busy", "[loader]")
   at::cuda::sleep(kSpin);
   spun.record(steps);
   for (size_t i = 0; i < kBeside; ++i) {
-    batches.push_back(gpu.next());  // kept: memory given back would wait for the steps
+    batches.push_back(gpu.next());  // kept, because freed memory would wait for the steps
   }
   for (size_t i = 1; i + kOnTheWay < kBeside; ++i) {  // the first may be from before the spin
     CAPTURE(i);
@@ -207,7 +207,7 @@ TEST_CASE("a batch that the device had no memory for is not lost", "[loader]") {
   const c10::cuda::CUDAStreamGuard guard(stream);
   const auto dataset = images_of(way);
   const DistributedSampler sampler(640, 0, 1);
-  // 16 MB each, which the allocator asks the device for one by one.
+  // The allocator requests each block of 16 MB separately from the device.
   DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 320});
   DataLoader gpu(dataset, sampler, at::Device(at::kCUDA, 0),
                  {.batch_size = 320, .device_resident = way.resident});
@@ -222,7 +222,7 @@ TEST_CASE("a batch that the device had no memory for is not lost", "[loader]") {
       setMemoryFraction(attempt == 0 ? 1e-6 : 1, 0);
       try {
         batch = gpu.next();
-      } catch (const c10::OutOfMemoryError&) {  // now, or when the last call read ahead
+      } catch (const c10::OutOfMemoryError&) {  // now, or while the last call read ahead
         ++errors;
       }
       setMemoryFraction(1, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeRO-1 on GPUs: what it saves of memory, and captured steps. (Its results are zero_test.cpp's.)
+// ZeRO-1 on GPUs: its memory savings, and captured steps. (zero_test.cpp tests its results.)
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -40,7 +40,7 @@ torch::nn::Sequential wide_model(torch::ScalarType dtype) {
   return module;
 }
 
-// Device memory that the optimizer has taken after two steps.
+// Device memory that the optimizer holds after two steps.
 int64_t optimizer_bytes(torch::ScalarType dtype, bool zero1) {
   auto module = wide_model(dtype);
   DistributedDataParallel model(module, group());
@@ -95,7 +95,7 @@ TEST_CASE("state takes a world_size-th of the memory") {
                 static_cast<double>(numel) / 1e6, dtype == torch::kFloat ? "float32" : "bfloat16",
                 static_cast<double>(whole) / (1 << 20), static_cast<double>(sharded) / (1 << 20));
   }
-  constexpr int64_t kTables = 4 << 20;  // and what the allocator rounds up
+  constexpr int64_t kTables = 4 << 20;  // includes the allocator's rounding
   CHECK(whole >= state);
   CHECK(whole < state + kTables);
   CHECK(sharded >= state / world());

@@ -7,7 +7,7 @@
 
 namespace testing {
 
-/// The process's umask, until the end of a scope.
+/// Sets the process's umask for a scope.
 class Umask {
  public:
   explicit Umask(mode_t mask) : before_(::umask(mask)) {}
@@ -19,7 +19,7 @@ class Umask {
   mode_t before_;
 };
 
-/// 0777 at most; -1 where there is nothing.
+/// Returns 0777 at most; -1 if the path does not exist.
 inline int rights_of(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0 ? static_cast<int>(status.st_mode & 0777) : -1;

@@ -29,7 +29,7 @@ std::pair<std::string, std::string> split_at_colon(const std::string& option,
   return {text.substr(0, colon), text.substr(colon + 1)};
 }
 
-// "1:137,*:76": rank 1 is killed, everybody else ends with 76.
+// "1:137,*:76": rank 1 is killed, all other ranks exit with 76.
 void parse_expected_exits(const std::string& text, LaunchOptions& options) {
   std::size_t begin = 0;
   while (begin <= text.size()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ddp_test_launch was asked to do.
+// Options of ddp_test_launch.
 #pragma once
 
 #include <map>
@@ -11,10 +11,10 @@ namespace ddp::test {
 
 struct LaunchOptions {
   int ranks = 1;
-  double timeout_s = 120;       ///< the whole run; then everything is killed
-  double grace_s = 20;          ///< what survivors get after the first unexpected exit
+  double timeout_s = 120;       ///< for the whole run; then all processes are killed
+  double grace_s = 20;          ///< for the survivors after the first unexpected exit
   bool use_mpi = true;          ///< start through mpirun; else torchrun-like variables
-  bool need_gpus = false;       ///< skip (77) where fewer GPUs than ranks are seen
+  bool need_gpus = false;       ///< skip (77) if there are fewer GPUs than ranks
   bool verbose = false;         ///< print every rank's output, also on success
   std::string skip_reason;      ///< not empty: skip (77) with this sentence, start nothing
   std::map<int, int> expected;  ///< exit code by rank; default_expected elsewhere
@@ -31,7 +31,7 @@ struct LaunchOptions {
 /// The exit code that means "skipped" to CTest (SKIP_RETURN_CODE).
 inline constexpr int kSkipped = 77;
 
-/// Throws std::runtime_error with one sentence where the arguments make no sense.
+/// Throws std::runtime_error with one sentence for invalid arguments.
 LaunchOptions parse_launch_options(int argc, char** argv);
 
 }  // namespace ddp::test

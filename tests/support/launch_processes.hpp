@@ -14,10 +14,10 @@ struct Process {
   bool is_launcher = false;  ///< mpirun, its daemon, or our own wrapper
 };
 
-/// All living processes below `ancestor`, zombies left out.
+/// All living processes below `ancestor`, without zombies.
 std::vector<Process> descendants(pid_t ancestor);
 
-/// GPUs that a program started now would see; 0 without a driver.
+/// Number of GPUs that a new program would see; 0 without a driver.
 int visible_gpus();
 
 }  // namespace ddp::test

@@ -68,8 +68,8 @@ int listen_at(const std::string& path) {
   return fd;
 }
 
-// A port that stays ours: bound, never listening, so that no other test is given it while rank 0
-// (which also sets SO_REUSEADDR) may listen there.
+// Reserves a port: the socket is bound but never listens. No other test gets the port, and rank 0
+// may still listen there, because it sets SO_REUSEADDR too.
 int hold_port(int& port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -86,7 +86,7 @@ int hold_port(int& port) {
   return fd;
 }
 
-// A job around the tests (Slurm, torchrun, mpirun) must not show through to the ranks.
+// Hides a surrounding job (Slurm, torchrun, mpirun) from the ranks.
 void drop_launcher_variables() {
   std::vector<std::string> names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -110,7 +110,7 @@ void drop_launcher_variables() {
 
 LaunchRun::LaunchRun(const LaunchOptions& options)
     : options_(options), results_(options.ranks), started_(Clock::now()) {
-  // /tmp and not TMPDIR: the path must fit into a socket's name.
+  // Uses /tmp instead of TMPDIR, because the path must fit into a socket's name.
   folder_ = make_folder("/tmp");
   if (folder_.empty()) {
     throw std::runtime_error("cannot make a folder in /tmp");
@@ -120,7 +120,7 @@ LaunchRun::LaunchRun(const LaunchOptions& options)
   if (!options.use_mpi) {
     port_holder_ = hold_port(port_);
   }
-  // Orphans of the ranks become our children, so that none escapes.
+  // Orphans of the ranks become children of this process, so that all can be killed.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     signal(number, [](int received) { stop_signal = received; });
@@ -167,7 +167,7 @@ void LaunchRun::set_environment() const {
   if (options_.need_gpus) {
     setenv("NCCL_NVLS_ENABLE", "0", 0);
   }
-  // More ranks than cores share them; nothing of MPI leaves the machine or outlives the run.
+  // More ranks than cores share them. MPI neither leaves the machine nor outlives the run.
   set("OMPI_ALLOW_RUN_AS_ROOT", "1");
   set("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   set("OMPI_MCA_rmaps_base_oversubscribe", "1");
@@ -192,7 +192,7 @@ pid_t LaunchRun::spawn(const std::vector<std::string>& command,
   if (child != 0) {
     return child;
   }
-  setpgid(0, 0);  // a terminal's Ctrl-C reaches the launcher alone
+  setpgid(0, 0);  // a terminal's Ctrl-C reaches only the launcher
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) {
     _exit(127);
@@ -244,8 +244,8 @@ void LaunchRun::watch() {
     check_limits();
   }
   release_wrappers();
-  // mpirun needs a moment to clean up after ranks that did not finalize; nobody waits for it
-  // longer.
+  // mpirun needs a moment to clean up after ranks that did not finalize; it gets no longer than
+  // this.
   const auto deadline = Clock::now() + std::chrono::seconds(cut_short_.empty() ? 5 : 0);
   while (!children_.empty() && Clock::now() < deadline) {
     children_.erase(
@@ -273,7 +273,7 @@ void LaunchRun::accept_and_read(int timeout_ms) {
     const auto count = read(connection.fd, buffer, sizeof(buffer));
     if (count <= 0) {
       close(connection.fd);
-      connection.fd = -1;  // poll ignores it from now on
+      connection.fd = -1;  // poll ignores it from here
       continue;
     }
     connection.received.append(buffer, static_cast<std::size_t>(count));
@@ -323,7 +323,7 @@ void LaunchRun::check_limits() {
     cut_short_ = "not ended within " + std::to_string(static_cast<int>(options_.grace_s)) +
                  " s after the first failure";
   }
-  // mpirun that is gone takes its ranks along: they will never report.
+  // An mpirun that has exited takes its ranks along: they will never report.
   for (const pid_t child : children_) {
     int status = 0;
     if (waitpid(child, &status, WNOHANG) == child) {
@@ -352,7 +352,7 @@ void LaunchRun::release_wrappers() {
   }
 }
 
-// Everything that descends from us, as often as it takes: a killed process can leave new orphans.
+// Kills all descendants, repeatedly: a killed process can leave new orphans.
 void LaunchRun::kill_descendants(bool note_programs) {
   const auto deadline = Clock::now() + std::chrono::seconds(10);
   bool first = true;
@@ -364,7 +364,7 @@ void LaunchRun::kill_descendants(bool note_programs) {
       break;
     }
     for (const auto& process : alive) {
-      // A helper of mpirun may still be leaving; what a rank started must be gone by now.
+      // A helper of mpirun may still be exiting; children of a rank must be gone by now.
       if (note_programs && first && cut_short_.empty() && !process.is_launcher) {
         leftovers_.push_back(process.command);
       }

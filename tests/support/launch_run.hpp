@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One run of several ranks: starts them, watches each one, leaves nothing behind.
+// One run of several ranks: starts and observes them, and cleans up.
 #pragma once
 
 #include <sys/types.h>
@@ -14,28 +14,27 @@
 namespace ddp::test {
 
 struct RankResult {
-  pid_t pid = 0;                 ///< of the program, 0 while it has not started
-  std::optional<int> exit_code;  ///< 128 + signal where one killed it; none: it was killed by us
+  pid_t pid = 0;                 ///< the program's, 0 before it starts
+  std::optional<int> exit_code;  ///< 128 + signal if killed by one; none: killed by this run
 };
 
 class LaunchRun {
  public:
-  /// Makes the run's own temporary folder, its socket and, without mpirun, its port.
+  /// Creates the run's own temporary folder, its socket and, without mpirun, its port.
   explicit LaunchRun(const LaunchOptions& options);
-  /// Kills what is left of the run and removes its folders.
+  /// Kills all remaining processes of the run and removes its folders.
   ~LaunchRun();
   LaunchRun(const LaunchRun&) = delete;
   LaunchRun& operator=(const LaunchRun&) = delete;
 
-  /// Starts the ranks and returns when all have ended, the time is up, or the launcher was asked to
-  /// stop by a signal.
+  /// Starts the ranks. Returns when all have ended, the time is up, or a signal stops the launcher.
   void run();
 
   const std::vector<RankResult>& results() const { return results_; }
   std::string output_of(int rank) const;
-  /// What mpirun itself wrote.
+  /// The output of mpirun itself.
   std::string launcher_output() const;
-  /// Why the run was cut short; empty where it ended by itself.
+  /// The reason why the run was cut short; empty if it ended by itself.
   const std::string& cut_short() const { return cut_short_; }
   /// Processes that outlived their rank.
   const std::vector<std::string>& leftovers() const { return leftovers_; }
@@ -62,7 +61,7 @@ class LaunchRun {
 
   const LaunchOptions& options_;
   std::string folder_;
-  std::string shm_folder_;  ///< MPI's shared memory; empty where /dev/shm cannot be written
+  std::string shm_folder_;  ///< MPI's shared memory; empty if /dev/shm is not writable
   int listener_ = -1;
   int port_holder_ = -1;
   int port_ = 0;

@@ -44,7 +44,7 @@ int connect_to_launcher(const char* path) {
 }
 
 void send_line(int fd, const std::string& line) {
-  // A launcher that is gone shows as end of file in the poll below.
+  // A dead launcher shows as end of file in the poll below.
   [[maybe_unused]] const auto sent = send(fd, line.data(), line.size(), MSG_NOSIGNAL);
 }
 
@@ -83,7 +83,7 @@ int run_wrapper(int argc, char** argv) {
   }
   const std::string rank = own_rank();
   const int launcher = connect_to_launcher(argv[2]);
-  // Signals are for the program; the wrapper is ended by its launcher, or with it.
+  // Signals are for the program. The wrapper ends with its launcher at the latest.
   signal(SIGINT, SIG_IGN);
   const pid_t self = getpid();
   const pid_t child = fork();

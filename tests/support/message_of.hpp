@@ -6,7 +6,8 @@
 
 namespace testing {
 
-/// The message of the E that `function` throws; empty where it throws none. Others pass through.
+/// Returns the message of the E that `function` throws, or "" if it throws none. Other exceptions
+/// pass through.
 template <typename E = std::exception, typename F>
 std::string message_of(F&& function) {
   try {

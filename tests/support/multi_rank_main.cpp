@@ -26,7 +26,7 @@ using ListenerBase = Catch::EventListenerBase;
 using ListenerBase = Catch::TestEventListenerBase;
 #endif
 
-// Keeps the ranks in step, and a failure on one of them from leaving the others in a collective.
+// Keeps the ranks in step. A failure on one rank does not leave the others in a collective.
 class RankListener : public ListenerBase {
  public:
   using ListenerBase::ListenerBase;
@@ -58,7 +58,7 @@ class RankListener : public ListenerBase {
     } catch (const std::exception& error) {
       std::fprintf(stderr, "after test case \"%s\": %s\n", name_.c_str(), error.what());
       std::fflush(nullptr);
-      std::_Exit(static_cast<int>(ExitCode::PeerLost));  // a passed rank must not report success
+      std::_Exit(static_cast<int>(ExitCode::PeerLost));  // a passing rank must not report success
     }
   }
 
@@ -89,7 +89,8 @@ int run_session(int argc, char** argv) {
   shared_context().emplace(Context::create(context_options()));
   const int failures = session.run();
   if (failures != 0) {
-    // No ordered teardown: the peers' collectives were aborted and nothing can be agreed any more.
+    // Skips the ordered teardown: the peers' collectives were aborted, and no agreement is
+    // possible.
     std::fflush(nullptr);
     std::_Exit(1);
   }

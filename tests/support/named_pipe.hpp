@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A named pipe where a program expects a file.
+// A named pipe in the place of a file.
 #pragma once
 
 #include <fcntl.h>
@@ -14,8 +14,8 @@
 
 namespace testing {
 
-/// Whoever opens the pipe to read and waits for a writer gets one after a second, so that the test
-/// fails and does not hang.
+/// Opens the pipe to write after one second if a reader is blocked, so that the test fails instead
+/// of hanging.
 class NamedPipe {
  public:
   explicit NamedPipe(std::string path) : path_(std::move(path)) {
@@ -44,7 +44,7 @@ class NamedPipe {
   NamedPipe& operator=(const NamedPipe&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Whether somebody waited for a writer.
+  /// True if a reader was waiting for a writer.
   bool was_waited_for() const { return was_waited_for_; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program tells on standard error, where the log goes.
+// Captures a program's standard error, which receives the log.
 #pragma once
 
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 namespace testing {
 
-/// Standard error goes into a file without a name as long as this lives.
+/// Redirects standard error to an unnamed file for its lifetime.
 class RedirectedStderr {
  public:
   RedirectedStderr() : file_(std::tmpfile()) {
@@ -31,7 +31,7 @@ class RedirectedStderr {
   RedirectedStderr(const RedirectedStderr&) = delete;
   RedirectedStderr& operator=(const RedirectedStderr&) = delete;
 
-  /// What was written up to here.
+  /// Returns the text written so far.
   std::string text() const {
     std::fflush(stderr);
     std::string all;
@@ -48,7 +48,7 @@ class RedirectedStderr {
   int before_ = -1;
 };
 
-/// What is written to standard error while `function` runs, by any thread of this process.
+/// Returns the text that any thread writes to standard error while `function` runs.
 template <typename F>
 std::string stderr_of(F&& function) {
   const RedirectedStderr redirected;
@@ -56,7 +56,7 @@ std::string stderr_of(F&& function) {
   return redirected.text();
 }
 
-/// How often `part` is found in `text`.
+/// Returns the number of occurrences of `part` in `text`.
 inline int num_found(const std::string& text, const std::string& part) {
   int num = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) {

@@ -24,7 +24,7 @@ struct Gpt2Options {
   int64_t num_layers = 12;
   int64_t num_heads = 12;
   int64_t intermediate_size = 0;  ///< 0: 4 * hidden_size
-  double dropout = 0.1;           ///< of embeddings, residual branches and attention weights
+  double dropout = 0.1;           ///< for embeddings, residual branches and attention weights
   double layer_norm_eps = 1e-5;
   double initializer_range = 0.02;
 };
@@ -35,8 +35,8 @@ class Gpt2Block;
 
 class Gpt2Impl : public CausalLm {
  public:
-  /// Parameters lie where `tensor_options` say (device, dtype) and are not initialised. Throws
-  /// std::invalid_argument for sizes that do not fit together.
+  /// Creates uninitialised parameters with `tensor_options` (device, dtype). Throws
+  /// std::invalid_argument if the sizes do not fit together.
   explicit Gpt2Impl(const Gpt2Options& options = {},
                     const torch::TensorOptions& tensor_options = {});
   ~Gpt2Impl() override;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-rank adapters (Hu et al., arXiv:2106.09685) on the linear layers of a model: the base frozen,
-// two thin matrices a layer trained. Names and meaning are PEFT's: "<layer>.lora_A.weight"
-// [rank, in] and "<layer>.lora_B.weight" [out, rank], scale alpha / rank, dropout on the branch's
-// input, A from kaiming_uniform(sqrt(5)), B zero.
+// Low-rank adapters (Hu et al., arXiv:2106.09685) on the linear layers of a model. The base is
+// frozen; two thin matrices per layer are trained. Names and meaning are PEFT's:
+// "<layer>.lora_A.weight" [rank, in] and "<layer>.lora_B.weight" [out, rank], scale alpha / rank,
+// dropout on the branch's input. A is initialised by kaiming_uniform(sqrt(5)), B with zeros.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,13 +19,13 @@ struct LoraOptions {
   int64_t rank = 64;
   double alpha = 128;
   double dropout = 0.05;
-  /// Shell patterns for the last part of a linear layer's name, or for the whole of it.
+  /// Shell patterns, matched against the last part of a linear layer's name or the full name.
   std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                              "gate_proj", "up_proj", "down_proj"};
-  torch::Dtype dtype = torch::kFloat32;  ///< of A and B
+  torch::Dtype dtype = torch::kFloat32;  ///< dtype of A and B
 };
 
-/// y = x Wᵀ + b, with torch.nn.Linear's names and initialisation, and room for an adapter.
+/// y = x Wᵀ + b, with torch.nn.Linear's names and initialisation, and an optional adapter.
 class LinearImpl : public torch::nn::Module {
  public:
   /// Memory is not initialised: call reset_parameters(), or load weights.
@@ -33,9 +33,9 @@ class LinearImpl : public torch::nn::Module {
              const torch::TensorOptions& tensor_options = {});
   torch::Tensor forward(const torch::Tensor& input);
 
-  /// Freezes weight and bias and registers lora_A.weight and lora_B.weight beside them.
+  /// Freezes weight and bias and registers lora_A.weight and lora_B.weight.
   void add_lora(const LoraOptions& options);
-  /// Adds scale * B A to the weight and takes the adapter away.
+  /// Adds scale * B A to the weight and removes the adapter.
   void merge_lora();
   bool has_lora() const { return lora_a.defined(); }
   double lora_scale() const { return lora_scale_; }  ///< alpha / rank
@@ -43,8 +43,8 @@ class LinearImpl : public torch::nn::Module {
   double lora_dropout() const { return lora_dropout_; }
 
   torch::Tensor weight;  ///< [out, in]
-  torch::Tensor bias;    ///< [out], undefined without
-  torch::Tensor lora_a;  ///< [rank, in], undefined without an adapter
+  torch::Tensor bias;    ///< [out]; undefined without a bias
+  torch::Tensor lora_a;  ///< [rank, in]; undefined without an adapter
   torch::Tensor lora_b;  ///< [out, rank]
 
  private:
@@ -54,16 +54,16 @@ class LinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Linear);
 
-/// What add_lora did, for programs that print it.
+/// Result of add_lora, for programs that print it.
 struct LoraSummary {
   std::vector<std::string> layers;  ///< names of the layers with an adapter
   int64_t num_trainable = 0;        ///< elements of A and B
   int64_t num_frozen = 0;           ///< elements of all other parameters
 };
 
-/// Gives every Linear below `module` that matches an adapter and freezes all other parameters.
-/// Draws A from the default generator, layer by layer in order of registration. Throws
-/// std::invalid_argument for a pattern that matches nothing and for a rank that is not positive.
+/// Adds an adapter to every matching Linear below `module` and freezes all other parameters. Draws
+/// A from the default generator, layer by layer in order of registration. Throws
+/// std::invalid_argument if a pattern matches nothing or the rank is not positive.
 LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options);
 
 /// Merges all adapters below `module`; the weights can then be saved as a full model.

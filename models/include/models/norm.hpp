@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normalisation layers chosen when a model is built, and exchangeable afterwards.
+// Normalisation layers that are chosen when a model is built and can be replaced later.
 #pragma once
 
 #include <torch/nn/modules/batchnorm.h>
@@ -15,24 +15,23 @@
 
 namespace models {
 
-/// Makes the normalisation of `num_features` channels: any module whose forward takes and returns
-/// one tensor [batch, channels, height, width]. An empty function means BatchNorm2d.
+/// Makes the normalisation of `num_features` channels. The module's forward takes and returns one
+/// tensor [batch, channels, height, width]. An empty function means BatchNorm2d.
 ///
 ///   models::resnet50({.norm = [&](int64_t c) {
 ///     return torch::nn::AnyModule(ddp::SyncBatchNorm(c, communicator)); }});
 using NormFactory = std::function<torch::nn::AnyModule(int64_t num_features)>;
 
-/// A normalisation child of a model, and what follows it there.
+/// A normalisation child of a model, together with the op that follows it.
 ///
-/// BatchNorm2d, and a layer that is an ops::FusableNorm (SyncBatchNorm), are called without type
-/// erasure, by the fused ops of ddp/ops/batch_norm.hpp, and do not count their batches themselves:
-/// the model adds one to all its counters in a single launch (count_batches), where
-/// torch::nn::BatchNorm2d and Python launch one each. Any other layer is called as it is and
-/// followed by ATen's ops.
+/// BatchNorm2d and every ops::FusableNorm (SyncBatchNorm) run without type erasure, by the fused
+/// ops of ddp/ops/batch_norm.hpp. They do not count their batches: the model increments all
+/// counters in one launch (count_batches), where PyTorch launches one per layer. Any other layer
+/// runs unchanged, followed by ATen's ops.
 class Norm {
  public:
-  /// Registers a new layer with `owner` under `name`; during Module::reset(). `fused` false: ATen's
-  /// ops for these too.
+  /// Registers a new layer with `owner` under `name`; call it in Module::reset(). `fused` false
+  /// selects ATen's ops for all layers.
   void reset(torch::nn::Module& owner, const std::string& name, const NormFactory& factory,
              int64_t num_features, bool fused = true);
   /// Replaces the layer registered with `owner` under `name`.
@@ -41,7 +40,7 @@ class Norm {
   torch::Tensor forward(const torch::Tensor& input);
   /// relu(norm(input))
   torch::Tensor forward_relu(const torch::Tensor& input);
-  /// The same, read by two.
+  /// relu(norm(input)) with two readers
   ddp::ops::Fork forward_relu_fork(const torch::Tensor& input);
   /// relu(norm(input) + residual)
   ddp::ops::Fork forward_add_relu(const torch::Tensor& input, const torch::Tensor& residual);
@@ -51,23 +50,23 @@ class Norm {
   /// max_pool2d(relu(norm(input)), kernel 3, stride 2, padding 1)
   ddp::ops::Fork forward_relu_max_pool(const torch::Tensor& input);
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
-  /// Appends num_batches_tracked if forward leaves the counting to the model.
+  /// Appends num_batches_tracked if the model has to increment it.
   void append_counter(std::vector<torch::Tensor>& counters) const;
-  /// Sets the layer's weight to zero, where it has one.
+  /// Zeroes the layer's weight, if it has one.
   void zero_weight();
 
  private:
   void set(torch::nn::AnyModule layer);
   bool is_plain() const;
-  /// nullopt where the layer's own forward computes it.
+  /// nullopt if the layer's own forward has to compute it.
   std::optional<ddp::ops::BatchNormLayer> batch_norm();
 
   torch::nn::AnyModule layer_;
   std::shared_ptr<torch::nn::Module> module_;
-  torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, where the fast path may apply
-  ddp::ops::FusableNorm* fusable_ = nullptr;          // likewise
+  torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, if it is a plain BatchNorm2d
+  ddp::ops::FusableNorm* fusable_ = nullptr;          // module_, if it is an ops::FusableNorm
   bool fused_ = true;
-  torch::Tensor tickets_;  // the kernels' counters: no state of the model
+  torch::Tensor tickets_;  // the kernels' counters, not part of the model's state
 };
 
 /// Adds one to every counter. No host synchronisation.

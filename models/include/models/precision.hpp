@@ -6,13 +6,13 @@
 
 namespace models {
 
-/// Gives all floating-point parameters and buffers `dtype` (bfloat16 or float16), but those of
-/// normalisation layers, which stay as they are (float32): the leaves that an optimizer with
-/// float32 masters updates, so that no forward casts a weight. Strides stay. Before wrapping the
-/// module.
+/// Casts all floating-point parameters and buffers to `dtype` (bfloat16 or float16), except those
+/// of normalisation layers, which stay float32. An optimizer with float32 masters updates these
+/// leaves, so no forward casts a weight and no autocast is needed. Strides are kept. Call it before
+/// wrapping the module.
 ///
 /// Normalisation layers are those of torch::nn (Batch, Group, Layer, Instance) and those that a
-/// ddp::ops::NormOwner names. No autocast is needed around such a model.
+/// ddp::ops::NormOwner names.
 void to_half_but_norms(torch::nn::Module& module, c10::ScalarType dtype);
 
 }  // namespace models

@@ -35,7 +35,7 @@ struct Qwen2Options {
   bool mlp_bias = false;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
-  ddp::ops::RotaryOptions rope_scaling{};  ///< head_dim and theta are taken from above
+  ddp::ops::RotaryOptions rope_scaling{};  ///< head_dim and theta are taken from the fields above
 };
 Qwen2Options qwen2_0_5b();
 Qwen2Options qwen2_1_5b();
@@ -47,8 +47,8 @@ class Qwen2Layer;
 
 class Qwen2Impl : public CausalLm {
  public:
-  /// Parameters lie where `tensor_options` say (device, dtype) and are not initialised. Throws
-  /// std::invalid_argument for sizes that do not fit together.
+  /// Creates uninitialised parameters with `tensor_options` (device, dtype). Throws
+  /// std::invalid_argument if the sizes do not fit together.
   explicit Qwen2Impl(const Qwen2Options& options, const torch::TensorOptions& tensor_options = {});
   ~Qwen2Impl() override;
 
@@ -72,7 +72,7 @@ class Qwen2Impl : public CausalLm {
   std::vector<std::shared_ptr<detail::Qwen2Layer>> layers_;
   torch::Tensor embed_tokens_;  // model.embed_tokens.weight [vocab, hidden]
   torch::Tensor norm_;          // model.norm.weight [hidden]
-  torch::Tensor lm_head_;       // lm_head.weight; undefined where tied
+  torch::Tensor lm_head_;       // lm_head.weight; undefined if tied
   ddp::ops::RotaryTables rotary_;
 };
 TORCH_MODULE(Qwen2);

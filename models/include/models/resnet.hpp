@@ -2,8 +2,8 @@
 // ResNet-18/34/50/101/152 (He et al., arXiv:1512.03385; the stride sits on the 3x3 convolution,
 // "v1.5").
 //
-// Numerics, initialisation (also the order in which random numbers are drawn) and the names of all
-// parameters and buffers are torchvision's, so that weights travel both ways.
+// Numerics, initialisation (including the order of random draws) and the names of all parameters
+// and buffers are torchvision's. Weights can be exchanged both ways.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -23,7 +23,7 @@ namespace models {
 
 enum class Stem {
   Imagenet,  ///< 7x7 convolution of stride 2 and a 3x3 max pool of stride 2
-  Cifar,     ///< 3x3 convolution of stride 1, no pool: for images of 32 pixels
+  Cifar,     ///< 3x3 convolution of stride 1, no pool: for 32-pixel images
 };
 
 struct ResNetOptions {
@@ -31,8 +31,8 @@ struct ResNetOptions {
   Stem stem = Stem::Imagenet;
   NormFactory norm = {};            ///< empty: BatchNorm2d
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
-  bool fused_ops = true;  ///< false: ATen's ops alone (convolutions, BatchNorm2d, sum, ReLU, pools)
-  /// On CUDA, with fused_ops and small images, shortcuts' convolutions and weight gradients run on
+  bool fused_ops = true;  ///< false: only ATen's ops (convolutions, BatchNorm2d, sum, ReLU, pools)
+  /// On CUDA, with fused_ops and small images: runs shortcut convolutions and weight gradients on
   /// side streams (ddp/ops/side_task.hpp, wgrad_branch.hpp). Results are the same.
   bool side_streams = false;
 };
@@ -51,20 +51,20 @@ struct BlockOptions {
 
 struct ImageSize {
   int64_t height, width;
-  /// Behind a convolution or pool that keeps the size but for its stride.
+  /// Applies a convolution or pool of `stride` whose padding otherwise keeps the size.
   void shrink(int64_t stride) {
     height = (height - 1) / stride + 1;
     width = (width - 1) / stride + 1;
   }
 };
 
-/// What a stage needs of its blocks.
+/// Interface that a stage needs of its blocks.
 class ResidualBlock {
  public:
   virtual ~ResidualBlock() = default;
   virtual ddp::ops::Fork forward(const ddp::ops::Fork& input) = 0;
   virtual void append_counters(std::vector<torch::Tensor>& counters) const = 0;
-  /// Adds its convolutions over `image`, which becomes what leaves the block.
+  /// Adds the block's convolutions over `image`; `image` becomes the block's output size.
   virtual void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const = 0;
   virtual void finish_initialisation() = 0;
 };
@@ -157,13 +157,13 @@ TORCH_MODULE(Stage);
 
 }  // namespace detail
 
-/// Input [batch, 3, height, width] (with the ImageNet stem also what ddp::ops::stem_space_to_depth
-/// made), output logits [batch, num_classes]. Keeps the memory format of
-/// its input: give channels_last images to a model of channels_last weights (to_channels_last).
-/// With weights of 16 bits (to_half_but_norms) images are cast to them and logits have their dtype.
+/// Input [batch, 3, height, width] (with the ImageNet stem also the output of
+/// ddp::ops::stem_space_to_depth), output logits [batch, num_classes]. The output keeps the input's
+/// memory format: give channels_last images to a model of channels_last weights (to_channels_last).
+/// Weights of 16 bits (to_half_but_norms) cast the images to their dtype, and logits have it too.
 class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::NormOwner {
  public:
-  /// `num_blocks` of the four stages; `bottleneck` chooses the kind of block.
+  /// `num_blocks` of the four stages; `bottleneck` selects the kind of block.
   ResNetImpl(ResNetOptions options, std::vector<int64_t> num_blocks, bool bottleneck);
   void reset() override;
   torch::Tensor forward(const torch::Tensor& input);
@@ -192,7 +192,7 @@ ResNet resnet34(const ResNetOptions& options = {});
 ResNet resnet50(const ResNetOptions& options = {});
 ResNet resnet101(const ResNetOptions& options = {});
 ResNet resnet152(const ResNetOptions& options = {});
-/// By name, "resnet18" … "resnet152"; throws std::invalid_argument that lists the names.
+/// Selects by name, "resnet18" … "resnet152"; throws std::invalid_argument that lists the names.
 ResNet make_resnet(const std::string& name, const ResNetOptions& options = {});
 
 }  // namespace models

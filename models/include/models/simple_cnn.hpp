@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small convolutional net for tests, first steps and tiny images.
+// A small convolutional network for tests, first steps and tiny images.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -24,9 +24,9 @@ struct SimpleCnnOptions {
 };
 
 /// Stages of 3x3 convolution, normalisation and ReLU with 2x2 max pooling between them, then the
-/// mean over the image and a linear classifier. Input [batch, in_channels, height, width] of any
-/// size with height and width >= 2^(stages - 1), output [batch, num_classes]. Children: conv1, bn1,
-/// conv2, …, fc.
+/// mean over the image and a linear classifier. Input: [batch, in_channels, height, width], with
+/// height and width >= 2^(stages - 1). Output: [batch, num_classes]. Children: conv1, bn1, conv2,
+/// …, fc.
 class SimpleCnnImpl : public torch::nn::Cloneable<SimpleCnnImpl>, public ddp::ops::NormOwner {
  public:
   explicit SimpleCnnImpl(SimpleCnnOptions options = {});

@@ -72,7 +72,7 @@ TEST_CASE("The outermost scope's end clears the cache of cast weights", "[amp]")
     CHECK(forward() == 2.0F);
     { const Autocast inner(AmpDtype::Bf16); }
     weight.detach().fill_(3.0);
-    CHECK(forward() == 2.0F);  // the cast is cached, an inner scope's end keeps it
+    CHECK(forward() == 2.0F);  // the cast is cached; the end of an inner scope keeps it
   }
   const Autocast autocast(AmpDtype::Bf16);
   CHECK(forward() == 6.0F);

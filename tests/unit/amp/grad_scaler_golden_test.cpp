@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Against torch.amp.GradScaler: tests/golden/make_scaler_golden.py. Every number is compared with
-// ==.
+// Compares with torch.amp.GradScaler: tests/golden/make_scaler_golden.py. All numbers must be ==.
 #include <torch/torch.h>
 
 #include "ddp/amp/grad_scaler.hpp"
@@ -33,7 +32,7 @@ ddp::AmpOptions options_of(const nlohmann::json& json) {
   return options;
 }
 
-// Takes found_inf on the device (ours), or has the host look (torch::optim's through the adapter).
+// Reads found_inf on the device (libddp's), or on the host (torch::optim's through the adapter).
 std::unique_ptr<ddp::Optimizer> make_sgd(const ddp::NamedParameter& parameter, bool on_device) {
   if (on_device) {
     return std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer({parameter}, {}));

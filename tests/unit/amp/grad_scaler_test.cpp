@@ -88,7 +88,7 @@ TEST_CASE("unscale_, clip and step compose", "[amp]") {
   CHECK(f.weight[0].item<float>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
 }
 
-// Written factors are powers of two, but for the clip factor: one rounding more or less.
+// All factors except the clip factor are powers of two: results differ by at most one rounding.
 TEST_CASE("clip_and_step equals unscale_, clip_grad_norm_ and step", "[amp]") {
   const auto implementation =
       GENERATE(ddp::OptimizerImplementation::List, ddp::OptimizerImplementation::Flat);
@@ -130,7 +130,7 @@ TEST_CASE("clip_and_step equals unscale_, clip_grad_norm_ and step", "[amp]") {
   CHECK(one.optimizer.non_finite_report().parameter == (is_enabled ? "w" : ""));
 }
 
-// Scaled gradients of 1e20 have squares that float32 does not hold.
+// Scaled gradients of 1e20 have squares beyond float32.
 TEST_CASE("clip_and_step measures unscaled gradients, whatever the scale is", "[amp]") {
   Fixture f;
   GradScaler scaler(enabled(1e20));
@@ -174,7 +174,7 @@ TEST_CASE("clip_and_step skips what is not finite where it is asked to", "[amp]"
   int calls = 0;
   scaler.set_found_inf_reduction([&](at::Tensor& found_inf) {
     ++calls;
-    found_inf.fill_(1.0);  // another rank saw an inf
+    found_inf.fill_(1.0);  // another rank found an inf
   });
   f.weight.mutable_grad().fill_(1.0);
   const at::Tensor last = f.weight.detach().clone();
@@ -221,8 +221,8 @@ TEST_CASE("Misuse is refused with PyTorch's words", "[amp]") {
 TEST_CASE("fp16 gradients: an error in unscale_, unscaled in float32 by step", "[amp]") {
   GradScaler scaler(enabled(65536.0));
   Fixture f(at::kHalf);
-  scaler.scale(at::zeros({}));  // makes the scale
-  // 1024 / 65536 = 2^-6, and 2^-20 / 65536, which no fp16 holds.
+  scaler.scale(at::zeros({}));  // creates the scale
+  // 1024 / 65536 = 2^-6, and 2^-20 / 65536, which is below fp16's range.
   f.weight.mutable_grad() = at::tensor({1024.0F, 1.0F, 9.5367431640625e-07F}).to(at::kHalf);
   CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "FP16 gradients"));
   scaler.step(f.optimizer, 1.0);
@@ -262,7 +262,7 @@ TEST_CASE("unscaling from elementary operations equals ATen's kernel", "[amp]") 
       CHECK(at::equal(found, found_by_kernel));
       CHECK(at::equal(mine[0], kernels[0]));
       CHECK(at::allclose(mine[1], kernels[1], 0, 0, /*equal_nan=*/true));
-      // What was found stays found.
+      // found_inf keeps its value.
       std::vector<at::Tensor> good{at::ones({2}, dtype)};
       ddp::detail::check_and_unscale_composed_(good, found, inverse_scale);
       CHECK(at::equal(found, found_by_kernel));
@@ -277,7 +277,7 @@ TEST_CASE("found_inf is agreed through the reduction that the user sets", "[amp]
   scaler.set_found_inf_reduction([&](at::Tensor& found_inf) {
     ++calls;
     CHECK(found_inf.item<float>() == 0.0F);
-    found_inf.fill_(1.0);  // another rank saw an inf
+    found_inf.fill_(1.0);  // another rank found an inf
   });
   f.backward(scaler);
   scaler.step(f.optimizer, 0.5);
@@ -304,7 +304,7 @@ TEST_CASE("Scaler state has PyTorch's keys and resumes exactly", "[amp]") {
   train(whole, f, 0, 5);
   const ddp::StateDict saved = whole.state_dict();
   CHECK(whole.state_name() == "scaler");
-  CHECK(std::get<double>(saved.values.at("scale")) == 1024.0);  // grown at 2, halved at 3
+  CHECK(std::get<double>(saved.values.at("scale")) == 1024.0);  // grown at step 2, halved at step 3
   CHECK(std::get<int64_t>(saved.values.at("_growth_tracker")) == 1);
   train(whole, f, 5, 8);
 

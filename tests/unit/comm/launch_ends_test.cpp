@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events shared by launches in a row: never too early, late within bounds, few.
+// Events shared by consecutive launches: never too early, late within bounds, few.
 #include "comm/launch_ends.hpp"
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// An event is how many launches were enqueued when it was recorded.
+// An event is the number of launches enqueued when it was recorded.
 struct Stream {
   std::atomic<int64_t> enqueued{0};
   std::atomic<int> num_events{0};
@@ -29,7 +29,7 @@ struct Stream {
     ++enqueued;
     return ends.launched(shares);
   }
-  // What the waiting stream waited for; 0: it did not.
+  // Returns the event that the stream waited for; 0: it did not wait.
   int64_t join(const Ends::Launch& launch, uint64_t stream) {
     int64_t waited = 0;
     ends.join(launch, stream, [&](const auto& event) { waited = *event; });
@@ -52,7 +52,7 @@ TEST_CASE("small launches in a row share one event, and a stream waits for it on
   }
   CHECK(stream.num_events == 1);
   CHECK(stream.join(launches[0], 8) == 5);  // another stream
-  CHECK(stream.join(launches[4], 7) == 5);  // only the last to wait is remembered
+  CHECK(stream.join(launches[4], 7) == 5);  // only the last waiting stream is cached
   CHECK(stream.join(launches[4], 0) == 5);  // streams without a number always wait
   CHECK(stream.join(launches[4], 0) == 5);
   CHECK(stream.join(launches[4], 7) == 5);
@@ -75,9 +75,9 @@ TEST_CASE("a launch that does not share has its event at once, and nobody before
   CHECK(*stream.ends.event_of(large) == 3);
   CHECK(stream.num_events == 2);
   CHECK(*stream.ends.event_of(after) == 4);
-  CHECK(*stream.ends.event_of(after) == 4);  // asked again
+  CHECK(*stream.ends.event_of(after) == 4);  // queried again
   CHECK(stream.num_events == 3);
-  stream.ends.close();  // nothing is open
+  stream.ends.close();  // no event is open
   CHECK(stream.num_events == 3);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The agreed order of launches: whatever order buckets become ready in, every rank launches alike.
+// The agreed order of launches: all ranks launch in the same order, whatever order buckets become
+// ready in.
 #include "ddp/comm/launch_sequencer.hpp"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ using ddp::LaunchSequencer;
 
 namespace {
 
-// Two models whose launches and ends are written down as "a0", "b1", "a end".
+// Two models; the log records launches and ends as "a0", "b1", "a end".
 struct Models {
   LaunchSequencer sequencer;
   LaunchSequencer::ModelId a = sequencer.register_model();
@@ -45,7 +46,7 @@ TEST_CASE("buckets of one model are launched in their order, as early as it allo
   CHECK(m.log == Log{"a0", "a1", "a2"});
   m.sequencer.flush();
   CHECK(m.log.back() == "a end");
-  m.sequencer.flush();  // nothing is left
+  m.sequencer.flush();  // nothing is pending
   CHECK(m.log.size() == 4);
 }
 
@@ -70,7 +71,7 @@ TEST_CASE("a model that takes no part in a backward stands aside at its end, and
   m.begin(m.a, 1);
   m.begin(m.b, 2);
   m.sequencer.bucket_ready(m.a, 0);
-  CHECK(m.log.empty());  // b might still come
+  CHECK(m.log.empty());  // b may still become ready
   m.sequencer.flush();
   CHECK(m.log == Log{"a0", "a end"});
   m.sequencer.bucket_ready(m.b, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a context leaves in context.plan_file, and takes from it.
+// Writing and reading context.plan_file.
 #include "ddp/comm/context.hpp"
 #include "ops/choice_book.hpp"
 #include "support/catch.hpp"
@@ -19,7 +19,7 @@ TEST_CASE(
   }
   const auto left = testing::read_file(options.plan_file);
   CHECK(left.find("\"a product\"") != std::string::npos);
-  book.note("a product", 5, 0);  // as if it had been measured otherwise
+  book.note("a product", 5, 0);  // as if another choice had been measured
   {
     auto second = ddp::Context::create(options);
     CHECK(book.find("a product", 5) == 4);

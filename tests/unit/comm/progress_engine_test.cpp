@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free of LibTorch: also run under the thread sanitizer.
+// Free of LibTorch: also runs under the thread sanitizer.
 #include "comm/progress_engine.hpp"
 
 #include <future>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What operations of one test share; written by the engine's thread, read by the test.
+// State shared by the operations of one test; the engine's thread writes, the test reads.
 struct Journal {
   std::mutex mutex;
   std::vector<int> started;
@@ -22,8 +22,8 @@ struct Journal {
 struct FakeOperation {
   Journal* journal = nullptr;
   int id = 0;
-  std::shared_future<void> may_start = {};   // start() blocks until ready, as a blocking call would
-  std::shared_future<void> may_finish = {};  // poll() says false until ready
+  std::shared_future<void> may_start = {};   // start() blocks until ready, like a blocking call
+  std::shared_future<void> may_finish = {};  // poll() returns false until ready
   bool start_throws = false;
   bool poll_throws = false;
   std::chrono::milliseconds limit{0};
@@ -187,7 +187,7 @@ TEST_CASE("abort wakes all waiters of its lane and leaves the others alone") {
   later.set_value();
   CHECK(error_of(*slow_ticket).empty());
   const std::lock_guard lock(journal.mutex);
-  CHECK(journal.failures.empty());  // an abort is not the operation's own failure
+  CHECK(journal.failures.empty());  // an abort is not the operation's failure
   never.set_value();
 }
 
@@ -204,10 +204,10 @@ TEST_CASE("abort wakes waiters while the thread is stuck inside a call") {
   engine->abort(lane, reason("rank 1 is gone"));
   CHECK(error_of(*first) == "rank 1 is gone");
   CHECK(error_of(*second) == "rank 1 is gone");
-  CHECK_FALSE(engine->stop(20ms));  // left behind
+  CHECK_FALSE(engine->stop(20ms));  // the thread is still running
   release.set_value();
   engine.reset();
-  for (int i = 0; i < 500; ++i) {  // the thread left behind must be done with `journal`
+  for (int i = 0; i < 500; ++i) {  // the remaining thread must stop using `journal`
     {
       const std::lock_guard lock(journal.mutex);
       if (!journal.started.empty()) {
@@ -217,7 +217,7 @@ TEST_CASE("abort wakes waiters while the thread is stuck inside a call") {
     std::this_thread::sleep_for(10ms);
   }
   const std::lock_guard lock(journal.mutex);
-  CHECK(journal.started == std::vector<int>{0});  // what was queued behind it never started
+  CHECK(journal.started == std::vector<int>{0});  // the queued operations never started
 }
 
 TEST_CASE("stop carries out what was submitted") {

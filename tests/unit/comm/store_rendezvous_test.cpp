@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What torchrun's store shows of a job, which anybody on the network can read and write.
+// Contents of torchrun's store, which every process on the network can read and write.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 const std::string kSecret = "a secret of the test, long enough";
 
-// torchrun's part: a store, and what it tells the ranks.
+// Plays torchrun: creates a store and sets the ranks' variables.
 class TorchrunJob {
  public:
   explicit TorchrunJob(std::map<std::string, std::string> environment = {})
@@ -74,7 +74,7 @@ class TorchrunJob {
   c10d::TCPStore store_;
 };
 
-// Whether a stranger is admitted as rank 1 with what the store shows, each word tried as secret.
+// True if rank 0 admits an intruder as rank 1 with any word in `shown` as secret.
 bool is_admitted(const std::string& shown) {
   std::istringstream words(shown);
   std::string host, word;
@@ -86,7 +86,7 @@ bool is_admitted(const std::string& shown) {
       hello.rank = 1;
       hello.world_size = 2;
       detail::join_hub(host, port, word, hello, Clock::now() + 2s);
-      return true;  // rank 0 knows the same secret, even where it refuses the rank
+      return true;  // rank 0 has the same secret, even if it refuses the rank
     } catch (const std::runtime_error&) {
     }
   }
@@ -130,7 +130,7 @@ TEST_CASE("torchrun: with DDP_SECRET the store shows no secret", "[context]") {
   require_all_met(run_threads({job.rank(0), stranger}));
 }
 
-// Rank 0 of one job listens where that of the other one did, and both have the user's DDP_SECRET.
+// Rank 0 of one job listens on the other job's former port, and both jobs share DDP_SECRET.
 TEST_CASE("torchrun: two jobs with one port and one secret do not mix", "[context]") {
   TorchrunJob one({{"DDP_SECRET", kSecret}});
   TorchrunJob other({{"DDP_SECRET", kSecret}});

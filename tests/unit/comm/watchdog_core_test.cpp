@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free of LibTorch: also run under the thread sanitizer.
+// Free of LibTorch: also runs under the thread sanitizer.
 #include "comm/watchdog_core.hpp"
 
 #include <atomic>
@@ -21,7 +21,7 @@ const auto kStart = StallDetector::TimePoint{} + 1h;
 TEST_CASE("a counter that stands for the limit is a stall, and says where it stands") {
   StallDetector detector;
   CHECK_FALSE(detector.look({{3, 2}}, kStart, 1000ms));
-  CHECK_FALSE(detector.look({{5, 2}}, kStart + 999ms, 1000ms));  // more enqueued is no progress
+  CHECK_FALSE(detector.look({{5, 2}}, kStart + 999ms, 1000ms));  // enqueuing more is not progress
   const auto stall = detector.look({{5, 2}}, kStart + 1000ms, 1000ms);
   REQUIRE(stall);
   CHECK(stall->lane == 0);
@@ -32,7 +32,7 @@ TEST_CASE("a counter that stands for the limit is a stall, and says where it sta
 
 TEST_CASE("progress starts the clock anew") {
   StallDetector detector;
-  for (uint64_t i = 0; i < 100; ++i) {  // 90 s in all, never 1 s without progress
+  for (uint64_t i = 0; i < 100; ++i) {  // 90 s in total, never 1 s without progress
     CHECK_FALSE(detector.look({{1000, i}}, kStart + i * 900ms, 1000ms));
   }
   CHECK_FALSE(detector.look({{1000, 99}}, kStart + 99 * 900ms + 999ms, 1000ms));
@@ -75,7 +75,7 @@ TEST_CASE("a replay that stands is named, not what was enqueued behind it") {
 
 TEST_CASE("graph replays are watched as lanes of their own") {
   StallDetector detector;
-  // Lane 0 is done; lane 1 replays a graph of 4 collectives: 3 of 8 ended.
+  // Lane 0 is done; lane 1 replays a graph of 4 collectives: 3 of 8 have ended.
   CHECK_FALSE(detector.look({{10, 10}, {8, 2}}, kStart, 1000ms));
   CHECK_FALSE(detector.look({{10, 10}, {8, 3}}, kStart + 900ms, 1000ms));
   CHECK_FALSE(detector.look({{10, 10}, {8, 3}}, kStart + 1800ms, 1000ms));
@@ -163,5 +163,5 @@ TEST_CASE("the probe may destroy its watchdog") {
     std::this_thread::sleep_for(1ms);
   }
   CHECK(destroyed);
-  std::this_thread::sleep_for(10ms);  // the thread leaves
+  std::this_thread::sleep_for(10ms);  // the thread ends
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a connection of the control plane accepts: frames that are whole, authentic and in order.
+// A connection of the control plane accepts only frames that are complete, authentic and in order.
 #include "core/control_channel.hpp"
 
 #include <arpa/inet.h>
@@ -76,7 +76,8 @@ TEST_CASE("control channel: every flipped bit is found", "[control_plane]") {
     const auto received = receive(bad);
     INFO("bit " << at);
     REQUIRE(received.frames.empty());
-    // A longer length (up to the limit) waits for bytes that never come; all else is refused.
+    // A longer length (up to the limit) waits for bytes that never come; all other changes are
+    // refused.
     REQUIRE((received.status == IoStatus::Closed || at < 32));
   }
 }
@@ -89,7 +90,7 @@ TEST_CASE("control channel: replayed, dropped and foreign frames are refused", "
   REQUIRE(receive(two.substr(one.size())).frames.empty());
   REQUIRE(receive(two.substr(one.size())).status == IoStatus::Closed);
   REQUIRE(receive(frame_bytes(6, {"a"})).problem == "sent a message that is not authentic");
-  // What rank 0 sent itself does not pass as a peer's.
+  // Rank 0's own frames are not accepted as a peer's.
   Pair pair;
   ControlChannel hub(std::move(pair.left), Side::Hub, kKey, 5);
   hub.queue(FrameType::Contribution, "a");
@@ -172,7 +173,7 @@ TEST_CASE("tcp: an address that never answers leaves time for the next one", "[c
   const auto answers = listen_tcp("127.0.0.1", 0);
   LoopbackAddress first(silent->port);
   LoopbackAddress second(answers->port);
-  // A full queue takes no connection and refuses none, as a firewall that drops packets.
+  // A full queue neither accepts nor refuses a connection, like a firewall that drops packets.
   listen(silent->fd.get(), 0);
   std::vector<UniqueFd> queue;
   for (int i = 0; i < 4; ++i) {

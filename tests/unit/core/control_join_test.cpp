@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining the control plane: missing, doubled, frozen and vanished ranks, strangers, taken ports.
+// Joining the control plane: missing, duplicate, frozen and vanished ranks, intruders, taken ports.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -39,7 +39,7 @@ Address address_of(LocalRendezvous& rendezvous) {
   return address;
 }
 
-// A process that joins by the book and is then driven by hand.
+// A process that joins correctly and is then driven by the test.
 detail::JoinedHub join_by_hand(const Address& address, const LaunchEnvironment& launch,
                                const std::string& host = "node9", uint32_t pid = 4711,
                                const std::string& generation_secret = {}) {
@@ -120,7 +120,7 @@ TEST_CASE("rendezvous: two processes with one rank are named on all ranks", "[co
 
 TEST_CASE("rendezvous: two processes with rank 0 at one port are named on all ranks",
           "[control_plane]") {
-  const int port = detail::listen_tcp("127.0.0.1", 0)->port;  // free again at once
+  const int port = detail::listen_tcp("127.0.0.1", 0)->port;  // released immediately
   const auto fixed = detail::make_fixed_rendezvous("127.0.0.1", port, "secret");
   const auto rank = [&](int number) {
     return [&, number] { ControlPlane::create(launch_of(number, 3), fixed, fast_options()); };
@@ -265,7 +265,7 @@ TEST_CASE("control plane: strangers change nothing", "[control_plane]") {
       }
       send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (i % 3 == 2) {
-        slow.push_back(fd);  // says half a word and waits
+        slow.push_back(fd);  // sends a partial frame and waits
       } else {
         close(fd);
       }
@@ -372,7 +372,7 @@ TEST_CASE("rendezvous: ranks meet through a file only their user can read", "[co
       plane->close();
     };
   };
-  // What others could have put there is not believed.
+  // A file that another user could have written is not trusted.
   std::ofstream(file) << "127.0.0.1 1 planted";
   std::filesystem::permissions(file, std::filesystem::perms(0644));
   const auto reader = detail::make_file_rendezvous(folder.path(), "12.0.0", "127.0.0.1");
@@ -383,7 +383,7 @@ TEST_CASE("rendezvous: ranks meet through a file only their user can read", "[co
                                       }})) {
     REQUIRE(end.error.empty());
   }
-  REQUIRE((mode == 0600 || mode == 0));  // 0: rank 0 was done with it already
+  REQUIRE((mode == 0600 || mode == 0));  // 0: rank 0 has removed it already
   REQUIRE(std::filesystem::is_empty(folder.path()));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane among threads: collectives, failures, agreement on the first cause.
+// The control plane with threads as ranks: collectives, failures, agreement on the first cause.
 #include "ddp/core/control_plane.hpp"
 
 #include <atomic>
@@ -66,7 +66,7 @@ TEST_CASE("control plane: notes reach every rank, and the last one of each count
       board.post_note("first of " + std::to_string(plane.rank()));
       board.post_note("last of " + std::to_string(plane.rank()) + std::string(5000, '.'));
     }
-    // Frames of a connection arrive in order: those before the barrier's are here.
+    // Frames of a connection arrive in order, so those before the barrier are here.
     plane.barrier();
     const auto version = board.notes_version();
     first[at] = board.notes();
@@ -100,7 +100,7 @@ TEST_CASE("control plane: some ranks exchange values, in an order of their own",
     const auto at = static_cast<std::size_t>(plane.rank());
     const auto mine = "of " + std::to_string(plane.rank());
     const auto exchange_odd = [&] { odd[at] = exchange.exchange(7, 2, mine, [] {}); };
-    // Rank 1 waits in both at once, rank 3 comes to one after the other.
+    // Rank 1 waits in both concurrently, rank 3 calls them one after the other.
     std::thread beside([&] {
       if (plane.rank() == 1) {
         exchange_odd();
@@ -359,7 +359,7 @@ TEST_CASE("control plane: starting and ending leaks nothing", "[control_plane]")
     });
   }
   REQUIRE(count_entries("/proc/self/fd") == files);
-  REQUIRE(count_entries("/proc/self/task") <= 2);  // TSan keeps a thread of its own
+  REQUIRE(count_entries("/proc/self/task") <= 2);  // TSan has its own thread
 }
 
 }  // namespace

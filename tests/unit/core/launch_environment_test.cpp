@@ -34,7 +34,7 @@ Environment without(Environment environment, const std::string& name) {
   return environment;
 }
 
-// As a task sees it: srun inside sbatch, 2 nodes x 4 tasks, --mpi=pmix (Slurm 22.05).
+// A task's environment: srun inside sbatch, 2 nodes x 4 tasks, --mpi=pmix (Slurm 22.05).
 const Environment kSlurmTask = {{"SLURM_PROCID", "5"},
                                 {"SLURM_LOCALID", "1"},
                                 {"SLURM_NODEID", "1"},
@@ -68,7 +68,7 @@ const Environment kSlurmBatch = {{"SLURM_PROCID", "0"},
                                  {"SLURM_JOB_NODELIST", "node[1-2]"},
                                  {"SLURM_TASKS_PER_NODE", "4(x2)"}};
 
-// mpirun -n 4, two ranks a node.
+// mpirun -n 4, two ranks per node.
 const Environment kOpenMpi = {
     {"OMPI_COMM_WORLD_RANK", "3"},       {"OMPI_COMM_WORLD_SIZE", "4"},
     {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
@@ -214,21 +214,21 @@ TEST_CASE("explicit arguments") {
   CHECK(got.master_port == 29500);
   CHECK_FALSE(got.use_mpi);
 
-  // Arguments that say what the launcher says leave the launcher's way to start in force.
+  // Arguments that agree with the launcher keep the launcher's start method.
   const auto same = detect(kOpenMpi, {.rank = 3, .world_size = 4});
   CHECK(same.source == LaunchSource::OpenMpi);
   CHECK(same.use_mpi);
-  // What the launcher does not say, an argument adds.
+  // Arguments add values that the launcher does not give.
   CHECK(detect({{"PMIX_RANK", "2"}}, {.world_size = 4}).world_size == 4);
   CHECK(detect({}, {.world_size = 1}).source == LaunchSource::Single);
-  // Whoever says that it is alone is alone.
+  // A world size as argument overrides WORLD_SIZE if RANK is not set.
   CHECK(detect({{"WORLD_SIZE", "4"}}, {.world_size = 1}).world_size == 1);
   CHECK(detect({{"WORLD_SIZE", "4"}}, {.rank = 1, .world_size = 2}).world_size == 2);
 }
 
 namespace {
 
-// All of `words` stand in the message.
+// Checks that the message contains all `words`.
 void expect_refused(const Environment& environment, const LaunchArguments& arguments,
                     const std::vector<std::string>& words) {
   INFO(words.front());
@@ -299,7 +299,7 @@ TEST_CASE("contradictions and bad numbers are refused with both sides") {
 }
 
 TEST_CASE("half of a placement is refused") {
-  // Each process would run alone, N times, in silence.
+  // Otherwise each process would silently run alone, N times.
   expect_refused({{"WORLD_SIZE", "4"}}, {}, {"WORLD_SIZE=4", "RANK is not"});
   expect_refused({{"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}}, {}, {"WORLD_SIZE=4", "RANK is not"});
   expect_refused(kSlurmBatch + Environment{{"WORLD_SIZE", "8"}}, {},
@@ -318,7 +318,7 @@ TEST_CASE("half of a placement is refused") {
                  {"OMPI_COMM_WORLD_LOCAL_SIZE=2 is set but OMPI_COMM_WORLD_LOCAL_RANK is not"});
   expect_refused(without(kTorchrun, "GROUP_WORLD_SIZE"), {},
                  {"GROUP_RANK=1 is set but GROUP_WORLD_SIZE is not"});
-  // By hand LOCAL_RANK is set alone: the ranks count who shares their host.
+  // Set by hand, with LOCAL_RANK alone: the ranks count the ranks on their host.
   const auto by_hand = detect({{"RANK", "3"},
                                {"WORLD_SIZE", "4"},
                                {"LOCAL_RANK", "1"},

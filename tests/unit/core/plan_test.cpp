@@ -46,7 +46,7 @@ TEST_CASE("a plan of the same system is pinned") {
   CHECK(other.version() > before);
   CHECK(other.find("all_reduce") == "[[4096,6.5,4.25]]");
   CHECK(other.find("buckets") == R"({"cuts":[3,9]})");
-  CHECK(other.find("engine") == "7");  // not in the other plan: stays
+  CHECK(other.find("engine") == "7");  // not in the other plan: unchanged
   CHECK_FALSE(other.find("nothing").has_value());
 }
 

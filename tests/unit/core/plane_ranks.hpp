@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads as ranks: a whole control plane in one process.
+// Threads as ranks: a complete control plane in one process.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace ddp::test {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-/// Ranks of one process meet in a variable.
+/// Rendezvous of ranks in one process, through a variable.
 class LocalRendezvous final : public Rendezvous {
  public:
   std::string bind_address() override { return "127.0.0.1"; }
@@ -35,7 +35,7 @@ class LocalRendezvous final : public Rendezvous {
     }
     return contact_;
   }
-  /// "address port secret" as soon as rank 0 listens.
+  /// Returns "address port secret" once rank 0 listens.
   std::string contact() { return exchange(-1, {}, 10s); }
 
  private:
@@ -60,10 +60,10 @@ inline LaunchEnvironment launch_of(int rank, int world_size) {
   return launch;
 }
 
-/// What became of one rank's thread.
+/// Result of one rank's thread.
 struct RankEnd {
-  std::string error;  ///< empty where it returned
-  int exit_code = 0;  ///< of a ddp::Error
+  std::string error;  ///< empty if it returned
+  int exit_code = 0;  ///< of the thrown ddp::Error
 };
 
 inline RankEnd end_of(const std::function<void()>& body) {
@@ -77,7 +77,7 @@ inline RankEnd end_of(const std::function<void()>& body) {
   }
 }
 
-/// Runs `bodies`, each in its own thread, and returns how each ended.
+/// Runs `bodies`, each in its own thread, and returns their results.
 inline std::vector<RankEnd> run_threads(const std::vector<std::function<void()>>& bodies) {
   std::vector<RankEnd> ends(bodies.size());
   std::vector<std::thread> threads;

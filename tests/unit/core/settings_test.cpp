@@ -262,7 +262,7 @@ TEST_CASE("a number that may be auto") {
     settings.add_yaml("s: {cap_mb: " + value + "}", "run.yaml");
     Sized options;
     settings.read("s", options);
-    // What is printed reads back to the same value.
+    // A printed value reads back to the same value.
     const auto rows = list_settings("s", options);
     CHECK(rows.at(0).text() == value);
     Settings again;

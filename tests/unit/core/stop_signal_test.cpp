@@ -15,7 +15,7 @@
 namespace ddp {
 namespace {
 
-// All ranks of a job as threads of this process; counts the collectives made.
+// All ranks of a job as threads of this process; counts the collectives.
 class Meeting {
  public:
   explicit Meeting(int world_size) : values_(static_cast<std::size_t>(world_size)) {}
@@ -44,14 +44,14 @@ class Meeting {
   int arrived_ = 0;
 };
 
-// Only what StopSignal uses; `own_request` stands in for the process's flag on this rank.
+// Implements only the calls of StopSignal; `own_request` replaces the process's flag on this rank.
 class ThreadPlane final : public ControlPlane {
  public:
   ThreadPlane(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank) {}
   int rank() const override { return rank_; }
   int world_size() const override { return meeting_.world_size(); }
   std::vector<std::string> all_gather(const std::string& value) override {
-    // The flag is the process's, all ranks are in this process: keep it only on the chosen rank.
+    // The flag belongs to the process, which holds all ranks, so only the chosen rank keeps it.
     const std::string interval = value.substr(value.find(' '));
     return meeting_.all_gather(rank_, (own_request ? "10" : "0") + interval);
   }
@@ -189,12 +189,12 @@ TEST_CASE("where asking takes long, ranks ask less often") {
   const Pace::Seconds interval(1.0);
   Pace pace;
   CHECK(pace.pause(interval).count() == 1.0);
-  pace.note(Pace::Seconds(0.004));  // the first one counts only with a second one
+  pace.note(Pace::Seconds(0.004));  // the first one counts only together with a second one
   CHECK(pace.pause(interval).count() == 1.0);
   pace.note(Pace::Seconds(0.005));
   CHECK(pace.pause(interval).count() == 1.0 - 0.004);
   pace.note(Pace::Seconds(0.060));
-  CHECK(pace.pause(interval).count() == 1.0 - 0.005);  // a wait for a slow rank is no cost
+  CHECK(pace.pause(interval).count() == 1.0 - 0.005);  // waiting for a slow rank is not a cost
   pace.note(Pace::Seconds(0.060));
   CHECK(pace.pause(interval).count() == 49 * 0.060);
   pace.note(Pace::Seconds(1.6));

@@ -7,10 +7,10 @@
 
 namespace data_test {
 
-/// The photographs of CIFAR-10 that the repository holds.
+/// The CIFAR-10 photographs in the repository.
 inline const std::string kSample = DDP_SOURCE_DIR "/data/cifar10-sample";
 
-/// Where batches of it are made.
+/// Device of the sample's batches.
 inline const at::Device kCpu(at::kCPU);
 
 }  // namespace data_test

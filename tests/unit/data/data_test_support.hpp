@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers of the data tests: messages of exceptions, a folder of their own.
+// Helpers of the data tests: messages of exceptions, a temporary folder.
 #pragma once
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// A new folder, gone at the end of the test.
+/// A new folder, removed at the end of the test.
 class TempFolder {
  public:
   TempFolder() {

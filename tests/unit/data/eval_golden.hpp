@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pictures and what torchvision's Resize and CenterCrop make of them (tests/golden/eval).
+// Pictures and the results of torchvision's Resize and CenterCrop (tests/golden/eval).
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ inline std::vector<EvalCase> eval_cases() {
   return cases;
 }
 
-/// The test split of a folder that holds the picture alone; pixels in 0..1.
+/// The test split of a folder with only this picture; pixels in 0..1.
 inline ddp::DataOptions eval_options(const TempFolder& folder, const EvalCase& eval) {
   const auto place = folder.path() / "test" / "class" / eval.picture.filename();
   write_file(place, read_file(eval.picture));
@@ -56,7 +56,7 @@ inline ddp::DataOptions eval_options(const TempFolder& folder, const EvalCase& e
           .std = {1, 1, 1}};
 }
 
-/// What an image [3, size, size] in 0..1 differs by from the bytes of torchvision.
+/// Difference of an image [3, size, size] in 0..1 from torchvision's bytes.
 struct Difference {
   double largest = 0;
   double mean = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes JPEG images in memory: smooth shapes with edges and some noise, so that errors of a pixel's
-// place show.
+// Creates JPEG images in memory: smooth shapes with edges and some noise, so that misplaced pixels
+// are detected.
 #pragma once
 
 #include <turbojpeg.h>

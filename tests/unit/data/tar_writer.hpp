@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes tar archives in memory, good ones and bad ones.
+// Creates valid and invalid tar archives in memory.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace data_test {
 
-/// Header and contents of an entry, padded. `claimed_size` is what the header says (-1: the truth).
+/// Header and contents of an entry, padded. `claimed_size` goes into the header (-1: the real
+/// size).
 inline std::string tar_entry(const std::string& name, const std::string& contents, char type = '0',
                              const std::string& prefix = "", int64_t claimed_size = -1) {
   std::string header(512, '\0');

@@ -15,7 +15,7 @@ using ddp::make_dataset;
 
 namespace {
 
-// The definition of pad-crop, flip and cutout with LibTorch's ops.
+// Pad-crop, flip and cutout by definition, with LibTorch's ops.
 torch::Tensor pad_crop_reference(const torch::Tensor& image, const ddp::PadCrop& crop, int64_t pad,
                                  int64_t cutout, const torch::Tensor& black) {
   const int64_t side = image.size(1);
@@ -112,9 +112,9 @@ TEST_CASE("random resized crops lie in the image and have torchvision's area and
     left += box.x;
     right += 500 - box.x - box.width;
   }
-  // Means of 200,000 draws of torchvision's formula made in Python (its tries that do not fit are
-  // redrawn, which favours small and wide boxes). Five standard errors of n draws: 0.22 and 0.165
-  // are the deviations of one.
+  // Means of 200,000 draws of torchvision's formula in Python. Its boxes that do not fit are
+  // redrawn, which favours small and wide ones. The tolerance is five standard errors of n draws;
+  // one draw deviates by 0.22 and 0.165.
   REQUIRE(std::abs(scale / n - 0.4328) < 0.0085);
   REQUIRE(std::abs(log_ratio / n - 0.0309) < 0.0060);
   REQUIRE(std::abs(double(left) / right - 1) < 0.03);

@@ -23,8 +23,8 @@ using ddp::SamplerOptions;
 
 namespace {
 
-// The user's own: not a ddp::Dataset, a plain struct as example, later samples faster than earlier
-// ones.
+// A user's own data set: not a ddp::Dataset, a plain struct as example, later samples faster than
+// earlier ones.
 struct Numbers {
   struct Item {
     int64_t index;
@@ -236,7 +236,7 @@ TEST_CASE("a loader resumes at the consumed batch, not at the prefetched one", "
       REQUIRE(a.epoch == b.epoch);
     }
   }
-  // 4 -> 2 ranks in the middle of epoch 1: its rest is seen once.
+  // 4 -> 2 ranks in the middle of epoch 1: each remaining sample is seen once.
   std::set<int64_t> seen;
   ddp::StateDict state;
   for (int rank = 0; rank < 4; ++rank) {
@@ -320,7 +320,7 @@ TEST_CASE("a loader prefetches no more than it was told", "[loader]") {
     for (int i = 0; i < 2000 && dataset->num_read < (b + 1) * 10; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    REQUIRE(dataset->num_read >= (b + 1) * 10);  // and it does work ahead
+    REQUIRE(dataset->num_read >= (b + 1) * 10);  // the loader reads ahead
   }
   REQUIRE(loader.wait_ms() >= 0);
 }

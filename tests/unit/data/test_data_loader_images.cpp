@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loader over ddp::Dataset: image batches and their memory.
+// The loader with ddp::Dataset: image batches and their memory.
 #include <torch/torch.h>
 
 #include <memory>
@@ -41,7 +41,7 @@ TEST_CASE("image batches have the same bits at any number of workers and ranks",
         d.push_back(part.data);
         t.push_back(part.target);
       }
-      data[b] = torch::stack(d, 1).flatten(0, 1);  // rank r holds places r, r + N, …
+      data[b] = torch::stack(d, 1).flatten(0, 1);  // rank r holds positions r, r + N, …
       target[b] = torch::stack(t, 1).flatten(0, 1);
     }
     return std::pair{torch::cat(data), torch::cat(target)};
@@ -55,7 +55,7 @@ TEST_CASE("image batches have the same bits at any number of workers and ranks",
     REQUIRE(torch::equal(data, other_data));
     REQUIRE(torch::equal(target, other_target));
   }
-  // And what get() gives, example by example.
+  // Compares with get(), example by example.
   DistributedSampler sampler(96, 0, 1);
   sampler.set_epoch(3);
   for (int64_t i = 0; i < 96; ++i) {
@@ -81,7 +81,7 @@ TEST_CASE("a batch is the training loop's own: later batches do not touch it", "
   for (size_t i = 0; i < kept.size(); ++i) {
     REQUIRE(torch::equal(kept[i].data, copies[i]));
   }
-  // A view is enough to keep it.
+  // A view keeps the batch's memory alive.
   const auto view = loader.next().data.select(1, 0);
   const auto copy = view.clone();
   kept.clear();

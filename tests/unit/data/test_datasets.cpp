@@ -56,7 +56,7 @@ void write_cifar(const fs::path& folder, int num_records) {
   data_test::write_file(folder / "test_batch.bin", cifar_file(0, num_records));
 }
 
-// What a data set of three JPEG files does whose second has the contents `second`.
+// Creates a data set of three JPEG files; the second has the contents `second`.
 fs::path three_images(const TempFolder& folder, const std::string& second) {
   const std::string bytes =
       data_test::tar_entry("0.jpg", sample_jpeg(0)) + data_test::tar_entry("0.cls", "0") +
@@ -202,7 +202,7 @@ TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
     REQUIRE(contains(message, "data.corrupt=skip"));
   }
   REQUIRE(contains(error(good, 1023), "JPEG of 32 x 32 pixels; data.max_pixels allows 1023"));
-  // A flipped bit may still be a picture; it must end in a picture or in a DataError.
+  // A flipped bit may still give a picture; otherwise it must give a DataError.
   for (size_t byte = 2; byte < good.size(); byte += 7) {
     std::string damaged = good;
     damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte % 8)));
@@ -337,7 +337,7 @@ TEST_CASE("a label beyond the classes of a tar data set is an error with its pla
   write("70000");
   REQUIRE(contains(error(plain), "label 70000"));
   REQUIRE(make_dataset({.path = folder.path(), .num_classes = 80000})->num_classes() == 80000);
-  // Classes that are listed are all there are.
+  // classes.txt lists all classes.
   data_test::write_file(folder.path() / "classes.txt", "cat\ndog\ncow\n");
   REQUIRE(contains(error(plain), "label 70000 does not fit the 3 classes that are listed"));
   write("0");

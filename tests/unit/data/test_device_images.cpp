@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What batches made on a GPU are built from, as far as a CPU can tell: the value of a pixel, the
-// order of an epoch, and when the GPU is chosen. tests/gpu/device_images_gpu_test.cpp has the rest.
+// Properties of GPU-made batches that a CPU can check: the value of a pixel, the order of an epoch,
+// and the choice of the GPU. tests/gpu/device_images_gpu_test.cpp tests the rest.
 #include <torch/torch.h>
 
 #include <memory>
@@ -73,7 +73,7 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
 TEST_CASE("an epoch planned at once is the loader's batches one by one", "[device_images]") {
   const bool drop_last = GENERATE(false, true);
   const bool pad = GENERATE(true, false);
-  const int64_t global_batch = GENERATE(12, 13);  // 13: shared unevenly by 3 ranks
+  const int64_t global_batch = GENERATE(12, 13);  // 3 ranks share 13 unevenly
   for (int rank = 0; rank < 3; ++rank) {
     DistributedSampler sampler(100, rank, 3, {.seed = 4, .pad = pad});
     DataLoader loader(std::make_shared<Indices>(Indices{100}), sampler, kCpu,
@@ -122,7 +122,7 @@ TEST_CASE("images stay on the host where the GPU cannot have them", "[device_ima
   REQUIRE_FALSE(DeviceImageLoader::is_chosen(*dataset, gpu, {.device_resident_limit_mb = 0}));
   REQUIRE_FALSE(
       DeviceImageLoader::is_chosen(*dataset, gpu, {.device_resident = ddp::DevicePolicy::Off}));
-  // Cut anew for each batch, decoded anew for each batch, no images at all.
+  // Cropped again per batch, decoded again per batch, no images at all.
   const auto cropped = ddp::make_dataset(
       {.path = kSample, .num_samples = 32, .augment = Augment::RandomResizedCrop});
   REQUIRE(contains(DeviceImageLoader::why_not(*cropped, gpu), "data.augment=pad_crop"));

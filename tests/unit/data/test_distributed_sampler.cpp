@@ -47,7 +47,7 @@ std::map<int64_t, int> count_over_ranks(int64_t size, int world_size,
   return count;
 }
 
-// What the ranks take from here on through next(), in the order of places.
+// Indices that the ranks take from here on through next(), in the order of positions.
 std::vector<int64_t> take(std::vector<DistributedSampler>& ranks, int64_t batch_size) {
   std::vector<std::vector<size_t>> parts;
   for (auto& sampler : ranks) {
@@ -180,7 +180,7 @@ TEST_CASE("a loader of torch::data sees another order in each epoch", "[sampler]
     }
     expected.set_epoch(epoch);
     auto wanted = expected.indices();
-    if (epoch == 3) {  // resumed behind 8 samples of 2 ranks
+    if (epoch == 3) {  // resumed after 8 samples of 2 ranks
       wanted.erase(wanted.begin(), wanted.begin() + 4);
     }
     CAPTURE(epoch);
@@ -200,7 +200,7 @@ TEST_CASE("resetting a sampler goes on to the next epoch where samples were take
   sampler.reset(12);
   REQUIRE(sampler.epoch() == 2);
   REQUIRE(sampler.indices() != DistributedSampler(12, 0, 1).indices());
-  // A rank without a sample counts as the others do.
+  // A rank without samples counts like the others.
   DistributedSampler empty(2, 3, 4, {.pad = false});
   REQUIRE_FALSE(empty.next(1));
   empty.reset();
@@ -225,7 +225,7 @@ TEST_CASE("an epoch goes on where it stopped, also at another world size", "[sam
       const auto rest = take(resumed, size);
       seen.insert(seen.end(), rest.begin(), rest.end());
       REQUIRE(seen.size() >= order.size());
-      seen.resize(order.size());  // beyond it: fewer than `after` repeated samples
+      seen.resize(order.size());  // the rest: fewer than `after` repeated samples
       REQUIRE(seen == order);
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluation shows a model what torchvision shows it.
+// Evaluation images equal torchvision's.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -43,8 +43,8 @@ TEST_CASE("images decoded at a part of their size lie where the whole ones do", 
     const auto image = ddp::make_dataset(options, ddp::Split::Test)->get(0).data;
     const auto found = data_test::difference_of(image, eval);
     CAPTURE(eval.name, found.largest, found.mean);
-    // Those too small for 1/2, and PNG, differ by the rounding to bytes alone. In the others a fine
-    // pattern is lost; half an output pixel beside its place would make 9 and more.
+    // PNG images and images too small for 1/2 differ only by the rounding to bytes. The others lose
+    // a fine pattern. An offset of half an output pixel would give 9 and more.
     const bool whole = eval.name == "enlarged" || eval.name == "full" || eval.name == "png" ||
                        eval.name == "palette";
     CHECK(found.mean <= (whole ? 0.4 : 5.5));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How often a data set of folders asks the file system: a million images on a shared one are
-// minutes.
+// Counts how often a data set of folders queries the file system: a million images on a shared one
+// take minutes.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -21,8 +21,8 @@
 
 namespace {
 
-std::atomic<int> num_looks{0};     // at an image, by name
-std::atomic<int> num_listings{0};  // of a class folder
+std::atomic<int> num_looks{0};     // queries of an image by name
+std::atomic<int> num_listings{0};  // listings of a class folder
 
 void count_look(const char* path) {
   num_looks += std::strstr(path, ".jpg") != nullptr ? 1 : 0;
@@ -30,8 +30,8 @@ void count_look(const char* path) {
 
 }  // namespace
 
-// The C library's functions that std::filesystem calls, with a count. The library's calls may go to
-// the copy of std::filesystem in LibTorch, which knows stat by the name of older C libraries.
+// Counting versions of the C library's functions that std::filesystem calls. The library may use
+// the copy of std::filesystem in LibTorch, which calls stat by its name in older C libraries.
 extern "C" {
 int __xstat(int, const char* path, struct stat* out) noexcept {
   count_look(path);
@@ -83,9 +83,9 @@ TEST_CASE("image folders are listed once and their files are not looked at", "[i
   const auto test = ddp::make_dataset({.path = folder.path()}, ddp::Split::Test);
   REQUIRE(test->size() == kClasses * kImages);
   CHECK(num_looks == 0);
-  CHECK(num_listings <= kClasses + 1);  // and training's first one, whose image tells the size
+  CHECK(num_listings <= kClasses + 1);  // and training's first image, which gives the size
 
-  // Links are followed to files, with one look each.
+  // Links to files are followed, with one query each.
   for (int i = 0; i < kImages; ++i) {
     const std::string name = std::to_string(i) + ".jpg";
     std::filesystem::create_symlink(folder.path() / "train" / "class_0" / name,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JPEG files as the wild has them: four inks, sampling factors without a name.
+// JPEG files found in practice: four inks, sampling factors without a name.
 #include <cstdio>
 // jpeglib.h needs <cstdio> before it.
 #include <jpeglib.h>
@@ -27,17 +27,17 @@ struct Factors {
   int h = 1, v = 1;
 };
 
-/// What a channel holds at a pixel: smooth, and another one in each channel.
+/// Value of a channel at a pixel: smooth and different per channel.
 int value(int x, int y, int channel) {
   const std::array<int, 4> all = {40 + 2 * x, 230 - 2 * y, 60 + x + y, 120 + x};
   return all[static_cast<size_t>(channel)];
 }
 
-/// The channels as they are: RGB stored as YCbCr; four inks stored as CMYK or as YCCK.
+/// Writes the channels unconverted: RGB stored as YCbCr; four inks stored as CMYK or as YCCK.
 std::vector<uint8_t> write_jpeg(J_COLOR_SPACE stored, const std::vector<Factors>& factors) {
   jpeg_compress_struct info{};
   jpeg_error_mgr errors{};
-  // The library's own is the one part of it that not everything can be linked with.
+  // Not every program can link the library's own error handler.
   errors.error_exit = [](j_common_ptr) { std::abort(); };
   errors.emit_message = [](j_common_ptr, int) {};
   errors.output_message = [](j_common_ptr) {};
@@ -88,7 +88,7 @@ RgbImage decode(const std::vector<uint8_t>& bytes, int denominator = 1) {
   return image;
 }
 
-/// The largest difference from what `expected` says of each pixel.
+/// The largest difference from the pixels that `expected` returns.
 template <typename F>
 int largest_error(const RgbImage& image, F&& expected) {
   int largest = 0;
@@ -119,7 +119,7 @@ void require_parts_as_whole(const std::vector<uint8_t>& bytes) {
 }  // namespace
 
 TEST_CASE("images of four inks have their colours", "[jpeg]") {
-  // As Adobe writes them, inverted: a channel holds 255 where there is no ink.
+  // Inverted, like Adobe's: 255 in a channel means no ink.
   const auto stored = GENERATE(JCS_CMYK, JCS_YCCK);
   const auto bytes = write_jpeg(stored, {{1, 1}, {1, 1}, {1, 1}, {1, 1}});
   CAPTURE(stored);
@@ -135,7 +135,7 @@ TEST_CASE("images whose sampling factors have no name are no corrupt ones", "[jp
   };
   const auto kind = GENERATE(Kind{JCS_YCbCr, {{4, 2}, {1, 1}, {1, 1}}},  // 4:1:0
                              Kind{JCS_YCbCr, {{2, 2}, {1, 1}, {1, 2}}},  // chroma of two sizes
-                             Kind{JCS_YCbCr, {{1, 1}, {2, 1}, {1, 1}}},  // more chroma than light
+                             Kind{JCS_YCbCr, {{1, 1}, {2, 1}, {1, 1}}},  // more chroma than luma
                              Kind{JCS_CMYK, {{2, 1}, {1, 1}, {1, 1}, {2, 1}}});
   const auto bytes = write_jpeg(kind.stored, kind.factors);
   const bool inks = kind.stored == JCS_CMYK;
@@ -143,10 +143,10 @@ TEST_CASE("images whose sampling factors have no name are no corrupt ones", "[jp
     return inks ? value(x, y, c) * value(x, y, 3) / 255 : value(x, y, c);
   };
   CAPTURE(kind.stored, kind.factors[0].h, kind.factors[0].v);
-  REQUIRE(largest_error(decode(bytes), colour) <= 16);  // colours of 4 x 2 pixels at the borders
+  REQUIRE(largest_error(decode(bytes), colour) <= 16);  // 4 x 2 pixels share a colour at borders
   require_parts_as_whole(bytes);
 
-  // Cut short they are.
+  // Truncated files are damaged.
   const std::vector<uint8_t> cut(bytes.begin(), bytes.begin() + 400);
   RgbImage image;
   REQUIRE(contains(message_of<ddp::detail::CorruptImage>(

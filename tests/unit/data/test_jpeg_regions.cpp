@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of JPEG images: the bytes of the whole image's decoding, and what is said of damaged files.
+// Parts of JPEG images: the same bytes as decoding the whole image, and errors for damaged files.
 #include <algorithm>
 #include <cstring>
 
@@ -56,7 +56,7 @@ TEST_CASE("a decoded part is the whole decoding's bytes", "[jpeg]") {
       std::vector<uint8_t> part(static_cast<size_t>(box.width * box.height * 3) + 1, 7);
       ddp::detail::decode_jpeg_region(bytes, {path}, denominator, box, part.data());
       CAPTURE(subsampling, denominator, width, height, box.x, box.y, box.width, box.height);
-      REQUIRE(part.back() == 7);  // and nothing behind it
+      REQUIRE(part.back() == 7);  // the byte after it is unchanged
       part.pop_back();
       REQUIRE(part == cut(whole, box));
     }
@@ -72,7 +72,7 @@ TEST_CASE("a file cut short is corrupt whatever part of it is wanted", "[jpeg]")
     ddp::detail::decode_jpeg_region(as_bytes(whole), {path, 9}, 1, top, part.data());
   });
   REQUIRE(good.empty());
-  // Padding behind the end is no damage.
+  // Padding after the end is not damage.
   ddp::detail::decode_jpeg_region(as_bytes(whole + std::string(100, '\0')), {path, 9}, 1, top,
                                   part.data());
   for (const double share : {0.99, 0.7, 0.3}) {
@@ -83,7 +83,7 @@ TEST_CASE("a file cut short is corrupt whatever part of it is wanted", "[jpeg]")
     REQUIRE(contains(message, "shard.tar at offset 9"));
     REQUIRE(contains(message, "corrupt or truncated JPEG"));
   }
-  // Damage inside the part is met, and the decoder is good for the next image.
+  // Damage inside the part is detected, and the decoder still works for the next image.
   std::string damaged = whole;
   for (size_t i = whole.size() / 3; i < whole.size() / 3 + 40; ++i) {
     damaged[i] = '\xff';
@@ -141,7 +141,7 @@ TEST_CASE("images of one pixel, one row or one column load", "[jpeg]") {
     tar += data_test::tar_entry(key + ".cls", key);
   }
   data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
-  // Bounds on both sides of 1: no try fits, and the centre box rounds to less than a pixel.
+  // Bounds on both sides of 1: no draw fits, and the centre box rounds to less than a pixel.
   for (const auto& [low, high] :
        {std::pair{0.75, 4.0 / 3}, std::pair{3.0, 4.0}, std::pair{0.2, 0.3}}) {
     ddp::DataOptions options{.path = folder.path(), .image_size = 24};
@@ -156,7 +156,7 @@ TEST_CASE("images of one pixel, one row or one column load", "[jpeg]") {
         const auto image = dataset->get_for_epoch(i, epoch);
         REQUIRE(image.target.item<int64_t>() == i);
         REQUIRE(image.data.isfinite().all().item<bool>());
-        REQUIRE(image.data.abs().max().item<float>() < 4);  // of bytes, normalised
+        REQUIRE(image.data.abs().max().item<float>() < 4);  // normalised bytes
       }
     }
   }

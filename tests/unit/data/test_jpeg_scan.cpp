@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files may go to a decoder that notices no damage.
+// Selects the files that may go to a decoder without damage detection.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ Bytes jpeg(int subsampling = TJSAMP_420, int flags = 0) {
   return {text.begin(), text.end()};
 }
 
-// The first byte behind the marker 0xff `marker`.
+// The first byte after the marker 0xff `marker`.
 size_t behind(const Bytes& bytes, uint8_t marker) {
   const uint8_t pattern[] = {0xff, marker};
   const auto found =
@@ -59,13 +59,13 @@ TEST_CASE("whole baseline images of the usual samplings are plain") {
     REQUIRE(is_plain(jpeg(subsampling)));
   }
   auto bytes = jpeg();
-  bytes.insert(bytes.end(), 100, 0);  // padding behind the end
+  bytes.insert(bytes.end(), 100, 0);  // padding after the end
   REQUIRE(is_plain(bytes));
   REQUIRE(is_plain(with_segment(jpeg(), {0xff, 0xfe, 0, 5, 'a', 0xff, 0xda})));  // a comment
 }
 
 TEST_CASE("a file is not read beyond its end") {
-  // Behind the bytes lies memory that may not be read.
+  // The memory after the bytes is unreadable.
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* pages = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(pages != MAP_FAILED);
@@ -75,7 +75,7 @@ TEST_CASE("a file is not read beyond its end") {
     std::memcpy(end - bytes.size(), bytes.data(), bytes.size());
     return ddp::detail::is_plain_baseline(std::span(end - bytes.size(), bytes.size()));
   };
-  // Frames of 0 to 4 components, of which 0 end with the frame's own six bytes.
+  // Frames of 0 to 4 components; with 0 components, the frame ends after its own six bytes.
   for (uint8_t num_components = 0; num_components <= 4; ++num_components) {
     Bytes bytes = {0xff, 0xd8, 0xff, 0xc0, 0, static_cast<uint8_t>(8 + 3 * num_components),
                    8,    0,    1,    0,    1, num_components};
@@ -179,7 +179,7 @@ TEST_CASE("a file that is cut or holds what no scan can is not plain") {
   damaged[scan + 200] = 0xff;
   damaged[scan + 201] = 0x5a;
   REQUIRE_FALSE(is_plain(damaged));
-  // A restart is one only where its turn is.
+  // A restart marker is valid only in its turn.
   damaged[scan + 201] = 0xd0;
   REQUIRE(is_plain(damaged));
   damaged[scan + 201] = 0xd1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PNG files, whatever their names say.
+// PNG files under any names.
 #include <torch/torch.h>
 
 #include <string>
@@ -26,7 +26,7 @@ std::string golden_png() {
   return read_file(DDP_SOURCE_DIR "/tests/golden/eval/png.JPEG");
 }
 
-// A data set of one image.
+// Returns the error of a data set with one image.
 std::string error_of_png(const std::string& bytes, int64_t max_pixels = 1'000'000) {
   TempFolder folder;
   data_test::write_file(folder.path() / "train.tar", data_test::tar_entry("0.jpg", bytes) +
@@ -62,7 +62,7 @@ TEST_CASE("the ImageNet configuration reads PNG files named .JPEG and skips dama
   write("n02105855_4.JPEG", jpeg.substr(0, jpeg.size() / 2));
   write("n02105855_5.JPEG", "no image");
   write("n02105855_6.PNG", golden_png().substr(0, 5000));
-  // Of 1.28 million images many may be damaged, of six none.
+  // Many of 1.28 million images may be damaged, but none of six.
   REQUIRE(options.corrupt == ddp::CorruptPolicy::Skip);
   options.max_corrupt_fraction = 0.5;
   const auto dataset = ddp::make_dataset(options);
@@ -92,7 +92,7 @@ TEST_CASE("a damaged PNG is named with its place", "[png]") {
     REQUIRE(contains(message, at + "corrupt or truncated PNG of " + std::to_string(length)));
     REQUIRE(contains(message, "data.corrupt=skip"));
   }
-  // A flipped bit ends in a picture or in a DataError.
+  // A flipped bit gives a picture or a DataError.
   for (size_t byte = 0; byte < good.size(); byte += 31) {
     std::string damaged = good;
     damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte % 8)));

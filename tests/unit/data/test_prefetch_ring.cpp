@@ -56,7 +56,7 @@ Ring::Stages counting_stages(Counting& state, int64_t num_batches) {
           .fill =
               [](Payload& p, int64_t begin, int64_t end) {
                 for (int64_t i = begin; i < end; ++i) {
-                  // Work of uneven length, so that later batches overtake earlier ones.
+                  // Uneven work, so that later batches overtake earlier ones.
                   volatile uint32_t sink = 0;
                   ddp::SampleRng rng(1, static_cast<uint64_t>(p.number), static_cast<uint64_t>(i));
                   for (uint32_t spin = rng.below(2000); spin > 0; --spin) {
@@ -103,7 +103,7 @@ TEST_CASE("no more batches are made ahead than there are slots", "[ring]") {
   for (int64_t taken = 0; taken < 20; ++taken) {
     REQUIRE(ring.acquire() != nullptr);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    REQUIRE(state.planned <= taken + 3);  // the taken one holds a slot
+    REQUIRE(state.planned <= taken + 3);  // the taken one occupies a slot
     ring.release();
   }
 }

@@ -51,7 +51,7 @@ std::vector<int64_t> values(const at::Tensor& tensor) {
 
 TEST_CASE("best fit packs tightly, each item once, the same way each time", "[tokens]") {
   const auto rows = ddp::detail::pack_best_fit({3, 7, 5, 2, 3, 10}, 10);
-  // 10 | 7 + 3 | 5 + 3 + 2: as full as it gets; the younger 3 finds the row of 5 only.
+  // 10 | 7 + 3 | 5 + 3 + 2: the fullest packing; the later 3 fits only the row of 5.
   CHECK(rows.begin == std::vector<int64_t>{0, 2, 5, 6});
   CHECK(rows.items == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
 
@@ -75,7 +75,7 @@ TEST_CASE("best fit packs tightly, each item once, the same way each time", "[to
   }
   CHECK(seen.size() == lengths.size());
   const auto num_rows = static_cast<int64_t>(packed.begin.size()) - 1;
-  CHECK(num_rows <= (total + 1023) / 1024 + 1);  // short items fill every gap
+  CHECK(num_rows <= (total + 1023) / 1024 + 1);  // short items fill all gaps
   CHECK(ddp::detail::pack_best_fit(lengths, 1024).items == packed.items);
   CHECK(ddp::detail::pack_best_fit({}, 8).begin == std::vector<int64_t>{0});
 }
@@ -85,7 +85,7 @@ TEST_CASE("a packed row holds documents side by side", "[tokens]") {
   const TokenFolder folder(make_parts(documents, Documents{{0, 1, 1}, {0, 1}, {0, 0, 1, 0, 1}}));
   const auto dataset = folder.open(token_options(TokenLayout::Pack, 8));
   REQUIRE(dataset.size() == 2);
-  const TokenExample row = dataset.get(0);  // 5 and 3 fill one, 2 is left
+  const TokenExample row = dataset.get(0);  // 5 and 3 fill one row, 2 is left
   CHECK(row.input_ids == Ids{10, 11, 12, 30, 31, 32, 33, 34});
   CHECK(row.labels == Ids{11, 12, kNo, kNo, 32, kNo, 34, kNo});
   CHECK(row.positions == Ids{0, 1, 2, 0, 1, 2, 3, 4});
@@ -142,7 +142,7 @@ TEST_CASE("padded rows are as long as the batch's longest, in steps of 64", "[to
   CHECK(batch.num_tokens == 5);
   CHECK(batch.num_targets == 3);
   CHECK(batch.num_documents == 2);
-  CHECK(collate({dataset.get(2)}).input_ids.size(1) == 100);  // 128 is more than max_seq_len
+  CHECK(collate({dataset.get(2)}).input_ids.size(1) == 100);  // 128 exceeds max_seq_len
 }
 
 TEST_CASE("long documents are split, truncated or dropped, and counted", "[tokens]") {
@@ -155,7 +155,7 @@ TEST_CASE("long documents are split, truncated or dropped, and counted", "[token
   CHECK(split.statistics().num_long == 2);
   CHECK(split.statistics().num_targets == 8 + 2 + 7);
   CHECK(split.statistics().num_targets_left_out == 0);
-  // The ninth token of the last document stands alone, as the label of the eighth.
+  // The last document's ninth token is only the label of the eighth.
   CHECK(split.statistics().num_without_targets == 1);
   CHECK(split.statistics().num_tokens_left_out == 1);
   CHECK_THAT(split.summary(), Contains("2 longer than max_seq_len split"));
@@ -178,7 +178,7 @@ TEST_CASE("long documents are split, truncated or dropped, and counted", "[token
 
 TEST_CASE("what holds no target is left out and counted", "[tokens]") {
   const Documents documents = numbered({6, 3, 1});
-  // The first one's answer begins behind the cut, the last has no token to predict.
+  // The first document's answer begins after the cut, the last one has no token to predict.
   const TokenFolder folder(make_parts(documents, answers_after(documents, 5)));
   CHECK_THAT(message_of<DataError>([&] { folder.open(token_options(TokenLayout::Pack, 4)); }),
              Contains(folder.file("train.safetensors")) && Contains("gives a target"));
@@ -218,7 +218,7 @@ TEST_CASE("windows of a training text wander with the epoch", "[tokens]") {
       CHECK(window.labels.back() == window.input_ids.back() + 1);
       CHECK(window.positions.back() == 9);
     }
-    CHECK(labels_of(dataset, epoch).size() == 90);  // none twice: all ids differ
+    CHECK(labels_of(dataset, epoch).size() == 90);  // no duplicates: all ids differ
   }
   CHECK(starts.size() == 10);
   CHECK(dataset.get_for_epoch(0, 5).input_ids == folder.open(stream).get_for_epoch(0, 5).input_ids);
@@ -302,7 +302,7 @@ TEST_CASE("a vocabulary that belongs to another file is refused", "[tokens]") {
 }
 
 TEST_CASE("prompts and references of an evaluation split", "[tokens]") {
-  // A chat of three turns of the assistant, the first without a prompt, the last at the end.
+  // A chat with three assistant turns: the first has no prompt, the last is at the end.
   const Documents documents{
       {10, 11, 12}, {20, 21}, {30, 31, 32}, {40, 41, 42, 43, 44, 45, 46}, {50, 51}};
   const TokenFolder folder(make_parts(
@@ -319,13 +319,13 @@ TEST_CASE("prompts and references of an evaluation split", "[tokens]") {
   for (size_t i = 0; i < all.size(); ++i) {
     CHECK(std::tie(all[i].document, all[i].answer, all[i].prompt, all[i].reference) == expected[i]);
   }
-  for (int64_t limit = 1; limit <= 5; ++limit) {  // counts answers, not documents
+  for (int64_t limit = 1; limit <= 5; ++limit) {  // limits answers, not documents
     CHECK(dataset.prompt_references(limit).size() == std::min<size_t>(limit, all.size()));
   }
 }
 
 TEST_CASE("ids of a file too long to be read at the start are checked with their row", "[tokens]") {
-  // A sparse file: 2^26 + 4 ids of zero, but for the last ones.
+  // A sparse file: 2^26 + 4 ids, zero except the last ones.
   const data_test::TempFolder folder;
   const int64_t begin = int64_t{1} << 26;
   const std::string shape = std::to_string(begin + 4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token files and vocabularies: what they say, and every way in which they can be wrong.
+// Token files and vocabularies: their contents, and every kind of error in them.
 #include <ATen/ATen.h>
 
 #include <filesystem>
@@ -105,14 +105,14 @@ TEST_CASE("the answers of a document are what decoding is compared with", "[toke
   CHECK(first[0].reference == std::vector<int64_t>{11, 12});
   CHECK(first[1].document == 0);
   CHECK(first[1].answer == 1);
-  CHECK(first[1].prompt == std::vector<int64_t>{10, 11, 12, 13});  // with the answer before it
+  CHECK(first[1].prompt == std::vector<int64_t>{10, 11, 12, 13});  // includes the previous answer
   CHECK(first[1].reference == std::vector<int64_t>{14, 15});
   const auto second = tokens.prompt_references(1);
   REQUIRE(second.size() == 1);
   CHECK(second[0].prompt == std::vector<int64_t>{20, 21});
   CHECK(second[0].reference == std::vector<int64_t>{22});
   CHECK(tokens.prompt_references(2).empty());  // no answer
-  CHECK(tokens.prompt_references(3).empty());  // nothing before it
+  CHECK(tokens.prompt_references(3).empty());  // no prompt before it
 }
 
 TEST_CASE("a token id out of range names file, document and position", "[tokens]") {
@@ -275,7 +275,7 @@ TEST_CASE("parts of a text that are no UTF-8 are replaced", "[tokens]") {
   const std::string mark = "\xEF\xBF\xBD";
   CHECK(ddp::valid_utf8("plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80") ==
         "plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80");
-  CHECK(ddp::valid_utf8("a\xC3") == "a" + mark);                 // cut
+  CHECK(ddp::valid_utf8("a\xC3") == "a" + mark);                 // truncated
   CHECK(ddp::valid_utf8("\xC0\x80") == mark + mark);             // overlong
   CHECK(ddp::valid_utf8("\xED\xA0\x80") == mark + mark + mark);  // a surrogate
   CHECK(ddp::valid_utf8("\xF4\x90\x80\x80x") == mark + mark + mark + mark + "x");

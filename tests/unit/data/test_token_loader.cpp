@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token data through sampler and loader: each target of the text once an epoch at any number of
-// ranks, and a run that goes on where it stopped.
+// Token data through sampler and loader: each target of the text is seen once per epoch at any
+// number of ranks. A run resumes where it stopped.
 #include <ATen/ATen.h>
 
 #include <map>
@@ -41,7 +41,7 @@ Run make_run(const TokenFolder& folder, TokenLayout layout) {
   return run;
 }
 
-// How often each token is asked for; the batch's own count must agree.
+// Counts how often each token is a target; the batch's own count must agree.
 void count_targets(const TokenBatch& batch, std::map<int64_t, int>& counts) {
   const at::Tensor labels = batch.labels.flatten();
   int64_t num_targets = 0;
@@ -172,7 +172,7 @@ TEST_CASE("workers change nothing, and an epoch shifts the windows it should", "
     const TokenBatch a = alone.next();
     const TokenBatch b = threads.next();
     REQUIRE(at::equal(a.input_ids, b.input_ids));
-    REQUIRE(at::equal(a.labels, a.input_ids + 1));  // ids are places in the text
+    REQUIRE(at::equal(a.labels, a.input_ids + 1));  // ids are positions in the text
     const int64_t begin = run.dataset->get_for_epoch(0, epoch).input_ids.front();
     CHECK((a.input_ids.select(1, 0) - begin).remainder(16).eq(0).all().item<bool>());
   }

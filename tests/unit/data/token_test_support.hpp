@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token files made by hand.
+// Token files written by the tests.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -18,11 +18,11 @@ namespace token_test {
 
 using Documents = std::vector<std::vector<int32_t>>;
 
-/// The parts of a token file, to be changed before it is written.
+/// The parts of a token file, which a test may change before writing.
 struct TokenParts {
   at::Tensor tokens;
   at::Tensor documents;
-  at::Tensor targets;  ///< undefined: left out
+  at::Tensor targets;  ///< undefined: omitted
   std::map<std::string, std::string> metadata{{"format", "ddp_tokens"},   {"format_version", "1"},
                                               {"vocab_size", "1000"},     {"tokenizer", "sha256:a"},
                                               {"tokenizer_name", "tiny"}, {"name", "by hand"},
@@ -37,7 +37,7 @@ struct TokenParts {
   }
 };
 
-/// `targets` marks each token of each document; without, the file has none.
+/// `targets` marks tokens of each document; without it, the file has no marks.
 inline TokenParts make_parts(const Documents& documents,
                              const std::optional<Documents>& targets = std::nullopt,
                              at::ScalarType dtype = at::kUInt16) {
@@ -60,7 +60,7 @@ inline TokenParts make_parts(const Documents& documents,
   return parts;
 }
 
-/// Documents of the given lengths, all ids different: id = 10 + place in the text.
+/// Documents of the given lengths with distinct ids: id = 10 + position in the text.
 inline Documents numbered(const std::vector<int64_t>& lengths) {
   Documents documents;
   int32_t id = 10;
@@ -73,7 +73,7 @@ inline Documents numbered(const std::vector<int64_t>& lengths) {
   return documents;
 }
 
-/// Marks every token of each document but its first `prompt` ones.
+/// Marks every token of each document except its first `prompt` ones.
 inline Documents answers_after(const Documents& documents, size_t prompt) {
   Documents marks;
   for (const auto& document : documents) {
@@ -83,8 +83,8 @@ inline Documents answers_after(const Documents& documents, size_t prompt) {
   return marks;
 }
 
-/// What an epoch over the documents asks for, ascending: of each one the tokens behind its first
-/// `prompt` ones, and never its first, which nothing predicts.
+/// The targets of an epoch over the documents, ascending: each document's tokens after its first
+/// `prompt` ones. A document's first token is never a target, because nothing predicts it.
 inline std::vector<int32_t> targets_of(const Documents& documents, size_t prompt) {
   std::vector<int32_t> targets;
   for (const auto& document : documents) {

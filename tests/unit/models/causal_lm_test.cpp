@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds of every language model here, whatever its weights; equality with transformers is
-// proved elsewhere.
+// Properties of every language model here with any weights; other tests prove equality with
+// transformers.
 #include "models/causal_lm.hpp"
 
 #include <torch/torch.h>
@@ -40,7 +40,7 @@ models::Gpt2Options tiny_gpt2() {
   return o;
 }
 
-/// Each kind of model, with noise in every parameter: biases and norms too.
+/// Each kind of model, with noise in every parameter, including biases and norms.
 std::vector<std::pair<std::string, std::shared_ptr<models::CausalLm>>> all_models() {
   torch::manual_seed(3);
   const auto qwen2 = std::make_shared<models::Qwen2Impl>(tiny_qwen2());
@@ -164,7 +164,7 @@ TEST_CASE("greedy decoding takes the largest logit until an end token") {
     const auto ended = models::generate_greedy(*model, prompt, 6, {generated[2]});
     CHECK(ended.back() == generated[2]);
     CHECK(ended.size() <= 3);
-    // As far as there are positions.
+    // Limited by the number of positions.
     CHECK(models::generate_greedy(*model, prompt, 1000, {}).size() == 61);
     CHECK(models::generate_sampled(*model, prompt, 6, {}, {.temperature = 1e-6}) == generated);
     const auto one = models::generate_sampled(*model, prompt, 20, {}, {.top_k = 5, .seed = 1});
@@ -188,7 +188,7 @@ TEST_CASE("several prompts are decoded at once as each alone") {
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       CHECK(ended[i] == models::generate_greedy(*model, prompts[i], 9, ends));
     }
-    // Not room for all behind the longest: one by one, each as far as there are positions.
+    // Not all fit behind the longest prompt: they run one by one, up to the last position.
     CHECK(models::generate_greedy(*model, prompts, 60, {})[1].size() == 60);
   }
 }
@@ -244,7 +244,7 @@ TEST_CASE("LoRA starts as the base, trains two thin matrices a layer, and merges
   const auto base = model->hidden_states({.input_ids = ids}).detach();
   const auto summary = models::add_lora(*model, {.rank = 4, .alpha = 8, .dropout = 0.1});
   CHECK(summary.layers.size() == 21);
-  // Of a layer: q 24+32, k 24+16, v 24+16, o 32+24, gate 24+40, up 24+40, down 40+24; times rank.
+  // Per layer: q 24+32, k 24+16, v 24+16, o 32+24, gate 24+40, up 24+40, down 40+24; times rank.
   CHECK(summary.num_trainable == 3 * 4 * (56 + 40 + 40 + 56 + 64 + 64 + 64));
   CHECK(torch::equal(model->hidden_states({.input_ids = ids}), base));
   for (const auto& item : model->named_parameters()) {

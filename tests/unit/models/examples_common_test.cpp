@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the examples that need no ranks.
+// Parts of the examples that need no ranks.
 #include <torch/torch.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights and images from a formula: the same bits as tests/golden/make_resnet_golden.py makes.
+// Weights and images from a formula: the same bits as in tests/golden/make_resnet_golden.py.
 #pragma once
 
 #include <torch/torch.h>
@@ -83,7 +83,7 @@ inline void fill(torch::nn::Module& module) {
   }
 }
 
-/// "name [d0, d1]" a line, as Python prints a list.
+/// Lines "name [d0, d1]", formatted like Python's lists.
 inline std::vector<std::string> keys_of(const torch::nn::Module& module) {
   std::vector<std::string> keys;
   for (const auto& [name, tensor] : state_of(module)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the language examples that need no ranks.
+// Parts of the language examples that need no ranks.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -160,7 +160,7 @@ TEST_CASE("a base and adapters are read from their folders") {
 TEST_CASE("token files of another tokenizer than the base's are told") {
   const auto sample = examples::find_data_path("data/chat-sample");
   const ddp::TokenDataset data({.path = sample}, ddp::Split::Train);
-  // The file in the base's folder and what data/prepare_chat.py made of it say the same.
+  // The file in the base's folder and data/prepare_chat.py's output from it agree.
   const auto entries = models::read_hf_vocabulary(sample)->entries;
   REQUIRE(static_cast<int64_t>(entries.size()) == data.vocabulary().size());
   for (int64_t id = 0; id < data.vocabulary().size(); ++id) {
@@ -208,7 +208,7 @@ TEST_CASE("data that cannot be evaluated are refused") {
   ddp::TokenDataOptions options;
   options.path = examples::find_data_path("data/chat-sample");
   CHECK_NOTHROW(examples::open_token_data(options));
-  // Nothing of an answer within the first tokens of each document.
+  // The first tokens of each document hold no part of an answer.
   options.max_seq_len = 4;
   CHECK_THROWS_AS(examples::open_token_data(options), ddp::DataError);
 
@@ -243,7 +243,7 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
                                                ddp::eval_sampler_options({}));
     auto train_loader = loader_of(data.train, train_sampler);
     auto eval_loader = loader_of(data.eval, eval_sampler);
-    // A "model" whose loss is the number of labels that count, and which is always right.
+    // A "model" whose loss is the number of counted labels, and whose answers are always correct.
     const auto count = [](const models::TokenInput&, const torch::Tensor& labels) {
       const auto counted = labels.ne(-100).sum();
       return models::LmOutput{.loss_sum = counted.to(torch::kFloat32), .num_correct = counted};
@@ -257,7 +257,7 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
       CHECK(task.forward(batch).loss.item<double>() == static_cast<double>(batch.num_targets));
       REQUIRE(batch.target_count != nullptr);
       CHECK(batch.target_count->item<double>() == static_cast<double>(batch.num_targets));
-      const auto& tensors = batch.tensors;  // a captured step brings it to the device
+      const auto& tensors = batch.tensors;  // a captured step copies it to the device
       CHECK(std::find(tensors.begin(), tensors.end(), batch.target_count) != tensors.end());
       num_tokens += batch.num_samples;
       num_targets += batch.num_targets;
@@ -265,7 +265,7 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
     CHECK(num_tokens == data.train->statistics().num_tokens);
     CHECK(num_targets == data.train->statistics().num_targets);
     CHECK(task.num_tokens() == num_tokens);
-    CHECK(task.num_places() > num_tokens);  // documents of other lengths: padding
+    CHECK(task.num_places() > num_tokens);  // documents of other lengths need padding
     task.for_each_evaluation_batch([&](const examples::TrainingBatch& batch) {
       const auto result = task.evaluate(batch);
       if (rank == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ResNets against torchvision's, on weights both sides make by the same formula.
+// ResNets compared with torchvision's; both sides create the weights by the same formula.
 #include "models/resnet.hpp"
 
 #include <torch/torch.h>
@@ -81,7 +81,7 @@ TEST_CASE("eval output equals torchvision's") {
 }
 
 // In float64: gradients pass through batch statistics of few values, which amplify float32's
-// roundings, and those are other ones on other processors: up to 1 % of resnet50's.
+// roundings. These depend on the processor, by up to 1 % of resnet50's gradients.
 TEST_CASE("train-mode loss, gradients and running statistics equal torchvision's") {
   for (const auto& expected : golden()["train"]) {
     INFO(expected["model"]);
@@ -112,7 +112,7 @@ TEST_CASE("train-mode loss, gradients and running statistics equal torchvision's
   }
 }
 
-// The same seed gives torchvision's weights: the random numbers are drawn in its order.
+// Equal seeds give torchvision's weights, because random numbers are drawn in its order.
 TEST_CASE("initial weights equal torchvision's for one seed") {
   for (const auto& expected : golden()["init"]) {
     torch::manual_seed(1234);
@@ -222,7 +222,7 @@ TEST_CASE("a norm whose momentum is taken away averages over its batches") {
   auto* norm = model->norm("bn1")->as<torch::nn::BatchNorm2d>();
   model->forward(x);
   CHECK(norm->num_batches_tracked.item<int64_t>() == 1);
-  const auto first = norm->running_mean.clone();  // a tenth of the batch's
+  const auto first = norm->running_mean.clone();  // moved by a tenth of the batch's
   norm->options.momentum(std::nullopt);
   norm->reset_running_stats();
   model->forward(x);

@@ -2,8 +2,8 @@
 // The C++ side of torchvision_interchange.py.
 //
 // usage: torchvision_tool WEIGHTS INPUT OUTPUT CHECKPOINTS
-// ResNet-18 with the weights of a file, as resnet_ddp takes them: writes its outputs in eval mode
-// for the tensor "input", and a checkpoint of it.
+// Loads the weights of a file into a ResNet-18, as resnet_ddp does. Writes its eval-mode outputs
+// for the tensor "input", and a checkpoint.
 #include <torch/torch.h>
 
 #include <iostream>

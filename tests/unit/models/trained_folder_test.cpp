@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where language models and adapters go while they are trained: nothing of others is replaced.
+// Folders of trained language models and adapters: files of others are never replaced.
 #include "common/trained_folder.hpp"
 
 #include <filesystem>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// Runs whose checkpoints and trained adapters (of rank 0: models) are in folders of one folder.
+// Runs whose checkpoints and trained adapters (with rank 0: models) share one parent folder.
 class AdapterRuns {
  public:
   explicit AdapterRuns(int64_t rank = 2) : context_(ddp::Context::create(on_cpu())) {
@@ -32,8 +32,8 @@ class AdapterRuns {
 
   std::string file(const std::string& name) const { return folder_.file(name); }
 
-  /// Two steps from where the checkpoints are; the message where the run is refused. An empty
-  /// `checkpoints`: without; an empty `path`: the folder in them.
+  /// Trains two steps from the checkpoints; returns the message if the run is refused. An empty
+  /// `checkpoints` means none; an empty `path` means the folder in the checkpoints.
   std::string run(const std::string& checkpoints, const std::string& path = "") {
     ddp::CheckpointOptions options;
     options.dir = checkpoints.empty() ? "" : file(checkpoints);
@@ -55,7 +55,7 @@ class AdapterRuns {
     return "";
   }
 
-  /// Killed behind its first best, before any checkpoint was due.
+  /// Simulates a kill after the first best, before any checkpoint is due.
   void run_until_best(const std::string& checkpoints, int64_t steps_done) {
     ddp::CheckpointOptions options;
     options.dir = file(checkpoints);
@@ -86,17 +86,17 @@ TEST_CASE("what another run trained is not replaced") {
   AdapterRuns runs;
   const auto other = Catch::Contains("holds what another run trained");
   CHECK(runs.run("a") == "");
-  CHECK(runs.run("a") == "");  // goes on
+  CHECK(runs.run("a") == "");  // resumes
   CHECK_THAT(runs.run("b", "a/adapters"), other &&
                                               Catch::Contains("lora.save_dir: " + runs.file("a")) &&
                                               Catch::Contains("starts at step 0"));
   CHECK_THAT(runs.run("", "a/adapters"), other);
-  CHECK(runs.run("a", "elsewhere/") == "");  // as a shell completes it
+  CHECK(runs.run("a", "elsewhere/") == "");  // as completed by a shell
   CHECK(runs.run("a", "elsewhere/") == "");
   CHECK(runs.run("a", "elsewhere") == "");
   CHECK_THAT(runs.run("a"),
              other && Catch::Contains("checkpoint whose run wrote to " + runs.file("elsewhere")));
-  // Killed behind the first best: the same job may start again.
+  // After a kill following the first best, the same job may restart.
   runs.run_until_best("f", 3);
   CHECK(runs.run("f") == "");
 }
@@ -108,14 +108,14 @@ TEST_CASE("adapters belong to the checkpoints beside them, whatever their folder
   CHECK(runs.run("c") == "");
   fs::rename(runs.file("c"), runs.file("d"));
   CHECK(runs.run("d") == "");
-  fs::create_directory(runs.file("e"));  // without its checkpoints
+  fs::create_directory(runs.file("e"));  // its checkpoints are missing
   fs::rename(runs.file("d/adapters"), runs.file("e/adapters"));
   CHECK_THAT(runs.run("e"), other && Catch::Contains("checkpoint.dir: " + runs.file("e")));
   fs::remove_all(runs.file("e/adapters/best"));
   fs::create_directory(runs.file("e/adapters/best"));
   CHECK_THAT(runs.run("e"), other && Catch::Contains("adapters/last "));
   fs::rename(runs.file("e/adapters/last"), runs.file("e/adapters/last.old"));
-  CHECK(runs.run("e") == "");  // what is empty is no loss, and another name is not touched
+  CHECK(runs.run("e") == "");  // an empty folder is no loss, and other names are kept
   CHECK(fs::exists(runs.file("e/adapters/last.old/adapter_model.safetensors")));
 }
 
@@ -142,7 +142,7 @@ TEST_CASE("places that cannot be used are told before training, and nothing in t
   fs::remove(place + "/notes.txt");
   CHECK(runs.run("a", "proj") == "");
 
-  // The base, and also for the run whose folder it is.
+  // Refuses the base's folder, even for the run that owns this folder.
   runs.from.base_path = runs.file("other/../proj/" + name + "/");
   fs::create_directory(runs.file("other"));
   for (const char* checkpoints : {"", "a"}) {
@@ -150,7 +150,7 @@ TEST_CASE("places that cannot be used are told before training, and nothing in t
                begin && Catch::Contains("is the base that this run starts from (model.path)"));
   }
   runs.from.base_path = "";
-  // Its own folder may hold more: that stays.
+  // Other files in its own folder stay.
   testing::write_file(place + "/notes.txt", "precious");
   fs::create_directory(runs.file("proj/" + name + ".old"));
   testing::write_file(runs.file("proj/" + name + ".new"), "mine");
@@ -181,7 +181,7 @@ TEST_CASE(
   CHECK(config.eos_token_ids == data.file().tokenizer().end_tokens());
   CHECK(config.eos_token_ids.size() == 2);
 
-  // As a base, with more than is known here.
+  // A base's config with more keys than known here.
   auto text = read("random/best/config.json");
   text.insert(text.find('{') + 1, "\"bos_token_id\": 7, \"a_key_of_theirs\": [1, 2], ");
   text.erase(text.rfind("\"bos_token_id\": null,"), std::string("\"bos_token_id\": null,").size());

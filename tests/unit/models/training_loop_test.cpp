@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the trainers' loop does with clipping and with train.non_finite.
+// The training loop with clipping and with train.non_finite.
 #include <torch/torch.h>
 
 #include "common/training_loop.hpp"
@@ -48,10 +48,10 @@ class LinearTask : public examples::TrainingTask {
   Model& model_;
   bool sum_;
   Spoil spoil_;
-  int64_t num_forwards_ = 0;  // of training
+  int64_t num_forwards_ = 0;  // training forwards
 };
 
-// Passes everything on, and keeps the weights after each step.
+// Forwards all calls, and records the weights after each step.
 class Spy : public ddp::Optimizer {
  public:
   explicit Spy(ddp::AnyOptimizer optimizer) : optimizer_(std::move(optimizer)) {}
@@ -94,7 +94,7 @@ struct Wanted {
   ddp::NonFinite non_finite = ddp::NonFinite::Error;
   double lr = 0.1;
   int64_t num_steps = 6;
-  // Called with the module's bias, too.
+  // The third argument is the module's bias.
   std::function<torch::Tensor(int64_t forward, const torch::Tensor& loss, const torch::Tensor&)>
       spoil = {};
 };
@@ -146,18 +146,18 @@ Result train(const Wanted& wanted) {
   return {module->weight.detach().clone(), optimizer.clips, optimizer.weights};
 }
 
-// Two forwards a step: the first of the third step, of the fourth.
+// With two forwards per step: the first forward of the third and of the fourth step.
 constexpr int64_t kUnlogged = 4;
 constexpr int64_t kLogged = 6;
 
-// The gradient of the bias is NaN in that forward, the loss stays as it is.
+// Makes the bias's gradient NaN in that forward; the loss is unchanged.
 auto bad_gradient(int64_t bad) {
   return [bad](int64_t forward, const torch::Tensor& loss, const torch::Tensor& bias) {
     return forward == bad ? loss + (bias * 0).square().sum().sqrt() : loss;
   };
 }
 
-// The loss is inf in that forward, its gradients stay as they are.
+// Makes the loss inf in that forward; its gradients are unchanged.
 auto bad_loss(int64_t bad) {
   return [bad](int64_t forward, const torch::Tensor& loss, const torch::Tensor&) {
     return forward == bad ? loss + std::numeric_limits<float>::infinity() : loss;
@@ -189,7 +189,7 @@ TEST_CASE("a run that is not finite ends with the step, the parameter and the ra
                              "finite (told by rank 0); fix: a lower lr_schedule.lr"));
   CHECK_THAT(end_of({.max_grad_norm = 1.0, .spoil = bad_gradient(kUnlogged)}),
              Catch::Contains("step 3 is not finite"));
-  // Between logged steps gradients are not looked at, but losses are: NaN comes with the next one.
+  // Gradients are checked only in logged steps, losses in all: NaN shows in the next loss.
   CHECK_THAT(
       end_of({.num_steps = 5, .spoil = bad_gradient(0)}),
       Catch::Contains("step 2 is not finite") && Catch::Contains("the loss of rank 0 is nan"));

@@ -12,7 +12,7 @@ using ddp::ops::AttentionBackend;
 
 namespace {
 
-/// Written out from the definition, head by head: q [batch, heads, len, dim].
+/// The definition, head by head: q [batch, heads, len, dim].
 torch::Tensor by_hand(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                       bool causal) {
   const int64_t share = q.size(1) / k.size(1);
@@ -69,7 +69,7 @@ TEST_CASE("packed documents attend to themselves alone") {
     CHECK(torch::allclose(out.narrow(0, first, length), alone, 1e-10, 1e-12));
     first += length;
   }
-  // What one document holds changes nothing in another.
+  // A document's contents do not affect another document.
   const auto grads = torch::autograd::grad({out.narrow(0, 4, 6).sum()}, {k});
   CHECK(grads[0].narrow(0, 0, 4).abs().max().item<double>() == 0);
   CHECK(grads[0].narrow(0, 4, 6).abs().max().item<double>() > 0);
@@ -77,7 +77,7 @@ TEST_CASE("packed documents attend to themselves alone") {
 
 TEST_CASE("a mask takes keys out of the softmax") {
   torch::manual_seed(3);
-  for (const int64_t q_len : {1, 4}) {  // one query folds its heads under the key heads
+  for (const int64_t q_len : {1, 4}) {  // one query folds its heads below the key heads
     const auto q = operand({2, 6, q_len, 8}), k = operand({2, 2, 7, 8}), v = operand({2, 2, 7, 8});
     auto mask = torch::zeros({2, 1, 1, 7});
     mask.narrow(3, 5, 2).fill_(-std::numeric_limits<float>::infinity());

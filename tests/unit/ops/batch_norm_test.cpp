@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchNorm with sum, ReLU and pool on a CPU against the formulas of arXiv:1502.03167, written out.
+// BatchNorm with sum, ReLU and pool on a CPU compared with the formulas of arXiv:1502.03167.
 #include "ddp/ops/batch_norm.hpp"
 
 #include <torch/torch.h>
@@ -41,7 +41,7 @@ torch::Tensor by_formula(const Inputs& in, Form form) {
   }
   out = out.clamp_min(0);
   if (form == Form::Pool) {
-    const auto padded = torch::constant_pad_nd(out, {1, 1, 1, 1}, 0);  // nothing is below zero
+    const auto padded = torch::constant_pad_nd(out, {1, 1, 1, 1}, 0);  // no value is below zero
     out = std::get<0>(padded.unfold(2, 3, 2).unfold(3, 3, 2).flatten(4).max(-1));
   }
   return out;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of convolutional networks against the same results by LibTorch, on the CPU.
+// The ops of convolutional networks compared with LibTorch's results, on the CPU.
 #include <torch/torch.h>
 
 #include <limits>
@@ -24,7 +24,7 @@ torch::Tensor leaf(torch::IntArrayRef shape) {
   return torch::randn(shape, torch::kDouble).requires_grad_(true);
 }
 
-/// The same sums in another order, in float64.
+/// Equal up to the order of float64 sums.
 bool same(const torch::Tensor& a, const torch::Tensor& b) {
   return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-12, 1e-12);
 }
@@ -185,7 +185,7 @@ struct ConvCase {
   int64_t kernel, stride, height, width;
 };
 
-// Every form of a dense product.
+// All forms of a dense product.
 const std::vector<ConvCase> kProducts = {{1, 1, 5, 3}, {1, 1, 1, 1}, {1, 2, 2, 2}, {1, 2, 1, 1},
                                          {3, 1, 1, 1}, {3, 2, 1, 1}, {3, 1, 2, 2}, {3, 2, 2, 2}};
 
@@ -211,7 +211,7 @@ TEST_CASE("convolutions as dense products equal conv2d, forward and backward") {
       CHECK(same(grads[0], wanted[0]));
       CHECK(same(grads[1], wanted[1]));
 
-      // A slot is overwritten once (also the taps that no output uses), then added to.
+      // The first backward overwrites a slot (also taps that no output uses), later ones add to it.
       ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
       ddp::ops::set_grad_slot(weight, &slot);
       out.backward(direction, /*retain_graph=*/true);
@@ -267,7 +267,7 @@ TEST_CASE("autograd::grad of a weight with a grad slot returns its gradient and 
   ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
   ddp::ops::set_grad_slot(weight, &slot);
   CHECK(same(grad({loss(weight)}, {weight})[0], wanted));
-  // Another tensor, though of the same memory.
+  // Another tensor on the same memory.
   const auto alias = weight.detach().requires_grad_(true);
   loss(alias).backward();
   CHECK(same(alias.grad(), wanted));

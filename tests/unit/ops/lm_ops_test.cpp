@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of language models against the same formulas composed by autograd.
+// The ops of language models compared with the same formulas composed by autograd.
 #include <torch/torch.h>
 
 #include "ddp/ops/checkpoint.hpp"
@@ -67,7 +67,7 @@ TEST_CASE("linear_cross_entropy makes only the gradients that are wanted") {
 
 TEST_CASE("linear_cross_entropy of bfloat16 keeps the loss and the gradient of sure labels") {
   torch::manual_seed(3);
-  // One logit far above the others: softmax - 1 of the label is far below bfloat16's step at 1.
+  // One logit far above the others: the label's softmax - 1 is far below bfloat16's step at 1.
   auto weight = torch::zeros({64, 32}, torch::kBFloat16);
   weight.select(0, 7).fill_(1);
   weight.requires_grad_(true);
@@ -97,7 +97,7 @@ TEST_CASE("pad_rows keeps values, identity and gradient, and a move takes the me
   CHECK(rows.data_ptr() == weight.data_ptr());
   const auto moved = weight.detach().clone();
   CHECK(ddp::ops::padded_rows(moved).size(0) == 5);
-  // A slice of something larger is never taken for padding.
+  // A slice of a larger tensor is never mistaken for padding.
   CHECK(ddp::ops::padded_rows(torch::zeros({200, 3}).narrow(0, 0, 5)).size(0) == 5);
 }
 
@@ -176,7 +176,7 @@ TEST_CASE("rotary embedding turns pairs by position times frequency, and back") 
             Approx(x2 * std::cos(angle) + x1 * std::sin(angle)).margin(1e-5));
     }
   }
-  // A rotation's gradient is the rotation back: it returns what went in.
+  // A rotation's gradient is the inverse rotation, which returns the input.
   const auto back = grad({out}, {x}, {out.detach()});
   CHECK(close(back[0], x, 1e-5));
 }
@@ -191,7 +191,7 @@ TEST_CASE("checkpoint gives the same gradients, dropout included, and keeps noth
     torch::manual_seed(9);
     const auto h = torch::sin(x);
     auto out = checkpointed ? ddp::ops::checkpoint(body, {h}) : body({h});
-    out = out + torch::dropout(out, 0.5, true);  // draws go on as if nothing had been recomputed
+    out = out + torch::dropout(out, 0.5, true);  // later draws are as without recomputation
     for (auto& leaf : {x, w1, w2}) {
       leaf.mutable_grad() = torch::Tensor();
     }

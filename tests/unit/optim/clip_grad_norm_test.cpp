@@ -16,7 +16,7 @@ namespace {
 NamedParameters with_gradients() {
   NamedParameters parameters{
       {"a", weights({4, 3}, 0)}, {"b", weights({7}, 1)}, {"c", weights({2}, 2)}};
-  for (int64_t k = 0; k < 2; ++k) {  // c has none
+  for (int64_t k = 0; k < 2; ++k) {  // c has no gradient
     auto& tensor = parameters[static_cast<size_t>(k)].tensor;
     tensor.mutable_grad() = gradient(tensor.sizes(), k, 3);
   }
@@ -39,7 +39,7 @@ TEST_CASE("clip_grad_norm_ on a 3-4-5 triangle", "[optim]") {
   parameters[0].tensor.mutable_grad() = at::tensor({3.0F});
   parameters[1].tensor.mutable_grad() = at::tensor({-4.0F});
   CHECK(ddp::clip_grad_norm_(parameters, 0.0).item<float>() == 5.0F);
-  CHECK(parameters[1].tensor.grad().item<float>() == -4.0F);  // 0 measures only
+  CHECK(parameters[1].tensor.grad().item<float>() == -4.0F);  // 0 only measures
   CHECK(ddp::clip_grad_norm_(parameters, -1.0).item<float>() == 5.0F);
   CHECK(parameters[1].tensor.grad().item<float>() == -4.0F);
   CHECK(ddp::clip_grad_norm_(parameters, 10.0).item<float>() == 5.0F);

@@ -33,7 +33,7 @@ TEST_CASE("Averages of half weights keep what half numbers would lose", "[optim]
   Ema ema(tensors, {.decay = 0.9999});
   tensors[0].tensor.detach().fill_(2.0);
   for (int i = 0; i < 10; ++i) {
-    ema.update();  // each moves by 1e-4, which 1.0 in bfloat16 or float16 would round away
+    ema.update();  // each update moves by 1e-4, lost to rounding at 1.0 in bfloat16 or float16
   }
   CHECK(ema.averages()[0].tensor.scalar_type() == at::kFloat);
   CHECK(ema.averages()[0].tensor[0].item<double>() ==

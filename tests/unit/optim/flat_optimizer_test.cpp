@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only the flat optimizer does: its tables, and its state in the other implementation's hands.
-// The tests of optimizer_test, _golden_test and _state_test run it too.
+// Features of the flat optimizer alone: its tables, and its state in the list implementation.
+// optimizer_test, _golden_test and _state_test run it too.
 #include <torch/torch.h>
 
 #include "ddp/ops/overwritten.hpp"
@@ -31,7 +31,7 @@ OptimizerOptions rule_of(OptimizerType type, OptimizerImplementation implementat
   return options;
 }
 
-// Sizes around a chunk's, a vector's and one element; half leaves and channels_last among them.
+// Sizes around a chunk's, a vector's and one element, with half leaves and channels_last.
 NamedParameters mixed_parameters() {
   const auto leaf = [](at::IntArrayRef shape, int64_t k, at::ScalarType dtype) {
     return weights(shape, k).detach().to(dtype).requires_grad_();
@@ -47,7 +47,7 @@ NamedParameters mixed_parameters() {
 
 }  // namespace
 
-// Both round at other places: a few ulp of a weight after 100 steps; float32 state alike.
+// Both round in other places: a few ulp of a weight after 100 steps; the same for float32 state.
 TEST_CASE("100 flat steps equal those over lists", "[optim]") {
   const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW,
                              OptimizerType::Lars, OptimizerType::Lamb);
@@ -140,7 +140,7 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   run_steps(optimizer, parameters, 0, 2, kScaledStep);
   run_steps(reference, still, 0, 2, kScaledStep);
   auto& half = parameters[1].tensor;
-  half.set_data(half.detach().clone());  // the same values: the master keeps its own bits
+  half.set_data(half.detach().clone());  // equal values: the master keeps its bits
   run_steps(optimizer, parameters, 2, 4, kScaledStep);
   run_steps(reference, still, 2, 4, kScaledStep);
   CHECK(at::equal(half.detach(), still[1].tensor.detach()));
@@ -166,7 +166,7 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   optimizer.step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 6.0)));
   half.set_data(half.detach().clone());
-  optimizer.load_state_dict(saved);  // what is loaded wins, as in memory that stayed
+  optimizer.load_state_dict(saved);  // loaded state wins, as in unmoved memory
   half.mutable_grad() = at::ones_like(half.detach());
   optimizer.step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 4.0)));
@@ -174,7 +174,7 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
     const at::NoGradGuard no_grad;
     half.fill_(5.0);
   }
-  ddp::ops::overwritten(half);  // whoever listens was asked again
+  ddp::ops::overwritten(half);  // listeners are notified again
   half.mutable_grad() = at::ones_like(half.detach());
   optimizer.step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 5.0)));

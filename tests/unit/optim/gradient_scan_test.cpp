@@ -75,7 +75,7 @@ TEST_CASE("A scan names the first parameter that is not finite", "[optim]") {
     CHECK(scan.found_inf.item<float>() == 1.0F);
     CHECK(scan.first_non_finite.item<int>() == 1);
     CHECK_FALSE(std::isfinite(scan.norm.item<float>()));
-    // As torch.nn.utils.clip_grad_norm_ multiplies: 0 for an infinite norm, NaN for NaN.
+    // Factors of torch.nn.utils.clip_grad_norm_: 0 for an infinite norm, NaN for NaN.
     const auto factor = scan.clip_factor.item<float>();
     CHECK((std::isnan(value) ? std::isnan(factor) : factor == 0.0F));
     f.grad(1).zero_();
@@ -89,7 +89,7 @@ TEST_CASE("A scan names the first parameter that is not finite", "[optim]") {
   }
 }
 
-// A norm of inf would make the clip factor, and so the update, 0.
+// An infinite norm would make the clip factor, and so the update, 0.
 TEST_CASE("Gradients whose squares float32 does not hold are measured and clipped", "[optim]") {
   Fixture f;
   f.grad(0)[0][0] = 3e30F;
@@ -101,7 +101,7 @@ TEST_CASE("Gradients whose squares float32 does not hold are measured and clippe
   const GradientScan scaled = f.optimizer.scan_gradients(1e-30, 2.0);
   CHECK(scaled.norm.item<double>() == Approx(5.0).epsilon(1e-6));
   CHECK(scaled.clip_factor.item<double>() == Approx(0.4).epsilon(1e-6));
-  f.grad(0).fill_(3e38F);  // the norm is more than float32 holds
+  f.grad(0).fill_(3e38F);  // the norm exceeds float32
   CHECK(f.optimizer.scan_gradients({}, 2.0).clip_factor.item<double>() ==
         Approx(2.0 / 3e38 / 70).epsilon(1e-3));
 }

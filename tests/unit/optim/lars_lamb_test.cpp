@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LARS and LAMB against the formulas of their papers, written out in double.
+// LARS and LAMB compared with the formulas of their papers in double.
 #include <torch/torch.h>
 
 #include <functional>
@@ -19,7 +19,7 @@ namespace {
 constexpr double kLr = 0.03125;
 constexpr int64_t kSteps = 20;
 
-// One parameter in double, as a paper has it.
+// One parameter in double, as in the papers.
 struct Reference {
   at::Tensor w, m, v;
   double weight_decay;
@@ -94,7 +94,7 @@ void check(const OptimizerOptions& options, bool adapts_all,
     const bool half = parameters[k].tensor.scalar_type() == at::kBFloat16;
     const at::Tensor weight =
         half ? state.tensors.at("state." + parameters[k].name + ".master") : parameters[k].tensor;
-    // float32 against double: about an ulp a step.
+    // float32 compared with double: about an ulp per step.
     CHECK(ulps(weight, references[k].w) <= 24.0);
     if (half) {
       CHECK(at::equal(parameters[k].tensor.detach(), weight.to(at::kBFloat16)));
@@ -128,13 +128,13 @@ TEST_CASE("LAMB takes the steps of its paper", "[optim]") {
   check(options, options.adapt_norm_and_bias, lamb);
 }
 
-// 1e20 is a float32, its square is none.
+// float32 can represent 1e20, but not its square.
 TEST_CASE("Trust ratios are right where float32 cannot hold a square", "[optim]") {
   const bool is_lars = GENERATE(true, false);
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   const double weight_scale = is_lars ? GENERATE(1.0, 1e20) : 1e20;
-  // LAMB keeps squares of gradients in float32, as Adam does.
+  // LAMB stores squares of gradients in float32, like Adam.
   const double gradient_scale = is_lars ? 1e20 : 1.0;
   OptimizerOptions options;
   options.type = is_lars ? OptimizerType::Lars : OptimizerType::Lamb;

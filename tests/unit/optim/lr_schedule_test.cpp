@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Against torch.optim.lr_scheduler: tests/golden/make_lr_schedule_golden.py.
+// Compares with torch.optim.lr_scheduler: tests/golden/make_lr_schedule_golden.py.
 #include "ddp/optim/lr_schedule.hpp"
 
 #include "support/catch.hpp"
@@ -49,8 +49,8 @@ TEST_CASE("Schedules equal torch.optim.lr_scheduler's", "[optim]") {
     INFO(name);
     const LrSchedule schedule(options_of(golden_case["options"]));
     const auto expected = golden_case["lr"].get<std::vector<double>>();
-    // OneCycleLR computes each value afresh, as we do: only libm's cosine may differ. The others
-    // multiply the last value by a factor and gather an error of a few 1e-16 a step.
+    // OneCycleLR and libddp compute each value directly: only libm's cosine may differ. The other
+    // schedulers multiply the last value by a factor, which accumulates a few 1e-16 per step.
     const bool fresh = golden_case["options"]["type"] == "one_cycle";
     const double tolerance = (fresh ? 4e-16 : 1e-13) * schedule.options().lr;
     for (size_t step = 0; step < expected.size(); ++step) {

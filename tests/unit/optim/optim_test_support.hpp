@@ -27,8 +27,8 @@ inline nlohmann::json read_golden(const std::string& file) {
   return nlohmann::json::parse(in);
 }
 
-// ((i * a + b) mod m - m / 2) / 64: exact in float32 and bfloat16 products of two; the golden
-// scripts know the same formula.
+// ((i * a + b) mod m - m / 2) / 64: products of two are exact in float32 and bfloat16. The golden
+// scripts use the same formula.
 inline at::Tensor formula(at::IntArrayRef shape, int64_t a, int64_t b, int64_t modulus) {
   at::Tensor out = at::empty(shape, at::kFloat);
   float* data = out.data_ptr<float>();
@@ -67,7 +67,7 @@ inline void run_steps(ddp::Optimizer& optimizer, const ddp::NamedParameters& par
   }
 }
 
-// State as a checkpoint keeps it: later steps do not change it.
+// State as in a checkpoint: later steps do not change it.
 inline ddp::StateDict deep_copy(const ddp::StateDict& state) {
   ddp::StateDict copy = state;
   for (auto& [key, tensor] : copy.tensors) {
@@ -76,8 +76,9 @@ inline ddp::StateDict deep_copy(const ddp::StateDict& state) {
   return copy;
 }
 
-// The largest |a - b| in units of 2^-23 max(1, |b|): float32's spacing at 1, and one to two of them
-// at a larger |b|. Weights near zero are differences of larger numbers, whose roundings they keep.
+// The largest |a - b| in units of 2^-23 max(1, |b|): float32's spacing at 1, and one to two
+// spacings at a larger |b|. Weights near zero are differences of larger numbers and keep their
+// rounding errors.
 inline double ulps(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.detach().to(at::kCPU, at::kDouble).flatten();
   const at::Tensor y = b.detach().to(at::kCPU, at::kDouble).flatten();
@@ -85,10 +86,10 @@ inline double ulps(const at::Tensor& a, const at::Tensor& b) {
   return ((x - y).abs() / spacing).max().item<double>();
 }
 
-// How far weights and state may be from those of PyTorch's own optimizers after so many updates, in
-// units of ulps(): 10 after 100. Every update rounds at other places than theirs, and what is
-// rounded alike each time adds up: PyTorch multiplies weights by 1 - lr * weight_decay, the flat
-// optimizer takes lr * weight_decay of them off.
+// Permitted distance of weights and state from PyTorch's own optimizers after `num_updates`, in
+// units of ulps(): 10 after 100. Every update rounds in other places than PyTorch's, and repeated
+// roundings add up. PyTorch multiplies weights by 1 - lr * weight_decay; the flat optimizer
+// subtracts lr * weight_decay of them.
 inline double torch_ulps(int64_t num_updates) {
   return 2.0 + 0.08 * static_cast<double>(num_updates);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The training that tests/golden/make_optimizer_golden.py ran with torch.optim, on any device.
+// Repeats on any device the training of tests/golden/make_optimizer_golden.py with torch.optim.
 #pragma once
 
 #include <torch/torch.h>
@@ -22,8 +22,8 @@ struct GoldenRun {
   bool lr_on_device = false;
   at::Device device = at::kCPU;
 
-  /// Of state `key`. PyTorch's own fused kernels on CUDA, which lists call, keep Adam's squares up
-  /// to 14.75 from where its CPU has them; ours does not.
+  /// Tolerance for state `key`. Lists call PyTorch's fused CUDA kernels, whose squares in Adam
+  /// differ from PyTorch's CPU by up to 14.75. The flat optimizer's do not.
   double state_ulps(const std::string& key) const {
     const bool theirs = device.is_cuda() && implementation == ddp::OptimizerImplementation::List;
     return theirs && key.ends_with("exp_avg_sq") ? 16.0 : torch_ulps(kGoldenSteps);
@@ -75,7 +75,7 @@ inline void golden_step(ddp::Optimizer& optimizer, const ddp::NamedParameters& p
     if (parameters[k].name == "late.weight" && step < 3) {
       continue;
     }
-    // Contiguous even where the weight is channels_last: the optimizer has to bring it over.
+    // Contiguous even if the weight is channels_last: the optimizer has to convert the gradient.
     parameters[k].tensor.mutable_grad() =
         gradient(parameters[k].tensor.sizes(), static_cast<int64_t>(k), step).to(run.device);
   }
@@ -91,7 +91,7 @@ inline bool can_be_flat(const nlohmann::json& golden) {
   return golden["options"].value("dampening", 0.0) == 0.0;
 }
 
-// Checks weights after the steps that the file has them for, the last among them, and state then.
+// Checks weights after each step in the file, the last one included, and then the state.
 inline void check_golden_case(const std::string& name, const nlohmann::json& golden,
                               const GoldenRun& run) {
   const ddp::NamedParameters parameters = golden_parameters(run);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Against torch.optim in Python: tests/golden/make_optimizer_golden.py.
+// Compares with torch.optim in Python: tests/golden/make_optimizer_golden.py.
 #include "unit/optim/optimizer_golden.hpp"
 
 using namespace optim_test;

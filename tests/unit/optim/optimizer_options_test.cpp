@@ -13,7 +13,7 @@ using ddp::OptimizerOptions;
 
 namespace {
 
-// Keeps the texts that lists of text are shown as, and sets the one named `name_to_set`.
+// Records the printed texts of lists of text, and sets the list named `name_to_set`.
 class ListVisitor : public ddp::FieldVisitor {
  public:
   void field(const ddp::Field& field, bool&) override { names.push_back(field.name); }
@@ -92,7 +92,7 @@ TEST_CASE("Groups mean the same in a file and in an override", "[optim]") {
   CHECK(from_override("").empty());
   CHECK_THROWS_WITH(from_override("fc.* lr_scale=0.1,conv1.*"),
                     Catch::Contains("\"conv1.*\" names parameters and no setting"));
-  // A group without a setting of its own is shown as one that reads back.
+  // A group without its own settings is printed in a form that reads back.
   OptimizerOptions exempt;
   exempt.groups = {{.patterns = {"fc.bias"}}, {.patterns = {"fc.*"}, .lr_scale = 0.5}};
   ddp::Settings saved;

@@ -43,7 +43,7 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
   auto uninterrupted = ddp::make_optimizer(whole, options_of(type, implementation));
   run_steps(uninterrupted, whole, 0, 5, kStateStep);
 
-  // What a checkpoint keeps: weights and the optimizer's state.
+  // Contents of a checkpoint: weights and the optimizer's state.
   const StateDict saved = deep_copy(uninterrupted.state_dict());
   NamedParameters resumed;
   for (const auto& parameter : whole) {
@@ -53,7 +53,7 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
 
   auto optimizer = ddp::make_optimizer(resumed, options_of(type, implementation));
   const bool into_used = GENERATE(false, true);
-  if (into_used) {  // state of other steps is overwritten
+  if (into_used) {  // state of other steps gets overwritten
     std::vector<at::Tensor> before{resumed[0].tensor.detach().clone(),
                                    resumed[1].tensor.detach().clone()};
     run_steps(optimizer, resumed, 20, 22, kStateStep);
@@ -106,7 +106,7 @@ TEST_CASE("State saved before the first step takes state away", "[optim]") {
   run_steps(optimizer, parameters, 0, 2, kStateStep);
   CHECK(optimizer.num_changes() == 0);
   optimizer.load_state_dict(empty);
-  CHECK(optimizer.num_changes() == 1);  // graphs of its step are captured anew
+  CHECK(optimizer.num_changes() == 1);  // its step's graphs are re-captured
   CHECK(optimizer.state_dict().tensors.empty());
   run_steps(optimizer, parameters, 0, 1, kStateStep);
   CHECK(optimizer.state_dict().tensors.at("state.w.step").item<float>() == 1.0F);

@@ -188,7 +188,7 @@ TEST_CASE("found_inf skips the whole step, on the host and on the device", "[opt
     auto optimizer = ddp::make_optimizer(skipping, rules[rule]);
     auto reference = ddp::make_optimizer(plain, rules[rule]);
     for (int64_t step = 0; step < 6; ++step) {
-      // The first step is skipped too: no state may grow from it.
+      // The first step is skipped too: it must not create state.
       const bool skip = step == 0 || step == 3;
       set_gradients(skipping, step);
       const std::vector<at::Tensor> before = copies(skipping);
@@ -242,7 +242,7 @@ TEST_CASE("Half leaves keep float32 masters", "[optim]") {
     NamedParameters full = three_parameters();
     NamedParameters half;
     for (const auto& parameter : full) {
-      // Both start from numbers that the half type holds exactly.
+      // Both start from numbers that the half type represents exactly.
       const at::Tensor leaf = parameter.tensor.detach().to(dtype);
       parameter.tensor.detach().copy_(leaf);
       half.push_back({parameter.name, leaf.clone().requires_grad_()});
@@ -257,7 +257,7 @@ TEST_CASE("Half leaves keep float32 masters", "[optim]") {
         full[k].tensor.mutable_grad() = grad;
         half[k].tensor.mutable_grad() = half_gradients ? grad.to(dtype) : grad;
       }
-      // Small enough that steps on the leaf itself would be lost to rounding.
+      // Steps this small on the leaf itself would be lost to rounding.
       optimizer.step(0.0001220703125);
       reference.step(0.0001220703125);
     }

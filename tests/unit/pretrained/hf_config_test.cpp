@@ -9,7 +9,7 @@ using testing::message_of;
 using testing::TemporaryFolder;
 using testing::write_file;
 
-// As in Qwen2-0.5B's own config.json.
+// Like Qwen2-0.5B's own config.json.
 json qwen2_json() {
   return json::parse(R"({
     "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
@@ -131,7 +131,7 @@ TEST_CASE("what config.json leaves out has transformers' default") {
   CHECK(options.rms_norm_eps == 1e-6);
   CHECK_FALSE(options.tie_word_embeddings);
   CHECK(options.rope_scaling.scaling == "none");
-  // The older word for the kind, null for none, and a window that no position leaves.
+  // The older key for the type, null for none, and a window that no position exceeds.
   const auto linear =
       qwen2(with(llama_json(), "rope_scaling", {{"type", "linear"}, {"factor", 4}}));
   CHECK(linear.rope_scaling.scaling == "linear");
@@ -333,7 +333,7 @@ TEST_CASE("options written as config.json come back") {
 
 TEST_CASE("a model that no memory holds is refused before it is made") {
   using ddp::SettingsError;
-  auto huge = qwen2_json();  // each size alone is allowed
+  auto huge = qwen2_json();  // each size alone is within its limit
   huge["hidden_size"] = 114'688;
   huge["num_hidden_layers"] = 4'000;
   const auto on = [](const json& config, const at::TensorOptions& options) {
@@ -346,7 +346,7 @@ TEST_CASE("a model that no memory holds is refused before it is made") {
   wide["n_embd"] = 12 * 8'192;
   wide["n_layer"] = 4'096;
   CHECK_THAT(on(wide, at::kBFloat16), Catch::Contains("a gpt2 model of "));
-  // What LibTorch says of a device where nothing can be made has its first sentence here.
+  // The error holds the first sentence of LibTorch's message for an unusable device.
   const auto nowhere = on(gpt2_json(), at::TensorOptions().device(at::kVulkan));
   CHECK_THAT(nowhere, Catch::Contains("a gpt2 model of 0.49") && Catch::Contains("Vulkan"));
   CHECK(nowhere.find("frame #") == std::string::npos);

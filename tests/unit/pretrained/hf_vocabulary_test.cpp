@@ -27,7 +27,7 @@ json byte_level() {
 TEST_CASE("byte-level tokens stand for bytes, and numbers may have holes") {
   const Entries expected{"a", " b", "\n", "", "é", "<|im_end|>"};
   CHECK(read("tokenizer.json", byte_level())->entries == expected);
-  // An added token is what it says, also where the model has its id, and beside byte-level words.
+  // An added token stands for its text, even if the model has its id, next to byte-level tokens.
   auto more = byte_level();
   more["model"]["vocab"]["東"] = 3;
   more["added_tokens"].push_back({{"id", 1}, {"content", "Ġ"}});

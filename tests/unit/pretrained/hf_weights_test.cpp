@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights through every route into modules of any names: data is compared bit for bit.
+// Weights by every route into modules of any names; data is compared bit for bit.
 #include "models/pretrained/hf_weights.hpp"
 
 #include <cerrno>
@@ -96,7 +96,7 @@ TEST_CASE("a module is saved whole or not at all, in the dtype asked for") {
   const NamedModule module(tensors);
   models::save_pretrained(module, any_config(), folder.file("a/full"), {.dtype = at::kBFloat16});
   const auto saved = ddp::load_safetensors(folder.file("a/full/model.safetensors"));
-  CHECK(saved.metadata.at("format") == "pt");  // transformers refuses a file that does not say
+  CHECK(saved.metadata.at("format") == "pt");  // transformers refuses a file without this key
   REQUIRE(saved.tensors.size() == tensors.size());
   for (const auto& [name, tensor] : saved.tensors) {
     CHECK(same_bits(tensor, tensors.at(name).to(at::kBFloat16)));
@@ -140,7 +140,7 @@ TEST_CASE("a saved model may be read by whom the umask lets") {
 
 namespace {
 
-// Names and texts of a folder, weights left out.
+// Names and texts of a folder's files, except weights.
 std::map<std::string, std::string> texts_in(const std::string& folder) {
   std::map<std::string, std::string> texts;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
@@ -152,7 +152,7 @@ std::map<std::string, std::string> texts_in(const std::string& folder) {
   return texts;
 }
 
-// A file system that cannot exchange names; optionally no rename to `kept` works.
+// A file system that cannot exchange names; optionally every rename to `kept` fails.
 class WithoutExchange : public ddp::detail::FileOps {
  public:
   explicit WithoutExchange(std::string kept = "") : kept_(std::move(kept)) {}
@@ -191,7 +191,7 @@ TEST_CASE("a model takes the place of an older one, and of nothing else in its f
   CHECK(models::find_other_file(path) == "notes.txt");
   models::save_pretrained(module, any_config(), path,
                           {.files = {{"tokenizer.json", "{2}"}}, .replace = true});
-  // Shards and index of the older one are gone: transformers would read them.
+  // The older model's shards and index are gone, because transformers would read them.
   auto texts = texts_in(folder.file("run"));
   texts.erase("best/config.json");
   CHECK(texts == std::map<std::string, std::string>{{"best.new", "mine"},
@@ -203,7 +203,7 @@ TEST_CASE("a model takes the place of an older one, and of nothing else in its f
   CHECK(std::distance(std::filesystem::directory_iterator(folder.file("run")), {}) == 3);
   expect_equal(module, ddp::load_safetensors(path + "/model.safetensors").tensors);
 
-  // Through a link to the folder; not over a file, not over a link that leads nowhere.
+  // Replaces through a link to the folder, but neither a file nor a dangling link.
   std::filesystem::create_directory_symlink(path, folder.file("link"));
   models::save_pretrained(old_module, any_config(), folder.file("link"), {.replace = true});
   CHECK(std::filesystem::is_symlink(folder.file("link")));
@@ -228,7 +228,7 @@ TEST_CASE("a folder is replaced where names cannot be exchanged, and after a kil
   make(path, "old");
   make(fresh, "new");
   testing::write_file(path + "/notes.txt", "precious");
-  WithoutExchange refusing(path);  // the second rename fails: the older model has its name again
+  WithoutExchange refusing(path);  // the second rename fails: the older model is back
   const auto before = all();
   CHECK_THROWS_AS(models::detail::replace_folder(refusing, fresh, path), ddp::WriteError);
   CHECK(all() == before);
@@ -239,14 +239,14 @@ TEST_CASE("a folder is replaced where names cannot be exchanged, and after a kil
   CHECK(all() == replaced);
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
 
-  // Killed between the two renames.
+  // A kill between the two renames.
   std::filesystem::rename(path, folder.file(".best.old-0123456789abcdef"));
   make(fresh, "newer");
   models::restore_replaced(path);
   CHECK(all().count("best/notes.txt") == 1);
   models::finish_interrupted_save(path);
   CHECK(all() == replaced);
-  // Killed behind them: what is left of the older one goes, but not what others put there.
+  // A kill after them: the older model's rest is removed, but not other files.
   make(fresh, "old");
   testing::write_file(fresh + "/more.txt", "too");
   testing::write_file(fresh + "/adapter_model.safetensors.tmp-0123456789abcdef", "part");
@@ -297,7 +297,7 @@ void save(const TemporaryFolder& folder, const ddp::TensorMap& tensors) {
   ddp::save_safetensors(folder.file("model.safetensors"), tensors);
 }
 
-/// `file` fills a module of the names in `wanted`, by each route.
+/// `file` fills a module with the names in `wanted`, by each route.
 void check_loads(const ddp::TensorMap& file, const ddp::TensorMap& wanted) {
   TemporaryFolder folder;
   save(folder, file);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiny models and adapters as transformers and PEFT saved them give what transformers and PEFT
-// computed (tests/golden/make_lm_golden.py), in float32.
+// Tiny models and adapters saved by transformers and PEFT give these libraries' results
+// (tests/golden/make_lm_golden.py), in float32.
 #include <cstdio>
 
 #include "models/lora.hpp"
@@ -10,14 +10,14 @@
 
 namespace {
 
-// Both sides round every sum in their own order; seen: 1e-6.
+// Both sides sum in their own order; the observed difference is 1e-6.
 constexpr double kTolerance = 1e-4;
 
 std::string golden(const std::string& name) {
   return std::string(DDP_GOLDEN_DIR) + "/lm/" + name;
 }
 
-// Largest difference, over the largest value.
+// Largest difference divided by the largest value.
 double error_of(const at::Tensor& ours, const at::Tensor& theirs) {
   REQUIRE(ours.sizes() == theirs.sizes());
   const auto difference = (ours.detach() - theirs).abs().max().item<double>();
@@ -37,13 +37,14 @@ Case load_case(const std::string& name) {
   return {model, ddp::load_safetensors(golden(name) + "/case.safetensors").tensors};
 }
 
-// transformers shifts labels itself; here they come shifted.
+// transformers shifts labels itself; libddp expects shifted labels.
 at::Tensor shifted(const at::Tensor& labels) {
   const auto ignored = torch::full({labels.size(0), 1}, -100, labels.options());
   return torch::cat({labels.narrow(1, 1, labels.size(1) - 1), ignored}, 1);
 }
 
-// Logits and loss against golden[prefix + "logits"] and golden[prefix + "loss"]; returns the loss.
+// Compares logits and loss with golden[prefix + "logits"] and golden[prefix + "loss"]; returns the
+// loss.
 at::Tensor check_forward(const Case& c, const std::string& name, const std::string& prefix) {
   const models::TokenInput input{.input_ids = c.golden.at("input_ids")};
   const auto labels = shifted(c.golden.at("labels"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lm_interchange.py asks of this library; every answer is a file that Python reads.
+// Runs libddp for lm_interchange.py; every result is a file that Python reads.
 //
 //   lm_interchange_tool logits MODEL BATCH OUT [ADAPTER]   logits of the batch's input_ids
 //   lm_interchange_tool train MODEL BATCH ADAPTER STEPS    trains a new adapter, saves it

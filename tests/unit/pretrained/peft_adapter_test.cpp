@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adapters in PEFT's files: written, read back, and refused where they do not belong.
+// Adapters in PEFT's files: written, read back, and refused for other models.
 #include "models/pretrained/peft_adapter.hpp"
 
 #include <filesystem>
@@ -65,7 +65,7 @@ bool same_weights(const torch::nn::Module& a, const torch::nn::Module& b) {
 const models::LoraOptions kLora{
     .rank = 4, .alpha = 6, .dropout = 0.1, .target_modules = {"q_proj", "down_proj"}};
 
-// The file of an adapter, changed.
+// Changes one key in an adapter's config.
 void change_config(const std::string& folder, const std::string& key, const json& value) {
   auto config = json::parse(read_file(folder + "/adapter_config.json"));
   config[key] = value;
@@ -78,7 +78,7 @@ TEST_CASE("an adapter comes back bit for bit, into a bare model and into an adap
   TemporaryFolder folder;
   const auto path = folder.file("adapter");
   const auto saved = adapted(kLora);
-  std::filesystem::create_directory(path);  // an empty folder is as good as none
+  std::filesystem::create_directory(path);  // an empty folder counts as none
   models::save_adapter(*saved, path, "Qwen/Qwen2-tiny");
   const auto config = json::parse(read_file(path + "/adapter_config.json"));
   CHECK(config["r"] == 4);
@@ -103,7 +103,7 @@ TEST_CASE("an adapter comes back bit for bit, into a bare model and into an adap
   models::load_adapter(*other, path);
   CHECK(same_weights(*other, *saved));
 
-  // Saved again over the old one: other weights, and what changes no function.
+  // Saved again over the old one: other weights, and a setting that changes no function.
   auto less_dropped = kLora;
   less_dropped.dropout = 0;
   other = adapted(less_dropped);
@@ -130,7 +130,7 @@ TEST_CASE("a saved adapter may be read by whom the umask lets") {
   TemporaryFolder folder;
   const testing::Umask umask(022);
   const auto module = adapted(kLora);
-  for (int i = 0; i < 2; ++i) {  // made, then replaced
+  for (int i = 0; i < 2; ++i) {  // created, then replaced
     models::save_adapter(*module, folder.file("adapter"));
     CHECK(testing::rights_of(folder.file("adapter")) == 0755);
     CHECK(testing::rights_of(folder.file("adapter/adapter_config.json")) == 0644);
@@ -297,7 +297,7 @@ TEST_CASE("base and adapter merge into a full folder") {
       }),
       Catch::Contains("trained over another base: BFloat16 0123 (base), here " + trained_over));
   CHECK_FALSE(std::filesystem::exists(folder.file("merged")));
-  models::require_base(folder.file("adapter"), "Float 0123");  // a warning: it cannot be told
+  models::require_base(folder.file("adapter"), "Float 0123");  // a warning: not comparable
   models::save_adapter(*adapted(kLora), folder.file("adapter"), "base", trained_over);
   models::merge_adapter(folder.file("base"), folder.file("adapter"), folder.file("merged"));
   auto expected = model();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of weights that are broken: each told by file and tensor, before anything changes.
+// Damaged weight files: the error names file and tensor, before anything changes.
 #include <filesystem>
 
 #include "models/pretrained/hf_weights.hpp"
@@ -21,7 +21,7 @@ const ddp::TensorMap& small() {
   return tensors;
 }
 
-// The refusal of `path` by both routes, which must be the same, with the module left as it was.
+// Returns the error for `path`, which must be equal for both routes and leave the module unchanged.
 std::string refusal(const std::string& path) {
   std::string message;
   for (const auto route : {models::WeightRoute::Mapped, models::WeightRoute::Shared}) {
@@ -103,7 +103,7 @@ TEST_CASE("weights of other dtypes are refused by name") {
     CHECK_THAT(refusal(path), Catch::Contains(path + ": the tensor 'model.b.weight'") &&
                                   Catch::Contains(std::string("dtype ") + word));
   }
-  auto gptq = small();  // packed in integers under names of its own
+  auto gptq = small();  // packed integers under their own names
   gptq.erase("model.b.weight");
   gptq["model.b.qweight"] = torch::ones({2}).to(at::kInt);
   gptq["model.b.scales"] = torch::ones({2});
@@ -136,7 +136,7 @@ TEST_CASE("an index that its shards contradict is refused") {
   write_file(index, "{");
   CHECK_THAT(refusal(index), Catch::Contains("is not JSON"));
 
-  // A shard that holds a part, and the sound case.
+  // A shard with a part of the weights, and the valid case.
   ddp::save_safetensors(folder.file("two.safetensors"), {{"model.b.weight", torch::ones({4}) * 3}});
   write_file(index, "{\"weight_map\": " + both + "}");
   NamedModule module(testing::zeros_like(small()));

@@ -11,13 +11,13 @@ using namespace ddp::detail;
 
 namespace {
 
-// 10 us and 1 us a byte.
+// 10 us plus 1 us per byte.
 double linear(int64_t bytes, bool /*is_last*/) {
   return 10 + static_cast<double>(bytes);
 }
 
-// Every way to cut, by brute force: the smallest exposed time, and the fewest buckets within
-// `tolerance` of it.
+// Tries all layouts: returns the smallest exposed time, and the fewest buckets within `tolerance`
+// of it.
 std::pair<double, size_t> best_of_all(const std::vector<ReadyGradient>& gradients,
                                       const std::function<double(int64_t, bool)>& cost,
                                       double tolerance) {
@@ -47,7 +47,7 @@ std::pair<double, size_t> best_of_all(const std::vector<ReadyGradient>& gradient
 
 TEST_CASE("reductions follow one another and wait for their gradients") {
   const std::vector<ReadyGradient> gradients{{100, 50}, {100, 60}, {20, 400}};
-  CHECK(exposed_us(gradients, {3}, linear) == 230);                 // all after the end
+  CHECK(exposed_us(gradients, {3}, linear) == 230);                 // all after the backward's end
   CHECK(exposed_us(gradients, {2, 3}, linear) == 30);               // 60..270, then 400..430
   CHECK(exposed_us(gradients, {1, 2, 3}, linear) == 30);            // 50..160, ..270, 400..430
   CHECK(exposed_us({{100, 0}, {100, 10}}, {1, 2}, linear) == 210);  // the second waits: 110..220
@@ -58,7 +58,7 @@ TEST_CASE("the hidden part is not cut without need, the tail is short") {
   const auto choice = choose_buckets(gradients, linear, 1);
   CHECK(choice.cuts == std::vector<int>{2, 3});
   CHECK(choice.exposed_us == 30);
-  // Latency alone: nothing is won by a cut.
+  // Latency alone: a cut saves nothing.
   CHECK(choose_buckets({{1, 0}, {1, 1}, {1, 2}}, linear, 1).cuts == std::vector<int>{3});
   CHECK(choose_buckets({{7, 3}}, linear, 1).cuts == std::vector<int>{1});
   CHECK(choose_buckets({}, linear, 1).cuts.empty());

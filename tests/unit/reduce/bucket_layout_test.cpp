@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout against the vectors of PyTorch's own tests (test_c10d_common.py,
-// ComputeBucketAssignmentTest), and what is ours: places, alignment, padding, groups.
+// The layout compared with the vectors of PyTorch's own tests (test_c10d_common.py,
+// ComputeBucketAssignmentTest). Also tests libddp's offsets, alignment, padding and groups.
 #include "ddp/reduce/bucket_layout.hpp"
 
 #include <numeric>
@@ -33,7 +33,7 @@ std::vector<ParameterSpec> floats(const std::vector<int64_t>& numels) {
   return specs;
 }
 
-// Alternating float32 [50] and float64 [25], which have equally many bytes.
+// Alternating float32 [50] and float64 [25], with equal byte counts.
 std::vector<ParameterSpec> two_dtypes() {
   std::vector<ParameterSpec> specs;
   for (int i = 0; i < 3; ++i) {

@@ -19,7 +19,7 @@ namespace testing {
 using ddp::CheckpointOptions;
 using ddp::StateDict;
 
-// An object that keeps exactly what it is given.
+// An object that stores exactly the given state.
 struct Box : ddp::Stateful {
   Box(std::string name_in, StateDict state_in)
       : name(std::move(name_in)), state(std::move(state_in)) {}
@@ -50,7 +50,7 @@ struct Box : ddp::Stateful {
   StateDict state;
 };
 
-// A small training run with dropout, momentum and a loader position: every kind of state there is.
+// A small training run with every kind of state: dropout, momentum, a loader position.
 struct Run {
   Run() : Run(at::TensorOptions()) {}
   explicit Run(at::TensorOptions options) {

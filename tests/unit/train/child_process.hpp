@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ddp::run in processes of its own, for it decides how a process ends.
+// Runs ddp::run in child processes, because it decides how a process ends.
 #pragma once
 
 #include <sys/wait.h>
@@ -59,7 +59,7 @@ inline Ended end_of(const Running& running) {
   return ended;
 }
 
-/// What it printed up to the buffer that ends with or holds `text`; all of it where it never does.
+/// Returns the output up to the buffer that ends with or holds `text`, or all output without it.
 inline std::string output_until(const Running& running, const std::string& text) {
   std::string output;
   char buffer[4096];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model of a file system between memory and disk: it notes every system call of a save, and gives
-// back each state the disk can be in when the process dies or the power fails after any of them.
+// A model of a file system between memory and disk. It records every system call of a save. It
+// reproduces each possible state of the disk if the process dies or the power fails after any of
+// them.
 //
-// What fsync promises, and no more: fsync(file) makes the file's data survive; fsync(folder) makes
-// the folder's entries (creations, renames, removals in it) survive. Anything else may be lost or
-// kept.
+// fsync promises only this: fsync(file) makes the file's data survive; fsync(folder) makes the
+// folder's entries (creations, renames, removals in it) survive. Anything else may be lost or kept.
 #pragma once
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 
 namespace testing {
 
-/// Passes every call on to the system and keeps a list of them.
+/// Forwards every call to the system and records it.
 class RecordingOps : public ddp::detail::FileOps {
  public:
   enum class Kind { Mkdir, Create, Write, SyncFile, SyncFolder, Rename, Unlink, Rmdir };
@@ -82,7 +82,7 @@ class CrashModel {
  public:
   using Kind = RecordingOps::Kind;
 
-  /// `root` as it lies on the disk now, all of it durable.
+  /// `root` as on the disk now, all of it durable.
   explicit CrashModel(const std::string& root) : root_(root) { read_tree(); }
 
   void apply(const RecordingOps::Call& call) {
@@ -133,8 +133,8 @@ class CrashModel {
     return open;
   }
 
-  /// Writes into `target` the tree in which, of the open changes, only `kept` survived; of data
-  /// that was not synced, the share `data_kept`.
+  /// Writes into `target` the tree in which only `kept` survived of the open changes, and the share
+  /// `data_kept` of unsynced data.
   void write_state(const std::string& target, const std::set<std::size_t>& kept,
                    double data_kept) const {
     auto folders = start_entries_;

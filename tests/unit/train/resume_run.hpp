@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small training run with every kind of state: batch norm, dropout, momentum or moments, masters,
-// loss scale. For tests that a resumed run gives the undisturbed run's bits.
+// loss scale. Tests check that a resumed run gives the bits of an uninterrupted run.
 #pragma once
 
 #include <torch/torch.h>
@@ -45,7 +45,7 @@ inline ddp::OptimizerOptions optimizer_options(ddp::OptimizerType type) {
 inline ddp::AmpOptions amp_options(Precision precision) {
   ddp::AmpOptions options;
   options.dtype = precision == Precision::Fp16Scaled ? ddp::AmpDtype::Fp16 : ddp::AmpDtype::Off;
-  options.growth_interval = 3;  // so that the tracker matters
+  options.growth_interval = 3;  // low enough for the tracker to matter
   return options;
 }
 
@@ -80,7 +80,7 @@ struct ResumeRun {
     losses.push_back(loss.item<double>());
   }
 
-  /// Everything a checkpoint keeps of the objects, as tensors on the CPU and texts.
+  /// A checkpoint's contents for the objects, as tensors on the CPU and texts.
   std::map<std::string, at::Tensor> tensors() const {
     std::map<std::string, at::Tensor> all;
     for (const ddp::Stateful* object : objects()) {
@@ -108,7 +108,7 @@ struct ResumeRun {
   std::vector<double> losses;
 };
 
-/// The first key whose tensors differ in any bit, or in presence; empty where there is none.
+/// The first key whose tensors differ in any bit or in presence; empty if all are equal.
 inline std::string first_difference(const std::map<std::string, at::Tensor>& a,
                                     const std::map<std::string, at::Tensor>& b) {
   for (const auto& [key, tensor] : a) {

@@ -11,11 +11,11 @@
 
 namespace testing {
 
-/// A folder of its own for one test, removed at its end.
+/// A folder for one test, removed at its end.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    // In memory where the system has it: the tests sync thousands of files.
+    // In memory if available: the tests sync thousands of files.
     const bool in_memory = ::access("/dev/shm", W_OK) == 0;
     std::string name =
         (in_memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks that capture tell each other, and what follows where they do not fit together.
+// Reports that ranks exchange before a capture, and errors if these do not match.
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 #include "train/capture_agreement.hpp"
@@ -85,7 +85,7 @@ TEST_CASE("ranks that capture different calls, or something else, do not go on")
   auto step = report();
   step.step_id = 3;
   REQUIRE_THROWS_WITH(compare({report(), step}), Catch::Contains("of another GraphedStep"));
-  // The other rank asked whether to stop.
+  // The other rank polled for a stop.
   REQUIRE_THROWS_WITH(compare_captures({encode(report()), "0"}, 0, kName),
                       Catch::Contains("captures its call 7, and rank 1 does not"));
 }
@@ -97,11 +97,11 @@ TEST_CASE("a rank that waits to capture a call which went by elsewhere is notice
     return require_no_missed_capture(notes, own, step_id, calls_done, last_captured, kName,
                                      "[4, 3]");
   };
-  REQUIRE(look(6, 4));        // call 7 is still to come
-  REQUIRE_FALSE(look(9, 7));  // it was captured here too
+  REQUIRE(look(6, 4));        // call 7 is still pending
+  REQUIRE_FALSE(look(9, 7));  // captured on this rank, too
   REQUIRE_FALSE(look(9, 8));
-  REQUIRE_FALSE(look(9, 4, 1));     // another step's
-  REQUIRE_FALSE(look(9, 4, 2, 1));  // the rank's own
+  REQUIRE_FALSE(look(9, 4, 1));     // of another step
+  REQUIRE_FALSE(look(9, 4, 2, 1));  // this rank's own
   REQUIRE_THROWS_WITH(look(7, 4), Catch::Contains("rank 1 captures its call 7 (batch [8, 3] [8]") &&
                                       Catch::Contains("rank 0, whose last batch was [4, 3]") &&
                                       Catch::Contains("StepNumbers::variant"));

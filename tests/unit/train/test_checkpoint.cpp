@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint holds, and what comes back from it.
+// Contents of a checkpoint, and what restoring returns.
 #include <torch/torch.h>
 
 #include <memory>
@@ -49,12 +49,12 @@ TEST_CASE("a resumed run gives the undisturbed run's bits") {
     }
     checkpointer.save(9);
     losses = first.losses;
-    first.step();  // lost with the process; must not reach the checkpoint
+    first.step();  // lost with the process; must not be in the checkpoint
   }
   {
     Run second(dtype);
     second.weight.zero_();
-    torch::rand(17);  // another place in the generator
+    torch::rand(17);  // advances the generator
     auto model = second.model(), optimizer = second.optimizer();
     Loader loader(second.position);
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model, optimizer, loader});
@@ -129,7 +129,7 @@ TEST_CASE("a damaged newest checkpoint on one rank alone makes all ranks fall ba
   options.async = GENERATE(false, true);
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
     Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
-    // What only one rank knows comes back to that rank.
+    // A rank's own state returns to that rank.
     Box hook("hook", {.tensors = {{"rank_local.residual", torch::zeros(2)}}, .values = {}});
     {
       ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model, hook});
@@ -141,7 +141,7 @@ TEST_CASE("a damaged newest checkpoint on one rank alone makes all ranks fall ba
       }
     }
     plane.barrier();
-    if (plane.rank() == 0) {  // damages what rank 1 alone reads
+    if (plane.rank() == 0) {  // damages rank 1's own data
       const auto path = options.dir + "/step_0000000003/rank_00001.safetensors";
       auto bytes = testing::read_file(path);
       bytes[bytes.size() / 2] ^= 4;
@@ -153,7 +153,7 @@ TEST_CASE("a damaged newest checkpoint on one rank alone makes all ranks fall ba
     REQUIRE(model.state.tensors["w"].equal(torch::full(3, 1.0)));
     REQUIRE(
         hook.state.tensors["rank_local.residual"].equal(torch::full(2, 1 + 0.5 * plane.rank())));
-    // What is saved next is newer than the damaged one only once its step is reached.
+    // New checkpoints count as newer than the damaged one only after reaching its step.
     checkpointer.save(2);
     checkpointer.wait();
     REQUIRE(checkpointer.last_saved_step() == 3);

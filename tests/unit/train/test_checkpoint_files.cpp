@@ -26,7 +26,7 @@ std::string content(const std::string& what, int64_t step) {
   return text;
 }
 
-// A save of two files, as the Checkpointer makes it, old ones pruned.
+// Saves two files like the Checkpointer, and prunes old checkpoints.
 CheckpointFolder save(FileOps& ops, const std::string& dir, int64_t step, int64_t keep_last = 1) {
   const auto saving = begin_save(ops, dir, step);
   Manifest manifest{.step = step, .world_size = 2};
@@ -46,7 +46,7 @@ CheckpointFolder save(FileOps& ops, const std::string& dir, int64_t step, int64_
   return folder;
 }
 
-// The step of the newest valid checkpoint, its contents compared byte by byte; -1: none.
+// Returns the step of the newest valid checkpoint, comparing its contents byte by byte; -1: none.
 int64_t load_newest(const std::string& dir) {
   for (const auto& folder : list_checkpoints(dir)) {
     try {
@@ -64,7 +64,7 @@ int64_t load_newest(const std::string& dir) {
   return -1;
 }
 
-// Fails the n-th call in a given way, and every later one too where `persistent`.
+// Fails the n-th call in a given way; with `persistent`, every later one too.
 class FailingOps : public FileOps {
  public:
   FailingOps(int number, int error, bool persistent)
@@ -164,7 +164,7 @@ TEST_CASE("numbers of a manifest that are not whole, or out of their range, are 
                           .files = {{"model.safetensors", 400, 7}},
                           .values = {{"scaler", {{"growth", int64_t{5}}}}}};
   const auto good = manifest_to_json(manifest);
-  // As good a checksum as any: who writes a manifest writes its checksum too.
+  // The checksum matches: a writer of a manifest writes its checksum too.
   const auto changed = [&](const std::string& from, const std::string& to) {
     auto text = good;
     const auto place = text.find(from);
@@ -208,7 +208,7 @@ TEST_CASE("a power loss after the first save takes none of the folders above it"
     model.apply(call);
   }
   TemporaryFolder state;
-  model.write_state(state.path(), {}, 0);  // nothing survives but what was forced to the disk
+  model.write_state(state.path(), {}, 0);  // only synced data survives
   REQUIRE(load_newest(state.file("runs/a/ckpt")) == 10);
 }
 
@@ -230,7 +230,7 @@ TEST_CASE("a save cut at any call leaves the old or the new checkpoint, never ne
     const auto step = load_newest(state.file("ckpt"));
     INFO("state " << states << " after call with " << kept.size() << " kept");
     REQUIRE((step == 10 || step == 20));
-    REQUIRE((!committed || step == 20));  // the caller was told that it is saved
+    REQUIRE((!committed || step == 20));  // a committed save must survive
     ++states;
     ++(step == 10 ? old_seen : new_seen);
   };
@@ -268,7 +268,7 @@ TEST_CASE("a save in which any call fails leaves the old checkpoint and no litte
   const bool persistent = GENERATE(false, true);
   const int error = GENERATE(ENOSPC, EIO, EROFS, EDQUOT, EINTR, 0 /* short write */);
   if (persistent && (error == EINTR || error == 0)) {
-    return;  // would go on for ever, as it should
+    return;  // would block forever, as intended
   }
   for (int n = 0; n < counting.calls; ++n) {
     INFO("call " << n << " of " << counting.calls << ", errno " << error);
@@ -358,11 +358,11 @@ TEST_CASE("the newest checkpoints stay, and the best") {
     steps.push_back(found.step);
   }
   REQUIRE(steps == std::vector<int64_t>{50, 40, 20});
-  // The same step again: beside the first, never over it, and newer.
+  // Saves the same step again: next to the first one, never over it, and newer.
   const auto again = commit_save(ops, dir, begin_save(ops, dir, 50), {.step = 50});
   REQUIRE(again.name == "step_0000000050.1");
   REQUIRE(list_checkpoints(dir).front() == again);
-  // What a crashed save left goes at the next start; names of others stay.
+  // The next start removes leftovers of a crashed save; other files stay.
   begin_save(ops, dir, 60);
   testing::write_file(dir + "/step_notes.txt", "mine");
   testing::write_file(dir + "/.try_0123456789abcdef", "x");
@@ -400,7 +400,7 @@ TEST_CASE("damaged checkpoints do not count, and never push out a whole one") {
     case 1:
       std::filesystem::remove(path + "manifest.json");
       break;
-    default:  // a flipped bit: only who read it all knows
+    default:  // a flipped bit, found only by reading all data
       known.insert(damaged.name);
   }
   const auto make = [&](int64_t step) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint with inf or NaN pushes no finite one out.
+// A checkpoint with inf or NaN does not displace a finite one.
 #include <torch/torch.h>
 
 #include <array>
@@ -31,14 +31,14 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 using Names = std::vector<std::string>;
 
-// One rank whose model is a weight.
+// One rank whose model is a single weight.
 struct OneRank {
   explicit OneRank(const ddp::CheckpointOptions& options)
       : model("model", {.tensors = {{"fc.weight", torch::zeros({7})}}, .values = {}}),
         checkpointer(plane, at::kCPU, options, {model}) {}
 
   at::Tensor& weight() { return model.state.tensors.at("fc.weight"); }
-  // After `step` steps; all elements but the last are the step.
+  // Saves after `step` steps; all elements except the last equal the step.
   void save(int64_t step, double last, std::optional<double> metric = std::nullopt) {
     weight().fill_(static_cast<double>(step));
     weight()[6] = last;
@@ -83,7 +83,7 @@ TEST_CASE(
   again.save(40, 1.0);
   REQUIRE(names_in(options.dir) ==
           Names{"step_0000000060", "step_0000000050", "step_0000000040", "step_0000000030"});
-  // What is finite pushes out all that is older.
+  // A finite checkpoint displaces all older ones.
   again.save(70, 1.0);
   REQUIRE(names_in(options.dir) == Names{"step_0000000070", "step_0000000060", "step_0000000040"});
   again.save(80, 1.0);
@@ -116,7 +116,7 @@ TEST_CASE("an older program's checkpoint does not win over newer ones of a model
     run.save(20, -kInfinite);
   }
   const auto manifest = options.dir + "/step_0000000010/manifest.json";
-  // As the older program wrote it, with a checksum that fits: else it counts as damaged.
+  // Like an older program's, with a matching checksum; otherwise it would count as damaged.
   const auto text = read_file(manifest);
   const std::string said = " \"finite\": true,\n";
   const auto at = text.find(said);

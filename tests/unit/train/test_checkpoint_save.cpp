@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a save happens, and what happens when it fails.
+// When saves happen, and the effects of failures.
 #include <fcntl.h>
 #include <torch/torch.h>
 
@@ -30,7 +30,7 @@ using testing::ThreadJob;
 
 namespace {
 
-// A disk that is full while `full`.
+// A disk that is full if `full` is set.
 struct FullDisk : ddp::detail::FileOps {
   std::atomic<bool> full = false;
   ssize_t write(int fd, const void* data, std::size_t size) override {
@@ -42,7 +42,7 @@ struct FullDisk : ddp::detail::FileOps {
   }
 };
 
-// The rank that wait() blames; -1 where all is saved.
+// The rank that wait() blames; -1 if everything is saved.
 template <typename Checkpointer>
 int rank_blamed(Checkpointer& checkpointer) {
   try {
@@ -84,7 +84,7 @@ TEST_CASE("a full disk on one rank fails the save on all, training goes on, then
     disks[victim].full = false;
     plane.barrier();
     checkpointer.save(2, {});
-    checkpointer.wait();  // works again: the count starts anew
+    checkpointer.wait();  // works again: the count restarts
     REQUIRE(checkpointer.last_saved_step() == 3);
     plane.barrier();
     disks[victim].full = true;
@@ -121,7 +121,7 @@ TEST_CASE("one rank asked to stop: all save after the same step and leave with 7
     checkpointer.set_before_stop([&](int64_t steps_done) {
       told[plane.rank()] = steps_done;
       saved[plane.rank()] = checkpointer.last_saved_step();
-      if (plane.rank() == 0) {  // writes for a while: the others must not leave meanwhile
+      if (plane.rank() == 0) {  // still writing: the others must not leave yet
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
         written = true;
       }
@@ -210,7 +210,7 @@ TEST_CASE("an exception in training leaves no unfinished checkpoint that counts"
 
 namespace {
 
-// A disk on which no folder can be made.
+// A disk on which no folder can be created.
 struct NoFolders : ddp::detail::FileOps {
   int mkdir(const char* path, mode_t mode) override {
     if (std::string(path).find(".saving") == std::string::npos) {
@@ -223,7 +223,7 @@ struct NoFolders : ddp::detail::FileOps {
   std::atomic<int> refused = 0;
 };
 
-// Its state cannot be copied while `broken`.
+// An object whose state cannot be copied if `broken` is set.
 struct Fragile : Box {
   using Box::Box;
   StateDict state_dict() const override {
@@ -253,7 +253,7 @@ TEST_CASE("a save by time that fails is tried again when the next one is due, no
   auto model = small_model();
   CheckpointerImpl checkpointer(plane, at::kCPU, options, {model}, disk);
   const auto start = std::chrono::steady_clock::now();
-  // The fourth failure, which would throw, cannot come before 4 * 0.12 s.
+  // The fourth failure would throw, but cannot happen before 4 * 0.12 s.
   for (int64_t step = 0; std::chrono::steady_clock::now() - start < std::chrono::milliseconds(300);
        ++step) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -398,7 +398,7 @@ TEST_CASE("a folder that cannot be made, or is a file, is refused before trainin
 
 namespace {
 
-// A disk on which no file can be made; folders are there.
+// A disk on which no file can be created; folders exist.
 struct NoFiles : ddp::detail::FileOps {
   int open(const char* path, int flags, mode_t mode) override {
     if (error != 0 && (flags & O_CREAT) != 0) {

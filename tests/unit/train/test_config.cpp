@@ -78,7 +78,7 @@ TEST_CASE("settings that follow from others") {
   CHECK(parse({"train.epochs=3", "train.max_steps=7"}).train.max_steps == 7);
   CHECK(parse({"train.max_steps=70"}).lr_schedule.total_steps == 70);
   CHECK(parse({"train.max_steps=70", "lr_schedule.total_steps=9"}).lr_schedule.total_steps == 9);
-  // With epochs the program knows the length: the smaller of both.
+  // With epochs the program computes the length: the smaller of both.
   CHECK(parse({"train.epochs=3", "train.max_steps=70"}).lr_schedule.total_steps == 0);
   CHECK(parse({"train.epochs=3"}).lr_schedule.total_steps == 0);
 
@@ -96,7 +96,7 @@ TEST_CASE("settings that follow from others") {
 
 TEST_CASE("defaults that users count on") {
   const Config config;
-  CHECK(config.checkpoint.every_minutes == 10);  // checkpoint.dir alone is enough to be safe
+  CHECK(config.checkpoint.every_minutes == 10);  // checkpoint.dir alone gives regular saves
   CHECK_FALSE(config.train.allow_tf32);          // float32 means float32
 }
 
@@ -183,7 +183,7 @@ TEST_CASE("a program has its own defaults of the library's settings, and not all
   has(refusal({"data.path=images"}, sections), "unknown setting 'data.path'");
   has(refusal({"train.mixup=0.2"}, sections), "unknown setting 'train.mixup'");
   CHECK(refusal({"data.path=images"}) == "(accepted)");
-  Settings saved;  // what a checkpoint keeps is a file for the same program
+  Settings saved;  // a checkpoint stores a file for the same program
   saved.add_yaml(changed.to_yaml(), "saved.yaml");
   const Config back = Config::from_settings(saved, sections);
   CHECK(back.to_canonical() == changed.to_canonical());
@@ -210,7 +210,7 @@ TEST_CASE("fields that only a loop can act on are there where the program names 
   }
   has(refusal({"train.mixup=0.2"}, {uses({"train.max_grad_norm"})}), "train.mixup=0.2 changes");
   has(refusal({}, {uses({"train.mixpu"})}), "ddp::uses: libddp has no setting or section");
-  Settings file;  // what changes nothing is refused in a file, too, and at its default
+  Settings file;  // a file may not set unused settings, even to their defaults
   file.add_yaml("train:\n  eval_every: 1\n", "run.yaml");
   CHECK_THROWS_WITH(Config::from_settings(file), Catch::Contains("run.yaml:2: train.eval_every=1"));
 }
@@ -239,7 +239,7 @@ TEST_CASE("settings of sections that no object of the library took are refused")
                       "context.device=cpu"}))
             .empty());
 
-  // Copies count, changed ones too, options of the program's own do not.
+  // Copies count, also changed ones; the program's own options do not.
   const Config config = parse({"lr_schedule.lr=0.5"});
   LrSchedule(LrScheduleOptions{.lr = 0.5});
   CHECK_FALSE(unused(config).empty());
@@ -249,7 +249,7 @@ TEST_CASE("settings of sections that no object of the library took are refused")
   LrSchedule{options};
   CHECK(unused(config).empty());
 
-  // A saved file has all keys; what it says beyond the defaults has to be used.
+  // A saved file has all keys; only its values other than defaults must be used.
   const auto from_file = [&](const std::string& text) {
     Settings settings;
     settings.add_yaml(text, "saved.yaml");

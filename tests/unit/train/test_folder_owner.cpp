@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who writes into a folder, seen by other processes.
+// Ownership of a folder that a process writes to, as seen by other processes.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using ddp::detail::OwnerRecord;
 using ddp::detail::OwnerTimes;
 using testing::TemporaryFolder;
 
-// A loaded machine may delay a beat: who lives must not be taken for dead meanwhile.
+// A loaded machine may delay a beat: a living process must not be declared dead.
 constexpr OwnerTimes kPatient{.beat = 50ms, .watch = 5s, .wait = 500ms};
 constexpr OwnerTimes kHasty{.beat = 50ms, .watch = 300ms, .wait = 500ms};
 
@@ -43,7 +43,7 @@ std::string record_in(const std::string& folder) {
   return folder + "/" + ddp::detail::kOwnerName;
 }
 
-// A process of its own; killed at the end of the test.
+// A child process, killed at the end of the test.
 class Process {
  public:
   explicit Process(const std::function<void()>& body) : pid_(fork()) {
@@ -109,11 +109,11 @@ TEST_CASE("a folder without a record is taken at once and left without one") {
   TemporaryFolder folder;
   for (int i = 0; i < 2; ++i) {
     std::shared_ptr<FolderOwner> owner, again;
-    // The times of a real run: nothing is waited for.
+    // The times of a real run: no wait happens.
     CHECK(seconds_of([&] { owner = take(folder.path(), {}); }) < 4);
     CHECK(std::filesystem::exists(record_in(folder.path())));
     CHECK(seconds_of([&] { again = take(folder.path() + "/.", {}); }) < 4);
-    CHECK(again == owner);  // of one process
+    CHECK(again == owner);  // the same process
     owner->require_own();
   }
   CHECK(std::filesystem::is_empty(folder.path()));
@@ -189,7 +189,7 @@ TEST_CASE("an owner that ends, or is of the same job, is waited for, and not for
   }
 }
 
-// Without the request both waits take a minute.
+// Without the request, both waits take a minute.
 TEST_CASE("a stop request ends the wait for another owner, and asks for another start") {
   constexpr OwnerTimes kLong{.beat = 50ms, .watch = 60s, .wait = 60s};
   TemporaryFolder folder;
@@ -218,7 +218,7 @@ TEST_CASE("a stop request ends the wait for another owner, and asks for another 
       throw;
     }
   });
-  std::this_thread::sleep_for(500ms);  // it waits
+  std::this_thread::sleep_for(500ms);  // until it waits
   CHECK(seconds_of([&] {
           ::kill(second.pid(), before ? 0 : SIGTERM);
           CHECK(second.wait() == static_cast<int>(ddp::ExitCode::SavedRequeue));
@@ -234,7 +234,7 @@ TEST_CASE("of two processes that take over one folder one wins") {
   TemporaryFolder folder;
   const OwnerRecord dead{.host = "node9", .process = 1, .machine = "other", .start = "a"};
   testing::write_file(record_in(folder.path()), dead.to_text());
-  // The winner stays until the other one has seen it.
+  // The winner stays until the other process has seen it.
   const auto contend = [&] {
     const auto owner = take(folder.path(), {.beat = 80ms, .watch = 400ms, .wait = 0ms});
     std::this_thread::sleep_for(1500ms);
@@ -284,7 +284,8 @@ TEST_CASE("settings that a resumed run has otherwise are listed by key") {
             "optimizer.momentum=0.8, it had 0.9", "train.max_grad_norm=0, it had 1",
             "model.depth is not set, it had 18"});
   CHECK(changed_settings("no settings: [", now, "").empty());
-  // What one side alone has counts where it is not the default; what both have always does.
+  // Settings that only one side has count if not at the default; settings that both have always
+  // count.
   CHECK(changed_settings(saved, now,
                          "model:\n  width: 64\n  depth: 18\ntrain:\n  max_grad_norm: 0\n") ==
         std::vector<std::string>{"lr_schedule.lr=0.1, it had 0.5",

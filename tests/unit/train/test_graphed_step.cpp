@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GraphedStep where nothing is captured: the step runs as the plain lambda does.
+// GraphedStep without captures: the step runs like the plain lambda.
 #include <torch/torch.h>
 
 #include <map>

@@ -20,7 +20,7 @@ using ddp::MetricsOptions;
 using testing::run_ranks;
 using testing::TemporaryFolder;
 
-// A CSV file without quoted cells as rows of name -> text.
+// Reads a CSV file without quoted cells as rows of name -> text.
 std::vector<std::map<std::string, std::string>> read_csv(const std::string& path) {
   std::istringstream in(testing::read_file(path));
   const auto split = [](const std::string& line) {
@@ -55,7 +55,7 @@ MetricsOptions metrics_in(const TemporaryFolder& folder) {
   return options;
 }
 
-// What a model and a loader offer to Metrics::observe.
+// The interface that Metrics::observe uses of a model and a loader.
 struct Model {
   double exposed_communication_ms() { return 1.5; }
 };
@@ -94,7 +94,7 @@ ddp::EpochResult take_six_steps(ddp::Metrics& metrics, int rank, TimedLoader& lo
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
   }
   const auto epoch = metrics.end_epoch(1, {.test_loss = 0.25, .test_accuracy = 0.5});
-  // Five steps of 20 ms, the first is warm-up; the pause of 300 ms does not count.
+  // Five steps of 20 ms after one warm-up step; the pause of 300 ms does not count.
   REQUIRE(epoch.seconds >= 0.1);
   REQUIRE(epoch.seconds < elapsed.count() + 0.2);
   return epoch;
@@ -112,7 +112,7 @@ void check_steps(const Rows& rows) {
   REQUIRE(std::stod(rows[1].at("loader_wait_ms")) == 2);
   const double step_ms = std::stod(rows[1].at("step_ms"));
   REQUIRE(step_ms >= 20);
-  // Of the interval's two steps; the first interval has one timed step, the other is warm-up.
+  // Covers the interval's two steps; the first interval has one timed step and one warm-up step.
   REQUIRE(std::stod(rows[1].at("interval_seconds")) == Approx(2 * step_ms / 1000));
   REQUIRE(std::stod(rows[0].at("interval_seconds")) ==
           Approx(std::stod(rows[0].at("step_ms")) / 1000));
@@ -122,7 +122,7 @@ void check_steps(const Rows& rows) {
   REQUIRE(rows[1].at("energy_j") == "");  // no GPU, no energy: not 0
 }
 
-// The JSON lines say what the CSV file says.
+// Checks that the JSON lines agree with the CSV file.
 void check_jsonl(const std::string& path, const Rows& rows) {
   std::istringstream jsonl(testing::read_file(path));
   for (const auto& row : rows) {
@@ -259,9 +259,9 @@ TEST_CASE("a global batch that the ranks share is told as such") {
 
 namespace {
 
-// The steps in the trace of a run from `first_step` to step 8, empty where there is none.
+// The steps in the trace of a run from `first_step` to step 8; empty without a trace.
 std::vector<int> traced_steps(MetricsOptions options, int64_t first_step, bool told) {
-  // One process, one active recorder: the ranks of this test are threads, so only a world of one.
+  // A process has one active recorder and this test's ranks are threads, so the world size is one.
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
     ddp::Metrics metrics(plane, at::kCPU, {}, options);
     if (told) {
@@ -318,7 +318,7 @@ TEST_CASE("tokens are the samples of a language run, its targets weigh the loss"
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
     ddp::Metrics metrics(plane, at::kCPU, {}, options);
     for (int step = 0; step < 2; ++step) {
-      // 100 tokens a rank, of which 3 and 1 have a label.
+      // 100 tokens per rank, of which 3 and 1 have a label.
       metrics.end_step(step, {.loss = torch::tensor(plane.rank() == 0 ? 1.0 : 5.0),
                               .num_samples = 100,
                               .num_correct = torch::tensor(plane.rank() == 0 ? 2 : 1),

@@ -125,7 +125,7 @@ TEST_CASE("background tasks run one after another and hand over their errors") {
     task.wait();
     REQUIRE(task.error() == "disk");
     task.start([&count] { ++count; });
-  }  // lets the last one end
+  }  // lets the last sampler end
   REQUIRE(count == 101);
 }
 
@@ -146,7 +146,7 @@ TEST_CASE("a GPU that answers slowly holds nobody up, and its answers come in") 
           return {.energy_joules = static_cast<double>(++answers), .utilisation_percent = 50};
         },
         /*period=*/1ms);
-    REQUIRE(sampler.latest().energy_joules >= 1);  // the first one is waited for
+    REQUIRE(sampler.latest().energy_joules >= 1);  // waits for the first sample
     REQUIRE(sampler.latest().utilisation_percent == 50);
     for (int i = 0; i < 10'000 && sampler.latest().energy_joules < 3; ++i) {
       std::this_thread::sleep_for(1ms);
@@ -154,7 +154,7 @@ TEST_CASE("a GPU that answers slowly holds nobody up, and its answers come in") 
     REQUIRE(sampler.latest().energy_joules >= 3);
     slow = true;
     std::this_thread::sleep_for(20ms);
-    const double before = sampler.latest().energy_joules;  // would wait for ever
+    const double before = sampler.latest().energy_joules;  // would wait forever
     REQUIRE(sampler.latest().energy_joules == before);
     slow = false;
   }

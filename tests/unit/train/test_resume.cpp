@@ -47,7 +47,7 @@ TEST_CASE("resuming is bit-exact for every precision, optimizer, save mode and a
     }
     losses = first.losses;
     checkpointer.save(kHalf - 1);
-    first.step();  // lost
+    first.step();  // lost in the crash
   }
   ResumeRun second(setup, communicator);
   ddp::Checkpointer checkpointer(plane, at::kCPU, options,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ddp::run in processes of its own, for it decides how a process ends.
+// Runs ddp::run in child processes, because it decides how a process ends.
 #include <torch/torch.h>
 
 #include <csignal>
@@ -112,7 +112,7 @@ TEST_CASE("settings that change nothing end the program with 64") {
     const int64_t first = checkpointer.restore();
     metrics.begin(first);  // announces the first step, as restore() does
     for (int64_t step = first; step < config.train.max_steps; ++step) {
-      const Autocast autocast(config.amp);  // the last object is made in the first step
+      const Autocast autocast(config.amp);  // the first step creates the last object
       metrics.end_step(step, {.num_samples = 1});
       std::printf("ended step %d\n", static_cast<int>(step));
     }
@@ -137,7 +137,7 @@ TEST_CASE("settings that change nothing end the program with 64") {
   CHECK(at_start.code() == 64);
   CHECK(at_start.says("ddp::uses({\"train.grad_accum_steps\"})"));
   CHECK_FALSE(at_start.says("called"));
-  // Without a step it is known at the end.
+  // A run without steps reports it at the end.
   CHECK(run_program([](Context&, const Config&) {}, {"amp.dtype=bf16"}).code() == 64);
 }
 

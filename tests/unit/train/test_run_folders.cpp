@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run makes of its checkpoint folder: owners, failed saves, settings of a resumed run.
+// A run's checkpoint folder: owners, failed saves, settings of a resumed run.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -25,7 +25,7 @@ using testing::Ended;
 using testing::run_program;
 using testing::start_program;
 
-// Steps of 10 ms, each saved, until `file` is there.
+// Saves after every step of 10 ms until `file` exists.
 RunFunction saves_until(const std::string& file) {
   return [file](Context& context, const Config& config) {
     testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
@@ -62,7 +62,7 @@ TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or
         std::filesystem::remove_all(dir);
         testing::write_file(dir, "a file where the folder was");
         checkpointer.save(0);
-        checkpointer.save_if_due(0);  // of the same step: nothing goes on yet
+        checkpointer.save_if_due(0);  // the same step: no progress yet
         if (retries) {
           std::filesystem::remove(dir);
           checkpointer.save(1);
@@ -150,7 +150,7 @@ TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, t
   CHECK_FALSE(ended.says("not saved"));
   const auto left = testing::names_in(dir);
   REQUIRE(left.size() == 1);
-  // The next start finds no owner, and so waits for none.
+  // The next start finds no owner and does not wait.
   const auto begin = std::chrono::steady_clock::now();
   const Ended next = run_program(saves_until(stop), settings);
   CHECK(next.says("resumed from " + dir + "/" + left.front()));
@@ -163,7 +163,7 @@ TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it
   const auto dir = folder.file("ckpt");
   const std::vector<std::string> settings{"checkpoint.dir=" + dir, "checkpoint.every_steps=1",
                                           "metrics.dir="};
-  // It ends when the other one is seen to wait.
+  // The first run ends after the other one is seen waiting.
   const auto first = start_program(
       [&](Context& context, const Config& config) {
         testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
@@ -181,7 +181,7 @@ TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it
   REQUIRE(wait_for([&] { return !testing::names_in(dir).empty(); }));
   kill(first.pid, SIGTERM);
   REQUIRE(wait_for([&] { return std::filesystem::exists(told); }));
-  // The record says so from the next beat on.
+  // The record shows this from the next beat on.
   REQUIRE(wait_for([&] {
     return testing::read_file(dir + "/.owner").find("\"ending\":true") != std::string::npos;
   }));
@@ -198,7 +198,7 @@ TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it
   CHECK(two.says("resumed from " + dir));
 }
 
-// Both starts are of one job, as after a requeue: the second one waits for the first.
+// Both starts belong to one job, as after a requeue: the second one waits for the first.
 TEST_CASE("a start that waits for a folder ends with 75 on SIGTERM") {
   testing::TemporaryFolder folder;
   const auto end = folder.file("end");
@@ -250,7 +250,7 @@ TEST_CASE("a run goes on and saves when nobody reads its output any more") {
       {"checkpoint.dir=" + dir, "checkpoint.every_steps=10"});
   char first = 0;
   REQUIRE(read(program.output, &first, 1) == 1);
-  close(program.output);  // as `| head -c 1`
+  close(program.output);  // like `| head -c 1`
   int status = 0;
   waitpid(program.pid, &status, 0);
   CHECK(WIFEXITED(status));
@@ -331,11 +331,11 @@ TEST_CASE("a setting that only one of two versions has is logged where it is not
     CHECK(ended.code() == 0);
     return ended;
   };
-  // This version shows all of section train, and has a section of its own.
+  // This version announces all of section train, and its own section.
   const std::vector<Section> more{uses({"train"}), declare_section<Upgrade>("upgrade")};
   CHECK_FALSE(start({}, {}).says("another setting"));
   CHECK_FALSE(start({}, more).says("another setting"));
-  // The program has no default to compare the value with.
+  // The program has no default for comparison.
   const Ended unknown = start({}, {});
   CHECK(unknown.says("upgrade.heads is not set, it had 8"));
   CHECK_FALSE(unknown.says("saved with: train."));

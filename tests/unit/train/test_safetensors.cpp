@@ -172,8 +172,8 @@ TEST_CASE("safetensors lengths are checked before memory is taken") {
 }
 
 TEST_CASE("safetensors with any header byte flipped are refused or read whole") {
-  // A flipped bit inside a name or digit can give another valid header; it must never give a tensor
-  // whose bytes lie outside the file, which the address sanitizer sees.
+  // A flipped bit inside a name or digit can give another valid header. It must never give a tensor
+  // with bytes outside the file, which the address sanitizer detects.
   TemporaryFolder folder;
   const auto path = folder.file("a.safetensors");
   ddp::save_safetensors(path,

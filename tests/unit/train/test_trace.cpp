@@ -17,7 +17,7 @@ using ddp::TraceScope;
 
 namespace {
 
-// A device whose mark n happened at 1000 n.
+// A device whose mark n is at time 1000 n.
 struct FakeDevice : ddp::TraceDevice {
   uint64_t mark(void*) override { return ++marks; }
   int64_t resolve_ns(uint64_t mark) override { return static_cast<int64_t>(1000 * mark); }
@@ -106,11 +106,11 @@ TEST_CASE("clock offsets are bounded by message times") {
 
 TEST_CASE("ranks of one host measure no offset, and rank 0 gathers all events in parts") {
   std::vector<std::vector<TraceEvent>> gathered[3];
-  ClockOffset offsets[3];  // Catch's assertions are for one thread
+  ClockOffset offsets[3];  // Catch's assertions need one thread
   const auto errors = testing::run_ranks(3, [&](ddp::ControlPlane& plane) {
     offsets[plane.rank()] = measure_clock_offset(plane);
     std::vector<TraceEvent> events;
-    for (int i = 0; i < 10'000 * plane.rank(); ++i) {  // rank 2: more than one part
+    for (int i = 0; i < 10'000 * plane.rank(); ++i) {  // rank 2 sends more than one part
       events.push_back({"event with a name " + std::to_string(i), "track", i, i + 1, plane.rank()});
     }
     gathered[plane.rank()] = gather_events(plane, events);
@@ -150,7 +150,7 @@ TEST_CASE("the merged trace puts all ranks on rank 0's clock") {
   REQUIRE(spans["backward 1"]["ts"] == 500.0);  // µs
   REQUIRE(spans["backward 1"]["dur"] == 6500.0);
   REQUIRE(spans["bucket 0 0"]["args"]["step"] == 3);
-  // Reductions that overlap without nesting get a line each.
+  // Reductions that overlap without nesting get one line each.
   const auto line = [&](const char* span) { return lines[{0, spans[span]["tid"].get<int>()}]; };
   REQUIRE(line("bucket 0 0") == "reduction");
   REQUIRE(line("bucket 1 0") == "reduction 2");

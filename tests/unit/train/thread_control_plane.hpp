@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A control plane whose ranks are threads of one process: for tests of what is agreed over it.
+// A control plane whose ranks are threads of one process, for tests of agreement between ranks.
 #pragma once
 
 #include <condition_variable>
@@ -73,7 +73,7 @@ class ThreadControlPlane final : public ddp::ControlPlane {
   int rank_;
 };
 
-/// Runs `body` as every rank; returns what each threw ("" for nothing).
+/// Runs `body` as every rank; returns each rank's exception (nullptr if none).
 inline std::vector<std::exception_ptr> run_ranks(
     int world_size, const std::function<void(ddp::ControlPlane&)>& body) {
   ThreadJob job(world_size);

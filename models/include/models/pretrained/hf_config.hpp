@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hugging Face's config.json: which model a folder holds, in our options, and the reverse.
+// Converts Hugging Face's config.json to our model options and back.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -16,46 +16,46 @@
 
 namespace models {
 
-/// What config.json says of a causal language model.
+/// Contents of config.json for a causal language model.
 struct HfConfig {
   std::string model_type;  ///< qwen2, llama, mistral or gpt2
   std::variant<Qwen2Options, Gpt2Options> options;
-  std::optional<at::ScalarType> dtype{};  ///< of the weights; unset where the file does not say
+  std::optional<at::ScalarType> dtype{};  ///< dtype of the weights; unset if the file has none
   std::optional<int64_t> bos_token_id{};
-  std::vector<int64_t> eos_token_ids{};  ///< the tokens that end a text; empty: not said
+  std::vector<int64_t> eos_token_ids{};  ///< tokens that end a text; empty: none given
 };
 
-/// Reads `path`, or `path`/config.json where `path` is a folder. Understands model_type qwen2,
+/// Reads `path`, or `path`/config.json if `path` is a folder. Supports model_type gpt2, qwen2,
 /// llama and mistral (full attention, or a sliding window that max_position_embeddings never
-/// reaches) and gpt2; rotary positions plain, "linear" or "llama3", as rope_theta and rope_scaling
-/// or as the rope_parameters of transformers 5. What the file leaves out has transformers' default,
-/// except sizes, which it must name.
+/// reaches). Rotary positions may be plain, "linear" or "llama3", given as rope_theta and
+/// rope_scaling or as the rope_parameters of transformers 5. Missing keys get transformers'
+/// defaults, except sizes, which are required.
 ///
-/// Throws ddp::ReadError (exit code 74) naming file and key where a key is missing, of another type
-/// or out of range (sizes too: width 131,072, 4,096 layers, …), or sizes do not fit together;
-/// ddp::SettingsError (64) where the file is sound but asks for what these models do not have:
-/// another architecture, another rope scaling or activation, a sliding window in use, quantized
-/// weights, dropout inside of attention (qwen2 and its like), an untied GPT-2.
+/// Throws ddp::ReadError (exit code 74) naming file and key if a key is missing, of another type or
+/// out of range (sizes too: width 131,072, 4,096 layers, …), or if sizes do not fit together.
+/// Throws ddp::SettingsError (64) if the file is valid but asks for an unsupported feature: another
+/// architecture, another rope scaling or activation, a sliding window in use, quantized weights,
+/// dropout inside attention (qwen2, llama, mistral), an untied GPT-2.
 HfConfig read_hf_config(const std::string& path);
 
-/// The same for a model that must be of one kind; throws ddp::SettingsError where it is the other.
+/// Reads the options of one kind of model; throws ddp::SettingsError if the file is of the other.
 Qwen2Options read_qwen2_config(const std::string& path);
 Gpt2Options read_gpt2_config(const std::string& path);
 
-/// `config` as a config.json that transformers 4 and 5 load. Options of model_type qwen2, llama or
-/// mistral that this type cannot express (see hf_model_type) throw ddp::SettingsError.
+/// Returns `config` as a config.json that transformers 4 and 5 load. Throws ddp::SettingsError if
+/// its model_type cannot express the options (see hf_model_type).
 std::string hf_config_json(const HfConfig& config);
-/// Writes that as `folder`/config.json, atomically; throws ddp::WriteError.
+/// Writes hf_config_json() to `folder`/config.json atomically; throws ddp::WriteError.
 void write_hf_config(const std::string& folder, const HfConfig& config);
 
-/// The model_type whose biases are those of `options`: qwen2 with biases on q, k, v alone, else
-/// llama. Throws ddp::SettingsError where Hugging Face has none with these.
+/// The model_type whose biases match `options`: qwen2 with biases on q, k, v alone, else llama.
+/// Throws ddp::SettingsError if Hugging Face has no model_type for them.
 std::string hf_model_type(const Qwen2Options& options);
 HfConfig make_hf_config(const Qwen2Options& options, at::ScalarType dtype);
 HfConfig make_hf_config(const Gpt2Options& options, at::ScalarType dtype);
 
-/// The model, its parameters where `tensor_options` say and not initialised. Throws
-/// ddp::SettingsError where they do not fit the memory there.
+/// Creates the model with uninitialised parameters on `tensor_options`. Throws ddp::SettingsError
+/// if they do not fit into the memory there.
 std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
                                          const torch::TensorOptions& tensor_options = {});
 

@@ -7,17 +7,17 @@
 
 namespace models {
 
-/// What the ids of a Hugging Face tokenizer stand for.
+/// The text of each id of a Hugging Face tokenizer.
 struct HfVocabulary {
-  std::string path;                  ///< of the file that says so
-  std::vector<std::string> entries;  ///< bytes by id; empty: there is no such id
+  std::string path;                  ///< file that the entries come from
+  std::vector<std::string> entries;  ///< bytes by id; empty: no such id
 };
 
-/// Reads `folder`/tokenizer.json, or where there is none vocab.json (of GPT-2's first releases).
-/// Tokens become bytes as data/prepare_chat.py has them: byte-level ones by GPT-2's table of
-/// characters, SentencePiece's with U+2581 for a space and <0x0A> for a byte, added ones as they
-/// are. Nothing where the folder has neither file, or its tokenizer is of another style. Throws
-/// ddp::ReadError naming file and key where the file is damaged.
+/// Reads `folder`/tokenizer.json, or vocab.json (of GPT-2's first releases) if there is no
+/// tokenizer.json. Tokens become bytes as in data/prepare_chat.py: byte-level tokens by GPT-2's
+/// table of characters, SentencePiece tokens with U+2581 for a space and <0x0A> for a byte, added
+/// tokens unchanged. Returns nullopt if the folder has neither file or its tokenizer is of another
+/// style. Throws ddp::ReadError naming file and key if the file is damaged.
 std::optional<HfVocabulary> read_hf_vocabulary(const std::string& folder);
 
 }  // namespace models
