@@ -85,8 +85,8 @@ std::string corrupt_images(const Data& data, ddp::Context& ctx, const ddp::Confi
   line << "corrupt images ";
   for (const auto& [split, name] : {std::pair{data.train, "training"}, {data.test, "test"}}) {
     int64_t most = 0;
-    for (const auto& count : ctx.control_plane().all_gather(std::to_string(split->num_skipped()))) {
-      most = std::max<int64_t>(most, std::stoll(count));
+    for (const auto& counts : ctx.control_plane().all_gather_numbers({split->num_skipped()})) {
+      most = std::max(most, counts.at(0));
     }
     line << ' ' << most << " of " << split->size() << ' ' << name << " images,";
   }

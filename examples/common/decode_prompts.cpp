@@ -40,18 +40,17 @@ void compare(const std::string& answer, const std::string& reference, DecodeResu
 }
 
 void sum_over_ranks(DecodeResult& result, ddp::ControlPlane& control_plane) {
-  std::ostringstream own;
-  for_each_count(result, [&](int64_t count) { own << count << ' '; });
-  const auto texts = control_plane.all_gather(own.str());
-  for_each_count(result, [](int64_t& count) { count = 0; });
-  for (const auto& text : texts) {
-    std::istringstream in(text);
-    for_each_count(result, [&](int64_t& count) {
-      int64_t of_rank = 0;
-      in >> of_rank;
-      count += of_rank;
-    });
-  }
+  std::vector<int64_t> own;
+  for_each_count(result, [&](int64_t count) { own.push_back(count); });
+  const auto by_rank = control_plane.all_gather_numbers(own);
+  std::size_t i = 0;
+  for_each_count(result, [&](int64_t& count) {
+    count = 0;
+    for (const auto& counts : by_rank) {
+      count += counts.at(i);
+    }
+    ++i;
+  });
 }
 
 std::string indented(const std::string& text) {

@@ -218,12 +218,10 @@ EvalResult LanguageTrainer::evaluate() {
 
 double LanguageTrainer::padding_share() const {
   double tokens = 0, places = 0;
-  for (const auto& text :
-       ctx_.control_plane().all_gather(concat(task_.num_tokens(), ' ', task_.num_places()))) {
-    double of_rank = 0, places_of_rank = 0;
-    std::istringstream(text) >> of_rank >> places_of_rank;
-    tokens += of_rank;
-    places += places_of_rank;
+  for (const auto& counts :
+       ctx_.control_plane().all_gather_numbers({task_.num_tokens(), task_.num_places()})) {
+    tokens += static_cast<double>(counts.at(0));
+    places += static_cast<double>(counts.at(1));
   }
   return places > 0 ? 1 - tokens / places : 0;
 }

@@ -10,13 +10,13 @@ namespace examples {
 using ddp::detail::concat;
 
 void require_equal_batches(int64_t batches_per_epoch, ddp::ControlPlane& control_plane) {
-  const auto counts = control_plane.all_gather(std::to_string(batches_per_epoch));
+  const auto counts = control_plane.all_gather_numbers({batches_per_epoch});
   const auto other = std::find_if(counts.begin(), counts.end(),
-                                  [&](const std::string& count) { return count != counts[0]; });
+                                  [&](const auto& count) { return count != counts[0]; });
   if (other != counts.end()) {
-    throw ddp::SettingsError(concat("sampler.pad=false gives rank 0 ", counts[0],
+    throw ddp::SettingsError(concat("sampler.pad=false gives rank 0 ", counts[0].at(0),
                                     " training batches an epoch and rank ", other - counts.begin(),
-                                    " ", *other,
+                                    " ", other->at(0),
                                     ": every rank needs as many; fix: sampler.pad=true, or "
                                     "sampler.drop_last=true"));
   }

@@ -17,6 +17,7 @@
 #include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "core/failure_box.hpp"
+#include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
 #include "core/start_roll.hpp"
 #include "core/tcp_socket.hpp"
@@ -117,11 +118,8 @@ at::Device choose_device(bool cuda, int visible_gpus, ControlPlane& control_plan
       report.gpu = "none";
     }
   }
-  // Checked before NCCL starts, which only says "invalid usage" if two ranks share a GPU.
-  std::vector<detail::DeviceReport> reports;
-  for (const auto& bytes : control_plane.all_gather(detail::encode_report(report))) {
-    reports.push_back(detail::decode_report(bytes));
-  }
+  // Compared before NCCL starts: it says only "invalid usage" where two ranks share a GPU.
+  const auto reports = detail::all_gather_messages(control_plane, report);
   if (problem) {
     std::rethrow_exception(problem);
   }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <map>
 
-#include "core/byte_codec.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -36,20 +35,6 @@ int choose_gpu(int local_rank, int local_world_size, int visible_gpus, const std
                                visible_gpus, " ranks a node, or use context.device=cpu"));
   }
   return local_rank;
-}
-
-std::string encode_report(const DeviceReport& report) {
-  ByteWriter writer;
-  return writer.text(report.host).text(report.gpu).text(report.gpu_name).take();
-}
-
-DeviceReport decode_report(const std::string& bytes) {
-  ByteReader reader(bytes);
-  DeviceReport report;
-  report.host = reader.text();
-  report.gpu = reader.text();
-  report.gpu_name = reader.text();
-  return report;
 }
 
 void check_devices(const std::vector<DeviceReport>& reports) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace ddp::detail {
@@ -20,12 +21,13 @@ struct DeviceReport {
   std::string host;
   std::string gpu;       ///< identity of the GPU on its host; empty on CPU
   std::string gpu_name;  ///< for messages: its PCI address
+  friend auto message_fields(DeviceReport& report) {
+    return std::tie(report.host, report.gpu, report.gpu_name);
+  }
 };
 
-std::string encode_report(const DeviceReport& report);
-DeviceReport decode_report(const std::string& bytes);
-
-/// Throws SettingsError if two ranks of one host share a GPU, or only some ranks use GPUs.
+/// Throws SettingsError where two ranks of one host share a GPU, or some ranks use GPUs and some
+/// not.
 void check_devices(const std::vector<DeviceReport>& reports);
 
 /// A rank's place among the ranks of its host, computed from all ranks' reports.

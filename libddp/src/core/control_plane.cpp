@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "core/byte_codec.hpp"
 #include "core/control_hub.hpp"
 #include "core/control_leaf.hpp"
+#include "core/message_codec.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp {
@@ -192,13 +194,14 @@ std::unique_ptr<ControlPlane> ControlPlane::create(const LaunchEnvironment& laun
                           : create_leaf(launch, *rendezvous, options);
 }
 
+std::vector<std::vector<int64_t>> ControlPlane::all_gather_numbers(
+    const std::vector<int64_t>& numbers) {
+  return detail::all_gather_messages(*this, numbers);
+}
+
 bool ControlPlane::agree_any(bool value) {
-  for (const auto& said : all_gather(value ? "1" : "0")) {
-    if (said == "1") {
-      return true;
-    }
-  }
-  return false;
+  const auto values = detail::all_gather_messages(*this, value);
+  return std::find(values.begin(), values.end(), true) != values.end();
 }
 
 std::string ControlPlane::require_equal(const std::string& what, const std::string& value) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "ddp/core/error.hpp"
@@ -46,6 +47,7 @@ struct FileRecord {
   uint64_t size = 0;
   uint64_t xxh3 = 0;  ///< XXH3, 64 bits
   bool operator==(const FileRecord&) const = default;
+  friend auto message_fields(FileRecord& file) { return std::tie(file.name, file.size, file.xxh3); }
 };
 
 uint64_t xxh3(std::string_view bytes);

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "core/parse_number.hpp"
+#include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -50,6 +50,14 @@ std::string name_of(int signal) {
       return "asked for it";
   }
 }
+
+struct StopAnswer {
+  int signal = 0;
+  int64_t interval = 0;  // calls until the next check; rank 0's counts
+  friend auto message_fields(StopAnswer& answer) {
+    return std::tie(answer.signal, answer.interval);
+  }
+};
 
 std::string reason_for(std::size_t rank, int signal) {
   return detail::concat("rank ", rank, " ", name_of(signal));
@@ -112,22 +120,15 @@ bool StopSignal::should_stop() {
     return false;
   }
   const detail::ActivityScope activity(control_plane_, "stop check");
-  // Every rank sends "<signal> <interval>"; only rank 0's interval counts.
-  const auto answer = detail::concat(own, " ", choose_interval(calls_since_check_));
+  const StopAnswer answer{own, choose_interval(calls_since_check_)};
   const auto begin = std::chrono::steady_clock::now();
-  const auto answers = control_plane_.all_gather(answer);
+  const auto answers = detail::all_gather_messages(control_plane_, answer);
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
-    const std::size_t blank = answers[rank].find(' ');
-    const auto signal = detail::parse_number<int>(answers[rank].substr(0, blank));
-    const auto interval = detail::parse_number<int64_t>(answers[rank].substr(blank + 1));
-    DDP_CHECK(blank != std::string::npos && signal && interval, "stop answer ", answers[rank]);
-    if (*signal != 0 && reason_.empty()) {
-      reason_ = reason_for(rank, *signal);
-    }
-    if (rank == 0) {
-      calls_until_check_ = *interval;
+    if (answers[rank].signal != 0 && reason_.empty()) {
+      reason_ = reason_for(rank, answers[rank].signal);
     }
   }
+  calls_until_check_ = answers[0].interval;
   calls_since_check_ = 0;
   last_check_ = std::chrono::steady_clock::now();
   pace_.note(last_check_ - begin);

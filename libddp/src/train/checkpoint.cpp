@@ -4,21 +4,25 @@
 #include <exception>
 #include <filesystem>
 #include <set>
-#include <sstream>
 
-#include "core/failure_box.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/changed_settings.hpp"
-#include "train/checkpoint_impl.hpp"
+#include "train/checkpoint_exchange.hpp"
 
 namespace ddp {
 namespace detail {
 namespace {
 
-constexpr std::string_view kOk = "ok";
-constexpr std::string_view kNewer = "newer ";
+// Whether a checkpoint can be loaded, as one rank sees it.
+struct Verdict {
+  bool is_newer = false;  // a newer program wrote it
+  std::string damage;     // empty: it is whole
+  friend auto message_fields(Verdict& verdict) {
+    return std::tie(verdict.is_newer, verdict.damage);
+  }
+};
 
 void check_names(const std::vector<StatefulRef>& objects) {
   std::set<std::string> names;
@@ -41,20 +45,6 @@ void check_names(const std::vector<StatefulRef>& objects) {
 }
 
 }  // namespace
-
-std::string fatal_answer(const Error& error) {
-  return concat("!", static_cast<int>(error.exit_code()), "!", error.what());
-}
-
-void throw_if_fatal(const std::string& answer) {
-  if (answer.starts_with('!')) {
-    const auto end = answer.find('!', 1);
-    FailureCause cause;
-    cause.message = answer.substr(end + 1);
-    cause.exit_code = static_cast<ExitCode>(std::stoi(answer.substr(1, end - 1)));
-    throw_failure(cause);
-  }
-}
 
 CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device device,
                                    const CheckpointOptions& options,
@@ -141,8 +131,8 @@ void CheckpointerImpl::require_writable() {
   }
 }
 
-// On rank 0: one line per checkpoint.
-std::string CheckpointerImpl::find_candidates() {
+// On rank 0.
+std::vector<CheckpointFolder> CheckpointerImpl::find_candidates() {
   auto folders = list_checkpoints(options_.dir);
   std::error_code ignored;
   if (!options_.read_only &&
@@ -151,32 +141,14 @@ std::string CheckpointerImpl::find_candidates() {
     remove_stale_saves(ops_, options_.dir);
     folders = list_checkpoints(options_.dir);  // the previous owner may have saved until now
   }
-  std::string text;
-  for (const auto& folder : folders) {
-    text += concat(folder.step, " ", folder.repeat, " ", folder.name, "\n");
-  }
-  return text;
+  return folders;
 }
 
 // Uses rank 0's list, because other nodes' views of a shared folder may lag.
 std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
-  std::string text;
-  if (is_main()) {
-    try {
-      text = find_candidates();
-    } catch (const Error& error) {
-      text = fatal_answer(error);
-    }
-  }
-  text = control_plane_.broadcast(text);
-  throw_if_fatal(text);
-  if (!options_.read_only && !(text.empty() && options_.resume == "require")) {
+  const auto folders = broadcast_from_main(control_plane_, [&] { return find_candidates(); });
+  if (!options_.read_only && !(folders.empty() && options_.resume == "require")) {
     require_writable();
-  }
-  std::vector<CheckpointFolder> folders;
-  std::istringstream lines(text);
-  for (CheckpointFolder folder; lines >> folder.step >> folder.repeat >> folder.name;) {
-    folders.push_back(folder);
   }
   return folders;
 }
@@ -198,25 +170,26 @@ bool CheckpointerImpl::reads_file(const std::string& name) const {
 
 // The manifest if the checkpoint is complete on every rank; nothing if it is damaged on any rank.
 std::optional<Manifest> CheckpointerImpl::check_everywhere(const CheckpointFolder& folder) {
-  std::string verdict(kOk);
+  Verdict verdict;
   std::optional<Manifest> manifest;
   try {
     manifest = check_checkpoint(options_.dir, folder,
                                 [this](const std::string& name) { return reads_file(name); });
   } catch (const NewerFormatError& error) {
-    verdict = concat(kNewer, error.what());
+    verdict = {.is_newer = true, .damage = error.what()};
   } catch (const std::exception& error) {
-    verdict = error.what();
+    verdict.damage = error.what();
   }
-  const auto verdicts = control_plane_.all_gather(verdict);
+  const auto verdicts = all_gather_messages(control_plane_, verdict);
   for (std::size_t rank = 0; rank < verdicts.size(); ++rank) {
-    if (verdicts[rank].starts_with(kNewer)) {
-      throw ReadError(verdicts[rank].substr(kNewer.size()));
+    const auto& [is_newer, damage] = verdicts[rank];
+    if (is_newer) {
+      throw ReadError(damage);
     }
-    if (verdicts[rank] != kOk) {
+    if (!damage.empty()) {
       damaged_.insert(folder.name);
       if (is_main()) {
-        log_warning(concat("skipped the checkpoint ", path_of(folder), ": ", verdicts[rank],
+        log_warning(concat("skipped the checkpoint ", path_of(folder), ": ", damage,
                            " (seen by rank ", rank, ")"));
       }
       return std::nullopt;

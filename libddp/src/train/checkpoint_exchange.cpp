@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -15,72 +14,37 @@ namespace {
 
 // Maximum number of steps between exchanges, whatever their duration.
 constexpr double kMaxStepsBetween = 10'000;
+// The messages of all ranks' writers fit into one message of the control plane.
+constexpr std::size_t kMaxErrorBytes = 4096;
 
 }  // namespace
 
-std::string CheckpointerImpl::Status::to_text() const {
-  return nlohmann::json{{"stop", stop},
-                        {"due", due_by_time},
-                        {"step_seconds", step_seconds},
-                        {"pause_seconds", pause_seconds},
-                        {"writer", static_cast<int>(writer)},
-                        {"error", error.substr(0, 4096)},
-                        {"records", records_to_json(records)},
-                        {"not_finite", not_finite}}
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-CheckpointerImpl::Status CheckpointerImpl::Status::parse(const std::string& text) {
-  try {
-    const auto json = nlohmann::json::parse(text);
-    return {.stop = json.at("stop").get<bool>(),
-            .due_by_time = json.at("due").get<bool>(),
-            .step_seconds = json.at("step_seconds").get<double>(),
-            .pause_seconds = json.at("pause_seconds").get<double>(),
-            .writer = static_cast<Writer>(json.at("writer").get<int>()),
-            .error = json.at("error").get<std::string>(),
-            .records = parse_records(json.at("records").get<std::string>()),
-            .not_finite = json.at("not_finite").get<std::string>()};
-  } catch (const nlohmann::json::exception& error) {
-    throw ReadError(std::string("a peer's message about its checkpoint cannot be read: ") +
-                    error.what());
-  }
-}
-
-std::string CheckpointerImpl::Status::to_digest(const std::vector<Status>& statuses) {
+CheckpointerImpl::Digest CheckpointerImpl::Digest::of(const std::vector<Status>& statuses) {
   double slowest = 0;
   for (const auto& status : statuses) {
     slowest = std::max(slowest, status.step_seconds);
   }
-  // Decisions use the first rank with a message, which is the first of the ranks with an equal one.
-  std::set<std::string> told;
-  nlohmann::json ranks = nlohmann::json::array();
+  // A decision looks for the first rank with some status. That rank is kept.
+  Digest digest{.world_size = statuses.size(), .first_with = {}};
+  std::set<std::string> seen;
   for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
     auto status = statuses[rank];
     status.step_seconds = slowest;
     status.pause_seconds = statuses[0].pause_seconds;
     status.records.clear();
-    const auto word = status.to_text();
-    if (told.insert(word).second) {
-      ranks.push_back({rank, word});
+    if (seen.insert(encode_message(status)).second) {
+      digest.first_with.emplace_back(rank, std::move(status));
     }
   }
-  return nlohmann::json{{"world_size", statuses.size()}, {"ranks", ranks}}.dump();
+  return digest;
 }
 
-std::vector<CheckpointerImpl::Status> CheckpointerImpl::Status::from_digest(
-    const std::string& text) {
-  try {
-    const auto json = nlohmann::json::parse(text);
-    std::vector<Status> statuses(json.at("world_size").get<std::size_t>());
-    for (const auto& told : json.at("ranks")) {
-      statuses.at(told.at(0).get<std::size_t>()) = parse(told.at(1).get<std::string>());
-    }
-    return statuses;
-  } catch (const nlohmann::json::exception& error) {
-    throw ReadError(std::string("rank 0's message about the checkpoint cannot be read: ") +
-                    error.what());
+std::vector<CheckpointerImpl::Status> CheckpointerImpl::Digest::statuses() const {
+  std::vector<Status> statuses(world_size);
+  for (const auto& [rank, status] : first_with) {
+    statuses.at(rank) = status;
   }
+  return statuses;
 }
 
 CheckpointerImpl::Status CheckpointerImpl::own_status() {
@@ -94,7 +58,7 @@ CheckpointerImpl::Status CheckpointerImpl::own_status() {
   if (writer_.running()) {
     status.writer = Status::Writer::Running;
   } else {
-    status.error = writer_.error();
+    status.error = writer_.error().substr(0, kMaxErrorBytes);
     status.writer = status.error.empty() ? Status::Writer::Resting : Status::Writer::Failed;
     if (pending_ && pending_->phase == Phase::Writing && status.error.empty()) {
       status.records = records_;
@@ -105,13 +69,11 @@ CheckpointerImpl::Status CheckpointerImpl::own_status() {
 }
 
 std::vector<CheckpointerImpl::Status> CheckpointerImpl::exchange() {
-  std::vector<Status> statuses;
-  for (const auto& text : control_plane_.gather(own_status().to_text())) {
-    statuses.push_back(Status::parse(text));
-  }
-  const auto digest = control_plane_.broadcast(is_main() ? Status::to_digest(statuses) : "");
+  auto statuses = gather_messages(control_plane_, own_status());
+  const auto digest =
+      broadcast_message(control_plane_, is_main() ? Digest::of(statuses) : Digest{});
   if (!is_main()) {
-    statuses = Status::from_digest(digest);
+    statuses = digest.statuses();
   }
   if (pending_) {
     advance(statuses);

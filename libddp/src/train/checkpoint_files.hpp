@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/file_ops.hpp"
@@ -28,6 +29,9 @@ struct CheckpointFolder {
   int64_t repeat = 0;     ///< n-th save of the same step: step_00000120.1
   std::string name = "";  ///< within DIR
   bool operator==(const CheckpointFolder&) const = default;
+  friend auto message_fields(CheckpointFolder& folder) {
+    return std::tie(folder.step, folder.repeat, folder.name);
+  }
 };
 
 /// Makes DIR and its parents if they do not exist, and fsyncs the new names. Throws FileError.

@@ -34,10 +34,6 @@
 
 namespace ddp::detail {
 
-/// Rank 0's answer to all ranks if none can continue; throw_if_fatal rethrows it on each.
-std::string fatal_answer(const Error& error);
-void throw_if_fatal(const std::string& answer);
-
 class CheckpointerImpl {
  public:
   CheckpointerImpl(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
@@ -83,7 +79,8 @@ class CheckpointerImpl {
     Phase phase = Phase::Writing;
     Clock::time_point started = Clock::now();
   };
-  struct Status;  ///< a rank's message in an exchange
+  struct Status;  ///< what a rank tells in an exchange
+  struct Digest;  ///< of all ranks' statuses
 
   bool is_main() const { return rank_ == 0; }
   bool enabled() const { return !options_.dir.empty(); }
@@ -93,7 +90,7 @@ class CheckpointerImpl {
 
   // restore
   std::vector<CheckpointFolder> agree_on_candidates();
-  std::string find_candidates();
+  std::vector<CheckpointFolder> find_candidates();
   void own_folder();
   void require_writable();
   void tell_start_anew() const;

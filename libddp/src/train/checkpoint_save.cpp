@@ -9,8 +9,6 @@
 namespace ddp::detail {
 namespace {
 
-constexpr std::string_view kSaveBegun = "ok ";
-
 std::vector<std::string_view> chunks_of(const SerializedTensors& serialized) {
   std::vector<std::string_view> chunks{serialized.header};
   for (const auto& tensor : serialized.data) {
@@ -88,27 +86,25 @@ void CheckpointerImpl::note_call(int64_t step) {
 
 // Rank 0 makes the folder; all ranks receive its name, or the reason for a failure.
 std::string CheckpointerImpl::agree_on_folder(int64_t done) {
-  std::string answer;
-  if (is_main()) {
+  const auto [folder, why_none] = broadcast_from_main(control_plane_, [&] {
+    std::pair<std::string, std::string> answer;
     try {
       if (owner_ == nullptr) {
         own_folder();
       }
       owner_->require_own();
-      answer = concat(kSaveBegun, naming_fix([&] { return begin_save(ops_, options_.dir, done); }));
-    } catch (const FolderTakenError& error) {
-      answer = fatal_answer(error);
+      answer.first = naming_fix([&] { return begin_save(ops_, options_.dir, done); });
+    } catch (const FolderTakenError&) {
+      throw;  // no later save can succeed
     } catch (const Error& error) {
-      answer = error.what();
+      answer.second = error.what();
     }
+    return answer;
+  });
+  if (folder.empty()) {
+    note_failure(done, 0, why_none);
   }
-  answer = control_plane_.broadcast(answer);
-  throw_if_fatal(answer);
-  if (!answer.starts_with(kSaveBegun)) {
-    note_failure(done, 0, answer);
-    return "";
-  }
-  return answer.substr(kSaveBegun.size());
+  return folder;
 }
 
 void CheckpointerImpl::begin(int64_t done, std::optional<double> metric) {

@@ -187,12 +187,4 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   throw ReadError(path + " is not a valid manifest: " + reason);
 }
 
-std::string records_to_json(const std::vector<FileRecord>& files) {
-  return files_to_json(files).dump();
-}
-
-std::vector<FileRecord> parse_records(std::string_view text) {
-  return files_from_json(parse_bounded(text));
-}
-
 }  // namespace ddp::detail

@@ -49,8 +49,4 @@ std::string manifest_to_json(const Manifest& manifest);
 /// write: other checksum, broken JSON, depth > 8, a file name with a folder in it.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
-/// FileRecords and values as messages between ranks.
-std::string records_to_json(const std::vector<FileRecord>& files);
-std::vector<FileRecord> parse_records(std::string_view text);
-
 }  // namespace ddp::detail

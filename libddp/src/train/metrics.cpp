@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
+#include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/metrics_impl.hpp"
@@ -242,13 +243,8 @@ RankNumbers MetricsImpl::numbers_since(const Counts& start) {
 
 JobNumbers MetricsImpl::gather(const RankNumbers& own, bool to_all) {
   const ActivityScope activity(control_plane_, "metrics");
-  std::vector<RankNumbers> ranks;
-  const auto text_of_own = own.to_text();
-  for (const auto& text :
-       to_all ? control_plane_.all_gather(text_of_own) : control_plane_.gather(text_of_own)) {
-    ranks.push_back(RankNumbers::parse(text));
-  }
-  return JobNumbers(ranks);
+  return JobNumbers(to_all ? all_gather_messages(control_plane_, own)
+                           : gather_messages(control_plane_, own));
 }
 
 }  // namespace detail

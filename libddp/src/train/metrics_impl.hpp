@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ddp/train/metrics.hpp"
@@ -17,7 +18,7 @@
 
 namespace ddp::detail {
 
-/// One rank's part of a line or row; ranks exchange it as text.
+/// What a rank adds to a line or row.
 struct RankNumbers {
   double loss_sum = 0;
   double loss_samples = 0;
@@ -33,8 +34,11 @@ struct RankNumbers {
   double power_w = NAN;
   double energy_j = NAN;  ///< in `seconds`
 
-  std::string to_text() const;
-  static RankNumbers parse(const std::string& text);
+  friend auto message_fields(RankNumbers& n) {
+    return std::tie(n.loss_sum, n.loss_samples, n.correct, n.correct_samples, n.samples, n.seconds,
+                    n.steps, n.exposed_comm_ms, n.loader_wait_ms, n.memory_gib, n.utilisation,
+                    n.power_w, n.energy_j);
+  }
 };
 
 /// Sums, maxima and means over ranks; means omit ranks without the value.

@@ -28,39 +28,7 @@ struct Mean {
   double value() const { return count > 0 ? sum / count : NAN; }
 };
 
-// Visits every member in a fixed order, for writing and parsing text.
-template <typename Numbers, typename F>
-void for_each_number(Numbers& n, F&& f) {
-  for (auto* value : {&n.loss_sum, &n.loss_samples, &n.correct, &n.correct_samples, &n.samples,
-                      &n.seconds, &n.steps, &n.exposed_comm_ms, &n.loader_wait_ms, &n.memory_gib,
-                      &n.utilisation, &n.power_w, &n.energy_j}) {
-    f(*value);
-  }
-}
-
 }  // namespace
-
-std::string RankNumbers::to_text() const {
-  std::string text;
-  for_each_number(*this, [&text](const double value) {
-    char part[40];
-    std::snprintf(part, sizeof part, "%a ", value);
-    text += part;
-  });
-  return text;
-}
-
-RankNumbers RankNumbers::parse(const std::string& text) {
-  RankNumbers numbers;
-  const char* rest = text.c_str();
-  for_each_number(numbers, [&rest](double& value) {
-    char* end = nullptr;
-    value = std::strtod(rest, &end);
-    DDP_CHECK(end != rest, "a peer's metrics cannot be read");
-    rest = end;
-  });
-  return numbers;
-}
 
 JobNumbers::JobNumbers(const std::vector<RankNumbers>& ranks)
     : world_size(static_cast<int>(ranks.size())) {

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <utility>
 
+#include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -78,12 +79,7 @@ void Tracer::finish() {
   const detail::ActivityScope activity(control_plane_, "trace");
   const auto offset = detail::measure_clock_offset(control_plane_);
   const auto by_rank = detail::gather_events(control_plane_, events);
-  std::vector<detail::ClockOffset> offsets;
-  for (const auto& text : control_plane_.gather(std::to_string(offset.offset_ns) + " " +
-                                                std::to_string(offset.error_ns))) {
-    const auto space = text.find(' ');
-    offsets.push_back({std::stoll(text.substr(0, space)), std::stoll(text.substr(space))});
-  }
+  const auto offsets = detail::gather_messages(control_plane_, offset);
   if (recorder_.num_dropped() > 0) {
     log_warning(std::to_string(recorder_.num_dropped()) + " spans did not fit into the trace");
   }

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/message_codec.hpp"
+
 namespace ddp::detail {
 namespace {
 
@@ -95,12 +97,12 @@ ClockOffset measure_clock_offset(ControlPlane& control_plane, int num_rounds) {
   std::vector<ClockRound> rounds;
   for (int i = 0; i < num_rounds; ++i) {
     ClockRound round;
-    round.sent = std::stoll(control_plane.broadcast(std::to_string(TraceRecorder::now_ns())));
+    round.sent = broadcast_message(control_plane, TraceRecorder::now_ns());
     round.received = TraceRecorder::now_ns();
     round.answered = TraceRecorder::now_ns();
     control_plane.barrier();
-    // Known only to rank 0; sent with another broadcast.
-    round.gathered = std::stoll(control_plane.broadcast(std::to_string(TraceRecorder::now_ns())));
+    // Known to rank 0 only; it travels with one more broadcast.
+    round.gathered = broadcast_message(control_plane, TraceRecorder::now_ns());
     rounds.push_back(round);
   }
   return control_plane.rank() == 0 ? ClockOffset{} : estimate_clock_offset(rounds);
@@ -114,8 +116,8 @@ std::vector<std::vector<TraceEvent>> gather_events(ControlPlane& control_plane,
   }
   const auto text = list.dump(-1, ' ', false, Json::error_handler_t::replace);
   std::size_t longest = 0;
-  for (const auto& size : control_plane.all_gather(std::to_string(text.size()))) {
-    longest = std::max<std::size_t>(longest, std::stoull(size));
+  for (const std::size_t size : all_gather_messages(control_plane, text.size())) {
+    longest = std::max(longest, size);
   }
   std::vector<std::string> received(static_cast<std::size_t>(control_plane.world_size()));
   for (std::size_t offset = 0; offset < longest; offset += kPartBytes) {

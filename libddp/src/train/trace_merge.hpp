@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ddp/core/control_plane.hpp"
@@ -13,7 +14,10 @@ namespace ddp::detail {
 /// This rank's clock minus rank 0's.
 struct ClockOffset {
   int64_t offset_ns = 0;
-  int64_t error_ns = 0;  ///< the true offset is within offset ± error
+  int64_t error_ns = 0;  ///< the true offset lies within offset ± error
+  friend auto message_fields(ClockOffset& offset) {
+    return std::tie(offset.offset_ns, offset.error_ns);
+  }
 };
 
 /// One round of messages: rank 0 reads its clock (`sent`), this rank receives that time

@@ -2,6 +2,7 @@
 #include "comm/device_choice.hpp"
 
 #include "comm/job_rendezvous.hpp"
+#include "core/message_codec.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 
@@ -41,7 +42,7 @@ TEST_CASE("device choice: two ranks on one GPU are named before NCCL starts", "[
                                       "node1, which runs 3 ranks)"));
   REQUIRE_THROWS_WITH(check_devices({a, cpu}),
                       Catch::Contains("rank 0 trains on a GPU, rank 1 (node2) on the CPU"));
-  const auto copy = decode_report(encode_report(a));
+  const auto copy = decode_message<DeviceReport>(encode_message(a));
   REQUIRE((copy.host == a.host && copy.gpu == a.gpu && copy.gpu_name == a.gpu_name));
 }
 

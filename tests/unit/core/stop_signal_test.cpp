@@ -7,9 +7,11 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <thread>
 
+#include "core/message_codec.hpp"
 #include "support/catch.hpp"
 
 namespace ddp {
@@ -51,9 +53,10 @@ class ThreadPlane final : public ControlPlane {
   int rank() const override { return rank_; }
   int world_size() const override { return meeting_.world_size(); }
   std::vector<std::string> all_gather(const std::string& value) override {
-    // The flag belongs to the process, which holds all ranks, so only the chosen rank keeps it.
-    const std::string interval = value.substr(value.find(' '));
-    return meeting_.all_gather(rank_, (own_request ? "10" : "0") + interval);
+    // The flag is the process's, all ranks are in this process: keep it only on the chosen rank.
+    auto [signal, interval] = detail::decode_message<std::pair<int, int64_t>>(value);
+    signal = own_request ? SIGUSR1 : 0;
+    return meeting_.all_gather(rank_, detail::encode_message(std::pair(signal, interval)));
   }
   std::string broadcast(const std::string& value, int) override { return value; }
   void barrier() override {}

@@ -154,7 +154,6 @@ TEST_CASE("a manifest of a newer format, with a path in a name, or too deep is r
   }
   const std::string deep = "{\"a\": " + std::string(100'000, '[');
   const auto text = ddp::detail::concat(deep, ",\n\"manifest_xxh3\": \"");
-  REQUIRE_THROWS_AS(parse_records(std::string(100'000, '[')), std::exception);
   REQUIRE_THROWS_AS(parse_manifest(text, "m"), ddp::ReadError);
 }
 

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/message_codec.hpp"
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
@@ -240,7 +241,9 @@ TEST_CASE("energy is the sum of all ranks, unknown where one does not know its o
   ddp::detail::RankNumbers one{.energy_j = 1.5}, two{.energy_j = 2.25}, unknown;
   using ddp::detail::JobNumbers;
   using ddp::detail::RankNumbers;
-  REQUIRE(JobNumbers({one, RankNumbers::parse(two.to_text())}).total.energy_j == 3.75);
+  REQUIRE(
+      JobNumbers({one, ddp::detail::decode_message<RankNumbers>(ddp::detail::encode_message(two))})
+          .total.energy_j == 3.75);
   REQUIRE(std::isnan(JobNumbers({one, unknown}).total.energy_j));
 }
 

@@ -88,6 +88,8 @@ class ControlPlane {
     auto values = all_gather(value);
     return rank() == root ? values : std::vector<std::string>();
   }
+  /// Every rank's numbers, indexed by rank; ranks may give different counts. Collective.
+  std::vector<std::vector<int64_t>> all_gather_numbers(const std::vector<int64_t>& numbers);
   /// Collective.
   virtual void barrier() = 0;
   /// True on all ranks if it was true on any. Collective.

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Structs as messages between ranks. A struct names its members once:
+//
+//   struct Report {
+//     int64_t step = 0;
+//     std::string reason;
+//     friend auto message_fields(Report& report) { return std::tie(report.step, report.reason); }
+//   };
+//
+// Members are bools, whole numbers, enumerations, doubles, texts, such structs, and vectors, pairs
+// and optionals of them.
+#pragma once
+
+#include <bit>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/byte_codec.hpp"
+#include "ddp/core/control_plane.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+
+template <typename T>
+struct IsMessageVector : std::false_type {};
+template <typename T>
+struct IsMessageVector<std::vector<T>> : std::true_type {};
+template <typename T>
+struct IsMessageOptional : std::false_type {};
+template <typename T>
+struct IsMessageOptional<std::optional<T>> : std::true_type {};
+
+template <typename T>
+void write_value(ByteWriter& writer, const T& value) {
+  const auto write_all = [&](const auto&... parts) { (write_value(writer, parts), ...); };
+  if constexpr (std::is_same_v<T, double>) {
+    writer.number(std::bit_cast<uint64_t>(value));
+  } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
+    writer.number(static_cast<uint64_t>(value));
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    writer.text(value);
+  } else if constexpr (IsMessageVector<T>::value) {
+    writer.number(static_cast<uint32_t>(value.size()));
+    for (const auto& element : value) {
+      write_value(writer, element);
+    }
+  } else if constexpr (IsMessageOptional<T>::value) {
+    write_value(writer, value.has_value());
+    if (value) {
+      write_value(writer, *value);
+    }
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::apply(write_all, value);
+  } else {
+    std::apply(write_all, message_fields(const_cast<T&>(value)));
+  }
+}
+
+template <typename T>
+void read_value(ByteReader& reader, T& value) {
+  const auto read_all = [&](auto&... parts) { (read_value(reader, parts), ...); };
+  if constexpr (std::is_same_v<T, double>) {
+    value = std::bit_cast<double>(reader.number<uint64_t>());
+  } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
+    value = static_cast<T>(reader.number<uint64_t>());
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    value = reader.text();
+  } else if constexpr (IsMessageVector<T>::value) {
+    for (auto left = reader.number<uint32_t>(); left > 0 && reader.ok(); --left) {
+      read_value(reader, value.emplace_back());
+    }
+  } else if constexpr (IsMessageOptional<T>::value) {
+    bool has_value = false;
+    read_value(reader, has_value);
+    if (has_value) {
+      read_value(reader, value.emplace());
+    }
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::apply(read_all, value);
+  } else {
+    std::apply(read_all, message_fields(value));
+  }
+}
+
+template <typename T>
+std::string encode_message(const T& value) {
+  ByteWriter writer;
+  write_value(writer, value);
+  return writer.take();
+}
+
+/// Throws ReadError for anything but what encode_message() makes of a T.
+template <typename T>
+T decode_message(std::string_view bytes) {
+  ByteReader reader(bytes);
+  T value{};
+  read_value(reader, value);
+  if (!reader.finished()) {
+    throw ReadError(
+        concat("a message of ", bytes.size(),
+               " bytes from another rank cannot be read; fix: start the same program on "
+               "all ranks"));
+  }
+  return value;
+}
+
+template <typename T>
+std::vector<T> decode_messages(const std::vector<std::string>& messages) {
+  std::vector<T> values;
+  for (const auto& message : messages) {
+    values.push_back(decode_message<T>(message));
+  }
+  return values;
+}
+
+/// The control plane's calls of the same names, with values of one type.
+template <typename T>
+std::vector<T> all_gather_messages(ControlPlane& control_plane, const T& value) {
+  return decode_messages<T>(control_plane.all_gather(encode_message(value)));
+}
+template <typename T>
+std::vector<T> gather_messages(ControlPlane& control_plane, const T& value) {
+  return decode_messages<T>(control_plane.gather(encode_message(value)));
+}
+template <typename T>
+T broadcast_message(ControlPlane& control_plane, const T& value) {
+  return decode_message<T>(control_plane.broadcast(encode_message(value)));
+}
+
+}  // namespace ddp::detail
