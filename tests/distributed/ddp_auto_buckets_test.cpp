@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "distributed/ddp_test_utils.hpp"
-#include "reduce/replica_sync.hpp"
 #include "reduce/reducer.hpp"
+#include "reduce/replica_sync.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

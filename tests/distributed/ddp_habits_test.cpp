@@ -4,8 +4,8 @@
 
 #include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
-#include "support/stderr_of.hpp"
 #include "reduce/reducer.hpp"
+#include "support/stderr_of.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

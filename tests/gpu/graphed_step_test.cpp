@@ -6,8 +6,8 @@
 #include <array>
 
 #include "gpu/graphed_step_test.hpp"
-#include "train/graph_fills.hpp"
 #include "reduce/reducer.hpp"
+#include "train/graph_fills.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -10,8 +10,8 @@
 #include "capture.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
-#include "reduce/time_mark.hpp"
 #include "reduce/reducer.hpp"
+#include "reduce/time_mark.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -135,6 +135,9 @@ void set_up_log(const LaunchEnvironment& launch) {
 }  // namespace
 
 Context Context::create(const ContextOptions& options) {
+  // Counts attempts, so that ranks which all try again after a failure meet under the same key.
+  static std::atomic<int> num_attempts{0};
+  const int attempt = num_attempts++;
   auto state = std::make_unique<State>();
   state->before_step = options.before_step;
   auto& launch = state->launch;
@@ -155,9 +158,8 @@ Context Context::create(const ContextOptions& options) {
   set_up_log(launch);
   std::shared_ptr<Rendezvous> rendezvous;
   if (launch.world_size > 1) {
-    static std::atomic<int> num_contexts{0};
     rendezvous = detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi,
-                                             num_contexts++);
+                                             attempt);
   }
   state->control_plane = ControlPlane::create(launch, rendezvous, options.control_plane);
   // From here on a failure is reported to the peers, by ~State at the latest.

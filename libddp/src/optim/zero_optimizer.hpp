@@ -10,11 +10,11 @@
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "reduce/reducer.hpp"
 #include "optim/flat_optimizer.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/update_rule.hpp"
 #include "optim/zero_shards.hpp"
+#include "reduce/reducer.hpp"
 
 namespace ddp::detail {
 

@@ -382,7 +382,7 @@ void BackwardPass::complete() {
   }
   sequencer().flush();
   if (const auto& hook = parts_.reductions.hook()) {
-    hook->reset();  // what it keeps from bucket to bucket is of the dropped gradients
+    hook->reset();  // its state between buckets belongs to the dropped gradients
   }
 }
 

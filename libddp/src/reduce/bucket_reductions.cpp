@@ -175,7 +175,7 @@ void BucketReductions::finish() {
   }
 }
 
-// A captured pass cannot wait for them: who captures calls finish_pending() first.
+// During capture the side streams cannot be joined: the caller has run finish_pending() before.
 void BucketReductions::join_streams() {
   if (std::exchange(uses_launch_stream_, false) && !is_capturing(device())) {
     wait_for(*launch_stream_, current_stream(device()));

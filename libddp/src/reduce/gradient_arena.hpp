@@ -63,7 +63,7 @@ class GradientArena {
   /// Makes each slot its parameter's .grad and marks it as reduced. `used` is per parameter; empty
   /// stands for all. A parameter that no rank used keeps its .grad.
   void publish(const std::vector<bool>& used);
-  /// What fused ops wrote in a backward that did not end is no gradient.
+  /// Marks every slot as unwritten: after a backward that threw, values of fused ops are invalid.
   void forget_writes();
   /// All gradients in the buckets become zero.
   void zero();

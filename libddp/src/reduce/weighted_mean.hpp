@@ -44,7 +44,7 @@ class WeightedMean {
   void check_counts() const;
   /// Starts the sum of the counts over the ranks; nothing in a backward without counts. Collective.
   void start();
-  /// Tells a hook what to divide by.
+  /// Sets the divisor that the bucket's comm hook uses.
   void describe(GradBucket& bucket) const;
   /// The current stream (on the CPU: the host) waits for the sum of the counts.
   void finish();

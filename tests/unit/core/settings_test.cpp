@@ -275,9 +275,8 @@ TEST_CASE("a number that may be auto") {
   CHECK(read_cap("2.5") == 2.5);
   CHECK_FALSE(read_cap("auto").has_value());
   for (const auto* bad : {"0", "-1", "65", "aut", "none"}) {
-    CHECK(message_of([&] {
-            read_cap(bad);
-          }).find(": expected number from 1 to 64, or auto") != std::string::npos);
+    CHECK(message_of([&] { read_cap(bad); }).find(": expected number from 1 to 64, or auto") !=
+          std::string::npos);
   }
 }
 

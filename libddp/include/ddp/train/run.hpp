@@ -26,9 +26,10 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and
 ///   rank. A rank that cannot end within 10 s of that exits without unwinding.
-/// - The objects of `function` are destroyed before its exception is published. Meanwhile no
-///   destructor of the library waits for other ranks, and collectives called by other destructors
-///   are refused.
+/// - The objects of `function` are destroyed before its exception is published. Meanwhile the
+///   library's destructors exchange nothing with other ranks, and collectives called by other
+///   destructors are refused. A destructor that blocks delays the publication. The other ranks then
+///   fail by their own limits (context.control_plane.collective_timeout_ms) and name this rank.
 ///
 /// `own_sections` announces sections of the program (declare_section): --help shows them, and
 /// unknown keys are refused at the start. Without it, unknown keys are refused when the first step
