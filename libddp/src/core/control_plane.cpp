@@ -107,7 +107,7 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendez
 std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rendezvous& rendezvous,
                                           const ControlPlaneOptions& options) {
   const auto deadline = Clock::now() + options.rendezvous_timeout;
-  std::string why = "nobody told where rank 0 is";
+  std::string why;
   while (Clock::now() < deadline) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     Contact contact;
@@ -123,14 +123,17 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rende
       } catch (const Error&) {
         throw;  // rank 0 was reached and reports the error
       } catch (const std::runtime_error& error) {
-        why = concat(contact.address, " port ", contact.port, ": ", error.what());
+        // The deadline may cut the last attempt short. An earlier refusal says more then.
+        if (why.empty() || Clock::now() < deadline) {
+          why = concat(contact.address, " port ", contact.port, ": ", error.what());
+        }
       }
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   throw PeerLostError(concat("rendezvous: missing: 0; rank ", launch.rank,
                              " did not reach rank 0 within ", options.rendezvous_timeout.count(),
-                             " ms (", why,
+                             " ms (", why.empty() ? "the address of rank 0 is unknown" : why,
                              "); see what rank 0 printed, whether its address can be reached from "
                              "here, or raise context.control_plane.rendezvous_timeout_ms"));
 }

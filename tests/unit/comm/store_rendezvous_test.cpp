@@ -135,7 +135,7 @@ TEST_CASE("torchrun: two jobs with one port and one secret do not mix", "[contex
   TorchrunJob one({{"DDP_SECRET", kSecret}});
   TorchrunJob other({{"DDP_SECRET", kSecret}});
   auto options = fast_options();
-  options.rendezvous_timeout = 2s;
+  options.rendezvous_timeout = 1s;
   const auto of_other_job = [&] {
     std::istringstream words(one.shown());
     std::string host, port;
