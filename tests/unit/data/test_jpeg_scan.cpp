@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -72,7 +71,7 @@ TEST_CASE("a file is not read beyond its end") {
   uint8_t* end = static_cast<uint8_t*>(pages) + page;
   REQUIRE(mprotect(end, page, PROT_NONE) == 0);
   const auto at_end = [&](const Bytes& bytes) {
-    std::memcpy(end - bytes.size(), bytes.data(), bytes.size());
+    std::copy(bytes.begin(), bytes.end(), end - bytes.size());
     return ddp::detail::is_plain_baseline(std::span(end - bytes.size(), bytes.size()));
   };
   // Frames of 0 to 4 components; with 0 components, the frame ends after its own six bytes.
