@@ -17,6 +17,7 @@ setup -DDDP_WARNINGS_AS_ERRORS=$werror
 build
 say "built after $((SECONDS - started)) s"
 
+install_test_packages
 mpi_settings
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # ranks share the cores
 cd "$DDP_BUILD"

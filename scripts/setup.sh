@@ -179,6 +179,20 @@ install_python_parts() {
   fi
 }
 
+# Packages of the tests that exchange files with Python. Only .venv with its own torch gets them:
+# another Python is not this script's to change. Without network these tests are skipped.
+install_test_packages() {
+  local list=$DDP_ROOT/tests/requirements.txt installed=$DDP_VENV/test_requirements.txt
+  compgen -G "$DDP_VENV/lib/python3*/site-packages/torch/version.py" >/dev/null || return 0
+  cmp -s "$list" "$installed" && return
+  say "installing into .venv: $(grep -c '==' "$list") packages of tests/requirements.txt"
+  if "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check -r "$list" "torch==$DDP_TORCH_VERSION"; then
+    cp "$list" "$installed"
+  else
+    warn "tests that need tests/requirements.txt are skipped"
+  fi
+}
+
 # --- configure and build -----------------------------------------------------------------------
 build_jobs() {
   # Not nproc: it obeys OMP_NUM_THREADS.
