@@ -3,14 +3,15 @@
 // non-blocking collective. So the caller computes meanwhile.
 #include "comm/mpi_communicator.hpp"
 
-#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "comm/argument_checks.hpp"
 #include "comm/call_log.hpp"
+#include "comm/child_groups.hpp"
 #include "comm/mpi_collectives.hpp"
 #include "comm/mpi_internal.hpp"
+#include "comm/step_timeouts.hpp"
 #include "comm/thread_group.hpp"
 #include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
@@ -41,12 +42,12 @@ class MpiWork final : public Work {
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(std::shared_ptr<MpiThread> runtime, MpiGroupPtr group,
-                  MpiCommunicatorOptions options, std::shared_ptr<std::atomic<int64_t>> step,
+                  MpiCommunicatorOptions options, std::shared_ptr<StepTimeouts> timeouts,
                   std::string id)
       : runtime_(std::move(runtime)),
         group_(std::move(group)),
         options_(std::move(options)),
-        step_(std::move(step)),
+        timeouts_(std::move(timeouts)),
         lane_(runtime_->make_lane()),
         calls_(std::make_shared<CallLog>(std::move(id))) {
     if (options_.watch) {
@@ -78,16 +79,12 @@ class MpiCommunicator final : public Communicator {
     return allocate_cpu(num_bytes);
   }
   void abort(const std::string& reason) override;
-  void set_step(int64_t step) override { step_->store(step, std::memory_order_relaxed); }
+  void set_step(int64_t step) override { timeouts_->set_step(step); }
 
  private:
   using Launch = std::function<void(Requests&)>;
 
   GroupInfo info() const { return {backend(), rank(), world_size(), device()}; }
-  std::chrono::milliseconds current_timeout() const {
-    return step_->load(std::memory_order_relaxed) < 1 ? options_.first_step_timeout
-                                                      : options_.timeout;
-  }
   /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on.
   /// Returns its number among the compared calls.
   template <typename... Args>
@@ -98,7 +95,7 @@ class MpiCommunicator final : public Communicator {
     const auto look = [this] { runtime_->engine().check(lane_); };
     look();
     ThreadGroup::check(this, name);
-    return options_.check->compare(describe_call(name, args...), current_timeout(), look);
+    return options_.check->compare(describe_call(name, args...), timeouts_->current(), look);
   }
   WorkPtr submit(const char* name, const std::string& detail, Launch launch,
                  std::function<void()> finish = nullptr);
@@ -107,12 +104,12 @@ class MpiCommunicator final : public Communicator {
   const std::shared_ptr<MpiThread> runtime_;
   const MpiGroupPtr group_;
   const MpiCommunicatorOptions options_;
-  const std::shared_ptr<std::atomic<int64_t>> step_;
+  const std::shared_ptr<StepTimeouts> timeouts_;
   const MpiThread::Engine::LanePtr lane_;
   const std::shared_ptr<CallLog> calls_;
   std::mutex mutex_;  // one numbering for all calling threads
   int64_t next_sequence_ = 1;
-  std::vector<std::weak_ptr<Communicator>> children_;  // abort with their parent
+  ChildGroups children_;
 };
 
 // A sum of half types may overflow although their mean is finite. NCCL divides all types first.
@@ -158,7 +155,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   refuse_while_unwinding(name);
   ThreadGroup::check(this, name);
   auto operation = std::make_shared<MpiOperation>();
-  operation->limit = current_timeout();
+  operation->limit = timeouts_->current();
   operation->launch = std::move(launch);
   operation->finish = std::move(finish);
   if (TraceRecorder::active() != nullptr) {
@@ -168,14 +165,14 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   const auto text = describe(name, next_sequence_++, detail);
   operation->describe = [text] { return text; };
   // No `this`: the communicator may be destroyed before a peer's death is noticed.
-  operation->on_failure = [handler = options_.on_failure, lane = lane_, step = step_,
+  operation->on_failure = [handler = options_.on_failure, lane = lane_, timeouts = timeouts_,
                            runtime = std::weak_ptr(runtime_)](const std::string& collective,
                                                               const std::exception_ptr& error) {
     if (const auto alive = runtime.lock()) {
       alive->engine().abort(lane, std::make_exception_ptr(PeerLostError(message_of(error))));
     }
     if (handler) {
-      handler({collective, step->load(), error});
+      handler({collective, timeouts->step(), error});
     }
   };
   auto ticket = runtime_->engine().submit(lane_, std::move(operation));
@@ -309,28 +306,17 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
   auto options = options_;
   options.check =
       options_.check ? options_.check->of_group(number, color, child->world_size) : nullptr;
-  auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, step_,
+  auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, timeouts_,
                                                 calls_->id_of_child(color));
   made->share_launch_sequencer_of(*this);
-  const std::lock_guard lock(mutex_);
-  std::erase_if(children_, [](const auto& other) { return other.expired(); });
-  children_.push_back(made);
+  children_.add(made);
   return made;
 }
 
 void MpiCommunicator::abort(const std::string& reason) {
   runtime_->engine().abort(
       lane_, std::make_exception_ptr(PeerLostError("the communicator was aborted: " + reason)));
-  std::vector<std::weak_ptr<Communicator>> children;
-  {
-    const std::lock_guard lock(mutex_);
-    children = children_;
-  }
-  for (const auto& weak : children) {
-    if (const auto child = weak.lock()) {
-      child->abort(reason);
-    }
-  }
+  children_.abort(reason);
 }
 
 }  // namespace
@@ -345,8 +331,9 @@ CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
   group->rank = thread->rank();
   group->world_size = thread->world_size();
   group->max_count = options.max_count;
-  return std::make_shared<MpiCommunicator>(std::move(thread), std::move(group), options,
-                                           std::make_shared<std::atomic<int64_t>>(0), "world");
+  return std::make_shared<MpiCommunicator>(
+      std::move(thread), std::move(group), options,
+      std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout), "world");
 }
 
 }  // namespace ddp::detail

@@ -1,91 +1,199 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives. nccl_launch.cpp launches them.
 #include "comm/nccl_communicator.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "comm/cuda_device.hpp"
 #include "comm/nccl_communicator_impl.hpp"
-#include "comm/nccl_types.hpp"
+#include "comm/nccl_connect.hpp"
+#include "comm/nccl_timing.hpp"
+#include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
-WorkPtr NcclCommunicator::reduce_int16(const char* name, const at::Tensor& output,
-                                       const at::Tensor& input, ReduceOp op) {
-  // All on the communicator's stream. 32-bit sums and products truncate to the 16-bit results.
-  const std::lock_guard lock(mutex_);
-  check_usable(name);
-  at::Tensor wide_input;
-  at::Tensor wide_output;
-  {
-    const c10::cuda::CUDAGuard device_guard(device_);
-    begin_launch(/*shares_end=*/false);
-    const c10::cuda::CUDAStreamGuard guard(stream_);
-    const auto flat = input.as_strided({input.numel()}, {1});
-    wide_input = flat.to(at::kInt);
-    wide_output =
-        input.is_same(output) ? wide_input : at::empty({output.numel()}, wide_input.options());
+
+using namespace std::chrono_literals;
+
+namespace {
+
+// A collective with at most this many thread blocks leaves room for kernels that need all their
+// multiprocessors at once.
+constexpr int64_t kMostReserved = 24;
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
+                                   const CommunicatorOptions& options,
+                                   CollectiveFailureHandler on_failure,
+                                   std::shared_ptr<StepTimeouts> timeouts, std::string no_windows,
+                                   std::shared_ptr<CollectiveCheck> check)
+    : options_(options),
+      on_failure_(std::move(on_failure)),
+      check_(std::move(check)),
+      timeouts_(std::move(timeouts)),
+      no_windows_(std::move(no_windows)),
+      handle_(comm, device),
+      info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, device}},
+      launcher_(handle_),
+      memory_(options_.nccl_algorithm != "ring" && no_windows_.empty() && info_.world_size > 1
+                  ? std::make_shared<NcclMemory>(comm, device)
+                  : nullptr),
+      reductions_(handle_, launcher_, memory_, options_.nccl_algorithm),
+      failures_({.name = "the nccl communicator",
+                 .rank = info_.rank,
+                 .world_size = info_.world_size,
+                 .lanes = [this] { return counters().lanes(); },
+                 .describe = [this](const Stall& stall) { return counters().describe(stall); },
+                 .poll_async_error = [this] { return handle_.poll_async_error(); },
+                 .abort = [this](const std::string& reason) { abort(reason); }},
+                on_failure_, timeouts_, handle_.state()) {
+  if (info_.world_size > 1 && options_.nccl_max_ctas > 0 &&
+      options_.nccl_max_ctas <= kMostReserved) {
+    reservation_.emplace(static_cast<int>(options_.nccl_max_ctas));
   }
-  const bool scatters = !input.is_same(output);
-  return launch_locked(
-      name, input, {output, input, wide_input, wide_output},
-      [&](ncclComm_t comm, cudaStream_t stream) {
-        const auto count = static_cast<size_t>(wide_output.numel());
-        const auto nccl_op = to_nccl(op, at::kInt);
-        return scatters ? ncclReduceScatter(wide_input.const_data_ptr(), wide_output.data_ptr(),
-                                            count, ncclInt32, nccl_op, comm, stream)
-                        : ncclAllReduce(wide_input.const_data_ptr(), wide_output.data_ptr(), count,
-                                        ncclInt32, nccl_op, comm, stream);
+}
+
+void NcclCommunicator::start(std::string id, const WatchPosition& watch) {
+  watchdog_ = std::make_unique<Watchdog<std::function<bool()>>>(
+      [weak = weak_from_this()] {
+        const auto self = weak.lock();
+        return self != nullptr && self->failures_.look();
       },
-      [output, wide_output, stream = stream_] {
-        const c10::cuda::CUDAStreamGuard guard(stream);
-        output.as_strided({output.numel()}, {1}).copy_(wide_output);
+      std::clamp<std::chrono::milliseconds>(timeouts_->shortest() / 10, 10ms, 1000ms));
+  id_ = std::move(id);
+  watch_ = watch;
+  if (!watch_) {
+    return;
+  }
+  watch_([id = id_, probe = counters().position_probe()] {
+    auto position = probe->read();
+    if (position) {
+      position->id = id;
+    }
+    return position;
+  });
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  watchdog_.reset();
+  try {
+    const auto close = [this] {
+      if (memory_) {
+        memory_->close();
+      }
+    };
+    if (!handle_.destroy(close)) {
+      // A graph that captured collectives writes the counters in its next replay.
+      launcher_.counters().abandon();
+    }
+  } catch (const std::exception& error) {
+    log_error(concat("at the end of the nccl communicator: ", error.what()));
+  }
+}
+
+void NcclCommunicator::abort(const std::string& reason) {
+  if (!handle_.state()->abort(reason)) {
+    return;
+  }
+  // A launching thread can block inside NCCL. Setting NCCL's abort flag unblocks it.
+  const auto launching = launcher_.lock_within(1s);
+  handle_.abort([this] {
+    launcher_.counters().abandon();
+    if (memory_) {
+      memory_->abandon();
+    }
+  });
+  children_.abort(reason);
+}
+
+CommunicatorPtr NcclCommunicator::split(int color, int key) {
+  const int64_t call_number = compare("split");
+  const auto lock = launcher_.lock();
+  launcher_.check_usable("split");
+  const c10::cuda::CUDAGuard guard(info_.device);
+  const auto bound = timeouts_->current();
+  RunningLimit running_limit(bound);
+  const auto split_number = ++num_splits_;
+  const auto& state = *handle_.state();
+  ncclComm_t child =
+      split_nccl(handle_.get("split"), info_.device.index(), color, key, options_, [&] {
+        state.check("split");
+        if (running_limit.is_over()) {
+          throw PeerLostError(concat("split did not end within ", bound.count(),
+                                     " ms: a peer is lost, stuck, or did not call it"));
+        }
       });
+  if (child == nullptr) {
+    return nullptr;
+  }
+  int num_ranks = 0;
+  check_nccl(ncclCommCount(child, &num_ranks), child, "ncclCommCount");
+  auto made = std::make_shared<NcclCommunicator>(
+      child, info_.device.index(), options_, on_failure_, timeouts_, no_windows_,
+      check_ ? check_->of_group(call_number, color, num_ranks) : nullptr);
+  made->share_launch_sequencer_of(*this);
+  made->start(concat(id_, "/", split_number, ":", color), watch_);
+  children_.add(made);
+  if (state.aborted()) {  // the concurrent abort may not have seen this child
+    made->abort("the communicator it was split from was aborted");
+    state.check("split");
+  }
+  return made;
+}
+
+WorkPtr NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
+  check_all_reduce(info_, tensor, op);
+  compare("all_reduce", tensor, op);
+  return reductions_.all_reduce(tensor, op, /*overlapped=*/false, known_table());
+}
+
+WorkPtr NcclCommunicator::all_reduce_overlapped(at::Tensor tensor, ReduceOp op) {
+  check_all_reduce(info_, tensor, op);
+  compare("all_reduce", tensor, op);
+  return reductions_.all_reduce(tensor, op, /*overlapped=*/true, known_table());
 }
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
-  check_broadcast(info(), tensor, root);
+  check_broadcast(info_, tensor, root);
   compare("broadcast", tensor, std::nullopt, root);
-  return launch("broadcast", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+  return launcher_.launch("broadcast", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     void* data = tensor.data_ptr();
     return ncclBroadcast(data, data, tensor.nbytes(), ncclUint8, root, comm, stream);
   });
 }
 
 WorkPtr NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
-  check_reduce_scatter(info(), output, input, op);
+  check_reduce_scatter(info_, output, input, op);
   compare("reduce_scatter", input, op);
-  if (input.scalar_type() == at::kShort) {
-    return reduce_int16("reduce_scatter", output, input, op);
-  }
-  return launch(
-      "reduce_scatter", input, {output, input}, [&](ncclComm_t comm, cudaStream_t stream) {
-        return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(),
-                                 static_cast<size_t>(output.numel()), to_nccl(input.scalar_type()),
-                                 to_nccl(op, input.scalar_type()), comm, stream);
-      });
+  return reductions_.reduce_scatter(output, input, op);
 }
 
 WorkPtr NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
-  check_all_gather(info(), output, input);
+  check_all_gather(info_, output, input);
   compare("all_gather", output);
-  return launch("all_gather", output, {output, input}, [&](ncclComm_t comm, cudaStream_t stream) {
-    return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(), ncclUint8, comm,
-                         stream);
-  });
+  return launcher_.launch("all_gather", output, {output, input},
+                          [&](ncclComm_t comm, cudaStream_t stream) {
+                            return ncclAllGather(input.const_data_ptr(), output.data_ptr(),
+                                                 input.nbytes(), ncclUint8, comm, stream);
+                          });
 }
 
 WorkPtr NcclCommunicator::send(at::Tensor tensor, int destination) {
-  check_peer(info(), "send", tensor, destination);
-  return launch("send", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+  check_peer(info_, "send", tensor, destination);
+  return launcher_.launch("send", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, destination, comm, stream);
   });
 }
 
 WorkPtr NcclCommunicator::recv(at::Tensor tensor, int source) {
-  check_peer(info(), "recv", tensor, source);
-  return launch("recv", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+  check_peer(info_, "recv", tensor, source);
+  return launcher_.launch("recv", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, source, comm, stream);
   });
 }
@@ -93,29 +201,53 @@ WorkPtr NcclCommunicator::recv(at::Tensor tensor, int source) {
 void NcclCommunicator::barrier() {
   compare("barrier");
   {
-    const std::lock_guard lock(mutex_);
+    const auto lock = launcher_.lock();
     if (!barrier_buffer_.defined()) {
-      barrier_buffer_ = at::zeros({1}, at::device(device()).dtype(at::kInt));
+      barrier_buffer_ = at::zeros({1}, at::device(info_.device).dtype(at::kInt));
     }
   }
-  launch("barrier", barrier_buffer_, {barrier_buffer_}, [&](ncclComm_t comm, cudaStream_t stream) {
-    void* data = barrier_buffer_.data_ptr();
-    return ncclAllReduce(data, data, 1, ncclInt32, ncclSum, comm, stream);
-  })->wait_host();
+  const auto work = launcher_.launch(
+      "barrier", barrier_buffer_, {barrier_buffer_}, [&](ncclComm_t comm, cudaStream_t stream) {
+        void* data = barrier_buffer_.data_ptr();
+        return ncclAllReduce(data, data, 1, ncclInt32, ncclSum, comm, stream);
+      });
+  work->wait_host();
 }
 
 at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
-  const std::lock_guard lock(mutex_);
-  check_usable("allocate");
+  const auto lock = launcher_.lock();
+  launcher_.check_usable("allocate");
   check_allocation(num_bytes);
-  const c10::cuda::CUDAGuard guard(device_);
-  if (memory_ && num_bytes > 0) {
-    auto memory = memory_->allocate(num_bytes);
-    measure_when_due();
-    return memory;
+  const c10::cuda::CUDAGuard guard(info_.device);
+  if (memory_ == nullptr || num_bytes == 0) {
+    return at::empty({num_bytes},
+                     at::device(info_.device).dtype(at::kByte));  // caching: 512-byte aligned
   }
-  return at::empty({num_bytes},
-                   at::device(device()).dtype(at::kByte));  // caching: 512-byte aligned
+  auto memory = memory_->allocate(num_bytes);
+  // All ranks call this, so the missing table can be measured here. The host waits.
+  if (options_.nccl_algorithm == "auto" && known_table().empty() && !launcher_.in_group() &&
+      launcher_.capture_status() == cudaStreamCaptureStatusNone) {
+    all_reduce_table();
+  }
+  return memory;
+}
+
+Plan::Identity NcclCommunicator::plan_identity() const {
+  int nccl = 0;
+  check_nccl(ncclGetVersion(&nccl), nullptr, "ncclGetVersion");
+  auto identity = kernels_identity(info_.device);
+  identity["nccl"] = std::to_string(nccl);
+  identity["windows"] = memory_ ? "yes" : "no";
+  identity["nccl_ctas"] = concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas);
+  return identity;
+}
+
+std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
+  const auto group = split(/*color=*/0, /*key=*/info_.rank);
+  auto& measured = static_cast<NcclCommunicator&>(*group);
+  NcclAllReduceTimer timer(measured, measured.launcher_, measured.reductions_,
+                           measured.memory_.get());
+  return timer.rows();
 }
 
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
@@ -137,9 +269,9 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   }
   auto made = std::make_shared<NcclCommunicator>(
       comm, device.index(), options, std::move(on_failure),
-      std::make_shared<std::atomic<int64_t>>(0), std::move(no_windows), std::move(check));
-  made->start_watchdog();
-  made->tell_positions("world", watch);
+      std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout),
+      std::move(no_windows), std::move(check));
+  made->start("world", watch);
   return made;
 }
 

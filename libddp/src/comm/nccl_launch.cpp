@@ -1,14 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// Enqueues and counts collectives: events, groups, captures.
+#include "comm/nccl_launch.hpp"
+
+#include <c10/cuda/CUDAGuard.h>
+
 #include <utility>
 
-#include "comm/nccl_communicator_impl.hpp"
+#include "comm/current_device.hpp"
+#include "comm/nccl_connect.hpp"
+#include "comm/thread_group.hpp"
+#include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/core/trace_recorder.hpp"
+#include "ops/private_stream.hpp"
 
 namespace ddp::detail {
 
 namespace {
+
+std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& stream,
+                                              std::shared_ptr<const AbortState> state) {
+  const auto device = stream.device_index();
+  const c10::cuda::CUDAStream counter_stream(ops::detail::make_private_stream(stream.device()));
+  auto events = std::make_shared<CudaEventPool>();
+  auto record = [events, stream] {
+    const CurrentDevice current(stream.device_index());
+    auto event = events->take();
+    event.record(stream.stream());
+    return event;
+  };
+  return std::make_shared<const WorkOrigin>(WorkOrigin{
+      .device = device,
+      .stream = stream.stream(),
+      .state = std::move(state),
+      .counters = std::make_shared<CollectiveCounters>(stream.stream(), counter_stream.stream()),
+      .events = std::move(events),
+      .ends = std::make_shared<NcclLaunchEnds>(std::move(record)),
+  });
+}
+
+cudaStreamCaptureStatus capture_status_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status;
+}
 
 std::vector<CollectiveRecord> records_of(std::span<const std::shared_ptr<NcclWork>> works) {
   std::vector<CollectiveRecord> records;
@@ -21,9 +56,25 @@ std::vector<CollectiveRecord> records_of(std::span<const std::shared_ptr<NcclWor
 
 }  // namespace
 
-// The communicator's stream waits for the caller's enqueued work. Returns true inside a capture.
-bool NcclCommunicator::begin_launch(bool shares_end) {
-  const auto current = c10::cuda::getCurrentCUDAStream(device_);
+NcclLauncher::NcclLauncher(NcclHandle& handle)
+    : handle_(handle),
+      stream_(ops::detail::make_private_stream({at::kCUDA, handle.device()},
+                                               ops::detail::StreamPriority::Highest)),
+      origin_(make_origin(stream_, handle.state())),
+      ready_(origin_->events->take()) {}
+
+void NcclLauncher::check_usable(const char* name) const {
+  handle_.state()->check(name);
+  refuse_while_unwinding(name);
+  ThreadGroup::check(this, name);
+}
+
+cudaStreamCaptureStatus NcclLauncher::capture_status() const {
+  return capture_status_of(c10::cuda::getCurrentCUDAStream(handle_.device()).stream());
+}
+
+bool NcclLauncher::begin(bool shares_end) {
+  const auto current = c10::cuda::getCurrentCUDAStream(handle_.device());
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture_id = 0;
   check_cuda(cudaStreamGetCaptureInfo(current.stream(), &status, &capture_id),
@@ -46,7 +97,51 @@ bool NcclCommunicator::begin_launch(bool shares_end) {
   return captured;
 }
 
-void NcclCommunicator::trace(Works works) {
+void NcclLauncher::enqueue(const char* name, Call call) {
+  const auto comm = handle_.get(name);
+  const auto code = call(comm, stream_.stream());
+  if (code != ncclSuccess && code != ncclInProgress) [[unlikely]] {
+    handle_.state()->check(name);
+    check_nccl(code, comm, name);
+  }
+}
+
+WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, KeptTensors tensors,
+                             Call call, std::function<void()> after, bool shares_end) {
+  const std::lock_guard lock(mutex_);
+  check_usable(name);
+  const CurrentDevice device(handle_.device());
+  const CollectiveRecord record{name, next_sequence_++, described.numel(),
+                                static_cast<int64_t>(described.nbytes()), described.scalar_type()};
+  num_operations_ = record.sequence;
+  auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
+  work->after = std::move(after);
+  const bool captured = begin(shares_end);
+  if (auto* recorder = TraceRecorder::active()) {
+    work->trace_name = TraceLabel::name_of(name);
+    work->trace_begin = recorder->mark(stream_.stream());
+  }
+  if (group_depth_ > 0) {
+    enqueue(name, call);
+    group_.push_back(work);
+    return work;
+  }
+  if (!captured) {
+    origin_->counters->begin_eager({&record, 1});
+  }
+  try {
+    enqueue(name, call);
+    finish({&work, 1}, captured, shares_end);
+  } catch (...) {
+    if (!captured) {
+      origin_->counters->cancel_eager();
+    }
+    throw;
+  }
+  return work;
+}
+
+void NcclLauncher::trace(Works works) {
   auto* recorder = TraceRecorder::active();
   if (recorder == nullptr) {
     return;
@@ -57,7 +152,7 @@ void NcclCommunicator::trace(Works works) {
   }
 }
 
-void NcclCommunicator::finish_launch(Works works, bool captured, bool shares_end) {
+void NcclLauncher::finish(Works works, bool captured, bool shares_end) {
   for (const auto& work : works) {
     if (work->after) {
       work->after();
@@ -77,11 +172,10 @@ void NcclCommunicator::finish_launch(Works works, bool captured, bool shares_end
   }
 }
 
-void NcclCommunicator::join_counts() {
-  const c10::cuda::CUDAGuard guard(device_);
-  const auto stream = c10::cuda::getCurrentCUDAStream(device_).stream();
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+void NcclLauncher::join_counts() {
+  const c10::cuda::CUDAGuard guard(handle_.device());
+  const auto stream = c10::cuda::getCurrentCUDAStream(handle_.device()).stream();
+  const auto status = capture_status_of(stream);
   if (origin_->counters->release_counts() && status == cudaStreamCaptureStatusActive) {
     const auto counted = origin_->events->take();
     counted.record(origin_->counters->counter_stream());
@@ -89,12 +183,12 @@ void NcclCommunicator::join_counts() {
   }
 }
 
-void NcclCommunicator::group_start() {
+void NcclLauncher::group_start() {
   mutex_.lock();
   try {
     check_usable("group_start");
     if (group_depth_ == 0) {
-      check_nccl(ncclGroupStart(), comm_, "ncclGroupStart");
+      check_nccl(ncclGroupStart(), nullptr, "ncclGroupStart");
     }
     ThreadGroup::enter(this);
     ++group_depth_;
@@ -104,25 +198,22 @@ void NcclCommunicator::group_start() {
   }
 }
 
-// Called by a destructor: each work of the group rethrows its error in wait().
-void NcclCommunicator::group_end() {
+void NcclLauncher::group_end() {
   ThreadGroup::leave();
   if (--group_depth_ == 0) {
     const auto works = std::exchange(group_, {});
     bool captured = false;
     try {
-      const CurrentDevice device(device_);
-      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-      check_cuda(cudaStreamIsCapturing(stream_.stream(), &status), "cudaStreamIsCapturing");
-      captured = status == cudaStreamCaptureStatusActive;
+      const CurrentDevice device(handle_.device());
+      captured = capture_status_of(stream_.stream()) == cudaStreamCaptureStatusActive;
       if (!captured) {
         origin_->counters->begin_eager(records_of(works));
       }
       const auto code = ncclGroupEnd();
-      state_->check("group_end");
-      check_nccl(code, comm_, "ncclGroupEnd");
+      handle_.state()->check("group_end");
+      check_nccl(code, nullptr, "ncclGroupEnd");
       if (!works.empty()) {
-        finish_launch(works, captured, /*shares_end=*/false);
+        finish(works, captured, /*shares_end=*/false);
       }
     } catch (const std::exception& error) {
       if (!captured) {

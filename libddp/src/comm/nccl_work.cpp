@@ -30,23 +30,6 @@ uint64_t number_of(cudaStream_t stream) {
 
 }  // namespace
 
-bool AbortState::abort(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  if (aborted_) {
-    return false;
-  }
-  reason_ = reason;
-  aborted_.store(true, std::memory_order_release);
-  return true;
-}
-
-void AbortState::check(const char* operation) const {
-  if (aborted()) [[unlikely]] {
-    const std::lock_guard lock(mutex_);
-    throw PeerLostError(concat(operation, ": the communicator was aborted: ", reason_));
-  }
-}
-
 NcclWork::~NcclWork() {
   if (!tensors_[0].defined() || !ended_ || captured_) {
     return;  // waited for, never launched, or captured (the graph owns its memory)

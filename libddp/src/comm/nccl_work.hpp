@@ -4,32 +4,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <atomic>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <string>
 
+#include "comm/abort_state.hpp"
 #include "comm/collective_counters.hpp"
 #include "comm/cuda_event.hpp"
 #include "comm/launch_ends.hpp"
 #include "ddp/comm/work.hpp"
 
 namespace ddp::detail {
-
-/// Whether a communicator was aborted. Shared with its works, which may outlive it.
-class AbortState {
- public:
-  /// Returns true for the first call.
-  bool abort(const std::string& reason);
-  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  /// Throws PeerLostError after abort().
-  void check(const char* operation) const;
-
- private:
-  std::atomic<bool> aborted_{false};
-  mutable std::mutex mutex_;
-  std::string reason_;
-};
 
 using NcclLaunchEnds = LaunchEnds<CudaEventPool::Event>;
 

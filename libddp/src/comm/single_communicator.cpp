@@ -5,9 +5,9 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <mutex>
 #include <thread>
 
+#include "comm/abort_state.hpp"
 #include "comm/argument_checks.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/thread_group.hpp"
@@ -116,13 +116,7 @@ class SingleCommunicator final : public Communicator {
     return at::empty({num_bytes},
                      at::device(device_).dtype(at::kByte));  // caching: 512-byte aligned
   }
-  void abort(const std::string& reason) override {
-    const std::lock_guard lock(mutex_);
-    if (!aborted_) {
-      aborted_ = true;
-      reason_ = reason;
-    }
-  }
+  void abort(const std::string& reason) override { state_.abort(reason); }
 
  protected:
   Plan::Identity plan_identity() const override { return detail::kernels_identity(device_); }
@@ -131,13 +125,10 @@ class SingleCommunicator final : public Communicator {
   detail::GroupInfo group() const { return {backend(), 0, 1, device_}; }
   static WorkPtr completed() { return std::make_shared<CompletedWork>(); }
 
-  void check_usable(const char* operation) {
+  void check_usable(const char* operation) const {
     detail::refuse_while_unwinding(operation);
     detail::ThreadGroup::check(this, operation);
-    const std::lock_guard lock(mutex_);
-    if (aborted_) {
-      throw PeerLostError(detail::concat(operation, ": the communicator was aborted: ", reason_));
-    }
+    state_.check(operation);
   }
 
   // Copies in memory order like other backends, because strides may differ.
@@ -151,9 +142,7 @@ class SingleCommunicator final : public Communicator {
   }
 
   const at::Device device_;
-  std::mutex mutex_;
-  bool aborted_ = false;
-  std::string reason_;
+  detail::AbortState state_;
 };
 
 }  // namespace

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl_timing.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "comm/cuda_check.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // times grow linearly beyond it
+constexpr int kTimedRuns = 5;
+
+// Resources of a graph and its timing, released even on exceptions.
+struct TimedGraph {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+
+  TimedGraph() = default;
+  TimedGraph(const TimedGraph&) = delete;
+  TimedGraph& operator=(const TimedGraph&) = delete;
+  ~TimedGraph() {
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+  }
+
+  template <typename Body>
+  void capture(cudaStream_t stream, const Body& body) {
+    check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
+    check_cuda(cudaEventCreate(&end), "cudaEventCreate");
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+               "cudaStreamBeginCapture");
+    try {
+      body();
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);
+      throw;
+    }
+    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  }
+
+  double run_us(cudaStream_t stream) const {
+    check_cuda(cudaEventRecord(begin, stream), "cudaEventRecord");
+    check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    check_cuda(cudaEventRecord(end, stream), "cudaEventRecord");
+    check_cuda(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    return static_cast<double>(ms) * 1e3;
+  }
+};
+
+}  // namespace
+
+// Times a graph, because most steps run in one and slow host launches would hide device time.
+double NcclAllReduceTimer::time(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm) {
+  const int calls = num_bytes <= (1 << 20) ? 50 : num_bytes <= (16 << 20) ? 20 : 5;
+  const auto op = memory_ != nullptr && algorithm == AllReduceAlgorithm::Ring
+                      ? reductions_.ring_sum(ncclFloat32)
+                      : ncclSum;
+  const auto call = [&] {
+    launcher_.enqueue("all_reduce", [&](ncclComm_t comm, cudaStream_t stream) {
+      return ncclAllReduce(data, data, static_cast<size_t>(num_bytes) / sizeof(float), ncclFloat32,
+                           op, comm, stream);
+    });
+  };
+  const auto stream = launcher_.stream().stream();
+  call();  // connects the ranks
+  TimedGraph timed;
+  timed.capture(stream, [&] {
+    for (int i = 0; i < calls; ++i) {
+      call();
+    }
+  });
+  timed.run_us(stream);
+  double best = timed.run_us(stream);
+  for (int run = 1; run < kTimedRuns; ++run) {
+    best = std::min(best, timed.run_us(stream));
+  }
+  return best / calls;
+}
+
+std::vector<AllReduceRow> NcclAllReduceTimer::rows() {
+  const auto lock = launcher_.lock();
+  const auto device = communicator_.device();
+  const c10::cuda::CUDAGuard guard(device);
+  // Allocated on the caller's stream, which continues to use the allocator's cached memory.
+  const auto memory = memory_ != nullptr
+                          ? memory_->allocate(kLargestMeasured)
+                          : at::empty({kLargestMeasured}, at::device(device).dtype(at::kByte));
+  memory.record_stream(launcher_.stream().unwrap());  // after an abort NCCL may still use it
+  auto floats = memory.view(at::kFloat).zero_();
+  auto* data = floats.mutable_data_ptr<float>();
+  const c10::cuda::CUDAStreamGuard stream_guard(launcher_.stream());
+  // Otherwise pending work of this rank or a slower one would be timed too.
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  communicator_.barrier();
+  std::vector<AllReduceRow> rows;
+  for (int64_t num_bytes = 4096; num_bytes <= kLargestMeasured; num_bytes *= 4) {
+    AllReduceRow row{.num_bytes = num_bytes};
+    row.ring_us = time(data, num_bytes, AllReduceAlgorithm::Ring);
+    if (memory_ != nullptr) {
+      row.symmetric_us = time(data, num_bytes, AllReduceAlgorithm::Symmetric);
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+}  // namespace ddp::detail
