@@ -13,35 +13,23 @@
 // This count runs on a separate branch, so it does not delay the collectives.
 #pragma once
 
-#include <c10/core/ScalarType.h>
 #include <cuda_runtime_api.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "comm/captured_collectives.hpp"
+#include "comm/collective_record.hpp"
+#include "comm/counter_memory.hpp"
+#include "comm/eager_collectives.hpp"
 #include "comm/watchdog_core.hpp"
 #include "core/rank_position.hpp"
 #include "core/revocable_probe.hpp"
-#include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
-
-/// Describes a collective in messages. Small, because one is stored per recent collective.
-struct CollectiveRecord {
-  const char* name = "";
-  int64_t sequence = 0;
-  int64_t num_elements = 0;
-  int64_t num_bytes = 0;
-  c10::ScalarType dtype = c10::kByte;
-
-  std::string to_string() const;
-};
 
 class CollectiveCounters {
  public:
@@ -52,17 +40,17 @@ class CollectiveCounters {
   CollectiveCounters& operator=(const CollectiveCounters&) = delete;
 
   /// Call before a launch: `collectives` count as enqueued from now on. One launch at a time.
-  void begin_eager(std::span<const CollectiveRecord> collectives);
+  void begin_eager(std::span<const CollectiveRecord> collectives) { eager_.begin(collectives); }
   /// Call after the launch. Returns its number.
   int64_t end_eager();
   /// Replaces end_eager() if the launch threw: its collectives are not watched.
-  void cancel_eager();
+  void cancel_eager() { eager_.cancel(); }
   /// Enqueues a mark behind the newest eager launch unless one exists. Any thread; not in a
   /// capture.
   void mark_eager();
   /// Like mark_eager(), without a lock if no mark is due. Another thread may still be writing it.
   void mark_when_due() {
-    if (mark_is_due_.load(std::memory_order_acquire)) {
+    if (eager_.mark_is_due()) {
       mark_eager();
     }
   }
@@ -72,22 +60,24 @@ class CollectiveCounters {
   /// start.
   void begin_captured(unsigned long long id, cudaEvent_t ready);
   /// Call after the launch. Returns its number.
-  int64_t end_captured(std::span<const CollectiveRecord> collectives);
+  int64_t end_captured(std::span<const CollectiveRecord> collectives) {
+    return captured_.end(collectives);
+  }
   /// Counts all uncounted ends behind `ended` on the counter stream, which must then be joined.
   /// Does nothing and returns false unless `launch` is the newest.
   bool count_captured(int64_t launch, cudaEvent_t ended);
-  /// See OperationLog.
-  void hold_counts();
-  /// Whether to join the counter stream later. Its last count was just captured.
-  bool hold_count();
-  /// Whether to join the counter stream now. Ends hold_counts().
-  bool release_counts();
+  /// See CapturedCollectives.
+  void hold_counts() { captured_.hold_counts(); }
+  bool hold_count() { return captured_.hold_count(); }
+  bool release_counts() { return captured_.release_counts(); }
   cudaStream_t counter_stream() const { return counter_stream_; }
   /// See OperationLog.
-  std::vector<std::string> captured_operations(int64_t after) const;
+  std::vector<std::string> captured_operations(int64_t after) const {
+    return captured_.operations(after);
+  }
 
   /// Call if the device may hang: its memory is then never freed.
-  void abandon() { abandoned_ = true; }
+  void abandon() { memory_.abandon(); }
 
   /// Any thread. Lane 0 is the eager lane; one lane per captured graph follows.
   std::vector<LaneProgress> lanes() const;
@@ -99,49 +89,16 @@ class CollectiveCounters {
   std::shared_ptr<RevocableProbe> position_probe() const { return position_probe_; }
 
  private:
-  static constexpr size_t kMaxGraphs = 1024;
-  static constexpr size_t kRecords = 1024;  // eager collectives
-
-  static constexpr std::chrono::milliseconds kMarkInterval{1};
-
-  struct Graph {
-    unsigned long long capture_id = 0;
-    std::vector<CollectiveRecord> records;
-    std::vector<size_t> counted;  // number of records each count covers, ascending
-  };
-  // Device totals and their host copies have equal layout: 0 counts eager ends. Two per graph
-  // follow: replays started, collectives ended.
-  static constexpr size_t kNumCounters = 1 + 2 * kMaxGraphs;
-  static size_t started_of(size_t graph) { return 1 + 2 * graph; }
-  static size_t ended_of(size_t graph) { return 2 + 2 * graph; }
-  uint32_t read(size_t counter) const;
+  // Counter 0 counts eager ends. Those of the graphs follow.
+  static constexpr size_t kFirstOfGraphs = 1;
   GroupPosition position() const;
-  uint64_t num_eager() const;
-  uint64_t last_before_mark(uint64_t first, uint64_t end) const;
-  void write_mark(uint32_t value);
 
-  int device_ = 0;
   const cudaStream_t stream_;
   const cudaStream_t counter_stream_;
-  uint32_t* totals_ = nullptr;   // device
-  uint32_t* shown_ = nullptr;    // mapped host memory
-  void* write_value_ = nullptr;  // cuStreamWriteValue32, null where the driver has none
-  std::atomic<bool> abandoned_{false};
-  std::atomic<bool> mark_is_due_{false};  // eager_marked_ != eager_ended_
+  CounterMemory memory_;
+  EagerCollectives eager_;
+  CapturedCollectives captured_;
   std::mutex mark_mutex_;  // orders the marks; held in CUDA calls, so the watchdog never locks it
-  mutable std::mutex mutex_;   // guards all below
-  int64_t launches_ = 0;       // eager and captured
-  bool holds_counts_ = false;  // in a capture
-  bool count_is_held_ = false;
-  uint64_t eager_begun_ = 0;   // collectives
-  uint64_t eager_ended_ = 0;   // launched; fewer than begun during an NCCL launch
-  uint64_t eager_marked_ = 0;  // a mark follows or is being written
-  uint64_t num_of_all_ = 0;    // eager ones except send and recv, which not all ranks call
-  std::chrono::steady_clock::time_point last_mark_{};
-  std::array<CollectiveRecord, kRecords> eager_records_{};
-  std::array<uint64_t, kRecords> numbers_of_all_{};  // 0: send or recv
-  std::array<bool, kRecords> mark_follows_{};
-  std::vector<Graph> graphs_;
   const std::shared_ptr<RevocableProbe> position_probe_ =
       std::make_shared<RevocableProbe>([this] { return position(); });
 };

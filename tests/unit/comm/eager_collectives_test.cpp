@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/eager_collectives.hpp"
+
+#include <vector>
+
+#include "support/catch.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using ddp::detail::CollectiveRecord;
+using ddp::detail::EagerCollectives;
+using ddp::detail::LaneProgress;
+
+const auto kStart = EagerCollectives::TimePoint{} + 1h;
+
+// Launches collectives; the test writes the marks.
+struct Launches {
+  uint32_t completed = 0;
+  EagerCollectives collectives{&completed};
+  int64_t sequence = 0;
+
+  CollectiveRecord begin(const char* name = "all_reduce") {
+    const CollectiveRecord record{name, ++sequence, 8, 32, c10::kFloat};
+    collectives.begin({&record, 1});
+    return record;
+  }
+  CollectiveRecord launch(const char* name = "all_reduce") {
+    const auto record = begin(name);
+    collectives.end(kStart);
+    return record;
+  }
+  // The device reached the mark.
+  void complete_mark() {
+    const auto mark = collectives.begin_mark(kStart);
+    REQUIRE(mark);
+    completed = static_cast<uint32_t>(mark->value);
+  }
+  bool is_at(uint64_t enqueued, uint64_t done) const {
+    const auto lane = collectives.lane();
+    return lane.enqueued == enqueued && lane.completed == done;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("eager collectives are watched from their mark on") {
+  Launches launches;
+  CHECK_FALSE(launches.collectives.mark_is_due());
+  CHECK_FALSE(launches.collectives.begin_mark(kStart));
+  launches.launch();
+  launches.launch();
+  CHECK(launches.is_at(0, 0));  // no mark yet
+  CHECK(launches.collectives.mark_is_due());
+  const auto mark = launches.collectives.begin_mark(kStart);
+  REQUIRE(mark);
+  CHECK(mark->value == 2);
+  CHECK_FALSE(launches.collectives.mark_is_due());
+  CHECK_FALSE(launches.collectives.begin_mark(kStart));
+  CHECK(launches.is_at(2, 0));
+  launches.completed = 2;
+  CHECK(launches.is_at(2, 2));
+}
+
+TEST_CASE("a launch inside NCCL is watched, because it may wait for a peer") {
+  Launches launches;
+  launches.launch();
+  launches.complete_mark();
+  launches.begin();
+  CHECK(launches.is_at(2, 1));
+}
+
+TEST_CASE("a launch asks for a mark if the last one is 1 ms old") {
+  Launches launches;
+  launches.begin();
+  CHECK(launches.collectives.end(kStart));
+  CHECK(launches.collectives.begin_mark(kStart));
+  launches.begin();
+  CHECK_FALSE(launches.collectives.end(kStart + 999us));
+  launches.begin();
+  CHECK(launches.collectives.end(kStart + 1ms));
+}
+
+TEST_CASE("a launch that threw is neither watched nor numbered") {
+  Launches launches;
+  launches.launch();
+  launches.complete_mark();
+  launches.begin("broadcast");
+  launches.begin("send");
+  launches.collectives.cancel();
+  CHECK(launches.is_at(1, 1));
+  CHECK(launches.collectives.position().num_called == 1);
+  launches.launch("barrier");
+  CHECK(launches.collectives.begin_mark(kStart)->value == 2);
+  CHECK(launches.collectives.position().operation == "barrier (8 Float)");
+}
+
+TEST_CASE("a mark that was not written leaves its collectives unwatched and due") {
+  Launches launches;
+  launches.launch();
+  launches.complete_mark();
+  launches.launch();
+  launches.launch();
+  const auto mark = launches.collectives.begin_mark(kStart);
+  REQUIRE(mark);
+  launches.collectives.cancel_mark(*mark);
+  CHECK(launches.is_at(1, 1));
+  CHECK(launches.collectives.mark_is_due());
+  launches.launch();
+  launches.complete_mark();
+  CHECK(launches.is_at(4, 4));
+}
+
+TEST_CASE("a mark over several collectives names the first and the last") {
+  Launches launches;
+  const auto alone = launches.launch("broadcast");
+  CHECK(launches.collectives.begin_mark(kStart));
+  const auto first = launches.launch();
+  launches.launch("send");
+  const auto last = launches.launch("barrier");
+  CHECK(launches.collectives.begin_mark(kStart));
+  CHECK(launches.collectives.describe({4, 0}) == alone.to_string());
+  CHECK(launches.collectives.describe({4, 1}) ==
+        "one of " + first.to_string() + " to " + last.to_string());
+  CHECK(first.to_string() == "all_reduce #2 (8 Float, 32 bytes)");
+}
+
+TEST_CASE("positions count what all ranks call and name the pending collective") {
+  Launches launches;
+  launches.launch("send");
+  launches.launch("all_gather");
+  launches.complete_mark();
+  auto position = launches.collectives.position();
+  CHECK(position.num_called == 1);
+  CHECK(position.pending == 0);
+  CHECK(position.operation.empty());
+  launches.launch("broadcast");
+  launches.launch("all_reduce");
+  CHECK(launches.collectives.begin_mark(kStart));
+  position = launches.collectives.position();
+  CHECK(position.num_called == 3);
+  CHECK(position.pending == 3);
+  CHECK(position.operation == "all_reduce (8 Float)");
+}
+
+TEST_CASE("records of many collectives are reused") {
+  Launches launches;
+  for (int i = 0; i < 5000; ++i) {
+    launches.launch();
+    if (i % 100 == 99) {
+      launches.complete_mark();
+    }
+  }
+  const auto last = launches.launch("broadcast");
+  CHECK(launches.collectives.begin_mark(kStart));
+  CHECK(launches.is_at(5001, 5000));
+  CHECK(launches.collectives.describe({5001, 5000}) == last.to_string());
+}
