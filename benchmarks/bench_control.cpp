@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/control_plane_base.hpp"
+#include "core/star_plane.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/stop_signal.hpp"
 
@@ -84,7 +84,7 @@ double median(std::vector<double> values) {
 // Returns the median on this rank and the frames it sent per round.
 std::pair<double, double> time_rounds(ddp::ControlPlane& plane, int rounds,
                                       const std::function<void()>& round) {
-  const auto& sent = dynamic_cast<const ddp::detail::ControlPlaneBase&>(plane);
+  const auto& sent = dynamic_cast<const ddp::detail::StarPlane&>(plane);
   plane.barrier();
   const auto before = sent.num_frames_sent();
   std::vector<double> times;

@@ -42,41 +42,35 @@ std::size_t newcomer_limit(int world_size) {
 
 }  // namespace
 
-ControlHub::ControlHub(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
-                       Listener listener, std::string secret, uint64_t generation)
-    : ControlPlaneBase(launch, options),
+ControlHub::ControlHub(RankState& state, Listener listener, std::string secret, uint64_t generation)
+    : state_(state),
       listener_(std::move(listener)),
       secret_(std::move(secret)),
       generation_(generation),
-      rendezvous_deadline_(Clock::now() + options.rendezvous_timeout),
-      peers_(static_cast<std::size_t>(launch.world_size)),
-      max_newcomers_(newcomer_limit(launch.world_size)) {
-  peers_[0].host = host_;
+      rendezvous_deadline_(Clock::now() + state.options.rendezvous_timeout),
+      peers_(static_cast<std::size_t>(state.world_size)),
+      max_newcomers_(newcomer_limit(state.world_size)) {
+  peers_[0].host = state_.host;
   peers_[0].pid = static_cast<uint32_t>(getpid());
-  start_thread();
 }
 
-ControlHub::~ControlHub() {
-  leave_without_closing();
-  stop_thread();
-}
-
-void ControlHub::wait_for_all() {
-  std::unique_lock lock(mutex_);
+void ControlHub::wait_for_all(JobMonitor::Lock& lock) {
   // The background thread ends the wait: either all ranks joined or the rendezvous failed.
-  changed_.wait(lock, [this] { return complete_ || failure_.failed(); });
-  if (complete_ && !failure_.failed()) {
+  state_.monitor.wait(lock, [this] { return complete_; });
+  if (complete_ && !state_.monitor.failed()) {
     return;
   }
-  if (failure_.get().exit_code == ExitCode::Settings) {  // late ranks get the reason too
-    changed_.wait_until(lock, Clock::now() + kFarewell,
-                        [this] { return num_joined() == world_size_ && failure_was_delivered(); });
+  if (state_.monitor.first_cause().exit_code ==
+      ExitCode::Settings) {  // late ranks get the reason too
+    state_.monitor.wait_despite_failure(lock, kFarewell, [this] {
+      return num_joined() == state_.world_size && failure_was_delivered();
+    });
   }
-  throw_failure(failure_.get());
+  state_.monitor.throw_if_failed();
 }
 
 void ControlHub::add_sockets(std::vector<pollfd>& watched) {
-  const bool paused = clock_.now() < accept_again_;
+  const bool paused = state_.monitor.now() < accept_again_;
   watched.push_back({paused ? -1 : listener_.fd.get(), POLLIN, 0});  // poll ignores -1
   for (const auto& newcomer : newcomers_) {
     watched.push_back({newcomer.fd(), POLLIN, 0});
@@ -93,7 +87,7 @@ void ControlHub::add_sockets(std::vector<pollfd>& watched) {
 void ControlHub::serve(const std::vector<pollfd>& watched, SteadyTime now) {
   accept_newcomers(now);
   greet_newcomers(now);
-  for (int rank = 1; rank < world_size_; ++rank) {
+  for (int rank = 1; rank < state_.world_size; ++rank) {
     const auto& peer = peers_[static_cast<std::size_t>(rank)];
     const auto ready = peer.watched_at == 0 ? 0 : watched[peer.watched_at].revents;
     if (peer.channel && ready != 0) {
@@ -104,12 +98,12 @@ void ControlHub::serve(const std::vector<pollfd>& watched, SteadyTime now) {
     return refused.channel.flush() != IoStatus::WouldBlock || now >= refused.deadline;
   });
   if (const auto steady = Clock::now(); steady >= next_heartbeat_) {
-    next_heartbeat_ = steady + options_.heartbeat_interval;
+    next_heartbeat_ = steady + state_.options.heartbeat_interval;
     broadcast_frame(FrameType::Heartbeat, {});
   }
   check_limits(now);
-  if (failure_.failed() || closing_) {
-    changed_.notify_all();
+  if (state_.monitor.is_over()) {
+    state_.monitor.notify();
   }
 }
 
@@ -169,14 +163,14 @@ void ControlHub::greet_newcomers(SteadyTime now) {
 // Why a process that knows the secret cannot have its claimed rank; empty if it can.
 std::string ControlHub::objection_to(const Hello& hello) const {
   const std::string who = concat(hello.host, ":", hello.pid);
-  if (hello.world_size != static_cast<uint32_t>(world_size_)) {
+  if (hello.world_size != static_cast<uint32_t>(state_.world_size)) {
     return concat("ranks disagree about the size of the job: rank ", hello.rank, " (", who,
-                  ") has WORLD_SIZE ", hello.world_size, ", rank 0 (", host_, ":", getpid(),
-                  ") has ", world_size_, "; start all ranks with the same number");
+                  ") has WORLD_SIZE ", hello.world_size, ", rank 0 (", state_.host, ":", getpid(),
+                  ") has ", state_.world_size, "; start all ranks with the same number");
   }
   if (hello.rank >= hello.world_size) {
-    return concat("rank ", hello.rank, " (", who, ") is not below WORLD_SIZE ", world_size_,
-                  "; ranks run from 0 to ", world_size_ - 1);
+    return concat("rank ", hello.rank, " (", who, ") is not below WORLD_SIZE ", state_.world_size,
+                  "; ranks run from 0 to ", state_.world_size - 1);
   }
   const auto& peer = peers_[hello.rank];
   if (hello.rank == 0 || peer.pid != 0) {
@@ -194,14 +188,14 @@ void ControlHub::admit(PendingPeer& newcomer, SteadyTime now) {
         std::move(channel),
         concat("this process belongs to another job, or to another start of the job, than rank 0 "
                "(",
-               host_, ":", getpid(),
+               state_.host, ":", getpid(),
                "), which listens at this port; give every job its own port (MASTER_PORT)"),
         now);
     return;
   }
   if (const auto objection = objection_to(hello); !objection.empty()) {
     refuse(std::move(channel), objection, now);
-    if (!complete_ && !failure_.failed()) {  // a running job ignores late joiners
+    if (!complete_ && !state_.monitor.failed()) {  // a running job ignores late joiners
       fail_job(ExitCode::Settings, objection);
     }
     return;
@@ -213,12 +207,12 @@ void ControlHub::admit(PendingPeer& newcomer, SteadyTime now) {
   peer.last_heard = now;
   accept_problem_.clear();
   peer.channel->queue(FrameType::Heartbeat, {});  // proves that it was accepted
-  if (failure_.failed()) {
-    peer.channel->queue(FrameType::Failure, encode_cause(failure_.get()));
-  } else if (num_joined() == world_size_) {
+  if (state_.monitor.failed()) {
+    peer.channel->queue(FrameType::Failure, encode_cause(state_.monitor.first_cause()));
+  } else if (num_joined() == state_.world_size) {
     complete_ = true;
-    broadcast_frame(FrameType::Welcome, host_);
-    changed_.notify_all();
+    broadcast_frame(FrameType::Welcome, state_.host);
+    state_.monitor.notify();
   }
   peer.channel->flush();
 }
@@ -277,15 +271,18 @@ void ControlHub::handle(int rank, const Frame& frame) {
     ByteReader reader(frame.payload);
     reader.number<uint32_t>();  // the sender is known from the connection
     auto text = reader.text();
-    if (reader.finished() && text.size() <= kMaxNoteBytes) {
+    if (reader.finished() && text.size() <= NoteBoard::kMaxNoteBytes) {
       pass_on(rank, text);
-      keep_note(rank, std::move(text));
+      state_.notes.set(rank, std::move(text));
     }
   } else if (frame.type == FrameType::Exchange) {
-    handle_exchange(rank, frame);
+    ExchangeValue value;
+    if (decode_exchange(frame.payload, value)) {
+      note_exchange(rank, std::move(value));
+    }
   } else if (frame.type == FrameType::Failure) {
     FailureCause cause;
-    if (decode_cause(frame.payload, cause) && !failure_.failed()) {
+    if (decode_cause(frame.payload, cause) && !state_.monitor.failed()) {
       send_failure(cause);
     }
   }
@@ -302,7 +299,7 @@ void ControlHub::pass_on(int rank, const std::string& note) {
 }
 
 void ControlHub::broadcast_frame(FrameType type, const std::string& payload) {
-  for (int rank = 1; rank < world_size_; ++rank) {
+  for (int rank = 1; rank < state_.world_size; ++rank) {
     send_to(rank, type, payload);
   }
 }
@@ -311,9 +308,9 @@ void ControlHub::send_to(int rank, FrameType type, const std::string& payload) {
   auto& channel = peers_[static_cast<std::size_t>(rank)].channel;
   if (channel) {
     channel->queue(type, payload);
-    ++num_frames_;
+    ++state_.num_frames_sent;
     if (channel->flush() == IoStatus::WouldBlock) {
-      wake_.notify();
+      state_.wake.notify();
     }
   }
 }
@@ -333,10 +330,8 @@ void ControlHub::send_failure(const FailureCause& cause) {
 }
 
 void ControlHub::spread(const FailureCause& cause) {
-  if (failure_.set(cause)) {
-    first_cause_is_ours_ = true;
+  if (state_.monitor.set_failure(cause, /*found_here=*/true)) {
     broadcast_frame(FrameType::Failure, encode_cause(cause));
-    changed_.notify_all();
   }
 }
 
@@ -349,7 +344,7 @@ bool ControlHub::failure_was_delivered() const {
 void ControlHub::lose(int rank, const std::string& why) {
   auto& peer = peers_[static_cast<std::size_t>(rank)];
   peer.channel.reset();
-  if (closing_ || failure_.failed()) {
+  if (state_.monitor.is_over()) {
     return;
   }
   FailureCause cause;
@@ -369,29 +364,29 @@ void ControlHub::fail_job(ExitCode code, const std::string& message) {
 }
 
 void ControlHub::check_limits(SteadyTime now) {
-  if (failure_.failed() || closing_) {
+  if (state_.monitor.is_over()) {
     return;
   }
   judge();
   report_waits(now);
-  for (int rank = 1; rank < world_size_; ++rank) {
+  for (int rank = 1; rank < state_.world_size; ++rank) {
     const auto& peer = peers_[static_cast<std::size_t>(rank)];
-    if (peer.channel && now - peer.last_heard > dead_after()) {
-      lose(rank, concat("no sign of life for ", dead_after().count(),
+    if (peer.channel && now - peer.last_heard > state_.dead_after()) {
+      lose(rank, concat("no sign of life for ", state_.dead_after().count(),
                         " ms (frozen, or its host or network is down)"));
       return;
     }
   }
   if (!complete_ && now >= rendezvous_deadline_) {
     std::vector<int> missing;
-    for (int rank = 0; rank < world_size_; ++rank) {
+    for (int rank = 0; rank < state_.world_size; ++rank) {
       if (peers_[static_cast<std::size_t>(rank)].pid == 0) {
         missing.push_back(rank);
       }
     }
     fail_job(ExitCode::PeerLost,
-             concat("rendezvous: ", num_joined(), " of ", world_size_, " ranks came within ",
-                    options_.rendezvous_timeout.count(), " ms; missing: ", join(missing),
+             concat("rendezvous: ", num_joined(), " of ", state_.world_size, " ranks came within ",
+                    state_.options.rendezvous_timeout.count(), " ms; missing: ", join(missing),
                     accept_problem_.empty() ? "" : "; rank 0 could not take their connections: ",
                     accept_problem_,
                     "; see what those ranks printed, or raise "
@@ -401,22 +396,22 @@ void ControlHub::check_limits(SteadyTime now) {
   for (const auto& [sequence, round] : rounds_) {
     if (now >= round.deadline) {
       std::vector<int> missing;
-      for (int rank = 0; rank < world_size_; ++rank) {
+      for (int rank = 0; rank < state_.world_size; ++rank) {
         if (!round.values[static_cast<std::size_t>(rank)]) {
           missing.push_back(rank);
         }
       }
       fail_job(ExitCode::PeerLost,
                concat("control plane: ", to_string(round.kind), " waited ",
-                      options_.collective_timeout.count(), " ms for rank ", join(missing)));
+                      state_.options.collective_timeout.count(), " ms for rank ", join(missing)));
       return;
     }
   }
 }
 
-void ControlHub::wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) {
+void ControlHub::wait_for_peers_to_leave(JobMonitor::Lock& lock) {
   // Closing first could cut off data that a peer has not read yet.
-  changed_.wait_until(lock, Clock::now() + std::chrono::seconds(2), [this] {
+  state_.monitor.wait_despite_failure(lock, std::chrono::seconds(2), [this] {
     return std::none_of(peers_.begin(), peers_.end(),
                         [](const Peer& peer) { return peer.channel.has_value(); });
   });

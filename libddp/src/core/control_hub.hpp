@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's control plane: the center of the star.
+// The link of rank 0: the center of the star.
 #pragma once
 
 #include <list>
@@ -8,19 +8,17 @@
 #include <string>
 #include <vector>
 
-#include "core/control_plane_base.hpp"
+#include "core/control_channel.hpp"
+#include "core/control_link.hpp"
 
 namespace ddp::detail {
 
-class ControlHub final : public ControlPlaneBase {
+class ControlHub final : public ControlLink {
  public:
-  /// `listener` is already bound. wait_for_all() ends the rendezvous.
-  ControlHub(const LaunchEnvironment& launch, const ControlPlaneOptions& options, Listener listener,
-             std::string secret, uint64_t generation);
-  ~ControlHub() override;
+  /// `listener` is already bound.
+  ControlHub(RankState& state, Listener listener, std::string secret, uint64_t generation);
 
-  /// Returns when every rank has joined. Throws PeerLostError naming the missing ranks.
-  void wait_for_all();
+  void wait_for_all(JobMonitor::Lock& lock) override;
 
  private:
   struct Peer {
@@ -58,7 +56,7 @@ class ControlHub final : public ControlPlaneBase {
   bool failure_was_delivered() const override;
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(const std::vector<pollfd>& watched, SteadyTime now) override;
-  void wait_for_peers_to_leave(std::unique_lock<std::mutex>& lock) override;
+  void wait_for_peers_to_leave(JobMonitor::Lock& lock) override;
 
   void accept_newcomers(SteadyTime now);
   bool may_make_room(SteadyTime now) const;
@@ -74,8 +72,7 @@ class ControlHub final : public ControlPlaneBase {
   void note_contribution(int rank, Contribution contribution);
   void fail_round(int rank, const Contribution& contribution, const Round& round);
   void finish_round(uint64_t sequence, Round& round);
-  void handle_exchange(int rank, const Frame& frame);
-  void note_exchange(int rank, uint64_t key, uint32_t num_ranks, const std::string& value);
+  void note_exchange(int rank, ExchangeValue value);
   void note_position(int rank, RankPosition position);
   void judge();
   void report_waits(SteadyTime now);
@@ -93,6 +90,7 @@ class ControlHub final : public ControlPlaneBase {
   void send_to(int rank, FrameType type, const std::string& payload);
   int num_joined() const;
 
+  RankState& state_;
   Listener listener_;
   const std::string secret_;
   const uint64_t generation_;

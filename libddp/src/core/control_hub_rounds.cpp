@@ -38,8 +38,8 @@ void ControlHub::note_contribution(int rank, Contribution contribution) {
     round.root = contribution.root;
     round.activity = contribution.activity;
     round.first_rank = rank;
-    round.deadline = clock_.now() + options_.collective_timeout;
-    round.values.resize(static_cast<std::size_t>(world_size_));
+    round.deadline = state_.monitor.now() + state_.options.collective_timeout;
+    round.values.resize(static_cast<std::size_t>(state_.world_size));
   }
   if (round.kind != contribution.kind || round.root != contribution.root ||
       round.activity != contribution.activity) {
@@ -51,7 +51,7 @@ void ControlHub::note_contribution(int rank, Contribution contribution) {
     return;  // cannot happen: every rank counts its own calls
   }
   value = std::move(contribution.value);
-  if (++round.num_arrived == world_size_) {
+  if (++round.num_arrived == state_.world_size) {
     finish_round(contribution.sequence, round);
     rounds_.erase(found);
   }
@@ -90,7 +90,9 @@ void ControlHub::fail_round(int rank, const Contribution& contribution, const Ro
 
 // Sends the values to all ranks, or only to the root of a gather.
 void ControlHub::finish_round(uint64_t sequence, Round& round) {
-  closing_ = closing_ || round.kind == CollectiveKind::Close;
+  if (round.kind == CollectiveKind::Close) {
+    state_.monitor.set_closing();
+  }
   std::vector<std::string_view> values;
   if (round.kind == CollectiveKind::Broadcast) {
     values.emplace_back(*round.values[round.root]);
@@ -111,7 +113,31 @@ void ControlHub::finish_round(uint64_t sequence, Round& round) {
     own.sequence = sequence;
     own.num_values = static_cast<uint32_t>(values.size());
     own.values.assign(values.begin(), values.end());
-    note_result(std::move(own));
+    if (state_.replies.add_result(std::move(own))) {
+      state_.monitor.notify();
+    }
+  }
+}
+
+void ControlHub::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
+  note_exchange(0, {key, num_ranks, value});
+}
+
+// Collects the values of a key and sends all of them to the contributors.
+void ControlHub::note_exchange(int rank, ExchangeValue value) {
+  auto& values = exchanges_[value.key];
+  values[rank] = std::move(value.value);
+  if (values.size() < value.num_ranks) {
+    return;
+  }
+  ExchangeResult result{value.key, std::move(exchanges_.extract(value.key).mapped())};
+  const auto payload = encode_exchanged(result);
+  for (const auto& entry : result.values) {
+    send_to(entry.first, FrameType::Exchanged, payload);
+  }
+  if (result.values.contains(0)) {
+    state_.replies.add_exchanged(result.key, std::move(result.values));
+    state_.monitor.notify();
   }
 }
 
@@ -122,7 +148,7 @@ void ControlHub::note_position(int rank, RankPosition position) {
     return;
   }
   if (!peer.position || *peer.position != position) {
-    peer.waits_since = clock_.now();
+    peer.waits_since = state_.monitor.now();
     peer.wait_is_reported = false;
     positions_are_new_ = true;
   }
@@ -152,7 +178,7 @@ void ControlHub::judge() {
 
 // Not an error yet: a rank may save, load or evaluate for a long time.
 void ControlHub::report_waits(SteadyTime now) {
-  const auto limit = options_.heartbeat_interval * kReportAfterHeartbeats;
+  const auto limit = state_.options.heartbeat_interval * kReportAfterHeartbeats;
   std::vector<int> waiting;
   bool report = false;
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
@@ -175,7 +201,7 @@ void ControlHub::report_waits(SteadyTime now) {
 std::string ControlHub::tell_busy(const std::vector<int>& but) const {
   std::string text;
   std::size_t num_busy = 0;
-  for (int rank = 0; rank < world_size_; ++rank) {
+  for (int rank = 0; rank < state_.world_size; ++rank) {
     if (std::find(but.begin(), but.end(), rank) != but.end() ||
         peers_[static_cast<std::size_t>(rank)].position) {
       continue;
@@ -191,7 +217,7 @@ std::string ControlHub::tell_busy(const std::vector<int>& but) const {
 }
 
 Progress ControlHub::progress_of(int rank) const {
-  return rank == 0 ? progress() : peers_[static_cast<std::size_t>(rank)].progress;
+  return rank == 0 ? state_.progress.get() : peers_[static_cast<std::size_t>(rank)].progress;
 }
 
 std::string ControlHub::name_of(int rank) const {

@@ -27,28 +27,18 @@ JoinedHub join_hub(const std::string& host, int port, const std::string& secret,
   return hub;
 }
 
-ControlLeaf::ControlLeaf(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
-                         JoinedHub hub)
-    : ControlPlaneBase(launch, options),
-      channel_(std::move(hub.channel)),
-      last_heard_(Clock::now()) {
+ControlLeaf::ControlLeaf(RankState& state, JoinedHub hub)
+    : state_(state), channel_(std::move(hub.channel)), last_heard_(Clock::now()) {
   for (const auto& frame : hub.frames) {
     handle(frame);
   }
-  start_thread();
 }
 
-ControlLeaf::~ControlLeaf() {
-  leave_without_closing();
-  stop_thread();
-}
-
-void ControlLeaf::wait_for_all() {
-  std::unique_lock lock(mutex_);
+void ControlLeaf::wait_for_all(JobMonitor::Lock& lock) {
   // Rank 0 enforces the timeout and names missing ranks; its silence ends the wait too.
-  changed_.wait(lock, [this] { return complete_ || failure_.failed(); });
+  state_.monitor.wait(lock, [this] { return complete_; });
   if (!complete_) {
-    throw_failure(failure_.get());
+    state_.monitor.throw_if_failed();
   }
 }
 
@@ -57,9 +47,9 @@ void ControlLeaf::send(FrameType type, const std::string& payload) {
     return;
   }
   channel_->queue(type, payload);
-  ++num_frames_;
+  ++state_.num_frames_sent;
   if (channel_->flush() == IoStatus::WouldBlock) {
-    wake_.notify();
+    state_.wake.notify();
   }
 }
 
@@ -82,7 +72,11 @@ void ControlLeaf::send_position(const RankPosition& position) {
 
 void ControlLeaf::send_note(const std::string& text) {
   ByteWriter writer;
-  send(FrameType::Note, writer.number(static_cast<uint32_t>(rank_)).text(text).take());
+  send(FrameType::Note, writer.number(static_cast<uint32_t>(state_.rank)).text(text).take());
+}
+
+void ControlLeaf::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
+  send(FrameType::Exchange, encode_exchange({key, num_ranks, value}));
 }
 
 void ControlLeaf::send_failure(const FailureCause& cause) {
@@ -119,13 +113,13 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
     return;
   }
   if (const auto steady = Clock::now(); steady >= next_heartbeat_) {
-    next_heartbeat_ = steady + options_.heartbeat_interval;
+    next_heartbeat_ = steady + state_.options.heartbeat_interval;
     channel_->queue(FrameType::Heartbeat, {});
-    ++num_frames_;
+    ++state_.num_frames_sent;
   }
   channel_->flush();
-  if (now - last_heard_ > dead_after() && !failure_.failed() && !closing_) {
-    lose_hub(concat("no sign of life for ", dead_after().count(),
+  if (now - last_heard_ > state_.dead_after() && !state_.monitor.is_over()) {
+    lose_hub(concat("no sign of life for ", state_.dead_after().count(),
                     " ms (frozen, or its host or network is down)"));
   }
 }
@@ -134,53 +128,58 @@ void ControlLeaf::handle(const Frame& frame) {
   if (frame.type == FrameType::Welcome) {
     complete_ = true;
     hub_host_ = frame.payload;
-    changed_.notify_all();
+    state_.monitor.notify();
   } else if (frame.type == FrameType::Result) {
     ResultPart part;
-    if (decode_result(frame.payload, static_cast<uint32_t>(world_size_), part)) {
-      closing_ = closing_ || part.sequence == close_sequence_;
-      note_result(std::move(part));
+    if (decode_result(frame.payload, static_cast<uint32_t>(state_.world_size), part)) {
+      if (part.sequence == close_sequence_) {
+        state_.monitor.set_closing();
+      }
+      if (state_.replies.add_result(std::move(part))) {
+        state_.monitor.notify();
+      }
     }
   } else if (frame.type == FrameType::Note) {
     ByteReader reader(frame.payload);
     const auto rank = reader.number<uint32_t>();
     auto text = reader.text();
-    if (reader.finished() && rank < static_cast<uint32_t>(world_size_)) {
-      keep_note(static_cast<int>(rank), std::move(text));
+    if (reader.finished() && rank < static_cast<uint32_t>(state_.world_size)) {
+      state_.notes.set(static_cast<int>(rank), std::move(text));
     }
   } else if (frame.type == FrameType::Exchanged) {
-    handle_exchanged(frame);
+    ExchangeResult result;
+    if (decode_exchanged(frame.payload, result)) {
+      state_.replies.add_exchanged(result.key, std::move(result.values));
+      state_.monitor.notify();
+    }
   } else if (frame.type == FrameType::Failure) {
     FailureCause cause;
-    if (decode_cause(frame.payload, cause) && failure_.set(cause)) {
-      changed_.notify_all();
+    if (decode_cause(frame.payload, cause)) {
+      state_.monitor.set_failure(cause, /*found_here=*/false);
     }
   }
 }
 
 void ControlLeaf::lose_hub(const std::string& why) {
   channel_.reset();
-  changed_.notify_all();
-  if (closing_ || failure_.failed()) {
+  state_.monitor.notify();
+  if (state_.monitor.is_over()) {
     return;
   }
   FailureCause cause;
   cause.rank = 0;
   cause.host = hub_host_;
-  const auto reached = progress();
+  const auto reached = state_.progress.get();
   cause.step = reached.step;
   cause.where = reached.where;
   cause.message = why;
-  if (failure_.set(cause)) {
-    first_cause_is_ours_ = true;
-    changed_.notify_all();
-  }
+  state_.monitor.set_failure(cause, /*found_here=*/true);
 }
 
-void ControlLeaf::wait_for_peers_to_leave(std::unique_lock<std::mutex>&) {
+void ControlLeaf::wait_for_peers_to_leave(JobMonitor::Lock&) {
   leaving_ = true;  // the background thread closes the socket, as it may be polling it; rank 0
                     // waits for this
-  wake_.notify();
+  state_.wake.notify();
 }
 
 }  // namespace ddp::detail

@@ -3,6 +3,7 @@
 
 #include "core/byte_codec.hpp"
 #include "core/control_channel.hpp"
+#include "core/group_exchange.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -74,6 +75,39 @@ bool decode_result(std::string_view bytes, uint32_t world_size, ResultPart& part
   }
   return reader.ok() && part.num_values <= world_size && part.first <= part.num_values &&
          part.values.size() <= part.num_values - part.first;
+}
+
+std::string encode_exchange(const ExchangeValue& value) {
+  ByteWriter writer;
+  return writer.number(value.key).number(value.num_ranks).text(value.value).take();
+}
+
+bool decode_exchange(std::string_view bytes, ExchangeValue& value) {
+  ByteReader reader(bytes);
+  value.key = reader.number<uint64_t>();
+  value.num_ranks = reader.number<uint32_t>();
+  value.value = reader.text();
+  return reader.finished() && value.value.size() <= GroupExchange::kMaxExchangeBytes;
+}
+
+std::string encode_exchanged(const ExchangeResult& result) {
+  ByteWriter writer;
+  writer.number(result.key).number(static_cast<uint32_t>(result.values.size()));
+  for (const auto& [rank, value] : result.values) {
+    writer.number(static_cast<uint32_t>(rank)).text(value);
+  }
+  return writer.take();
+}
+
+bool decode_exchanged(std::string_view bytes, ExchangeResult& result) {
+  ByteReader reader(bytes);
+  result.key = reader.number<uint64_t>();
+  result.values.clear();
+  for (auto left = reader.number<uint32_t>(); left > 0 && reader.ok(); --left) {
+    const auto rank = static_cast<int>(reader.number<uint32_t>());
+    result.values[rank] = reader.text();
+  }
+  return reader.finished();
 }
 
 }  // namespace ddp::detail

@@ -13,6 +13,7 @@
 #include "core/control_hub.hpp"
 #include "core/control_leaf.hpp"
 #include "core/message_codec.hpp"
+#include "core/star_plane.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp {
@@ -96,12 +97,14 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendez
     report_taken_port(launch, address, port, secret);
   }
   const std::string contact = concat(address, ' ', listener->port);
-  auto hub = std::make_unique<detail::ControlHub>(launch, options, std::move(*listener), secret,
-                                                  make_generation(launch, secret));
+  auto plane = std::make_unique<detail::StarPlane>(launch, options, [&](detail::RankState& state) {
+    return std::make_unique<detail::ControlHub>(state, std::move(*listener), secret,
+                                                make_generation(launch, secret));
+  });
   rendezvous.exchange(0, known_secret.empty() ? contact + " " + secret : contact,
                       options.rendezvous_timeout);
-  hub->wait_for_all();
-  return hub;
+  plane->wait_for_all();
+  return plane;
 }
 
 std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rendezvous& rendezvous,
@@ -117,9 +120,12 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rende
         auto hub = detail::join_hub(contact.address, contact.port, contact.secret,
                                     make_hello(launch, contact.secret),
                                     std::min(deadline, Clock::now() + kAttemptTimeout));
-        auto leaf = std::make_unique<detail::ControlLeaf>(launch, options, std::move(hub));
-        leaf->wait_for_all();
-        return leaf;
+        auto plane =
+            std::make_unique<detail::StarPlane>(launch, options, [&](detail::RankState& state) {
+              return std::make_unique<detail::ControlLeaf>(state, std::move(hub));
+            });
+        plane->wait_for_all();
+        return plane;
       } catch (const Error&) {
         throw;  // rank 0 was reached and reports the error
       } catch (const std::runtime_error& error) {

@@ -3,8 +3,11 @@
 // posts a note for ranks that may not come.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ddp::detail {
@@ -22,6 +25,29 @@ class NoteBoard {
   virtual std::vector<std::string> notes() const = 0;
   /// Changes whenever notes() changes. Takes no lock.
   virtual uint64_t notes_version() const = 0;
+};
+
+/// The newest note of each rank. Any thread.
+class NoteStore {
+ public:
+  explicit NoteStore(int world_size) : notes_(static_cast<std::size_t>(world_size)) {}
+
+  void set(int rank, std::string text) {
+    const std::lock_guard lock(mutex_);
+    notes_.at(static_cast<std::size_t>(rank)) = std::move(text);
+    version_.fetch_add(1, std::memory_order_release);
+  }
+  std::vector<std::string> get() const {
+    const std::lock_guard lock(mutex_);
+    return notes_;
+  }
+  /// Takes no lock.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> notes_;  // by rank
+  std::atomic<uint64_t> version_{0};
 };
 
 }  // namespace ddp::detail

@@ -10,8 +10,9 @@
 #include <random>
 
 #include "core/authentication.hpp"
-#include "core/control_plane_base.hpp"
+#include "core/control_messages.hpp"
 #include "core/failure_box.hpp"
+#include "core/group_exchange.hpp"
 #include "support/catch.hpp"
 
 namespace ddp::detail {
@@ -141,6 +142,28 @@ TEST_CASE("control channel: decoders take any bytes", "[control_plane]") {
   REQUIRE(decode_hello(encode_hello(hello), copy));
   REQUIRE((copy.rank == 3 && copy.host == "node" && copy.nonce == hello.nonce));
   REQUIRE_FALSE(decode_hello(encode_hello(hello) + "x", copy));
+}
+
+TEST_CASE("control messages: an exchange travels whole, and only whole", "[control_plane]") {
+  ExchangeValue value;
+  const auto sent = encode_exchange({7, 3, "of 1"});
+  REQUIRE(decode_exchange(sent, value));
+  REQUIRE((value.key == 7 && value.num_ranks == 3 && value.value == "of 1"));
+  ExchangeResult result;
+  const auto answer = encode_exchanged({7, {{1, "of 1"}, {3, ""}}});
+  REQUIRE(decode_exchanged(answer, result));
+  REQUIRE(result.key == 7);
+  REQUIRE(result.values == std::map<int, std::string>{{1, "of 1"}, {3, ""}});
+  for (std::size_t size = 0; size < sent.size(); ++size) {
+    REQUIRE_FALSE(decode_exchange(sent.substr(0, size), value));
+  }
+  for (std::size_t size = 0; size < answer.size(); ++size) {
+    REQUIRE_FALSE(decode_exchanged(answer.substr(0, size), result));
+  }
+  REQUIRE_FALSE(decode_exchanged(answer + "x", result));
+  const std::string longest(GroupExchange::kMaxExchangeBytes, 'x');
+  REQUIRE(decode_exchange(encode_exchange({7, 3, longest}), value));
+  REQUIRE_FALSE(decode_exchange(encode_exchange({7, 3, longest + "x"}), value));
 }
 
 TEST_CASE("authentication: HMAC-SHA256 as in RFC 4231", "[control_plane]") {

@@ -14,7 +14,6 @@
 #include "core/authentication.hpp"
 #include "core/byte_codec.hpp"
 #include "core/control_leaf.hpp"
-#include "core/control_plane_base.hpp"
 #include "core/rendezvous.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"

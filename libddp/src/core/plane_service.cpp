@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/plane_service.hpp"
+
+#include <algorithm>
+
+#include "ddp/core/logging.hpp"
+
+namespace ddp::detail {
+
+std::chrono::milliseconds PlaneService::prepare(std::vector<pollfd>& watched) {
+  link_.add_sockets(watched);
+  // A few checks per heartbeat interval are exact enough for every limit.
+  const auto timeout = std::clamp(state_.options.heartbeat_interval / 4,
+                                  std::chrono::milliseconds(2), std::chrono::milliseconds(250));
+  if (const auto due = state_.progress.due()) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(*due - std::chrono::steady_clock::now());
+    return std::clamp(left, std::chrono::milliseconds(0), timeout);
+  }
+  return timeout;
+}
+
+void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<pollfd>& watched,
+                         SteadyTime steady) {
+  const auto now = state_.monitor.tick(steady);
+  if (const auto progress = state_.progress.take_due(steady)) {
+    link_.send_progress(*progress);
+  }
+  if (const auto position = state_.position.look(steady)) {
+    link_.send_position(*position);
+  }
+  link_.serve(watched, now);
+  auto& failure = state_.monitor.failure_box();
+  if (failure.failed() && !failure.callbacks_ran()) {
+    log_first_cause();  // before any waiter can wake, throw, and end the process
+    lock.unlock();
+    failure.run_callbacks();
+    lock.lock();
+  }
+}
+
+// Nothing serves the connections any more: peers only get the bytes the sockets take now.
+void PlaneService::end_by_exception(const std::string& what) {
+  FailureCause cause;
+  cause.rank = state_.rank;
+  cause.host = state_.host;
+  cause.message = concat("the control plane's thread ended by an exception: ", what);
+  cause.exit_code = ExitCode::UserException;
+  const auto now = state_.progress.get();
+  cause.step = now.step;
+  cause.where = now.where;
+  {
+    const auto lock = state_.monitor.lock();
+    try {
+      link_.send_failure(cause);
+    } catch (const std::exception& error) {
+      log_error(concat("control plane: peers were not told: ", error.what()));
+    }
+    state_.monitor.set_failure(cause, /*found_here=*/true);
+    state_.monitor.notify();
+    log_first_cause();
+  }
+  state_.monitor.failure_box().run_callbacks();
+}
+
+void PlaneService::log_first_cause() const {
+  if (state_.monitor.found_failure_here() || state_.rank == 0) {
+    log_error("first cause: " + state_.monitor.first_cause().to_line());
+  }
+}
+
+}  // namespace ddp::detail

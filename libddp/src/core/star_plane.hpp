@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The control plane of several ranks, as its callers see it: a star around rank 0.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/control_link.hpp"
+#include "core/event_loop.hpp"
+#include "core/group_exchange.hpp"
+#include "core/note_board.hpp"
+#include "core/plane_service.hpp"
+#include "core/rank_position.hpp"
+#include "ddp/core/control_plane.hpp"
+
+namespace ddp::detail {
+
+class StarPlane final : public ControlPlane,
+                        public NoteBoard,
+                        public GroupExchange,
+                        public PositionBoard {
+ public:
+  using MakeLink = std::function<std::unique_ptr<ControlLink>(RankState&)>;
+
+  /// Starts the background thread. wait_for_all() ends the rendezvous.
+  StarPlane(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
+            const MakeLink& make_link);
+  /// Destroying a plane that was never closed is a failure for its peers.
+  ~StarPlane() override;
+
+  /// Returns when every rank has joined. Throws PeerLostError naming the missing ranks, or rank
+  /// 0's failure.
+  void wait_for_all();
+  /// Frames written to sockets so far.
+  uint64_t num_frames_sent() const { return state_.num_frames_sent; }
+
+  int rank() const override { return state_.rank; }
+  int world_size() const override { return state_.world_size; }
+  std::string broadcast(const std::string& value, int root) override;
+  std::vector<std::string> all_gather(const std::string& value) override;
+  std::vector<std::string> gather(const std::string& value, int root) override;
+  void barrier() override;
+  void set_progress(int64_t step, const std::string& where) override;
+  void publish_failure(const FailureCause& cause) override;
+  bool failed() const override { return state_.monitor.failed(); }
+  FailureCause failure() const override { return state_.monitor.first_cause(); }
+  int add_failure_callback(std::function<void(const FailureCause&)> callback) override;
+  void remove_failure_callback(int token) override;
+  void close() override;
+  void post_note(const std::string& text) override;
+  std::vector<std::string> notes() const override { return state_.notes.get(); }
+  uint64_t notes_version() const override { return state_.notes.version(); }
+  std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
+                                      const std::function<void()>& look) override;
+  void add_probe(Probe probe) override;
+  std::string set_activity(std::string activity) override;
+  void outlive_context() override;
+
+ private:
+  std::vector<std::string> collective(CollectiveKind kind, uint32_t root, const std::string& value);
+
+  RankState state_;
+  const std::unique_ptr<ControlLink> link_;
+  PlaneService service_;
+  EventLoop loop_;
+  bool closed_ = false;
+};
+
+}  // namespace ddp::detail
