@@ -1,28 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/checkpoint.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
-#include <filesystem>
 #include <set>
 
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "train/changed_settings.hpp"
-#include "train/checkpoint_exchange.hpp"
+#include "train/checkpoint_impl.hpp"
 
 namespace ddp {
 namespace detail {
 namespace {
 
-// Whether a checkpoint can be loaded, as one rank sees it.
-struct Verdict {
-  bool is_newer = false;  // a newer program wrote it
-  std::string damage;     // empty: it is whole
-  friend auto message_fields(Verdict& verdict) {
-    return std::tie(verdict.is_newer, verdict.damage);
-  }
-};
+using Clock = CheckpointSchedule::Clock;
 
 void check_names(const std::vector<StatefulRef>& objects) {
   std::set<std::string> names;
@@ -48,23 +41,25 @@ void check_names(const std::vector<StatefulRef>& objects) {
 
 CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device device,
                                    const CheckpointOptions& options,
-                                   std::vector<StatefulRef> objects, FileOps& ops)
+                                   std::vector<StatefulRef> objects, FileOps& ops,
+                                   const CheckpointJob& job)
     : control_plane_(control_plane),
-      rank_(control_plane.rank()),
-      device_(device),
       options_(options),
       objects_(std::move(objects)),
-      ops_(ops),
+      announce_(job.announce),
+      defer_failure_(job.defer_failure),
       stop_check_(stop_requested),
-      exceptions_(std::uncaught_exceptions()) {
+      exceptions_(std::uncaught_exceptions()),
+      dir_(ops, options, job.launch.job_id),
+      texts_(options, job.communicator, control_plane.rank() == 0),
+      history_(options, control_plane.rank() == 0),
+      schedule_(options, Clock::now()),
+      restorer_(control_plane, device, options, job.launch,
+                {.dir = dir_, .texts = texts_, .objects = objects_}),
+      saver_(control_plane, device, options,
+             {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
   options.taken.set();
   check_names(objects_);
-  if (!options.settings_text.empty()) {
-    texts_["settings"] = options.settings_text;
-  }
-  if (!options.plan_text.empty()) {
-    texts_["plan"] = options.plan_text;
-  }
 }
 
 CheckpointerImpl::~CheckpointerImpl() {
@@ -72,16 +67,16 @@ CheckpointerImpl::~CheckpointerImpl() {
     if (std::uncaught_exceptions() == exceptions_) {
       const ActivityScope activity(control_plane_, "save");
       finish_pending();
-      if (unsaved_) {
-        defer_failure(*unsaved_);
+      if (history_.failure()) {
+        defer_failure(*history_.failure());
       }
     } else {
       // Peers may be gone: no exchange. The next run removes the folder without a manifest.
-      writer_.wait();
+      saver_.wait_for_writer();
     }
   } catch (const SaveFailure& failure) {
     defer_failure(failure);
-    if (defer_failure_ && is_main()) {
+    if (defer_failure_ && control_plane_.rank() == 0) {
       log_error(failure.what());
     }
   } catch (const std::exception& error) {
@@ -97,228 +92,131 @@ void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
   }
 }
 
-// On rank 0. Reports a folder that cannot be made or written before training, not at the first
-// save.
-void CheckpointerImpl::own_folder() {
-  const auto words = concat("checkpoint.dir=", options_.dir);
-  try {
-    make_folders(ops_, options_.dir);
-    owner_ = FolderOwner::take(ops_, {.path = options_.dir,
-                                      .words = words,
-                                      .fix = "name another checkpoint.dir",
-                                      .job = launch_.job_id});
-  } catch (const FileError& error) {
-    throw WriteError(concat(words, ": ", error.what(), kOtherFolder));
+int64_t CheckpointerImpl::restore() {
+  const auto restored = restorer_.restore();
+  if (restored) {
+    history_.note_restored(*restored);
   }
+  const int64_t next_step = restored ? restored->done : 0;
+  if (announce_) {
+    announce_(next_step);
+  }
+  return next_step;
 }
 
-// Nodes may mount the folder differently. Rank 0 has written its record.
-void CheckpointerImpl::require_writable() {
-  std::string reason;
-  if (!is_main()) {
-    try {
-      try_writing(ops_, options_.dir);
-    } catch (const FileError& error) {
-      reason = error.what();
-    }
-  }
-  const auto reasons = control_plane_.all_gather(reason);
-  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
-    if (!reasons[rank].empty()) {
-      throw SaveFailure(static_cast<int>(rank), concat("checkpoint.dir=", options_.dir, ": rank ",
-                                                       rank, " ", reasons[rank], kOtherFolder));
-    }
-  }
-}
-
-// On rank 0.
-std::vector<CheckpointFolder> CheckpointerImpl::find_candidates() {
-  auto folders = list_checkpoints(options_.dir);
-  std::error_code ignored;
-  if (!options_.read_only &&
-      (options_.resume != "require" || std::filesystem::exists(options_.dir, ignored))) {
-    own_folder();
-    remove_stale_saves(ops_, options_.dir);
-    folders = list_checkpoints(options_.dir);  // the previous owner may have saved until now
-  }
-  return folders;
-}
-
-// Uses rank 0's list, because other nodes' views of a shared folder may lag.
-std::vector<CheckpointFolder> CheckpointerImpl::agree_on_candidates() {
-  const auto folders = broadcast_from_main(control_plane_, [&] { return find_candidates(); });
-  if (!options_.read_only && !(folders.empty() && options_.resume == "require")) {
-    require_writable();
-  }
-  return folders;
-}
-
-void CheckpointerImpl::tell_changed_settings(const std::string& checkpoint,
-                                             const std::string& saved,
-                                             const std::string& now) const {
-  if (!is_main()) {
+void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
+  if (!enabled()) {
     return;
   }
-  for (const auto& change : changed_settings(saved, now, options_.default_settings_text)) {
-    log_warning(concat("another setting than ", checkpoint, " was saved with: ", change));
+  const ActivityScope activity(control_plane_, "save");
+  history_.note_call(step);
+  const SavedStep next{step + 1, metric.has_value()};
+  if (const auto saving = saver_.in_progress(); saving && history_.would_repeat(*saving, next)) {
+    return;
+  }
+  finish_pending();
+  if (history_.would_repeat(history_.newest(), next)) {
+    return;
+  }
+  schedule_.note_save(Clock::now());
+  saver_.begin(next.done, metric, before_save_ ? before_save_() : "");
+  if (!options_.async) {
+    finish_pending();
   }
 }
 
-bool CheckpointerImpl::reads_file(const std::string& name) const {
-  return !name.starts_with("rank_") || name == rank_file_name(rank_);
-}
-
-// The manifest if the checkpoint is complete on every rank; nothing if it is damaged on any rank.
-std::optional<Manifest> CheckpointerImpl::check_everywhere(const CheckpointFolder& folder) {
-  Verdict verdict;
-  std::optional<Manifest> manifest;
-  try {
-    manifest = check_checkpoint(options_.dir, folder,
-                                [this](const std::string& name) { return reads_file(name); });
-  } catch (const NewerFormatError& error) {
-    verdict = {.is_newer = true, .damage = error.what()};
-  } catch (const std::exception& error) {
-    verdict.damage = error.what();
-  }
-  const auto verdicts = all_gather_messages(control_plane_, verdict);
-  for (std::size_t rank = 0; rank < verdicts.size(); ++rank) {
-    const auto& [is_newer, damage] = verdicts[rank];
-    if (is_newer) {
-      throw ReadError(damage);
-    }
-    if (!damage.empty()) {
-      damaged_.insert(folder.name);
-      if (is_main()) {
-        log_warning(concat("skipped the checkpoint ", path_of(folder), ": ", damage,
-                           " (seen by rank ", rank, ")"));
-      }
-      return std::nullopt;
-    }
-  }
-  return manifest;
-}
-
-void CheckpointerImpl::load(const CheckpointFolder& folder, const Manifest& manifest) {
-  std::map<std::string, TensorMap> files;
-  for (const auto& file : manifest.files) {
-    if (reads_file(file.name)) {
-      files[file.name] = load_safetensors(path_of(folder) + "/" + file.name).tensors;
-    }
-  }
-  try {
-    restore_snapshot(objects_, manifest, files, rank_, device_, path_of(folder));
-  } catch (const MismatchError& error) {
-    throw MismatchError(concat("the checkpoint ", path_of(folder), " does not fit: ", error.what(),
-                               "; fix: another checkpoint.dir, or the settings it was saved with"));
-  }
-  const auto plan_and_settings = texts_;
-  texts_ = manifest.texts;
-  // Later checkpoints are saved with this run's settings; the plan is pinned.
-  if (const auto it = plan_and_settings.find("settings"); it != plan_and_settings.end()) {
-    tell_changed_settings(path_of(folder), texts_["settings"], it->second);
-    texts_["settings"] = it->second;
-  }
-  const auto communicator = communicator_.lock();
-  if (const auto plan = texts_.find("plan");
-      plan != texts_.end() && communicator != nullptr && !options_.read_only) {
-    try {
-      communicator->adopt_plan(plan->second, path_of(folder));
-    } catch (const ReadError& error) {  // on all ranks; nothing of the run depends on it
-      if (is_main()) {
-        log_warning(concat("the measured choices in ", path_of(folder),
-                           " cannot be read, they are measured anew: ", error.what()));
-      }
-    }
+void CheckpointerImpl::wait() {
+  const ActivityScope activity(control_plane_, "save");
+  finish_pending();
+  if (const auto failure = history_.take_failure()) {
+    throw SaveFailure(*failure);
   }
 }
 
-// The newest checkpoint that is complete on every rank and finite; without a finite one, the newest
-// complete one. A model may contain inf permanently (a mask), so an older program's checkpoint must
-// not always win.
-std::optional<std::pair<CheckpointFolder, Manifest>> CheckpointerImpl::newest_whole(
-    const std::vector<CheckpointFolder>& candidates) {
-  std::optional<std::pair<CheckpointFolder, Manifest>> newest;
-  for (const auto& folder : candidates) {
-    auto manifest = check_everywhere(folder);
-    if (!manifest) {
-      continue;
-    }
-    const bool is_newest = !newest.has_value();
-    if (manifest->finite && (manifest->finite_is_known || is_newest)) {
-      return std::pair(folder, std::move(*manifest));
-    }
-    if (is_main() && !manifest->finite) {
-      log_warning(concat("the checkpoint ", path_of(folder),
-                         " holds inf or NaN: a finite one is taken where there is one"));
-    }
-    if (!newest) {
-      newest.emplace(folder, std::move(*manifest));
-    }
-  }
-  return newest;
+std::vector<RankStatus> CheckpointerImpl::exchange() {
+  const RankStatus own{.stop = stop_check_ && stop_check_(),
+                       .due_by_time = schedule_.is_due_by_time(Clock::now()),
+                       .step_seconds = schedule_.step_seconds(),
+                       .pause_seconds = schedule_.pause_seconds(),
+                       .writer = saver_.status()};
+  auto statuses = exchange_statuses(control_plane_, own);
+  saver_.advance(statuses);
+  return statuses;
 }
 
-void CheckpointerImpl::tell_start_anew() const {
-  if (is_main() && launch_.restart_count > 0 && !options_.read_only) {
-    log_warning(concat("restart ", launch_.restart_count, " of job ", launch_.job_id,
-                       " begins at step 0: ",
-                       enabled() ? concat("checkpoint.dir=", options_.dir, " holds no checkpoint")
-                                 : std::string("checkpoint.dir is empty"),
-                       "; fix: a checkpoint.dir that stays the same from start to start, and "
-                       "checkpoint.every_minutes below the time a start has"));
+void CheckpointerImpl::finish_pending() {
+  while (saver_.in_progress()) {
+    saver_.wait_for_writer();
+    exchange();
   }
 }
 
-int64_t CheckpointerImpl::restore() {
+// A rank that exits during another rank's before_stop_ would abort that rank.
+void CheckpointerImpl::call_before_stop(int64_t done) {
+  if (before_stop_) {
+    before_stop_(done);
+    control_plane_.barrier();
+  }
+}
+
+void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuses) {
+  const auto asked = std::find_if(statuses.begin(), statuses.end(),
+                                  [](const RankStatus& status) { return status.stop; });
+  const auto who = concat("rank ", asked - statuses.begin(), " was asked to stop");
   if (!enabled()) {
-    tell_start_anew();
-    return 0;
+    call_before_stop(step + 1);
+    // Not Stop: its exit code requests a restart, which would begin at step 0 forever.
+    throw Error(ExitCode::UserException,
+                concat(who, ": stopped after ", step + 1,
+                       " steps, no checkpoint was saved because checkpoint.dir is empty; fix: set "
+                       "checkpoint.dir to a folder that all ranks see"));
   }
-  const ActivityScope activity(control_plane_, "restore");
-  const auto candidates = agree_on_candidates();
-  if (options_.resume == "never" && !candidates.empty()) {
-    throw SettingsError(concat("checkpoint.resume=never, but checkpoint.dir=", options_.dir,
-                               " already holds ", candidates.front().name,
-                               ": choose another folder, or checkpoint.resume=auto"));
+  finish_pending();  // if it fails, the next line tries again
+  save(step, std::nullopt);
+  finish_pending();
+  call_before_stop(step + 1);
+  if (last_saved_step() != step + 1) {
+    const auto failure = history_.take_failure();
+    throw SaveFailure(failure ? failure->rank : 0,
+                      concat(who, ": stopped after ", step + 1, " steps, but its state is lost: ",
+                             failure ? failure->what() : "it could not be saved"));
   }
-  const auto newest = newest_whole(candidates);
-  if (newest) {
-    const auto& [folder, manifest] = *newest;
-    load(folder, manifest);
-    last_saved_step_ = manifest.step;
-    last_saved_has_metric_ = manifest.metric.has_value();
-    if (is_main()) {
-      log_info(concat("resumed from ", path_of(folder), " after ", manifest.step, " steps"));
-      if (manifest.world_size != control_plane_.world_size()) {
-        log_warning(concat("it was saved by ", manifest.world_size, " ranks and is resumed by ",
-                           control_plane_.world_size(),
-                           ": random numbers differ from the undisturbed run's"));
-      }
+  throw Stop(concat(who, ": stopped after ", step + 1, " steps, saved in ", options_.dir));
+}
+
+void CheckpointerImpl::save_if_due(int64_t step) {
+  history_.note_call(step);
+  const int64_t done = step + 1;
+  bool due = schedule_.is_due_by_steps(done);
+  if (schedule_.is_exchange_due(done)) {
+    schedule_.begin_exchange(done, Clock::now());
+    const ActivityScope activity(control_plane_, "checkpoint check");
+    const auto statuses = exchange();
+    schedule_.end_exchange(done, Clock::now(), slowest_step(statuses), statuses[0].pause_seconds);
+    due = due || statuses[0].due_by_time;
+    if (std::any_of(statuses.begin(), statuses.end(),
+                    [](const RankStatus& status) { return status.stop; })) {
+      stop(step, statuses);
     }
-    return manifest.step;
   }
-  if (!candidates.empty()) {
-    throw ReadError(concat("none of the ", candidates.size(), " checkpoints in ", options_.dir,
-                           " is whole (see the warnings above); remove the folder to start anew"));
+  if (due) {
+    save(step, std::nullopt);
   }
-  if (options_.resume == "require") {
-    throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
-                    options_.dir);
-  }
-  tell_start_anew();
-  return 0;
 }
 
 }  // namespace detail
 
 Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& options,
                            std::initializer_list<StatefulRef> objects)
-    : Checkpointer(context.control_plane(), context.device(), options, objects) {
-  impl_->set_communicator(context.communicator());
-  impl_->set_launch(context.launch());
-  impl_->set_announce([&context](int64_t step) { context.set_progress(step, ""); });
-  impl_->set_defer_failure([&context](const FailureCause& cause) { context.defer_failure(cause); });
-}
+    : impl_(std::make_unique<detail::CheckpointerImpl>(
+          context.control_plane(), context.device(), options, std::vector<StatefulRef>(objects),
+          detail::system_file_ops(),
+          detail::CheckpointJob{
+              .launch = context.launch(),
+              .communicator = context.communicator(),
+              .announce = [&context](int64_t step) { context.set_progress(step, ""); },
+              .defer_failure =
+                  [&context](const FailureCause& cause) { context.defer_failure(cause); }})) {}
 
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
                            const CheckpointOptions& options,
@@ -329,9 +227,7 @@ Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
 Checkpointer::~Checkpointer() = default;
 
 int64_t Checkpointer::restore() {
-  const int64_t next_step = impl_->restore();
-  impl_->announce(next_step);
-  return next_step;
+  return impl_->restore();
 }
 void Checkpointer::save_if_due(int64_t step) {
   DDP_CHECK(!impl_->is_read_only());
@@ -349,13 +245,11 @@ int64_t Checkpointer::last_saved_step() const {
 }
 
 void Checkpointer::set_text(const std::string& name, const std::string& text) {
-  impl_->texts()[name] = text;
+  impl_->texts().set(name, text);
 }
 
 std::string Checkpointer::text(const std::string& name) const {
-  const auto& texts = impl_->texts();
-  const auto found = texts.find(name);
-  return found == texts.end() ? "" : found->second;
+  return impl_->texts().get(name);
 }
 
 void Checkpointer::set_stop_check(std::function<bool()> stop_check) {

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The texts of a run's checkpoints: "settings", "plan" and the program's own.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "ddp/comm/communicator.hpp"
+#include "ddp/train/checkpoint_options.hpp"
+
+namespace ddp::detail {
+
+/// Every rank has the same texts, but rank 0 alone saves them and logs.
+class CheckpointTexts {
+ public:
+  /// `communicator` owns the plan of measured choices, which is saved, and pinned by load().
+  CheckpointTexts(const CheckpointOptions& options, std::weak_ptr<Communicator> communicator,
+                  bool is_main);
+
+  void set(const std::string& name, const std::string& text) { texts_[name] = text; }
+  /// Empty if there is no such text.
+  std::string get(const std::string& name) const;
+
+  /// Takes over the texts of the checkpoint at `path`, except the settings: later checkpoints are
+  /// saved with this run's. Logs each changed setting. Collective.
+  void load(const std::map<std::string, std::string>& saved, const std::string& path);
+  /// The texts of the next checkpoint. Rank 0 adds choices that were measured since the last one.
+  const std::map<std::string, std::string>& collect();
+
+ private:
+  void warn_of_changed_settings(const std::string& saved, const std::string& now,
+                                const std::string& path) const;
+  void adopt_plan(const std::string& path) const;
+
+  const std::string default_settings_;
+  const bool pins_plan_;
+  const std::weak_ptr<Communicator> communicator_;
+  const bool is_main_;
+  std::map<std::string, std::string> texts_;
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The outcomes of a run's saves: the newest saved step, and failures. Every rank has the same
+// history; rank 0 logs. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ddp/train/checkpoint_options.hpp"
+#include "train/save_failure.hpp"
+
+namespace ddp::detail {
+
+/// The state after a number of steps, with or without a metric for keep_best.
+struct SavedStep {
+  int64_t done = -1;  ///< steps done; -1: nothing is saved
+  bool has_metric = false;
+};
+
+class SaveHistory {
+ public:
+  SaveHistory(const CheckpointOptions& options, bool is_main);
+
+  /// The training loop called after step `step`. Only a later step shows that a run survived a
+  /// failed save, which is then logged.
+  void note_call(int64_t step);
+  /// A checkpoint was committed: earlier failures no longer count.
+  void note_saved(const SavedStep& saved);
+  /// The run continues from a checkpoint.
+  void note_restored(const SavedStep& saved) { newest_ = saved; }
+  /// Logs the failure, or throws SaveFailure if it is the max_failures-th in a row.
+  void note_failure(int64_t done, int rank, const std::string& reason);
+
+  const SavedStep& newest() const { return newest_; }
+  /// Whether saving `next` after `saved` would write the same state again. Only a metric used by
+  /// keep_best makes a difference.
+  bool would_repeat(const SavedStep& saved, const SavedStep& next) const;
+
+  /// The failure of the newest save, unless it was thrown.
+  const std::optional<SaveFailure>& failure() const { return failure_; }
+  std::optional<SaveFailure> take_failure();
+
+ private:
+  const int64_t max_failures_;
+  const bool uses_metric_;
+  const bool is_main_;
+  SavedStep newest_;
+  int64_t failures_in_a_row_ = 0;
+  std::optional<SaveFailure> failure_;
+  bool survival_unknown_ = false;  ///< a failure was logged; no later step was seen
+  int64_t last_call_ = -1;         ///< step of the newest call
+};
+
+}  // namespace ddp::detail
