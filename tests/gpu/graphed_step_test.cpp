@@ -7,7 +7,7 @@
 
 #include "gpu/graphed_step_test.hpp"
 #include "reduce/reducer.hpp"
-#include "train/graph_fills.hpp"
+#include "train/graph/graph_fills.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

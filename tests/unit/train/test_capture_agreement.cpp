@@ -2,7 +2,8 @@
 // Reports that ranks exchange before a capture, and errors if these do not match.
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
-#include "train/capture_agreement.hpp"
+#include "train/graph/capture_agreement.hpp"
+#include "unit/core/plane_ranks.hpp"
 
 namespace {
 
@@ -105,4 +106,140 @@ TEST_CASE("a rank that waits to capture a call which went by elsewhere is notice
   REQUIRE_THROWS_WITH(look(7, 4), Catch::Contains("rank 1 captures its call 7 (batch [8, 3] [8]") &&
                                       Catch::Contains("rank 0, whose last batch was [4, 3]") &&
                                       Catch::Contains("StepNumbers::variant"));
+}
+
+namespace {
+
+constexpr int64_t kStepId = 3;
+
+/// What each of two ranks' agreements returned, and the error with which it ended.
+struct Agreed {
+  std::vector<std::string> reasons = std::vector<std::string>(2);
+  std::vector<test::RankEnd> ends;
+};
+
+/// Both ranks capture call 7; rank 1 with `change` of its report.
+Agreed capture_on_two_ranks(const std::function<void(CaptureReport&)>& change,
+                            uint64_t call_of_rank_1 = 7) {
+  Agreed agreed;
+  agreed.ends = test::run_ranks(2, [&](ControlPlane& plane) {
+    const auto rank = static_cast<size_t>(plane.rank());
+    CaptureAgreement agreement(plane, kStepId, kName);
+    auto one = agreement.begin_capture(rank == 0 ? 7 : call_of_rank_1, /*variant=*/1, "[8, 3]");
+    one.operations = report().operations;
+    if (rank == 1) {
+      change(one);
+    }
+    agreed.reasons[rank] = agreement.agree(one);
+    agreement.end_capture(7);
+    agreement.end_call(7);
+    agreement.check();  // the other rank's note is of a call that this rank captured, too
+  });
+  return agreed;
+}
+
+}  // namespace
+
+TEST_CASE("ranks that capture the same call agree, or all get one rank's reason") {
+  const auto nothing = [](CaptureReport&) {};
+  auto agreed = capture_on_two_ranks(nothing);
+  REQUIRE(agreed.ends[0].error == "");
+  REQUIRE(agreed.ends[1].error == "");
+  REQUIRE(agreed.reasons == std::vector<std::string>{"", ""});
+
+  agreed = capture_on_two_ranks([](CaptureReport& one) { one.reason = "only here"; });
+  REQUIRE(agreed.reasons == std::vector<std::string>(2, "on rank 1: only here"));
+
+  agreed = capture_on_two_ranks([](CaptureReport& one) { one.operations.pop_back(); });
+  REQUIRE(agreed.reasons[0] == agreed.reasons[1]);
+  REQUIRE_THAT(agreed.reasons[0], Catch::Contains("rank 1 calls 1 collectives in it, rank 0 2"));
+
+  agreed = capture_on_two_ranks(nothing, /*call_of_rank_1=*/8);
+  REQUIRE_THAT(agreed.ends[0].error,
+               Catch::Contains("captures its call 7") && Catch::Contains("rank 1 call 8"));
+  REQUIRE_THAT(agreed.ends[1].error,
+               Catch::Contains("captures its call 8") && Catch::Contains("rank 0 call 7"));
+}
+
+TEST_CASE("a rank that captures alone and the rank that it waits for both get an error") {
+  std::string alone;
+  test::RankEnd early, missed, ended;
+  const auto ends = test::run_ranks(2, [&](ControlPlane& plane) {
+    CaptureAgreement agreement(plane, kStepId, kName);
+    agreement.set_last_shapes("[4]");
+    if (plane.rank() == 0) {
+      alone = test::end_of([&] { agreement.agree(agreement.begin_capture(10, 0, "[5]")); }).error;
+      return;
+    }
+    agreement.end_call(9);
+    // Rank 0 cannot reach another collective. Its note alone arrives here.
+    const auto deadline = test::Clock::now() + std::chrono::seconds(10);
+    const auto& board = dynamic_cast<NoteBoard&>(plane);
+    while (board.notes_version() == 0 && test::Clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    early = test::end_of([&] { agreement.check(); });
+    agreement.end_call(10);
+    missed = test::end_of([&] { agreement.check(); });
+    plane.all_gather("went another way");  // ends rank 0's wait
+    agreement.end();
+    ended = test::end_of([&] { agreement.check(); });
+  });
+  REQUIRE(ends[0].error == "");
+  REQUIRE(ends[1].error == "");
+  CHECK_THAT(alone, Catch::Contains("captures its call 10, and rank 1 does not"));
+  CHECK(early.error == "");  // call 10 may still be captured there
+  CHECK_THAT(missed.error, Catch::Contains("rank 0 captures its call 10 (batch [5], variant 0)") &&
+                               Catch::Contains("whose last batch was [4]"));
+  CHECK(missed.exit_code == static_cast<int>(ExitCode::Settings));
+  CHECK(ended.error == "");
+}
+
+TEST_CASE("ranks need not agree about a step without collectives") {
+  std::vector<std::string> reasons;
+  test::RankEnd checked;
+  const auto ends = test::run_ranks(2, [&](ControlPlane& plane) {
+    CaptureAgreement agreement(plane, /*step_id=*/0, kName);
+    if (plane.rank() == 0) {
+      auto one = agreement.begin_capture(1, 0, "[5]");
+      reasons.push_back(agreement.agree(one));
+      one.operations = report().operations;
+      reasons.push_back(agreement.agree(one));
+      one.reason = "only here";
+      reasons.push_back(agreement.agree(one));
+    }
+    plane.barrier();
+    if (plane.rank() == 1) {
+      agreement.end_call(5);
+      checked = test::end_of([&] { agreement.check(); });
+    }
+  });
+  REQUIRE(ends[0].error == "");
+  REQUIRE(ends[1].error == "");
+  CHECK(checked.error == "");
+  REQUIRE(reasons.size() == 3);
+  CHECK(reasons[0] == "");
+  CHECK_THAT(reasons[1], Catch::Contains("GraphedStepOptions::collective"));
+  CHECK(reasons[2] == "only here");
+}
+
+TEST_CASE("a check reports that the job failed") {
+  test::RankEnd before, after;
+  test::run_ranks(2, [&](ControlPlane& plane) {
+    CaptureAgreement agreement(plane, kStepId, kName);
+    if (plane.rank() == 0) {
+      before = test::end_of([&] { agreement.check(); });
+    }
+    plane.barrier();
+    if (plane.rank() == 0) {
+      FailureCause cause;
+      cause.rank = 0;
+      cause.message = "out of memory";
+      plane.publish_failure(cause);
+      after = test::end_of([&] { agreement.check(); });
+    }
+  });
+  CHECK(before.error == "");
+  CHECK_THAT(after.error, Catch::Contains("out of memory"));
+  CHECK(after.exit_code == static_cast<int>(ExitCode::PeerLost));
 }

@@ -9,7 +9,7 @@
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "support/catch.hpp"
-#include "train/captured_step.hpp"
+#include "train/graph/graph_pool.hpp"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
 #include "train/metrics_impl.hpp"
-#include "train/step_ring.hpp"
+#include "train/graph/step_ring.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/graph_fills.hpp"
+#include "train/graph/graph_fills.hpp"
 
 #include <vector>
 

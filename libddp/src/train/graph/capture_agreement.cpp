@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/capture_agreement.hpp"
+#include "train/graph/capture_agreement.hpp"
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 
@@ -17,7 +18,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-constexpr const char* kHowToSay =
+constexpr const char* kVariantFix =
     ". Whether a step is captured or replayed follows from shapes, numbers and modes on each rank "
     "by itself, so that they have to change in the same call on all ranks; fix: give calls whose "
     "batches may differ from rank to rank a StepNumbers::variant of their own on every rank (for "
@@ -67,7 +68,7 @@ std::string compare_captures(const std::vector<std::string>& texts, size_t own,
     if (!decode(texts[rank], reports[rank])) {
       DDP_CHECK(rank != own);
       throw SettingsError(concat(name, ": this rank captures its call ", reports[own].call,
-                                 ", and rank ", rank, " does not", kHowToSay));
+                                 ", and rank ", rank, " does not", kVariantFix));
     }
   }
   const auto& mine = reports[own];
@@ -77,7 +78,7 @@ std::string compare_captures(const std::vector<std::string>& texts, size_t own,
       throw SettingsError(
           concat(name, ": this rank captures its call ", mine.call, " (", describe(mine),
                  "), rank ", rank, " call ", other.call, " (", describe(other), ')',
-                 other.step_id == mine.step_id ? "" : " of another GraphedStep", kHowToSay));
+                 other.step_id == mine.step_id ? "" : " of another GraphedStep", kVariantFix));
     }
   }
   for (size_t rank = 0; rank < texts.size(); ++rank) {
@@ -107,7 +108,7 @@ std::string compare_captures(const std::vector<std::string>& texts, size_t own,
 bool require_no_missed_capture(const std::vector<std::string>& notes, size_t own, int64_t step_id,
                                int64_t calls_done, int64_t last_captured, const std::string& name,
                                const std::string& shapes) {
-  bool is_to_come = false;
+  bool is_pending = false;
   for (size_t rank = 0; rank < notes.size(); ++rank) {
     CaptureReport report;
     if (rank == own || !decode(notes[rank], report) || report.step_id != step_id ||
@@ -115,15 +116,73 @@ bool require_no_missed_capture(const std::vector<std::string>& notes, size_t own
       continue;
     }
     if (report.call > calls_done) {
-      is_to_come = true;
+      is_pending = true;
       continue;
     }
     throw SettingsError(concat(name, ": rank ", rank, " captures its call ", report.call, " (",
                                describe(report), ") and waits for all ranks; call ", report.call,
                                " was not captured on rank ", own, ", whose last batch was ", shapes,
-                               kHowToSay));
+                               kVariantFix));
   }
-  return is_to_come;
+  return is_pending;
+}
+
+CaptureAgreement::CaptureAgreement(ControlPlane& plane, int64_t step_id, std::string name)
+    : plane_(plane),
+      step_id_(step_id),
+      name_(std::move(name)),
+      board_(step_id != 0 ? dynamic_cast<NoteBoard*>(&plane) : nullptr) {}
+
+void CaptureAgreement::check() {
+  if (ended_) {
+    return;
+  }
+  if (plane_.failed()) {
+    throw PeerLostError(plane_.failure().to_line());
+  }
+  check_missed_captures();
+}
+
+void CaptureAgreement::check_missed_captures() {
+  if (board_ == nullptr || board_->notes_version() == checked_version_) {
+    return;
+  }
+  const auto version = board_->notes_version();
+  const bool is_pending =
+      require_no_missed_capture(board_->notes(), static_cast<size_t>(plane_.rank()), step_id_,
+                                calls_done_, last_captured_, name_, last_shapes_);
+  if (!is_pending) {
+    checked_version_ = version;
+  }
+}
+
+void CaptureAgreement::set_last_shapes(const std::string& shapes) {
+  if (board_ != nullptr) {
+    last_shapes_ = shapes;
+  }
+}
+
+CaptureReport CaptureAgreement::begin_capture(uint64_t call, int64_t variant, std::string shapes) {
+  CaptureReport report{.step_id = step_id_,
+                       .call = static_cast<int64_t>(call),
+                       .variant = variant,
+                       .shapes = std::move(shapes)};
+  if (board_ != nullptr) {
+    board_->post_note(encode(report));
+  }
+  return report;
+}
+
+std::string CaptureAgreement::agree(const CaptureReport& report) {
+  const bool is_collective = step_id_ != 0;
+  if (!is_collective && report.reason.empty() && !report.operations.empty()) {
+    return "it calls collectives, although GraphedStepOptions::collective is false";
+  }
+  if (plane_.world_size() == 1 || !is_collective) {
+    return report.reason;
+  }
+  return compare_captures(plane_.all_gather(encode(report)), static_cast<size_t>(plane_.rank()),
+                          name_);
 }
 
 }  // namespace ddp::detail

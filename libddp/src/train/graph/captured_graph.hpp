@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "train/step_kernels.hpp"
+#include "train/graph/step_kernels.hpp"
 
 namespace ddp::detail {
 

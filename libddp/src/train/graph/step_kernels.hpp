@@ -6,11 +6,12 @@
 
 #include <cstdint>
 
+#include "train/graph/published_slot.hpp"
+
 namespace ddp::detail {
 
 constexpr int kMaxFeedCopies = 64;
 constexpr int kMaxFeedNumbers = 128;
-constexpr int kMaxPublished = 16;
 
 struct FeedCopy {
   const void* from;
@@ -37,12 +38,6 @@ cudaError_t launch_feed(const FeedArguments& arguments, cudaStream_t stream);
 cudaError_t set_feed(cudaGraphExec_t graph, cudaGraphNode_t node, const FeedArguments& arguments);
 
 enum class NumberType : uint8_t { Float, Double, Half, BFloat16, Int64, Int32, Byte };
-
-/// One step's numbers in mapped host memory. `sequence` is written last.
-struct PublishedSlot {
-  uint64_t sequence;
-  double values[kMaxPublished];
-};
 
 struct PublishArguments {
   const void* numbers[kMaxPublished];

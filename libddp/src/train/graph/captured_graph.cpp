@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/captured_graph.hpp"
+#include "train/graph/captured_graph.hpp"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -8,7 +8,7 @@
 
 #include "comm/cuda_check.hpp"
 #include "ddp/core/logging.hpp"
-#include "train/graph_fills.hpp"
+#include "train/graph/graph_fills.hpp"
 
 namespace ddp::detail {
 namespace {

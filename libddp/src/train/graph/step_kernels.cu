@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "train/step_kernels.hpp"
+#include "train/graph/step_kernels.hpp"
 
 namespace ddp::detail {
 namespace {
