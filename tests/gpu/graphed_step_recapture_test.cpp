@@ -95,7 +95,7 @@ StateDict copy_of(const StateDict& state) {
 
 }  // namespace
 
-TEST_CASE("a step whose graphs were all given up is captured anew") {
+TEST_CASE("a step whose graphs were all dropped is captured again") {
   const bool moves = GENERATE(false, true);
   CAPTURE(moves);
   Loop eager(CudaGraph::Off);
@@ -188,7 +188,7 @@ TEST_CASE("a weight that comes back changed, to where it was, is what later step
   require_alike(graphed, eager);
 }
 
-TEST_CASE("a step whose optimizer followed a weight in another step is captured anew") {
+TEST_CASE("a step whose optimizer followed a weight in another step is captured again") {
   Loop loop(CudaGraph::On,
             {.dtype = torch::kBFloat16, .implementation = OptimizerImplementation::Flat});
   auto other = loop.make_step(CudaGraph::On);

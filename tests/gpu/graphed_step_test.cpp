@@ -183,7 +183,7 @@ TEST_CASE("an evaluation in the pool of the training step sees the weights of no
   REQUIRE_FALSE(torch::equal(before, module->fc->weight));
 }
 
-TEST_CASE("buckets laid out anew cost a training step one eager step, an evaluation nothing") {
+TEST_CASE("a new bucket layout costs a training step one eager step, an evaluation nothing") {
   TwoSteps steps;
   const auto evaluate = [&](int times) {
     const torch::NoGradGuard no_grad;
@@ -250,7 +250,7 @@ TEST_CASE("small memsets of a graph become kernels that do the same in the same 
   REQUIRE(results[0][1].item<int>() == 0xAB);
 }
 
-TEST_CASE("a step that clears small memory counts anew in each replay") {
+TEST_CASE("a step that clears small memory starts from zero in each replay") {
   auto counts = torch::full({8}, 3, on_device().dtype(torch::kInt));
   GraphedStep step(
       context(), {},

@@ -31,7 +31,7 @@ std::string compare(const std::vector<CaptureReport>& reports, size_t own = 0) {
 
 }  // namespace
 
-TEST_CASE("a report of a capture survives the way") {
+TEST_CASE("a report of a capture is encoded and decoded") {
   auto given = report();
   given.reason = "first\nsecond";
   CaptureReport read;
@@ -50,7 +50,7 @@ TEST_CASE("a report of a capture survives the way") {
   }
 }
 
-TEST_CASE("captures of the same collectives are replayed, others are told apart") {
+TEST_CASE("captures of the same collectives are replayed, others are refused") {
   auto other = report();
   other.shapes = "[5, 3] [5]";  // uneven shares
   REQUIRE(compare({report(), other}).empty());
@@ -72,7 +72,7 @@ TEST_CASE("captures of the same collectives are replayed, others are told apart"
   REQUIRE(compare({other}) == "aten::item: it waits");
 }
 
-TEST_CASE("ranks that capture different calls, or something else, do not go on") {
+TEST_CASE("ranks that capture different calls, or something else, get an error") {
   auto later = report();
   later.call = 8;
   later.shapes = "[5, 3] [5]";
@@ -91,7 +91,7 @@ TEST_CASE("ranks that capture different calls, or something else, do not go on")
                       Catch::Contains("captures its call 7, and rank 1 does not"));
 }
 
-TEST_CASE("a rank that waits to capture a call which went by elsewhere is noticed there") {
+TEST_CASE("a rank that ran a call without a capture notices another that waits for it") {
   const std::vector<std::string> notes{"", encode(report())};
   const auto look = [&](int64_t calls_done, int64_t last_captured, int64_t step_id = 2,
                         size_t own = 0) {

@@ -110,8 +110,7 @@ TEST_CASE("a step's log holds the numbers of one element, in the order of its ou
   CHECK_THROWS_AS(result.log[-1], SettingsError);
 }
 
-TEST_CASE(
-    "outputs leave their autograd graphs behind, views too, and what the lambda keeps stays") {
+TEST_CASE("outputs are detached, views too, and outputs that the lambda keeps stay unchanged") {
   auto ctx = make_context();
   const auto weight = torch::ones({3, 1}, torch::kFloat).requires_grad_();
   std::vector<at::Tensor> kept;
@@ -132,7 +131,7 @@ TEST_CASE(
   REQUIRE(torch::equal(weight.grad().flatten(), batch_of(0).data.sum(0)));
 }
 
-TEST_CASE("numbers and texts of a batch tell kinds of batches apart") {
+TEST_CASE("numbers and texts of a batch distinguish kinds of batches") {
   const auto numbers_of = [](const auto& batch) {
     std::vector<int64_t> numbers;
     const TensorVisitor visit([](at::Tensor&) {},
@@ -154,7 +153,7 @@ TEST_CASE("numbers and texts of a batch tell kinds of batches apart") {
   REQUIRE(numbers_of(std::vector{tokens}) != before);
 }
 
-TEST_CASE("the modes of submodules are told apart") {
+TEST_CASE("the modes of submodules are distinguished") {
   torch::nn::Sequential module(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
   auto ctx = make_context();
   DistributedDataParallel model(module, ctx.communicator());
@@ -169,7 +168,7 @@ TEST_CASE("the modes of submodules are told apart") {
   REQUIRE_FALSE(model.require_backward_grad_sync());
 }
 
-TEST_CASE("what GraphedStep does not know or cannot do is said") {
+TEST_CASE("unknown types and invalid options are refused by name") {
   auto ctx = make_context();
   const auto step_of = [](const Batch& batch, const StepScalars&) { return batch.data.sum(); };
   CHECK_THROWS_WITH(GraphedStep(ctx, {}, step_of, GraphedStepOptions{.warmup_steps = 0}),

@@ -10,8 +10,8 @@
 #include "ddp/core/trace_recorder.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
-#include "train/metrics_impl.hpp"
 #include "train/graph/step_ring.hpp"
+#include "train/metrics_impl.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 

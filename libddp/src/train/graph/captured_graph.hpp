@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA graph whose capture can be abandoned, with readable failure reasons.
+// A CUDA graph whose capture can be abandoned.
 #pragma once
 
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/record_function.h>
 
-#include <exception>
-#include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -44,24 +40,5 @@ class CapturedGraph : public at::cuda::CUDAGraph {
   bool begun_ = false;
   cudaGraphNode_t feed_node_ = nullptr;
 };
-
-/// Records the operation that first raised an exception during this object's lifetime, on all
-/// threads, because backward has its own threads.
-class FailingOperation {
- public:
-  FailingOperation();
-  ~FailingOperation();
-  FailingOperation(const FailingOperation&) = delete;
-  FailingOperation& operator=(const FailingOperation&) = delete;
-
-  /// "aten::_local_scalar_dense, in aten::item"; empty: none was recorded.
-  std::string names() const;
-
- private:
-  at::CallbackHandle handle_;
-};
-
-/// Why a capture failed, for a message: from the exception and its first operation.
-std::string capture_failure(const std::exception_ptr& error, const std::string& operation);
 
 }  // namespace ddp::detail

@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "train/graph/capture_failure.hpp"
 #include "train/graph/step_publisher.hpp"
 
 namespace ddp::detail {

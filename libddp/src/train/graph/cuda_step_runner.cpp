@@ -49,7 +49,9 @@ std::shared_ptr<GraphPool> pool_or_new(std::shared_ptr<GraphPool> pool, CudaGrap
   return pool == nullptr && mode != CudaGraph::Off ? std::make_shared<GraphPool>() : pool;
 }
 
-/// Warms up, captures and replays each kind of batch, or runs steps eagerly.
+/// Runs steps on a GPU. StepCache finds the graph of a call's kind of batch, StepCapture makes it
+/// after eager steps, and CaptureAgreement compares it with the other ranks'. StepFeed sends
+/// numbers to the device, and StepRing brings the step's scalars back.
 class CudaStepRunner final : public StepRunner {
  public:
   CudaStepRunner(Context& context, GraphedParts parts, GraphedStepOptions options,
@@ -245,7 +247,7 @@ std::string CudaStepRunner::why_not_captured() const {
       return reason;
     }
     if (model->is_joining()) {
-      return "inside join() the ranks tell each other before every forward who still has input";
+      return "inside join() the ranks agree before every forward which of them still have input";
     }
     const std::string backend = model->communicator()->backend();
     if (backend != "nccl" && backend != "single") {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/operation_log.hpp"
+#include "train/graph/capture_failure.hpp"
 
 namespace ddp::detail {
 namespace {
