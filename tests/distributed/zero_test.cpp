@@ -7,7 +7,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/zero_test_utils.hpp"
-#include "optim/zero_optimizer.hpp"
+#include "optim/zero/optimizer.hpp"
 #include "reduce/reducer.hpp"
 
 using namespace ddp;

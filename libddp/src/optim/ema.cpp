@@ -7,7 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "optim/flat_averages.hpp"
+#include "optim/flat/averages.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
 

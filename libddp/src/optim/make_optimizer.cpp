@@ -3,9 +3,9 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "optim/flat_optimizer.hpp"
+#include "optim/flat/optimizer.hpp"
 #include "optim/list_optimizer.hpp"
-#include "optim/zero_optimizer.hpp"
+#include "optim/zero/optimizer.hpp"
 
 namespace ddp {
 namespace {

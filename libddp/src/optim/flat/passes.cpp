@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "optim/flat/passes.hpp"
+
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
 
-#include "optim/flat_kernels.hpp"
+#include "ddp/core/error.hpp"
+#include "optim/flat/kernels.hpp"
+
+#ifdef DDP_HAS_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 namespace ddp::detail {
 namespace {
@@ -73,9 +82,7 @@ void update_segment(const FlatStep& step, int32_t index, const void* gradient, F
       });
 }
 
-}  // namespace
-
-void host_flat_update(const FlatStep& step, const FlatGradients& gradients) {
+void host_update(const FlatStep& step, const FlatGradients& gradients) {
   if (step.found_inf.get() != 0.0F) {
     return;
   }
@@ -93,7 +100,7 @@ void host_flat_update(const FlatStep& step, const FlatGradients& gradients) {
   }
 }
 
-void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients) {
+void host_scan(const FlatScan& scan, const FlatGradients& gradients) {
   for (int32_t c = gradients.first_chunk; c < gradients.first_chunk + gradients.num_chunks; ++c) {
     const FlatChunk chunk = scan.chunks[c];
     const int32_t local = chunk.segment - gradients.first_segment;
@@ -114,7 +121,7 @@ void host_flat_scan(const FlatScan& scan, const FlatGradients& gradients) {
   }
 }
 
-void host_flat_scan_end(const FlatScan& scan) {
+void host_scan_end(const FlatScan& scan) {
   double square = 0.0;
   int32_t first_bad = -1;
   for (int32_t c = 0; c < scan.num_chunks; ++c) {
@@ -124,6 +131,56 @@ void host_flat_scan_end(const FlatScan& scan) {
     }
   }
   flat_conclude(scan, square, first_bad);
+}
+
+// Runs `host`, or `launch(stream)` on the device's current stream.
+template <typename Host, typename Launch>
+void run_on(c10::Device device, Host host, [[maybe_unused]] Launch launch) {
+  if (device.is_cpu()) {
+    host();
+    return;
+  }
+#ifdef DDP_HAS_CUDA
+  const c10::cuda::CUDAGuard guard(device);
+  C10_CUDA_CHECK(launch(c10::cuda::getCurrentCUDAStream(device.index()).stream()));
+#else
+  DDP_CHECK(false, "this build has no CUDA parts");
+#endif
+}
+
+}  // namespace
+
+void flat_update(const FlatStep& step, const FlatGradients& gradients, c10::Device device) {
+  if (gradients.num_chunks == 0) {
+    return;
+  }
+  run_on(
+      device, [&] { host_update(step, gradients); },
+      [&](auto stream) { return launch_flat_update(step, gradients, stream); });
+}
+
+void flat_scan(const FlatScan& scan, const FlatGradients& gradients, c10::Device device) {
+  if (gradients.num_chunks == 0) {
+    return;
+  }
+  run_on(
+      device, [&] { host_scan(scan, gradients); },
+      [&](auto stream) { return launch_flat_scan(scan, gradients, stream); });
+}
+
+void flat_scan_end(const FlatScan& scan, c10::Device device) {
+  run_on(
+      device, [&] { host_scan_end(scan); },
+      [&](auto stream) { return launch_flat_scan_end(scan, stream); });
+}
+
+void flat_average(const FlatAverage* averages, const FlatChunk* chunks, int num_chunks, float share,
+                  c10::Device device) {
+  run_on(
+      device, [] { DDP_CHECK(false, "averages on the CPU are ATen's"); },
+      [&](auto stream) {
+        return launch_flat_average(averages, chunks, num_chunks, share, stream);
+      });
 }
 
 }  // namespace ddp::detail

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "optim/flat_math.hpp"
+#include "optim/flat/math.hpp"
 
 namespace ddp::detail {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/flat_averages.hpp"
+#include "optim/flat/averages.hpp"
 
 #include "optim/capture.hpp"
-#include "optim/flat_launch.hpp"
-#include "optim/flat_tables.hpp"
+#include "optim/flat/layout.hpp"
+#include "optim/flat/passes.hpp"
 #include "optim/parameter_state.hpp"
 
 namespace ddp::detail {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds the tables of flat_math.hpp from tensors.
+// Builds the tables of flat/math.hpp from tensors.
 #pragma once
 
 #include <vector>
 
 #include "core/device_table.hpp"
-#include "optim/flat_math.hpp"
+#include "optim/flat/math.hpp"
 #include "optim/parameter_settings.hpp"
 
 namespace ddp::detail {

@@ -9,7 +9,7 @@
 
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
-#include "optim/flat_math.hpp"
+#include "optim/flat/math.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
 #include "optim/update_rule.hpp"

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "optim/flat_math.hpp"
+#include "optim/flat/math.hpp"
 
 namespace ddp::detail {
 

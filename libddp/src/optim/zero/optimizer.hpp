@@ -10,10 +10,10 @@
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "optim/flat_optimizer.hpp"
+#include "optim/flat/optimizer.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/update_rule.hpp"
-#include "optim/zero_shards.hpp"
+#include "optim/zero/shards.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp::detail {
@@ -71,7 +71,6 @@ class ZeroOptimizer final : public Optimizer {
   void put_weights(const ZeroBucket& bucket) const;
   WorkPtr gather_weights(const ZeroBucket& bucket) const;
   void take_weights(const ZeroBucket& bucket, const WorkPtr& work) const;
-  // zero_state.cpp
   void take_state(const StateDict& state);
   std::vector<std::string> slots_of(const ZeroBucket& bucket) const;
   at::Tensor gather_counts(const StateDict& own) const;

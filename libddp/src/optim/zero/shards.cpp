@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/zero_shards.hpp"
+#include "optim/zero/shards.hpp"
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
