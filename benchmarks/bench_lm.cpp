@@ -239,7 +239,7 @@ class Trainer {
     ddp::OptimizerOptions rule;
     rule.type = ddp::OptimizerType::AdamW;
     rule.weight_decay = settings.real("weight_decay");
-    optimizer_ = std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(trained_, rule));
+    optimizer_ = ddp::make_optimizer(trained_, rule);
     context.seed_ranks(0);
   }
 
@@ -313,7 +313,7 @@ class Trainer {
   ModelPtr module_;
   std::unique_ptr<ddp::DistributedDataParallel<ModelPtr>> model_;
   ddp::NamedParameters trained_;
-  std::unique_ptr<ddp::AnyOptimizer> optimizer_;
+  std::unique_ptr<ddp::Optimizer> optimizer_;
   models::TokenInput input_;
   torch::Tensor labels_;
   torch::Tensor first_loss_;

@@ -164,14 +164,13 @@ class Trainer {
       options.comm_hook = settings.text("comm_hook");
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<Model>(module_, context.communicator(), options);
-      optimizer_ = std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(*model_, sgd(settings)));
+      optimizer_ = ddp::make_optimizer(*model_, sgd(settings));
     } else {
       ddp::NamedParameters parameters;
       for (const auto& item : module_->named_parameters()) {
         parameters.push_back({item.key(), item.value()});
       }
-      optimizer_ =
-          std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer(parameters, sgd(settings)));
+      optimizer_ = ddp::make_optimizer(parameters, sgd(settings));
     }
     if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}, {"load", false}})) {
       capture(context);
@@ -240,7 +239,7 @@ class Trainer {
   std::unique_ptr<ddp::DataLoader<>> loader_;
   models::ResNet module_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<ddp::AnyOptimizer> optimizer_;
+  std::unique_ptr<ddp::Optimizer> optimizer_;
   std::unique_ptr<ddp::GraphedStep<ImageBatch, torch::Tensor>> graphed_;
   int64_t num_steps_ = 0;
 };

@@ -34,9 +34,9 @@ int main(int argc, char** argv) {
         loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target);
       }
       scaler.scale(loss).backward();  // outside autocast; buckets are reduced during the backward
-      scaler.unscale_(optimizer);
+      scaler.unscale_(*optimizer);
       auto norm = ddp::clip_grad_norm_(model, cfg.train.max_grad_norm);
-      scaler.step(optimizer, lr);
+      scaler.step(*optimizer, lr);
       scaler.update();
       metrics.end_step(step,
                        {.loss = loss, .num_samples = batch.size(), .lr = lr, .grad_norm = norm});

@@ -198,7 +198,7 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
                      .model = model,
                      .module = *module,
                      .task = task,
-                     .optimizer = optimizer,
+                     .optimizer = *optimizer,
                      .lr_schedule = lr_schedule,
                      .scaler = scaler,
                      .metrics = metrics,

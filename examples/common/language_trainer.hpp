@@ -75,7 +75,7 @@ class LanguageTrainer {
   std::shared_ptr<models::CausalLm> module_;
   TokenData data_;
   ddp::DistributedDataParallel<std::shared_ptr<models::CausalLm>> model_;
-  ddp::AnyOptimizer optimizer_;
+  std::unique_ptr<ddp::Optimizer> optimizer_;
   ddp::GradScaler scaler_;
   ddp::DistributedSampler sampler_, eval_sampler_;
   TokenLoader train_loader_, eval_loader_;

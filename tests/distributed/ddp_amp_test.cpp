@@ -46,10 +46,10 @@ TEST_CASE("an inf on one rank skips the step on all, the next step is the mean's
     scaler.scale(loss).backward();
     torch::Tensor norm;
     if (unscale_first) {
-      scaler.unscale_(optimizer);
+      scaler.unscale_(*optimizer);
       norm = clip_grad_norm_(model, 0);
     }
-    scaler.step(optimizer, lr);
+    scaler.step(*optimizer, lr);
     scaler.update();
     CHECK(scaler.get_scale() == 32);  // halved by step 0 on every rank
     if (step == 0) {
@@ -81,12 +81,12 @@ TEST_CASE("optimizer and scaler state are the same on all ranks") {
   for (int64_t step = 0; step < 4; ++step) {
     model.zero_grad();
     scaler.scale(model.forward(batch_of(rank(), step, 4)).sum()).backward();
-    scaler.unscale_(optimizer);
+    scaler.unscale_(*optimizer);
     clip_grad_norm_(model, 1.0);
-    scaler.step(optimizer, 0.01);
+    scaler.step(*optimizer, 0.01);
     scaler.update();
   }
-  auto tensors = optimizer.state_dict().tensors;
+  auto tensors = optimizer->state_dict().tensors;
   for (const auto& parameter : model.named_parameters()) {
     tensors["parameter " + parameter.name] = parameter.tensor.detach();
   }

@@ -28,13 +28,13 @@ struct GuardedRun {
                                    options.zero1 = zero1;
                                    return options;
                                  }())),
-        guard(context(), action, optimizer, scaler),
-        step(context(), {.models = {&model}, .optimizers = {&optimizer}, .scaler = &scaler},
+        guard(context(), action, *optimizer, scaler),
+        step(context(), {.models = {&model}, .optimizers = {optimizer.get()}, .scaler = &scaler},
              [this](const std::vector<torch::Tensor>& batch, const StepScalars& scalars) {
                model.zero_grad();
                const auto loss = model.forward(batch[0]).sum() * batch[1] + batch[2];
                scaler.scale(guard.watch(loss)).backward();
-               const auto found = scaler.clip_and_step(optimizer, scalars, 0.0, guard.skips());
+               const auto found = scaler.clip_and_step(*optimizer, scalars, 0.0, guard.skips());
                scaler.update();
                return std::vector{loss, found.first_non_finite};
              }) {}
@@ -57,7 +57,7 @@ struct GuardedRun {
 
   Mlp module;
   DistributedDataParallel<Mlp> model;
-  AnyOptimizer optimizer;
+  std::unique_ptr<Optimizer> optimizer;
   GradScaler scaler;
   NonFiniteGuard guard;
   GraphedStep<std::vector<torch::Tensor>, std::vector<torch::Tensor>> step;

@@ -28,7 +28,7 @@ void require_equal_on_all_ranks(const StateDict& state) {
 }
 
 StateDict masters_of(const Trainer& trainer) {
-  StateDict state = copy_of(trainer.optimizer.state_dict());
+  StateDict state = copy_of(trainer.optimizer->state_dict());
   std::erase_if(state.tensors, [](const auto& item) { return !item.first.ends_with("master"); });
   REQUIRE(state.tensors.size() == 6);
   return state;
@@ -55,7 +55,7 @@ TEST_CASE("loaded weights are not undone by the next step") {
   }
   trainer.model.zero_grad();
   trainer.backward(6);
-  trainer.optimizer.step(0.0);
+  trainer.optimizer->step(0.0);
   for (const auto& [name, tensor] : trainer.model.state_dict().tensors) {
     INFO(name);
     REQUIRE(torch::equal(tensor, saved.tensors.at(name)));
@@ -94,6 +94,6 @@ TEST_CASE("after a join all ranks go on from the weights of the one that was act
   require_equal_on_all_ranks(masters_of(trainer));
   trainer.model.zero_grad();
   trainer.backward(5);
-  trainer.optimizer.step(0.0);
+  trainer.optimizer->step(0.0);
   require_same_state(trainer.model.state_dict(), sent);
 }

@@ -66,7 +66,7 @@ void train(const fs::path& path, int64_t first_traced, int64_t num_steps) {
   for (int64_t step = 0; step < num_steps; ++step) {
     model.zero_grad();
     model.forward(input).square().mean().backward();
-    optimizer.step({.lr = 1e-3});
+    optimizer->step({.lr = 1e-3});
     tracer.end_step(step);
   }
   REQUIRE(tracer.done());

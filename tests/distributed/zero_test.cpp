@@ -30,11 +30,11 @@ TEST_CASE("a sharded optimizer gives the weights and the state of a whole one") 
         }
         auto loss = trainer->model.forward(batch(step));
         loss.backward();
-        trainer->optimizer.step({.lr = 0.0625 / (1 + step), .inverse_scale = 0.5});
+        trainer->optimizer->step({.lr = 0.0625 / (1 + step), .inverse_scale = 0.5});
       }
       require_same_weights(sharded.module, whole.module);
     }
-    require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+    require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
   }
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("a sharded optimizer takes weighted means and unused parameters") {
         } else {
           loss.backward();
         }
-        trainer->optimizer.step(0.0625);
+        trainer->optimizer->step(0.0625);
       }
       require_same_weights(sharded.module, whole.module);
     }
@@ -64,13 +64,13 @@ TEST_CASE("each rank keeps its part of the state and no more") {
   Trainer sharded(rule(OptimizerType::AdamW, true));
   sharded.train(0);
   auto bytes = torch::zeros({1}, on_device().dtype(torch::kLong));
-  const auto* own = dynamic_cast<ddp::detail::ZeroOptimizer&>(sharded.optimizer.get()).own();
+  const auto* own = dynamic_cast<ddp::detail::ZeroOptimizer&>(*sharded.optimizer).own();
   const StateDict state = own != nullptr ? own->state_dict() : StateDict();
   for (const auto& [key, tensor] : state.tensors) {
     bytes += tensor.dim() == 0 ? 0 : static_cast<int64_t>(tensor.nbytes());
   }
   int64_t all = 0;
-  for (const auto& [key, tensor] : sharded.optimizer.state_dict().tensors) {
+  for (const auto& [key, tensor] : sharded.optimizer->state_dict().tensors) {
     all += key.ends_with(".step") ? 0 : static_cast<int64_t>(tensor.nbytes());
   }
   CHECK(all == 2 * 4 * (135 + 7 + 297 + 1 + 130 + 2));  // two slots of float32
@@ -91,12 +91,12 @@ TEST_CASE("the norm of sharded gradients, and clipping by it") {
       trainer.backward(step);
       const double type = step == 3 ? std::numeric_limits<double>::infinity() : 2.0;
       norms[i] = clip_grad_norm_(trainer.model, step == 0 ? 0.0 : 1.0, type);
-      const auto scan = trainer.optimizer.scan_gradients({}, 0.25);
+      const auto scan = trainer.optimizer->scan_gradients({}, 0.25);
       CHECK(scan.found_inf.item<float>() == 0);
       CHECK(scan.first_non_finite.item<int>() == -1);
       CHECK(scan.clip_factor.item<double>() ==
             Approx(std::min(1.0, 0.25 / (scan.norm.item<double>() + 1e-6))).epsilon(1e-5));
-      trainer.optimizer.step(0.0625);
+      trainer.optimizer->step(0.0625);
     }
     // Sums of squares are added in another order.
     CHECK(norms[0].item<double>() == Approx(norms[1].item<double>()).epsilon(1e-6));
@@ -112,14 +112,14 @@ TEST_CASE("sharded gradients whose squares float32 does not hold are measured an
   Trainer sharded(rule(OptimizerType::Sgd, true));
   plain.model.zero_grad();
   plain.backward(0);
-  const auto norm = plain.optimizer.scan_gradients().norm.item<double>();
+  const auto norm = plain.optimizer->scan_gradients().norm.item<double>();
   sharded.model.zero_grad();
   (sharded.model.forward(batch(0)) * large).backward();
-  const auto scan = sharded.optimizer.scan_gradients({}, 0.25);
+  const auto scan = sharded.optimizer->scan_gradients({}, 0.25);
   CHECK(scan.norm.item<double>() == Approx(norm * large).epsilon(1e-6));
   CHECK(scan.clip_factor.item<double>() == Approx(0.25 / norm / large).epsilon(1e-6));
   CHECK(clip_grad_norm_(sharded.model, 0.25).item<double>() == Approx(norm * large).epsilon(1e-6));
-  CHECK(sharded.optimizer.scan_gradients().norm.item<double>() == Approx(0.25).epsilon(1e-5));
+  CHECK(sharded.optimizer->scan_gradients().norm.item<double>() == Approx(0.25).epsilon(1e-5));
 }
 
 TEST_CASE("inf in one rank's part makes all ranks skip") {
@@ -145,12 +145,12 @@ TEST_CASE("inf in one rank's part makes all ranks skip") {
         }
         scalers[i].scale(loss).backward();
         if (clips) {
-          const auto scan = scalers[i].clip_and_step(trainer.optimizer, {.lr = 0.0625}, 1e6);
+          const auto scan = scalers[i].clip_and_step(*trainer.optimizer, {.lr = 0.0625}, 1e6);
           CHECK(scan.found_inf.item<float>() == (step == 1 ? 1 : 0));
           CHECK(scan.first_non_finite.item<int>() == (step == 1 ? 4 : -1));
         } else {
-          scalers[i].unscale_(trainer.optimizer);
-          scalers[i].step(trainer.optimizer, 0.0625);
+          scalers[i].unscale_(*trainer.optimizer);
+          scalers[i].step(*trainer.optimizer, 0.0625);
         }
         scalers[i].update();
       }
@@ -159,8 +159,8 @@ TEST_CASE("inf in one rank's part makes all ranks skip") {
     }
     CHECK(scalers[0].get_scale() == 2);
     if (clips) {
-      CHECK(sharded.optimizer.non_finite_report().num_scans == 1);
-      CHECK(sharded.optimizer.non_finite_report().parameter == "w4");
+      CHECK(sharded.optimizer->non_finite_report().num_scans == 1);
+      CHECK(sharded.optimizer->non_finite_report().parameter == "w4");
     }
   }
 }
@@ -172,11 +172,11 @@ TEST_CASE("state goes from one world size to another, and to optimizers that are
     sharded.train(step);
   }
   const StateDict model_state = copy_of(sharded.model.state_dict());
-  const StateDict state = copy_of(sharded.optimizer.state_dict());
+  const StateDict state = copy_of(sharded.optimizer->state_dict());
   const auto go_on = [&](Trainer& trainer) {
     trainer.model.load_state_dict(model_state);
-    trainer.optimizer.load_state_dict(state);
-    require_same_state(trainer.optimizer.state_dict(), state);
+    trainer.optimizer->load_state_dict(state);
+    require_same_state(trainer.optimizer->state_dict(), state);
     for (int step = 3; step < 6; ++step) {
       trainer.train(step);
     }
@@ -186,7 +186,7 @@ TEST_CASE("state goes from one world size to another, and to optimizers that are
   Trainer again(rule(OptimizerType::AdamW, true), with_cap(caps()[2]), dtype);
   go_on(again);
   require_same_weights(again.module, whole.module);
-  require_same_state(again.optimizer.state_dict(), whole.optimizer.state_dict());
+  require_same_state(again.optimizer->state_dict(), whole.optimizer->state_dict());
   // Groups of two ranks, or of one.
   const int size = world() == 4 ? 2 : 1;
   const auto fewer = [&] { return group()->split(rank() / size, rank()); };
@@ -197,7 +197,7 @@ TEST_CASE("state goes from one world size to another, and to optimizers that are
   require_same_weights(sharded_fewer.module, whole_fewer.module);
   StateDict broken = copy_of(state);
   broken.tensors.erase("state.w2.exp_avg");
-  REQUIRE_THROWS_WITH(again.optimizer.load_state_dict(broken),
+  REQUIRE_THROWS_WITH(again.optimizer->load_state_dict(broken),
                       Catch::Contains("state.w2.exp_avg is missing"));
 }
 
@@ -214,11 +214,11 @@ TEST_CASE("first sharded steps that are skipped make no state") {
         scalars.found_inf = 1.0;
       }
       loss.backward();
-      trainer->optimizer.step(scalars);
+      trainer->optimizer->step(scalars);
     }
     require_same_weights(sharded.module, whole.module);
   }
-  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
 }
 
 TEST_CASE("one rank alone may give a parameter other memory, all of them other values") {
@@ -243,22 +243,22 @@ TEST_CASE("one rank alone may give a parameter other memory, all of them other v
       }
     }
     if (step >= 3) {  // a state saved before the next step has the new values, too
-      require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+      require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
     }
     for (Trainer* trainer : {&sharded, &whole}) {
       trainer->train(step);
     }
     require_same_weights(sharded.module, whole.module);
   }
-  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
   auto& weight = sharded.module->weights[2];
   const auto turned = weight.detach().t().contiguous().t();
   if (rank() == 0) {  // one rank's mistake does not prevent saving
     weight.set_data(turned);
   }
-  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
   weight.set_data(turned);
-  REQUIRE_THROWS_WITH(sharded.optimizer.scan_gradients(),
+  REQUIRE_THROWS_WITH(sharded.optimizer->scan_gradients(),
                       Catch::Contains("parameter w2 was replaced"));
 }
 
@@ -268,16 +268,16 @@ TEST_CASE("state that is loaded beside other weights is what later steps work on
   for (Trainer* trainer : {&sharded, &whole}) {
     trainer->train(0);
     trainer->train(1);
-    const StateDict saved = copy_of(trainer->optimizer.state_dict());
+    const StateDict saved = copy_of(trainer->optimizer->state_dict());
     trainer->train(2);
     for (auto& weight : trainer->module->weights) {
       weight.set_data(weight.detach() * 2);
     }
-    trainer->optimizer.load_state_dict(saved);
+    trainer->optimizer->load_state_dict(saved);
     trainer->train(3);
   }
   require_same_weights(sharded.module, whole.module);
-  require_same_state(sharded.optimizer.state_dict(), whole.optimizer.state_dict());
+  require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
 }
 
 TEST_CASE("what cannot be sharded is refused") {
@@ -307,7 +307,7 @@ TEST_CASE("what cannot be sharded is refused") {
   REQUIRE_THROWS_WITH(clip_grad_norm_(trainer.model.named_parameters(), 1.0),
                       Catch::Contains("give clip_grad_norm_ the model"));
   auto other = make_optimizer(trainer.model.named_parameters(), rule(OptimizerType::Sgd, false));
-  REQUIRE_THROWS_WITH(other.step(0.0625), Catch::Contains("each rank has a part only"));
+  REQUIRE_THROWS_WITH(other->step(0.0625), Catch::Contains("each rank has a part only"));
   // A second backward without zero_grad() or step() before it.
   REQUIRE_THROWS_WITH(
       [&] {
@@ -315,7 +315,7 @@ TEST_CASE("what cannot be sharded is refused") {
         trainer.backward(1);
       }(),
       Catch::Contains("cannot be added to"));
-  trainer.optimizer.step(0.0625);
+  trainer.optimizer->step(0.0625);
   for (const auto& weight : trainer.module->weights) {
     CHECK_FALSE(weight.grad().defined());
   }
@@ -323,5 +323,5 @@ TEST_CASE("what cannot be sharded is refused") {
   trainer.model.zero_grad();
   trainer.backward(3);
   trainer.module->weights[1].mutable_grad() = torch::ones_like(trainer.module->weights[1]);
-  REQUIRE_THROWS_WITH(trainer.optimizer.step(0.0625), Catch::Contains("gradient of w1"));
+  REQUIRE_THROWS_WITH(trainer.optimizer->step(0.0625), Catch::Contains("gradient of w1"));
 }

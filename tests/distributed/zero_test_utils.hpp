@@ -88,11 +88,11 @@ struct Trainer {
   void train(int64_t step) {
     model.zero_grad();
     backward(step);
-    optimizer.step(0.0625);
+    optimizer->step(0.0625);
   }
   Pieces module;
   DistributedDataParallel<Pieces> model;
-  AnyOptimizer optimizer;
+  std::unique_ptr<Optimizer> optimizer;
 };
 
 inline std::vector<double> caps() {

@@ -100,7 +100,7 @@ void bench_step(const std::string& name, const Model& model, const OptimizerOpti
   auto optimizer = ddp::make_optimizer(parameters, options);
   const at::Tensor lr =
       at::full({}, 1e-3F, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA));
-  const double us = median_us([&] { optimizer.step(ddp::StepScalars{.lr = lr}); });
+  const double us = median_us([&] { optimizer->step(ddp::StepScalars{.lr = lr}); });
   const auto bytes = static_cast<int64_t>(c10::elementSize(grad)) + state_bytes +
                      (leaf == at::kFloat ? 0 : static_cast<int64_t>(c10::elementSize(leaf)));
   report(ddp::detail::concat(name, " ", model.name, " leaf ", leaf, " grad ", grad),
@@ -113,7 +113,7 @@ void bench_scan(const Model& model, at::ScalarType grad, OptimizerImplementation
   attach_gradients(parameters, grad);
   OptimizerOptions options;
   auto optimizer = ddp::make_optimizer(parameters, as(options, implementation));
-  const double us = median_us([&] { optimizer.scan_gradients(0.5, 1.0); });
+  const double us = median_us([&] { optimizer->scan_gradients(0.5, 1.0); });
   const bool is_list = implementation == OptimizerImplementation::List;
   report(ddp::detail::concat(is_list ? "list scan " : "scan ", model.name, " grad ", grad),
          static_cast<double>(count(parameters)), static_cast<int64_t>(c10::elementSize(grad)), us);

@@ -109,7 +109,7 @@ TEST_CASE("optimizers and settings that cannot be captured are named beforehand"
     TorchOptimizer torch_sgd(std::make_shared<torch::optim::SGD>(module->parameters(), 0.1),
                              model.named_parameters());
     auto ours = make_optimizer(model, OptimizerOptions{});
-    Optimizer& optimizer = find_unused ? static_cast<Optimizer&>(ours) : torch_sgd;
+    Optimizer& optimizer = find_unused ? *ours : torch_sgd;
     GraphedStep step(context(), {.models = {&model}, .optimizers = {&optimizer}},
                      [&](const Batch& batch, const StepScalars& scalars) {
                        model.zero_grad();

@@ -99,11 +99,11 @@ TEST_CASE(
     DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));
     auto optimizer = make_optimizer(model, {.momentum = 0.9});
     GraphedStep step(
-        context(), {.models = {&model}, .optimizers = {&optimizer}},
+        context(), {.models = {&model}, .optimizers = {optimizer.get()}},
         [&](const at::Tensor& batch, const StepScalars& scalars) {
           auto loss = model.forward(batch).square().mean();
           loss.backward();
-          optimizer.step(scalars);
+          optimizer->step(scalars);
           if (fails && rank() == world() - 1 &&
               c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
             throw std::runtime_error("only here");

@@ -28,12 +28,12 @@ class Loop {
   /// Another step over the same model and optimizer.
   Step make_step(CudaGraph mode) {
     return Step(
-        context(), {.models = {&model_}, .optimizers = {&optimizer_}},
+        context(), {.models = {&model_}, .optimizers = {optimizer_.get()}},
         [this](const at::Tensor& batch, const StepScalars& scalars) {
           model_.zero_grad();
           auto loss = model_.forward(batch).to(torch::kFloat).square().mean();
           loss.backward();
-          optimizer_.step(scalars);
+          optimizer_->step(scalars);
           return loss;
         },
         GraphedStepOptions{.mode = mode});
@@ -49,7 +49,7 @@ class Loop {
   }
 
   Mlp& module() { return module_; }
-  AnyOptimizer& optimizer() { return optimizer_; }
+  Optimizer& optimizer() { return *optimizer_; }
   void recapture() { step_.recapture(); }
   GraphedStepCounts counts() const { return step_.counts(); }
   /// Result of the latest step, in the graph's own memory.
@@ -66,7 +66,7 @@ class Loop {
 
   Mlp module_;
   DistributedDataParallel<Mlp> model_;
-  AnyOptimizer optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   Step step_;
   at::Tensor result_;
   std::vector<double> losses_;

@@ -55,21 +55,21 @@ struct TwoSteps {
 
   Net module = on_gpu();
   DistributedDataParallel<Net> model{module, group()};
-  AnyOptimizer optimizer = make_optimizer(model, OptimizerOptions{});
+  std::unique_ptr<Optimizer> optimizer = make_optimizer(model, OptimizerOptions{});
   GraphedStep<Batch, at::Tensor> training{
       context(),
-      {.models = {&model}, .optimizers = {&optimizer}},
+      {.models = {&model}, .optimizers = {optimizer.get()}},
       [this](const Batch& batch, const StepScalars& scalars) {
         model.zero_grad();
         auto loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target);
         loss.backward();
-        optimizer.step(scalars);
+        optimizer->step(scalars);
         return loss;
       },
       GraphedStepOptions{.mode = CudaGraph::On, .max_graphs = 2}};
   GraphedStep<Batch, at::Tensor> evaluation{
       context(),
-      {.models = {&model}, .optimizers = {&optimizer}},
+      {.models = {&model}, .optimizers = {optimizer.get()}},
       [this](const Batch& batch, const StepScalars&) { return module->forward(batch.data).sum(); },
       GraphedStepOptions{.mode = CudaGraph::On},
       training.pool()};

@@ -76,7 +76,7 @@ class Trainer {
     module_->to(context().device());
     // Small buckets give several reductions per step.
     model_.emplace(module_, group(), with_cap(0.005));
-    optimizer_.emplace(make_optimizer(*model_, setup_.optimizer));
+    optimizer_ = make_optimizer(*model_, setup_.optimizer);
     scaler_.emplace(setup_.amp);
     if (setup_.ema) {
       ema_.emplace(*model_, EmaOptions{.decay = 0.9});
@@ -84,7 +84,7 @@ class Trainer {
     context().seed_ranks(11);
     step_.emplace(
         context(),
-        GraphedParts{.models = {&*model_}, .optimizers = {&*optimizer_}, .scaler = &*scaler_},
+        GraphedParts{.models = {&*model_}, .optimizers = {optimizer_.get()}, .scaler = &*scaler_},
         [this](const std::vector<Batch>& batches, const StepScalars& scalars) {
           return run(batches, scalars);
         },
@@ -171,7 +171,7 @@ class Trainer {
   const Setup setup_;
   Net module_{nullptr};
   std::optional<DistributedDataParallel<Net>> model_;
-  std::optional<AnyOptimizer> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   std::optional<GradScaler> scaler_;
   std::optional<Ema> ema_;
   std::optional<GraphedStep<std::vector<Batch>, std::vector<at::Tensor>>> step_;

@@ -70,7 +70,7 @@ Result trained(const OptimizerOptions& options, CudaGraph mode) {
   DistributedDataParallel model(module, group(), with_cap(1e-6));
   auto optimizer = make_optimizer(model, options);
   GraphedStep step(
-      context(), {.models = {&model}, .optimizers = {&optimizer}},
+      context(), {.models = {&model}, .optimizers = {optimizer.get()}},
       [&](const at::Tensor& batch, const StepScalars& scalars) {
         const ops::WgradBranch branch;
         model.zero_grad();
@@ -78,7 +78,7 @@ Result trained(const OptimizerOptions& options, CudaGraph mode) {
         pass(Place::BeforeBackward);
         loss.backward();
         pass(Place::AfterBackward);
-        optimizer.step(scalars);
+        optimizer->step(scalars);
         pass(Place::AtEnd);
         return loss;
       },
@@ -89,7 +89,7 @@ Result trained(const OptimizerOptions& options, CudaGraph mode) {
     result.losses.push_back(
         step(x.contiguous(at::MemoryFormat::ChannelsLast), {.lr = 0.05, .step = i}).log[0]);
   }
-  for (const StateDict& state : {model.state_dict(), optimizer.state_dict()}) {
+  for (const StateDict& state : {model.state_dict(), optimizer->state_dict()}) {
     for (const auto& [name, tensor] : state.tensors) {
       result.tensors.push_back(tensor.clone());
     }

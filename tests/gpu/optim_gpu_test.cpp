@@ -112,21 +112,21 @@ struct Trainer {
 
   // `rate` is the tensor in a captured step and the host's number in an eager one.
   void step(const ddp::StepScalar& rate) {
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     at::Tensor loss = at::zeros({}, lr.options());
     for (size_t k = 0; k < inputs.size(); ++k) {
       loss = loss + (parameters[k].tensor * inputs[k]).sum();
     }
     scaler.scale(loss).backward();
-    scaler.unscale_(optimizer);
+    scaler.unscale_(*optimizer);
     norm.copy_(ddp::clip_grad_norm_(parameters, 2.0));
-    scaler.step(optimizer, rate);
+    scaler.step(*optimizer, rate);
     scaler.update();
     ema.update();
   }
 
   NamedParameters parameters;
-  ddp::AnyOptimizer optimizer;
+  std::unique_ptr<ddp::Optimizer> optimizer;
   ddp::GradScaler scaler;
   ddp::Ema ema;
   at::Tensor lr;
@@ -140,8 +140,8 @@ void check_same(const Trainer& a, const Trainer& b) {
     CHECK(at::equal(a.parameters[k].tensor.detach(), b.parameters[k].tensor.detach()));
     CHECK(at::equal(a.ema.averages()[k].tensor, b.ema.averages()[k].tensor));
   }
-  const ddp::StateDict state = a.optimizer.state_dict();
-  for (const auto& [key, tensor] : b.optimizer.state_dict().tensors) {
+  const ddp::StateDict state = a.optimizer->state_dict();
+  for (const auto& [key, tensor] : b.optimizer->state_dict().tensors) {
     INFO(key);
     CHECK(at::equal(state.tensors.at(key), tensor));
   }
@@ -165,13 +165,13 @@ TEST_CASE("GPU steps equal CPU steps", "[gpu]") {
       set_device_gradients(gpu, step);
       const double norm = ddp::clip_grad_norm_(cpu, 3.0).item<double>();
       CHECK(ddp::clip_grad_norm_(gpu, 3.0).item<double>() == Approx(norm).epsilon(1e-5));
-      on_cpu.step(0.0625);
-      on_gpu.step(0.0625);
+      on_cpu->step(0.0625);
+      on_gpu->step(0.0625);
     }
     // The norms differ in the last bits, and so do clipped gradients. float32 state agrees to a few
     // ulp. A bfloat16 leaf agrees to one ulp, if rounding goes the other way.
-    const ddp::StateDict state = on_gpu.state_dict();
-    for (const auto& [key, tensor] : on_cpu.state_dict().tensors) {
+    const ddp::StateDict state = on_gpu->state_dict();
+    for (const auto& [key, tensor] : on_cpu->state_dict().tensors) {
       INFO(key);
       CHECK(ulps(state.tensors.at(key), tensor) <= 32.0);
     }
@@ -232,7 +232,7 @@ TEST_CASE("State is not made inside a capture", "[gpu]") {
   at::cuda::getCurrentCUDAStream().synchronize();
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
-  const std::string message = message_of<ddp::SettingsError>([&] { optimizer.step(0.1); });
+  const std::string message = message_of<ddp::SettingsError>([&] { optimizer->step(0.1); });
   at::zeros({1}, at::TensorOptions().device(at::kCUDA));  // gives the graph a node
   graph.capture_end();
   CHECK(contains(message, "run one step eagerly before capturing"));

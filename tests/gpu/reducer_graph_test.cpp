@@ -193,25 +193,25 @@ TEST_CASE("a captured step with its update replays the eager bits") {
     auto eager_optimizer = make_optimizer(eager, rule);
     auto input = torch::zeros({3, 4}, on_device());
     const auto rate = torch::full({}, 0.015625, on_device());
-    const auto step = [&](auto& model, AnyOptimizer& optimizer) {
+    const auto step = [&](auto& model, Optimizer& optimizer) {
       model.zero_grad();
       model.forward(input).sum().backward();
       optimizer.step(StepScalars{.lr = rate});
     };
     for (int warm_up = 0; warm_up < 4; ++warm_up) {
       input.copy_(batch_of(rank(), 20 + warm_up, 4));
-      step(captured, captured_optimizer);
-      step(eager, eager_optimizer);
+      step(captured, *captured_optimizer);
+      step(eager, *eager_optimizer);
     }
     at::cuda::CUDAGraph graph;
     graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-    step(captured, captured_optimizer);
+    step(captured, *captured_optimizer);
     graph.capture_end();
     for (int replay = 0; replay < 8; ++replay) {
       input.copy_(batch_of(rank(), replay, 4));
       rate.fill_(0.015625 / (1 + replay));
       graph.replay();
-      step(eager, eager_optimizer);
+      step(eager, *eager_optimizer);
       for (size_t i = 0; i < eager_module->parameters().size(); ++i) {
         REQUIRE(torch::equal(captured_module->parameters()[i].detach(),
                              eager_module->parameters()[i].detach()));

@@ -65,7 +65,7 @@ TEST_CASE("a ResNet on side streams trains the plain run's weights") {
     for (int step = 0; step < 20; ++step) {
       model.zero_grad();
       ops::cross_entropy(model.forward(images), labels).loss.backward();
-      optimizer.step(0.0625);
+      optimizer->step(0.0625);
     }
     const auto parameters = module->parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -93,7 +93,7 @@ TEST_CASE("matrices of filters made ahead are of the latest weights, in a graph 
     for (int step = 0; step < steps; ++step) {
       model.zero_grad();
       ops::cross_entropy(model.forward(small), labels).loss.backward();
-      optimizer.step(0.0625);
+      optimizer->step(0.0625);
     }
     module->eval();
   };

@@ -53,9 +53,9 @@ int64_t optimizer_bytes(torch::ScalarType dtype, bool zero1) {
   backward();
   backward();
   const int64_t before = allocated_bytes();
-  optimizer.step(0.001);
+  optimizer->step(0.001);
   backward();
-  optimizer.step(0.001);
+  optimizer->step(0.001);
   model.zero_grad();
   backward();
   return allocated_bytes() - before;
@@ -118,7 +118,7 @@ TEST_CASE("a captured step, whole and sharded", "[.bench]") {
       model.zero_grad();
       const auto loss = model.forward(input).to(torch::kFloat).mean();
       loss.backward();
-      optimizer.step(StepScalars{.lr = rate});
+      optimizer->step(StepScalars{.lr = rate});
     });
     if (rank() == 0) {
       std::printf("%s: %.3f ms a step\n", zero1 ? "zero1" : "whole", ms);
@@ -146,7 +146,7 @@ TEST_CASE("captured sharded steps replay the eager bits") {
     GradScaler eager_scaler(amp);
     auto input = torch::zeros({3, 4}, on_device());
     const auto rate = torch::full({}, 0.015625, on_device());
-    const auto step = [&](auto& model, AnyOptimizer& optimizer, GradScaler& scaler) {
+    const auto step = [&](auto& model, Optimizer& optimizer, GradScaler& scaler) {
       model.zero_grad();
       auto loss = scaler.scale(model.forward(input).sum());
       loss.backward();
@@ -159,12 +159,12 @@ TEST_CASE("captured sharded steps replay the eager bits") {
     };
     for (int warm_up = 0; warm_up < 4; ++warm_up) {
       input.copy_(batch_of(rank(), 20 + warm_up, 4));
-      step(captured, captured_optimizer, captured_scaler);
-      step(eager, eager_optimizer, eager_scaler);
+      step(captured, *captured_optimizer, captured_scaler);
+      step(eager, *eager_optimizer, eager_scaler);
     }
     at::cuda::CUDAGraph graph;
     graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-    step(captured, captured_optimizer, captured_scaler);
+    step(captured, *captured_optimizer, captured_scaler);
     graph.capture_end();
     for (int replay = 0; replay < 8; ++replay) {
       input.copy_(batch_of(rank(), replay, 4));
@@ -173,7 +173,7 @@ TEST_CASE("captured sharded steps replay the eager bits") {
       }
       rate.fill_(0.015625 / (1 + replay));
       graph.replay();
-      step(eager, eager_optimizer, eager_scaler);
+      step(eager, *eager_optimizer, eager_scaler);
       for (size_t i = 0; i < eager_module->parameters().size(); ++i) {
         CAPTURE(replay, i);
         REQUIRE(torch::equal(captured_module->parameters()[i].detach(),

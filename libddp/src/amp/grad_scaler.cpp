@@ -12,6 +12,7 @@
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
+#include "optim/zero/sharded_gradients.hpp"
 
 namespace ddp {
 namespace {
@@ -135,8 +136,11 @@ std::vector<at::Tensor> GradScaler::check_and_unscale(Optimizer& optimizer,
     detail::check_and_unscale_(group.tensors, *found_inf,
                                inverse_scale.to(group.device, /*non_blocking=*/true));
   }
+  auto* const sharded = dynamic_cast<detail::ShardedGradients*>(&optimizer);
   for (at::Tensor& found_inf : found_infs) {
-    optimizer.agree_on_found_inf(found_inf);
+    if (sharded) {
+      sharded->agree_on_found_inf(found_inf);
+    }
     if (reduce_found_inf_) {
       reduce_found_inf_(found_inf);
     }

@@ -29,36 +29,36 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
                                   : nullptr;
 }
 
-AnyOptimizer make_list(const SettingsList& settings, const OptimizerOptions& options) {
-  return AnyOptimizer(std::make_unique<detail::ListOptimizer>(settings, options));
-}
-
 [[noreturn]] void refuse_zero(const std::string& reason) {
   throw SettingsError(
       detail::concat("optimizer.zero1=true cannot be had: ", reason, "; set it to false"));
 }
 
-AnyOptimizer make_zero(DataParallelModel& model, const OptimizerOptions& options) {
+std::unique_ptr<Optimizer> make_zero(DataParallelModel& model, const OptimizerOptions& options) {
   const SettingsList settings = detail::settings_of_parameters(model.named_parameters(), options);
   if (const auto reason = detail::reason_against_zero(settings, options); !reason.empty()) {
     refuse_zero(reason);
   }
-  return AnyOptimizer(std::make_unique<detail::ZeroOptimizer>(model, settings, options));
+  return std::make_unique<detail::ZeroOptimizer>(model, settings, options);
 }
 
 }  // namespace
 
-AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options) {
+std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
+                                          const OptimizerOptions& options) {
   options.taken.set();
   const SettingsList settings = detail::settings_of_parameters(parameters, options);
   if (options.zero1) {
     refuse_zero("the optimizer was given parameters, not a DistributedDataParallel");
   }
-  auto flat = make_flat(settings, options);
-  return flat ? AnyOptimizer(std::move(flat)) : make_list(settings, options);
+  if (auto flat = make_flat(settings, options)) {
+    return flat;
+  }
+  return std::make_unique<detail::ListOptimizer>(settings, options);
 }
 
-AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options) {
+std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
+                                          const OptimizerOptions& options) {
   if (!options.zero1) {
     return make_optimizer(model.named_parameters(), options);
   }

@@ -29,7 +29,7 @@ bool trains(const Module& module, const torch::Tensor& images) {
     }
   }
   ddp::GradScaler scaler(ddp::AmpOptions{});
-  scaler.step(optimizer, 0.1);
+  scaler.step(*optimizer, 0.1);
   return !torch::equal(before, module->parameters().back());
 }
 
@@ -46,7 +46,7 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
     const auto target = torch::randint(10, {cfg.train.batch_size});
     model.zero_grad();
     torch::cross_entropy_loss(model.forward(images), target).backward();
-    optimizer.step(lr_schedule.at(step));
+    optimizer->step(lr_schedule.at(step));
     std::cout << "step " << step << std::endl;
   }
 }

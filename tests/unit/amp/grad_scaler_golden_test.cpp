@@ -35,7 +35,7 @@ ddp::AmpOptions options_of(const nlohmann::json& json) {
 // Reads found_inf on the device (libddp's), or on the host (torch::optim's through the adapter).
 std::unique_ptr<ddp::Optimizer> make_sgd(const ddp::NamedParameter& parameter, bool on_device) {
   if (on_device) {
-    return std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer({parameter}, {}));
+    return ddp::make_optimizer({parameter}, {});
   }
   auto sgd = std::make_shared<torch::optim::SGD>(std::vector<at::Tensor>{parameter.tensor},
                                                  torch::optim::SGDOptions(kLr));

@@ -34,7 +34,7 @@ struct Fixture {
   void backward(GradScaler& scaler) { scaler.scale(weight.sum()).backward(); }
 
   at::Tensor weight;
-  ddp::AnyOptimizer optimizer;
+  std::unique_ptr<ddp::Optimizer> optimizer;
 };
 
 std::string error_of(const std::function<void()>& f) {
@@ -63,10 +63,10 @@ TEST_CASE("A scaler that is not enabled passes everything through", "[amp]") {
   const at::Tensor loss = f.weight.sum();
   CHECK(scaler.scale(loss).is_same(loss));
   scaler.scale(loss).backward();
-  scaler.unscale_(f.optimizer);
-  scaler.unscale_(f.optimizer);
-  scaler.step(f.optimizer, 0.25);
-  scaler.step(f.optimizer, 0.25);
+  scaler.unscale_(*f.optimizer);
+  scaler.unscale_(*f.optimizer);
+  scaler.step(*f.optimizer, 0.25);
+  scaler.step(*f.optimizer, 0.25);
   scaler.update();
   CHECK(at::equal(f.weight.detach(), at::full({3}, 0.5F)));
   CHECK(scaler.get_scale() == 1.0);
@@ -79,11 +79,11 @@ TEST_CASE("unscale_, clip and step compose", "[amp]") {
   Fixture f;
   f.backward(scaler);
   CHECK(at::equal(f.weight.grad(), at::full({3}, 1024.0F)));
-  scaler.unscale_(f.optimizer);
+  scaler.unscale_(*f.optimizer);
   CHECK(at::equal(f.weight.grad(), at::ones({3})));
-  const at::Tensor norm = ddp::clip_grad_norm_(f.optimizer.named_parameters(), 0.5);
+  const at::Tensor norm = ddp::clip_grad_norm_(f.optimizer->named_parameters(), 0.5);
   CHECK(norm.item<float>() == Approx(std::sqrt(3.0)));
-  scaler.step(f.optimizer, 1.0);
+  scaler.step(*f.optimizer, 1.0);
   scaler.update();
   CHECK(f.weight[0].item<float>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
 }
@@ -107,17 +107,18 @@ TEST_CASE("clip_and_step equals unscale_, clip_grad_norm_ and step", "[amp]") {
   for (int step = 0; step < 6; ++step) {
     const bool overflows = is_enabled && step == 2;
     const auto backward = [&](Fixture& f, GradScaler& scaler) {
-      f.optimizer.zero_grad();
+      f.optimizer->zero_grad();
       const at::Tensor factors = at::tensor({1.0F, -2.0F, overflows ? 1e38F : 0.5F});
       scaler.scale((f.weight * factors).sum()).backward();
     };
     backward(apart, apart_scaler);
-    apart_scaler.unscale_(apart.optimizer);
-    const at::Tensor norm = ddp::clip_grad_norm_(apart.optimizer.named_parameters(), max_norm);
-    apart_scaler.step(apart.optimizer, 0.125);
+    apart_scaler.unscale_(*apart.optimizer);
+    const at::Tensor norm = ddp::clip_grad_norm_(apart.optimizer->named_parameters(), max_norm);
+    apart_scaler.step(*apart.optimizer, 0.125);
     apart_scaler.update();
     backward(one, one_scaler);
-    const ddp::GradientScan scan = one_scaler.clip_and_step(one.optimizer, {.lr = 0.125}, max_norm);
+    const ddp::GradientScan scan =
+        one_scaler.clip_and_step(*one.optimizer, {.lr = 0.125}, max_norm);
     one_scaler.update();
     CHECK(ulps(one.weight, apart.weight) <= 2.0);
     if (overflows) {
@@ -127,7 +128,7 @@ TEST_CASE("clip_and_step equals unscale_, clip_grad_norm_ and step", "[amp]") {
     }
   }
   CHECK(one_scaler.get_scale() == apart_scaler.get_scale());
-  CHECK(one.optimizer.non_finite_report().parameter == (is_enabled ? "w" : ""));
+  CHECK(one.optimizer->non_finite_report().parameter == (is_enabled ? "w" : ""));
 }
 
 // Scaled gradients of 1e20 have squares beyond float32.
@@ -138,13 +139,11 @@ TEST_CASE("clip_and_step measures unscaled gradients, whatever the scale is", "[
   std::unique_ptr<ddp::Optimizer> optimizer;
   SECTION("list") {
     options.implementation = ddp::OptimizerImplementation::List;
-    optimizer =
-        std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer({{"w", f.weight}}, options));
+    optimizer = ddp::make_optimizer({{"w", f.weight}}, options);
   }
   SECTION("flat") {
     options.implementation = ddp::OptimizerImplementation::Flat;
-    optimizer =
-        std::make_unique<ddp::AnyOptimizer>(ddp::make_optimizer({{"w", f.weight}}, options));
+    optimizer = ddp::make_optimizer({{"w", f.weight}}, options);
   }
   SECTION("torch") {
     optimizer = std::make_unique<ddp::TorchOptimizer>(
@@ -165,11 +164,11 @@ TEST_CASE("clip_and_step skips what is not finite where it is asked to", "[amp]"
   GradScaler scaler;
   Fixture f;
   f.weight.sum().backward();
-  scaler.clip_and_step(f.optimizer, {.lr = 1.0}, max_norm, skips);
+  scaler.clip_and_step(*f.optimizer, {.lr = 1.0}, max_norm, skips);
   const at::Tensor before = f.weight.detach().clone();
   CHECK(before[0].item<float>() < 1.0F);
   f.weight.mutable_grad()[1] = std::numeric_limits<float>::infinity();
-  scaler.clip_and_step(f.optimizer, {.lr = 1.0}, max_norm, skips);
+  scaler.clip_and_step(*f.optimizer, {.lr = 1.0}, max_norm, skips);
   CHECK(at::equal(f.weight.detach(), before) == skips);
   int calls = 0;
   scaler.set_found_inf_reduction([&](at::Tensor& found_inf) {
@@ -178,7 +177,7 @@ TEST_CASE("clip_and_step skips what is not finite where it is asked to", "[amp]"
   });
   f.weight.mutable_grad().fill_(1.0);
   const at::Tensor last = f.weight.detach().clone();
-  scaler.clip_and_step(f.optimizer, {.lr = 1.0}, max_norm, skips);
+  scaler.clip_and_step(*f.optimizer, {.lr = 1.0}, max_norm, skips);
   CHECK(calls == (skips ? 1 : 0));
   CHECK((!skips || at::equal(f.weight.detach(), last)));
 }
@@ -186,36 +185,36 @@ TEST_CASE("clip_and_step skips what is not finite where it is asked to", "[amp]"
 TEST_CASE("clip_and_step cannot follow unscale_ or step", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f;
-  const auto clip = [&] { scaler.clip_and_step(f.optimizer, {.lr = 0.1}, 1.0); };
+  const auto clip = [&] { scaler.clip_and_step(*f.optimizer, {.lr = 0.1}, 1.0); };
   CHECK(contains(error_of(clip), "scale(loss) was not called"));
   f.backward(scaler);
-  scaler.unscale_(f.optimizer);
+  scaler.unscale_(*f.optimizer);
   CHECK(contains(error_of(clip), "called after unscale_()"));
-  scaler.step(f.optimizer, 0.1);
+  scaler.step(*f.optimizer, 0.1);
   CHECK(contains(error_of(clip), "called after step()"));
   scaler.update();
-  f.optimizer.zero_grad();
+  f.optimizer->zero_grad();
   CHECK(contains(error_of(clip), "no inf checks were recorded"));
 }
 
 TEST_CASE("Misuse is refused with PyTorch's words", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f;
-  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "scale(loss) was not called"));
-  CHECK(contains(error_of([&] { scaler.step(f.optimizer, 0.1); }), "scale(loss) was not called"));
+  CHECK(contains(error_of([&] { scaler.unscale_(*f.optimizer); }), "scale(loss) was not called"));
+  CHECK(contains(error_of([&] { scaler.step(*f.optimizer, 0.1); }), "scale(loss) was not called"));
   CHECK(contains(error_of([&] { scaler.update(); }), "scale(loss) was not called"));
   f.backward(scaler);
   CHECK(
       contains(error_of([&] { scaler.update(); }), "no inf checks were recorded prior to update"));
-  scaler.unscale_(f.optimizer);
-  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "already been called"));
-  scaler.step(f.optimizer, 0.1);
-  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "called after step()"));
-  CHECK(
-      contains(error_of([&] { scaler.step(f.optimizer, 0.1); }), "step() has already been called"));
+  scaler.unscale_(*f.optimizer);
+  CHECK(contains(error_of([&] { scaler.unscale_(*f.optimizer); }), "already been called"));
+  scaler.step(*f.optimizer, 0.1);
+  CHECK(contains(error_of([&] { scaler.unscale_(*f.optimizer); }), "called after step()"));
+  CHECK(contains(error_of([&] { scaler.step(*f.optimizer, 0.1); }),
+                 "step() has already been called"));
   scaler.update();
-  f.optimizer.zero_grad();
-  CHECK(contains(error_of([&] { scaler.step(f.optimizer, 0.1); }), "no inf checks were recorded"));
+  f.optimizer->zero_grad();
+  CHECK(contains(error_of([&] { scaler.step(*f.optimizer, 0.1); }), "no inf checks were recorded"));
 }
 
 TEST_CASE("fp16 gradients: an error in unscale_, unscaled in float32 by step", "[amp]") {
@@ -224,16 +223,16 @@ TEST_CASE("fp16 gradients: an error in unscale_, unscaled in float32 by step", "
   scaler.scale(at::zeros({}));  // creates the scale
   // 1024 / 65536 = 2^-6, and 2^-20 / 65536, which is below fp16's range.
   f.weight.mutable_grad() = at::tensor({1024.0F, 1.0F, 9.5367431640625e-07F}).to(at::kHalf);
-  CHECK(contains(error_of([&] { scaler.unscale_(f.optimizer); }), "FP16 gradients"));
-  scaler.step(f.optimizer, 1.0);
-  const ddp::StateDict state = f.optimizer.state_dict();
+  CHECK(contains(error_of([&] { scaler.unscale_(*f.optimizer); }), "FP16 gradients"));
+  scaler.step(*f.optimizer, 1.0);
+  const ddp::StateDict state = f.optimizer->state_dict();
   const at::Tensor master = state.tensors.at("state.w.master");
   CHECK(at::equal(master, at::tensor({1.0F - 0.015625F, 1.0F - 1.0F / 65536.0F, 1.0F})));
   scaler.update();
   f.weight.mutable_grad() = at::full({3}, 70000.0F).to(at::kHalf);  // inf
-  scaler.step(f.optimizer, 1.0);
+  scaler.step(*f.optimizer, 1.0);
   scaler.update();
-  CHECK(at::equal(f.optimizer.state_dict().tensors.at("state.w.master"), master));
+  CHECK(at::equal(f.optimizer->state_dict().tensors.at("state.w.master"), master));
   CHECK(scaler.get_scale() == 32768.0);
 }
 
@@ -241,7 +240,7 @@ TEST_CASE("bf16 gradients are unscaled in place", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f(at::kBFloat16);
   f.backward(scaler);
-  scaler.unscale_(f.optimizer);
+  scaler.unscale_(*f.optimizer);
   CHECK(at::equal(f.weight.grad(), at::ones({3}, at::kBFloat16)));
 }
 
@@ -280,7 +279,7 @@ TEST_CASE("found_inf is agreed through the reduction that the user sets", "[amp]
     found_inf.fill_(1.0);  // another rank found an inf
   });
   f.backward(scaler);
-  scaler.step(f.optimizer, 0.5);
+  scaler.step(*f.optimizer, 0.5);
   scaler.update();
   CHECK(calls == 1);
   CHECK(at::equal(f.weight.detach(), at::ones({3})));
@@ -290,12 +289,12 @@ TEST_CASE("found_inf is agreed through the reduction that the user sets", "[amp]
 TEST_CASE("Scaler state has PyTorch's keys and resumes exactly", "[amp]") {
   const auto train = [](GradScaler& scaler, Fixture& f, int from, int to) {
     for (int step = from; step < to; ++step) {
-      f.optimizer.zero_grad();
+      f.optimizer->zero_grad();
       f.backward(scaler);
       if (step == 3) {
         f.weight.mutable_grad().fill_(std::numeric_limits<float>::quiet_NaN());
       }
-      scaler.step(f.optimizer, 0.125);
+      scaler.step(*f.optimizer, 0.125);
       scaler.update();
     }
   };
@@ -313,7 +312,7 @@ TEST_CASE("Scaler state has PyTorch's keys and resumes exactly", "[amp]") {
   Fixture g;
   if (already_used) {
     g.backward(resumed);
-    g.optimizer.zero_grad();
+    g.optimizer->zero_grad();
   }
   resumed.load_state_dict(saved);
   train(resumed, g, 5, 8);

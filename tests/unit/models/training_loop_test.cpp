@@ -54,30 +54,30 @@ class LinearTask : public examples::TrainingTask {
 // Forwards all calls, and records the weights after each step.
 class Spy : public ddp::Optimizer {
  public:
-  explicit Spy(ddp::AnyOptimizer optimizer) : optimizer_(std::move(optimizer)) {}
+  explicit Spy(std::unique_ptr<ddp::Optimizer> optimizer) : optimizer_(std::move(optimizer)) {}
   using Optimizer::step;
   void step(const ddp::StepScalars& scalars) override {
     clips = clips || scalars.clip_factor.defined();
-    optimizer_.step(scalars);
+    optimizer_->step(scalars);
     weights.push_back(weight().clone());
   }
   ddp::GradientScan scan_gradients(const ddp::StepScalar& scale, double max_norm) override {
-    return optimizer_.scan_gradients(scale, max_norm);
+    return optimizer_->scan_gradients(scale, max_norm);
   }
   const ddp::NamedParameters& named_parameters() const override {
-    return optimizer_.named_parameters();
+    return optimizer_->named_parameters();
   }
   bool supports_found_inf() const override { return true; }
   bool capturable() const override { return true; }
-  ddp::StateDict state_dict() const override { return optimizer_.state_dict(); }
-  void load_state_dict(const ddp::StateDict& state) override { optimizer_.load_state_dict(state); }
+  ddp::StateDict state_dict() const override { return optimizer_->state_dict(); }
+  void load_state_dict(const ddp::StateDict& state) override { optimizer_->load_state_dict(state); }
 
   bool clips = false;
   std::vector<torch::Tensor> weights;  // after each step
 
  private:
   torch::Tensor weight() const { return named_parameters().front().tensor.detach(); }
-  ddp::AnyOptimizer optimizer_;
+  std::unique_ptr<ddp::Optimizer> optimizer_;
 };
 
 struct Result {

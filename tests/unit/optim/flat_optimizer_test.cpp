@@ -55,10 +55,10 @@ TEST_CASE("100 flat steps equal those over lists", "[optim]") {
   NamedParameters list = mixed_parameters();
   auto ours = ddp::make_optimizer(flat, rule_of(type, OptimizerImplementation::Flat));
   auto theirs = ddp::make_optimizer(list, rule_of(type, OptimizerImplementation::List));
-  run_steps(ours, flat, 0, 100, kScaledStep);
-  run_steps(theirs, list, 0, 100, kScaledStep);
-  const StateDict state = ours.state_dict();
-  const StateDict expected = theirs.state_dict();
+  run_steps(*ours, flat, 0, 100, kScaledStep);
+  run_steps(*theirs, list, 0, 100, kScaledStep);
+  const StateDict state = ours->state_dict();
+  const StateDict expected = theirs->state_dict();
   REQUIRE(state.tensors.size() == expected.tensors.size());
   for (const auto& [key, tensor] : expected.tensors) {
     INFO(key);
@@ -81,24 +81,24 @@ TEST_CASE("Either implementation goes on from the other's state", "[optim]") {
   const auto to = to_flat ? OptimizerImplementation::Flat : OptimizerImplementation::List;
   NamedParameters whole = mixed_parameters();
   auto uninterrupted = ddp::make_optimizer(whole, rule_of(type, from));
-  run_steps(uninterrupted, whole, 0, 5, kScaledStep);
-  const StateDict saved = deep_copy(uninterrupted.state_dict());
+  run_steps(*uninterrupted, whole, 0, 5, kScaledStep);
+  const StateDict saved = deep_copy(uninterrupted->state_dict());
   NamedParameters resumed;
   for (const auto& parameter : whole) {
     resumed.push_back({parameter.name, parameter.tensor.detach().clone().requires_grad_()});
   }
   auto optimizer = ddp::make_optimizer(resumed, rule_of(type, to));
-  optimizer.load_state_dict(saved);
-  const StateDict loaded = optimizer.state_dict();
+  optimizer->load_state_dict(saved);
+  const StateDict loaded = optimizer->state_dict();
   REQUIRE(loaded.tensors.size() == saved.tensors.size());
   for (const auto& [key, tensor] : saved.tensors) {
     INFO(key);
     CHECK(at::equal(loaded.tensors.at(key), tensor));
   }
-  run_steps(uninterrupted, whole, 5, 8, kScaledStep);
-  run_steps(optimizer, resumed, 5, 8, kScaledStep);
-  const StateDict end = optimizer.state_dict();
-  for (const auto& [key, tensor] : uninterrupted.state_dict().tensors) {
+  run_steps(*uninterrupted, whole, 5, 8, kScaledStep);
+  run_steps(*optimizer, resumed, 5, 8, kScaledStep);
+  const StateDict end = optimizer->state_dict();
+  for (const auto& [key, tensor] : uninterrupted->state_dict().tensors) {
     INFO(key);
     CHECK(ulps(end.tensors.at(key), tensor) <= 8.0);
   }
@@ -110,21 +110,21 @@ TEST_CASE("A flat step leaves gradients alone and follows parameters that move",
   const auto options = rule_of(OptimizerType::Sgd, OptimizerImplementation::Flat);
   auto optimizer = ddp::make_optimizer(parameters, options);
   auto reference = ddp::make_optimizer(still, options);
-  run_steps(optimizer, parameters, 0, 2, kScaledStep);
-  run_steps(reference, still, 0, 2, kScaledStep);
+  run_steps(*optimizer, parameters, 0, 2, kScaledStep);
+  run_steps(*reference, still, 0, 2, kScaledStep);
   CHECK(at::equal(parameters[1].tensor.grad(), gradient({97, 131}, 1, 1)));
   const at::Tensor old = parameters[2].tensor.detach();
   parameters[2].tensor.set_data(old.clone());
   const at::Tensor before = old.clone();
-  run_steps(optimizer, parameters, 2, 4, kScaledStep);
-  run_steps(reference, still, 2, 4, kScaledStep);
+  run_steps(*optimizer, parameters, 2, 4, kScaledStep);
+  run_steps(*reference, still, 2, 4, kScaledStep);
   CHECK(at::equal(old, before));
   for (size_t k = 0; k < still.size(); ++k) {
     CHECK(at::equal(parameters[k].tensor.detach(), still[k].tensor.detach()));
   }
   parameters[2].tensor.set_data(old.to(at::kDouble));
   parameters[2].tensor.mutable_grad() = at::ones({4099}, at::kDouble);
-  CHECK(contains(message_of<ddp::SettingsError>([&] { optimizer.step(0.1); }),
+  CHECK(contains(message_of<ddp::SettingsError>([&] { optimizer->step(0.1); }),
                  "large.bias was replaced after the optimizer was made"));
 }
 
@@ -137,38 +137,38 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   const auto options = rule_of(OptimizerType::Adam, implementation);
   auto optimizer = ddp::make_optimizer(parameters, options);
   auto reference = ddp::make_optimizer(still, options);
-  run_steps(optimizer, parameters, 0, 2, kScaledStep);
-  run_steps(reference, still, 0, 2, kScaledStep);
+  run_steps(*optimizer, parameters, 0, 2, kScaledStep);
+  run_steps(*reference, still, 0, 2, kScaledStep);
   auto& half = parameters[1].tensor;
   half.set_data(half.detach().clone());  // equal values: the master keeps its bits
-  run_steps(optimizer, parameters, 2, 4, kScaledStep);
-  run_steps(reference, still, 2, 4, kScaledStep);
+  run_steps(*optimizer, parameters, 2, 4, kScaledStep);
+  run_steps(*reference, still, 2, 4, kScaledStep);
   CHECK(at::equal(half.detach(), still[1].tensor.detach()));
   half.set_data(at::full_like(half.detach(), 3.0));
   half.mutable_grad() = at::ones_like(half.detach());
-  optimizer.step(0.0);
+  optimizer->step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 3.0)));
   half.set_data(at::full_like(half.detach(), 4.0));
-  auto saved = optimizer.state_dict();  // between two steps
+  auto saved = optimizer->state_dict();  // between two steps
   for (auto& [name, tensor] : saved.tensors) {
     tensor = tensor.clone();
   }
   CHECK(at::equal(saved.tensors.at("state.large.weight.master"),
                   at::full_like(half.detach(), 4.0, at::kFloat)));
   half.mutable_grad() = at::ones_like(half.detach());
-  optimizer.step(0.0);
+  optimizer->step(0.0);
   half.set_data(half.detach().as_strided(half.sizes(), half.strides()));  // the same address
   {
     const at::NoGradGuard no_grad;
     half.fill_(6.0);
   }
   half.mutable_grad() = at::ones_like(half.detach());
-  optimizer.step(0.0);
+  optimizer->step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 6.0)));
   half.set_data(half.detach().clone());
-  optimizer.load_state_dict(saved);  // loaded state wins, as in unmoved memory
+  optimizer->load_state_dict(saved);  // loaded state wins, as in unmoved memory
   half.mutable_grad() = at::ones_like(half.detach());
-  optimizer.step(0.0);
+  optimizer->step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 4.0)));
   {
     const at::NoGradGuard no_grad;
@@ -176,7 +176,7 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   }
   ddp::ops::overwritten(half);  // listeners are notified again
   half.mutable_grad() = at::ones_like(half.detach());
-  optimizer.step(0.0);
+  optimizer->step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 5.0)));
 }
 
@@ -193,7 +193,7 @@ TEST_CASE("A parameter converted between make_optimizer and the first step is to
   ddp::StateDict empty;
   empty.values["type"] = std::string("lars");
   CHECK(contains(message_of<ddp::SettingsError>(
-                     [&] { loads ? optimizer.load_state_dict(empty) : optimizer.step(0.1); }),
+                     [&] { loads ? optimizer->load_state_dict(empty) : optimizer->step(0.1); }),
                  "parameter w.bias was replaced after the optimizer was made"));
   CHECK(at::equal(parameters[0].tensor.detach(), still));
 }
@@ -217,8 +217,8 @@ TEST_CASE("More parameters than one table of gradients holds", "[optim]") {
     set_gradients(list, step);
     flat[static_cast<size_t>(400 + step)].tensor.mutable_grad().reset();
     list[static_cast<size_t>(400 + step)].tensor.mutable_grad().reset();
-    ours.step(0.0625);
-    theirs.step(0.0625);
+    ours->step(0.0625);
+    theirs->step(0.0625);
   }
   for (size_t k = 0; k < flat.size(); ++k) {
     REQUIRE(ulps(flat[k].tensor, list[k].tensor) <= 8.0);

@@ -86,9 +86,9 @@ void check(const OptimizerOptions& options, bool adapts_all,
       parameters[k].tensor.mutable_grad() = g;
       rule(references[k], g.to(at::kDouble), options, step + 1);
     }
-    optimizer.step(kLr);
+    optimizer->step(kLr);
   }
-  const auto state = optimizer.state_dict();
+  const auto state = optimizer->state_dict();
   for (size_t k = 0; k < parameters.size(); ++k) {
     INFO(parameters[k].name);
     const bool half = parameters[k].tensor.scalar_type() == at::kBFloat16;
@@ -158,7 +158,7 @@ TEST_CASE("Trust ratios are right where float32 cannot hold a square", "[optim]"
   for (int64_t step = 0; step < 3; ++step) {
     const at::Tensor g = scaled(gradient({7, 13}, 0, step), gradient_scale);
     weight.mutable_grad() = g;
-    optimizer.step(kLr);
+    optimizer->step(kLr);
     (is_lars ? lars : lamb)(reference, g.to(at::kDouble), options, step + 1);
   }
   INFO((is_lars ? "LARS" : "LAMB") << ", weights times " << weight_scale);

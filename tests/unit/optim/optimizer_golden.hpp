@@ -101,7 +101,7 @@ inline void check_golden_case(const std::string& name, const nlohmann::json& gol
   const nlohmann::json& snapshots = golden["parameters"];
   REQUIRE(snapshots.contains(std::to_string(kGoldenSteps)));
   for (int64_t step = 0; step < kGoldenSteps; ++step) {
-    golden_step(optimizer, parameters, step, run);
+    golden_step(*optimizer, parameters, step, run);
     const std::string key = std::to_string(step + 1);
     for (size_t k = 0; snapshots.contains(key) && k < parameters.size(); ++k) {
       INFO(parameters[k].name << " after " << key << " steps");
@@ -109,7 +109,7 @@ inline void check_golden_case(const std::string& name, const nlohmann::json& gol
       CHECK(ulps(parameters[k].tensor, expected) <= torch_ulps(step + 1));
     }
   }
-  const ddp::StateDict state = optimizer.state_dict();
+  const ddp::StateDict state = optimizer->state_dict();
   CHECK(state.tensors.size() == golden["state"].size());
   for (const auto& [key, values] : golden["state"].items()) {
     INFO(key);

@@ -41,32 +41,32 @@ TEST_CASE("A resumed optimizer goes on bit for bit", "[optim]") {
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   NamedParameters whole = float_and_half();
   auto uninterrupted = ddp::make_optimizer(whole, options_of(type, implementation));
-  run_steps(uninterrupted, whole, 0, 5, kStateStep);
+  run_steps(*uninterrupted, whole, 0, 5, kStateStep);
 
   // Contents of a checkpoint: weights and the optimizer's state.
-  const StateDict saved = deep_copy(uninterrupted.state_dict());
+  const StateDict saved = deep_copy(uninterrupted->state_dict());
   NamedParameters resumed;
   for (const auto& parameter : whole) {
     resumed.push_back({parameter.name, parameter.tensor.detach().clone().requires_grad_()});
   }
-  run_steps(uninterrupted, whole, 5, 9, kStateStep);
+  run_steps(*uninterrupted, whole, 5, 9, kStateStep);
 
   auto optimizer = ddp::make_optimizer(resumed, options_of(type, implementation));
   const bool into_used = GENERATE(false, true);
   if (into_used) {  // state of other steps gets overwritten
     std::vector<at::Tensor> before{resumed[0].tensor.detach().clone(),
                                    resumed[1].tensor.detach().clone()};
-    run_steps(optimizer, resumed, 20, 22, kStateStep);
+    run_steps(*optimizer, resumed, 20, 22, kStateStep);
     resumed[0].tensor.detach().copy_(before[0]);
     resumed[1].tensor.detach().copy_(before[1]);
   }
-  optimizer.load_state_dict(saved);
-  run_steps(optimizer, resumed, 5, 9, kStateStep);
+  optimizer->load_state_dict(saved);
+  run_steps(*optimizer, resumed, 5, 9, kStateStep);
   for (size_t k = 0; k < whole.size(); ++k) {
     CHECK(at::equal(resumed[k].tensor.detach(), whole[k].tensor.detach()));
   }
-  const StateDict end = optimizer.state_dict();
-  for (const auto& [key, tensor] : uninterrupted.state_dict().tensors) {
+  const StateDict end = optimizer->state_dict();
+  for (const auto& [key, tensor] : uninterrupted->state_dict().tensors) {
     INFO(key);
     REQUIRE(end.tensors.count(key) == 1);
     CHECK(at::equal(end.tensors.at(key), tensor));
@@ -78,11 +78,11 @@ TEST_CASE("State has PyTorch's slots under the parameters' names", "[optim]") {
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   auto adamw = ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
-  CHECK(adamw.state_name() == "optimizer");
-  CHECK(adamw.state_dict().tensors.empty());  // as in PyTorch, before the first step
-  run_steps(adamw, parameters, 0, 3, kStateStep);
+  CHECK(adamw->state_name() == "optimizer");
+  CHECK(adamw->state_dict().tensors.empty());  // as in PyTorch, before the first step
+  run_steps(*adamw, parameters, 0, 3, kStateStep);
   std::vector<std::string> keys;
-  const StateDict state = adamw.state_dict();
+  const StateDict state = adamw->state_dict();
   for (const auto& [key, tensor] : state.tensors) {
     keys.push_back(key);
   }
@@ -102,14 +102,14 @@ TEST_CASE("State saved before the first step takes state away", "[optim]") {
   NamedParameters parameters = float_and_half();
   auto optimizer =
       ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
-  const StateDict empty = optimizer.state_dict();
-  run_steps(optimizer, parameters, 0, 2, kStateStep);
-  CHECK(optimizer.num_changes() == 0);
-  optimizer.load_state_dict(empty);
-  CHECK(optimizer.num_changes() == 1);  // its step's graphs are re-captured
-  CHECK(optimizer.state_dict().tensors.empty());
-  run_steps(optimizer, parameters, 0, 1, kStateStep);
-  CHECK(optimizer.state_dict().tensors.at("state.w.step").item<float>() == 1.0F);
+  const StateDict empty = optimizer->state_dict();
+  run_steps(*optimizer, parameters, 0, 2, kStateStep);
+  CHECK(optimizer->num_changes() == 0);
+  optimizer->load_state_dict(empty);
+  CHECK(optimizer->num_changes() == 1);  // its step's graphs are re-captured
+  CHECK(optimizer->state_dict().tensors.empty());
+  run_steps(*optimizer, parameters, 0, 1, kStateStep);
+  CHECK(optimizer->state_dict().tensors.at("state.w.step").item<float>() == 1.0F);
 }
 
 TEST_CASE("State that does not fit is refused by key and changes nothing", "[optim]") {
@@ -118,12 +118,12 @@ TEST_CASE("State that does not fit is refused by key and changes nothing", "[opt
   NamedParameters parameters = float_and_half();
   auto optimizer =
       ddp::make_optimizer(parameters, options_of(OptimizerType::AdamW, implementation));
-  run_steps(optimizer, parameters, 0, 2, kStateStep);
-  const StateDict good = deep_copy(optimizer.state_dict());
+  run_steps(*optimizer, parameters, 0, 2, kStateStep);
+  const StateDict good = deep_copy(optimizer->state_dict());
   const auto refused = [&](const StateDict& state) {
     const std::string message =
-        message_of<ddp::MismatchError>([&] { optimizer.load_state_dict(state); });
-    const StateDict now = optimizer.state_dict();
+        message_of<ddp::MismatchError>([&] { optimizer->load_state_dict(state); });
+    const StateDict now = optimizer->state_dict();
     for (const auto& [key, tensor] : good.tensors) {
       CHECK(at::equal(now.tensors.at(key), tensor));
     }

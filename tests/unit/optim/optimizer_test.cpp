@@ -75,11 +75,11 @@ TEST_CASE("Plain SGD on exact numbers gives exact weights", "[optim]") {
   auto optimizer = ddp::make_optimizer(parameters, sgd(0.5));
   for (int i = 0; i < 2; ++i) {
     parameters[0].tensor.mutable_grad() = at::tensor({1.0F, 2.0F, -4.0F});
-    optimizer.step(0.25);
+    optimizer->step(0.25);
   }
   // buffers: g, then 1.5 g; weights move by 0.25 * (1 + 1.5) g
   CHECK(at::equal(parameters[0].tensor.detach(), at::tensor({0.375F, -3.25F, 3.0F})));
-  CHECK(at::equal(optimizer.state_dict().tensors.at("state.w.momentum_buffer"),
+  CHECK(at::equal(optimizer->state_dict().tensors.at("state.w.momentum_buffer"),
                   at::tensor({1.5F, 3.0F, -6.0F})));
 }
 
@@ -98,7 +98,7 @@ TEST_CASE("100 steps of every rule equal torch::optim", "[optim]") {
     for (int64_t step = 0; step < kUpdates; ++step) {
       set_gradients(ours, step);
       set_gradients(theirs, step);
-      optimizer.step(0.0625);
+      optimizer->step(0.0625);
       reference.step();
     }
     for (size_t k = 0; k < ours.size(); ++k) {
@@ -142,7 +142,7 @@ TEST_CASE("At small learning rates flat AdamW is no farther from float64 than Py
   OptimizerOptions options = adamw();
   options.implementation = ddp::OptimizerImplementation::Flat;
   auto optimizer = ddp::make_optimizer(parameters, options);
-  run_steps(optimizer, parameters, 0, 100, {.lr = 1e-3});
+  run_steps(*optimizer, parameters, 0, 100, {.lr = 1e-3});
   const at::Tensor exact = run_torch(at::kDouble);
   const at::Tensor theirs = run_torch(at::kFloat);
   CHECK(ulps(parameters[0].tensor, theirs) <= 50.0);
@@ -158,7 +158,7 @@ TEST_CASE("Float64 weights take the learning rate in float64", "[optim]") {
   for (const auto& parameter : parameters) {
     parameter.tensor.mutable_grad() = at::ones({3}, at::kDouble);
   }
-  optimizer.step(0.1);
+  optimizer->step(0.1);
   CHECK(at::equal(parameters[0].tensor.detach(), at::full({3}, 1.0 - 0.1, at::kDouble)));
   CHECK(at::equal(parameters[1].tensor.detach(), at::full({3}, 1.0 - 0.1 * 0.1, at::kDouble)));
 }
@@ -170,10 +170,10 @@ TEST_CASE("Parameters without a gradient are skipped, state too", "[optim]") {
     set_gradients(parameters, 0);
     parameters[1].tensor.mutable_grad().reset();
     const std::vector<at::Tensor> before = copies(parameters);
-    optimizer.step(0.125);
+    optimizer->step(0.125);
     CHECK(at::equal(parameters[1].tensor, before[1]));
     CHECK_FALSE(at::equal(parameters[0].tensor, before[0]));
-    for (const auto& [key, tensor] : optimizer.state_dict().tensors) {
+    for (const auto& [key, tensor] : optimizer->state_dict().tensors) {
       CHECK_FALSE(contains(key, "a.bias"));
     }
   }
@@ -195,17 +195,17 @@ TEST_CASE("found_inf skips the whole step, on the host and on the device", "[opt
       const ddp::StepScalar found_inf = step == 0 || step % 2 == 1
                                             ? ddp::StepScalar(at::scalar_tensor(skip ? 1.0F : 0.0F))
                                             : ddp::StepScalar(skip ? 1.0 : 0.0);
-      optimizer.step({.lr = 0.0625, .found_inf = found_inf});
+      optimizer->step({.lr = 0.0625, .found_inf = found_inf});
       if (skip) {
         CHECK(all_equal(skipping, before));
       } else {
         set_gradients(plain, step);
-        reference.step(0.0625);
+        reference->step(0.0625);
         CHECK(all_equal(skipping, copies(plain)));
       }
     }
-    const ddp::StateDict state = optimizer.state_dict();
-    const ddp::StateDict expected = reference.state_dict();
+    const ddp::StateDict state = optimizer->state_dict();
+    const ddp::StateDict expected = reference->state_dict();
     REQUIRE(state.tensors.size() == expected.tensors.size());
     for (const auto& [key, tensor] : expected.tensors) {
       INFO(key);
@@ -227,9 +227,9 @@ TEST_CASE("inverse_scale and clip_factor multiply gradients", "[optim]") {
         parameter.tensor.mutable_grad().mul_(
             64.0);  // undone by 1/16 * 1/4: powers of two are exact
       }
-      optimizer.step(
+      optimizer->step(
           {.lr = 0.0625, .inverse_scale = at::scalar_tensor(0.0625F), .clip_factor = 0.25});
-      reference.step(0.0625);
+      reference->step(0.0625);
       CHECK(all_equal(scaled, copies(plain)));
     }
   }
@@ -258,10 +258,10 @@ TEST_CASE("Half leaves keep float32 masters", "[optim]") {
         half[k].tensor.mutable_grad() = half_gradients ? grad.to(dtype) : grad;
       }
       // Steps this small on the leaf itself would be lost to rounding.
-      optimizer.step(0.0001220703125);
-      reference.step(0.0001220703125);
+      optimizer->step(0.0001220703125);
+      reference->step(0.0001220703125);
     }
-    const ddp::StateDict state = optimizer.state_dict();
+    const ddp::StateDict state = optimizer->state_dict();
     for (size_t k = 0; k < full.size(); ++k) {
       CHECK(at::equal(state.tensors.at("state." + full[k].name + ".master"),
                       full[k].tensor.detach()));
@@ -281,8 +281,8 @@ TEST_CASE("Leaves with holes in memory are stepped rightly", "[optim]") {
   for (int64_t step = 0; step < 3; ++step) {
     set_gradients(sliced, step);
     set_gradients(plain, step);
-    optimizer.step(0.125);
-    reference.step(0.125);
+    optimizer->step(0.125);
+    reference->step(0.125);
   }
   CHECK(at::equal(sliced[0].tensor.detach(), plain[0].tensor.detach()));
   CHECK(storage.narrow(1, 3, 5).eq(0).all().item<bool>());
@@ -303,7 +303,7 @@ TEST_CASE("Groups have their own learning rate and weight decay", "[optim]") {
   }
   const bool on_device = GENERATE(false, true);
   const auto lr = on_device ? ddp::StepScalar(at::scalar_tensor(0.5F)) : ddp::StepScalar(0.5);
-  optimizer.step({.lr = lr});
+  optimizer->step({.lr = lr});
   CHECK(at::equal(parameters[0].tensor.detach(), before[0] - 0.5 * (1.0 + 0.5 * before[0])));
   CHECK(at::equal(parameters[1].tensor.detach(), before[1] - 0.5));    // a bias: no decay
   CHECK(at::equal(parameters[2].tensor.detach(), before[2] - 0.125));  // its own group
@@ -313,18 +313,18 @@ TEST_CASE("A shared weight is stepped once", "[optim]") {
   const at::Tensor shared = at::ones({2}).requires_grad_();
   auto optimizer = ddp::make_optimizer({{"embed", shared}, {"head", shared}}, sgd());
   shared.mutable_grad() = at::ones({2});
-  optimizer.step(0.25);
+  optimizer->step(0.25);
   CHECK(at::equal(shared.detach(), at::full({2}, 0.75F)));
-  CHECK(optimizer.named_parameters().size() == 1);
+  CHECK(optimizer->named_parameters().size() == 1);
 }
 
 TEST_CASE("zero_grad leaves gradients undefined", "[optim]") {
   NamedParameters parameters = three_parameters();
   auto optimizer = ddp::make_optimizer(parameters, sgd());
   set_gradients(parameters, 0);
-  CHECK(optimizer.gradients().size() == 3);
-  optimizer.zero_grad();
-  CHECK(optimizer.gradients().empty());
+  CHECK(optimizer->gradients().size() == 3);
+  optimizer->zero_grad();
+  CHECK(optimizer->gradients().empty());
   CHECK_FALSE(parameters[0].tensor.grad().defined());
 }
 
@@ -341,24 +341,25 @@ TEST_CASE("Wrong parameters and steps are refused by name", "[optim]") {
 
   auto optimizer = ddp::make_optimizer({{"w", weight}}, {});
   weight.mutable_grad() = at::ones({2, 2});
-  CHECK(contains(message_of([&] { optimizer.step(ddp::StepScalars{}); }), "needs a learning rate"));
+  CHECK(
+      contains(message_of([&] { optimizer->step(ddp::StepScalars{}); }), "needs a learning rate"));
   weight.mutable_grad() = at::ones({2, 2}).to_sparse();
-  CHECK(contains(message_of([&] { optimizer.step(0.1); }), "gradient of w is sparse"));
+  CHECK(contains(message_of([&] { optimizer->step(0.1); }), "gradient of w is sparse"));
 }
 
-TEST_CASE("make_optimizer takes a model and gives a value that is Stateful", "[optim]") {
+TEST_CASE("make_optimizer takes a model and returns a Stateful object", "[optim]") {
   struct Model {
     const NamedParameters& named_parameters() const { return parameters; }
     NamedParameters parameters;
   };
   Model model{three_parameters()};
   auto optimizer = ddp::make_optimizer(model, sgd());
-  const std::vector<std::reference_wrapper<ddp::Stateful>> objects{optimizer};
+  const std::vector<std::reference_wrapper<ddp::Stateful>> objects{*optimizer};
   CHECK(objects[0].get().state_name() == "optimizer");
   set_gradients(model.parameters, 0);
   const std::vector<at::Tensor> before = copies(model.parameters);
-  ddp::AnyOptimizer moved = std::move(optimizer);
-  moved.step(0.125);
+  const std::unique_ptr<ddp::Optimizer> moved = std::move(optimizer);
+  moved->step(0.125);
   CHECK_FALSE(all_equal(model.parameters, before));
-  CHECK(moved.capturable());
+  CHECK(moved->capturable());
 }

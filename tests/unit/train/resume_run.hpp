@@ -66,16 +66,16 @@ struct ResumeRun {
   }
 
   void step() {
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     for (int micro = 0; micro + 1 < setup.accumulate; ++micro) {
       auto scope = model.no_sync();
       scaler.scale(micro_batch()).backward();
     }
     const auto loss = micro_batch();
     scaler.scale(loss).backward();
-    scaler.unscale_(optimizer);
+    scaler.unscale_(*optimizer);
     ddp::clip_grad_norm_(model, 1.0);
-    scaler.step(optimizer, 0.05);
+    scaler.step(*optimizer, 0.05);
     scaler.update();
     losses.push_back(loss.item<double>());
   }
@@ -99,11 +99,11 @@ struct ResumeRun {
     }
     return all;
   }
-  std::vector<const ddp::Stateful*> objects() const { return {&model, &optimizer, &scaler}; }
+  std::vector<const ddp::Stateful*> objects() const { return {&model, optimizer.get(), &scaler}; }
 
   ResumeCase setup;
   ddp::DistributedDataParallel<torch::nn::Sequential> model;
-  ddp::AnyOptimizer optimizer;
+  std::unique_ptr<ddp::Optimizer> optimizer;
   ddp::GradScaler scaler;
   std::vector<double> losses;
 };

@@ -58,10 +58,10 @@ TEST_CASE("on the CPU a step is its lambda, with the host's numbers") {
       model.zero_grad();
       auto loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target);
       loss.backward();
-      optimizer.step(scalars);
+      optimizer->step(scalars);
       return std::vector{loss};
     };
-    GraphedStep step(ctx, {.models = {&model}, .optimizers = {&optimizer}}, lambda);
+    GraphedStep step(ctx, {.models = {&model}, .optimizers = {optimizer.get()}}, lambda);
     for (int64_t i = 0; i < 5; ++i) {
       const double lr = 0.1 / static_cast<double>(i + 1);
       if (graphed) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <memory>
 
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/optim/optimizer_options.hpp"
@@ -40,7 +41,8 @@ concept HasNamedParameters = requires(const Model& model) {
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, duplicate
 /// parameter names, parameters that are not dense real floating-point tensors, and zero1, which
 /// needs the model.
-AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOptions& options);
+std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
+                                          const OptimizerOptions& options);
 
 /// For a data-parallel model, which must outlive the optimizer's last step.
 ///
@@ -56,11 +58,12 @@ AnyOptimizer make_optimizer(const NamedParameters& parameters, const OptimizerOp
 /// Throws SettingsError for LARS and LAMB, SGD with dampening, implementation=list, models that the
 /// flat implementation does not support, models with a comm hook, and a second such optimizer of a
 /// model.
-AnyOptimizer make_optimizer(DataParallelModel& model, const OptimizerOptions& options);
+std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
+                                          const OptimizerOptions& options);
 
 template <HasNamedParameters Model>
-requires(!std::derived_from<Model, DataParallelModel>) AnyOptimizer
-    make_optimizer(const Model& model, const OptimizerOptions& options) {
+requires(!std::derived_from<Model, DataParallelModel>) std::unique_ptr<Optimizer> make_optimizer(
+    const Model& model, const OptimizerOptions& options) {
   return make_optimizer(model.named_parameters(), options);
 }
 

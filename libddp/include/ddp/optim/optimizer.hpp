@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -83,14 +82,10 @@ class Optimizer : public Stateful {
   /// changed; the host does not wait. The first call must not be captured; later ones may be.
   virtual GradientScan scan_gradients(const StepScalar& inverse_scale = {}, double max_norm = 0.0);
   /// The findings of the scans so far, for a message some steps later. The host waits.
-  virtual NonFiniteReport non_finite_report() const;
+  NonFiniteReport non_finite_report() const;
   /// Whether step() multiplies gradients by inverse_scale and clip_factor at no cost. Callers then
   /// should not rewrite gradients before the step.
   virtual bool scales_gradients_in_step() const { return false; }
-
-  /// For gradients sharded over the ranks: sets `found_inf`, 0 or 1 on this rank, to the maximum
-  /// over the ranks. Collective there; does nothing elsewhere.
-  virtual void agree_on_found_inf(at::Tensor& /*found_inf*/) {}
 
   /// Whether a device `found_inf` skips the step without the host reading it.
   virtual bool supports_found_inf() const = 0;
@@ -99,7 +94,7 @@ class Optimizer : public Stateful {
 
   /// Grows when state is loaded or moves with parameters to other memory: earlier captures of
   /// step() may then use stale state.
-  virtual int64_t num_changes() const { return num_changes_; }
+  int64_t num_changes() const { return num_changes_; }
 
   /// Makes every `.grad` undefined; writes no memory.
   void zero_grad();
@@ -116,41 +111,6 @@ class Optimizer : public Stateful {
 
  private:
   at::Tensor non_finite_counts_;
-};
-
-/// An optimizer of any kind as a value, returned by make_optimizer. Movable, not copyable.
-class AnyOptimizer final : public Optimizer {
- public:
-  explicit AnyOptimizer(std::unique_ptr<Optimizer> optimizer) : optimizer_(std::move(optimizer)) {}
-
-  using Optimizer::step;
-  void step(const StepScalars& scalars) override { optimizer_->step(scalars); }
-  const NamedParameters& named_parameters() const override {
-    return optimizer_->named_parameters();
-  }
-  std::vector<at::Tensor> gradients() const override { return optimizer_->gradients(); }
-  GradientScan scan_gradients(const StepScalar& inverse_scale = {},
-                              double max_norm = 0.0) override {
-    return optimizer_->scan_gradients(inverse_scale, max_norm);
-  }
-  NonFiniteReport non_finite_report() const override { return optimizer_->non_finite_report(); }
-  bool scales_gradients_in_step() const override { return optimizer_->scales_gradients_in_step(); }
-  void agree_on_found_inf(at::Tensor& found_inf) override {
-    optimizer_->agree_on_found_inf(found_inf);
-  }
-  bool supports_found_inf() const override { return optimizer_->supports_found_inf(); }
-  bool capturable() const override { return optimizer_->capturable(); }
-  int64_t num_changes() const override { return optimizer_->num_changes(); }
-  std::string state_name() const override { return optimizer_->state_name(); }
-  StateDict state_dict() const override { return optimizer_->state_dict(); }
-  void load_state_dict(const StateDict& state) override { optimizer_->load_state_dict(state); }
-
-  /// The wrapped optimizer, for the members of its own class.
-  Optimizer& get() { return *optimizer_; }
-  const Optimizer& get() const { return *optimizer_; }
-
- private:
-  std::unique_ptr<Optimizer> optimizer_;
 };
 
 }  // namespace ddp

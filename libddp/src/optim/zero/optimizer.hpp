@@ -13,6 +13,7 @@
 #include "optim/flat/optimizer.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/update_rule.hpp"
+#include "optim/zero/sharded_gradients.hpp"
 #include "optim/zero/shards.hpp"
 #include "reduce/reducer.hpp"
 
@@ -33,7 +34,7 @@ std::string reason_against_zero(const std::vector<ParameterSettings>& parameters
 /// The bucket's memory holds gradients and then weights, so sending needs no extra memory, and
 /// gradients are undefined after a step. Saved state is complete, under parameter names, as
 /// FlatOptimizer's.
-class ZeroOptimizer final : public Optimizer {
+class ZeroOptimizer final : public Optimizer, public ShardedGradients {
  public:
   /// `parameters` are the model's, in the model's order.
   ZeroOptimizer(DataParallelModel& model, const std::vector<ParameterSettings>& parameters,
