@@ -5,21 +5,17 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <set>
 
 #include "ddp/ops/overwritten.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
-#include "reduce/fingerprint.hpp"
 #include "reduce/model_check.hpp"
+#include "reduce/model_state.hpp"
 #include "reduce/reducer.hpp"
 #include "reduce/replica_sync.hpp"
 
 namespace ddp {
 namespace {
-
-constexpr const char* kFrozenKey = "frozen_parameters";
-constexpr const char* kRankLocal = "rank_local.";  // of keys that Checkpointer saves per rank
 
 NamedParameters without_ignored(NamedParameters tensors, const std::vector<std::string>& ignored) {
   std::erase_if(tensors, [&](const NamedParameter& entry) {
@@ -58,22 +54,35 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
   }
 }
 
-void run_weighted_backward(Reducer& reducer, const at::Tensor& loss_sum,
-                           const detail::WeightedMean::Counts& counts_before) {
+void backward_with_count(Reducer& reducer, const JoinScope* join, const at::Tensor& loss_sum,
+                         const std::function<void()>& add_count) {
+  if (join != nullptr && !join->is_weighted()) {
+    throw SettingsError(
+        "weighted_backward inside a join needs JoinOptions::weighted=true: ranks that ran out must "
+        "add a weight of 0");
+  }
+  const auto counts_before = reducer.mean().counts();
+  add_count();
   try {
     loss_sum.backward();
   } catch (...) {
-    reducer.restore_counts(counts_before);  // or the next backward would divide by this count too
+    reducer.restore_counts(counts_before);  // or the next backward would divide by them too
     throw;
   }
+}
+
+bool sends_buffers_in_training(const DataParallelModel& model) {
+  return model.is_training() && model.communicator()->world_size() > 1 &&
+         model.options().broadcast_buffers == BroadcastBuffers::EachForward;
 }
 
 }  // namespace
 
 DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                                      const DdpOptions& options)
-    : all_tensors_(std::move(tensors)),
-      tensors_(all_tensors_),
+    : tensors_(tensors),
+      state_(std::make_unique<detail::ModelState>(std::move(tensors), options.parameters_to_ignore,
+                                                  communicator->world_size() > 1)),
       communicator_(std::move(communicator)),
       options_(options) {
   options.taken.set();
@@ -102,6 +111,10 @@ const NamedParameters& DataParallelModel::named_parameters() const {
   return reducer_->gradients().parameters();
 }
 
+const ModelTensors& DataParallelModel::all_tensors() const {
+  return state_->tensors();
+}
+
 NamedParameters DataParallelModel::named_buffers() const {
   return tensors_.read_buffers
              ? without_ignored(tensors_.read_buffers(), options_.parameters_to_ignore)
@@ -126,11 +139,7 @@ void DataParallelModel::register_comm_hook(std::shared_ptr<CommHook> hook) {
   reducer_->register_comm_hook(std::move(hook));
 }
 
-void DataParallelModel::sync_module_states(int root) {
-  send_module_states(root, /*exactly=*/true);
-}
-
-void DataParallelModel::send_module_states(int root, bool exactly) {
+void DataParallelModel::sync_module_states(int root, bool exactly) {
   if (reducer_) {
     reducer_->finish_pending();
   }
@@ -143,24 +152,10 @@ void DataParallelModel::send_module_states(int root, bool exactly) {
   }
 }
 
-void DataParallelModel::broadcast_buffers_now(int root) {
+void DataParallelModel::sync_buffers(int root) {
   // A pending broadcast would overwrite these buffers.
   reducer_->finish_pending();
   detail::broadcast_coalesced(*communicator_, tensors_only(named_buffers()), root);
-}
-
-void DataParallelModel::sync_buffers() {
-  broadcast_buffers_now(0);
-}
-
-bool DataParallelModel::needs_outputs() const {
-  return at::GradMode::is_enabled() && sync_;
-}
-
-bool DataParallelModel::sends_buffers_in_training() const {
-  const bool training = !tensors_.is_training || tensors_.is_training();
-  return training && communicator_->world_size() > 1 &&
-         options_.broadcast_buffers == BroadcastBuffers::EachForward;
 }
 
 void DataParallelModel::before_forward() {
@@ -171,7 +166,7 @@ void DataParallelModel::before_forward() {
   reducer_->finish_pending();
   const bool synchronised = at::GradMode::is_enabled() && sync_;
   const bool sends_buffers =
-      sends_buffers_in_training() && require_buffer_sync_ && !reducer_->buffers().take_sent();
+      sends_buffers_in_training(*this) && require_buffer_sync_ && !reducer_->buffers().take_sent();
   if (join_ != nullptr) {
     join_->announce_forward(synchronised, sends_buffers);
   }
@@ -180,7 +175,7 @@ void DataParallelModel::before_forward() {
     reducer_->timing().begin_forward();
   }
   if (sends_buffers) {
-    broadcast_buffers_now(join_ != nullptr ? join_->buffer_root() : 0);
+    sync_buffers(join_ != nullptr ? join_->buffer_root() : 0);
   }
 }
 
@@ -195,12 +190,12 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   const bool synchronised = at::GradMode::is_enabled() && sync_;
   // Only training forwards, which all ranks run alike, decide whether the next one sends buffers. A
   // rank that evaluates alone must still match the others.
-  if (!tensors_.is_training || tensors_.is_training()) {
+  if (is_training()) {
     require_buffer_sync_ = synchronised;
   }
   // Sends the next training forward's buffers during this one's backward. In a join, ranks without
   // inputs answer forwards: there the next forward sends the buffers.
-  if (synchronised && join_ == nullptr && sends_buffers_in_training()) {
+  if (synchronised && join_ == nullptr && sends_buffers_in_training(*this)) {
     reducer_->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
   if (synchronised) {
@@ -227,10 +222,7 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
         detail::concat("weighted_backward: count=", count,
                        " must be 0 or more: it is the number of items in loss_sum"));
   }
-  require_weighted_join();
-  const auto counts = reducer_->mean().counts();
-  reducer_->mean().add(count);
-  run_weighted_backward(*reducer_, loss_sum, counts);
+  backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
 }
 
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count) {
@@ -243,108 +235,29 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
                         : "an undefined tensor",
         "; give one element on ", device, ", or the number itself as a double"));
   }
-  require_weighted_join();
-  const auto counts = reducer_->mean().counts();
-  reducer_->mean().add(count);
-  run_weighted_backward(*reducer_, loss_sum, counts);
+  backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
 }
 
-void DataParallelModel::require_weighted_join() const {
-  if (join_ != nullptr && !join_->is_weighted()) {
-    throw SettingsError(
-        "weighted_backward inside a join needs JoinOptions::weighted=true: ranks that ran out must "
-        "add a weight of 0");
-  }
-}
-
-// Ignored tensors belong to the model too: a file without them would be of another model. Ranks may
-// hold different values, so each rank saves its own in addition to rank 0's.
-NamedParameters DataParallelModel::state_tensors() const {
-  auto tensors = frozen_in_state_ ? all_tensors_.parameters : trainable(all_tensors_.parameters);
-  const auto buffers =
-      all_tensors_.read_buffers ? all_tensors_.read_buffers() : all_tensors_.buffers;
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  return tensors;
+void DataParallelModel::leave_frozen_out_of_state() {
+  state_->leave_frozen_out();
 }
 
 std::string DataParallelModel::frozen_fingerprint() const {
-  auto frozen = all_tensors_.parameters;
-  std::erase_if(frozen, [](const auto& entry) { return entry.tensor.requires_grad(); });
-  return detail::fingerprint_of(frozen);
+  return state_->frozen_fingerprint();
 }
 
 const std::string& DataParallelModel::frozen_identity() const {
-  if (frozen_identity_.empty()) {
-    frozen_identity_ = frozen_fingerprint();
-  }
-  return frozen_identity_;
-}
-
-bool DataParallelModel::is_ignored(const std::string& name) const {
-  const auto& ignored = options_.parameters_to_ignore;
-  return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+  return state_->frozen_identity();
 }
 
 StateDict DataParallelModel::state_dict() const {
   reducer_->finish_pending();
-  StateDict state;
-  if (!frozen_in_state_) {
-    state.values[kFrozenKey] = frozen_identity();
-  }
-  for (const auto& [name, tensor] : state_tensors()) {
-    state.tensors.emplace(name, tensor.detach());
-    if (is_ignored(name) && communicator_->world_size() > 1) {
-      state.tensors.emplace(std::string(kRankLocal) + name, tensor.detach());
-    }
-  }
-  return state;
-}
-
-void DataParallelModel::require_same_frozen(const StateDict& state) const {
-  const auto found = state.values.find(kFrozenKey);
-  const auto* saved =
-      found != state.values.end() ? std::get_if<std::string>(&found->second) : nullptr;
-  if (saved == nullptr) {
-    throw MismatchError("it holds the whole model, not what was trained over a frozen base");
-  }
-  if (*saved != frozen_identity()) {
-    throw MismatchError(detail::concat("it was trained over another base: frozen parameters ",
-                                       *saved, ", here ", frozen_identity()));
-  }
+  return state_->save();
 }
 
 void DataParallelModel::load_state_dict(const StateDict& state) {
-  reducer_->finish_pending();  // or they would be written over these buffers
-  if (!frozen_in_state_) {
-    require_same_frozen(state);
-  }
-  auto targets = state_tensors();
-  std::set<std::string> expected;
-  for (auto& [name, tensor] : targets) {
-    const auto found = state.tensors.find(name);
-    if (found == state.tensors.end()) {
-      throw MismatchError("the saved model has no " + name + ": it is another model");
-    }
-    if (found->second.sizes() != tensor.sizes()) {
-      throw MismatchError(detail::concat(name, " is saved with shape ", found->second.sizes(),
-                                         " but has shape ", tensor.sizes(),
-                                         " here: it is another model"));
-    }
-    expected.insert({name, std::string(kRankLocal) + name});
-  }
-  for (const auto& [name, tensor] : state.tensors) {
-    if (!expected.contains(name)) {
-      throw MismatchError("the saved model has " + name +
-                          ", which this model does not have: it is another model");
-    }
-  }
-  const at::NoGradGuard no_grad;
-  for (auto& [name, tensor] : targets) {
-    const auto own =
-        is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
-    tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
-    ops::overwritten(tensor);
-  }
+  reducer_->finish_pending();  // or pending buffers would overwrite the loaded ones
+  state_->load(state);
 }
 
 }  // namespace ddp

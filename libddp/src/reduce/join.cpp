@@ -97,7 +97,7 @@ void JoinScope::finish() {
       reducer.begin_forward();
     }
     if ((step & kSendsBuffers) != 0) {
-      model_.broadcast_buffers_now(highest_active_);
+      model_.sync_buffers(highest_active_);
     }
     if ((step & kSynchronised) != 0) {
       if (options_.weighted) {
@@ -110,11 +110,11 @@ void JoinScope::finish() {
     reducer.restore_local(*own);
   }
   // If no rank ran out early, all weights and masters are equal, and the masters keep their bits.
-  model_.send_module_states(highest_active_, /*exactly=*/uneven_);
+  model_.sync_module_states(highest_active_, /*exactly=*/uneven_);
 }
 
 void join(DataParallelModel& model, const std::function<void()>& loop, const JoinOptions& options) {
-  if (model.has_collective_forward()) {
+  if (model.all_tensors().has_collective_forward) {
     throw SettingsError(
         "join(model, loop) cannot shadow a model with SyncBatchNorm, whose forward waits for all "
         "ranks: use join(model, step, has_batch)");

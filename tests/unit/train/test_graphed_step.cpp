@@ -157,12 +157,12 @@ TEST_CASE("the modes of submodules are distinguished") {
   torch::nn::Sequential module(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
   auto ctx = make_context();
   DistributedDataParallel model(module, ctx.communicator());
-  const auto all = model.training_modes();
+  const auto all = model.all_tensors().mode_key();
   module[1]->eval();
   REQUIRE(model.is_training());
-  REQUIRE(model.training_modes() != all);
+  REQUIRE(model.all_tensors().mode_key() != all);
   module[1]->train();
-  REQUIRE(model.training_modes() == all);
+  REQUIRE(model.all_tensors().mode_key() == all);
   REQUIRE(model.require_backward_grad_sync());
   const auto no_sync = model.no_sync();
   REQUIRE_FALSE(model.require_backward_grad_sync());

@@ -21,6 +21,9 @@ namespace ddp {
 class JoinScope;
 class NoSync;
 class Reducer;
+namespace detail {
+class ModelState;
+}
 
 /// The tensors and properties of a model to be made data-parallel.
 struct ModelTensors {
@@ -32,6 +35,11 @@ struct ModelTensors {
   /// One number for the training modes of all submodules: equal numbers mean equal modes. Cheap.
   std::function<uint64_t()> training_modes{};
   bool has_collective_forward = false;  ///< the model contains a SyncBatchNorm
+
+  bool in_training_mode() const { return !is_training || is_training(); }
+  uint64_t mode_key() const {
+    return training_modes ? training_modes() : (in_training_mode() ? 1 : 0);
+  }
 };
 
 /// Keeps the replicas on a communicator's ranks equal. Also usable directly over a list of
@@ -49,20 +57,14 @@ class DataParallelModel : public Stateful {
 
   /// The trained parameters, in registration order.
   const NamedParameters& named_parameters() const;
-  /// Includes frozen and ignored parameters.
-  const NamedParameters& all_parameters() const { return all_tensors_.parameters; }
+  /// Includes frozen and ignored tensors.
+  const ModelTensors& all_tensors() const;
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const { return communicator_; }
   const DdpOptions& options() const { return options_; }
   /// For libddp's own parts.
-  Reducer& reducer() { return *reducer_; }
-  const Reducer& reducer() const { return *reducer_; }
-  bool has_collective_forward() const { return tensors_.has_collective_forward; }
-  bool is_training() const { return !tensors_.is_training || tensors_.is_training(); }
-  /// The training modes of all submodules, as one number.
-  uint64_t training_modes() const {
-    return tensors_.training_modes ? tensors_.training_modes() : (is_training() ? 1 : 0);
-  }
+  Reducer& reducer() const { return *reducer_; }
+  bool is_training() const { return tensors_.in_training_mode(); }
   /// False inside no_sync().
   bool require_backward_grad_sync() const { return sync_; }
   /// True inside join().
@@ -98,12 +100,13 @@ class DataParallelModel : public Stateful {
   /// find_unused_parameters requires them (else throws SettingsError).
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
 
-  /// Sends rank 0's buffers now. Collective.
-  void sync_buffers();
+  /// Sends rank `root`'s buffers now. Collective.
+  void sync_buffers(int root = 0);
 
   /// Sends rank `root`'s parameters and buffers to all ranks. Optimizers' float32 masters of half
-  /// parameters are set to these values. Collective.
-  void sync_module_states(int root = 0);
+  /// parameters are set to these values. With exactly=false a master that already rounds to its
+  /// parameter keeps its bits. Collective.
+  void sync_module_states(int root = 0, bool exactly = true);
 
   /// Milliseconds the compute stream (CPU: the thread) waited for reductions in the last finished
   /// backward. CUDA: the host waits for that backward's end. Near 0 at world size 1.
@@ -113,7 +116,7 @@ class DataParallelModel : public Stateful {
   /// Makes state_dict() hold only a fingerprint of the frozen parameters, so an adapter checkpoint
   /// omits its base. load_state_dict() throws MismatchError if the base here differs. The frozen
   /// parameters must not change afterwards.
-  void leave_frozen_out_of_state() { frozen_in_state_ = false; }
+  void leave_frozen_out_of_state();
 
   /// 16 hexadecimal digits over names, dtypes, shapes and every bit of the frozen parameters: equal
   /// texts mean an equal base. Reads the parameters each time; the host waits.
@@ -130,29 +133,18 @@ class DataParallelModel : public Stateful {
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
                      const char* output_type);
-  bool needs_outputs() const;
 
  private:
   friend class NoSync;
   friend class JoinScope;
 
-  void require_weighted_join() const;
-  void send_module_states(int root, bool exactly);
-  void broadcast_buffers_now(int root);
-  bool sends_buffers_in_training() const;
-  NamedParameters state_tensors() const;
-  bool is_ignored(const std::string& name) const;
-  void require_same_frozen(const StateDict& state) const;
-
-  ModelTensors all_tensors_;
   ModelTensors tensors_;  // without ddp.parameters_to_ignore
+  std::unique_ptr<detail::ModelState> state_;
   CommunicatorPtr communicator_;
   DdpOptions options_;
   std::unique_ptr<Reducer> reducer_;
-  bool frozen_in_state_ = true;
-  mutable std::string frozen_identity_;  // cached frozen_fingerprint(); empty: not read yet
-  bool sync_ = true;                     // false inside no_sync
-  bool require_buffer_sync_ = true;      // the last training forward was synchronised
+  bool sync_ = true;                 // false inside no_sync
+  bool require_buffer_sync_ = true;  // the last training forward was synchronised
   JoinScope* join_ = nullptr;
 };
 

@@ -12,6 +12,7 @@
 // signature, or a torch::jit::Module. Move and convert it before wrapping.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
@@ -64,7 +65,7 @@ class DistributedDataParallel : public DataParallelModel {
     auto output = call_forward(std::forward<Args>(args)...);
     std::vector<at::Tensor> outputs;
     bool known = true;
-    if (needs_outputs()) {
+    if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
       known = detail::visit_tensors(
           output, TensorVisitor([&](const at::Tensor& tensor) { outputs.push_back(tensor); }));
     }

@@ -65,7 +65,7 @@ void StepCache::make_key(const StepCall& call) {
                           : -1);
   for (const auto* model : parts_.models) {
     key_.push_back(model->require_backward_grad_sync());
-    key_.push_back(static_cast<int64_t>(model->training_modes()));
+    key_.push_back(static_cast<int64_t>(model->all_tensors().mode_key()));
   }
   key_.insert(key_.end(), call.host_numbers.begin(), call.host_numbers.end());
   for (const at::Tensor* input : call.inputs) {
@@ -79,7 +79,7 @@ uint64_t StepCache::parts_fingerprint() const {
   uint64_t hash = 0xCBF29CE484222325ULL;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
   for (auto* model : parts_.models) {
-    for (const auto& [name, tensor] : model->all_parameters()) {
+    for (const auto& [name, tensor] : model->all_tensors().parameters) {
       add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
       add((tensor.requires_grad() ? 1 : 2) + (ops::is_watched(tensor) ? 4 : 0));
     }

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/model_state.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <set>
+
+#include "ddp/core/error.hpp"
+#include "ddp/ops/overwritten.hpp"
+#include "reduce/fingerprint.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr const char* kFrozenKey = "frozen_parameters";
+constexpr const char* kRankLocal = "rank_local.";  // of keys that Checkpointer saves per rank
+
+bool is_frozen(const NamedParameter& entry) {
+  return !entry.tensor.requires_grad();
+}
+
+void require_saved(const StateDict& state, const NamedParameter& target) {
+  const auto found = state.tensors.find(target.name);
+  if (found == state.tensors.end()) {
+    throw MismatchError("the saved model has no " + target.name + ": it is another model");
+  }
+  if (found->second.sizes() != target.tensor.sizes()) {
+    throw MismatchError(concat(target.name, " is saved with shape ", found->second.sizes(),
+                               " but has shape ", target.tensor.sizes(),
+                               " here: it is another model"));
+  }
+}
+
+}  // namespace
+
+NamedParameters ModelState::saved_tensors() const {
+  auto tensors = tensors_.parameters;
+  if (!holds_frozen_) {
+    std::erase_if(tensors, is_frozen);
+  }
+  const auto buffers = tensors_.read_buffers ? tensors_.read_buffers() : tensors_.buffers;
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  return tensors;
+}
+
+std::string ModelState::frozen_fingerprint() const {
+  auto frozen = tensors_.parameters;
+  std::erase_if(frozen, [](const auto& entry) { return !is_frozen(entry); });
+  return fingerprint_of(frozen);
+}
+
+const std::string& ModelState::frozen_identity() const {
+  if (frozen_identity_.empty()) {
+    frozen_identity_ = frozen_fingerprint();
+  }
+  return frozen_identity_;
+}
+
+bool ModelState::is_ignored(const std::string& name) const {
+  return std::find(ignored_.begin(), ignored_.end(), name) != ignored_.end();
+}
+
+StateDict ModelState::save() const {
+  StateDict state;
+  if (!holds_frozen_) {
+    state.values[kFrozenKey] = frozen_identity();
+  }
+  for (const auto& [name, tensor] : saved_tensors()) {
+    state.tensors.emplace(name, tensor.detach());
+    if (is_ignored(name) && has_peers_) {
+      state.tensors.emplace(std::string(kRankLocal) + name, tensor.detach());
+    }
+  }
+  return state;
+}
+
+void ModelState::require_same_frozen(const StateDict& state) const {
+  const auto found = state.values.find(kFrozenKey);
+  const auto* saved =
+      found != state.values.end() ? std::get_if<std::string>(&found->second) : nullptr;
+  if (saved == nullptr) {
+    throw MismatchError("it holds the whole model, not what was trained over a frozen base");
+  }
+  if (*saved != frozen_identity()) {
+    throw MismatchError(concat("it was trained over another base: frozen parameters ", *saved,
+                               ", here ", frozen_identity()));
+  }
+}
+
+void ModelState::load(const StateDict& state) {
+  if (!holds_frozen_) {
+    require_same_frozen(state);
+  }
+  auto targets = saved_tensors();
+  std::set<std::string> expected;
+  for (const auto& target : targets) {
+    require_saved(state, target);
+    expected.insert({target.name, std::string(kRankLocal) + target.name});
+  }
+  for (const auto& [name, tensor] : state.tensors) {
+    if (!expected.contains(name)) {
+      throw MismatchError("the saved model has " + name +
+                          ", which this model does not have: it is another model");
+    }
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& [name, tensor] : targets) {
+    const auto own =
+        is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
+    tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
+    ops::overwritten(tensor);
+  }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a checkpoint holds of a data-parallel model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ddp/core/state_dict.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+
+namespace ddp::detail {
+
+/// All parameters and buffers of a model, also those of ddp.parameters_to_ignore: a file without
+/// them would be of another model. Ranks may hold different values of ignored tensors, so each rank
+/// saves its own in addition to rank 0's. Not thread-safe; no collectives.
+class ModelState {
+ public:
+  ModelState(ModelTensors tensors, std::vector<std::string> ignored, bool has_peers)
+      : tensors_(std::move(tensors)), ignored_(std::move(ignored)), has_peers_(has_peers) {}
+
+  const ModelTensors& tensors() const { return tensors_; }
+
+  /// From here on the state holds only a fingerprint of the frozen parameters.
+  void leave_frozen_out() { holds_frozen_ = false; }
+  /// Reads all frozen parameters. The host waits.
+  std::string frozen_fingerprint() const;
+  /// The fingerprint at the first call by a caller, a save or a load.
+  const std::string& frozen_identity() const;
+
+  StateDict save() const;
+  /// Checks the whole `state` before it writes a tensor. Throws MismatchError.
+  void load(const StateDict& state);
+
+ private:
+  NamedParameters saved_tensors() const;
+  bool is_ignored(const std::string& name) const;
+  void require_same_frozen(const StateDict& state) const;
+
+  ModelTensors tensors_;
+  std::vector<std::string> ignored_;
+  bool has_peers_;
+  bool holds_frozen_ = true;
+  mutable std::string frozen_identity_;  // empty: not read yet
+};
+
+}  // namespace ddp::detail
