@@ -54,11 +54,9 @@ const char* to_string(ReduceOp op) {
   return "unknown";
 }
 
-Communicator::Communicator() : launch_sequencer_(std::make_shared<LaunchSequencer>()) {}
-
-void Communicator::share_launch_sequencer_of(const Communicator& parent) {
-  launch_sequencer_ = parent.launch_sequencer_;
-}
+Communicator::Communicator(const Communicator* parent)
+    : launch_sequencer_(parent == nullptr ? std::make_shared<LaunchSequencer>()
+                                          : parent->launch_sequencer_) {}
 
 LaunchSequencer& Communicator::launch_sequencer() {
   return *launch_sequencer_;

@@ -43,8 +43,9 @@ class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(std::shared_ptr<MpiThread> runtime, MpiGroupPtr group,
                   MpiCommunicatorOptions options, std::shared_ptr<StepTimeouts> timeouts,
-                  std::string id)
-      : runtime_(std::move(runtime)),
+                  std::string id, const Communicator* parent)
+      : Communicator(parent),
+        runtime_(std::move(runtime)),
         group_(std::move(group)),
         options_(std::move(options)),
         timeouts_(std::move(timeouts)),
@@ -307,8 +308,7 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
   options.check =
       options_.check ? options_.check->of_group(number, color, child->world_size) : nullptr;
   auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, timeouts_,
-                                                calls_->id_of_child(color));
-  made->share_launch_sequencer_of(*this);
+                                                calls_->id_of_child(color), this);
   children_.add(made);
   return made;
 }
@@ -333,7 +333,8 @@ CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
   group->max_count = options.max_count;
   return std::make_shared<MpiCommunicator>(
       std::move(thread), std::move(group), options,
-      std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout), "world");
+      std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout), "world",
+      /*parent=*/nullptr);
 }
 
 }  // namespace ddp::detail

@@ -32,8 +32,10 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
                                    const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
                                    std::shared_ptr<StepTimeouts> timeouts, std::string no_windows,
-                                   std::shared_ptr<CollectiveCheck> check)
-    : options_(options),
+                                   std::shared_ptr<CollectiveCheck> check,
+                                   const Communicator* parent)
+    : Communicator(parent),
+      options_(options),
       on_failure_(std::move(on_failure)),
       check_(std::move(check)),
       timeouts_(std::move(timeouts)),
@@ -136,8 +138,7 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   check_nccl(ncclCommCount(child, &num_ranks), child, "ncclCommCount");
   auto made = std::make_shared<NcclCommunicator>(
       child, info_.device.index(), options_, on_failure_, timeouts_, no_windows_,
-      check_ ? check_->of_group(call_number, color, num_ranks) : nullptr);
-  made->share_launch_sequencer_of(*this);
+      check_ ? check_->of_group(call_number, color, num_ranks) : nullptr, this);
   made->start(concat(id_, "/", split_number, ":", color), watch_);
   children_.add(made);
   if (state.aborted()) {  // the concurrent abort may not have seen this child
@@ -270,7 +271,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   auto made = std::make_shared<NcclCommunicator>(
       comm, device.index(), options, std::move(on_failure),
       std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout),
-      std::move(no_windows), std::move(check));
+      std::move(no_windows), std::move(check), /*parent=*/nullptr);
   made->start("world", watch);
   return made;
 }

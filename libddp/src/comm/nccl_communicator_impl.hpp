@@ -36,7 +36,8 @@ class NcclCommunicator final : public Communicator,
   /// `no_windows`: why memory cannot be registered, see why_no_windows(). `check` may be null.
   NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device, const CommunicatorOptions& options,
                    CollectiveFailureHandler on_failure, std::shared_ptr<StepTimeouts> timeouts,
-                   std::string no_windows, std::shared_ptr<CollectiveCheck> check);
+                   std::string no_windows, std::shared_ptr<CollectiveCheck> check,
+                   const Communicator* parent);
   ~NcclCommunicator() override;
   /// Starts the watchdog and reports positions. `id`: see GroupPosition.
   void start(std::string id, const WatchPosition& watch);

@@ -11,8 +11,10 @@ namespace ddp::detail {
 class OperationLog {
  public:
   virtual ~OperationLog() = default;
-  /// Collectives of the latest capture with numbers above `after` (Communicator::num_operations),
-  /// in order: "all_reduce of 1024 Float". Equal strings mean equal calls.
+  /// Operations called so far on this rank, including captured ones.
+  virtual int64_t num_operations() const = 0;
+  /// Collectives of the latest capture with numbers above `after` (see num_operations), in order:
+  /// "all_reduce of 1024 Float". Equal strings mean equal calls.
   virtual std::vector<std::string> captured_operations(int64_t after) const = 0;
   /// Until join_counts(), waiting for a captured collective does not wait for its count.
   virtual void hold_counts() = 0;

@@ -57,7 +57,8 @@ class CopyWork final : public Work {
 
 class SingleCommunicator final : public Communicator {
  public:
-  explicit SingleCommunicator(at::Device device) : device_(device) {}
+  explicit SingleCommunicator(at::Device device, const Communicator* parent = nullptr)
+      : Communicator(parent), device_(device) {}
 
   const char* backend() const override { return "single"; }
   int rank() const override { return 0; }
@@ -103,9 +104,7 @@ class SingleCommunicator final : public Communicator {
     if (color < 0) {
       return nullptr;
     }
-    auto made = std::make_shared<SingleCommunicator>(device_);
-    made->share_launch_sequencer_of(*this);
-    return made;
+    return std::make_shared<SingleCommunicator>(device_, this);
   }
   at::Tensor allocate(int64_t num_bytes) override {
     check_usable("allocate");

@@ -89,9 +89,6 @@ class Communicator {
   /// Sets the step shown in failure messages. Until the step is 1, `first_step_timeout` applies.
   /// Cheap; any thread. Also applies to groups made by split().
   virtual void set_step(int64_t /*step*/) {}
-  /// Operations called so far on this rank, including captured ones. 0 if the backend does not
-  /// count.
-  virtual int64_t num_operations() const { return 0; }
 
   /// Choices measured on this group or adopted from a checkpoint or file. Equal on all ranks while
   /// all ranks make the same calls; "kernels" may differ (see Plan).
@@ -114,9 +111,8 @@ class Communicator {
   void set_control_plane(const std::shared_ptr<ControlPlane>& plane) { control_plane_ = plane; }
 
  protected:
-  Communicator();
-  /// For split(). Call it before the new group is used.
-  void share_launch_sequencer_of(const Communicator& parent);
+  /// A group made by split() names its `parent` and shares its launch sequencer.
+  explicit Communicator(const Communicator* parent = nullptr);
 
   /// Further dependencies of measured choices. plan() adds backend and world size.
   virtual Plan::Identity plan_identity() const { return {}; }
@@ -126,7 +122,7 @@ class Communicator {
   const AllReduceTable& known_table() const { return table_; }
 
  private:
-  std::shared_ptr<LaunchSequencer> launch_sequencer_;
+  const std::shared_ptr<LaunchSequencer> launch_sequencer_;
   std::weak_ptr<ControlPlane> control_plane_;
   std::unique_ptr<Plan> plan_;
   AllReduceTable table_;

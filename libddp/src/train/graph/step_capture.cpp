@@ -63,8 +63,8 @@ class CollectivesInCapture {
  public:
   explicit CollectivesInCapture(const std::vector<Communicator*>& communicators) {
     for (auto* communicator : communicators) {
-      before_.push_back(communicator->num_operations());
       logs_.push_back(dynamic_cast<OperationLog*>(communicator));
+      before_.push_back(logs_.back() == nullptr ? 0 : logs_.back()->num_operations());
       if (logs_.back() != nullptr) {
         logs_.back()->hold_counts();  // the optimizer need not wait for the counts
       }
