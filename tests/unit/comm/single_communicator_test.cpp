@@ -84,6 +84,15 @@ TEST_CASE("split and abort of a group of one") {
   CHECK_THROWS_AS(comm->barrier(), ddp::PeerLostError);
 }
 
+TEST_CASE("groups of one launch in the order of the communicator they were split from") {
+  auto comm = ddp::make_single_communicator(at::kCPU);
+  const auto group = comm->split(0, 0);
+  CHECK(&group->launch_sequencer() == &comm->launch_sequencer());
+  CHECK(&group->split(0, 0)->launch_sequencer() == &comm->launch_sequencer());
+  auto other = ddp::make_single_communicator(at::kCPU);
+  CHECK(&other->launch_sequencer() != &comm->launch_sequencer());
+}
+
 TEST_CASE("argument errors name the operation, the value and what is allowed") {
   auto comm = ddp::make_single_communicator(at::kCPU);
   auto ints = at::ones({4}, at::kInt);
