@@ -78,6 +78,12 @@ IoStatus ControlChannel::receive(std::vector<Frame>& frames) {
   }
 }
 
+std::string ControlChannel::why_closed() const {
+  return problem_.empty()
+             ? "its connection closed without a word (killed, crashed, or its host failed)"
+             : problem_;
+}
+
 bool ControlChannel::take_frame(std::vector<Frame>& frames) {
   if (incoming_.size() < kHeaderBytes) {
     return false;

@@ -73,6 +73,8 @@ class ControlChannel {
   /// frame (`problem()` says which); never blocks.
   IoStatus receive(std::vector<Frame>& frames);
   const std::string& problem() const { return problem_; }
+  /// The reason for messages after Closed.
+  std::string why_closed() const;
 
  private:
   std::string mac_of(Side sender, std::string_view bytes) const;

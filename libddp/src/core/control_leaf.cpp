@@ -107,9 +107,7 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
     handle(frame);
   }
   if (status == IoStatus::Closed) {
-    lose_hub(channel_->problem().empty()
-                 ? "its connection closed without a word (killed, crashed, or its host failed)"
-                 : channel_->problem());
+    lose_hub(channel_->why_closed());
     return;
   }
   if (const auto steady = Clock::now(); steady >= next_heartbeat_) {

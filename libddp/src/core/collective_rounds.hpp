@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The control plane's collectives in progress, on rank 0: which ranks have called, with which
+// values, and until when rank 0 waits for the others.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/control_messages.hpp"
+#include "core/control_verdict.hpp"
+#include "core/peer_table.hpp"
+
+namespace ddp::detail {
+
+/// The owner's mutex guards it.
+class CollectiveRounds {
+ public:
+  /// A collective that every rank has called.
+  struct Result {
+    uint64_t sequence = 0;
+    CollectiveKind kind = CollectiveKind::Barrier;
+    uint32_t root = 0;
+    std::vector<std::string> values;  ///< of a broadcast the root's, of a gather all, else none
+  };
+  struct Outcome {
+    std::optional<Result> result;
+    std::string mismatch;  ///< the job's error if ranks called different collectives
+  };
+
+  /// `peers` names ranks and their progress in messages.
+  CollectiveRounds(const PeerTable& peers, std::chrono::milliseconds timeout);
+
+  Outcome add(int rank, Contribution contribution, SteadyTime now);
+  /// The error of a collective that waited longer than the timeout; empty if none did.
+  std::string find_overdue(SteadyTime now) const;
+  /// Number of collectives that the rank has called.
+  uint64_t num_calls(int rank) const { return num_calls_[static_cast<std::size_t>(rank)]; }
+  /// The rank's last call, while incomplete.
+  std::optional<PlaneCall> pending_call(int rank) const;
+
+ private:
+  struct Round {
+    CollectiveKind kind = CollectiveKind::Barrier;
+    uint32_t root = 0;
+    std::string activity;
+    int first_rank = 0;
+    SteadyTime deadline{};
+    std::vector<std::optional<std::string>> values;
+    int num_arrived = 0;
+  };
+
+  std::string describe_mismatch(int rank, const Contribution& contribution,
+                                const Round& round) const;
+
+  const PeerTable& peers_;
+  const std::chrono::milliseconds timeout_;
+  std::map<uint64_t, Round> rounds_;  // by sequence number
+  std::vector<uint64_t> num_calls_;   // by rank
+};
+
+}  // namespace ddp::detail
