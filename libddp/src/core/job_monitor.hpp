@@ -82,7 +82,6 @@ class JobMonitor {
   bool found_failure_here() const { return found_here_; }
   /// All ranks have called close(): a connection that ends is no failure.
   void set_closing() { closing_ = true; }
-  bool closing() const { return closing_; }
   bool is_over() const { return closing_ || failed(); }
 
  private:
