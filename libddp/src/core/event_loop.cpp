@@ -6,6 +6,7 @@
 namespace ddp::detail {
 
 void EventLoop::start() {
+  const std::lock_guard lock(mutex_);  // run() locks it first, so is_current_thread() is right
   thread_ = std::thread([this] {
     try {
       run();

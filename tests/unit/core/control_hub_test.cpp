@@ -225,7 +225,8 @@ TEST_CASE("peer table: who may join and who is missing", "[control_plane]") {
                Catch::Contains("two processes claim rank 2: node2:102 and node2:102"));
   REQUIRE(peers.missing() == std::vector<int>{1});
   peers.disconnect(2);
-  REQUIRE(peers.missing() == std::vector<int>{1});  // its place stays taken
+  REQUIRE(peers.missing() == std::vector<int>{1});
+  REQUIRE_FALSE(peers.objection_to(hello_of(2)).empty());  // its place stays taken
   REQUIRE_FALSE(peers.all_joined());
   peers.add(hello_of(1), make_channels().hub, Clock::now());
   REQUIRE(peers.all_joined());
