@@ -80,6 +80,7 @@ TEST_CASE("the next exchange comes after the pause, in steps of the slowest rank
   REQUIRE_FALSE(schedule.is_exchange_due(11 + 49));
   REQUIRE(schedule.is_exchange_due(11 + 50));
   // One step longer than the pause, and steps too short to count.
+  REQUIRE_FALSE(after_ten_steps(30, 1).is_exchange_due(11));
   REQUIRE(after_ten_steps(30, 1).is_exchange_due(12));
   const auto fast = after_ten_steps(1e-9, 1);
   REQUIRE_FALSE(fast.is_exchange_due(11 + 9'999));
