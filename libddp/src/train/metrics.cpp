@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/metrics.hpp"
 
-#include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <unistd.h>
+
+#include <chrono>
 
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
@@ -14,79 +13,35 @@
 
 namespace ddp {
 namespace detail {
-namespace {
 
-RunFolder make_folder(const ControlPlane& control_plane, const LaunchEnvironment& launch,
-                      const MetricsOptions& options) {
-  if (control_plane.rank() != 0 || options.dir.empty()) {
-    return {};
-  }
-  const auto& name = !options.run_name.empty() ? options.run_name
-                     : !launch.job_id.empty()  ? launch.job_id
-                                               : time_name(options.dir);
-  return {options.dir, name, launch.job_id};
-}
-
-}  // namespace
+using SteadyClock = std::chrono::steady_clock;
 
 MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
                          const LaunchEnvironment& launch, const MetricsOptions& options,
                          std::function<void(int64_t step)> set_progress)
     : control_plane_(control_plane),
       device_(device),
-      launch_(launch),
       options_(options),
       set_progress_(std::move(set_progress)),
-      folder_(make_folder(control_plane, launch, options)),
-      sums_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(device))),
-      loss_sum_(sums_[0]),
-      correct_sum_(sums_[1]) {
+      files_(options, launch, is_main()),
+      losses_(device),
+      sensors_(pci_bus_id(device), SteadyClock::now()),
+      console_(options, is_main()) {
   options.taken.set();
-  if (const auto bus_id = pci_bus_id(device); !bus_id.empty()) {
-    gpu_ = GpuMonitor::open(bus_id);
-    if (gpu_) {
-      gpu_numbers_ = std::make_unique<GpuSampler>([gpu = gpu_.get()]() -> GpuNumbers {
-        return {.energy_joules = gpu->energy_joules(),
-                .utilisation_percent = gpu->utilisation_percent()};
-      });
-    }
-    epoch_energy_ = gpu_numbers().energy_joules;
-  }
   if (options_.nvtx) {
     enable_nvtx();
   }
   make_tracer(0);
-  if (!is_main()) {
-    return;
-  }
-  commit_ = read_git_commit(".");
-  bar_ =
-      options_.progress == "bar" || (options_.progress == "auto" && ::isatty(STDERR_FILENO) == 1);
-  if (!options_.run.settings_text.empty()) {
+  if (is_main() && !options_.run.settings_text.empty()) {
     log_info("resolved settings\n" + options_.run.settings_text);
-    folder_.write("settings.txt", options_.run.settings_text);
+    files_.write_settings(options_.run.settings_text);
   }
-}
-
-MetricsImpl::~MetricsImpl() {
-  clear_bar();
-}
-
-double MetricsImpl::seconds_now() const {
-  const auto until = pauses_ > 0 ? paused_at_ : Clock::now();
-  return std::chrono::duration<double>(until - started_).count() - paused_seconds_;
-}
-
-// Energy since the first step, without pauses, like the seconds.
-double MetricsImpl::energy_now() const {
-  const double energy = pauses_ > 0 ? energy_at_pause_ : gpu_numbers().energy_joules;
-  return energy - first_energy_ - paused_energy_;
 }
 
 void MetricsImpl::make_tracer(int64_t next_step) {
   tracer_.reset();  // before the next tracer records
   if (options_.trace_steps > 0) {
-    const auto path = folder_.path().empty() ? std::string("trace.json") : folder() + "/trace.json";
+    const auto path = folder().empty() ? std::string("trace.json") : folder() + "/trace.json";
     tracer_ = std::make_unique<Tracer>(control_plane_, device_, path, options_.trace_first_step,
                                        options_.trace_steps, next_step);
   }
@@ -100,151 +55,121 @@ void MetricsImpl::begin(int64_t first_step) {
 }
 
 void MetricsImpl::pause() {
-  if (pauses_++ == 0) {
-    if (!device_.is_cpu()) {
-      const c10::impl::VirtualGuardImpl guard(device_.type());
-      guard.synchronizeStream(guard.getStream(device_));  // enqueued work counts as training
-    }
-    paused_at_ = Clock::now();
-    energy_at_pause_ = gpu_numbers().energy_joules;
+  if (!clock_.is_paused() && !device_.is_cpu()) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    guard.synchronizeStream(guard.getStream(device_));  // enqueued work counts as training
   }
+  clock_.pause(SteadyClock::now(), sensors_.energy_joules());
 }
 
 void MetricsImpl::resume() {
-  if (--pauses_ == 0) {
-    paused_seconds_ += std::chrono::duration<double>(Clock::now() - paused_at_).count();
-    paused_energy_ += gpu_numbers().energy_joules - energy_at_pause_;
-  }
-}
-
-// Two one-element kernels; a loss in a graph's memory is read before the next replay.
-void MetricsImpl::add_on_device(const StepMetrics& metrics) {
-  at::NoGradGuard no_grad;
-  const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
-  if (metrics.loss.defined()) {
-    loss_sum_.add_(metrics.loss.detach().reshape({}), n);
-    now_.loss_samples += n;
-  }
-  if (metrics.num_correct.defined()) {
-    correct_sum_.add_(metrics.num_correct.detach().reshape({}));
-    now_.correct_samples += n;
-  }
-}
-
-void MetricsImpl::add_logged(const StepMetrics& metrics) {
-  if (metrics.loss_at < 0 && metrics.num_correct_at < 0) {
-    reads_device_ = true;
-    return;
-  }
-  reads_device_ = reads_device_ && now_.steps > 0;
-  const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
-  now_.loss_samples += metrics.loss_at >= 0 ? n : 0;
-  now_.correct_samples += metrics.num_correct_at >= 0 ? n : 0;
-  logged_.push_back({metrics.log, metrics.loss_at, metrics.num_correct_at, n});
-  read_logs(/*all=*/false);
-}
-
-// Without `all`, reads only available logs: the host does not wait.
-void MetricsImpl::read_logs(bool all) {
-  while (!logged_.empty() && (all || logged_.front().log.is_ready())) {
-    const auto& [log, loss_at, num_correct_at, n] = logged_.front();
-    if (loss_at >= 0) {
-      logged_loss_sum_ += n * log[loss_at];
-    }
-    if (num_correct_at >= 0) {
-      logged_correct_ += log[num_correct_at];
-    }
-    logged_.pop_front();
-  }
+  clock_.resume(SteadyClock::now(), sensors_.energy_joules());
 }
 
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
-  add_on_device(metrics);
-  add_logged(metrics);
-  const auto n = static_cast<double>(metrics.num_samples);
-  now_.samples += n;
-  now_.steps += 1;
-  if (first_step_) {
-    // Warm-up, lazy initialisation and earlier work do not count for speed.
-    first_step_ = false;
-    started_ = Clock::now();
-    paused_seconds_ = 0;
-    first_energy_ = gpu_numbers().energy_joules;
-    paused_energy_ = 0;
-    now_.loader_wait_ms = loader_wait ? loader_wait() : 0;
-    at_log_.loader_wait_ms = now_.loader_wait_ms;
-  } else {
-    now_.timed_samples += n;
-    now_.timed_steps += 1;
+  losses_.add(metrics);
+  counter_.add_step(metrics.num_samples, /*timed=*/clock_.has_started());
+  if (!clock_.has_started()) {
+    clock_.start(SteadyClock::now(), sensors_.energy_joules());
+    counter_.begin_loader_wait(loader_wait_ ? loader_wait_() : 0);
   }
   set_progress_(step + 1);
   const bool last = options_.run.max_steps > 0 && step + 1 == options_.run.max_steps;
   if (options_.log_every > 0 && ((step + 1) % options_.log_every == 0 || last)) {
     log_step(step, metrics);
   }
-  draw_bar(step, last);
+  console_.draw_bar(step + 1, last);
   if (tracer_) {
     tracer_->end_step(step);
   }
 }
 
-// The only place where the host waits for the device. Returns the gradient norm.
-std::optional<double> MetricsImpl::fetch(const StepMetrics& metrics) {
-  at::NoGradGuard no_grad;
-  std::optional<double> norm;
-  read_logs(/*all=*/true);
-  if (metrics.grad_norm_at >= 0) {
-    norm = metrics.log[metrics.grad_norm_at];
+std::optional<double> MetricsImpl::read(const StepMetrics& metrics) {
+  const auto [totals, grad_norm] = losses_.read(metrics);
+  RankCounter::Reading reading{.losses = totals};
+  reading.seconds = clock_.seconds(SteadyClock::now());
+  reading.energy_j = clock_.joules(sensors_.energy_joules());
+  if (loader_wait_) {
+    reading.loader_wait_ms = loader_wait_();
   }
-  now_.loss_sum = logged_loss_sum_;
-  now_.correct = logged_correct_;
-  if (reads_device_) {
-    auto values = sums_;
-    if (metrics.grad_norm.defined()) {
-      values = at::cat({sums_, metrics.grad_norm.detach().reshape({1}).to(sums_.options())});
-    }
-    const auto host = values.cpu();
-    const double* data = host.const_data_ptr<double>();
-    now_.loss_sum += data[0];
-    now_.correct += data[1];
-    norm = metrics.grad_norm.defined() ? std::optional(data[2]) : norm;
-  }
-  now_.seconds = first_step_ ? 0 : seconds_now();
-  now_.energy_j = first_step_ ? 0 : energy_now();
-  if (loader_wait) {
-    now_.loader_wait_ms = loader_wait();
-  }
-  sample_gpu();
-  return norm;
+  counter_.read(reading);
+  sensors_.sample_utilisation();
+  return grad_norm;
 }
 
-void MetricsImpl::sample_gpu() {
-  const double utilisation = gpu_numbers().utilisation_percent;
-  if (!std::isnan(utilisation)) {
-    utilisation_sum_ += utilisation;
-    ++utilisation_samples_;
-  }
-}
-
-RankNumbers MetricsImpl::numbers_since(const Counts& start) {
-  const double steps = now_.timed_steps - start.timed_steps;
-  return {.loss_sum = now_.loss_sum - start.loss_sum,
-          .loss_samples = now_.loss_samples - start.loss_samples,
-          .correct = now_.correct - start.correct,
-          .correct_samples = now_.correct_samples - start.correct_samples,
-          .samples = now_.timed_samples - start.timed_samples,
-          .seconds = now_.seconds - start.seconds,
-          .steps = steps,
-          .loader_wait_ms =
-              loader_wait && steps > 0 ? (now_.loader_wait_ms - start.loader_wait_ms) / steps : NAN,
-          .memory_gib = used_memory_gib(device_),
-          .energy_j = now_.energy_j - start.energy_j};
-}
-
-JobNumbers MetricsImpl::gather(const RankNumbers& own, bool to_all) {
+JobNumbers MetricsImpl::gather(RankNumbers own, bool to_all) {
+  own.memory_gib = used_memory_gib(device_);
   const ActivityScope activity(control_plane_, "metrics");
   return JobNumbers(to_all ? all_gather_messages(control_plane_, own)
                            : gather_messages(control_plane_, own));
+}
+
+void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
+  const auto grad_norm = read(metrics);
+  auto own = counter_.since_log();
+  own.exposed_comm_ms = exposed_comm_ ? exposed_comm_() : NAN;
+  counter_.end_log();
+  const auto job = gather(own, /*to_all=*/false);
+  if (!is_main()) {
+    return;
+  }
+  const LoggedNumbers numbers{
+      .step = step + 1,
+      .epoch = epochs_at(step),
+      .loss = job.loss(),
+      .accuracy = job.accuracy(),
+      .lr = metrics.lr,
+      .grad_norm = grad_norm,
+      .step_ms = if_measured(job.step_ms()),
+      .samples_per_second = if_measured(job.samples_per_second()),
+      .samples_per_second_per_rank = if_measured(job.samples_per_second() / job.world_size),
+      .exposed_comm_ms = if_measured(job.total.exposed_comm_ms),
+      .loader_wait_ms = if_measured(job.total.loader_wait_ms),
+      .peak_memory_gib = if_measured(job.total.memory_gib),
+      .interval_seconds = job.total.seconds,
+      .energy_j = if_measured(job.total.energy_j),
+      .sample_unit = options_.run.sample_unit};
+  console_.log_step(numbers);
+  files_.add_step(numbers);
+}
+
+std::optional<double> MetricsImpl::epochs_at(int64_t step) const {
+  const auto length = static_cast<double>(options_.run.steps_per_epoch);
+  return length > 0 ? std::optional(static_cast<double>(step + 1) / length) : std::nullopt;
+}
+
+void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
+  if (!is_main()) {
+    return;
+  }
+  console_.log_evaluation(step + 1, metrics.test_loss, metrics.test_accuracy);
+  files_.add_evaluation({.done = step + 1,
+                         .epoch = epochs_at(step),
+                         .loss = metrics.test_loss,
+                         .accuracy = metrics.test_accuracy});
+}
+
+EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
+  read({});
+  auto own = counter_.since_epoch();
+  const auto use = sensors_.end_epoch(SteadyClock::now());
+  own.utilisation = use.utilisation;
+  own.power_w = use.power_w;
+  const auto job = gather(own, /*to_all=*/true);
+  counter_.end_epoch();
+  sensors_.begin_epoch(SteadyClock::now());
+  if (is_main()) {
+    files_.add_epoch({.epoch = epoch,
+                      .gpu_type = device_.is_cuda() ? sensors_.gpu_name() : "cpu",
+                      .uses_gpus = device_.is_cuda(),
+                      .test_loss = metrics.test_loss,
+                      .test_accuracy = metrics.test_accuracy},
+                     job);
+  }
+  return {.train_loss = job.loss(),
+          .train_accuracy = job.accuracy(),
+          .seconds = job.total.seconds,
+          .samples_per_second = job.samples_per_second()};
 }
 
 }  // namespace detail
@@ -261,10 +186,10 @@ Metrics::Metrics(const Context& context, const MetricsOptions& options)
 Metrics::~Metrics() = default;
 
 void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {
-  impl_->exposed_comm = std::move(last_backward_ms);
+  impl_->set_exposed_comm(std::move(last_backward_ms));
 }
 void Metrics::set_loader_wait(std::function<double()> total_ms) {
-  impl_->loader_wait = std::move(total_ms);
+  impl_->set_loader_wait(std::move(total_ms));
 }
 void Metrics::begin(int64_t first_step) {
   impl_->begin(first_step);

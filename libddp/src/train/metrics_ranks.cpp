@@ -1,19 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of several ranks, and the progress bar.
-#include <sys/ioctl.h>
-#include <unistd.h>
+#include "train/metrics_ranks.hpp"
 
 #include <algorithm>
-#include <cstdio>
-#include <sstream>
-
-#include "ddp/core/error.hpp"
-#include "train/metrics_impl.hpp"
 
 namespace ddp::detail {
 namespace {
-
-constexpr std::chrono::milliseconds kBarInterval{100};
 
 // A mean of known values; NaN means unknown.
 struct Mean {
@@ -53,29 +44,6 @@ JobNumbers::JobNumbers(const std::vector<RankNumbers>& ranks)
   total.loader_wait_ms = wait.value();
   total.utilisation = utilisation.value();
   total.power_w = power.value();
-}
-
-void MetricsImpl::draw_bar(int64_t step, bool force) {
-  if (!bar_ || (!force && Clock::now() - bar_time_ < kBarInterval)) {
-    return;
-  }
-  bar_time_ = Clock::now();
-  struct winsize size {};
-  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  const auto text = progress_bar(step + 1, options_.run.max_steps, eta_seconds(step), last_loss_,
-                                 known ? size.ws_col : 100);
-  // Standard error, as the log: one stream keeps the order of lines and bar.
-  std::fprintf(stderr, "\r%s\033[K", text.c_str());
-  std::fflush(stderr);
-  bar_shown_ = true;
-}
-
-void MetricsImpl::clear_bar() {
-  if (bar_shown_) {
-    std::fputs("\r\033[K", stderr);
-    std::fflush(stderr);
-    bar_shown_ = false;
-  }
 }
 
 }  // namespace ddp::detail

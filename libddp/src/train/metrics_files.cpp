@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/metrics_files.hpp"
+
+#include <chrono>
+
+namespace ddp::detail {
+namespace {
+
+RunFolder make_folder(const MetricsOptions& options, const LaunchEnvironment& launch,
+                      bool is_main) {
+  if (!is_main || options.dir.empty()) {
+    return {};
+  }
+  const auto& name = !options.run_name.empty() ? options.run_name
+                     : !launch.job_id.empty()  ? launch.job_id
+                                               : time_name(options.dir);
+  return {options.dir, name, launch.job_id};
+}
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironment& launch,
+                           bool is_main)
+    : options_(options),
+      launch_(launch),
+      folder_(make_folder(options, launch, is_main)),
+      commit_(is_main ? read_git_commit(".") : "") {}
+
+void MetricsFiles::append(const std::string& name, const Row& row) {
+  if (options_.csv) {
+    folder_.append(name + ".csv", csv_line(row), csv_header(row));
+  }
+  if (options_.jsonl) {
+    folder_.append(name + ".jsonl", json_line(row));
+  }
+}
+
+void MetricsFiles::add_step(const LoggedNumbers& numbers) {
+  append("steps", step_row(numbers, unix_time()));
+}
+
+void MetricsFiles::add_evaluation(const Evaluation& evaluation) {
+  append("evals", {{.name = "step", .integer = evaluation.done},
+                   {.name = "epoch", .number = evaluation.epoch},
+                   {.name = "eval_loss", .number = evaluation.loss},
+                   {.name = "eval_accuracy", .number = evaluation.accuracy},
+                   {.name = "time", .number = unix_time()}});
+}
+
+void MetricsFiles::add_epoch(const Epoch& epoch, const JobNumbers& job) {
+  if (options_.csv) {
+    const auto row = epoch_row(epoch, job);
+    folder_.append("epochs.csv", csv_line(row), csv_header(row));
+  }
+}
+
+Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
+  const auto& run = options_.run;
+  const int64_t batch =
+      run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * job.world_size;
+  const auto rate_name = run.sample_unit + "_per_second";
+  const auto if_known = [](int64_t known, double number) {
+    return known > 0 ? std::optional(number) : std::nullopt;
+  };
+  return {{.name = "job_id", .text = launch_.job_id},
+          {.name = "commit", .text = commit_},
+          {.name = "gpu_type", .text = epoch.gpu_type},
+          {.name = "nodes", .integer = launch_.num_nodes},
+          {.name = "gpus", .integer = epoch.uses_gpus ? job.world_size : 0},
+          {.name = "ranks", .integer = job.world_size},
+          {.name = "precision", .text = run.precision},
+          {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
+          {.name = "batch_size_per_gpu",  // a fraction if ranks share the batch unevenly
+           .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
+          {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
+          {.name = "repeat", .integer = options_.repeat},
+          {.name = "steps_per_epoch",
+           .integer = run.steps_per_epoch > 0 ? std::optional(run.steps_per_epoch) : std::nullopt},
+          {.name = "epoch", .integer = epoch.epoch},
+          {.name = "train_loss", .number = job.loss()},
+          {.name = "train_accuracy", .number = job.accuracy()},
+          {.name = "test_loss", .number = epoch.test_loss},
+          {.name = "test_accuracy", .number = epoch.test_accuracy},
+          {.name = "epoch_seconds", .number = job.total.seconds},
+          {.name = rate_name, .number = if_measured(job.samples_per_second())},
+          {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
+          {.name = "power_w", .number = if_measured(job.total.power_w)},
+          {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
+          {.name = "energy_j", .number = if_measured(job.total.energy_j)},
+          {.name = "time", .number = unix_time()}};
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files of a run's metrics, which rank 0 writes: steps, evaluations, epochs, settings.
+// Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ddp/core/launch_environment.hpp"
+#include "ddp/train/metrics_options.hpp"
+#include "train/metrics_format.hpp"
+#include "train/metrics_ranks.hpp"
+#include "train/run_folder.hpp"
+
+namespace ddp::detail {
+
+class MetricsFiles {
+ public:
+  /// Makes and takes the run folder. On other ranks than rank 0, and without a folder, all output
+  /// is dropped. Throws as RunFolder does.
+  MetricsFiles(const MetricsOptions& options, const LaunchEnvironment& launch, bool is_main);
+
+  /// Empty without a run folder.
+  const std::string& path() const { return folder_.path(); }
+  void write_settings(const std::string& text) { folder_.write("settings.txt", text); }
+  void add_step(const LoggedNumbers& numbers);
+
+  struct Evaluation {
+    int64_t done = 0;  ///< steps done
+    std::optional<double> epoch = {};
+    std::optional<double> loss = {};
+    std::optional<double> accuracy = {};
+  };
+  void add_evaluation(const Evaluation& evaluation);
+
+  struct Epoch {
+    int64_t epoch = 0;
+    std::string gpu_type = "";  ///< "cpu" without a GPU
+    bool uses_gpus = false;     ///< one per rank
+    std::optional<double> test_loss = {};
+    std::optional<double> test_accuracy = {};
+  };
+  void add_epoch(const Epoch& epoch, const JobNumbers& job);
+
+ private:
+  Row epoch_row(const Epoch& epoch, const JobNumbers& job) const;
+  void append(const std::string& name, const Row& row);
+
+  const MetricsOptions options_;
+  const LaunchEnvironment launch_;
+  RunFolder folder_;
+  const std::string commit_;
+};
+
+}  // namespace ddp::detail
