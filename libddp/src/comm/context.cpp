@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/context_handle.hpp"
 #include "comm/create_communicator.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/device_choice.hpp"
@@ -40,6 +41,8 @@ struct Context::State {
   int exceptions_at_start = std::uncaught_exceptions();
   bool closed = false;
 
+  void set_progress(int64_t step, const std::string& where) const;
+  void defer_failure(const FailureCause& cause);
   void read_plan();
   void write_plan();
   void run_teardowns();
@@ -292,10 +295,14 @@ Context::~Context() {
   }
 }
 
-void Context::defer_failure(const FailureCause& cause) const {
-  if (!state_->deferred_failure) {
-    state_->deferred_failure = cause;
+void Context::State::defer_failure(const FailureCause& cause) {
+  if (!deferred_failure) {
+    deferred_failure = cause;
   }
+}
+
+void Context::defer_failure(const FailureCause& cause) const {
+  state_->defer_failure(cause);
 }
 
 void Context::throw_deferred_failure() const {
@@ -363,14 +370,27 @@ void Context::seed_ranks(int64_t seed) const {
   torch::manual_seed(static_cast<uint64_t>(seed * world_size() + rank()));
 }
 
-void Context::set_progress(int64_t step, const std::string& where) const {
-  if (step >= 0 && state_->before_step) {
-    state_->before_step(step);
+void Context::State::set_progress(int64_t step, const std::string& where) const {
+  if (step >= 0 && before_step) {
+    before_step(step);
   }
-  control_plane().set_progress(step, where);
+  DDP_CHECK(control_plane != nullptr, "the context was closed");
+  control_plane->set_progress(step, where);
   if (step >= 0) {
-    communicator()->set_step(step);
+    communicator->set_step(step);
   }
+}
+
+void Context::set_progress(int64_t step, const std::string& where) const {
+  state_->set_progress(step, where);
+}
+
+void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
+  state_->set_progress(step, where);
+}
+
+void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
+  state_->defer_failure(cause);
 }
 
 void Context::add_teardown(std::function<void()> teardown) {

@@ -6,6 +6,7 @@
 #include <exception>
 #include <set>
 
+#include "comm/context_handle.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
@@ -214,9 +215,10 @@ Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& opti
           detail::CheckpointJob{
               .launch = context.launch(),
               .communicator = context.communicator(),
-              .announce = [&context](int64_t step) { context.set_progress(step, ""); },
-              .defer_failure =
-                  [&context](const FailureCause& cause) { context.defer_failure(cause); }})) {}
+              .announce = [handle = detail::ContextHandle(context)](
+                              int64_t step) { handle.set_progress(step, ""); },
+              .defer_failure = [handle = detail::ContextHandle(context)](
+                                   const FailureCause& cause) { handle.defer_failure(cause); }})) {}
 
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
                            const CheckpointOptions& options,

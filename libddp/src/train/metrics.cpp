@@ -5,6 +5,7 @@
 
 #include <chrono>
 
+#include "comm/context_handle.hpp"
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
@@ -182,7 +183,9 @@ Metrics::Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnv
 Metrics::Metrics(const Context& context, const MetricsOptions& options)
     : impl_(std::make_unique<detail::MetricsImpl>(
           context.control_plane(), context.device(), context.launch(), options,
-          [&context](int64_t step) { context.set_progress(step, ""); })) {}
+          [handle = detail::ContextHandle(context)](int64_t step) {
+            handle.set_progress(step, "");
+          })) {}
 Metrics::~Metrics() = default;
 
 void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -110,6 +111,48 @@ TEST_CASE("a context throws at its close that a checkpointer's last save failed"
   INFO(ended.output);
   CHECK(ended.code() == 9);
   CHECK(ended.says("thrown: rank 0 failed before the first step: the checkpoint after 1 steps"));
+}
+
+TEST_CASE("a checkpointer and metrics report to a context that moved after they were made") {
+  testing::TemporaryFolder folder;
+  CheckpointOptions options;
+  options.dir = folder.file("ckpt");
+  const Ended ended = end_of(testing::start_child([&] {
+    ContextOptions on_cpu;
+    on_cpu.device = "cpu";
+    on_cpu.before_step = [](int64_t step) {
+      std::printf("announced %d\n", static_cast<int>(step));
+    };
+    MetricsOptions no_files;
+    no_files.dir = "";
+    testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    std::optional<Context> made(Context::create(on_cpu));
+    std::optional<Checkpointer> checkpointer;
+    checkpointer.emplace(*made, options, std::initializer_list<StatefulRef>{model});
+    std::optional<Metrics> metrics;
+    metrics.emplace(*made, no_files);
+    Context context = *std::move(made);
+    made.reset();
+    checkpointer->restore();
+    metrics->begin(3);
+    std::filesystem::remove_all(options.dir);
+    testing::write_file(options.dir, "a file where the folder was");
+    checkpointer->save(0);
+    checkpointer.reset();
+    metrics.reset();
+    try {
+      context.close();
+    } catch (const WriteError& error) {
+      std::printf("thrown: %s\n", error.what());
+      return 9;
+    }
+    return 0;
+  }));
+  INFO(ended.output);
+  CHECK(ended.code() == 9);
+  CHECK(ended.says("announced 0"));
+  CHECK(ended.says("announced 3"));
+  CHECK(ended.says("thrown: "));
 }
 
 TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, the first goes on") {

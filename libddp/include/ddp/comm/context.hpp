@@ -16,6 +16,10 @@
 
 namespace ddp {
 
+namespace detail {
+class ContextHandle;
+}
+
 struct ContextOptions {
   std::string device = "auto";  ///< auto (a GPU if one is visible), cpu, cuda
   CommunicatorOptions communicator{};
@@ -80,6 +84,7 @@ class Context {
   void close();
 
  private:
+  friend class detail::ContextHandle;
   struct State;
   explicit Context(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

@@ -67,7 +67,8 @@ class StatefulRef {
 };
 
 /// All methods are collective: every rank calls them in the same order with the same arguments,
-/// from the training thread. The objects and the Context must outlive the Checkpointer.
+/// from the training thread. The objects and the Context must outlive the Checkpointer; the Context
+/// may move.
 class Checkpointer {
  public:
   /// Throws SettingsError if two objects have the same name.

@@ -75,7 +75,7 @@ struct EpochResult {
 /// Collective methods are called by all ranks, in the same order, from the training thread.
 class Metrics {
  public:
-  /// Reports each step to `context` (set_progress), which must outlive this object and not move.
+  /// Reports each step to `context` (set_progress), which must outlive this object but may move.
   /// Throws WriteError if the run folder cannot be made.
   Metrics(const Context& context, const MetricsOptions& options);
   /// The same without a Context: reports steps to the control plane only.
