@@ -33,7 +33,7 @@ enum class FrameType : uint8_t {
   Contribution,
   Result,
   Failure,
-  Note,
+  Announcement,
   Exchange,
   Exchanged,
   Position  // the last

@@ -127,13 +127,13 @@ void ControlHub::handle(int rank, const Frame& frame) {
     if (decode_contribution(frame.payload, contribution)) {
       note_contribution(rank, std::move(contribution));
     }
-  } else if (frame.type == FrameType::Note) {
+  } else if (frame.type == FrameType::Announcement) {
     ByteReader reader(frame.payload);
     reader.number<uint32_t>();  // the sender is known from the connection
     auto text = reader.text();
-    if (reader.finished() && text.size() <= NoteBoard::kMaxNoteBytes) {
+    if (reader.finished() && text.size() <= AnnouncementBoard::kMaxAnnouncementBytes) {
       pass_on(rank, text);
-      state_.notes.set(rank, std::move(text));
+      state_.announcements.set(rank, std::move(text));
     }
   } else if (frame.type == FrameType::Exchange) {
     ExchangeValue value;
@@ -211,14 +211,15 @@ void ControlHub::note_exchange(int rank, ExchangeValue value) {
   }
 }
 
-void ControlHub::send_note(const std::string& text) {
+void ControlHub::send_announcement(const std::string& text) {
   pass_on(0, text);
 }
 
 // Also sent back to its author, which is harmless.
-void ControlHub::pass_on(int rank, const std::string& note) {
+void ControlHub::pass_on(int rank, const std::string& text) {
   ByteWriter writer;
-  peers_.broadcast(FrameType::Note, writer.number(static_cast<uint32_t>(rank)).text(note).take());
+  peers_.broadcast(FrameType::Announcement,
+                   writer.number(static_cast<uint32_t>(rank)).text(text).take());
 }
 
 // Reports a rank's own failure. A rank that waited for others knows only that it waited.

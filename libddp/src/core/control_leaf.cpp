@@ -70,9 +70,10 @@ void ControlLeaf::send_position(const RankPosition& position) {
   send(FrameType::Position, encode_position(position));
 }
 
-void ControlLeaf::send_note(const std::string& text) {
+void ControlLeaf::send_announcement(const std::string& text) {
   ByteWriter writer;
-  send(FrameType::Note, writer.number(static_cast<uint32_t>(state_.rank)).text(text).take());
+  send(FrameType::Announcement,
+       writer.number(static_cast<uint32_t>(state_.rank)).text(text).take());
 }
 
 void ControlLeaf::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
@@ -137,12 +138,12 @@ void ControlLeaf::handle(const Frame& frame) {
         state_.monitor.notify();
       }
     }
-  } else if (frame.type == FrameType::Note) {
+  } else if (frame.type == FrameType::Announcement) {
     ByteReader reader(frame.payload);
     const auto rank = reader.number<uint32_t>();
     auto text = reader.text();
     if (reader.finished() && rank < static_cast<uint32_t>(state_.world_size)) {
-      state_.notes.set(static_cast<int>(rank), std::move(text));
+      state_.announcements.set(static_cast<int>(rank), std::move(text));
     }
   } else if (frame.type == FrameType::Exchanged) {
     ExchangeResult result;

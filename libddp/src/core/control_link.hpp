@@ -2,7 +2,7 @@
 // This rank's connections to the others, and the state that they share with the control plane's
 // callers and its background thread.
 //
-// Threads: RankState::monitor's mutex guards everything but the progress, the notes and the
+// Threads: RankState::monitor's mutex guards everything but the progress, the announcements and the
 // failure, which have their own mutexes. So setting the progress never waits for sockets. Only the
 // background thread reads sockets. The thread that queues a message writes as much as the socket
 // takes at once; the background thread writes the rest. No lock is held while callbacks run.
@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "core/announcement_board.hpp"
 #include "core/control_messages.hpp"
 #include "core/job_monitor.hpp"
-#include "core/note_board.hpp"
 #include "core/pending_replies.hpp"
 #include "core/position_watch.hpp"
 #include "core/progress_tracker.hpp"
@@ -45,7 +45,7 @@ struct RankState {
   // Rank 0 gets at most 1000 progress messages per second in total.
   ProgressTracker progress{rank == 0 ? nullptr : &wake,
                            std::chrono::milliseconds(std::max(10, world_size))};
-  NoteStore notes{world_size};
+  AnnouncementStore announcements{world_size};
   JobMonitor monitor{options.heartbeat_interval / 2};
   PendingReplies replies;                                        ///< guarded by monitor
   PositionWatch position{progress, options.heartbeat_interval};  ///< guarded by monitor
@@ -62,7 +62,7 @@ class ControlLink {
   virtual void send_progress(const Progress& progress) = 0;
   virtual void send_position(const RankPosition& position) = 0;
   virtual void send_failure(const FailureCause& cause) = 0;
-  virtual void send_note(const std::string& text) = 0;
+  virtual void send_announcement(const std::string& text) = 0;
   virtual void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) = 0;
   virtual bool failure_was_delivered() const = 0;
   virtual void add_sockets(std::vector<pollfd>& watched) = 0;

@@ -158,10 +158,10 @@ void StarPlane::close() {
   link_->wait_for_peers_to_leave(lock);
 }
 
-void StarPlane::post_note(const std::string& text) {
+void StarPlane::announce(const std::string& text) {
   const auto lock = state_.monitor.lock();
-  state_.notes.set(rank(), text.substr(0, kMaxNoteBytes));
-  link_->send_note(text.substr(0, kMaxNoteBytes));
+  state_.announcements.set(rank(), text.substr(0, kMaxAnnouncementBytes));
+  link_->send_announcement(text.substr(0, kMaxAnnouncementBytes));
 }
 
 std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,

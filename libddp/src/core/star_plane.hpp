@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "core/announcement_board.hpp"
 #include "core/control_link.hpp"
 #include "core/event_loop.hpp"
 #include "core/group_exchange.hpp"
-#include "core/note_board.hpp"
 #include "core/plane_service.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/control_plane.hpp"
@@ -19,7 +19,7 @@
 namespace ddp::detail {
 
 class StarPlane final : public ControlPlane,
-                        public NoteBoard,
+                        public AnnouncementBoard,
                         public GroupExchange,
                         public PositionBoard {
  public:
@@ -50,9 +50,9 @@ class StarPlane final : public ControlPlane,
   int add_failure_callback(std::function<void(const FailureCause&)> callback) override;
   void remove_failure_callback(int token) override;
   void close() override;
-  void post_note(const std::string& text) override;
-  std::vector<std::string> notes() const override { return state_.notes.get(); }
-  uint64_t notes_version() const override { return state_.notes.version(); }
+  void announce(const std::string& text) override;
+  std::vector<std::string> announcements() const override { return state_.announcements.get(); }
+  uint64_t announcements_version() const override { return state_.announcements.version(); }
   std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
                                       const std::function<void()>& look) override;
   void add_probe(Probe probe) override;

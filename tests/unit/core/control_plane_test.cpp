@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <iterator>
 
+#include "core/announcement_board.hpp"
 #include "core/group_exchange.hpp"
-#include "core/note_board.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 
@@ -54,29 +54,29 @@ TEST_CASE("control plane: collectives carry every rank's value", "[control_plane
   }
 }
 
-TEST_CASE("control plane: notes reach every rank, and the last one of each counts",
+TEST_CASE("control plane: announcements reach every rank, and the last one of each counts",
           "[control_plane]") {
   constexpr int kWorldSize = 4;
   std::vector<std::vector<std::string>> first(kWorldSize), second(kWorldSize);
   std::vector<int> version_changed(kWorldSize);
   const auto ends = run_ranks(kWorldSize, [&](ControlPlane& plane) {
-    auto& board = dynamic_cast<detail::NoteBoard&>(plane);
+    auto& board = dynamic_cast<detail::AnnouncementBoard&>(plane);
     const auto at = static_cast<std::size_t>(plane.rank());
     if (plane.rank() != 2) {
-      board.post_note("first of " + std::to_string(plane.rank()));
-      board.post_note("last of " + std::to_string(plane.rank()) + std::string(5000, '.'));
+      board.announce("first of " + std::to_string(plane.rank()));
+      board.announce("last of " + std::to_string(plane.rank()) + std::string(5000, '.'));
     }
     // Frames of a connection arrive in order, so those before the barrier are here.
     plane.barrier();
-    const auto version = board.notes_version();
-    first[at] = board.notes();
+    const auto version = board.announcements_version();
+    first[at] = board.announcements();
     plane.barrier();
     if (plane.rank() == 2) {
-      board.post_note("late");
+      board.announce("late");
     }
     plane.barrier();
-    version_changed[at] = board.notes_version() != version ? 1 : 0;
-    second[at] = board.notes();
+    version_changed[at] = board.announcements_version() != version ? 1 : 0;
+    second[at] = board.announcements();
   });
   require_all_ok(ends);
   for (std::size_t at = 0; at < first.size(); ++at) {
@@ -85,7 +85,7 @@ TEST_CASE("control plane: notes reach every rank, and the last one of each count
     REQUIRE(first[at].size() == kWorldSize);
     REQUIRE(first[at][2].empty());
     for (const std::size_t rank : {0, 1, 3}) {
-      REQUIRE(first[at][rank].size() == detail::NoteBoard::kMaxNoteBytes);
+      REQUIRE(first[at][rank].size() == detail::AnnouncementBoard::kMaxAnnouncementBytes);
       REQUIRE(first[at][rank].starts_with("last of " + std::to_string(rank)));
       REQUIRE(second[at][rank] == first[at][rank]);
     }

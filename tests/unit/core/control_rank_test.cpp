@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of one rank's control plane, each alone: the monitor and its waits, the event loop, the
-// progress, the position, pending replies and notes.
+// progress, the position, pending replies and announcements.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,9 +9,9 @@
 #include <future>
 #include <thread>
 
+#include "core/announcement_board.hpp"
 #include "core/event_loop.hpp"
 #include "core/job_monitor.hpp"
-#include "core/note_board.hpp"
 #include "core/pending_replies.hpp"
 #include "core/position_watch.hpp"
 #include "core/progress_tracker.hpp"
@@ -330,15 +330,15 @@ TEST_CASE("pending replies: an exchange is taken by its key", "[control_plane]")
   REQUIRE_FALSE(replies.has_exchanged(7));
 }
 
-TEST_CASE("notes: the newest of each rank, with a version", "[control_plane]") {
-  detail::NoteStore notes(2);
-  REQUIRE(notes.get() == std::vector<std::string>{"", ""});
-  const auto version = notes.version();
-  notes.set(1, "first");
-  notes.set(1, "second");
-  REQUIRE(notes.get() == std::vector<std::string>{"", "second"});
-  REQUIRE(notes.version() == version + 2);
-  REQUIRE_THROWS(notes.set(2, "no such rank"));
+TEST_CASE("announcements: the newest of each rank, with a version", "[control_plane]") {
+  detail::AnnouncementStore announcements(2);
+  REQUIRE(announcements.get() == std::vector<std::string>{"", ""});
+  const auto version = announcements.version();
+  announcements.set(1, "first");
+  announcements.set(1, "second");
+  REQUIRE(announcements.get() == std::vector<std::string>{"", "second"});
+  REQUIRE(announcements.version() == version + 2);
+  REQUIRE_THROWS(announcements.set(2, "no such rank"));
 }
 
 }  // namespace

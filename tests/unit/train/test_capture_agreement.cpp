@@ -92,10 +92,10 @@ TEST_CASE("ranks that capture different calls, or something else, get an error")
 }
 
 TEST_CASE("a rank that ran a call without a capture notices another that waits for it") {
-  const std::vector<std::string> notes{"", encode(report())};
+  const std::vector<std::string> announcements{"", encode(report())};
   const auto look = [&](int64_t calls_done, int64_t last_captured, int64_t step_id = 2,
                         size_t own = 0) {
-    return require_no_missed_capture(notes, own, step_id, calls_done, last_captured, kName,
+    return require_no_missed_capture(announcements, own, step_id, calls_done, last_captured, kName,
                                      "[4, 3]");
   };
   REQUIRE(look(6, 4));        // call 7 is still pending
@@ -133,7 +133,7 @@ Agreed capture_on_two_ranks(const std::function<void(CaptureReport&)>& change,
     agreed.reasons[rank] = agreement.agree(one);
     agreement.end_capture(7);
     agreement.end_call(7);
-    agreement.check();  // the other rank's note is of a call that this rank captured, too
+    agreement.check();  // the other rank announced a call that this rank captured, too
   });
   return agreed;
 }
@@ -172,10 +172,10 @@ TEST_CASE("a rank that captures alone and the rank that it waits for both get an
       return;
     }
     agreement.end_call(9);
-    // Rank 0 cannot reach another collective. Its note alone arrives here.
+    // Rank 0 cannot reach another collective. Its announcement alone arrives here.
     const auto deadline = test::Clock::now() + std::chrono::seconds(10);
-    const auto& board = dynamic_cast<NoteBoard&>(plane);
-    while (board.notes_version() == 0 && test::Clock::now() < deadline) {
+    const auto& board = dynamic_cast<AnnouncementBoard&>(plane);
+    while (board.announcements_version() == 0 && test::Clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     early = test::end_of([&] { agreement.check(); });

@@ -105,13 +105,13 @@ std::string compare_captures(const std::vector<std::string>& texts, size_t own,
   return {};
 }
 
-bool require_no_missed_capture(const std::vector<std::string>& notes, size_t own, int64_t step_id,
-                               int64_t calls_done, int64_t last_captured, const std::string& name,
-                               const std::string& shapes) {
+bool require_no_missed_capture(const std::vector<std::string>& announcements, size_t own,
+                               int64_t step_id, int64_t calls_done, int64_t last_captured,
+                               const std::string& name, const std::string& shapes) {
   bool is_pending = false;
-  for (size_t rank = 0; rank < notes.size(); ++rank) {
+  for (size_t rank = 0; rank < announcements.size(); ++rank) {
     CaptureReport report;
-    if (rank == own || !decode(notes[rank], report) || report.step_id != step_id ||
+    if (rank == own || !decode(announcements[rank], report) || report.step_id != step_id ||
         report.call <= last_captured) {
       continue;
     }
@@ -131,7 +131,7 @@ CaptureAgreement::CaptureAgreement(ControlPlane& plane, int64_t step_id, std::st
     : plane_(plane),
       step_id_(step_id),
       name_(std::move(name)),
-      board_(step_id != 0 ? dynamic_cast<NoteBoard*>(&plane) : nullptr) {}
+      board_(step_id != 0 ? dynamic_cast<AnnouncementBoard*>(&plane) : nullptr) {}
 
 void CaptureAgreement::check() {
   if (ended_) {
@@ -144,13 +144,13 @@ void CaptureAgreement::check() {
 }
 
 void CaptureAgreement::check_missed_captures() {
-  if (board_ == nullptr || board_->notes_version() == checked_version_) {
+  if (board_ == nullptr || board_->announcements_version() == checked_version_) {
     return;
   }
-  const auto version = board_->notes_version();
+  const auto version = board_->announcements_version();
   const bool is_pending =
-      require_no_missed_capture(board_->notes(), static_cast<size_t>(plane_.rank()), step_id_,
-                                calls_done_, last_captured_, name_, last_shapes_);
+      require_no_missed_capture(board_->announcements(), static_cast<size_t>(plane_.rank()),
+                                step_id_, calls_done_, last_captured_, name_, last_shapes_);
   if (!is_pending) {
     checked_version_ = version;
   }
@@ -168,7 +168,7 @@ CaptureReport CaptureAgreement::begin_capture(uint64_t call, int64_t variant, st
                        .variant = variant,
                        .shapes = std::move(shapes)};
   if (board_ != nullptr) {
-    board_->post_note(encode(report));
+    board_->announce(encode(report));
   }
   return report;
 }

@@ -5,15 +5,16 @@
 // not wait for other ranks. A capture compares all ranks' collectives by an all_gather of the
 // control plane. This exchange alone is not enough: a rank that decided otherwise never joins it.
 // If the step has collectives, that rank's device waits for the capturing rank, so neither rank
-// would reach another collective of the control plane. Therefore a rank posts a note before it
-// waits. Other ranks check the notes at each call and while they wait for a step's numbers.
+// would reach another collective of the control plane. Therefore a rank announces a capture before
+// it waits. Other ranks check the announcements at each call and while they wait for a step's
+// numbers.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "core/note_board.hpp"
+#include "core/announcement_board.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
@@ -38,14 +39,14 @@ bool decode(const std::string& text, CaptureReport& report);
 std::string compare_captures(const std::vector<std::string>& texts, size_t own,
                              const std::string& name);
 
-/// `notes` are the reports that ranks posted before their last captures, before waiting for the
-/// others. On this rank `calls_done` calls of step `step_id` are done, and `last_captured` was the
-/// last captured one. Throws SettingsError if a rank captures a call that this rank ran without a
+/// `announcements` are the reports of the ranks' last captures, made before waiting for the others.
+/// On this rank `calls_done` calls of step `step_id` are done, and `last_captured` was the last
+/// captured one. Throws SettingsError if a rank captures a call that this rank ran without a
 /// capture: that rank would wait forever. `shapes` are those of the last batch here. Returns true
-/// if a rank captures a later call of this rank, so the same notes must be checked again.
-bool require_no_missed_capture(const std::vector<std::string>& notes, size_t own, int64_t step_id,
-                               int64_t calls_done, int64_t last_captured, const std::string& name,
-                               const std::string& shapes);
+/// if a rank captures a later call of this rank, so the same announcements must be checked again.
+bool require_no_missed_capture(const std::vector<std::string>& announcements, size_t own,
+                               int64_t step_id, int64_t calls_done, int64_t last_captured,
+                               const std::string& name, const std::string& shapes);
 
 /// One per GraphedStep. Use from one thread.
 class CaptureAgreement {
@@ -79,12 +80,12 @@ class CaptureAgreement {
   ControlPlane& plane_;
   const int64_t step_id_;
   const std::string name_;
-  NoteBoard* const board_;  // null: nothing is exchanged
+  AnnouncementBoard* const board_;  // null: nothing is exchanged
   bool ended_ = false;
   std::string last_shapes_;
   int64_t calls_done_ = 0;
   int64_t last_captured_ = 0;
-  uint64_t checked_version_ = 0;  // of the notes
+  uint64_t checked_version_ = 0;  // of the announcements
 };
 
 }  // namespace ddp::detail
