@@ -43,11 +43,13 @@ TEST_CASE("an epoch's power is its energy over its time, its utilisation the sam
   REQUIRE(first.utilisation == 65);
 
   gpu.sensors.begin_epoch(kEpochBegin + 10s);
+  gpu.set(1650, 70);
+  gpu.sensors.sample_utilisation();
   gpu.set(1700, NAN);
   gpu.sensors.sample_utilisation();  // unknown: not a sample
   const auto second = gpu.sensors.end_epoch(kEpochBegin + 12s);
   REQUIRE(second.power_w == 50);
-  REQUIRE(std::isnan(second.utilisation));
+  REQUIRE(second.utilisation == 70);
 }
 
 TEST_CASE("a CPU has no sensors") {
