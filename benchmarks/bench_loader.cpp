@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "data/device_builder.hpp"
 #include "data/image_dataset.hpp"
 #include "data/image_source.hpp"
 #include "data/image_transform.hpp"
@@ -169,7 +170,7 @@ class DataPath {
 };
 
 void bench_part(const ddp::Dataset& dataset) {
-  const auto* images = dataset.image_dataset();
+  const auto* images = ddp::detail::as_images(dataset);
   std::vector<uint8_t> memory;
   ddp::detail::RegionPlan plan;
   int64_t next = 0, num_bytes = 0, count = 0;
@@ -203,7 +204,7 @@ void bench_device_stages(const std::shared_ptr<const ddp::Dataset>& dataset, int
   }
   builder->finish(0);
   print("photographs, copy and kernels of a batch", images_per_second([&] {
-          (void)builder->make(0);
+          (void)builder->take(0);
           stream.synchronize();
           return batch_size;
         }));
@@ -217,7 +218,7 @@ void bench_nvjpeg(const ddp::Dataset& dataset, int64_t batch_size) {
     std::printf("photographs, nvJPEG: %s\n", reason.c_str());
     return;
   }
-  const auto& images = *dataset.image_dataset();
+  const auto& images = *ddp::detail::as_images(dataset);
   std::vector<std::vector<uint8_t>> files;
   std::vector<ddp::CropBox> regions;
   for (int64_t i = 0; i < 4 * batch_size && std::ssize(files) < batch_size; ++i) {

@@ -94,7 +94,7 @@ MicroBatchResult ImageTask::forward(const TrainingBatch& batch) {
 void ImageTask::for_each_evaluation_batch(
     const std::function<void(TrainingBatch batch)>& evaluate) {
   if (auto* resident = parts_.eval_loader.device_images()) {
-    for (int64_t left = resident->batches_left(); left > 0; --left) {
+    for (int64_t left = parts_.eval_loader.batches_left(); left > 0; --left) {
       evaluate(prepare_batch(*resident));
     }
     return;

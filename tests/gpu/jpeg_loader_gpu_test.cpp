@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "data/device_builder.hpp"
 #include "data/nvjpeg.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/train/graphed_step.hpp"
@@ -237,7 +238,7 @@ TEST_CASE("without memory for what nvJPEG decodes the CPU decodes", "[jpeg][nvjp
       c10::cuda::CUDACachingAllocator::setMemoryFraction(memory || round == 1 ? 1.0 : 1e-9, 0);
       builder->finish(0);
       c10::cuda::CUDACachingAllocator::setMemoryFraction(1.0, 0);
-      batch = builder->make(0);
+      batch = builder->take(0);
     }
     return batch;
   };

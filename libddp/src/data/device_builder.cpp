@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches of JPEG images that the GPU transforms. Loader threads decode each sample's region into
 // one page-locked block per batch, which is copied and then resized on the GPU.
+#include "data/device_builder.hpp"
+
 #include "data/image_dataset.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/data/loader_engine.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include "data/region_builder.hpp"
@@ -19,7 +20,7 @@ std::string why_not(const Dataset& dataset, at::Device device) {
     return concat("the device is ", device.str(), ": context.device=cuda");
   }
 #ifdef DDP_HAS_CUDA
-  const ImageDataset* images = dataset.image_dataset();
+  const ImageDataset* images = as_images(dataset);
   if (images == nullptr) {
     return "the data set is not one of JPEG images: loader.device_transform=auto";
   }
@@ -35,9 +36,9 @@ std::string why_not(const Dataset& dataset, at::Device device) {
 
 }  // namespace
 
-std::unique_ptr<DeviceBuilder> make_device_builder(const std::shared_ptr<const Dataset>& dataset,
-                                                   at::Device device, const LoaderOptions& options,
-                                                   int num_slots, int64_t max_batch) {
+std::unique_ptr<BatchBuilder<Batch>> make_device_builder(
+    const std::shared_ptr<const Dataset>& dataset, at::Device device, const LoaderOptions& options,
+    int num_slots, int64_t max_batch) {
   const std::string reason = why_not(*dataset, device);
   if (options.device_transform == DevicePolicy::On && !reason.empty()) {
     throw SettingsError(concat("loader.device_transform=on cannot be: ", reason));

@@ -2,7 +2,6 @@
 #include "ddp/data/device_image_loader.hpp"
 
 #include "data/image_dataset.hpp"
-#include "data/loader_state.hpp"
 #include "ddp/core/error.hpp"
 
 #ifdef DDP_HAS_CUDA
@@ -22,6 +21,7 @@
 #include <utility>
 
 #include "data/augmentation_kernels.hpp"
+#include "data/batch_memory.hpp"
 #include "data/batch_plan.hpp"
 #include "data/epoch_plan.hpp"
 #include "data/kernel_dtype.hpp"
@@ -36,7 +36,7 @@ std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device
     return concat("the device is ", device.str(), ": context.device=cuda");
   }
 #ifdef DDP_HAS_CUDA
-  const detail::ImageDataset* images = dataset.image_dataset();
+  const detail::ImageDataset* images = detail::as_images(dataset);
   if (images == nullptr || !images->decoded()) {
     return "the data set is not one of decoded images of one size: data.cache=ram, or "
            "loader.device_resident=auto";
@@ -69,7 +69,7 @@ bool DeviceImageLoader::is_chosen(const Dataset& dataset, at::Device device,
   if (!reason.empty()) {
     return false;
   }
-  const int64_t side = dataset.image_dataset()->layout()->shape[1];
+  const int64_t side = dataset.layout()->shape[1];
   return options.device_resident == DevicePolicy::On ||
          dataset.size() * side * side * 3 <= options.device_resident_limit_mb * 1024 * 1024;
 }
@@ -90,13 +90,11 @@ void check(cudaError_t status) {
 // The stream that makes the batches also uploads the order, alternating between two halves.
 // Prepared batches of the previous order may not be made yet.
 struct DeviceImageLoader::State {
-  State(const detail::ImageDataset& images, const DistributedSampler& original, at::Device where,
-        const LoaderOptions& opts)
+  State(const detail::ImageDataset& images, const DistributedSampler& original,
+        const detail::EpochBatches& of_rank, at::Device where, const LoaderOptions& opts)
       : options(opts),
-        shape(detail::shape_of(original)),
+        batches(of_rank),
         sampler(original),
-        batch_size(detail::global_batch_size(original, opts)),
-        max_batch(detail::LoaderEngine::max_batch(original, opts)),
         device(where),
         transform(*images.small_image_transform()),
         channels_last(images.layout()->channels_last),
@@ -116,7 +114,7 @@ struct DeviceImageLoader::State {
     table = upload(values.data(), {3, 256}, at::kFloat);
     labels = upload(images.decoded()->labels.data(), {n}, at::kLong);
     // A resumed epoch can begin at any place and is dealt again: one batch more than usual.
-    capacity = max_batch * (detail::count_batches(shape, 0, batch_size, opts.drop_last) + 1);
+    capacity = batches.max_size() * (batches.count_after(0) + 1);
     DDP_CHECK(2 * capacity <= std::numeric_limits<int32_t>::max());
     order = at::empty({2 * capacity}, at::TensorOptions().device(device).dtype(at::kInt));
   }
@@ -127,10 +125,10 @@ struct DeviceImageLoader::State {
   }
 
   detail::EpochPlan plan(int64_t epoch, int64_t position) {
-    return detail::plan_epoch(sampler, epoch, position, batch_size, options.drop_last);
+    return detail::plan_epoch(sampler, epoch, position, batches.global_size(), options.drop_last);
   }
 
-  void start(detail::Place place) {
+  void start(detail::LoaderPlace place) {
     if (following.valid()) {
       following.get();
     }
@@ -166,7 +164,7 @@ struct DeviceImageLoader::State {
       begin_plan();
     }
     if (current.batches.empty()) {
-      detail::fail_without_batch(shape, batch_size);
+      batches.fail_without_batch();
     }
     const c10::cuda::CUDAGuard guard(device);
     follow_current_stream();
@@ -181,7 +179,8 @@ struct DeviceImageLoader::State {
   void consume() {
     const auto [size, end] = current.batches[next_batch++];
     const bool last = next_batch == current.batches.size();
-    consumed = last ? detail::Place{current.epoch + 1, 0} : detail::Place{current.epoch, end};
+    consumed =
+        last ? detail::LoaderPlace{current.epoch + 1, 0} : detail::LoaderPlace{current.epoch, end};
     offset += size;
   }
 
@@ -237,10 +236,8 @@ struct DeviceImageLoader::State {
   }
 
   LoaderOptions options;
-  DistributedSampler shape;
+  detail::EpochBatches batches;
   DistributedSampler sampler;  // plan()'s
-  int64_t batch_size;
-  int64_t max_batch;
   at::Device device;
   detail::SmallImageTransform transform;
   bool channels_last;
@@ -253,7 +250,7 @@ struct DeviceImageLoader::State {
   size_t next_batch = 0;
   int64_t offset = 0;       // of next_batch in current.indices
   bool must_upload = true;  // the device has an outdated order
-  detail::Place consumed;
+  detail::LoaderPlace consumed;
   std::chrono::nanoseconds waited{0};
   std::optional<c10::cuda::CUDAStream> last_stream;
 };
@@ -262,14 +259,14 @@ DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& datas
                                      const DistributedSampler& sampler, at::Device device,
                                      const LoaderOptions& options) {
   options.taken.set();
-  detail::check_loader_options(sampler, options);
+  const detail::EpochBatches batches(sampler, options);
   if (const std::string reason = why_not(*dataset, device); !reason.empty()) {
     throw SettingsError(concat("DeviceImageLoader: ", reason));
   }
   if (device.index() < 0) {
     device = at::Device(at::kCUDA, c10::cuda::current_device());
   }
-  state_ = std::make_unique<State>(*dataset->image_dataset(), sampler, device, options);
+  state_ = std::make_unique<State>(*detail::as_images(*dataset), sampler, batches, device, options);
   state_->start({sampler.epoch(), sampler.position()});
 }
 
@@ -296,7 +293,7 @@ Batch DeviceImageLoader::make(const PreparedBatch& prepared) const {
   const at::Tensor& place = prepared.place;
   if (!place.defined() || place.scalar_type() != at::kFloat || place.numel() != 2 ||
       !place.is_contiguous() || !(place.is_cpu() || place.device() == s.device) ||
-      prepared.size < 1 || prepared.size > s.max_batch) {
+      prepared.size < 1 || prepared.size > s.batches.max_size()) {
     throw SettingsError("DeviceImageLoader::make: the batch is not one of this loader's prepare()");
   }
   detail::BatchPlace on_host;
@@ -308,31 +305,14 @@ Batch DeviceImageLoader::make(const PreparedBatch& prepared) const {
                 static_cast<const detail::BatchPlace*>(place.const_data_ptr()));
 }
 
-int64_t DeviceImageLoader::epoch() const {
-  return state_->consumed.epoch;
+void DeviceImageLoader::restart(detail::LoaderPlace place) {
+  state_->start(place);
 }
-int64_t DeviceImageLoader::position() const {
-  return state_->consumed.position;
-}
-int64_t DeviceImageLoader::num_batches() const {
-  return detail::count_batches(state_->shape, 0, state_->batch_size, state_->options.drop_last);
-}
-int64_t DeviceImageLoader::batches_left() const {
-  return detail::count_batches(state_->shape, position(), state_->batch_size,
-                               state_->options.drop_last);
+detail::LoaderPlace DeviceImageLoader::place() const {
+  return state_->consumed;
 }
 double DeviceImageLoader::wait_ms() const {
   return std::chrono::duration<double, std::milli>(state_->waited).count();
-}
-StateDict DeviceImageLoader::state_dict() const {
-  return detail::make_loader_state(state_->sampler, epoch(), position());
-}
-void DeviceImageLoader::load_state_dict(const StateDict& state) {
-  const auto [epoch, position] = detail::read_loader_state(state, state_->sampler);
-  restart(epoch, position);
-}
-void DeviceImageLoader::restart(int64_t epoch, int64_t position) {
-  state_->start({epoch, position});
 }
 
 #else  // no CUDA: is_chosen() returns false, so none of these is called
@@ -354,26 +334,13 @@ PreparedBatch DeviceImageLoader::prepare() {
 Batch DeviceImageLoader::make(const PreparedBatch&) const {
   return {};
 }
-int64_t DeviceImageLoader::epoch() const {
-  return 0;
-}
-int64_t DeviceImageLoader::position() const {
-  return 0;
-}
-int64_t DeviceImageLoader::num_batches() const {
-  return 0;
-}
-int64_t DeviceImageLoader::batches_left() const {
-  return 0;
+void DeviceImageLoader::restart(detail::LoaderPlace) {}
+detail::LoaderPlace DeviceImageLoader::place() const {
+  return {};
 }
 double DeviceImageLoader::wait_ms() const {
   return 0;
 }
-StateDict DeviceImageLoader::state_dict() const {
-  return {};
-}
-void DeviceImageLoader::load_state_dict(const StateDict&) {}
-void DeviceImageLoader::restart(int64_t, int64_t) {}
 
 #endif
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "data/direct_builder.hpp"
+
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
 
 #include <atomic>
 #include <functional>
@@ -8,40 +9,8 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ddp/data/data_loader.hpp"
 
-namespace ddp {
-
-Batch DefaultCollate::operator()(std::vector<Example> examples) const {
-  std::vector<at::Tensor> data, target;
-  for (Example& example : examples) {
-    data.push_back(std::move(example.data));
-    target.push_back(std::move(example.target));
-  }
-  return {at::stack(data), at::stack(target)};
-}
-
-namespace detail {
-
-bool uses_pinned_memory(at::Device device, const LoaderOptions& options) {
-  return device.is_cuda() && options.pin_memory;
-}
-
-at::ScalarType scalar_type(ImageDtype dtype) {
-  switch (dtype) {
-    case ImageDtype::Bf16:
-      return at::kBFloat16;
-    case ImageDtype::Fp16:
-      return at::kHalf;
-    default:
-      return at::kFloat;
-  }
-}
-
-at::Tensor as_image_dtype(at::Tensor data, ImageDtype dtype) {
-  return dtype == ImageDtype::Auto || !data.is_floating_point() ? data
-                                                                : data.to(scalar_type(dtype));
-}
+namespace ddp::detail {
 
 DirectBuilder::DirectBuilder(std::shared_ptr<const Dataset> dataset, int num_slots,
                              int64_t max_batch, bool pinned)
@@ -101,16 +70,11 @@ void DirectBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) 
   dataset_->write(index, epoch, s.data_pointer + place * num_values_, s.target_pointer + place);
 }
 
-at::Tensor DirectBuilder::take_data(int slot) {
+Batch DirectBuilder::take(int slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
-  at::Tensor data = pinned_ ? s.data.narrow(0, 0, s.num_samples) : s.data;
-  return layout_.channels_last ? data.permute({0, 3, 1, 2}) : data;
+  const at::Tensor data = pinned_ ? s.data.narrow(0, 0, s.num_samples) : s.data;
+  const at::Tensor target = pinned_ ? s.target.narrow(0, 0, s.num_samples) : s.target;
+  return {layout_.channels_last ? data.permute({0, 3, 1, 2}) : data, target};
 }
 
-at::Tensor DirectBuilder::take_target(int slot) {
-  Slot& s = slots_[static_cast<size_t>(slot)];
-  return pinned_ ? s.target.narrow(0, 0, s.num_samples) : s.target;
-}
-
-}  // namespace detail
-}  // namespace ddp
+}  // namespace ddp::detail

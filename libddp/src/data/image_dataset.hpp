@@ -41,7 +41,6 @@ class ImageDataset : public Dataset {
     return source_ ? source_->class_names() : std::vector<std::string>{};
   }
   int64_t num_skipped() const override;
-  const ImageDataset* image_dataset() const override { return this; }
 
   /// The decoded images if kept, else nullptr.
   const DecodedImages* decoded() const { return decoded_.labels.empty() ? nullptr : &decoded_; }
@@ -81,6 +80,11 @@ class ImageDataset : public Dataset {
   mutable std::mutex mutex_;
   mutable std::set<int64_t> corrupt_;
 };
+
+/// `dataset` as a data set of images, else nullptr.
+inline const ImageDataset* as_images(const Dataset& dataset) {
+  return dynamic_cast<const ImageDataset*>(&dataset);
+}
 
 /// Adds the fix to an image's error, for data.corrupt=error.
 DataError with_fix(const CorruptImage& corrupt);

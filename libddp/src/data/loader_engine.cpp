@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/data/loader_engine.hpp"
+#include "ddp/detail/prefetch_source.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +10,6 @@
 
 #include "data/batch_plan.hpp"
 #include "data/device_copy.hpp"
-#include "data/loader_state.hpp"
 #include "data/prefetch_ring.hpp"
 #include "data/sample_error.hpp"
 #include "ddp/core/error.hpp"
@@ -52,17 +51,16 @@ void rethrow_with_sample(int64_t index, int64_t epoch) {
 
 struct LoaderEngine::State {
   State(const DistributedSampler& original, at::Device device, const LoaderOptions& opts,
-        BatchBuilder& batch_builder)
+        SlotFiller& slot_filler)
       : options(opts),
-        builder(batch_builder),
-        shape(shape_of(original)),
+        filler(slot_filler),
+        batches(original, opts),
         sampler(original),
-        batch_size(global_batch_size(original, opts)),
         copier(make_device_copier(device)) {}
 
   // Called by the ring, one call at a time.
   std::optional<int64_t> plan(RingPayload& payload) {
-    auto batch = plan_batch(sampler, planned.position, batch_size, options.drop_last);
+    auto batch = plan_batch(sampler, planned.position, batches.global_size(), options.drop_last);
     if (!batch || batch->indices.empty()) {
       if (planned.position == 0) {
         return std::nullopt;  // an epoch without a batch: later epochs have none either
@@ -75,13 +73,13 @@ struct LoaderEngine::State {
     payload.epoch = planned.epoch;
     payload.indices = std::move(batch->indices);
     planned.position = batch->end;
-    const bool last = count_batches(shape, batch->end, batch_size, options.drop_last) == 0;
+    const bool last = batches.count_after(batch->end) == 0;
     {
       std::lock_guard lock(mutex);
-      after.push_back(last ? Place{planned.epoch + 1, 0} : planned);
+      after.push_back(last ? LoaderPlace{planned.epoch + 1, 0} : planned);
     }
     const auto count = static_cast<int64_t>(payload.indices.size());
-    builder.resize(payload.slot, count);
+    filler.resize(payload.slot, count);
     return count;
   }
 
@@ -90,14 +88,14 @@ struct LoaderEngine::State {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t index = payload.indices[static_cast<size_t>(i)];
       try {
-        builder.fill(payload.slot, i, index, payload.epoch);
+        filler.fill(payload.slot, i, index, payload.epoch);
       } catch (...) {
         rethrow_with_sample(index, payload.epoch);
       }
     }
   }
 
-  void start(Place place) {
+  void start(LoaderPlace place) {
     ring.reset();  // joins the workers before their inputs change
     if (copier) {
       copier->reset();
@@ -106,8 +104,7 @@ struct LoaderEngine::State {
       sampler.set_epoch(place.epoch);
     }
     // The end of an epoch is stored as the start of the next.
-    if (place.position > 0 &&
-        count_batches(shape, place.position, batch_size, options.drop_last) == 0) {
+    if (place.position > 0 && batches.count_after(place.position) == 0) {
       place = {place.epoch + 1, 0};
       sampler.set_epoch(place.epoch);
     }
@@ -120,29 +117,27 @@ struct LoaderEngine::State {
                     .chunk = kChunk},
         Ring::Stages{.plan = [this](RingPayload& p) { return plan(p); },
                      .fill = [this](RingPayload& p, int64_t b, int64_t e) { fill(p, b, e); },
-                     .finish = [this](RingPayload& p) { builder.finish(p.slot); }});
+                     .finish = [this](RingPayload& p) { filler.finish(p.slot); }});
   }
 
   LoaderOptions options;
-  BatchBuilder& builder;
-  DistributedSampler shape;    // without a permutation: for counting, from the consumer's thread
+  SlotFiller& filler;
+  EpochBatches batches;
   DistributedSampler sampler;  // used only by plan()
-  int64_t batch_size;
   std::unique_ptr<DeviceCopier> copier;
-  Place planned;
-  Place consumed;
+  LoaderPlace planned;
+  LoaderPlace consumed;
   int64_t num_planned = 0;
   std::mutex mutex;
-  std::deque<Place> after;  // of each batch planned and not yet consumed
+  std::deque<LoaderPlace> after;  // of each batch planned and not yet consumed
   std::chrono::nanoseconds waited{0};
   std::unique_ptr<Ring> ring;  // destroyed first
 };
 
 LoaderEngine::LoaderEngine(const DistributedSampler& sampler, at::Device device,
-                           const LoaderOptions& options, BatchBuilder& builder) {
+                           const LoaderOptions& options, SlotFiller& filler) {
   options.taken.set();
-  check_loader_options(sampler, options);
-  state_ = std::make_unique<State>(sampler, device, options, builder);
+  state_ = std::make_unique<State>(sampler, device, options, filler);
   state_->start({sampler.epoch(), sampler.position()});
 }
 
@@ -160,13 +155,7 @@ int LoaderEngine::num_slots(const LoaderOptions& options) {
   return static_cast<int>(std::max<int64_t>(options.prefetch_batches, 1)) + kHeld;
 }
 
-int64_t LoaderEngine::max_batch(const DistributedSampler& sampler, const LoaderOptions& options) {
-  check_loader_options(sampler, options);
-  const int64_t world_size = sampler.world_size();
-  return (global_batch_size(sampler, options) + world_size - 1) / world_size;
-}
-
-LoadedBatch LoaderEngine::acquire() {
+int LoaderEngine::acquire() {
   State& s = *state_;
   while (s.copier && s.copier->num_unfinished() > 0 &&
          (s.copier->num_unfinished() >= kHeld || s.copier->oldest_finished())) {
@@ -178,9 +167,9 @@ LoadedBatch LoaderEngine::acquire() {
   RingPayload* payload = s.ring->acquire();
   s.waited += std::chrono::steady_clock::now() - begin;
   if (!payload) {
-    fail_without_batch(s.shape, s.batch_size);
+    s.batches.fail_without_batch();
   }
-  return {payload->slot, static_cast<int64_t>(payload->indices.size())};
+  return payload->slot;
 }
 
 bool LoaderEngine::ready() const {
@@ -197,8 +186,8 @@ void LoaderEngine::consume() {
   state_->after.pop_front();
 }
 
-void LoaderEngine::restart(int64_t epoch, int64_t position) {
-  state_->start({epoch, position});
+void LoaderEngine::restart(LoaderPlace place) {
+  state_->start(place);
 }
 
 bool LoaderEngine::copies_to_device() const {
@@ -217,32 +206,18 @@ void LoaderEngine::join_copy(const std::vector<at::Tensor*>& tensors) {
   state_->copier->join(tensors);
 }
 
-int64_t LoaderEngine::epoch() const {
-  return state_->consumed.epoch;
-}
-int64_t LoaderEngine::position() const {
-  return state_->consumed.position;
-}
-
-int64_t LoaderEngine::num_batches() const {
-  return count_batches(state_->shape, 0, state_->batch_size, state_->options.drop_last);
-}
-
-int64_t LoaderEngine::batches_left() const {
-  return count_batches(state_->shape, position(), state_->batch_size, state_->options.drop_last);
+LoaderPlace LoaderEngine::place() const {
+  return state_->consumed;
 }
 
 double LoaderEngine::wait_ms() const {
   return std::chrono::duration<double, std::milli>(state_->waited).count();
 }
 
-StateDict LoaderEngine::state_dict() const {
-  return make_loader_state(state_->sampler, epoch(), position());
-}
-
-void LoaderEngine::load_state_dict(const StateDict& state) {
-  const auto [epoch, position] = read_loader_state(state, state_->sampler);
-  restart(epoch, position);
+void fail_for_size(const DistributedSampler& sampler, int64_t dataset_size) {
+  throw SettingsError(concat("DataLoader: the sampler was made for ", sampler.size(),
+                             " samples, the data set has ", dataset_size,
+                             ": construct it with dataset->size()"));
 }
 
 }  // namespace ddp::detail

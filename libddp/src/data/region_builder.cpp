@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "data/batch_memory.hpp"
 #include "data/jpeg_scan.hpp"
 #include "data/kernel_dtype.hpp"
 #include "data/sample_error.hpp"
@@ -97,7 +98,7 @@ Batch RegionFinisher::finish(const DeviceRegion* regions, int64_t num_samples,
 RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device device,
                              const LoaderOptions& options, int num_slots, int64_t max_batch)
     : dataset_(std::move(dataset)),
-      images_(*dataset_->image_dataset()),
+      images_(*as_images(*dataset_)),
       device_(device),
       finisher_(images_.transform(), device, options.image_dtype),
       header_bytes_(aligned(max_batch * static_cast<int64_t>(sizeof(DeviceRegion)))),
@@ -359,7 +360,7 @@ void RegionBuilder::give_up(const std::string& reason) {
   say_cpu_decodes(reason);
 }
 
-Batch RegionBuilder::make(int slot) {
+Batch RegionBuilder::take(int slot) {
   Slot& s = at(slot);
   const int64_t total = lay_out_overflow(s);
   const int64_t used = s.num_block_bytes;
@@ -380,9 +381,10 @@ Batch RegionBuilder::make(int slot) {
                           reinterpret_cast<const DeviceRegion*>(on_device), on_device);
 }
 
-std::unique_ptr<DeviceBuilder> make_region_builder(std::shared_ptr<const Dataset> dataset,
-                                                   at::Device device, const LoaderOptions& options,
-                                                   int num_slots, int64_t max_batch) {
+std::unique_ptr<BatchBuilder<Batch>> make_region_builder(std::shared_ptr<const Dataset> dataset,
+                                                         at::Device device,
+                                                         const LoaderOptions& options,
+                                                         int num_slots, int64_t max_batch) {
   return std::make_unique<RegionBuilder>(std::move(dataset), device, options, num_slots, max_batch);
 }
 

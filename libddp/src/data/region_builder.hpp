@@ -16,7 +16,8 @@
 #include "data/image_dataset.hpp"
 #include "data/nvjpeg.hpp"
 #include "data/resample_kernels.hpp"
-#include "ddp/data/loader_engine.hpp"
+#include "ddp/data/batch.hpp"
+#include "ddp/detail/prefetch_source.hpp"
 
 namespace ddp::detail {
 
@@ -42,14 +43,15 @@ class RegionFinisher {
 
 /// Decodes on the loader's threads or on the GPU's JPEG engines. The thread that finishes a batch
 /// waits for the engines, which work on two batches at a time.
-class RegionBuilder : public DeviceBuilder {
+class RegionBuilder final : public BatchBuilder<Batch> {
  public:
   RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device device,
                 const LoaderOptions& options, int num_slots, int64_t max_batch);
   void resize(int slot, int64_t num_samples) override;
   void fill(int slot, int64_t place, int64_t index, int64_t epoch) override;
   void finish(int slot) override;
-  Batch make(int slot) override;
+  Batch take(int slot) override;
+  bool builds_on_device() const override { return true; }
 
  private:
   struct DeviceDecoder {
@@ -120,8 +122,9 @@ class RegionBuilder : public DeviceBuilder {
   std::set<int64_t> refused_;  // samples that nvJPEG refused; not tried again in later epochs
 };
 
-std::unique_ptr<DeviceBuilder> make_region_builder(std::shared_ptr<const Dataset> dataset,
-                                                   at::Device device, const LoaderOptions& options,
-                                                   int num_slots, int64_t max_batch);
+std::unique_ptr<BatchBuilder<Batch>> make_region_builder(std::shared_ptr<const Dataset> dataset,
+                                                         at::Device device,
+                                                         const LoaderOptions& options,
+                                                         int num_slots, int64_t max_batch);
 
 }  // namespace ddp::detail

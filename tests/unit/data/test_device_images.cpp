@@ -45,7 +45,7 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
                                           .pad = 5,
                                           .flip = flip,
                                           .cutout = cutout});
-  const auto* images = dataset->image_dataset();
+  const auto* images = ddp::detail::as_images(*dataset);
   REQUIRE(images != nullptr);
   REQUIRE(images->decoded() != nullptr);
   const auto transform = images->small_image_transform();

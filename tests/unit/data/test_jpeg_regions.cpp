@@ -173,7 +173,7 @@ TEST_CASE("a tar shard's photographs load, and a part decoded is what get() give
   }
   data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
   const auto dataset = ddp::make_dataset({.path = folder.path(), .image_size = 80});
-  REQUIRE(dataset->image_dataset()->decoded() == nullptr);
+  REQUIRE(ddp::detail::as_images(*dataset)->decoded() == nullptr);
   ddp::DataLoader loader(dataset, ddp::DistributedSampler(6, 0, 1, {.shuffle = false}), at::kCPU,
                          {.batch_size = 6});
   const auto batch = loader.next();

@@ -18,10 +18,6 @@
 
 namespace ddp {
 
-namespace detail {
-class ImageDataset;
-}
-
 /// One sample: `data` of any shape, and `target`, an int64 scalar for classification.
 struct Example {
   at::Tensor data;
@@ -57,8 +53,6 @@ class Dataset {
   virtual std::vector<std::string> class_names() const { return {}; }
   /// Corrupt samples replaced so far (data.corrupt = skip).
   virtual int64_t num_skipped() const { return 0; }
-  /// For the loaders: this data set as the library's image data set, whose batches a GPU can make.
-  virtual const detail::ImageDataset* image_dataset() const { return nullptr; }
 };
 
 enum class Split { Train, Test };

@@ -25,8 +25,8 @@
 #include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/distributed_sampler.hpp"
-#include "ddp/data/loader_engine.hpp"
 #include "ddp/data/options.hpp"
+#include "ddp/detail/batch_source.hpp"
 
 namespace ddp {
 
@@ -41,7 +41,7 @@ inline void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit) {
   visit(batch.size);
 }
 
-class DeviceImageLoader : public detail::LoaderPlace {
+class DeviceImageLoader : public detail::BatchSource<Batch> {
  public:
   /// Copies the images to `device`. Throws SettingsError if why_not() returns a reason.
   DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
@@ -57,7 +57,7 @@ class DeviceImageLoader : public detail::LoaderPlace {
 
   /// Makes the next batch on the current stream, in memory that the caller owns. If this throws
   /// (out of memory), the next call returns the same batch.
-  Batch next();
+  Batch next() override;
 
   /// The host's part of next(): counts the batch as consumed. At the start of an epoch it uploads
   /// the order on the current stream, after waiting for the thread that computes the order.
@@ -69,14 +69,9 @@ class DeviceImageLoader : public detail::LoaderPlace {
   /// GraphedStep updates.
   Batch make(const PreparedBatch& prepared) const;
 
-  int64_t epoch() const override;
-  int64_t position() const override;
-  int64_t num_batches() const override;
-  int64_t batches_left() const override;
+  void restart(detail::LoaderPlace place) override;
+  detail::LoaderPlace place() const override;
   double wait_ms() const override;
-  StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
-  void restart(int64_t epoch, int64_t position) override;
 
  private:
   struct State;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/loader_state.hpp"
+#include "ddp/detail/batch_source.hpp"
 
 #include <variant>
 
+#include "data/batch_plan.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -22,8 +23,6 @@ namespace {
       "; fix: ", options.drop_last ? "sampler.drop_last=false, " : "",
       options.pad ? "" : "sampler.pad=true, ", "at most ", sampler.size(), " ranks, or more data"));
 }
-
-}  // namespace
 
 int64_t global_batch_size(const DistributedSampler& sampler, const LoaderOptions& options) {
   return options.global_batch_size > 0 ? options.global_batch_size
@@ -47,34 +46,53 @@ void check_loader_options(const DistributedSampler& sampler, const LoaderOptions
   }
 }
 
+// A copy of `sampler` without the permutation, for counting.
 DistributedSampler shape_of(const DistributedSampler& sampler) {
   SamplerOptions options = sampler.options();
   options.shuffle = false;
   return {sampler.size(), sampler.rank(), sampler.world_size(), options};
 }
 
-void fail_without_batch(const DistributedSampler& shape, int64_t batch_size) {
-  if (shape.num_samples() == 0) {
-    fail_without_sample(shape);
+}  // namespace
+
+EpochBatches::EpochBatches(const DistributedSampler& sampler, const LoaderOptions& options)
+    : shape_(shape_of(sampler)),
+      shuffle_(sampler.options().shuffle),
+      drop_last_(options.drop_last),
+      global_size_(global_batch_size(sampler, options)) {
+  check_loader_options(sampler, options);
+}
+
+int64_t EpochBatches::max_size() const {
+  return (global_size_ + shape_.world_size() - 1) / shape_.world_size();
+}
+
+int64_t EpochBatches::count_after(int64_t position) const {
+  return count_batches(shape_, position, global_size_, drop_last_);
+}
+
+void EpochBatches::fail_without_batch() const {
+  if (shape_.num_samples() == 0) {
+    fail_without_sample(shape_);
   }
-  throw SettingsError(concat("DataLoader: an epoch of ", shape.size(), " samples on ",
-                             shape.world_size(), " ranks holds no batch of ", batch_size,
-                             " for rank ", shape.rank(),
+  throw SettingsError(concat("DataLoader: an epoch of ", shape_.size(), " samples on ",
+                             shape_.world_size(), " ranks holds no batch of ", global_size_,
+                             " for rank ", shape_.rank(),
                              ": reduce loader.batch_size, or set loader.drop_last=false"));
 }
 
-StateDict make_loader_state(const DistributedSampler& sampler, int64_t epoch, int64_t position) {
+StateDict EpochBatches::state_of(LoaderPlace place) const {
   StateDict result;
-  result.values = {{"epoch", epoch},
-                   {"position", position},
-                   {"size", sampler.size()},
-                   {"seed", sampler.options().seed},
-                   {"shuffle", sampler.options().shuffle}};
+  result.values = {{"epoch", place.epoch},
+                   {"position", place.position},
+                   {"size", shape_.size()},
+                   {"seed", shape_.options().seed},
+                   {"shuffle", shuffle_}};
   return result;
 }
 
-Place read_loader_state(const StateDict& state, const DistributedSampler& sampler) {
-  const StateDict own = make_loader_state(sampler, 0, 0);
+LoaderPlace EpochBatches::place_in(const StateDict& state) const {
+  const StateDict own = state_of({});
   for (const auto& [key, value] : own.values) {
     const auto found = state.values.find(key);
     if (found == state.values.end()) {
