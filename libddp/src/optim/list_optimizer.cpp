@@ -62,25 +62,25 @@ ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
     for (size_t i = 0; i < chunk.members.size(); ++i) {
       ParameterState& member = chunk.members[i];
       member.step = chunk.steps.select(0, static_cast<int64_t>(i));
-      watch_leaf(member);  // both lists are final now
+      listen_for_overwrites(member);  // both lists are final now
     }
   }
 }
 
 // The listener moves with the leaf's memory.
-void ListOptimizer::watch_leaf(ParameterState& member) {
+void ListOptimizer::listen_for_overwrites(ParameterState& member) {
   member.memory = member.leaf.const_data_ptr();
   if (member.needs_master) {
     ops::on_overwritten(member.leaf, [&member, alive = std::weak_ptr(lifetime_)](bool exactly) {
       if (!alive.expired()) {
-        follow_leaf(member, exactly);
+        sync_master_from_parameter(member, exactly);
       }
     });
   }
 }
 
 // A parameter may have other memory now (set_data, module->to), with or without other values.
-void ListOptimizer::follow_memory(ParameterState& member) {
+void ListOptimizer::update_moved_leaf(ParameterState& member) {
   if (!has_moved(member)) {
     return;
   }
@@ -91,8 +91,8 @@ void ListOptimizer::follow_memory(ParameterState& member) {
     refuse_to_make_while_capturing(concat("the master of ", member.name, " in other memory"));
   }
   ++num_changes_;
-  follow_leaf(member, /*exactly=*/false);
-  watch_leaf(member);  // not where that threw
+  sync_master_from_parameter(member, /*exactly=*/false);
+  listen_for_overwrites(member);  // not where that threw
 }
 
 void ListOptimizer::add_member(const ParameterSettings& settings) {
@@ -157,7 +157,7 @@ void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
     if (!member.leaf.grad().defined()) {
       continue;
     }
-    follow_memory(member);
+    update_moved_leaf(member);
     const bool begins = !member.has_state;
     if (begins) {
       make_state(member);
@@ -254,7 +254,7 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
   std::vector<ParameterState> loaded;
   for (Chunk& chunk : chunks_) {
     for (ParameterState& member : chunk.members) {
-      follow_memory(member);  // now; else the next step would overwrite the loaded master
+      update_moved_leaf(member);  // now; else the next step would overwrite the loaded master
       ParameterState& copy = loaded.emplace_back(member);
       if (!copy.has_state) {
         make_state(copy);

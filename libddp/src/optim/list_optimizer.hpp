@@ -41,8 +41,8 @@ class ListOptimizer final : public Optimizer {
   };
 
   void add_member(const ParameterSettings& settings);
-  void watch_leaf(ParameterState& member);
-  void follow_memory(ParameterState& member);
+  void listen_for_overwrites(ParameterState& member);
+  void update_moved_leaf(ParameterState& member);
   void make_state(ParameterState& member) const;
   void step_chunk(Chunk& chunk, const StepScalars& scalars);
   void update(Chunk& chunk, const std::vector<ParameterState*>& active, bool first,

@@ -29,7 +29,7 @@ std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule) {
   if (parameter.has_state) {
     if (has_moved(parameter)) {
-      follow_leaf(parameter, /*exactly=*/false);
+      sync_master_from_parameter(parameter, /*exactly=*/false);
     }
     state.tensors.merge(tensors_of(parameter, rule));
   }
@@ -49,7 +49,7 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
   return grad;
 }
 
-void follow_leaf(const ParameterState& parameter, bool exactly) {
+void sync_master_from_parameter(const ParameterState& parameter, bool exactly) {
   if (!parameter.needs_master || !parameter.has_state) {
     return;  // a master is first made from the leaf
   }

@@ -36,7 +36,7 @@ void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule&
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);
 
 /// Updates a master from its overwritten leaf (ops::overwritten).
-void follow_leaf(const ParameterState& parameter, bool exactly);
+void sync_master_from_parameter(const ParameterState& parameter, bool exactly);
 
 /// Whether the leaf has other memory than at the last check.
 bool has_moved(const ParameterState& parameter);

@@ -80,18 +80,18 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
     state.name = settings.parameter.name;
     state.leaf = settings.parameter.tensor;
     state.needs_master = is_half(state.leaf.scalar_type());
-    watch_leaf(states_.size() - 1);
+    listen_for_overwrites(states_.size() - 1);
   }
 }
 
 // The listener moves with the leaf's memory.
-void FlatOptimizer::watch_leaf(size_t index) {
+void FlatOptimizer::listen_for_overwrites(size_t index) {
   ParameterState& state = states_[index];
   state.memory = state.leaf.const_data_ptr();
   if (state.needs_master) {
     ops::on_overwritten(state.leaf, [this, index, alive = std::weak_ptr(lifetime_)](bool exactly) {
       if (!alive.expired()) {
-        follow_leaf(states_[index], exactly);
+        sync_master_from_parameter(states_[index], exactly);
       }
     });
   }
@@ -116,7 +116,7 @@ void FlatOptimizer::make_storage() {
   refuse_to_make_while_capturing("the optimizer's state");
   for (size_t i = 0; i < states_.size(); ++i) {
     check_leaf(states_[i]);
-    watch_leaf(i);
+    listen_for_overwrites(i);
   }
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device_);
   std::vector<int64_t> offsets(states_.size());
@@ -148,11 +148,11 @@ void FlatOptimizer::make_storage() {
       state.slots.push_back(storage_[slot].as_strided(leaf.sizes(), leaf.strides(), offsets[i]));
     }
   }
-  cut_chunks();
+  make_chunks();
   make_tables();
 }
 
-void FlatOptimizer::cut_chunks() {
+void FlatOptimizer::make_chunks() {
   std::vector<FlatChunk> chunks;
   gradients_.clear();
   for (size_t i = 0; i < states_.size(); ++i) {
@@ -208,7 +208,7 @@ FlatSegment FlatOptimizer::segment_of(size_t index) const {
 
 // A parameter may have other memory now (set_data, module->to), with or without other values.
 // Updates the table and the master.
-void FlatOptimizer::follow_leaves() {
+void FlatOptimizer::update_moved_leaves() {
   std::vector<size_t> moved;
   for (size_t i = 0; i < states_.size(); ++i) {
     if (has_moved(states_[i])) {
@@ -222,13 +222,13 @@ void FlatOptimizer::follow_leaves() {
   make_tables();
   ++num_changes_;  // graphs hold the tables before
   for (const size_t i : moved) {
-    follow_leaf(states_[i], /*exactly=*/false);
-    watch_leaf(i);  // not where that threw
+    sync_master_from_parameter(states_[i], /*exactly=*/false);
+    listen_for_overwrites(i);  // not where that threw
   }
 }
 
 // Copies leaves into masters when their first gradients arrive.
-void FlatOptimizer::begin_states() {
+void FlatOptimizer::init_states() {
   std::vector<at::Tensor> masters;
   std::vector<at::Tensor> leaves;
   for (ParameterState& state : states_) {
@@ -308,7 +308,7 @@ void FlatOptimizer::step(const StepScalars& scalars) {
   }
   const at::NoGradGuard no_grad;
   prepare_storage();
-  begin_states();
+  init_states();
   read_gradients();
   const FlatStep step = arguments(scalars);
   for (const FlatGradients& gradients : gradients_) {
@@ -322,7 +322,7 @@ void FlatOptimizer::prepare_storage() {
   if (storage_.empty()) {
     make_storage();
   } else {
-    follow_leaves();
+    update_moved_leaves();
   }
 }
 

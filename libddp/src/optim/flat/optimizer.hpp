@@ -48,11 +48,11 @@ class FlatOptimizer final : public Optimizer {
   void make_storage();
   void make_tables();
   FlatSegment segment_of(size_t index) const;
-  void cut_chunks();
-  void watch_leaf(size_t index);
-  void follow_leaves();
+  void make_chunks();
+  void listen_for_overwrites(size_t index);
+  void update_moved_leaves();
   void check_leaf(const ParameterState& state) const;
-  void begin_states();
+  void init_states();
 
   void read_gradients();
   void set_gradient(size_t index, const at::Tensor& grad);

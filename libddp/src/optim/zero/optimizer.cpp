@@ -28,7 +28,8 @@ std::string key_of(const std::string& parameter, const std::string& slot) {
 }
 
 // Elements [begin, begin + numel) of `whole` in the memory order of `like`.
-at::Tensor cut_like(const at::Tensor& whole, const at::Tensor& like, int64_t begin, int64_t numel) {
+at::Tensor slice_like(const at::Tensor& whole, const at::Tensor& like, int64_t begin,
+                      int64_t numel) {
   const at::Tensor ordered = at::empty_strided(like.sizes(), like.strides(), whole.options());
   ordered.copy_(whole);
   return ordered.as_strided({like.numel()}, {1}, 0).narrow(0, begin, numel);
@@ -61,17 +62,17 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
   reducer_.shard_gradients();
   reducer_.add_layout_listener([this, alive = std::weak_ptr(lifetime_)] {
     if (!alive.expired()) {
-      cut_anew();
+      reassign_shards();
     }
   });
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    watch_leaf(i);
+    listen_for_overwrites(i);
   }
-  cut();
+  assign_shards();
 }
 
-void ZeroOptimizer::cut() {
-  buckets_ = cut_buckets(reducer_.gradients(), *communicator_);
+void ZeroOptimizer::assign_shards() {
+  buckets_ = shard_buckets(reducer_.gradients(), *communicator_);
   own_.reset();
   // In parameter order, because a scan reports the first parameter.
   std::map<size_t, at::Tensor> leaves;
@@ -101,20 +102,20 @@ void ZeroOptimizer::cut() {
 }
 
 // A new bucket layout assigns other parts: moves the state to its new owners. Collective.
-void ZeroOptimizer::cut_anew() {
+void ZeroOptimizer::reassign_shards() {
   refuse_to_make_while_capturing("the optimizer's parts of the buckets");
   const at::NoGradGuard no_grad;
   const StateDict state = has_state_ ? state_dict() : StateDict();
-  cut();
+  assign_shards();
   if (has_state_) {
-    take_state(state);
+    load_shards(state);
   }
 }
 
 // Parameters with other memory now (set_data), in ascending order; other ranks may have others. A
 // parameter that the buckets' views cannot show is refused. With `refuses` false it is skipped,
 // because other ranks may be in a collective of this call: the next step refuses it.
-std::vector<size_t> ZeroOptimizer::moved_leaves(bool refuses) const {
+std::vector<size_t> ZeroOptimizer::moved_parameters(bool refuses) const {
   std::vector<size_t> moved;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, now] = parameters_[i];
@@ -133,18 +134,18 @@ std::vector<size_t> ZeroOptimizer::moved_leaves(bool refuses) const {
 }
 
 // Updates the views, and with them the table of own_. State stays in place.
-void ZeroOptimizer::follow_leaves(bool refuses) {
-  const auto moved = moved_leaves(refuses);
-  show_leaves(moved);
+void ZeroOptimizer::update_moved_leaves(bool refuses) {
+  const auto moved = moved_parameters(refuses);
+  update_views(moved);
   for (const size_t i : moved) {
     leaves_[i].data = parameters_[i].tensor.const_data_ptr();
-    watch_leaf(i);
+    listen_for_overwrites(i);
     ++num_changes_;
   }
 }
 
 // Updates only the views: own_ then detects the move and updates its masters.
-void ZeroOptimizer::show_leaves(const std::vector<size_t>& moved) const {
+void ZeroOptimizer::update_views(const std::vector<size_t>& moved) const {
   if (moved.empty()) {
     return;
   }
@@ -167,17 +168,17 @@ void ZeroOptimizer::show_leaves(const std::vector<size_t>& moved) const {
 }
 
 // The listener moves with the leaf's memory.
-void ZeroOptimizer::watch_leaf(size_t parameter) {
+void ZeroOptimizer::listen_for_overwrites(size_t parameter) {
   ops::on_overwritten(parameters_[parameter].tensor,
                       [this, parameter, alive = std::weak_ptr(lifetime_)](bool exactly) {
                         if (!alive.expired()) {
-                          tell_overwritten(parameter, exactly);
+                          notify_overwritten(parameter, exactly);
                         }
                       });
 }
 
-void ZeroOptimizer::tell_overwritten(size_t parameter, bool exactly) {
-  follow_leaves(/*refuses=*/true);
+void ZeroOptimizer::notify_overwritten(size_t parameter, bool exactly) {
+  update_moved_leaves(/*refuses=*/true);
   for (const ZeroBucket& bucket : buckets_) {
     for (const ZeroPiece& piece : bucket.pieces) {
       if (piece.parameter == parameter) {
@@ -194,7 +195,7 @@ bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
 
 // Sets the gradients of the pieces. False: no parameter has a gradient on any rank.
 bool ZeroOptimizer::read_gradients() {
-  follow_leaves(/*refuses=*/true);
+  update_moved_leaves(/*refuses=*/true);
   bool any = false;
   for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -237,7 +238,7 @@ void ZeroOptimizer::step(const StepScalars& scalars) {
     return;
   }
   if (scalars.found_inf.value().value_or(0.0) != 0.0) {
-    forget_gradients();
+    clear_gradients();
     return;
   }
   if (own_) {
@@ -245,10 +246,10 @@ void ZeroOptimizer::step(const StepScalars& scalars) {
   }
   send_weights();
   has_state_ = true;
-  forget_gradients();  // their memory holds weights now
+  clear_gradients();  // their memory holds weights now
 }
 
-void ZeroOptimizer::forget_gradients() {
+void ZeroOptimizer::clear_gradients() {
   for (const NamedParameter& parameter : parameters_) {
     parameter.tensor.mutable_grad().reset();
   }
@@ -258,16 +259,16 @@ void ZeroOptimizer::send_weights() {
   const TraceScope trace("send weights", "compute");
   std::vector<WorkPtr> works;
   for (const ZeroBucket& bucket : buckets_) {
-    put_weights(bucket);
+    copy_weights_to_bucket(bucket);
     works.push_back(gather_weights(bucket));
   }
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    take_weights(buckets_[b], works[b]);
+    copy_weights_from_bucket(buckets_[b], works[b]);
   }
 }
 
 // Copies this rank's pieces into its part of the bucket.
-void ZeroOptimizer::put_weights(const ZeroBucket& bucket) const {
+void ZeroOptimizer::copy_weights_to_bucket(const ZeroBucket& bucket) const {
   if (communicator_->world_size() == 1 || bucket.pieces.empty()) {
     return;
   }
@@ -287,7 +288,7 @@ WorkPtr ZeroOptimizer::gather_weights(const ZeroBucket& bucket) const {
 }
 
 // Copies all ranks' parts into the leaves.
-void ZeroOptimizer::take_weights(const ZeroBucket& bucket, const WorkPtr& work) const {
+void ZeroOptimizer::copy_weights_from_bucket(const ZeroBucket& bucket, const WorkPtr& work) const {
   if (!work) {
     return;
   }
@@ -396,7 +397,7 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
 
 StateDict ZeroOptimizer::state_dict() const {
   const at::NoGradGuard no_grad;
-  show_leaves(moved_leaves(/*refuses=*/false));
+  update_views(moved_parameters(/*refuses=*/false));
   const StateDict own = own_ ? own_->state_dict() : StateDict();
   const at::Tensor counts = gather_counts(own);
   StateDict state;
@@ -415,11 +416,11 @@ StateDict ZeroOptimizer::state_dict() const {
 
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
-  follow_leaves(/*refuses=*/false);  // now, or the next step would, over what is loaded
-  take_state(state);
+  update_moved_leaves(/*refuses=*/false);  // now, or the next step would, over what is loaded
+  load_shards(state);
 }
 
-void ZeroOptimizer::take_state(const StateDict& state) {
+void ZeroOptimizer::load_shards(const StateDict& state) {
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
   const at::Tensor count = at::zeros({}, at::TensorOptions(at::kFloat));
@@ -450,8 +451,8 @@ void ZeroOptimizer::take_state(const StateDict& state) {
       for (const std::string& slot : slots_of(bucket)) {
         const auto found = state.tensors.find(key_of(parameter.name, slot));
         if (found != state.tensors.end()) {
-          own.tensors[found->first] = cut_like(found->second, leaves_[piece.parameter].layout,
-                                               piece.begin, piece.leaf.numel());
+          own.tensors[found->first] = slice_like(found->second, leaves_[piece.parameter].layout,
+                                                 piece.begin, piece.leaf.numel());
         }
       }
       if (const auto step = state.tensors.find(key_of(parameter.name, "step"));

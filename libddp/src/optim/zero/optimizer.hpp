@@ -58,21 +58,21 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   void load_state_dict(const StateDict& state) override;
 
  private:
-  void cut();
-  void cut_anew();
-  std::vector<size_t> moved_leaves(bool refuses) const;
-  void follow_leaves(bool refuses);
-  void show_leaves(const std::vector<size_t>& moved) const;
-  void watch_leaf(size_t parameter);
-  void tell_overwritten(size_t parameter, bool exactly);
-  void forget_gradients();
+  void assign_shards();
+  void reassign_shards();
+  std::vector<size_t> moved_parameters(bool refuses) const;
+  void update_moved_leaves(bool refuses);
+  void update_views(const std::vector<size_t>& moved) const;
+  void listen_for_overwrites(size_t parameter);
+  void notify_overwritten(size_t parameter, bool exactly);
+  void clear_gradients();
   bool has_gradients(const ZeroBucket& bucket) const;
   bool read_gradients();
   void send_weights();
-  void put_weights(const ZeroBucket& bucket) const;
+  void copy_weights_to_bucket(const ZeroBucket& bucket) const;
   WorkPtr gather_weights(const ZeroBucket& bucket) const;
-  void take_weights(const ZeroBucket& bucket, const WorkPtr& work) const;
-  void take_state(const StateDict& state);
+  void copy_weights_from_bucket(const ZeroBucket& bucket, const WorkPtr& work) const;
+  void load_shards(const StateDict& state);
   std::vector<std::string> slots_of(const ZeroBucket& bucket) const;
   at::Tensor gather_counts(const StateDict& own) const;
   void gather_bucket(const ZeroBucket& bucket, const StateDict& own, const at::Tensor& counts,

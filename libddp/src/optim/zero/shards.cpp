@@ -15,8 +15,8 @@ at::Tensor flat_memory(const at::Tensor& parameter) {
   return parameter.detach().as_strided({parameter.numel()}, {1}, parameter.storage_offset());
 }
 
-std::vector<ZeroBucket> cut_buckets(const GradientArena& gradients,
-                                    const Communicator& communicator) {
+std::vector<ZeroBucket> shard_buckets(const GradientArena& gradients,
+                                      const Communicator& communicator) {
   const at::NoGradGuard no_grad;
   const BucketLayout& layout = gradients.layout();
   std::vector<ZeroBucket> cut;

@@ -37,7 +37,7 @@ struct ZeroBucket {
 };
 
 /// In layout order.
-std::vector<ZeroBucket> cut_buckets(const GradientArena& gradients,
-                                    const Communicator& communicator);
+std::vector<ZeroBucket> shard_buckets(const GradientArena& gradients,
+                                      const Communicator& communicator);
 
 }  // namespace ddp::detail
