@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "bench_profile.hpp"
-#include "ddp/amp/amp_options.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 

@@ -23,9 +23,8 @@
 #include <vector>
 
 #include "bench_common.hpp"
-#include "ddp/amp/autocast.hpp"
-#include "ddp/ops/linear_cross_entropy.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/amp/amp.hpp"
+#include "ddp/ops/language.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "models/gpt2.hpp"

@@ -86,7 +86,7 @@ void bench_stages(const ddp::DataOptions& options, const std::string& name) {
     }
     ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCPU,
                            {.batch_size = 128, .num_workers = num_workers, .drop_last = true});
-    print(ddp::detail::concat(name, ", loader, ", num_workers, " workers"),
+    print(ddp::concat(name, ", loader, ", num_workers, " workers"),
           images_per_second([&] { return loader.next().size(); }));
   }
 }
@@ -275,13 +275,12 @@ void bench_photographs(const std::string& path, int64_t wanted_batch,
         loading.num_workers = workers;
         ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCUDA,
                                loading);
-        print(
-            ddp::detail::concat("photographs to the GPU, 224 px bf16, ", workers, " workers", name),
-            images_per_second([&] {
-              const auto batch = loader.next();
-              stream.synchronize();
-              return batch.size();
-            }));
+        print(ddp::concat("photographs to the GPU, 224 px bf16, ", workers, " workers", name),
+              images_per_second([&] {
+                const auto batch = loader.next();
+                stream.synchronize();
+                return batch.size();
+              }));
       }
     }
   }
@@ -289,7 +288,7 @@ void bench_photographs(const std::string& path, int64_t wanted_batch,
   for (int64_t workers : num_workers) {
     ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), at::kCPU,
                            {.batch_size = batch_size, .num_workers = workers});
-    print(ddp::detail::concat("photographs on the CPU, 224 px fp32, ", workers, " workers"),
+    print(ddp::concat("photographs on the CPU, 224 px fp32, ", workers, " workers"),
           images_per_second([&] { return loader.next().size(); }));
   }
 }

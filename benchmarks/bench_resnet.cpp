@@ -29,9 +29,9 @@
 #include <vector>
 
 #include "bench_common.hpp"
-#include "ddp/amp/autocast.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/data/data_loader.hpp"
-#include "ddp/ops/cross_entropy.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"

@@ -102,9 +102,8 @@ class Bench {
         thread.join();
       }
     });
-    print(
-        ddp::detail::concat("limit: reads out of the page cache, ", num_threads, " threads a rank"),
-        seconds, 0);
+    print(ddp::concat("limit: reads out of the page cache, ", num_threads, " threads a rank"),
+          seconds, 0);
     return num_bytes_ / seconds / 1e9;
   }
 

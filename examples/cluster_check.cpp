@@ -43,9 +43,8 @@ double check_all_reduce(const ddp::Context& context, int64_t num_elements) {
   const auto n = static_cast<double>(context.world_size());
   const double expected = n * (n + 1) / 2;
   if (!tensor.eq(expected).all().item<bool>()) {
-    throw ddp::MismatchError(ddp::detail::concat("all_reduce gave ", tensor[0].item<float>(),
-                                                 " on rank ", context.rank(), ", expected ",
-                                                 expected));
+    throw ddp::MismatchError(ddp::concat("all_reduce gave ", tensor[0].item<float>(), " on rank ",
+                                         context.rank(), ", expected ", expected));
   }
   return elapsed.count();
 }

@@ -122,8 +122,8 @@ std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& s
   if (summary.layers.empty()) {
     return "no adapters";
   }
-  return ddp::detail::concat("adapters of rank ", lora.options.rank, " and alpha ",
-                             lora.options.alpha, " on ", summary.layers.size(), " layers");
+  return ddp::concat("adapters of rank ", lora.options.rank, " and alpha ", lora.options.alpha,
+                     " on ", summary.layers.size(), " layers");
 }
 
 /// Saves the weights of a stopped run, like those of a finished one.
@@ -131,8 +131,7 @@ void save_at_stop(TrainedFolder& folder, int64_t steps_done, const ddp::Context&
   try {
     folder.save_last();
     if (ctx.is_main() && !folder.summary().empty()) {
-      ddp::log_info(
-          ddp::detail::concat("stopped after ", steps_done, " steps: ", folder.summary()));
+      ddp::log_info(ddp::concat("stopped after ", steps_done, " steps: ", folder.summary()));
     }
   } catch (const std::exception& error) {  // the run ends with the stop, not with this error
     ddp::log_error(std::string("what was trained until the stop was not saved: ") + error.what());

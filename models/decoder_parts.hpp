@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/ops/checkpoint.hpp"
+#include "ddp/ops/language.hpp"
 #include "models/causal_lm.hpp"
 
 namespace models::detail {

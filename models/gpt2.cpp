@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
 
 namespace models {

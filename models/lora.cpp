@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "ddp/ops/lora_linear.hpp"
+#include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
 
 namespace models {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <unordered_set>
 
-#include "ddp/ops/norm_owner.hpp"
+#include "ddp/ops/vision.hpp"
 
 namespace models {
 namespace {

@@ -5,8 +5,7 @@
 
 #include <algorithm>
 
-#include "ddp/ops/gated_activation.hpp"
-#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
 
 namespace models {

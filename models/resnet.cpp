@@ -7,11 +7,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "ddp/ops/pooled_linear.hpp"
-#include "ddp/ops/side_task.hpp"
-#include "ddp/ops/stem_convolution.hpp"
-#include "ddp/ops/wgrad_branch.hpp"
+#include "ddp/ops/vision.hpp"
 #include "norm_by_name.hpp"
+#include "ops/side_task.hpp"
+#include "ops/wgrad_branch.hpp"
 
 namespace models {
 namespace {

@@ -7,10 +7,10 @@
 #include <optional>
 #include <utility>
 
-#include "ddp/ops/conv2d.hpp"
-#include "ddp/ops/side_task.hpp"
-#include "ddp/ops/wgrad_branch.hpp"
+#include "ddp/ops/vision.hpp"
 #include "norm_by_name.hpp"
+#include "ops/side_task.hpp"
+#include "ops/wgrad_branch.hpp"
 
 namespace models::detail {
 namespace {

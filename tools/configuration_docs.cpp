@@ -11,6 +11,7 @@
 
 #include "common/image_task.hpp"
 #include "common/language_sections.hpp"
+#include "core/setting_row.hpp"
 #include "ddp/train/config.hpp"
 
 namespace {

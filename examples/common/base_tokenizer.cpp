@@ -13,7 +13,7 @@
 namespace examples {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 
 std::string shown(std::string_view bytes) {
   constexpr std::size_t kLongest = 40;

@@ -8,13 +8,13 @@
 #include <sstream>
 
 #include "common/api_call.hpp"
-#include "ddp/amp/autocast.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/core/error.hpp"
 
 namespace examples {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 
 template <typename F>
 void for_each_count(DecodeResult& result, F&& f) {

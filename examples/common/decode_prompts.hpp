@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/amp/amp_options.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/fields.hpp"
 #include "ddp/data/token_dataset.hpp"

@@ -59,8 +59,8 @@ std::vector<ddp::Section> image_sections() {
 ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
     : parts_(parts), settings_(settings) {
   if (settings.mixup > kMaxMixupAlpha) {
-    throw ddp::SettingsError(ddp::detail::concat("train.mixup = ", settings.mixup,
-                                                 ": give an alpha of at most ", kMaxMixupAlpha));
+    throw ddp::SettingsError(ddp::concat("train.mixup = ", settings.mixup,
+                                         ": give an alpha of at most ", kMaxMixupAlpha));
   }
 }
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "common/training_task.hpp"
-#include "ddp/core/settings.hpp"
+#include "ddp/core/fields.hpp"
 #include "ddp/data/data_loader.hpp"
-#include "ddp/train/train_options.hpp"
+#include "ddp/train/options.hpp"
 
 namespace examples {
 

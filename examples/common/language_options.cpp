@@ -84,8 +84,8 @@ std::shared_ptr<models::CausalLm> load_folder(const LanguageModelSettings& setti
   const auto load = models::load_pretrained(*module, settings.path, node.get());
   if (ctx.is_main()) {
     const double gigabytes = static_cast<double>(load.num_bytes) / 1e9;
-    ddp::log_info(ddp::detail::concat("loaded ", gigabytes, " GB from ", settings.path, " in ",
-                                      load.seconds, " s (", gigabytes / load.seconds, " GB/s)"));
+    ddp::log_info(ddp::concat("loaded ", gigabytes, " GB from ", settings.path, " in ",
+                              load.seconds, " s (", gigabytes / load.seconds, " GB/s)"));
   }
   return module;
 }
@@ -103,9 +103,9 @@ bool is_pretrained(const LanguageModelSettings& settings, int64_t vocab_size) {
                              " would not be read; fix: model.init=pretrained");
   }
   if (pretrained && vocab_size > 0) {
-    throw ddp::SettingsError(ddp::detail::concat("model.vocab_size=", vocab_size,
-                                                 " with model.init=pretrained: ", settings.path,
-                                                 "/config.json says how large it is; leave it 0"));
+    throw ddp::SettingsError(ddp::concat("model.vocab_size=", vocab_size,
+                                         " with model.init=pretrained: ", settings.path,
+                                         "/config.json says how large it is; leave it 0"));
   }
   return pretrained;
 }
@@ -232,8 +232,8 @@ models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_v
 
 models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab) {
   if (settings.hidden % settings.heads != 0) {
-    throw ddp::SettingsError(ddp::detail::concat(
-        "model.hidden=", settings.hidden, " is no multiple of model.heads=", settings.heads));
+    throw ddp::SettingsError(ddp::concat("model.hidden=", settings.hidden,
+                                         " is no multiple of model.heads=", settings.heads));
   }
   return {.vocab_size = settings.vocab_size > 0 ? settings.vocab_size : file_vocab,
           .max_positions = settings.positions,

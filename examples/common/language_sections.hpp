@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "ddp/core/settings.hpp"
+#include "ddp/core/fields.hpp"
 #include "ddp/data/token_dataset.hpp"
 
 namespace examples {

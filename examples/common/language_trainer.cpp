@@ -15,7 +15,7 @@
 namespace examples {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 
 /// Checks that the data fit the model, and returns the settings completed for language models.
 ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const TokenData& data) {

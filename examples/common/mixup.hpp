@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ddp/ops/cross_entropy.hpp"
+#include "ddp/ops/vision.hpp"
 
 namespace examples {
 

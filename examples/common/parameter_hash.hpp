@@ -4,7 +4,7 @@
 #include <string>
 
 #include "ddp/core/control_plane.hpp"
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/core/state_dict.hpp"
 
 namespace examples {
 

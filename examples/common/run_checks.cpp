@@ -7,7 +7,7 @@
 
 namespace examples {
 
-using ddp::detail::concat;
+using ddp::concat;
 
 void require_equal_batches(int64_t batches_per_epoch, ddp::ControlPlane& control_plane) {
   const auto counts = control_plane.all_gather_numbers({batches_per_epoch});

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "ddp/amp/autocast.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/core/error.hpp"
 
 namespace examples {
@@ -50,10 +50,9 @@ std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std
       id = vocabulary.find(rest.substr(0, --length));
     }
     if (!id) {
-      throw ddp::SettingsError(
-          ddp::detail::concat("sample.prompt: no token of ", vocabulary.path(), " begins \"",
-                              ddp::valid_utf8(rest.substr(0, 8)),
-                              "\"; fix: a prompt of characters that the data have"));
+      throw ddp::SettingsError(ddp::concat("sample.prompt: no token of ", vocabulary.path(),
+                                           " begins \"", ddp::valid_utf8(rest.substr(0, 8)),
+                                           "\"; fix: a prompt of characters that the data have"));
     }
     ids.push_back(*id);
     rest.remove_prefix(length);

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "ddp/amp/amp_options.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/core/fields.hpp"
-#include "ddp/data/token_file.hpp"
+#include "ddp/data/token_dataset.hpp"
 #include "models/causal_lm.hpp"
 
 namespace examples {

@@ -90,18 +90,17 @@ void TrainedFolder::require_no_other(const std::string& saved_by, int64_t first_
   if (!place) {
     return;
   }
-  const auto fix =
-      ddp::detail::concat("; fix: name another ", setting(), ", or move ", *place, " away");
+  const auto fix = ddp::concat("; fix: name another ", setting(), ", or move ", *place, " away");
   if (const auto other = models::find_other_file(*place)) {
-    throw ddp::SettingsError(ddp::detail::concat(setting(), ": ", *place, " holds ", *other,
-                                                 ", which no run writes there", fix));
+    throw ddp::SettingsError(ddp::concat(setting(), ": ", *place, " holds ", *other,
+                                         ", which no run writes there", fix));
   }
-  throw ddp::SettingsError(ddp::detail::concat(
-      setting(), ": ", *place, " holds what another run trained, and this one ",
-      first_step == 0 ? "starts at step 0"
-                      : "goes on from a checkpoint whose run wrote to " + saved_by,
-      ": it would replace that", fix,
-      first_step == 0 ? ", or go on with that run: name its checkpoint.dir" : ""));
+  throw ddp::SettingsError(
+      ddp::concat(setting(), ": ", *place, " holds what another run trained, and this one ",
+                  first_step == 0 ? "starts at step 0"
+                                  : "goes on from a checkpoint whose run wrote to " + saved_by,
+                  ": it would replace that", fix,
+                  first_step == 0 ? ", or go on with that run: name its checkpoint.dir" : ""));
 }
 
 void TrainedFolder::save_best(int64_t steps_done) {
@@ -117,7 +116,7 @@ void TrainedFolder::save_best(int64_t steps_done) {
       // no checkpoint names would stop the job's next start.
       if (context_.is_main()) {
         ddp::log_warning(
-            ddp::detail::concat("best of step ", steps_done, " is not written: ", error.what()));
+            ddp::concat("best of step ", steps_done, " is not written: ", error.what()));
       }
       return;
     }

@@ -171,9 +171,8 @@ void TrainingLoop::tell_of_non_finite_gradients(int64_t step) {
           ? "taken over by the weights: lower lr_schedule.lr or train.max_grad_norm"
           : "taken over by the weights: lower lr_schedule.lr, or set train.max_grad_norm";
   ddp::log(skipped ? ddp::LogLevel::Info : ddp::LogLevel::Warning,
-           ddp::detail::concat("inf or NaN in the gradients of ", steps, " of the steps up to ",
-                               step + 1, ", in the last of them first in ", found.parameter, ": ",
-                               advice));
+           ddp::concat("inf or NaN in the gradients of ", steps, " of the steps up to ", step + 1,
+                       ", in the last of them first in ", found.parameter, ": ", advice));
 }
 
 ddp::StepMetrics TrainingLoop::train_step(int64_t step) {

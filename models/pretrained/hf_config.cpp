@@ -11,7 +11,7 @@
 namespace models {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 using detail::JsonObject;
 
 constexpr int64_t kMaxSize = int64_t{1} << 31;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nlohmann/json.hpp>
 
-#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 #include "models/pretrained/hf_config.hpp"
 
 namespace models {
@@ -155,8 +155,7 @@ std::string hf_config_json(const HfConfig& config) {
 }
 
 void write_hf_config(const std::string& folder, const HfConfig& config) {
-  ddp::detail::replace_file(ddp::detail::system_file_ops(), folder + "/config.json",
-                            {hf_config_json(config)});
+  ddp::replace_file(ddp::system_file_ops(), folder + "/config.json", {hf_config_json(config)});
 }
 
 }  // namespace models

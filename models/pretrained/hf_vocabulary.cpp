@@ -14,7 +14,7 @@
 namespace models {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 using detail::JsonObject;
 using nlohmann::json;
 

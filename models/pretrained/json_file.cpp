@@ -8,7 +8,7 @@ namespace models::detail {
 namespace {
 
 using Json = nlohmann::json;
-using ddp::detail::concat;
+using ddp::concat;
 
 constexpr int kMaxDepth = 32;
 

@@ -7,8 +7,8 @@
 #include <new>
 #include <thread>
 
-#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "pretrained/stored_weights.hpp"
@@ -17,7 +17,7 @@
 namespace models {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 using detail::MatchedWeights;
 using detail::StoredTensor;
 using detail::StoredWeights;
@@ -30,7 +30,7 @@ int64_t plan_hash(const StoredWeights& stored, const MatchedWeights& weights, bo
                    tensor->num_bytes, '\n');
   }
   text += concat(stored.files.size());
-  return static_cast<int64_t>(ddp::detail::xxh3(text) >> 1);
+  return static_cast<int64_t>(ddp::xxh3(text) >> 1);
 }
 
 // Throws on all ranks if any rank has an `error` or the hashes differ.

@@ -10,7 +10,7 @@
 namespace models {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 
 // Counts matrices alone, in double: config.json may hold sizes whose product exceeds int64.
 double num_parameters(const Qwen2Options& options) {

@@ -14,7 +14,7 @@
 namespace models::detail {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 
 constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight", "transformer.wte.weight"};

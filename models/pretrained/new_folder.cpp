@@ -5,15 +5,15 @@
 #include <filesystem>
 #include <system_error>
 
-#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 #include "pretrained/replace_folder.hpp"
 
 namespace models::detail {
 namespace {
 
 namespace fs = std::filesystem;
-using ddp::detail::system_file_ops;
+using ddp::system_file_ops;
 
 // Resolves a link: a rename would replace the link instead of its target.
 std::string followed(std::string path) {
@@ -58,17 +58,17 @@ NewFolder::NewFolder(std::string path, bool replaces)
 
 NewFolder::~NewFolder() {
   if (!committed_) {
-    ddp::detail::remove_folder(system_file_ops(), temporary_);
+    ddp::remove_folder(system_file_ops(), temporary_);
   }
 }
 
 void NewFolder::write(const std::string& name, std::string_view text) {
-  ddp::detail::write_new_file(system_file_ops(), temporary_, name, {text}, ddp::detail::kPublished);
+  ddp::write_new_file(system_file_ops(), temporary_, name, {text}, ddp::kPublicFile);
 }
 
 void NewFolder::commit() {
   auto& ops = system_file_ops();
-  ddp::detail::sync_folder(ops, temporary_);
+  ddp::sync_folder(ops, temporary_);
   if (replaces_ && holds_files(path_)) {
     replace_folder(ops, temporary_, path_, [this] { committed_ = true; });
     return;
@@ -79,7 +79,7 @@ void NewFolder::commit() {
                           ": " + std::generic_category().message(errno));
   }
   committed_ = true;
-  ddp::detail::sync_folder(ops, parent_of(path_));
+  ddp::sync_folder(ops, parent_of(path_));
 }
 
 }  // namespace models::detail

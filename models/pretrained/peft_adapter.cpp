@@ -9,19 +9,19 @@
 #include <set>
 #include <string_view>
 
-#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/core/state_dict.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "pretrained/adapter_config.hpp"
 #include "pretrained/json_file.hpp"
 #include "pretrained/new_folder.hpp"
-#include "reduce/fingerprint.hpp"
 
 namespace models {
 namespace {
 
-using ddp::detail::concat;
+using ddp::concat;
 using detail::AdapterConfig;
 
 constexpr std::string_view kPrefix = "base_model.model.";
@@ -228,9 +228,8 @@ std::string base_identity(const torch::nn::Module& module) {
       base.push_back({item.key(), item.value()});
     }
   }
-  return base.empty()
-             ? ""
-             : base_identity(base.front().tensor.scalar_type(), ddp::detail::fingerprint_of(base));
+  return base.empty() ? ""
+                      : base_identity(base.front().tensor.scalar_type(), ddp::fingerprint_of(base));
 }
 
 std::string base_identity(torch::Dtype dtype, const std::string& fingerprint) {
@@ -333,7 +332,7 @@ void save_adapter(const torch::nn::Module& module, const std::string& folder,
   }
   require_adapter_fits(module, folder);
   const std::string path = folder + "/" + detail::kAdapterConfig;
-  ddp::detail::replace_file(ddp::detail::system_file_ops(), path, {json});
+  ddp::replace_file(ddp::system_file_ops(), path, {json});
   save_in(folder);
 }
 

@@ -59,8 +59,8 @@ void PositionedFile::read(uint64_t offset, void* data, uint64_t num_bytes) const
       fail(path_, errno);
     }
     if (got == 0) {
-      throw ddp::ReadError(ddp::detail::concat(path_, " ended at byte ", offset,
-                                               " while it was read (it had ", size_, ")"));
+      throw ddp::ReadError(
+          ddp::concat(path_, " ended at byte ", offset, " while it was read (it had ", size_, ")"));
     }
     bytes += got;
     offset += static_cast<uint64_t>(got);

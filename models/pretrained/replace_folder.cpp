@@ -23,7 +23,7 @@ namespace detail {
 namespace {
 
 namespace fs = std::filesystem;
-using ddp::detail::FileOps;
+using ddp::FileOps;
 
 constexpr std::string_view kTemporary = ".tmp-";
 constexpr std::string_view kReplaced = ".old-";
@@ -36,7 +36,7 @@ bool is_suffix(std::string_view text) {
 
 std::string beside(const std::string& folder, std::string_view kind, const std::string& suffix) {
   const fs::path path = folder;
-  return path.parent_path() / ddp::detail::concat('.', path.filename().string(), kind, suffix);
+  return path.parent_path() / ddp::concat('.', path.filename().string(), kind, suffix);
 }
 
 bool is_weights_name(const std::string& name) {
@@ -57,7 +57,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 
 /// Temporary or replaced folders of save calls, in the parent of `folder`.
 std::vector<fs::path> leftovers(const fs::path& folder, std::string_view kind) {
-  const auto begin = ddp::detail::concat('.', folder.filename().string(), kind);
+  const auto begin = ddp::concat('.', folder.filename().string(), kind);
   auto entries = entries_of(parent_of(folder));
   std::erase_if(entries, [&](const fs::path& entry) {
     const auto name = entry.filename().string();
@@ -94,7 +94,7 @@ void remove_but_keep_rest(FileOps& ops, const fs::path& old, const fs::path& fol
 }  // namespace
 
 std::string temporary_beside(const std::string& folder) {
-  return beside(folder, kTemporary, ddp::detail::random_suffix());
+  return beside(folder, kTemporary, ddp::random_suffix());
 }
 
 bool is_saved_name(const std::string& name) {
@@ -117,7 +117,7 @@ void replace_folder(FileOps& ops, const std::string& fresh, const std::string& f
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) {
       fail_replace(fresh, folder, errno);
     }
-    old = beside(folder, kReplaced, ddp::detail::random_suffix());
+    old = beside(folder, kReplaced, ddp::random_suffix());
     if (ops.rename(folder.c_str(), old.c_str()) != 0) {
       fail_replace(fresh, folder, errno);
     }
@@ -130,7 +130,7 @@ void replace_folder(FileOps& ops, const std::string& fresh, const std::string& f
   if (on_replaced) {
     on_replaced();
   }
-  ddp::detail::sync_folder(ops, parent_of(folder));
+  ddp::sync_folder(ops, parent_of(folder));
   remove_but_keep_rest(ops, old, folder, [&](const std::string& name) {
     return replaced.count(name) != 0 || is_weights_name(name);
   });
@@ -174,11 +174,11 @@ std::optional<std::string> find_other_file(const std::string& folder) {
 }
 
 void restore_replaced(const std::string& folder) {
-  detail::restore_replaced(ddp::detail::system_file_ops(), folder);
+  detail::restore_replaced(ddp::system_file_ops(), folder);
 }
 
 void finish_interrupted_save(const std::string& folder) {
-  detail::finish_interrupted_save(ddp::detail::system_file_ops(), folder);
+  detail::finish_interrupted_save(ddp::system_file_ops(), folder);
 }
 
 }  // namespace models

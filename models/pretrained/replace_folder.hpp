@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "core/file_ops.hpp"
+#include "ddp/core/files.hpp"
 
 namespace models::detail {
 
@@ -23,11 +23,11 @@ bool is_saved_name(const std::string& name);
 /// leaves `folder` under another name: restore_replaced(). Throws ddp::WriteError if `folder` could
 /// not be replaced; both folders are then unchanged. `on_replaced` is called when the new folder
 /// has its name. From then on `fresh` names the old folder, and a failure leaves it there.
-void replace_folder(ddp::detail::FileOps& ops, const std::string& fresh, const std::string& folder,
+void replace_folder(ddp::FileOps& ops, const std::string& fresh, const std::string& folder,
                     const std::function<void()>& on_replaced = {});
 
 /// See models/pretrained/hf_weights.hpp.
-void restore_replaced(ddp::detail::FileOps& ops, const std::string& folder);
-void finish_interrupted_save(ddp::detail::FileOps& ops, const std::string& folder);
+void restore_replaced(ddp::FileOps& ops, const std::string& folder);
+void finish_interrupted_save(ddp::FileOps& ops, const std::string& folder);
 
 }  // namespace models::detail

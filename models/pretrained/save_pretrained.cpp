@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "pretrained/model_files.hpp"
 #include "pretrained/save_model.hpp"
@@ -97,9 +97,8 @@ void save_shards(const torch::nn::Module& module, const std::string& folder,
     ddp::save_safetensors(folder + "/" + name, tensors, {{"format", "pt"}});
   }
   if (shards.size() > 1) {
-    ddp::detail::write_new_file(ddp::detail::system_file_ops(), folder,
-                                "model.safetensors.index.json", {index.dump(2) + "\n"},
-                                ddp::detail::kPublished);
+    ddp::write_new_file(ddp::system_file_ops(), folder, "model.safetensors.index.json",
+                        {index.dump(2) + "\n"}, ddp::kPublicFile);
   }
 }
 

@@ -14,8 +14,8 @@ namespace models::detail {
 namespace {
 
 namespace fs = std::filesystem;
+using ddp::concat;
 using ddp::ReadError;
-using ddp::detail::concat;
 
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";

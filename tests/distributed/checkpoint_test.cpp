@@ -2,6 +2,7 @@
 // Checkpoints of several ranks: agreed fallback, agreed stop, bit-exact resume.
 #include "ddp/train/checkpoint.hpp"
 
+#include "core/setting_row.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "ops/choice_book.hpp"
 #include "support/catch.hpp"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GradScaler, clipping and the optimizer on reduced gradients: all ranks make the same decisions
 // and steps.
-#include "ddp/amp/grad_scaler.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 

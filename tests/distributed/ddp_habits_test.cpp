@@ -2,8 +2,8 @@
 // User code that accesses gradients and parameters (D10 and D6 of the design), and grad slots.
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "ops/grad_slot.hpp"
 #include "reduce/reducer.hpp"
 #include "support/stderr_of.hpp"
 

@@ -2,8 +2,8 @@
 // A step that was begun but not run, as after a failed capture, does not affect the next one.
 #include <stdexcept>
 
-#include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "ops/grad_slot.hpp"
 #include "reduce/reducer.hpp"
 
 using namespace ddp;

@@ -20,7 +20,7 @@ class SharedFolder {
  public:
   explicit SharedFolder(const std::string& name)
       : path_((std::filesystem::temp_directory_path() /
-               ddp::detail::concat("ddp_pretrained_", name, "_", context().world_size()))
+               ddp::concat("ddp_pretrained_", name, "_", context().world_size()))
                   .string()) {
     if (context().is_main()) {
       std::filesystem::remove_all(path_);

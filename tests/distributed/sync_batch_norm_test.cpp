@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SyncBatchNorm compared with BatchNorm on the concatenation of all ranks' inputs.
 #include "ddp/reduce/sync_batch_norm.hpp"
-#include "ddp/ops/batch_norm.hpp"
-#include "ddp/ops/norm_owner.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
 

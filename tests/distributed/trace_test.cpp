@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ddp/optim/make_optimizer.hpp"
-#include "ddp/train/trace.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "train/trace.hpp"
 
 namespace ddp::test {
 namespace {

@@ -2,8 +2,7 @@
 // ZeRO-1 compared with the same optimizer without it, by ==.
 #include <torch/torch.h>
 
-#include "ddp/amp/grad_scaler.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/zero_test_utils.hpp"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/ops/attention.hpp"
+#include "ddp/ops/language.hpp"
 #include "lm_gpu_test.hpp"
 #include "support/catch.hpp"
 

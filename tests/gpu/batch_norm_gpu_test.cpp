@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of ddp/ops/batch_norm.hpp compared with the ops of ATen that define them, in float64.
+// The kernels of ddp/ops/vision.hpp compared with the ops of ATen that define them, in float64.
 #include "batch_norm_gpu_test.hpp"
 
 #include <ATen/cuda/CUDAGraph.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Common code of the tests of ddp/ops/batch_norm.hpp: one call of each form with all its results.
+// Common code of the tests of ddp/ops/vision.hpp: one call of each form with all its results.
 #pragma once
 
 #include <torch/torch.h>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/vision.hpp"
 
 namespace batch_norm_test {
 

@@ -9,10 +9,10 @@
 #include <array>
 
 #include "convolution_gpu_test.hpp"
-#include "ddp/ops/conv2d.hpp"
-#include "ddp/ops/filters_ahead.hpp"
-#include "ddp/ops/grad_slot.hpp"
-#include "ddp/ops/wgrad_branch.hpp"
+#include "ddp/ops/vision.hpp"
+#include "ops/filters_ahead.hpp"
+#include "ops/grad_slot.hpp"
+#include "ops/wgrad_branch.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;

@@ -5,12 +5,9 @@
 #include <cstdio>
 
 #include "convolution_gpu_test.hpp"
-#include "ddp/ops/conv2d.hpp"
-#include "ddp/ops/cross_entropy.hpp"
-#include "ddp/ops/grad_slot.hpp"
-#include "ddp/ops/pooled_linear.hpp"
-#include "ddp/ops/stem_convolution.hpp"
+#include "ddp/ops/vision.hpp"
 #include "graph_timing.hpp"
+#include "ops/grad_slot.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;

@@ -5,10 +5,8 @@
 #include <torch/torch.h>
 
 #include "convolution_gpu_test.hpp"
-#include "ddp/ops/cross_entropy.hpp"
-#include "ddp/ops/grad_slot.hpp"
-#include "ddp/ops/pooled_linear.hpp"
-#include "ddp/ops/stem_convolution.hpp"
+#include "ddp/ops/vision.hpp"
+#include "ops/grad_slot.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;

@@ -8,9 +8,9 @@
 #include <torch/torch.h>
 
 #include "convolution_gpu_test.hpp"
-#include "ddp/ops/conv2d.hpp"
-#include "ddp/ops/grad_slot.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ops/cudnn_convolution.hpp"
+#include "ops/grad_slot.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;

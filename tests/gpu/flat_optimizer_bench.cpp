@@ -31,7 +31,7 @@ NamedParameters bench_parameters(int64_t numel, int64_t num_segments, at::Scalar
     const int64_t share = numel * 2 * (k / 3 + 1) / (num_weights * (num_weights + 1));
     const int64_t size = is_weight ? share : 256;
     at::Tensor leaf = at::randn({size}, options).mul_(0.05);
-    parameters.push_back({ddp::detail::concat("p", k), leaf.requires_grad_()});
+    parameters.push_back({ddp::concat("p", k), leaf.requires_grad_()});
   }
   return parameters;
 }
@@ -103,7 +103,7 @@ void bench_step(const std::string& name, const Model& model, const OptimizerOpti
   const double us = median_us([&] { optimizer->step(ddp::StepScalars{.lr = lr}); });
   const auto bytes = static_cast<int64_t>(c10::elementSize(grad)) + state_bytes +
                      (leaf == at::kFloat ? 0 : static_cast<int64_t>(c10::elementSize(leaf)));
-  report(ddp::detail::concat(name, " ", model.name, " leaf ", leaf, " grad ", grad),
+  report(ddp::concat(name, " ", model.name, " leaf ", leaf, " grad ", grad),
          static_cast<double>(count(parameters)), bytes, us);
 }
 
@@ -115,7 +115,7 @@ void bench_scan(const Model& model, at::ScalarType grad, OptimizerImplementation
   auto optimizer = ddp::make_optimizer(parameters, as(options, implementation));
   const double us = median_us([&] { optimizer->scan_gradients(0.5, 1.0); });
   const bool is_list = implementation == OptimizerImplementation::List;
-  report(ddp::detail::concat(is_list ? "list scan " : "scan ", model.name, " grad ", grad),
+  report(ddp::concat(is_list ? "list scan " : "scan ", model.name, " grad ", grad),
          static_cast<double>(count(parameters)), static_cast<int64_t>(c10::elementSize(grad)), us);
 }
 
@@ -124,9 +124,8 @@ void bench_average(const Model& model, at::ScalarType leaf) {
   NamedParameters parameters = bench_parameters(model.numel, model.num_segments, leaf);
   ddp::Ema ema(parameters, {.decay = 0.999});
   const double us = median_us([&] { ema.update(); });
-  report(ddp::detail::concat("ema ", model.name, " weight ", leaf),
-         static_cast<double>(count(parameters)), 8 + static_cast<int64_t>(c10::elementSize(leaf)),
-         us);
+  report(ddp::concat("ema ", model.name, " weight ", leaf), static_cast<double>(count(parameters)),
+         8 + static_cast<int64_t>(c10::elementSize(leaf)), us);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 #include "ddp/ops/overwritten.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"

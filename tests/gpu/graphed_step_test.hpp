@@ -12,9 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/amp/autocast.hpp"
-#include "ddp/amp/grad_scaler.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/train/graphed_step.hpp"

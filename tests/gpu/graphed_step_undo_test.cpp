@@ -3,10 +3,10 @@
 // gradients. The following eager step must not see these changes.
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
-#include "ddp/ops/conv2d.hpp"
-#include "ddp/ops/side_task.hpp"
-#include "ddp/ops/wgrad_branch.hpp"
+#include "ddp/ops/vision.hpp"
 #include "gpu/graphed_step_test.hpp"
+#include "ops/side_task.hpp"
+#include "ops/wgrad_branch.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/amp/autocast.hpp"
-#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/amp/amp.hpp"
+#include "ddp/ops/language.hpp"
 #include "lm_gpu_test.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"

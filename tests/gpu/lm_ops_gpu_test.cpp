@@ -7,13 +7,8 @@
 #include <cmath>
 #include <vector>
 
-#include "ddp/amp/autocast.hpp"
-#include "ddp/ops/attention.hpp"
-#include "ddp/ops/checkpoint.hpp"
-#include "ddp/ops/gated_activation.hpp"
-#include "ddp/ops/linear_cross_entropy.hpp"
-#include "ddp/ops/lora_linear.hpp"
-#include "ddp/ops/rotary_embedding.hpp"
+#include "ddp/amp/amp.hpp"
+#include "ddp/ops/language.hpp"
 #include "lm_gpu_test.hpp"
 #include "support/catch.hpp"
 

@@ -10,13 +10,10 @@
 
 #include "batch_norm_gpu_test.hpp"
 #include "convolution_gpu_test.hpp"
-#include "ddp/ops/conv2d.hpp"
-#include "ddp/ops/cross_entropy.hpp"
-#include "ddp/ops/grad_slot.hpp"
-#include "ddp/ops/pooled_linear.hpp"
-#include "ddp/ops/side_task.hpp"
-#include "ddp/ops/stem_convolution.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ops/batch_norm_fused.hpp"
+#include "ops/grad_slot.hpp"
+#include "ops/side_task.hpp"
 #include "support/catch.hpp"
 
 using namespace batch_norm_test;

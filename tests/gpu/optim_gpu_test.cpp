@@ -6,8 +6,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
-#include "ddp/amp/grad_scaler.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"

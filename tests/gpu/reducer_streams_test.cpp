@@ -8,8 +8,8 @@
 
 #include "capture.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/ops/grad_slot.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "ops/grad_slot.hpp"
 #include "reduce/time_mark.hpp"
 
 using namespace ddp;
@@ -58,8 +58,7 @@ class LateProduct : public torch::autograd::Function<LateProduct> {
 struct ChainImpl : torch::nn::Module {
   ChainImpl() {
     for (int layer = 0; layer < 3; ++layer) {
-      weights.push_back(
-          register_parameter(ddp::detail::concat("w", layer), integers({4, 4}, layer)));
+      weights.push_back(register_parameter(ddp::concat("w", layer), integers({4, 4}, layer)));
     }
   }
   torch::Tensor forward(torch::Tensor x) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A ResNet whose ops run on side streams, and whose filters become matrices ahead of the layers
 // that read them.
-#include "ddp/ops/cross_entropy.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "gpu/capture.hpp"

@@ -14,15 +14,14 @@
 #include <optional>
 #include <thread>
 
-#include "ddp/ops/batch_norm.hpp"
-#include "ddp/ops/cross_entropy.hpp"
-#include "ddp/ops/grad_slot.hpp"
-#include "ddp/ops/side_task.hpp"
-#include "ddp/ops/wgrad_branch.hpp"
+#include "ddp/ops/vision.hpp"
 #include "models/memory_format.hpp"
 #include "models/precision.hpp"
 #include "models/resnet.hpp"
 #include "ops/gemm.hpp"
+#include "ops/grad_slot.hpp"
+#include "ops/side_task.hpp"
+#include "ops/wgrad_branch.hpp"
 #include "ops/wgrad_stream.hpp"
 #include "support/catch.hpp"
 

@@ -8,7 +8,7 @@
 #include <cstdio>
 
 #include "capture.hpp"
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 

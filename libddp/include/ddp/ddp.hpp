@@ -2,8 +2,7 @@
 // Everything a trainer needs. Programs may include single headers instead.
 #pragma once
 
-#include "ddp/amp/autocast.hpp"
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -11,7 +10,6 @@
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/distributed_sampler.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/optim/make_optimizer.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/amp/amp_options.hpp"
+#include "ddp/amp/amp.hpp"
 
 namespace ddp {
 

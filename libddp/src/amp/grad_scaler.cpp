@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 
 #include <ATen/Functions.h>
 
@@ -20,7 +20,7 @@ namespace {
 template <typename T>
 void require(bool condition, const char* setting, T value, const char* limit) {
   if (!condition) {
-    throw SettingsError(detail::concat("amp.", setting, " is ", value, ": must be ", limit));
+    throw SettingsError(concat("amp.", setting, " is ", value, ": must be ", limit));
   }
 }
 
@@ -103,8 +103,8 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
 
 void GradScaler::check_scale_made(const char* function) const {
   if (!scale_.defined()) {
-    fail(detail::concat("attempted ", function,
-                        " but the scale is not made: scale(loss) was not called earlier"));
+    fail(concat("attempted ", function,
+                " but the scale is not made: scale(loss) was not called earlier"));
   }
 }
 
@@ -211,9 +211,9 @@ GradientScan GradScaler::clip_and_step(Optimizer& optimizer, const StepScalars& 
   check_scale_made("clip_and_step");
   OptimizerState& state = optimizer_states_[&optimizer];
   if (state.stage != Stage::Ready) {
-    fail(detail::concat("clip_and_step() is being called after ",
-                        state.stage == Stage::Unscaled ? "unscale_()" : "step()",
-                        " and before update(): it does both itself"));
+    fail(concat("clip_and_step() is being called after ",
+                state.stage == Stage::Unscaled ? "unscale_()" : "step()",
+                " and before update(): it does both itself"));
   }
   GradientScan found = scan(optimizer, state, given, max_norm);
   finish_step(optimizer, state, std::move(given));

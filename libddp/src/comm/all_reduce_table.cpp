@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/comm/all_reduce_table.hpp"
+#include "ddp/detail/all_reduce_table.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ void check(const std::vector<AllReduceRow>& rows) {
     }
     if (!(row.ring_us > 0) || !(row.symmetric_us >= 0) || !std::isfinite(row.ring_us) ||
         !std::isfinite(row.symmetric_us)) {
-      fail(detail::concat("times of ", row.num_bytes, " bytes are no times"));
+      fail(concat("times of ", row.num_bytes, " bytes are no times"));
     }
     if ((row.symmetric_us > 0) != (rows[0].symmetric_us > 0)) {
       fail("an algorithm has times for some sizes only");

@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "comm/kernel_choices.hpp"
+#include "comm/launch_sequencer.hpp"
 #include "comm/text_exchange.hpp"
-#include "ddp/comm/launch_sequencer.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -98,15 +98,14 @@ void Communicator::adopt_plan(const std::string& json, const std::string& origin
   const auto damages = of_all(damage);
   if (const auto found = std::find_if(damages.begin(), damages.end(), is_text);
       found != damages.end()) {
-    throw ReadError(detail::concat(origin, ": ", *found));
+    throw ReadError(concat(origin, ": ", *found));
   }
   const auto verdicts = of_all(difference);
   const auto refused = std::find_if(verdicts.begin(), verdicts.end(), is_text);
   if (refused != verdicts.end()) {
     if (rank() == 0) {
-      log_warning(detail::concat("the measured choices of ", origin,
-                                 " are of another system (rank ", refused - verdicts.begin(), ": ",
-                                 *refused, "): they are measured anew"));
+      log_warning(concat("the measured choices of ", origin, " are of another system (rank ",
+                         refused - verdicts.begin(), ": ", *refused, "): they are measured anew"));
     }
     return;
   }

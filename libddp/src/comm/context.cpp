@@ -19,6 +19,7 @@
 #include "comm/mpi_runtime.hpp"
 #include "core/failure_box.hpp"
 #include "core/message_codec.hpp"
+#include "core/plan_file.hpp"
 #include "core/rank_position.hpp"
 #include "core/start_roll.hpp"
 #include "core/tcp_socket.hpp"
@@ -52,8 +53,6 @@ struct Context::State {
 };
 
 namespace {
-
-using detail::concat;
 
 void complete_from_mpi(const detail::MpiRuntime& mpi, LaunchEnvironment& launch) {
   if (launch.world_size == 0) {  // PMIx gives the rank only

@@ -5,7 +5,7 @@
 #include <c10/core/Device.h>
 
 #include "comm/device_choice.hpp"
-#include "ddp/core/plan.hpp"
+#include "ddp/detail/plan.hpp"
 
 namespace ddp::detail {
 

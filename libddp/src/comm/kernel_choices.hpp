@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "ddp/core/plan.hpp"
+#include "ddp/detail/plan.hpp"
 #include "ops/choice_book.hpp"
 
 namespace ddp::detail {

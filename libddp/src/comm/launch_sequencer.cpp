@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/comm/launch_sequencer.hpp"
+#include "comm/launch_sequencer.hpp"
 
 #include <algorithm>
 #include <utility>

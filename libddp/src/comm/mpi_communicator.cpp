@@ -13,9 +13,9 @@
 #include "comm/mpi_internal.hpp"
 #include "comm/step_timeouts.hpp"
 #include "comm/thread_group.hpp"
+#include "core/trace_recorder.hpp"
 #include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 namespace {

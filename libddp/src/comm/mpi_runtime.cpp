@@ -9,9 +9,9 @@
 #include "comm/mpi_internal.hpp"
 #include "core/authentication.hpp"
 #include "core/rank_position.hpp"
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 

@@ -23,7 +23,7 @@
 #include "comm/watchdog_core.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
-#include "ddp/ops/multiprocessors.hpp"
+#include "ops/multiprocessors.hpp"
 
 namespace ddp::detail {
 

@@ -8,10 +8,10 @@
 #include "comm/current_device.hpp"
 #include "comm/nccl_connect.hpp"
 #include "comm/thread_group.hpp"
+#include "core/trace_recorder.hpp"
 #include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/core/trace_recorder.hpp"
 #include "ops/private_stream.hpp"
 
 namespace ddp::detail {

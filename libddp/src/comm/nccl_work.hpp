@@ -12,7 +12,7 @@
 #include "comm/collective_counters.hpp"
 #include "comm/cuda_event.hpp"
 #include "comm/launch_ends.hpp"
-#include "ddp/comm/work.hpp"
+#include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
 

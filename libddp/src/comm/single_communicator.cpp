@@ -41,8 +41,8 @@ class CopyWork final : public Work {
     const auto deadline = std::chrono::steady_clock::now() + *timeout;
     while (!event_.query()) {
       if (std::chrono::steady_clock::now() >= deadline) {
-        throw PeerLostError(detail::concat("a copy on the single communicator did not end within ",
-                                           timeout->count(), " ms"));
+        throw PeerLostError(concat("a copy on the single communicator did not end within ",
+                                   timeout->count(), " ms"));
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }

@@ -20,7 +20,6 @@ namespace ddp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using detail::concat;
 
 // Limit for one attempt to reach rank 0, or to identify a stranger at its port.
 constexpr std::chrono::seconds kAttemptTimeout{3};

@@ -12,12 +12,12 @@ std::string FailureCause::to_line() const {
   if (rank < 0) {
     return message;
   }
-  std::string line = detail::concat("rank ", rank);
+  std::string line = concat("rank ", rank);
   if (!host.empty()) {
     line += " (" + host + ")";
   }
   line += " failed";
-  line += step >= 0 ? detail::concat(" at step ", step) : " before the first step";
+  line += step >= 0 ? concat(" at step ", step) : " before the first step";
   if (!where.empty()) {
     line += " in " + where;
   }

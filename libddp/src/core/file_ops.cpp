@@ -229,7 +229,7 @@ void replace_file(FileOps& ops, const std::string& path,
   const auto slash = path.find_last_of('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   const std::string temporary = path.substr(slash + 1) + ".tmp-" + random_suffix();
-  write_new_file(ops, folder, temporary, chunks, kPublished);
+  write_new_file(ops, folder, temporary, chunks, kPublicFile);
   const std::string from = folder + "/" + temporary;
   if (ops.rename(from.c_str(), path.c_str()) != 0) {
     const int error = errno;

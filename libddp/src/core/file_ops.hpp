@@ -54,7 +54,7 @@ uint64_t xxh3(std::string_view bytes);
 
 /// Permissions of new files: owner only (a run's state), or as the umask allows (for other
 /// readers).
-inline constexpr mode_t kPrivate = 0600, kPublished = 0666;
+inline constexpr mode_t kPrivate = 0600, kPublicFile = 0666;
 
 /// Creates `folder`/`name` with permissions `mode`, writes `chunks` and syncs them to disk. The
 /// file must not exist; links are not followed. Continues after short writes and EINTR. On failure

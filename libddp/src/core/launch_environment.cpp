@@ -14,8 +14,6 @@
 namespace ddp {
 namespace {
 
-using detail::concat;
-
 constexpr int kMaxRanks = 1'000'000;
 
 // A number and its origin ("SLURM_PROCID=5").

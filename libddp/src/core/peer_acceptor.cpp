@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/failure_box.hpp"
+#include "core/settings.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/core/plan.hpp"
+#include "ddp/detail/plan.hpp"
 
 #include <sys/stat.h>
 #include <cerrno>
@@ -10,12 +10,13 @@
 
 #include "core/bounded_json.hpp"
 #include "core/file_ops.hpp"
+#include "core/plan_file.hpp"
+#include "core/setting_row.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
 namespace {
 
-using detail::concat;
 using Json = nlohmann::json;
 
 constexpr const char* kIdentity = "measured on";
@@ -134,7 +135,7 @@ std::string read_plan_file(const std::string& path) {
 
 void write_plan_file(const std::string& path, const Plan& plan) {
   const auto text = plan.to_json() + "\n";
-  detail::replace_file(detail::system_file_ops(), path, {text});
+  replace_file(system_file_ops(), path, {text});
 }
 
 }  // namespace ddp

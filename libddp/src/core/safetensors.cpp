@@ -13,6 +13,7 @@
 
 #include "core/file_ops.hpp"
 #include "core/safetensors_header.hpp"
+#include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
@@ -144,7 +145,7 @@ void save_safetensors(const std::string& path, const TensorMap& tensors,
   for (const auto& tensor : serialized.data) {
     chunks.emplace_back(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
   }
-  detail::replace_file(detail::system_file_ops(), path, chunks);
+  replace_file(system_file_ops(), path, chunks);
 }
 
 namespace detail {

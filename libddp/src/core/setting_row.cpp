@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/core/setting_row.hpp"
+#include "core/setting_row.hpp"
 
 #include <charconv>
 #include <cmath>
@@ -112,7 +112,7 @@ std::string join(const std::vector<std::string>& items, const char* separator) {
 }  // namespace detail
 
 std::string SettingRow::text() const {
-  return is_list() ? detail::concat("[", detail::join(values, ", "), "]") : values.front();
+  return is_list() ? concat("[", detail::join(values, ", "), "]") : values.front();
 }
 
 std::string SettingRow::allowed() const {
@@ -132,15 +132,15 @@ std::string SettingRow::allowed() const {
       return detail::allowed_range(shown, "integer");
     case Type::Number:
       return detail::allowed_range(shown, "number") +
-             (choices.empty() ? "" : detail::concat(", or ", choices));
+             (choices.empty() ? "" : concat(", or ", choices));
     case Type::Text:
-      return choices.empty() ? "string" : detail::concat("one of ", choices);
+      return choices.empty() ? "string" : concat("one of ", choices);
     case Type::IntegerList:
-      return detail::concat("list, each ", detail::allowed_range(shown, "integer"));
+      return concat("list, each ", detail::allowed_range(shown, "integer"));
     case Type::NumberList:
-      return detail::concat("list, each ", detail::allowed_range(shown, "number"));
+      return concat("list, each ", detail::allowed_range(shown, "number"));
     case Type::TextList:
-      return choices.empty() ? "list of strings" : detail::concat("list of ", choices);
+      return choices.empty() ? "list of strings" : concat("list of ", choices);
   }
   return {};
 }

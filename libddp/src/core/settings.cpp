@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/core/settings.hpp"
+#include "core/settings.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 #include "core/file_ops.hpp"
 #include "core/parse_number.hpp"
 #include "core/removed_settings.hpp"
+#include "core/setting_row.hpp"
 #include "core/setting_text.hpp"
 #include "core/settings_reader.hpp"
 #include "core/yaml_reader.hpp"
@@ -14,8 +15,6 @@
 
 namespace ddp {
 namespace {
-
-using detail::concat;
 
 std::string last_part(const std::string& key) {
   return key.substr(key.rfind('.') + 1);

@@ -4,13 +4,12 @@
 #include <map>
 #include <sstream>
 
+#include "core/setting_row.hpp"
 #include "core/setting_text.hpp"
-#include "ddp/core/setting_row.hpp"
 
 namespace ddp {
 namespace {
 
-using detail::concat;
 using Type = SettingRow::Type;
 
 bool is_plain_yaml(const std::string& text) {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/parse_number.hpp"
+#include "core/setting_row.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {

@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/setting_row.hpp"
 #include "core/setting_text.hpp"
-#include "ddp/core/settings.hpp"
+#include "core/settings.hpp"
 
 namespace ddp::detail {
 

@@ -10,6 +10,7 @@
 
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
+#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -60,7 +61,7 @@ struct StopAnswer {
 };
 
 std::string reason_for(std::size_t rank, int signal) {
-  return detail::concat("rank ", rank, " ", name_of(signal));
+  return concat("rank ", rank, " ", name_of(signal));
 }
 
 }  // namespace

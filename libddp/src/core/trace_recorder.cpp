@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/core/trace_recorder.hpp"
+#include "core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "ddp/core/settings.hpp"
+#include "core/settings.hpp"
 
 namespace ddp::detail {
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/detail/prefetch_source.hpp"
 

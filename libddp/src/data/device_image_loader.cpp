@@ -29,8 +29,6 @@
 
 namespace ddp {
 
-using detail::concat;
-
 std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device) {
   if (!device.is_cuda()) {
     return concat("the device is ", device.str(), ": context.device=cuda");

@@ -7,7 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/detail/prefetch_source.hpp"
 

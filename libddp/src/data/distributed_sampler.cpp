@@ -12,8 +12,6 @@
 
 namespace ddp {
 
-using detail::concat;
-
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) {

@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "data/augmentation.hpp"
 #include "data/image_view.hpp"
 #include "data/resample_taps.hpp"
 #include "data/small_image.hpp"
-#include "ddp/data/augmentation.hpp"
 #include "ddp/data/options.hpp"
 
 namespace ddp::detail {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "ddp/data/augmentation.hpp"
+#include "data/augmentation.hpp"
 
 namespace ddp::detail {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "data/augmentation.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/data/augmentation.hpp"
 
 namespace ddp::detail {
 

@@ -8,12 +8,13 @@
 #include <mutex>
 #include <utility>
 
+#include "core/trace_recorder.hpp"
 #include "data/batch_plan.hpp"
 #include "data/device_copy.hpp"
 #include "data/prefetch_ring.hpp"
 #include "data/sample_error.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 
 namespace ddp::detail {
 

@@ -9,8 +9,6 @@
 
 namespace ddp {
 
-using detail::concat;
-
 namespace {
 
 constexpr int64_t kSmallImage = 64;  // defaults: CIFAR's up to this size, ImageNet's above

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "data/augmentation.hpp"
 #include "data/nvjpeg_answer.hpp"
-#include "ddp/data/augmentation.hpp"
 
 namespace ddp::detail {
 

@@ -16,7 +16,7 @@
 #include "data/image_dataset.hpp"
 #include "data/nvjpeg.hpp"
 #include "data/resample_kernels.hpp"
-#include "ddp/data/batch.hpp"
+#include "ddp/data/dataset.hpp"
 #include "ddp/detail/prefetch_source.hpp"
 
 namespace ddp::detail {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ddp/data/augmentation.hpp"
+#include "data/augmentation.hpp"
 
 namespace ddp::detail {
 

@@ -56,7 +56,7 @@ void add_documents(const std::vector<TokenExample>& examples, int64_t width, Tok
 TokenCollate::TokenCollate(TokenLayout layout, int64_t max_seq_len)
     : packed_(layout == TokenLayout::Pack), max_seq_len_(max_seq_len) {
   if (max_seq_len < 1) {
-    throw SettingsError(detail::concat("TokenCollate: max_seq_len=", max_seq_len));
+    throw SettingsError(concat("TokenCollate: max_seq_len=", max_seq_len));
   }
 }
 
@@ -76,8 +76,8 @@ TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
   width = std::min(max_seq_len_, (width + kWidthStep - 1) / kWidthStep * kWidthStep);
   const auto total = static_cast<int64_t>(examples.size()) * width;
   if (total > std::numeric_limits<int32_t>::max()) {
-    throw SettingsError(detail::concat("a batch of ", examples.size(), " rows of ", width,
-                                       " tokens is too large: reduce loader.batch_size"));
+    throw SettingsError(concat("a batch of ", examples.size(), " rows of ", width,
+                               " tokens is too large: reduce loader.batch_size"));
   }
   batch.input_ids = stack_rows(examples, &TokenExample::input_ids, width, 0);
   batch.labels = stack_rows(examples, &TokenExample::labels, width, kIgnoredLabel);

@@ -15,8 +15,6 @@
 
 namespace ddp {
 
-using detail::concat;
-
 namespace {
 
 constexpr int64_t kMaxSequence = int64_t{1} << 24;

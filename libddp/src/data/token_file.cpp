@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/data/token_file.hpp"
+#include "ddp/data/token_dataset.hpp"
 
 #include <ATen/ATen.h>
 
@@ -10,8 +10,6 @@
 #include "ddp/core/error.hpp"
 
 namespace ddp {
-
-using detail::concat;
 
 namespace {
 

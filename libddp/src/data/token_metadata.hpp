@@ -5,7 +5,7 @@
 #include <string>
 
 #include "ddp/core/safetensors.hpp"
-#include "ddp/data/token_file.hpp"
+#include "ddp/data/token_dataset.hpp"
 
 namespace ddp::detail {
 

@@ -3,11 +3,9 @@
 
 #include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/data/token_file.hpp"
+#include "ddp/data/token_dataset.hpp"
 
 namespace ddp {
-
-using detail::concat;
 
 namespace {
 

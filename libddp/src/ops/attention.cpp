@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/attention.hpp"
+#include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/vision.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,6 +7,7 @@
 
 #include "ops/batch_norm_fused.hpp"
 #include "ops/batch_norm_sync.hpp"
+#include "ops/statistics_exchange.hpp"
 #include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {

@@ -11,11 +11,12 @@
 #include <algorithm>
 #include <array>
 
-#include "ddp/ops/batch_norm.hpp"
-#include "ddp/ops/multiprocessors.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ops/batch_norm_kernels.hpp"
 #include "ops/batch_norm_sync.hpp"
 #include "ops/grad_target.hpp"
+#include "ops/multiprocessors.hpp"
+#include "ops/statistics_exchange.hpp"
 #include "ops/tensor_launch.hpp"
 
 namespace ddp::ops::detail {

@@ -6,6 +6,7 @@
 #include "ops/batch_norm_call.hpp"
 #include "ops/batch_norm_fused.hpp"
 #include "ops/once_differentiable.hpp"
+#include "ops/statistics_exchange.hpp"
 
 namespace ddp::ops::detail {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms of ddp/ops/batch_norm.hpp with custom kernels; none in a build without CUDA.
+// The forms of ddp/ops/vision.hpp with custom kernels; none in a build without CUDA.
 #pragma once
 
-#include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/vision.hpp"
 
 namespace ddp::ops::detail {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA kernels of ddp/ops/batch_norm.hpp: raw pointers, no LibTorch.
+// CUDA kernels of ddp/ops/vision.hpp: raw pointers, no LibTorch.
 //
 // An activation is a matrix [rows, channels] of 16-bit values in memory order (channels_last), rows
 // = batch * height * width, channels a multiple of 8. Per-channel vectors are float32. Every launch

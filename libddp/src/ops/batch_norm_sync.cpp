@@ -6,8 +6,9 @@
 
 #include <vector>
 
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/once_differentiable.hpp"
+#include "ops/statistics_exchange.hpp"
 
 namespace ddp::ops::detail {
 namespace {

@@ -7,7 +7,8 @@
 
 #include <memory>
 
-#include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/vision.hpp"
+#include "ops/statistics_exchange.hpp"
 
 namespace ddp::ops::detail {
 

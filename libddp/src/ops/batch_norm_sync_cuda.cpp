@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statistics and sums of several processes on a GPU.
 #include "ops/batch_norm_call.hpp"
+#include "ops/statistics_exchange.hpp"
 
 namespace ddp::ops::detail {
 namespace {

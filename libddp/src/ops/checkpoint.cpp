@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/checkpoint.hpp"
+#include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>

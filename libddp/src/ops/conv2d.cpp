@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/conv2d.hpp"
+#include "ddp/ops/vision.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
 
-#include "ddp/ops/autocast_off.hpp"
-#include "ddp/ops/filters_ahead.hpp"
-#include "ddp/ops/wgrad_branch.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/cudnn_convolution.hpp"
+#include "ops/filters_ahead.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/once_differentiable.hpp"
 #include "ops/tap_packing.hpp"
 #include "ops/tensor_launch.hpp"
+#include "ops/wgrad_branch.hpp"
 #include "ops/wgrad_stream.hpp"
 
 namespace ddp::ops {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/cross_entropy.hpp"
+#include "ddp/ops/vision.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/once_differentiable.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA

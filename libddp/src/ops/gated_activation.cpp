@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/gated_activation.hpp"
+#include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 
 namespace ddp::ops {
 namespace {

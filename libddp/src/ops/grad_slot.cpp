@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/grad_slot.hpp"
+#include "ops/grad_slot.hpp"
 
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ddp/ops/overwritten.hpp"
+#include "ops/overwritten_listener.hpp"
 #include "ops/stream_order.hpp"
 
 namespace ddp::ops {

@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "ddp/ops/grad_slot.hpp"
+#include "ops/grad_slot.hpp"
 
 namespace ddp::ops::detail {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/once_differentiable.hpp"
 
 namespace ddp::ops {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/pooled_linear.hpp"
+#include "ddp/ops/vision.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/once_differentiable.hpp"

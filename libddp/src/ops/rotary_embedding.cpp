@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/rotary_embedding.hpp"
+#include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <stdexcept>
 
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 
 namespace ddp::ops {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/side_task.hpp"
+#include "ops/side_task.hpp"
 
 #include <ATen/ATen.h>
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "ddp/ops/stem_convolution.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/wgrad_branch.hpp"
+#include "ops/wgrad_branch.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ddp/ops/grad_slot.hpp"
+#include "ops/grad_slot.hpp"
 #include "ops/wgrad_stream.hpp"
 
 #ifdef DDP_HAS_CUDA

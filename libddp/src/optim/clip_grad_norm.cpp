@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 
 #include <ATen/Functions.h>
 
@@ -79,11 +79,11 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
       continue;
     }
     if (grad.layout() != at::kStrided) {
-      throw SettingsError(detail::concat("clip_grad_norm_: the gradient of ", parameter.name,
-                                         " is sparse; use a dense layer"));
+      throw SettingsError(concat("clip_grad_norm_: the gradient of ", parameter.name,
+                                 " is sparse; use a dense layer"));
     }
     if (detail::is_sharded_gradient(grad)) {
-      throw SettingsError(detail::concat(
+      throw SettingsError(concat(
           "clip_grad_norm_: with optimizer.zero1=true each rank has a part of the gradient of ",
           parameter.name, ": give clip_grad_norm_ the model, not a list of parameters"));
     }
@@ -103,8 +103,8 @@ at::Tensor detail::clip_gradients_of(const DataParallelModel& model, double max_
     return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
   }
   if (!(norm_type > 0.0)) {
-    throw SettingsError(detail::concat("clip_grad_norm_: norm_type is ", norm_type,
-                                       ": must be more than 0 with optimizer.zero1=true"));
+    throw SettingsError(concat("clip_grad_norm_: norm_type is ", norm_type,
+                               ": must be more than 0 with optimizer.zero1=true"));
   }
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> shards = shards_of(model);

@@ -47,7 +47,7 @@ void describe_fields(EmaOptions& o, FieldVisitor& v) {
 Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
     : tensors_(tensors), decay_(options.decay), flat_(std::make_shared<detail::FlatAverages>()) {
   if (!(decay_ >= 0.0 && decay_ <= 1.0)) {
-    throw SettingsError(detail::concat("ema.decay is ", decay_, ": must be between 0 and 1"));
+    throw SettingsError(concat("ema.decay is ", decay_, ": must be between 0 and 1"));
   }
   const at::NoGradGuard no_grad;
   for (const NamedParameter& entry : tensors_) {
@@ -130,7 +130,7 @@ Ema::Swap::~Swap() {
     const at::NoGradGuard no_grad;
     foreach_copy(tensors_of(ema_->tensors_), backup_);
   } catch (const std::exception& error) {
-    log_error(detail::concat("Ema: the weights could not be put back: ", error.what()));
+    log_error(concat("Ema: the weights could not be put back: ", error.what()));
   }
 }
 

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 #include "ddp/ops/overwritten.hpp"
+#include "ops/overwritten_listener.hpp"
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
 

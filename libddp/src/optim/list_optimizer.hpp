@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/optimizer.hpp"
-#include "ddp/optim/optimizer_options.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
 #include "optim/update_rule.hpp"

@@ -12,7 +12,7 @@ namespace {
 
 template <typename T>
 [[noreturn]] void fail_schedule(const std::string& setting, T value, const std::string& limit) {
-  throw SettingsError(detail::concat("lr_schedule.", setting, " is ", value, ": ", limit));
+  throw SettingsError(concat("lr_schedule.", setting, " is ", value, ": ", limit));
 }
 
 void require_positive(const std::string& setting, double value) {
@@ -91,7 +91,7 @@ void validate(const LrScheduleOptions& o) {
   }
   if (needs_total && o.total_steps <= std::max<int64_t>(o.warmup_steps, 0)) {
     fail_schedule("total_steps", o.total_steps,
-                  detail::concat("must be more than warmup_steps (", o.warmup_steps, ")"));
+                  concat("must be more than warmup_steps (", o.warmup_steps, ")"));
   }
   if (o.type == LrScheduleType::Step && o.step_size < 1) {
     fail_schedule("step_size", o.step_size, "must be 1 or more");

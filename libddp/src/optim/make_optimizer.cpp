@@ -30,8 +30,7 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
 }
 
 [[noreturn]] void refuse_zero(const std::string& reason) {
-  throw SettingsError(
-      detail::concat("optimizer.zero1=true cannot be had: ", reason, "; set it to false"));
+  throw SettingsError(concat("optimizer.zero1=true cannot be had: ", reason, "; set it to false"));
 }
 
 std::unique_ptr<Optimizer> make_zero(DataParallelModel& model, const OptimizerOptions& options) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/optim/optimizer_options.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 
 #include <charconv>
 #include <sstream>
@@ -13,7 +13,7 @@ double parse_number(const std::string& text, const std::string& group_text) {
   const auto [rest, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || rest != end) {
     throw SettingsError(
-        detail::concat("optimizer.groups: \"", text, "\" in \"", group_text, "\" is not a number"));
+        concat("optimizer.groups: \"", text, "\" in \"", group_text, "\" is not a number"));
   }
   return value;
 }
@@ -37,8 +37,8 @@ bool parse_item(const std::string& text, ParameterGroup& group) {
     const auto equals = word.find('=');
     const std::string key = word.substr(0, equals);
     if (equals == std::string::npos || (key != "lr_scale" && key != "weight_decay")) {
-      throw SettingsError(detail::concat("optimizer.groups: \"", word, "\" in \"", text,
-                                         "\" is not lr_scale=NUMBER or weight_decay=NUMBER"));
+      throw SettingsError(concat("optimizer.groups: \"", word, "\" in \"", text,
+                                 "\" is not lr_scale=NUMBER or weight_decay=NUMBER"));
     }
     const double value = parse_number(word.substr(equals + 1), text);
     if (key == "lr_scale") {
@@ -60,10 +60,10 @@ std::vector<ParameterGroup> parse_groups(const std::vector<std::string>& texts) 
     open = !parse_item(text, groups.back());
   }
   if (open) {
-    throw SettingsError(detail::concat("optimizer.groups: \"", texts.back(),
-                                       "\" names parameters and no setting; fix: end a group with "
-                                       "lr_scale=NUMBER or weight_decay=NUMBER, for example \"",
-                                       texts.back(), " lr_scale=1\""));
+    throw SettingsError(concat("optimizer.groups: \"", texts.back(),
+                               "\" names parameters and no setting; fix: end a group with "
+                               "lr_scale=NUMBER or weight_decay=NUMBER, for example \"",
+                               texts.back(), " lr_scale=1\""));
   }
   return groups;
 }
@@ -107,7 +107,7 @@ void describe_groups(std::vector<ParameterGroup>& groups, FieldVisitor& visitor)
 
 [[noreturn]] void fail_optimizer(const std::string& setting, double value,
                                  const std::string& limit) {
-  throw SettingsError(detail::concat("optimizer.", setting, " is ", value, ": ", limit));
+  throw SettingsError(concat("optimizer.", setting, " is ", value, ": ", limit));
 }
 
 void require_not_negative(const std::string& setting, double value) {
@@ -186,9 +186,8 @@ void validate(const OptimizerOptions& o) {
   require_beta("beta1", o.beta1);
   require_beta("beta2", o.beta2);
   if (o.nesterov && (o.momentum <= 0.0 || o.dampening != 0.0)) {
-    throw SettingsError(detail::concat("optimizer.nesterov needs optimizer.momentum > 0 (is ",
-                                       o.momentum, ") and optimizer.dampening = 0 (is ",
-                                       o.dampening, ")"));
+    throw SettingsError(concat("optimizer.nesterov needs optimizer.momentum > 0 (is ", o.momentum,
+                               ") and optimizer.dampening = 0 (is ", o.dampening, ")"));
   }
   if (o.type == OptimizerType::Lars && !(o.trust_coefficient > 0.0)) {
     fail_optimizer("trust_coefficient", o.trust_coefficient, "must be more than 0");

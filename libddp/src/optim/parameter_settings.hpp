@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "ddp/optim/optimizer_options.hpp"
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/core/state_dict.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 
 namespace ddp::detail {
 

@@ -5,6 +5,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/ops/overwritten.hpp"
+#include "ops/overwritten_listener.hpp"
 #include "reduce/sharded_gradient.hpp"
 
 namespace ddp::detail {

@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <map>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 #include "optim/state_check.hpp"
 #include "optim/torch_optimizer_state.hpp"
 
@@ -44,8 +45,8 @@ TorchOptimizer::TorchOptimizer(std::shared_ptr<torch::optim::Optimizer> optimize
           parameters.begin(), parameters.end(),
           [&](const NamedParameter& parameter) { return parameter.tensor.is_same(tensor); });
       if (named == parameters.end()) {
-        throw SettingsError(detail::concat("TorchOptimizer: a parameter of shape ", tensor.sizes(),
-                                           " has no name; pass the names of all its parameters"));
+        throw SettingsError(concat("TorchOptimizer: a parameter of shape ", tensor.sizes(),
+                                   " has no name; pass the names of all its parameters"));
       }
       parameters_.push_back(*named);
     }

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/optimizer.hpp"
-#include "ddp/optim/optimizer_options.hpp"
 
 namespace ddp::detail {
 

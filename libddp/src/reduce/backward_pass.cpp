@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/ops/autocast_off.hpp"
+#include "ddp/detail/trace_scope.hpp"
+#include "ops/autocast_off.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp::detail {

@@ -22,7 +22,7 @@
 #include <mutex>
 #include <vector>
 
-#include "ddp/comm/launch_sequencer.hpp"
+#include "comm/launch_sequencer.hpp"
 #include "reduce/bucket_scheduler.hpp"
 #include "reduce/gradient_hooks.hpp"
 #include "reduce/open_forwards.hpp"

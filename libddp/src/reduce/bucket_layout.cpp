@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/reduce/bucket_layout.hpp"
+#include "reduce/bucket_layout.hpp"
 
 #include <algorithm>
 #include <map>

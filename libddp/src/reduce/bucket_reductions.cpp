@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/private_stream.hpp"
 #include "reduce/time_mark.hpp"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/reduce/bucket_layout.hpp"
+#include "reduce/bucket_layout.hpp"
 
 namespace ddp::detail {
 

@@ -9,6 +9,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "reduce/bucket_choice.hpp"
+#include "reduce/bucket_limits.hpp"
 #include "reduce/replica_sync.hpp"
 
 namespace ddp::detail {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/private_stream.hpp"
 #include "reduce/time_mark.hpp"
 

@@ -121,8 +121,8 @@ std::shared_ptr<CommHook> make_all_reduce_hook() {
 
 std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype) {
   if (wire_dtype != at::kHalf && wire_dtype != at::kBFloat16) {
-    throw SettingsError(detail::concat("make_compress_hook: wire dtype ", wire_dtype,
-                                       " is not supported: use kHalf or kBFloat16"));
+    throw SettingsError(concat("make_compress_hook: wire dtype ", wire_dtype,
+                               " is not supported: use kHalf or kBFloat16"));
   }
   return std::make_shared<CompressHook>(wire_dtype);
 }

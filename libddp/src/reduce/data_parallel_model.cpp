@@ -9,6 +9,7 @@
 #include "ddp/ops/overwritten.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
+#include "reduce/join_scope.hpp"
 #include "reduce/model_check.hpp"
 #include "reduce/model_state.hpp"
 #include "reduce/reducer.hpp"
@@ -182,7 +183,7 @@ void DataParallelModel::before_forward() {
 void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
                                       const char* output_type) {
   if (!outputs_known && options_.find_unused_parameters) {
-    throw SettingsError(detail::concat(
+    throw SettingsError(concat(
         "ddp.find_unused_parameters=true must see the tensors in the forward's result, but does "
         "not know the type ",
         output_type, ": ", detail::kDefineForEachTensor));
@@ -218,9 +219,8 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
 
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double count) {
   if (!(count >= 0)) {
-    throw SettingsError(
-        detail::concat("weighted_backward: count=", count,
-                       " must be 0 or more: it is the number of items in loss_sum"));
+    throw SettingsError(concat("weighted_backward: count=", count,
+                               " must be 0 or more: it is the number of items in loss_sum"));
   }
   backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
 }
@@ -228,12 +228,12 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count) {
   const auto device = communicator_->device();
   if (!count.defined() || count.numel() != 1 || count.device() != device) {
-    throw SettingsError(detail::concat(
-        "weighted_backward: the count is ",
-        count.defined() ? detail::concat("a ", count.scalar_type(), " tensor of shape ",
-                                         count.sizes(), " on ", count.device())
-                        : "an undefined tensor",
-        "; give one element on ", device, ", or the number itself as a double"));
+    throw SettingsError(
+        concat("weighted_backward: the count is ",
+               count.defined() ? concat("a ", count.scalar_type(), " tensor of shape ",
+                                        count.sizes(), " on ", count.device())
+                               : "an undefined tensor",
+               "; give one element on ", device, ", or the number itself as a double"));
   }
   backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/reduce/ddp_options.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 
 #include "ddp/core/error.hpp"
+#include "reduce/bucket_limits.hpp"
 
 namespace ddp {
 namespace {
@@ -66,8 +67,8 @@ std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {
   // The default also holds for auto where nothing can be measured.
   const double cap = options.bucket_cap_mb.value_or(kDefaultBucketCapMb);
   if (!(cap > 0)) {
-    throw SettingsError(detail::concat("ddp.bucket_cap_mb=", cap,
-                                       ": must be more than 0; kAutoBuckets stands for auto"));
+    throw SettingsError(
+        concat("ddp.bucket_cap_mb=", cap, ": must be more than 0; kAutoBuckets stands for auto"));
   }
   const double first = options.first_bucket_mb > 0  ? options.first_bucket_mb
                        : cap == kDefaultBucketCapMb ? kDefaultFirstBucketMb

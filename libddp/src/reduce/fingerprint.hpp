@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/core/state_dict.hpp"
 
 namespace ddp::detail {
 

@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/autocast_off.hpp"
+#include "ops/autocast_off.hpp"
+#include "reduce/bucket_limits.hpp"
 #include "reduce/sharded_gradient.hpp"
 #include "reduce/time_mark.hpp"
 

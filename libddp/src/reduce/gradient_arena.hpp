@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
-#include "ddp/ops/grad_slot.hpp"
-#include "ddp/reduce/bucket_layout.hpp"
+#include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/comm_hook.hpp"
-#include "ddp/reduce/ddp_options.hpp"
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+#include "ops/grad_slot.hpp"
+#include "reduce/bucket_layout.hpp"
 
 namespace ddp::detail {
 

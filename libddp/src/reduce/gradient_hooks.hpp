@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/core/state_dict.hpp"
 
 namespace ddp::detail {
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "reduce/join_scope.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp {
@@ -56,9 +57,9 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
       active < static_cast<int>(flags.size())) {
     const auto joined = std::find_if(flags.begin(), flags.end(),
                                      [](int64_t value) { return (value & kActive) == 0; });
-    throw MismatchError(detail::concat("join: rank ", joined - flags.begin(),
-                                       " ran out of inputs before the others and "
-                                       "throw_on_early_termination is set"));
+    throw MismatchError(concat("join: rank ", joined - flags.begin(),
+                               " ran out of inputs before the others and "
+                               "throw_on_early_termination is set"));
   }
   uneven_ = uneven_ || (active != 0 && active < static_cast<int>(flags.size()));
   if (!options_.divide_by_initial_world_size && active != 0) {

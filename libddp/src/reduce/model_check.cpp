@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/setting_row.hpp"
 #include "reduce/replica_sync.hpp"
 
 namespace ddp::detail {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "ddp/reduce/ddp_options.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "reduce/gradient_hooks.hpp"
 
 namespace ddp::detail {

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 
-#include "ddp/core/trace_recorder.hpp"
-#include "ddp/reduce/logging_data.hpp"
+#include "core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp::detail {

@@ -34,9 +34,8 @@ class PowerSgdHook final : public CommHook {
   explicit PowerSgdHook(const PowerSgdOptions& options) : options_(options) {}
 
   std::string name() const override {
-    return detail::concat("powersgd rank=", options_.rank, " start_step=", options_.start_step,
-                          " min_compression_rate=", options_.min_compression_rate,
-                          " seed=", options_.seed);
+    return concat("powersgd rank=", options_.rank, " start_step=", options_.start_step,
+                  " min_compression_rate=", options_.min_compression_rate, " seed=", options_.seed);
   }
   bool capturable() const override { return false; }  // host state: steps_, and the first Q
 
@@ -209,8 +208,7 @@ class PowerSgdHook final : public CommHook {
 
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options) {
   const auto refuse = [](const char* name, auto value, const char* limit) {
-    throw SettingsError(
-        detail::concat("make_powersgd_hook: ", name, "=", value, " must be ", limit));
+    throw SettingsError(concat("make_powersgd_hook: ", name, "=", value, " must be ", limit));
   };
   if (options.rank < 1) {
     refuse("rank", options.rank, "1 or more: with rank 0 every matrix would be sent as zeros");

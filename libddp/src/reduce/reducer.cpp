@@ -62,9 +62,9 @@ void Reducer::compare_hooks() {
   const auto names = detail::all_gather_text(*parts_.communicator, hook ? hook->name() : "none");
   for (size_t rank = 1; rank < names.size(); ++rank) {
     if (names[rank] != names[0]) {
-      throw MismatchError(detail::concat("the ranks reduce with different comm hooks: rank ", rank,
-                                         " has \"", names[rank], "\", rank 0 has \"", names[0],
-                                         "\". Register the same hook on every rank"));
+      throw MismatchError(concat("the ranks reduce with different comm hooks: rank ", rank,
+                                 " has \"", names[rank], "\", rank 0 has \"", names[0],
+                                 "\". Register the same hook on every rank"));
     }
   }
 }
@@ -117,12 +117,12 @@ void Reducer::require_all_threw() const {
   const auto& communicator = *parts_.communicator;
   const auto num_passes = pass_.history().num_passes;
   const auto plane = communicator.control_plane();
-  const std::string mine = detail::concat("the backward after ", num_passes, " others threw");
+  const std::string mine = concat("the backward after ", num_passes, " others threw");
   const auto all = plane != nullptr ? plane->all_gather(mine)
                                     : detail::all_gather_text(*parts_.communicator, mine);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] != mine) {
-      throw MismatchError(detail::concat(
+      throw MismatchError(concat(
           "rank ", communicator.rank(), " caught an exception of backward ", num_passes + 1,
           " and went on, but rank ", rank,
           " did not: the replicas have parted. Let such an exception end the program, or catch it "

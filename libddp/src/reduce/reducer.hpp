@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/reduce/logging_data.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "reduce/backward_pass.hpp"
 #include "reduce/reducer_parts.hpp"
 

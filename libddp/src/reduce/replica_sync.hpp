@@ -6,7 +6,7 @@
 
 #include "comm/text_exchange.hpp"
 #include "ddp/comm/communicator.hpp"
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/core/state_dict.hpp"
 
 namespace ddp::detail {
 

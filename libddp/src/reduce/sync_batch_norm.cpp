@@ -8,9 +8,10 @@
 #include <algorithm>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/autocast_off.hpp"
-#include "ddp/ops/norm_owner.hpp"
+#include "ddp/ops/vision.hpp"
+#include "ops/autocast_off.hpp"
 #include "ops/batch_norm_sync.hpp"
+#include "ops/statistics_exchange.hpp"
 
 namespace ddp {
 namespace {
@@ -22,13 +23,13 @@ class RankExchange : public ops::StatisticsExchange {
   const void* group() const override { return communicator_.get(); }
   void check_input(const at::Tensor& input, int64_t num_features, bool training) const override {
     if (input.dim() < 2 || input.size(1) != num_features) {
-      throw SettingsError(detail::concat("SyncBatchNorm of ", num_features,
-                                         " features got an input of shape ", input.sizes(),
-                                         ": it takes [N, C, ...] with C the number of features"));
+      throw SettingsError(concat("SyncBatchNorm of ", num_features,
+                                 " features got an input of shape ", input.sizes(),
+                                 ": it takes [N, C, ...] with C the number of features"));
     }
     if (training && size() == 1 && input.numel() / input.size(1) == 1) {
-      throw SettingsError(detail::concat(
-          "SyncBatchNorm needs more than one value a channel to train, got ", input.sizes()));
+      throw SettingsError(concat("SyncBatchNorm needs more than one value a channel to train, got ",
+                                 input.sizes()));
     }
   }
   at::Tensor all_gather(const at::Tensor& mine) override {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
-#include "ddp/reduce/ddp_options.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp::detail {
 

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "core/removed_settings.hpp"
+#include "core/settings.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/settings.hpp"
 
 namespace ddp::detail {
 namespace {

@@ -211,7 +211,7 @@ Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& opti
                            std::initializer_list<StatefulRef> objects)
     : impl_(std::make_unique<detail::CheckpointerImpl>(
           context.control_plane(), context.device(), options, std::vector<StatefulRef>(objects),
-          detail::system_file_ops(),
+          system_file_ops(),
           detail::CheckpointJob{
               .launch = context.launch(),
               .communicator = context.communicator(),

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ddp/core/control_plane.hpp"
-#include "ddp/train/checkpoint_options.hpp"
+#include "ddp/train/options.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/folder_owner.hpp"
 

@@ -6,7 +6,8 @@
 #include <cstdint>
 
 #include "ddp/core/stop_signal.hpp"
-#include "ddp/train/checkpoint_options.hpp"
+#include "ddp/detail/exchange_pace.hpp"
+#include "ddp/train/options.hpp"
 
 namespace ddp::detail {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "ddp/comm/communicator.hpp"
-#include "ddp/train/checkpoint_options.hpp"
+#include "ddp/train/options.hpp"
 
 namespace ddp::detail {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checkpoint_writer.hpp"
+#include "core/serialize_tensors.hpp"
 
 #include <string_view>
 #include <utility>

@@ -6,13 +6,13 @@
 #include <mutex>
 #include <set>
 
+#include "core/setting_row.hpp"
 #include "core/setting_text.hpp"
+#include "core/settings.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
 namespace {
-
-using detail::concat;
 
 // The one list of the library's sections; `C` is Config or const Config.
 template <typename C, typename F>

@@ -228,7 +228,7 @@ void FolderOwner::require_no_stop(const OwnerRecord& other) const {
 // False if another process made a record first.
 bool FolderOwner::create() {
   try {
-    write_new_file(ops_, folder_.path, kOwnerName, {own_.to_text()}, kPublished);
+    write_new_file(ops_, folder_.path, kOwnerName, {own_.to_text()}, kPublicFile);
     return true;
   } catch (const FileError& error) {
     if (error.error != EEXIST) {
@@ -243,7 +243,7 @@ bool FolderOwner::create() {
 bool FolderOwner::replace(const std::string& seen) {
   const std::string name = concat(kOwnerName, ".", own_.start);
   const std::string temporary = folder_.path + "/" + name;
-  write_new_file(ops_, folder_.path, name, {own_.to_text()}, kPublished);
+  write_new_file(ops_, folder_.path, name, {own_.to_text()}, kPublicFile);
   if (read_record(path_) != seen || ops_.rename(temporary.c_str(), path_.c_str()) != 0) {
     ops_.unlink(temporary.c_str());
     return false;

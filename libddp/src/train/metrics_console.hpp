@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "ddp/train/metrics_options.hpp"
+#include "ddp/train/options.hpp"
 #include "train/metrics_format.hpp"
 
 namespace ddp::detail {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ddp/core/launch_environment.hpp"
-#include "ddp/train/metrics_options.hpp"
+#include "ddp/train/options.hpp"
 #include "train/metrics_format.hpp"
 #include "train/metrics_ranks.hpp"
 #include "train/run_folder.hpp"

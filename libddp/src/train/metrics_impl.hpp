@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "ddp/train/metrics.hpp"
-#include "ddp/train/trace.hpp"
 #include "train/device_sensors.hpp"
 #include "train/loss_sums.hpp"
 #include "train/metrics_console.hpp"
 #include "train/metrics_files.hpp"
 #include "train/metrics_ranks.hpp"
 #include "train/rank_counter.hpp"
+#include "train/trace.hpp"
 #include "train/training_clock.hpp"
 
 namespace ddp::detail {

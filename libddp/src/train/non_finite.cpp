@@ -85,36 +85,35 @@ void NonFiniteGuard::look_at(const Step& step) {
 // Reduced gradients are equal on all ranks, so all ranks call this and exchange their losses. A
 // rank's loss is known only to itself.
 void NonFiniteGuard::refuse(int64_t step, double loss, int64_t parameter) const {
-  const auto begin = detail::concat("step ", step + 1, " is not finite (train.non_finite=error): ");
+  const auto begin = concat("step ", step + 1, " is not finite (train.non_finite=error): ");
   if (parameter < 0) {
     const std::string weight = first_non_finite(optimizer_.named_parameters());
     throw NonFiniteError(
-        detail::concat(begin, "the loss of rank ", context_.rank(), " is ", text_of(loss), "; ",
-                       weight.empty() ? "all weights are finite"
-                                      : "the first weight with inf or NaN behind it is " + weight,
-                       kNonFiniteFix));
+        concat(begin, "the loss of rank ", context_.rank(), " is ", text_of(loss), "; ",
+               weight.empty() ? "all weights are finite"
+                              : "the first weight with inf or NaN behind it is " + weight,
+               kNonFiniteFix));
   }
-  const std::string own = std::isfinite(loss) ? ""
-                                              : detail::concat("the loss of rank ", context_.rank(),
-                                                               " is ", text_of(loss));
+  const std::string own = std::isfinite(loss)
+                              ? ""
+                              : concat("the loss of rank ", context_.rank(), " is ", text_of(loss));
   std::string first;
   for (const std::string& told : context_.control_plane().all_gather(own)) {
     first = first.empty() ? told : first;
   }
-  throw NonFiniteError(detail::concat(
-      begin, "the first gradient with inf or NaN is that of ",
-      optimizer_.named_parameters().at(static_cast<size_t>(parameter)).name, "; ",
-      first.empty() ? detail::concat("the losses of all ", context_.world_size(),
-                                     " ranks are finite (told by rank ", context_.rank(), ")")
-                    : first,
-      kNonFiniteFix));
+  throw NonFiniteError(
+      concat(begin, "the first gradient with inf or NaN is that of ",
+             optimizer_.named_parameters().at(static_cast<size_t>(parameter)).name, "; ",
+             first.empty() ? concat("the losses of all ", context_.world_size(),
+                                    " ranks are finite (told by rank ", context_.rank(), ")")
+                           : first,
+             kNonFiniteFix));
 }
 
 std::string NonFiniteGuard::before_save() {
   look();
   return skips() && bad_in_a_row_ > 1
-             ? detail::concat("the last ", bad_in_a_row_,
-                              " updates were skipped (train.non_finite=skip)")
+             ? concat("the last ", bad_in_a_row_, " updates were skipped (train.non_finite=skip)")
              : "";
 }
 
@@ -124,7 +123,7 @@ void NonFiniteGuard::check_weights() const {
   }
   const std::string weight = first_non_finite(optimizer_.named_parameters());
   if (!weight.empty()) {
-    throw NonFiniteError(detail::concat(
+    throw NonFiniteError(concat(
         "the weights are not finite after the last step (train.non_finite=error): the first with "
         "inf or NaN is ",
         weight, ", on rank ", context_.rank(), kNonFiniteFix));

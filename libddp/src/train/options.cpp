@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/train/checkpoint_options.hpp"
-#include "ddp/train/metrics_options.hpp"
+#include "ddp/train/options.hpp"
 
 namespace ddp {
 

@@ -11,14 +11,15 @@
 #include <thread>
 
 #include "core/exit_deadline.hpp"
+#include "core/setting_row.hpp"
+#include "core/settings.hpp"
+#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/save_failure.hpp"
 
 namespace ddp {
 namespace {
-
-using detail::concat;
 
 constexpr std::chrono::seconds kUnwindGrace{10};
 // A broken collective may surface before the control plane has the cause, which is more precise.

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "ddp/train/checkpoint_options.hpp"
+#include "ddp/train/options.hpp"
 #include "train/save_failure.hpp"
 
 namespace ddp::detail {

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 
+#include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/train/trace.hpp"
+#include "train/trace.hpp"
 
 #include <fstream>
 #include <utility>
@@ -46,8 +46,8 @@ void Tracer::give_up(int64_t next_step) {
   recording_ = false;
   done_ = true;
   if (control_plane_.rank() == 0) {
-    log_warning(detail::concat("nothing is traced: metrics.trace_first_step=", first_step_,
-                               " is past, this run goes on with step ", next_step));
+    log_warning(concat("nothing is traced: metrics.trace_first_step=", first_step_,
+                       " is past, this run goes on with step ", next_step));
   }
 }
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "ddp/train/trace.hpp"
+#include "train/trace.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -20,6 +20,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #endif
 

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "ddp/core/trace_recorder.hpp"
+#include "core/trace_recorder.hpp"
 
 namespace ddp::detail {
 

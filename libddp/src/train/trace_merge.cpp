@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/message_codec.hpp"
+#include "core/trace_recorder.hpp"
 
 namespace ddp::detail {
 namespace {

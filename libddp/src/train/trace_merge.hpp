@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp::detail {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/train/train_options.hpp"
+#include "ddp/train/options.hpp"
 
 #include <algorithm>
 

@@ -41,8 +41,8 @@ WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file
     if (found == file.end()) {
       differences.missing.push_back(name);
     } else if (found->second.sizes() != tensor.sizes()) {
-      differences.wrong_shapes.push_back(detail::concat(
-          name, ": ", tensor.sizes(), " in the module, ", found->second.sizes(), " in the file"));
+      differences.wrong_shapes.push_back(concat(name, ": ", tensor.sizes(), " in the module, ",
+                                                found->second.sizes(), " in the file"));
     }
   }
   for (const auto& [name, tensor] : file) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/core/visit_tensors.hpp"
-#include "ddp/ops/attention.hpp"
+#include "ddp/ops/language.hpp"
 
 namespace models {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/vision.hpp"
 
 namespace models {
 
@@ -25,7 +25,7 @@ using NormFactory = std::function<torch::nn::AnyModule(int64_t num_features)>;
 /// A normalisation child of a model, together with the op that follows it.
 ///
 /// BatchNorm2d and every ops::FusableNorm (SyncBatchNorm) run without type erasure, by the fused
-/// ops of ddp/ops/batch_norm.hpp. They do not count their batches: the model increments all
+/// ops of ddp/ops/vision.hpp. They do not count their batches: the model increments all
 /// counters in one launch (count_batches), where PyTorch launches one per layer. Any other layer
 /// runs unchanged, followed by ATen's ops.
 class Norm {

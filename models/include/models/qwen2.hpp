@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/ops/rotary_embedding.hpp"
+#include "ddp/ops/language.hpp"
 #include "models/causal_lm.hpp"
 #include "models/lora.hpp"
 

@@ -15,8 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/ops/filters_ahead.hpp"
-#include "ddp/ops/norm_owner.hpp"
+#include "ddp/ops/vision.hpp"
 #include "models/norm.hpp"
 
 namespace models {
@@ -33,7 +32,7 @@ struct ResNetOptions {
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
   bool fused_ops = true;  ///< false: only ATen's ops (convolutions, BatchNorm2d, sum, ReLU, pools)
   /// On CUDA, with fused_ops and small images: runs shortcut convolutions and weight gradients on
-  /// side streams (ddp/ops/side_task.hpp, wgrad_branch.hpp). Results are the same.
+  /// side streams (ops/side_task.hpp, wgrad_branch.hpp). Results are the same.
   bool side_streams = false;
 };
 

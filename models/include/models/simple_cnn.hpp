@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "ddp/ops/norm_owner.hpp"
+#include "ddp/ops/vision.hpp"
 #include "models/norm.hpp"
 
 namespace models {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/amp/autocast.hpp"
+#include "ddp/amp/amp.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>

@@ -2,7 +2,7 @@
 // Compares with torch.amp.GradScaler: tests/golden/make_scaler_golden.py. All numbers must be ==.
 #include <torch/torch.h>
 
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/torch_optimizer.hpp"
 #include "support/catch.hpp"

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 
 #include <torch/torch.h>
 
 #include "amp/unscale.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/torch_optimizer.hpp"
 #include "support/catch.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agreed order of launches: all ranks launch in the same order, whatever order buckets become
 // ready in.
-#include "ddp/comm/launch_sequencer.hpp"
+#include "comm/launch_sequencer.hpp"
 
 #include <algorithm>
 #include <atomic>

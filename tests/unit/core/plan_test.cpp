@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/core/plan.hpp"
+#include "ddp/detail/plan.hpp"
 
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 
+#include "core/plan_file.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 
-#include "ddp/core/setting_row.hpp"
-#include "ddp/core/settings.hpp"
+#include "core/setting_row.hpp"
+#include "core/settings.hpp"
 #include "support/catch.hpp"
 #include "unit/core/sample_options.hpp"
 

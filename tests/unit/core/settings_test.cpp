@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/core/settings.hpp"
+#include "core/settings.hpp"
 
 #include <unistd.h>
 
@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 
+#include "core/setting_row.hpp"
 #include "core/setting_text.hpp"
 #include "support/catch.hpp"
 #include "support/named_pipe.hpp"

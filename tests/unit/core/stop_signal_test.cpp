@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "core/message_codec.hpp"
+#include "core/stop_signal_handlers.hpp"
+#include "ddp/detail/exchange_pace.hpp"
 #include "support/catch.hpp"
 
 namespace ddp {

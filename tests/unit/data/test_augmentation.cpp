@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "ddp/data/augmentation.hpp"
+#include "data/augmentation.hpp"
 #include "ddp/data/dataset.hpp"
 #include "support/catch.hpp"
 #include "unit/data/cifar10_sample.hpp"

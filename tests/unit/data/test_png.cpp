@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/settings.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/train/config.hpp"

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-#include "ddp/ops/linear_cross_entropy.hpp"
+#include "ddp/ops/language.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
 #include "models/qwen2.hpp"

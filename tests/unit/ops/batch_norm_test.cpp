@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // BatchNorm with sum, ReLU and pool on a CPU compared with the formulas of arXiv:1502.03167.
-#include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/vision.hpp"
 
 #include <torch/torch.h>
 

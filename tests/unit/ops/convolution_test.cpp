@@ -4,14 +4,9 @@
 
 #include <limits>
 
-#include "ddp/ops/checkpoint.hpp"
-#include "ddp/ops/conv2d.hpp"
-#include "ddp/ops/cross_entropy.hpp"
-#include "ddp/ops/grad_slot.hpp"
-#include "ddp/ops/linear_cross_entropy.hpp"
-#include "ddp/ops/lora_linear.hpp"
-#include "ddp/ops/pooled_linear.hpp"
-#include "ddp/ops/stem_convolution.hpp"
+#include "ddp/ops/language.hpp"
+#include "ddp/ops/vision.hpp"
+#include "ops/grad_slot.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::Conv2dAlgorithm;

@@ -2,11 +2,7 @@
 // The ops of language models compared with the same formulas composed by autograd.
 #include <torch/torch.h>
 
-#include "ddp/ops/checkpoint.hpp"
-#include "ddp/ops/gated_activation.hpp"
-#include "ddp/ops/linear_cross_entropy.hpp"
-#include "ddp/ops/lora_linear.hpp"
-#include "ddp/ops/rotary_embedding.hpp"
+#include "ddp/ops/language.hpp"
 #include "support/catch.hpp"
 
 using torch::autograd::grad;

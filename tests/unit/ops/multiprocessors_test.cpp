@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/multiprocessors.hpp"
+#include "ops/multiprocessors.hpp"
 
 #include <memory>
 

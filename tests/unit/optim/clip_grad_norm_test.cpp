@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 
 #include <torch/torch.h>
 

@@ -202,7 +202,7 @@ TEST_CASE("More parameters than one table of gradients holds", "[optim]") {
   NamedParameters flat;
   NamedParameters list;
   for (int64_t k = 0; k < 901; ++k) {
-    const std::string name = ddp::detail::concat("p", k);
+    const std::string name = ddp::concat("p", k);
     flat.push_back({name, weights({1 + k % 3}, k)});
     list.push_back({name, weights({1 + k % 3}, k)});
   }

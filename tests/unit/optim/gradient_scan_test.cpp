@@ -3,7 +3,6 @@
 
 #include <limits>
 
-#include "ddp/optim/clip_grad_norm.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"

@@ -12,9 +12,8 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/optimizer.hpp"
-#include "ddp/optim/optimizer_options.hpp"
-#include "ddp/reduce/named_parameter.hpp"
 #include "support/message_of.hpp"
 
 namespace optim_test {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/optim/optimizer_options.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 
 #include <map>
 
-#include "ddp/core/settings.hpp"
+#include "core/setting_row.hpp"
+#include "core/settings.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"

@@ -216,17 +216,15 @@ TEST_CASE("a sliding window in use is refused, with what to do") {
 }
 
 TEST_CASE("missing, ill-typed and unfitting keys are told by name") {
+  using ddp::concat;
   using ddp::ReadError;
-  using ddp::detail::concat;
   for (const char* key :
        {"model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "max_position_embeddings"}) {
-    expect_error<ReadError>(without(qwen2_json(), key),
-                            {ddp::detail::concat('"', key, "\" is missing")});
+    expect_error<ReadError>(without(qwen2_json(), key), {ddp::concat('"', key, "\" is missing")});
   }
   for (const char* key : {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head"}) {
-    expect_error<ReadError>(without(gpt2_json(), key),
-                            {ddp::detail::concat('"', key, "\" is missing")});
+    expect_error<ReadError>(without(gpt2_json(), key), {ddp::concat('"', key, "\" is missing")});
   }
   for (const auto& [key, limit] : {std::pair{"vocab_size", "16777216"},
                                    {"hidden_size", "131072"},

@@ -153,7 +153,7 @@ std::map<std::string, std::string> texts_in(const std::string& folder) {
 }
 
 // A file system that cannot exchange names; optionally every rename to `kept` fails.
-class WithoutExchange : public ddp::detail::FileOps {
+class WithoutExchange : public ddp::FileOps {
  public:
   explicit WithoutExchange(std::string kept = "") : kept_(std::move(kept)) {}
   int exchange(const char*, const char*) override {

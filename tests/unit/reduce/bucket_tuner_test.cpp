@@ -9,6 +9,7 @@
 
 #include "fake_communicator.hpp"
 #include "reduce/bucket_choice.hpp"
+#include "reduce/bucket_limits.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "support/stderr_of.hpp"
@@ -29,8 +30,7 @@ struct TunedBuckets {
       : options(options_in), group(group_in ? group_in : communicator) {}
 
   std::string plan_name() const {
-    return ddp::detail::concat("buckets of 2 gradients, ", 4 * (kSmall + kLarge),
-                               " bytes, hook none");
+    return ddp::concat("buckets of 2 gradients, ", 4 * (kSmall + kLarge), " bytes, hook none");
   }
   static std::string plan_of(const std::vector<int>& cuts) {
     return ddp::detail::BucketChoice{.cuts = cuts}.to_json({4 * kLarge, 4 * kSmall});

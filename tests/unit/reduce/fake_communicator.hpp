@@ -15,9 +15,9 @@
 #include "comm/argument_checks.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/reduce/bucket_layout.hpp"
-#include "ddp/reduce/ddp_options.hpp"
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/core/state_dict.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+#include "reduce/bucket_layout.hpp"
 
 namespace testing {
 

@@ -22,7 +22,7 @@
 namespace testing {
 
 /// Forwards every call to the system and records it.
-class RecordingOps : public ddp::detail::FileOps {
+class RecordingOps : public ddp::FileOps {
  public:
   enum class Kind { Mkdir, Create, Write, SyncFile, SyncFolder, Rename, Unlink, Rmdir };
   struct Call {

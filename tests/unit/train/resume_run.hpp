@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/amp/autocast.hpp"
-#include "ddp/amp/grad_scaler.hpp"
-#include "ddp/optim/clip_grad_norm.hpp"
+#include "core/setting_row.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "support/same_bits.hpp"

@@ -197,7 +197,7 @@ TEST_CASE("where no checkpoint is whole, restore says so and never starts at ste
   REQUIRE_THROWS_AS(restore("auto", unknown), ddp::MismatchError);
 
   // A newer format is an error even though an older checkpoint would load.
-  auto& ops = ddp::detail::system_file_ops();
+  auto& ops = ddp::system_file_ops();
   ddp::detail::commit_save(ops, options.dir, ddp::detail::begin_save(ops, options.dir, 5),
                            {.format = ddp::detail::kCheckpointFormat + 1, .step = 5});
   REQUIRE_THROWS_WITH(restore("auto", model), Catch::Contains("use a newer libddp"));

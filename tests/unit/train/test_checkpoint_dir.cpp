@@ -12,8 +12,8 @@
 
 namespace {
 
+using ddp::FileOps;
 using ddp::detail::CheckpointDir;
-using ddp::detail::FileOps;
 using ddp::detail::Manifest;
 using testing::message_of;
 using testing::TemporaryFolder;
@@ -48,7 +48,7 @@ struct SmallDisk : FileOps {
 
 TEST_CASE("a folder is owned from the first save or from open, and open cleans it") {
   TemporaryFolder folder;
-  CheckpointDir dir(ddp::detail::system_file_ops(), in(folder), "77");
+  CheckpointDir dir(ddp::system_file_ops(), in(folder), "77");
   const bool opens = GENERATE(true, false);
   std::filesystem::create_directories(folder.file("ckpt/.saving_00000001_abcdef"));
   if (opens) {
@@ -65,7 +65,7 @@ TEST_CASE("a folder is owned from the first save or from open, and open cleans i
 
 TEST_CASE("known damage does not count as a kept checkpoint until its name is reused") {
   TemporaryFolder folder;
-  CheckpointDir dir(ddp::detail::system_file_ops(), in(folder), "");
+  CheckpointDir dir(ddp::system_file_ops(), in(folder), "");
   const auto first = save_one(dir, 1);
   dir.note_damaged(first);
   REQUIRE(dir.retention().damaged == std::set<std::string>{first});
@@ -109,7 +109,7 @@ TEST_CASE("the rank that cannot write the folder is named on all ranks") {
 
 TEST_CASE("a folder that another process took is neither saved to nor committed to") {
   TemporaryFolder folder;
-  CheckpointDir dir(ddp::detail::system_file_ops(), in(folder), "");
+  CheckpointDir dir(ddp::system_file_ops(), in(folder), "");
   const auto saving = dir.begin_save(1);
   const ddp::detail::OwnerRecord successor{
       .host = "node9", .job = "80", .process = 5, .machine = "other", .start = "a"};

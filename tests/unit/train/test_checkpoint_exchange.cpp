@@ -53,9 +53,8 @@ TEST_CASE("an exchange gives rank 0 all files, and every rank what it decides by
     REQUIRE(statuses[2].stop);
     REQUIRE(statuses[3].writer.error == "disk full");
     for (std::size_t rank = 0; rank < 4; ++rank) {
-      REQUIRE(
-          statuses[rank].writer.records ==
-          (plane.rank() == 0 ? own[rank].writer.records : std::vector<ddp::detail::FileRecord>{}));
+      REQUIRE(statuses[rank].writer.records ==
+              (plane.rank() == 0 ? own[rank].writer.records : std::vector<ddp::FileRecord>{}));
     }
   });
   for (const auto& error : errors) {

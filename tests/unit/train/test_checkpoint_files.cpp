@@ -141,7 +141,7 @@ TEST_CASE("a manifest that does not say so is of a finite checkpoint") {
   body.erase(at, said.size());
   char checksum[17];
   std::snprintf(checksum, sizeof checksum, "%016llx", static_cast<unsigned long long>(xxh3(body)));
-  const auto old = ddp::detail::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n");
+  const auto old = ddp::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n");
   REQUIRE(parse_manifest(old, "m").finite);
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("a manifest of a newer format, with a path in a name, or too deep is r
     REQUIRE_THROWS_AS(parse_manifest(manifest_to_json(outside), "m"), ddp::ReadError);
   }
   const std::string deep = "{\"a\": " + std::string(100'000, '[');
-  const auto text = ddp::detail::concat(deep, ",\n\"manifest_xxh3\": \"");
+  const auto text = ddp::concat(deep, ",\n\"manifest_xxh3\": \"");
   REQUIRE_THROWS_AS(parse_manifest(text, "m"), ddp::ReadError);
 }
 

@@ -125,8 +125,8 @@ TEST_CASE("an older program's checkpoint does not win over newer ones of a model
   body.erase(at, said.size());
   char checksum[17];
   std::snprintf(checksum, sizeof checksum, "%016llx",
-                static_cast<unsigned long long>(ddp::detail::xxh3(body)));
-  write_file(manifest, ddp::detail::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n"));
+                static_cast<unsigned long long>(ddp::xxh3(body)));
+  write_file(manifest, ddp::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n"));
   OneRank again(options);
   const auto told = stderr_of([&] { REQUIRE(again.checkpointer.restore() == 20); });
   CHECK(num_found(told, "skipped the checkpoint") == 0);

@@ -20,7 +20,7 @@ using testing::TemporaryFolder;
 // A restorer on one rank, with a model of one weight.
 struct RestoredRank {
   RestoredRank(const ddp::CheckpointOptions& options, const ddp::LaunchEnvironment& launch = {})
-      : dir(ddp::detail::system_file_ops(), options, ""),
+      : dir(ddp::system_file_ops(), options, ""),
         texts(options, {}, /*is_main=*/true),
         objects{model},
         restorer(plane, at::kCPU, options, launch,

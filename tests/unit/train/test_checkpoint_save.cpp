@@ -31,7 +31,7 @@ using testing::ThreadJob;
 namespace {
 
 // A disk that is full if `full` is set.
-struct FullDisk : ddp::detail::FileOps {
+struct FullDisk : ddp::FileOps {
   std::atomic<bool> full = false;
   ssize_t write(int fd, const void* data, std::size_t size) override {
     if (full) {
@@ -211,7 +211,7 @@ TEST_CASE("an exception in training leaves no unfinished checkpoint that counts"
 namespace {
 
 // A disk on which no folder can be created.
-struct NoFolders : ddp::detail::FileOps {
+struct NoFolders : ddp::FileOps {
   int mkdir(const char* path, mode_t mode) override {
     if (std::string(path).find(".saving") == std::string::npos) {
       return FileOps::mkdir(path, mode);
@@ -399,7 +399,7 @@ TEST_CASE("a folder that cannot be made, or is a file, is refused before trainin
 namespace {
 
 // A disk on which no file can be created; folders exist.
-struct NoFiles : ddp::detail::FileOps {
+struct NoFiles : ddp::FileOps {
   int open(const char* path, int flags, mode_t mode) override {
     if (error != 0 && (flags & O_CREAT) != 0) {
       errno = error;

@@ -28,7 +28,7 @@ using testing::stderr_of;
 using testing::TemporaryFolder;
 
 // A disk whose writes wait until it is released.
-struct SlowDisk : ddp::detail::FileOps {
+struct SlowDisk : ddp::FileOps {
   std::promise<void> released;
   std::shared_future<void> release = released.get_future().share();
   ssize_t write(int fd, const void* data, std::size_t size) override {
@@ -39,8 +39,7 @@ struct SlowDisk : ddp::detail::FileOps {
 
 // The parts around a writer or a saver on rank 0.
 struct Parts {
-  explicit Parts(const TemporaryFolder& folder,
-                 ddp::detail::FileOps& ops = ddp::detail::system_file_ops())
+  explicit Parts(const TemporaryFolder& folder, ddp::FileOps& ops = ddp::system_file_ops())
       : options(testing::options_in(folder)),
         dir(ops, options, ""),
         texts(options, {}, /*is_main=*/true),
@@ -74,7 +73,7 @@ RankStatus running() {
 
 TEST_CASE("a writer reports its files when they are written, and commits them") {
   TemporaryFolder folder;
-  ddp::detail::FileOps& system = ddp::detail::system_file_ops();
+  ddp::FileOps& system = ddp::system_file_ops();
   Parts parts(folder, system);
   CheckpointWriter writer(parts.dir, parts.objects, 0, at::kCPU);
   const auto saving = parts.dir.begin_save(1);

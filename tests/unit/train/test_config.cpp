@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include "core/setting_row.hpp"
+#include "core/settings.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/train/config.hpp"
 #include "support/catch.hpp"

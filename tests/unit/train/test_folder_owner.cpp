@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "support/catch.hpp"
 #include "train/changed_settings.hpp"
@@ -34,7 +35,7 @@ constexpr OwnerTimes kHasty{.beat = 50ms, .watch = 300ms, .wait = 500ms};
 std::shared_ptr<FolderOwner> take(const std::string& folder, const OwnerTimes& times,
                                   const std::string& job = "") {
   return FolderOwner::take(
-      ddp::detail::system_file_ops(),
+      ddp::system_file_ops(),
       {.path = folder, .words = "the folder " + folder, .fix = "name another folder", .job = job},
       times);
 }

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "ddp/data/token_dataset.hpp"
+#include "ddp/detail/visit_tensors.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"

@@ -7,7 +7,8 @@
 #include <thread>
 
 #include "core/message_codec.hpp"
-#include "ddp/core/trace_recorder.hpp"
+#include "core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
 #include "train/graph/step_ring.hpp"

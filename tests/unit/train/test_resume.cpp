@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/setting_row.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "support/catch.hpp"

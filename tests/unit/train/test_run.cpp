@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/amp/autocast.hpp"
+#include "core/setting_row.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "ddp/optim/lr_schedule.hpp"

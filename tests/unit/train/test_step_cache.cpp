@@ -3,7 +3,7 @@
 // evicted.
 #include <torch/torch.h>
 
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "support/catch.hpp"

@@ -5,7 +5,8 @@
 #include <random>
 #include <thread>
 
-#include "ddp/core/trace_recorder.hpp"
+#include "core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 #include "support/catch.hpp"
 #include "train/trace_merge.hpp"
 #include "unit/train/thread_control_plane.hpp"

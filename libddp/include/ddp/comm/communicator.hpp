@@ -23,14 +23,29 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "ddp/comm/all_reduce_table.hpp"
-#include "ddp/comm/work.hpp"
-#include "ddp/core/plan.hpp"
+#include "ddp/detail/all_reduce_table.hpp"
+#include "ddp/detail/plan.hpp"
 
 namespace ddp {
+
+/// A pending collective. Keeps its tensors alive until waited for or destroyed after completion.
+class Work {
+ public:
+  virtual ~Work() = default;
+  /// CUDA: the caller's current *stream* waits, the host does not. CPU: the host waits. Rethrows
+  /// the collective's error.
+  virtual void wait() = 0;
+  /// The *host* waits for the result. Throws PeerLostError after `timeout`.
+  virtual void wait_host(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
+  /// Whether the result is ready; never blocks.
+  virtual bool is_completed() = 0;
+};
+
+using WorkPtr = std::shared_ptr<Work>;
 
 class ControlPlane;
 class LaunchSequencer;

@@ -82,10 +82,10 @@ std::string concat(const Args&... args) {
 }  // namespace ddp
 
 /// Checks an invariant of libddp itself; the optional arguments are joined into the message.
-#define DDP_CHECK(condition, ...)                                                      \
-  do {                                                                                 \
-    if (!(condition)) [[unlikely]] {                                                   \
-      ::ddp::detail::fail_check(#condition, __FILE__, __LINE__,                        \
-                                ::ddp::detail::concat("" __VA_OPT__(, ) __VA_ARGS__)); \
-    }                                                                                  \
+#define DDP_CHECK(condition, ...)                                              \
+  do {                                                                         \
+    if (!(condition)) [[unlikely]] {                                           \
+      ::ddp::detail::fail_check(#condition, __FILE__, __LINE__,                \
+                                ::ddp::concat("" __VA_OPT__(, ) __VA_ARGS__)); \
+    }                                                                          \
   } while (false)

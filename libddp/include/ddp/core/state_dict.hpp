@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of an object that a checkpoint stores: tensors and small values under stable names.
+// Named tensors: a model's parameters, and the part of an object that a checkpoint stores.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,19 @@
 #include <map>
 #include <string>
 #include <variant>
+#include <vector>
 
 namespace ddp {
+
+/// A parameter or buffer and its dotted name, as in torch::nn::Module::named_parameters.
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+using NamedParameters = std::vector<NamedParameter>;
+
+// The part of an object that a checkpoint stores: tensors and small values under stable names.
 
 using StateValue = std::variant<bool, int64_t, double, std::string>;
 

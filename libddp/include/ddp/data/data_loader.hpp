@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
-#include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/device_image_loader.hpp"
 #include "ddp/detail/batch_source.hpp"

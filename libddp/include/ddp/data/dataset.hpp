@@ -14,9 +14,21 @@
 #include <string>
 #include <vector>
 
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/options.hpp"
 
 namespace ddp {
+
+/// Collated examples.
+struct Batch {
+  at::Tensor data;    ///< [N, …]
+  at::Tensor target;  ///< [N]
+  int64_t size() const { return data.size(0); }
+};
+inline void for_each_tensor(Batch& batch, const TensorVisitor& visit) {
+  visit(batch.data);
+  visit(batch.target);
+}
 
 /// One sample: `data` of any shape, and `target`, an int64 scalar for classification.
 struct Example {

@@ -22,7 +22,6 @@
 #include <string>
 
 #include "ddp/core/visit_tensors.hpp"
-#include "ddp/data/batch.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/data/distributed_sampler.hpp"
 #include "ddp/data/options.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
-#include "ddp/core/taken_mark.hpp"
+#include "ddp/detail/taken_mark.hpp"
 
 namespace ddp {
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
-#include "ddp/reduce/named_parameter.hpp"
 
 namespace ddp {
 

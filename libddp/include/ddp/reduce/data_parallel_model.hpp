@@ -4,19 +4,73 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
+#include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/detail/taken_mark.hpp"
 #include "ddp/reduce/comm_hook.hpp"
-#include "ddp/reduce/ddp_options.hpp"
-#include "ddp/reduce/logging_data.hpp"
-#include "ddp/reduce/named_parameter.hpp"
 
 namespace ddp {
+
+/// When rank 0's buffers (BatchNorm's running statistics) are sent to the others.
+enum class BroadcastBuffers {
+  EachForward,  ///< before every forward in training mode that follows a synchronised one
+  BeforeEval,   ///< when the wrapper's eval() is called
+  Off,
+};
+
+inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
+
+/// The settings of DistributedDataParallel; names and defaults are PyTorch's.
+struct DdpOptions {
+  /// kAutoBuckets: chosen from times measured in the first backwards.
+  NumberOrAuto bucket_cap_mb = 25;
+  double first_bucket_mb = 0;
+  bool find_unused_parameters = false;
+  bool static_graph = false;
+  BroadcastBuffers broadcast_buffers = BroadcastBuffers::EachForward;
+  bool init_sync = true;
+  std::vector<std::string> parameters_to_ignore{};
+  std::string comm_hook = "none";
+  int64_t powersgd_rank = 1;
+  int64_t powersgd_start_step = 1000;
+  bool fp32_grads = true;
+  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+};
+void describe_fields(DdpOptions& options, FieldVisitor& visitor);
+
+inline bool chooses_buckets(const DdpOptions& options) {
+  return options.bucket_cap_mb == kAutoBuckets;
+}
+
+/// The bucket limits in bytes: [first, cap].
+std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options);
+
+/// PyTorch's DDPLoggingData. Times are in milliseconds, averaged over the measured backwards (the
+/// first 10, then every 100th); 0 before the first measurement.
+struct DdpLoggingData {
+  int64_t num_parameter_tensors = 0;
+  int64_t total_parameter_bytes = 0;
+  std::vector<int64_t> bucket_sizes;          ///< bytes, at construction
+  std::vector<int64_t> rebuilt_bucket_sizes;  ///< bytes; empty before the rebuild
+  std::vector<std::vector<int>> rebuilt_per_bucket_param_indices;
+  std::vector<int> prev_iteration_grad_ready_order_indices;
+  bool has_rebuilt_buckets = false;
+  int64_t unused_parameter_size = 0;  ///< parameters without a gradient here in the last backward
+  bool can_set_static_graph = false;  ///< the same parameters were unused in every backward so far
+  int64_t num_synchronised_backwards = 0;
+  double avg_forward_compute_time = 0;
+  double avg_backward_compute_time = 0;
+  double avg_backward_comm_time = 0;
+  double avg_backward_compute_comm_overlap_time = 0;
+};
 
 class JoinScope;
 class NoSync;

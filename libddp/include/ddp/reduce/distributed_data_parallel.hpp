@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/core/trace_recorder.hpp"
-#include "ddp/core/visit_tensors.hpp"
+#include "ddp/detail/trace_scope.hpp"
+#include "ddp/detail/visit_tensors.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "ddp/comm/communicator.hpp"
-#include "ddp/ops/batch_norm.hpp"
+#include "ddp/ops/vision.hpp"
 
 namespace ddp {
 
@@ -21,7 +21,7 @@ namespace ddp {
 ///   dx = (dy - sum_dy/n - (x-mean) invstd^2 sum_dy_xmu/n) weight invstd
 /// The gradients of weight and bias are this rank's share: DistributedDataParallel averages them.
 ///
-/// Our models fuse it with the following ops, on CUDA by the kernels of ddp/ops/batch_norm.hpp;
+/// Our models fuse it with the following ops, on CUDA by the kernels of ddp/ops/vision.hpp;
 /// forward() uses ATen's ops.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:

@@ -35,7 +35,7 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/state_dict.hpp"
-#include "ddp/train/checkpoint_options.hpp"
+#include "ddp/train/options.hpp"
 
 namespace ddp {
 

@@ -11,17 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/amp/amp_options.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
-#include "ddp/core/setting_row.hpp"
-#include "ddp/core/settings.hpp"
+#include "ddp/core/fields.hpp"
 #include "ddp/data/options.hpp"
 #include "ddp/optim/lr_schedule.hpp"
-#include "ddp/optim/optimizer_options.hpp"
-#include "ddp/reduce/ddp_options.hpp"
-#include "ddp/train/checkpoint_options.hpp"
-#include "ddp/train/metrics_options.hpp"
-#include "ddp/train/train_options.hpp"
+#include "ddp/optim/make_optimizer.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/train/options.hpp"
 
 namespace ddp {
 

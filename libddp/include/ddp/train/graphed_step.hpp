@@ -49,14 +49,14 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/data_loader.hpp"
+#include "ddp/detail/visit_tensors.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "ddp/train/graphed_step_options.hpp"
+#include "ddp/train/options.hpp"
 #include "ddp/train/step_log.hpp"
 
 namespace ddp {

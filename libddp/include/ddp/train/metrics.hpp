@@ -33,7 +33,7 @@
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/train/metrics_options.hpp"
+#include "ddp/train/options.hpp"
 #include "ddp/train/step_log.hpp"
 
 namespace ddp {

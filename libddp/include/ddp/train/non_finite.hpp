@@ -29,12 +29,12 @@
 #include <deque>
 #include <string>
 
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/optim/optimizer.hpp"
+#include "ddp/train/options.hpp"
 #include "ddp/train/step_log.hpp"
-#include "ddp/train/train_options.hpp"
 
 namespace ddp {
 

@@ -3,9 +3,11 @@
 
 #include <ATen/Functions.h>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 #include "ddp/ops/overwritten.hpp"
+#include "ops/overwritten_listener.hpp"
 #include "optim/capture.hpp"
 #include "optim/flat/layout.hpp"
 #include "optim/flat/passes.hpp"

@@ -7,9 +7,11 @@
 #include <limits>
 #include <map>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 #include "ddp/ops/overwritten.hpp"
+#include "ops/overwritten_listener.hpp"
 #include "optim/capture.hpp"
 #include "optim/gradient_scan.hpp"
 #include "optim/parameter_state.hpp"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/optimizer.hpp"
-#include "ddp/optim/optimizer_options.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/flat/optimizer.hpp"
 #include "optim/parameter_settings.hpp"

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "ddp/reduce/named_parameter.hpp"
+#include "ddp/core/state_dict.hpp"
 #include "reduce/gradient_arena.hpp"
 
 namespace ddp::detail {

@@ -7,8 +7,9 @@
 #include <utility>
 
 #include "comm/cuda_check.hpp"
+#include "core/trace_recorder.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/core/trace_recorder.hpp"
+#include "ddp/detail/trace_scope.hpp"
 #include "train/graph/capture_agreement.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"

@@ -11,6 +11,7 @@
 
 #include "ddp/core/logging.hpp"
 #include "ddp/ops/overwritten.hpp"
+#include "ops/overwritten_listener.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp::detail {

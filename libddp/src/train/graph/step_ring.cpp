@@ -97,8 +97,8 @@ bool StepLog::is_ready() const {
 
 double StepLog::operator[](int index) const {
   if (index < 0 || index >= size_) {
-    throw SettingsError(detail::concat("StepLog: the step returned ", size_,
-                                       " numbers; there is no number ", index));
+    throw SettingsError(
+        concat("StepLog: the step returned ", size_, " numbers; there is no number ", index));
   }
   return ring_ == nullptr ? values_[static_cast<size_t>(index)] : ring_->value(sequence_, index);
 }

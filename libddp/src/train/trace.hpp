@@ -12,8 +12,8 @@
 #include <memory>
 #include <string>
 
+#include "core/trace_recorder.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/trace_recorder.hpp"
 
 namespace ddp {
 

@@ -1,20 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dynamic loss scaling with the state machine of torch.amp.GradScaler (torch/amp/grad_scaler.py).
+// Mixed precision: autocast and dynamic loss scaling, as torch.amp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "ddp/amp/amp_options.hpp"
+#include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/detail/taken_mark.hpp"
 #include "ddp/optim/optimizer.hpp"
 
 namespace ddp {
+
+enum class AmpDtype { Off, Bf16, Fp16 };
+
+enum class GradScaling {
+  Auto,  ///< on with fp16 only; bfloat16 has float32's range
+  On,
+  Off
+};
+
+/// Settings of Autocast and GradScaler; the numbers are PyTorch's defaults.
+struct AmpOptions {
+  AmpDtype dtype = AmpDtype::Off;                ///< autocast's compute dtype
+  GradScaling grad_scaling = GradScaling::Auto;  ///< whether GradScaler is enabled
+  double init_scale = 65536.0;
+  double growth_factor = 2.0;      ///< > 1
+  double backoff_factor = 0.5;     ///< < 1
+  int64_t growth_interval = 2000;  ///< steps without inf or NaN until the scale grows
+  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+};
+void describe_fields(AmpOptions& options, FieldVisitor& visitor);
+
+/// Mixed precision for the forward passes in a scope, as torch.autocast: on this thread, for CPU
+/// and CUDA tensors. AmpDtype::Off disables autocast inside the scope.
+///
+/// Nests. The end of the scope (also by an exception) restores the state from its start. The end of
+/// the outermost scope clears the cache of cast weights. Run backward() after the scope.
+class Autocast {
+ public:
+  explicit Autocast(const AmpOptions& options);
+  explicit Autocast(AmpDtype dtype);
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+  ~Autocast();
+
+ private:
+  struct Saved {
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  std::array<Saved, 2> saved_;  // CPU, CUDA
+  bool saved_cache_enabled_;
+};
+
+// Dynamic loss scaling with the state machine of torch.amp.GradScaler (torch/amp/grad_scaler.py).
 
 /// Keeps small fp16 gradients from vanishing. It multiplies the loss by a scale and divides the
 /// gradients by it. It skips a step with inf or NaN in a gradient, and lowers or raises the scale.

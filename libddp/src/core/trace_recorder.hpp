@@ -1,3 +1,4 @@
+#include "ddp/detail/trace_scope.hpp"
 // SPDX-License-Identifier: Apache-2.0
 // Time spans for the Chrome/Perfetto trace and for NVTX, by name and track.
 //

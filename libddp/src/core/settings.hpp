@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/setting_row.hpp"
 #include "ddp/core/fields.hpp"
-#include "ddp/core/setting_row.hpp"
 
 namespace ddp {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/ops/side_task.hpp"
+#include "ops/side_task.hpp"
 
 namespace ddp::ops {
 

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops of language models.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ddp::ops {
+
+// Scaled dot-product attention with a kernel chosen by name, not by LibTorch.
+
+enum class AttentionBackend {
+  Auto,   ///< cuDNN if possible and shapes_recur, else Flash if possible, else Math; on the CPU
+          ///< LibTorch's choice
+  Cudnn,  ///< CUDA, bfloat16 or float16
+  Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
+  Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
+};
+/// Names as settings use them: auto, cudnn, flash, math.
+const std::vector<std::pair<std::string, AttentionBackend>>& attention_backend_names();
+
+struct AttentionOptions {
+  AttentionBackend backend = AttentionBackend::Auto;
+  bool is_causal = true;
+  double dropout_p = 0;           ///< of the attention weights; 0 outside training
+  std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
+  /// Added to the scores, broadcast to [batch, heads, q_len, k_len]: 0 if a query reads a key, else
+  /// -inf. Always uses the Math backend. Not with is_causal, not for packed documents.
+  at::Tensor mask{};
+  /// Auto: whether shapes recur, as in training: cuDNN makes a plan for each. A recomputed forward
+  /// needs the same value as the first forward, or another kernel may run.
+  bool shapes_recur = true;
+};
+
+/// softmax(scale * Q Kᵀ + mask) V for each head. If `key` has fewer heads than `query` (a divisor),
+/// this is grouped-query attention: query head h reads key head h / (heads / kv_heads), without
+/// expansion.
+///
+///   query [batch, heads, q_len, head_dim], key and value [batch, kv_heads, k_len, head_dim]
+///   -> [batch, heads, q_len, head_dim]
+///
+/// Any strides with a dense last dimension. With `is_causal` position i reads 0 … i, and q_len must
+/// be k_len. Throws std::invalid_argument naming the backend if it cannot serve the inputs.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttentionOptions& options = {});
+
+/// Same, for concatenated documents, each attending only to itself.
+///
+///   query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]
+///   offsets int32 [documents + 1]: where each begins; first 0, last `tokens`, ascending
+///   max_length: of the longest document, known to the host
+///   -> [tokens, heads, head_dim]
+///
+/// Auto runs Flash if possible. Math and the CPU loop over documents (and read `offsets` on the
+/// host). Cudnn is refused: it has no kernel for documents here.
+at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const at::Tensor& offsets, int64_t max_length,
+                            const AttentionOptions& options = {});
+
+// Rotary position embedding (Su et al., arXiv:2104.09864) in the layout of Hugging Face's Llama and
+// Qwen2: element i of a head is rotated with element i + head_dim / 2.
+
+struct RotaryOptions {
+  int64_t head_dim = 128;
+  double theta = 10000;  ///< base of the wavelengths
+  /// none; linear: positions / factor; llama3: long wavelengths / factor, blended between
+  /// low_freq_factor and high_freq_factor of original_max_positions
+  std::string scaling = "none";
+  double factor = 1;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_positions = 8192;
+};
+
+/// Cosines and sines by position, float32 [positions, head_dim / 2] each.
+struct RotaryTables {
+  at::Tensor cos;
+  at::Tensor sin;
+};
+RotaryTables make_rotary_tables(const RotaryOptions& options, int64_t num_positions,
+                                at::Device device);
+
+/// Angles of `positions` int64 [..., seq]: float32 [..., seq, 1, head_dim / 2]. Computed once for
+/// all layers.
+struct RotaryAngles {
+  at::Tensor cos;
+  at::Tensor sin;
+};
+RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positions);
+
+/// Rotates x [..., seq, heads, head_dim] by `angles`; computes in float32, returns x's dtype.
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
+
+/// silu(gate) * up of equal shapes (Shazeer, arXiv:2002.05202). Saves only its two inputs for the
+/// backward.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+// A frozen linear layer plus a trained low-rank update (Hu et al., arXiv:2106.09685).
+
+struct LoraLinearOptions {
+  double scale = 1;      ///< alpha / rank
+  double dropout_p = 0;  ///< of the low-rank branch's input; 0 outside training
+};
+
+/// x Wᵀ + bias + scale * (dropout(x) Aᵀ) Bᵀ. The product B A is never formed.
+///
+///   input [..., in], weight [out, in], bias [out] or undefined, lora_a [rank, in], lora_b [out,
+///   rank]
+///
+/// Computes in the common dtype of input and weight. A and B may be float32 (then also their
+/// gradients). Saves `input`, which layers of one input share, and with dropout one byte per
+/// element. `weight` and `bias` get no gradient.
+at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                       const at::Tensor& lora_a, const at::Tensor& lora_b,
+                       const LoraLinearOptions& options);
+
+// The head of a language model and its loss in one op. The logits of a large vocabulary never exist
+// in float32, and with chunks never all at once.
+
+inline constexpr int64_t kIgnoreIndex = -100;
+
+/// pad_rows() rounds the number of rows up to a multiple of this.
+inline constexpr int64_t kRowMultiple = 128;
+
+struct LinearCrossEntropyOptions {
+  int64_t chunk_tokens = 0;  ///< rows of logits in memory at a time; 0: all
+  int64_t ignore_index = kIgnoreIndex;
+};
+
+struct LinearCrossEntropyResult {
+  at::Tensor loss_sum;  ///< float32, 0-dim: sum over the rows that are not ignored
+  at::Tensor
+      num_correct;  ///< int64, 0-dim, without gradient: rows whose largest logit is the label
+};
+
+/// sum over rows t of logsumexp(logits[t]) - logits[t, labels[t]], with logits = hidden weightᵀ in
+/// hidden's dtype and all sums in float32.
+///
+///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
+///
+/// The forward computes the required gradients of `hidden` and `weight` while the logits exist; the
+/// backward scales them. Backward runs once. If pad_rows() padded `weight`, the products include
+/// the padded rows, which do not affect results. (Products with odd row lengths are four to six
+/// times slower.)
+LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                              const at::Tensor& labels,
+                                              const LinearCrossEntropyOptions& options = {});
+
+/// Reallocates `weight` [rows, columns] with a multiple of kRowMultiple rows, the additional rows
+/// zero. Keeps values, shape, name and gradient. A `.to()` drops the padding; call pad_rows()
+/// again. Does nothing if `weight` is already padded.
+void pad_rows(at::Tensor& weight);
+
+/// `weight` with the rows added by pad_rows(), sharing its memory, without gradient; `weight`
+/// itself if it is not padded.
+at::Tensor padded_rows(const at::Tensor& weight);
+
+// Activation checkpointing: memory for time.
+
+/// Runs `function(inputs)` without saving activations, and runs it again in the backward with the
+/// same random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and
+/// parameters, `function` must not depend on anything that changes in between. It must use each
+/// parameter in only one checkpointed call per backward. Parameter gradients arrive in a nested
+/// backward, where torch::autograd::grad() does not find them. At least one input must require a
+/// gradient, or no gradient flows.
+at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
+                      const std::vector<at::Tensor>& inputs);
+
+}  // namespace ddp::ops

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Settings of training: loop, captured steps, checkpoints, metrics.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ddp/core/fields.hpp"
+#include "ddp/detail/taken_mark.hpp"
+
+namespace ddp {
+
+/// Whether a step runs as one CUDA graph.
+enum class CudaGraph {
+  Auto,  ///< on a GPU if the step can be captured; else logs the reason once
+  On,    ///< a step that cannot be captured is an error
+  Off
+};
+
+struct GraphedStepOptions {
+  CudaGraph mode = CudaGraph::Auto;
+  /// Eager steps before the first capture. They let cuDNN choose its algorithms, NCCL connect, the
+  /// buckets reach their final order and the optimizer make its state. At least 1; a pending bucket
+  /// rebuild adds steps. Every further graph (another shape, or a re-capture) is preceded by one
+  /// eager step of its own.
+  int64_t warmup_steps = 3;
+  /// Graphs cached at a time; further kinds of batches run eagerly. A kind that recurs only after
+  /// 256 other kinds without a graph (or max_graphs, if more) runs eagerly too.
+  int64_t max_graphs = 8;
+  /// False: the step calls no collective (an evaluation), and ranks need not run it alike.
+  bool collective = true;
+  std::string name = "the training step";  ///< in messages
+};
+
+/// How a training loop handles inf and NaN in its loss or gradients: see NonFiniteGuard.
+enum class NonFinite { Error, Skip, Ignore };
+
+/// Settings of a training loop, except those of parts with their own options.
+struct TrainOptions {
+  int64_t max_steps = 1000;  ///< optimizer steps until the run ends; 0: use `epochs`
+  int64_t epochs = 0;        ///< epochs until the run ends; 0: use `max_steps`
+  int64_t batch_size = 32;  ///< samples per rank and micro-batch; ddp::Config copies it to `loader`
+  int64_t grad_accum_steps = 1;             ///< micro-batches per optimizer step
+  double max_grad_norm = 0.0;               ///< gradients are scaled down to this norm; 0: never
+  NonFinite non_finite = NonFinite::Error;  ///< in the loss or the unscaled gradients
+  double label_smoothing = 0.0;             ///< share of the target spread over all classes
+  double mixup = 0.0;            ///< alpha of the Beta distribution that mixes pairs; 0: off
+  int64_t eval_every = 1;        ///< epochs between evaluations; 0: never
+  int64_t eval_every_steps = 0;  ///< > 0: evaluate every N steps and at the end, not by epochs
+  bool eval_first = false;       ///< also evaluate before the first step
+  int64_t eval_batch_size = 0;   ///< samples per rank; 0: batch_size
+  CudaGraph cuda_graph = CudaGraph::Auto;  ///< run training and evaluation steps as CUDA graphs
+  bool deterministic = false;              ///< use only kernels with bitwise reproducible results
+  bool cudnn_benchmark = true;             ///< cuDNN tries its algorithms once per shape
+  bool allow_tf32 = false;                 ///< float32 matrix products in TF32 on CUDA
+
+  /// Optimizer steps of the whole run: `epochs` times `steps_per_epoch`, at most `max_steps`; 0
+  /// disables either. Throws SettingsError if both are 0.
+  int64_t num_steps(int64_t steps_per_epoch) const;
+};
+void describe_fields(TrainOptions& options, FieldVisitor& visitor);
+
+struct CheckpointOptions {
+  std::string dir = "";         ///< folder that all ranks see; empty: nothing is saved or restored
+  std::string resume = "auto";  ///< auto, never, require
+  int64_t every_steps = 0;      ///< 0: not by steps
+  double every_minutes = 10.0;  ///< 0: not by time
+  int64_t keep_last = 3;
+  std::string keep_best = "off";    ///< off, min, max: of the metric passed to Checkpointer::save
+  bool async = true;                ///< write from a background thread
+  int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
+  double stop_check_seconds = 1.0;  ///< interval of the ranks' stop checks
+
+  /// Not a setting: restore() neither makes nor removes anything in `dir` (another job may save
+  /// there), and nothing is saved.
+  bool read_only = false;
+
+  // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
+  std::string settings_text{};  ///< the resolved settings
+  std::string plan_text{};      ///< the measured choices, pinned on resume
+  /// Not saved: the default of every setting. A resume does not report a setting with its default
+  /// value that only one of the two programs knows.
+  std::string default_settings_text{};
+  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+};
+void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
+
+/// Constants of a run, written to every epoch row. Empty or 0 if unknown.
+struct RunInfo {
+  std::string precision{};          ///< "fp32", "bf16", "fp16"
+  int64_t batch_size_per_rank = 0;  ///< samples per optimizer step and rank
+  int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
+  double bucket_cap_mb = 0;
+  std::string sample_unit = "images";  ///< unit of StepMetrics::num_samples; names the rates:
+                                       ///< images_per_second, or with "tokens" tokens_per_second
+  int64_t max_steps = 0;               ///< for the progress bar and its ETA
+  int64_t steps_per_epoch = 0;         ///< for the epoch shown with each step
+  std::string settings_text{};  ///< the resolved settings, logged once and saved in the run folder
+};
+
+struct MetricsOptions {
+  int64_t log_every = 10;         ///< steps between log lines; 0: none
+  std::string dir = "runs";       ///< parent of run folders; empty: no files
+  std::string run_name = "";      ///< empty: the job id, or the time
+  std::string progress = "auto";  ///< auto (a bar on a terminal), bar, plain, off
+  int64_t repeat = 1;             ///< number of this run among a study's repeats
+  bool csv = true;
+  bool jsonl = true;
+  int64_t trace_first_step = 0;  ///< first step in the trace
+  int64_t trace_steps = 0;       ///< number of traced steps; 0: no trace
+  bool nvtx = false;             ///< NVTX ranges, for Nsight
+
+  RunInfo run;                ///< not settings: set by ddp::Config or by the program
+  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+};
+void describe_fields(MetricsOptions& options, FieldVisitor& visitor);
+
+}  // namespace ddp
