@@ -9,6 +9,7 @@
 
 #include "ddp/ops/vision.hpp"
 #include "norm_by_name.hpp"
+#include "ops/filters_ahead.hpp"
 #include "ops/side_task.hpp"
 #include "ops/wgrad_branch.hpp"
 

@@ -5,10 +5,9 @@
 #include <fstream>
 #include <set>
 
-#include "core/safetensors_header.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/safetensors.hpp"
 #include "pretrained/json_file.hpp"
-#include "pretrained/positioned_file.hpp"
 
 namespace models::detail {
 namespace {
@@ -21,20 +20,13 @@ constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
 void add_file(StoredWeights& stored, const std::string& path) {
-  const PositionedFile file(path);
-  unsigned char first8[8] = {};
-  file.read(0, first8, std::min<uint64_t>(8, file.size()));
-  const uint64_t length = ddp::detail::parse_safetensors_length(first8, file.size(), path);
-  std::string json(length, '\0');
-  file.read(8, json.data(), length);
-  auto header = ddp::detail::parse_safetensors_header(json, file.size(), path);
-  for (auto& entry : header.entries) {
-    stored.tensors.push_back({.name = std::move(entry.name),
-                              .dtype = std::move(entry.dtype),
-                              .shape = std::move(entry.shape),
+  for (auto& tensor : ddp::list_safetensors(path)) {
+    stored.tensors.push_back({.name = std::move(tensor.name),
+                              .dtype = std::move(tensor.dtype),
+                              .shape = std::move(tensor.shape),
                               .file = stored.files.size(),
-                              .offset = header.data_offset + entry.begin,
-                              .num_bytes = entry.end - entry.begin});
+                              .offset = tensor.offset,
+                              .num_bytes = tensor.num_bytes});
   }
   stored.files.push_back(path);
 }

@@ -19,7 +19,7 @@
 
 #include "ddp/core/error.hpp"
 
-namespace ddp::detail {
+namespace ddp {
 namespace {
 
 // Limit per write call, so that a full disk is noticed early and signals wait briefly.
@@ -177,7 +177,7 @@ FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::st
   return record;
 }
 
-int open_to_read(const std::string& path, std::string& why, Links links) {
+int detail::open_to_read(const std::string& path, std::string& why, Links links) {
   const int follow = links == Links::Refuse ? O_NOFOLLOW : 0;
   int fd = -1;
   do {  // O_NONBLOCK: opens a named pipe without a writer; no effect on regular files
@@ -196,8 +196,8 @@ int open_to_read(const std::string& path, std::string& why, Links links) {
   return -1;
 }
 
-std::optional<std::string> read_start(const std::string& path, std::size_t limit, std::string& why,
-                                      Links links) {
+std::optional<std::string> detail::read_start(const std::string& path, std::size_t limit,
+                                              std::string& why, Links links) {
   const int fd = open_to_read(path, why, links);
   if (fd < 0) {
     return std::nullopt;
@@ -258,4 +258,4 @@ void remove_folder(FileOps& ops, const std::string& folder) noexcept {
   ops.rmdir(folder.c_str());
 }
 
-}  // namespace ddp::detail
+}  // namespace ddp

@@ -1,66 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// System calls of a save. Tests replace this table to interrupt a save at each call, make a call
-// fail, or write only a part.
+// Reading of files that may be links or named pipes.
 #pragma once
 
-#include <sys/types.h>
-
-#include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <tuple>
-#include <vector>
 
-#include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 
 namespace ddp::detail {
-
-/// Each member is the system call of its name, with the kernel's result and errno.
-class FileOps {
- public:
-  virtual ~FileOps() = default;
-  virtual int open(const char* path, int flags, mode_t mode);
-  virtual ssize_t write(int fd, const void* data, std::size_t size);
-  virtual int fsync(int fd);
-  virtual int close(int fd);
-  virtual int rename(const char* from, const char* to);
-  /// renameat2 with RENAME_EXCHANGE; some file systems lack it.
-  virtual int exchange(const char* one, const char* other);
-  virtual int mkdir(const char* path, mode_t mode);
-  virtual int unlink(const char* path);
-  virtual int rmdir(const char* path);
-};
-
-FileOps& system_file_ops();
-
-/// A failed system call on a file. The message ends with a fix for `error`.
-struct FileError : WriteError {
-  /// "cannot open /ckpt/x: Permission denied; fix: let this user write there".
-  FileError(const std::string& what, int error_in);
-  int error;  ///< errno
-};
-
-/// A file's entry in a manifest.
-struct FileRecord {
-  std::string name;
-  uint64_t size = 0;
-  uint64_t xxh3 = 0;  ///< XXH3, 64 bits
-  bool operator==(const FileRecord&) const = default;
-  friend auto message_fields(FileRecord& file) { return std::tie(file.name, file.size, file.xxh3); }
-};
-
-uint64_t xxh3(std::string_view bytes);
-
-/// Permissions of new files: owner only (a run's state), or as the umask allows (for other
-/// readers).
-inline constexpr mode_t kPrivate = 0600, kPublicFile = 0666;
-
-/// Creates `folder`/`name` with permissions `mode`, writes `chunks` and syncs them to disk. The
-/// file must not exist; links are not followed. Continues after short writes and EINTR. On failure
-/// removes the partial file and throws FileError naming the file and the system's reason.
-FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
-                          const std::vector<std::string_view>& chunks, mode_t mode = kPrivate);
 
 /// Whether to follow a symbolic link in the last part of a path.
 enum class Links { Follow, Refuse };
@@ -73,19 +20,5 @@ int open_to_read(const std::string& path, std::string& why, Links links = Links:
 /// failure returns nothing and sets `why`.
 std::optional<std::string> read_start(const std::string& path, std::size_t limit, std::string& why,
                                       Links links = Links::Follow);
-
-/// Syncs the folder's entries (creations, renames) to disk. Throws FileError.
-void sync_folder(FileOps& ops, const std::string& folder);
-
-/// Atomically replaces `path` with a published file of `chunks`: temporary name, fsync, rename,
-/// fsync of the folder.
-void replace_file(FileOps& ops, const std::string& path,
-                  const std::vector<std::string_view>& chunks);
-
-/// 16 random hexadecimal digits.
-std::string random_suffix();
-
-/// Removes the files of `folder` and the folder itself. Best effort, never throws.
-void remove_folder(FileOps& ops, const std::string& folder) noexcept;
 
 }  // namespace ddp::detail

@@ -109,13 +109,32 @@ at::Tensor map_tensor(const std::shared_ptr<Mapping>& mapping,
       data, entry.shape, [mapping](void*) {}, options);
 }
 
+detail::SafetensorsHeader read_header(const Mapping& mapping, const std::string& path) {
+  const uint64_t length = detail::parse_safetensors_length(mapping.data(), mapping.size(), path);
+  const std::string_view json(reinterpret_cast<const char*>(mapping.data()) + 8, length);
+  return detail::parse_safetensors_header(json, mapping.size(), path);
+}
+
 }  // namespace
+
+std::vector<StoredTensorInfo> list_safetensors(const std::string& path) {
+  const Mapping mapping(path);
+  auto header = read_header(mapping, path);
+  std::vector<StoredTensorInfo> tensors;
+  tensors.reserve(header.entries.size());
+  for (auto& entry : header.entries) {
+    tensors.push_back({.name = std::move(entry.name),
+                       .dtype = std::move(entry.dtype),
+                       .shape = std::move(entry.shape),
+                       .offset = header.data_offset + entry.begin,
+                       .num_bytes = entry.end - entry.begin});
+  }
+  return tensors;
+}
 
 Safetensors load_safetensors(const std::string& path) {
   auto mapping = std::make_shared<Mapping>(path);
-  const uint64_t length = detail::parse_safetensors_length(mapping->data(), mapping->size(), path);
-  const std::string_view json(reinterpret_cast<const char*>(mapping->data()) + 8, length);
-  auto header = detail::parse_safetensors_header(json, mapping->size(), path);
+  auto header = read_header(*mapping, path);
   Safetensors result;
   result.metadata = std::move(header.metadata);
   for (const auto& entry : header.entries) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense matrices of filters (conv2d.hpp), made concurrently with earlier layers.
+// Dense matrices of filters (ddp/ops/vision.hpp), made concurrently with earlier layers.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "ddp/core/state_dict.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/fingerprint.hpp"
+#include "ddp/core/state_dict.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -13,7 +13,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace ddp::detail {
+namespace ddp {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{64} << 20;
@@ -45,4 +45,4 @@ std::string fingerprint_of(const NamedParameters& parameters) {
   return text;
 }
 
-}  // namespace ddp::detail
+}  // namespace ddp

@@ -8,7 +8,6 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/ops/overwritten.hpp"
-#include "reduce/fingerprint.hpp"
 
 namespace ddp::detail {
 namespace {

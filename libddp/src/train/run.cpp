@@ -21,6 +21,16 @@
 namespace ddp {
 namespace {
 
+ExitCode exit_code_of(const std::exception& exception) {
+  const auto* error = dynamic_cast<const Error*>(&exception);
+  return error == nullptr ? ExitCode::UserException : error->exit_code();
+}
+
+std::string message_of(const std::exception& exception) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&exception);
+  return torch_error == nullptr ? exception.what() : torch_error->what_without_backtrace();
+}
+
 constexpr std::chrono::seconds kUnwindGrace{10};
 // A broken collective may surface before the control plane has the cause, which is more precise.
 constexpr std::chrono::milliseconds kCauseWait{300};
@@ -217,16 +227,6 @@ ExitCode run_job(const Config& config, const RunFunction& function) {
 }
 
 }  // namespace
-
-ExitCode exit_code_of(const std::exception& exception) {
-  const auto* error = dynamic_cast<const Error*>(&exception);
-  return error == nullptr ? ExitCode::UserException : error->exit_code();
-}
-
-std::string message_of(const std::exception& exception) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&exception);
-  return torch_error == nullptr ? exception.what() : torch_error->what_without_backtrace();
-}
 
 int run(int argc, const char* const* argv, const RunFunction& function,
         const std::vector<Section>& own_sections) {

@@ -18,6 +18,10 @@
 #include "ddp/ops/vision.hpp"
 #include "models/norm.hpp"
 
+namespace ddp::ops {
+class FiltersAhead;
+}
+
 namespace models {
 
 enum class Stem {

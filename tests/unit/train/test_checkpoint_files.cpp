@@ -14,6 +14,11 @@
 namespace {
 
 using namespace ddp::detail;
+using ddp::FileOps;
+using ddp::remove_folder;
+using ddp::system_file_ops;
+using ddp::write_new_file;
+using ddp::xxh3;
 using testing::CrashModel;
 using testing::RecordingOps;
 using testing::TemporaryFolder;

@@ -41,10 +41,8 @@ struct AmpOptions {
 void describe_fields(AmpOptions& options, FieldVisitor& visitor);
 
 /// Mixed precision for the forward passes in a scope, as torch.autocast: on this thread, for CPU
-/// and CUDA tensors. AmpDtype::Off disables autocast inside the scope.
-///
-/// Nests. The end of the scope (also by an exception) restores the state from its start. The end of
-/// the outermost scope clears the cache of cast weights. Run backward() after the scope.
+/// and CUDA tensors. AmpDtype::Off disables autocast in the scope. Scopes nest; the end of the
+/// outermost one clears the cache of cast weights. Run backward() after the scope.
 class Autocast {
  public:
   explicit Autocast(const AmpOptions& options);
@@ -62,26 +60,20 @@ class Autocast {
   bool saved_cache_enabled_;
 };
 
-// Dynamic loss scaling with the state machine of torch.amp.GradScaler (torch/amp/grad_scaler.py).
-
-/// Keeps small fp16 gradients from vanishing. It multiplies the loss by a scale and divides the
-/// gradients by it. It skips a step with inf or NaN in a gradient, and lowers or raises the scale.
+/// Dynamic loss scaling with the state machine of torch.amp.GradScaler. It multiplies the loss by a
+/// scale and divides the gradients by it, skips a step with inf or NaN in a gradient, and lowers or
+/// raises the scale.
 ///
 ///     scaler.scale(loss).backward();
 ///     scaler.unscale_(optimizer);   // only to read or clip gradients; else step() does it
 ///     scaler.step(optimizer, lr);
 ///     scaler.update();              // once, after all optimizers
 ///
-/// To clip, use clip_and_step instead of unscale_, clip_grad_norm_ and step. It reads the gradients
-/// once more and never writes them, if the optimizer scales them itself
-/// (Optimizer::scales_gradients_in_step).
-///
+/// To clip, use clip_and_step, which does not write gradients if the optimizer scales them itself.
 /// A disabled scaler (AmpOptions::grad_scaling) passes everything through. The scaler checks
-/// reduced gradients, so all ranks of an all-reduce decide alike. The host waits only in
-/// get_scale(), in state_dict(), and in step() for an optimizer without found_inf on the device.
-///
-/// Misuse throws ddp::Error with PyTorch's words: unscale_ twice, step twice, unscale_ after step,
-/// update without a check, fp16 gradients in unscale_.
+/// reduced gradients, so all ranks decide alike. The host waits only in get_scale(), in
+/// state_dict(), and in step() for an optimizer without found_inf on the device. Misuse throws
+/// ddp::Error with PyTorch's words.
 class GradScaler : public Stateful {
  public:
   /// Throws SettingsError if growth_factor <= 1, backoff_factor >= 1, growth_interval < 1 or
@@ -96,7 +88,7 @@ class GradScaler : public Stateful {
   void unscale_(Optimizer& optimizer);
 
   /// Calls optimizer.step unless a gradient has inf or NaN. Unscales first if unscale_ was not
-  /// called. In a captured step the learning rate in `scalars` is a device tensor.
+  /// called.
   void step(Optimizer& optimizer, const StepScalars& scalars);
   void step(Optimizer& optimizer, StepScalar lr);
 
@@ -110,7 +102,6 @@ class GradScaler : public Stateful {
   /// Lowers the scale if a check found inf or NaN; else counts the step and raises it at the
   /// interval.
   void update();
-  /// Sets the scale.
   void update(double new_scale);
 
   /// Clears unscale_ and step since the last update(), for use after an exception.

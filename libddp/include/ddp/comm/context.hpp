@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The job as one rank sees it: its rank, device, control plane and world communicator. There are no
-// singletons: the Context owns all of them and closes them in order.
+// The job as one rank sees it. The Context owns control plane and communicators (no singletons).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -63,7 +62,7 @@ class Context {
   /// The measured choices of the world communicator.
   Plan& plan() const { return communicator()->plan(); }
 
-  /// Makes ranks draw different random numbers (dropout, augmentation): seed * world_size + rank.
+  /// Makes ranks draw different random numbers (dropout): seeds with seed * world_size + rank.
   void seed_ranks(int64_t seed) const;
 
   /// Reports this rank's step and place to peers and log lines. Cheap: does not wait for sockets,

@@ -62,8 +62,6 @@ struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-namespace detail {
-
 /// Joins its arguments with operator<<, for messages.
 template <typename... Args>
 std::string concat(const Args&... args) {
@@ -71,6 +69,8 @@ std::string concat(const Args&... args) {
   (out << ... << args);
   return out.str();
 }
+
+namespace detail {
 
 [[noreturn]] inline void fail_check(const char* condition, const char* file, int line,
                                     const std::string& message) {
@@ -81,7 +81,7 @@ std::string concat(const Args&... args) {
 }  // namespace detail
 }  // namespace ddp
 
-/// Checks an invariant of libddp itself; the optional arguments are joined into the message.
+/// Checks an invariant of libddp; the optional arguments are joined into the message.
 #define DDP_CHECK(condition, ...)                                              \
   do {                                                                         \
     if (!(condition)) [[unlikely]] {                                           \

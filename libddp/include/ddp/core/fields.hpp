@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -94,5 +95,29 @@ class FieldVisitor {
   virtual void enter_section(const std::string& name) = 0;
   virtual void leave_section() = 0;
 };
+
+/// A program's own section, declared before settings are read. So --help shows its keys, and
+/// unknown keys are refused at the start. Without a name: the result of uses().
+struct Section {
+  std::string name;
+  std::function<void(FieldVisitor&)> describe;  ///< visits the section's options (defaults first)
+  std::vector<std::string> used_keys{};         ///< set by uses()
+};
+
+/// `T` has describe_fields(T&, FieldVisitor&).
+template <typename T>
+Section declare_section(std::string name) {
+  return {std::move(name),
+          [options = T{}](FieldVisitor& visitor) mutable { describe_fields(options, visitor); }};
+}
+
+/// Names library settings that the program's own code reads: fields ("train.grad_accum_steps") or
+/// sections ("metrics"). Settings passed to library objects need not be named: see
+/// Config::require_all_used.
+///
+///   ddp::run(argc, argv, train, {ddp::uses({"train.grad_accum_steps", "train.mixup"})});
+inline Section uses(std::vector<std::string> keys) {
+  return {.name = "", .describe = [](FieldVisitor&) {}, .used_keys = std::move(keys)};
+}
 
 }  // namespace ddp

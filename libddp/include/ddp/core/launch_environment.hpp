@@ -8,6 +8,8 @@
 
 namespace ddp {
 
+/// In the order of precedence: rank and world_size given, RANK and WORLD_SIZE,
+/// OMPI_COMM_WORLD_RANK, …
 enum class LaunchSource { Arguments, Torchrun, OpenMpi, Slurm, Pmix, Single };
 
 /// "explicit arguments", "torchrun", "mpirun", "a Slurm step", "PMIx", "a single process".
@@ -44,11 +46,9 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 /// The process's own environment.
 EnvironmentLookup process_environment();
 
-/// Sources in order: explicit arguments (rank and world_size), torchrun (RANK and WORLD_SIZE),
-/// mpirun (OMPI_COMM_WORLD_RANK), a Slurm step, PMIx, a single process. Variables of other
-/// launchers are ignored; empty variables count as unset. Arguments that agree with a launcher keep
-/// its source. Throws SettingsError naming both sides if the source contradicts itself or the
-/// arguments.
+/// The first source of LaunchSource's order that names a rank. Ignores other launchers' variables;
+/// empty ones count as unset. Throws SettingsError naming both sides if the source contradicts
+/// itself or the arguments.
 LaunchEnvironment detect_launch_environment(const LaunchArguments& arguments,
                                             const EnvironmentLookup& environment);
 

@@ -8,8 +8,7 @@ namespace ddp {
 
 enum class LogLevel { Debug, Info, Warning, Error };
 
-/// Lines below `level` are dropped. Called by Context. DDP_LOG_LEVEL=debug|info|warning|error
-/// overrides it.
+/// Drops lines below `level`. DDP_LOG_LEVEL=debug|info|warning|error overrides it.
 void set_log_level(LogLevel level);
 /// The rank shown in each line; -1 (the default) shows none.
 void set_log_rank(int rank);

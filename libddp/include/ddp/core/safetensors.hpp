@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in the safetensors format, read and written without Python and without pickle.
-// Format: https://github.com/huggingface/safetensors#format. Compatible with
-// safetensors.torch.load_file and save_file.
+// Tensors in the safetensors format (https://github.com/huggingface/safetensors#format).
 //
 // The reader trusts nothing. It limits the header to 16 MiB and 100,000 entries and checks lengths
 // against the file before allocation. Gaps or overlaps in the data and duplicate keys are errors.
@@ -9,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -28,6 +27,18 @@ struct Safetensors {
 /// file and reason.
 Safetensors load_safetensors(const std::string& path);
 
+/// A tensor's place in a file.
+struct StoredTensorInfo {
+  std::string name;
+  std::string dtype;  ///< the format's name: "F32", "BF16", …
+  std::vector<int64_t> shape;
+  uint64_t offset = 0;  ///< first byte, from the start of the file
+  uint64_t num_bytes = 0;
+};
+/// The places of a file's tensors, in the order of the file. Reads and checks the header only.
+/// Throws ReadError.
+std::vector<StoredTensorInfo> list_safetensors(const std::string& path);
+
 /// Writes a temporary file, then fsync and rename: `path` is the old or the new file, never a part.
 /// The umask sets its permissions. Takes tensors of any device and strides; dtypes bool,
 /// (u)int8..64, half, bfloat16, float, double, float8_e4m3fn, float8_e5m2, complex float. Throws
@@ -35,19 +46,4 @@ Safetensors load_safetensors(const std::string& path);
 void save_safetensors(const std::string& path, const TensorMap& tensors,
                       const std::map<std::string, std::string>& metadata = {});
 
-namespace detail {
-
-/// CPU tensors in the order of the file: the header, then the data.
-struct SerializedTensors {
-  std::string header;
-  std::vector<at::Tensor> data;  ///< contiguous
-};
-/// Tensors must be contiguous and on the CPU.
-SerializedTensors serialize_tensors(const TensorMap& tensors,
-                                    const std::map<std::string, std::string>& metadata);
-
-/// The format's name of a dtype ("F32"). Throws WriteError naming `name` if there is none.
-std::string safetensors_dtype(at::ScalarType dtype, const std::string& name);
-
-}  // namespace detail
 }  // namespace ddp

@@ -20,6 +20,10 @@ struct NamedParameter {
 
 using NamedParameters = std::vector<NamedParameter>;
 
+/// 16 hexadecimal digits (XXH3) over names, dtypes, shapes and every bit of the values. The host
+/// waits for the device; device memory is copied in pieces.
+std::string fingerprint_of(const NamedParameters& parameters);
+
 // The part of an object that a checkpoint stores: tensors and small values under stable names.
 
 using StateValue = std::variant<bool, int64_t, double, std::string>;

@@ -3,32 +3,14 @@
 // ends) and Ctrl-C request a stop at a step boundary that all ranks agree on.
 #pragma once
 
-#include <signal.h>
-
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "ddp/core/control_plane.hpp"
+#include "ddp/detail/exchange_pace.hpp"
 
 namespace ddp {
-
-/// Catches SIGTERM, SIGUSR1 and SIGINT during its lifetime; the handler only sets a flag. The first
-/// SIGINT also restores its default action, so a second Ctrl-C exits at once. One object per
-/// process; ddp::run makes it.
-class StopSignalHandlers {
- public:
-  StopSignalHandlers();
-  ~StopSignalHandlers();
-  StopSignalHandlers(const StopSignalHandlers&) = delete;
-  StopSignalHandlers& operator=(const StopSignalHandlers&) = delete;
-
- private:
-  std::array<struct sigaction, 3> previous_;
-};
 
 /// Requests a stop of this process, like a signal; any thread.
 void request_stop();
@@ -37,36 +19,13 @@ bool stop_requested();
 /// Clears the request (for a program that trains again in the same process, and tests).
 void clear_stop_request();
 
-namespace detail {
-
-/// Pause between exchanges of all ranks: exchanges take at most 1/50 of the time, and the pause is
-/// at most five intervals. Uses the shorter of the last two durations, because one may include a
-/// wait for a slow rank.
-class ExchangePace {
- public:
-  using Seconds = std::chrono::duration<double>;
-  void note(Seconds exchange) { last_ = std::exchange(newest_, exchange); }
-  /// From the end of one exchange to the start of the next.
-  Seconds pause(Seconds interval) const {
-    const auto exchange = std::min(last_, newest_);
-    return std::min(std::max(interval - exchange, 49 * exchange), 5 * interval);
-  }
-
- private:
-  Seconds last_{0}, newest_{0};
-};
-
-}  // namespace detail
-
 /// The ranks' agreement to stop, polled at every step boundary:
 ///
 ///   if (stop_signal.should_stop()) { save; throw ddp::Stop("..."); }
 ///
 /// A rank's own request takes effect only when all ranks know it, so all stop at the same step.
-/// Ranks exchange requests about every `check_interval`: rank 0 converts it to a number of steps.
-/// Other calls only compare a counter. If an exchange takes over 1/50 of the interval, as in
-/// large jobs, ranks exchange less often, down to 1/5 as often. At world size 1 it only reads the
-/// flag.
+/// Ranks exchange requests about every `check_interval` (in large jobs up to five times that),
+/// which rank 0 converts to a number of steps. Other calls only compare a counter.
 class StopSignal {
  public:
   explicit StopSignal(ControlPlane& control_plane,

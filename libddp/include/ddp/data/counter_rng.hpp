@@ -2,10 +2,8 @@
 // Random numbers as a pure function of (seed, epoch, sample index, draw): any thread, rank or GPU
 // that asks for sample 17 of epoch 3 gets the same bits, in any order.
 //
-// Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11). The key is
-// the seed; the counter holds index (64 bits), epoch (32 bits) and the number of the block of four
-// draws (32 bits). Uses neither Torch nor the standard library's distributions (their results
-// differ between libraries). Compiles as device code too.
+// Philox4x32-10 of Salmon et al. (SC'11). The key is the seed; the counter holds index (64 bits),
+// epoch (32 bits) and the number of the block of four draws (32 bits). Compiles as device code too.
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,7 @@ inline void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit) {
 
 class DeviceImageLoader : public detail::BatchSource<Batch> {
  public:
-  /// Copies the images to `device`. Throws SettingsError if why_not() returns a reason.
+  /// Copies the images to `device`. Throws SettingsError where why_not() returns a reason.
   DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
                     const DistributedSampler& sampler, at::Device device,
                     const LoaderOptions& options);
@@ -58,14 +58,12 @@ class DeviceImageLoader : public detail::BatchSource<Batch> {
   /// (out of memory), the next call returns the same batch.
   Batch next() override;
 
-  /// The host's part of next(): counts the batch as consumed. At the start of an epoch it uploads
-  /// the order on the current stream, after waiting for the thread that computes the order.
-  /// Otherwise it returns at once. Must not run inside a capture. Up to one epoch of batches may be
+  /// The host's part of next(): counts the batch as consumed and, at the start of an epoch, uploads
+  /// the order on the current stream. Not inside a capture. Up to one epoch of batches may be
   /// prepared before they are made.
   PreparedBatch prepare();
   /// The device's part, on the current stream. May be captured in a graph that this object
-  /// outlives. Each replay makes the batch at the device's current value of `place`, which
-  /// GraphedStep updates.
+  /// outlives: each replay makes the batch at the device's current value of `place`.
   Batch make(const PreparedBatch& prepared) const;
 
   void restart(detail::LoaderPlace place) override;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The samples of a rank in an epoch, in order: the same indices as PyTorch's DistributedSampler
-// (torch/utils/data/distributed.py). With `shuffle` the permutation is torch.randperm(size) of a
-// CPU generator seeded `seed + epoch`. The permutation is padded by repeating its head
-// (cyclically), or cut with `drop_last`. Rank r takes the places r + k * world_size, k = 0, 1, …
+// The samples of a rank in an epoch, in order: the same indices as PyTorch's DistributedSampler.
+// With `shuffle` the permutation is torch.randperm(size) of a CPU generator seeded `seed + epoch`,
+// padded by repeating its head or cut (`drop_last`). Rank r takes places r + k * world_size.
 //
 // Additions: `pad = false` gives each sample to exactly one rank (evaluation). A position counts
-// the places that all ranks have consumed, so an epoch can continue at another world size and still
-// see each sample once.
+// the places consumed by all ranks, so an epoch can continue at another world size.
 #pragma once
 
 #include <torch/data/samplers/base.h>
@@ -45,8 +43,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// The end of the places that remain after `first`: as total_size(), counted from `first`.
   int64_t end_place(int64_t first) const;
 
-  /// Places of the epoch that all ranks together have consumed. set_position() decodes nothing and
-  /// deals the remaining places again: rank r takes position + r + k * world_size.
+  /// Places of the epoch that all ranks together have consumed. set_position() deals the remaining
+  /// places again: rank r takes position + r + k * world_size.
   int64_t position() const;
   void set_position(int64_t position);
 
@@ -55,10 +53,10 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   int world_size() const { return world_size_; }
   const SamplerOptions& options() const { return options_; }
 
-  /// torch::data::samplers::Sampler<>: the start of an epoch, with another size if given. After
-  /// next() this is the following epoch. Before next() nothing changes: an epoch and a position
-  /// that were set hold. torch::data's loaders call reset() at each begin() on their own copy. So
-  /// each begin() has a new order, and set_epoch() on the original does not reach the copy.
+  /// The start of an epoch, with another size if given: after next() the following epoch, else the
+  /// epoch and position that were set. torch::data's loaders call it at each begin() on their own
+  /// copy, so each begin() has a new order, and set_epoch() on the original does not reach the
+  /// copy.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   /// Returns up to `batch_size` next samples of this rank; nullopt at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Language-model data: token files (token_file.hpp) as windows, padded or packed sequences.
+// Language-model data: token files as windows, padded or packed sequences. Files and vocabulary are
+// prepared once by data/prepare_chat.py or data/prepare_text.py; data/README.md has the format.
 //
 //   auto dataset = std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train);
 //   dataset->require_vocab(model->vocab_size());
@@ -25,9 +26,6 @@
 
 namespace ddp {
 
-// Memory-mapped token files and their vocabulary, prepared once by data/prepare_chat.py or
-// data/prepare_text.py. data/README.md describes the format.
-
 /// A file's description of the vocabulary of its ids.
 struct TokenizerInfo {
   int64_t vocab_size = 0;    ///< ids are 0 .. vocab_size - 1
@@ -39,8 +37,7 @@ struct TokenizerInfo {
   std::vector<int64_t> end_tokens() const;
 };
 
-/// A prompt and its reference answer, including the answer's last id (an end of turn). The prompt
-/// contains the reference's earlier answers of the same document.
+/// A prompt (with the document's earlier answers) and its reference answer, up to its end of turn.
 struct PromptReference {
   int64_t document = 0;
   int64_t answer = 0;  ///< number in the document, from 0
@@ -48,12 +45,11 @@ struct PromptReference {
   std::vector<int64_t> reference;
 };
 
-/// One split. Any number of threads may read it. Documents are contiguous and not empty.
+/// One split, memory-mapped. Any number of threads may read it. Documents are not empty.
 class TokenFile {
  public:
-  /// Maps `path` and checks its whole structure and the ids of the first 2^26 tokens (at about 4
-  /// GB/s). Later ids are checked when read. Throws DataError naming the file; for an id outside
-  /// the vocabulary also the document and the position in it.
+  /// Checks the file's structure and the ids of the first 2^26 tokens; later ids are checked when
+  /// read. Throws DataError naming the file; for an id outside the vocabulary also its place.
   explicit TokenFile(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -78,8 +74,7 @@ class TokenFile {
   int64_t count_targets(int64_t begin, int64_t count) const;
 
   /// The document's spans of targets (the answers of a chat) in order, each with all tokens before
-  /// it. A span at the document's start answers nothing and is skipped. A file without targets has
-  /// no spans.
+  /// it, except a span at the document's start. A file without targets has no spans.
   std::vector<PromptReference> prompt_references(int64_t document) const;
 
  private:
@@ -118,8 +113,7 @@ class Vocabulary {
   /// The smallest id with exactly these bytes.
   std::optional<int64_t> find(std::string_view bytes) const;
 
-  /// The text of `ids`, optionally without special tokens. A cut inside a character is not valid
-  /// UTF-8: see valid_utf8().
+  /// The text of `ids`. A cut inside a character is not valid UTF-8: see valid_utf8().
   std::string decode(const std::vector<int64_t>& ids, bool skip_special = true) const;
 
   /// Throws DataError naming both files unless `file` was made with this vocabulary.
@@ -189,18 +183,16 @@ struct TokenStatistics {
 class TokenDataset {
  public:
   /// Opens `train.safetensors` (Split::Train) or `eval.safetensors` (Split::Test) in options.path.
-  /// The layout of the rows is deterministic. Throws SettingsError for wrong options. Throws
-  /// DataError, naming the file, if the file is missing, damaged or empty, or if no document fits
-  /// the options. The vocabulary must be that of `vocabulary.safetensors` in the folder, or
-  /// DataError is thrown.
+  /// Throws SettingsError for wrong options. Throws DataError naming the file if it is missing,
+  /// damaged or empty, if no document fits the options, or if its vocabulary is not that of
+  /// `vocabulary.safetensors` in the folder.
   TokenDataset(const TokenDataOptions& options, Split split);
 
   int64_t size() const;  ///< rows
   TokenExample get(int64_t index) const { return get_for_epoch(index, 0); }
-  /// Callable from any thread. Pack and Pad return the same row in every epoch. With Stream,
-  /// Split::Train's windows begin at an offset below max_seq_len, drawn from (seed, epoch), so the
-  /// cuts move. Up to two windows of tokens at the ends are then skipped. Split::Test's windows
-  /// begin at 0 and cover all tokens; the last window may be shorter.
+  /// Any thread. Pack and Pad return the same row in every epoch. With Stream, Split::Train's
+  /// windows begin at an offset below max_seq_len drawn from (seed, epoch); up to two windows of
+  /// tokens at the ends are skipped. Split::Test's cover all tokens; the last may be shorter.
   TokenExample get_for_epoch(int64_t index, int64_t epoch) const;
 
   /// Throws DataError naming both sizes if the file's vocabulary is larger than `vocab_size`.
@@ -270,9 +262,8 @@ inline void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit) {
   visit(batch.num_targets);
 }
 
-/// Collates rows. Padding is id 0 and never a label. Packed rows are always max_seq_len long. Other
-/// rows have the length of the batch's longest, rounded up to a multiple of 64, at most
-/// max_seq_len.
+/// Padding is id 0 and never a label. Packed rows are max_seq_len long; other rows have the length
+/// of the batch's longest, rounded up to a multiple of 64, at most max_seq_len.
 class TokenCollate {
  public:
   TokenCollate(TokenLayout layout, int64_t max_seq_len);

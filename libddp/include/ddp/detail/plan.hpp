@@ -44,9 +44,4 @@ class Plan {
   int64_t version_ = 0;
 };
 
-/// The text of a plan file; empty if the file does not exist. Throws ReadError.
-std::string read_plan_file(const std::string& path);
-/// Replaces the file atomically. Throws WriteError.
-void write_plan_file(const std::string& path, const Plan& plan);
-
 }  // namespace ddp

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/visit_tensors.hpp"
 #include "ddp/detail/batch_source.hpp"
+#include "ddp/detail/visit_tensors.hpp"
 
 namespace ddp::detail {
 

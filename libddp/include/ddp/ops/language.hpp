@@ -13,8 +13,6 @@
 
 namespace ddp::ops {
 
-// Scaled dot-product attention with a kernel chosen by name, not by LibTorch.
-
 enum class AttentionBackend {
   Auto,   ///< cuDNN if possible and shapes_recur, else Flash if possible, else Math; on the CPU
           ///< LibTorch's choice
@@ -33,8 +31,8 @@ struct AttentionOptions {
   /// Added to the scores, broadcast to [batch, heads, q_len, k_len]: 0 if a query reads a key, else
   /// -inf. Always uses the Math backend. Not with is_causal, not for packed documents.
   at::Tensor mask{};
-  /// Auto: whether shapes recur, as in training: cuDNN makes a plan for each. A recomputed forward
-  /// needs the same value as the first forward, or another kernel may run.
+  /// Auto: whether shapes recur, as in training. A recomputed forward needs the same value as the
+  /// first forward, or another kernel may run.
   bool shapes_recur = true;
 };
 
@@ -63,9 +61,8 @@ at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, cons
                             const at::Tensor& offsets, int64_t max_length,
                             const AttentionOptions& options = {});
 
-// Rotary position embedding (Su et al., arXiv:2104.09864) in the layout of Hugging Face's Llama and
-// Qwen2: element i of a head is rotated with element i + head_dim / 2.
-
+/// Rotary position embedding (Su et al., arXiv:2104.09864) in the layout of Hugging Face's Llama
+/// and Qwen2: element i of a head is rotated with element i + head_dim / 2.
 struct RotaryOptions {
   int64_t head_dim = 128;
   double theta = 10000;  ///< base of the wavelengths
@@ -101,14 +98,13 @@ at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 /// backward.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
-// A frozen linear layer plus a trained low-rank update (Hu et al., arXiv:2106.09685).
-
 struct LoraLinearOptions {
   double scale = 1;      ///< alpha / rank
   double dropout_p = 0;  ///< of the low-rank branch's input; 0 outside training
 };
 
-/// x Wᵀ + bias + scale * (dropout(x) Aᵀ) Bᵀ. The product B A is never formed.
+/// x Wᵀ + bias + scale * (dropout(x) Aᵀ) Bᵀ: a frozen layer with a trained low-rank update (Hu et
+/// al., arXiv:2106.09685). The product B A is never formed.
 ///
 ///   input [..., in], weight [out, in], bias [out] or undefined, lora_a [rank, in], lora_b [out,
 ///   rank]
@@ -119,9 +115,6 @@ struct LoraLinearOptions {
 at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                        const at::Tensor& lora_a, const at::Tensor& lora_b,
                        const LoraLinearOptions& options);
-
-// The head of a language model and its loss in one op. The logits of a large vocabulary never exist
-// in float32, and with chunks never all at once.
 
 inline constexpr int64_t kIgnoreIndex = -100;
 
@@ -134,34 +127,30 @@ struct LinearCrossEntropyOptions {
 };
 
 struct LinearCrossEntropyResult {
-  at::Tensor loss_sum;  ///< float32, 0-dim: sum over the rows that are not ignored
-  at::Tensor
-      num_correct;  ///< int64, 0-dim, without gradient: rows whose largest logit is the label
+  at::Tensor loss_sum;     ///< float32, 0-dim: sum over the rows that are not ignored
+  at::Tensor num_correct;  ///< int64, 0-dim: rows whose largest logit is the label
 };
 
-/// sum over rows t of logsumexp(logits[t]) - logits[t, labels[t]], with logits = hidden weightᵀ in
-/// hidden's dtype and all sums in float32.
+/// The head of a language model and its loss: sum over rows t of logsumexp(logits[t]) - logits[t,
+/// labels[t]], with logits = hidden weightᵀ in hidden's dtype and all sums in float32.
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
-/// The forward computes the required gradients of `hidden` and `weight` while the logits exist; the
-/// backward scales them. Backward runs once. If pad_rows() padded `weight`, the products include
-/// the padded rows, which do not affect results. (Products with odd row lengths are four to six
-/// times slower.)
+/// The forward computes the required gradients while the logits exist; the backward scales them
+/// and runs once. Logits never exist in float32. Products with odd row lengths are four to six
+/// times slower: see pad_rows().
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});
 
 /// Reallocates `weight` [rows, columns] with a multiple of kRowMultiple rows, the additional rows
-/// zero. Keeps values, shape, name and gradient. A `.to()` drops the padding; call pad_rows()
-/// again. Does nothing if `weight` is already padded.
+/// zero. Keeps values, shape, name and gradient; results do not change. A `.to()` drops the
+/// padding.
 void pad_rows(at::Tensor& weight);
 
 /// `weight` with the rows added by pad_rows(), sharing its memory, without gradient; `weight`
 /// itself if it is not padded.
 at::Tensor padded_rows(const at::Tensor& weight);
-
-// Activation checkpointing: memory for time.
 
 /// Runs `function(inputs)` without saving activations, and runs it again in the backward with the
 /// same random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and

@@ -24,9 +24,8 @@ void describe_fields(EmaOptions& options, FieldVisitor& visitor);
 
 /// Exponential moving average of weights: average += (1 - decay) * (weight - average).
 ///
-/// Averages are float32 for bfloat16 and float16 weights, else of the weight's dtype. Tensors that
-/// are not floating point (batch counters) are copied. Include buffers in the list to average them
-/// too.
+/// Averages are float32 for bfloat16 and float16 weights, else of the weight's dtype. Integers
+/// (batch counters) are copied. Include buffers in the list to average them too.
 class Ema : public Stateful {
  public:
   /// Starts the averages as copies of `tensors`.
@@ -34,7 +33,6 @@ class Ema : public Stateful {
   template <HasNamedParameters Model>
   explicit Ema(const Model& model, const EmaOptions& options = {})
       : Ema(model.named_parameters(), options) {}
-  // Two copies would update the same averages.
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
@@ -42,9 +40,8 @@ class Ema : public Stateful {
   /// a capture. On CUDA one kernel updates all averages in float32.
   void update();
 
-  /// Puts the averages into the weights until the returned object is destroyed. Its destructor
-  /// restores the previous bits. Weights keep their memory, so views, buckets and graphs stay
-  /// valid. update() throws ddp::Error meanwhile.
+  /// Puts the averages into the weights' memory until the returned object is destroyed, which
+  /// restores the previous bits. update() throws ddp::Error meanwhile.
   class Swap {
    public:
     Swap(Swap&& other) noexcept;

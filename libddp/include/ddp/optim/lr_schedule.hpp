@@ -45,10 +45,9 @@ void describe_fields(LrScheduleOptions& options, FieldVisitor& visitor);
 
 class LrSchedule {
  public:
-  /// `num_steps` is the length of the run (TrainOptions::num_steps). Schedules with a length use it
-  /// if options.total_steps is 0. Without `num_steps`, options of a ddp::Config have
-  /// train.max_steps there, unless train.epochs is set. Throws SettingsError naming the setting
-  /// that is out of range or missing.
+  /// `num_steps` is the length of the run (TrainOptions::num_steps), used if options.total_steps is
+  /// 0. A ddp::Config sets total_steps to train.max_steps, unless train.epochs is set. Throws
+  /// SettingsError naming the setting that is out of range or missing.
   explicit LrSchedule(LrScheduleOptions options, int64_t num_steps = 0);
 
   /// The learning rate of optimizer step `step` (the first is 0). Past the end: the last value.

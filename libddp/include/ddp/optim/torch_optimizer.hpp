@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adapts torch::optim's optimizers to ddp::Optimizer, for GradScaler and Checkpointer.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -12,8 +11,8 @@
 
 namespace ddp {
 
-/// Adapts a torch::optim::Optimizer. Not capturable. As in PyTorch, GradScaler reads found_inf on
-/// the host before each step. Parameters are updated one by one: make_optimizer's are faster.
+/// Adapts a torch::optim::Optimizer, for GradScaler and Checkpointer. Not capturable. GradScaler
+/// reads found_inf on the host before each step. make_optimizer's optimizers are faster.
 ///
 /// A step with `lr` sets every parameter group's learning rate to lr, times the ratio of the
 /// group's learning rate to the first group's at construction. A step without lr leaves the groups

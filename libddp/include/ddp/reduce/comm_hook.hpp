@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp {
+
+struct DdpOptions;
 
 /// A bucket as a hook sees it.
 struct GradBucket {
@@ -38,12 +39,9 @@ struct GradBucket {
 /// - finish() is called for all buckets, in the same order, at the end of the backward. It must
 ///   leave the mean over the ranks in `bucket.buffer`.
 ///
-/// A hook may send tensors of any size, so no rank can check a size before the hook sends.
-/// - CommunicatorOptions::check_collectives compares the operation, size and dtype of each call
-///   over the ranks before anything is sent. All ranks throw the same MismatchError.
-/// - Without it, the backend may report different sizes, give wrong values, or crash.
-/// - After finish(), `bucket.buffer` must be a tensor of the bucket's shape, dtype and device.
-///   Otherwise the reducer throws SettingsError, after the hook has sent its tensors.
+/// Tensors that a hook sends must have equal sizes on all ranks, or values are wrong or the job
+/// crashes: CommunicatorOptions::check_collectives finds that. After finish(), `bucket.buffer` must
+/// be a tensor of the bucket's shape, dtype and device, else the reducer throws SettingsError.
 class CommHook {
  public:
   virtual ~CommHook() = default;

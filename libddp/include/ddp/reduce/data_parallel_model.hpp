@@ -46,13 +46,6 @@ struct DdpOptions {
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);
 
-inline bool chooses_buckets(const DdpOptions& options) {
-  return options.bucket_cap_mb == kAutoBuckets;
-}
-
-/// The bucket limits in bytes: [first, cap].
-std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options);
-
 /// PyTorch's DDPLoggingData. Times are in milliseconds, averaged over the measured backwards (the
 /// first 10, then every 100th); 0 before the first measurement.
 struct DdpLoggingData {
@@ -100,9 +93,9 @@ struct ModelTensors {
 /// parameters: call prepare_for_backward() after each forward.
 class DataParallelModel : public Stateful {
  public:
-  /// Collective. Compares names, order, shapes, strides, dtypes, requires_grad and the settings
-  /// over all ranks. All ranks throw MismatchError with the first difference. Then (init_sync)
-  /// sends rank 0's parameters and buffers. Throws SettingsError if nothing requires a gradient.
+  /// Collective. All ranks throw MismatchError with the first difference in names, order, shapes,
+  /// strides, dtypes, requires_grad and settings. Then (init_sync) sends rank 0's parameters and
+  /// buffers. Throws SettingsError if nothing requires a gradient.
   DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                     const DdpOptions& options = {});
   ~DataParallelModel() override;
@@ -128,30 +121,25 @@ class DataParallelModel : public Stateful {
   void zero_grad();
 
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
-  /// Forward and backward must both run inside. The first backward afterwards averages the whole
-  /// sum over the ranks.
+  /// Forward and backward must both run inside. The next backward averages the whole sum.
   [[nodiscard]] NoSync no_sync();
 
   /// `loss_sum` is this rank's sum over its `count` items; `count` may be 0. After a synchronised
   /// backward, .grad is the gradient of (sum over ranks) / (sum of counts): the exact global mean,
-  /// also for ragged batches. Under no_sync() counts add up.
-  /// The ranks send gradients of a sum. With float16 gradients (fp16_compress, a GradScaler) that
-  /// sum can overflow: pass w * loss_sum and w * count, with the same w on every rank, near 1 /
-  /// count. w cancels.
+  /// also for ragged batches. Under no_sync() counts add up. Where float16 gradients of that sum
+  /// overflow, pass w * loss_sum and w * count, with w near 1 / count and equal on every rank.
   void weighted_backward(const at::Tensor& loss_sum, double count);
-  /// `count` is a tensor of one element on the model's device, at least 0 (not checked). If the sum
-  /// over the ranks is not above 0 (negative, NaN), all gradients are 0. Counts of tensors and of
-  /// numbers are added in float32, exact below 2^24. The host does not wait, so a captured step
-  /// reads the count in each replay.
+  /// `count` is a tensor of one element on the model's device, read in each replay of a captured
+  /// step. If the sum over the ranks is not above 0 (not checked), all gradients are 0. Counts of
+  /// tensors and of numbers are added in float32, exact below 2^24.
   void weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count);
 
-  /// Replaces the all-reduce of buckets. Call it once, before the first forward, on every rank. The
-  /// first synchronised forward compares the hooks' names and throws MismatchError if they differ.
+  /// Replaces the all-reduce of buckets. Call it once, before the first forward, on every rank,
+  /// with hooks of equal names (else MismatchError in the first synchronised forward).
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
-  /// Announces a synchronised backward after a forward that bypasses the wrapper. `outputs`
-  /// distinguish two forwards before two backwards, and forwards without a backward.
-  /// find_unused_parameters requires them (else throws SettingsError).
+  /// Announces a synchronised backward after a forward that bypasses the wrapper. `outputs` tell
+  /// forwards apart; find_unused_parameters requires them (else SettingsError).
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
 
   /// Sends rank `root`'s buffers now. Collective.
@@ -167,15 +155,13 @@ class DataParallelModel : public Stateful {
   double exposed_communication_ms();
   DdpLoggingData logging_data();
 
-  /// Makes state_dict() hold only a fingerprint of the frozen parameters, so an adapter checkpoint
-  /// omits its base. load_state_dict() throws MismatchError if the base here differs. The frozen
-  /// parameters must not change afterwards.
+  /// Makes state_dict() hold only a fingerprint of the frozen parameters, for an adapter without
+  /// its base. load_state_dict() throws MismatchError for another base. They must not change
+  /// afterwards.
   void leave_frozen_out_of_state();
 
-  /// 16 hexadecimal digits over names, dtypes, shapes and every bit of the frozen parameters: equal
-  /// texts mean an equal base. Reads the parameters each time; the host waits.
+  /// fingerprint_of() the frozen parameters, and its cached first result.
   std::string frozen_fingerprint() const;
-  /// Caches frozen_fingerprint() at the first call by a caller, a save or a load.
   const std::string& frozen_identity() const;
 
   std::string state_name() const override { return "model"; }

@@ -16,36 +16,16 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include <string>
 #include <typeinfo>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "ddp/detail/module_tensors.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/detail/visit_tensors.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp {
-
-namespace detail {
-
-/// Parameters and buffers of a torch::nn module. A tensor registered twice is listed once.
-ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module);
-ModelTensors tensors_of(const torch::jit::Module& module);
-
-template <typename Module>
-ModelTensors tensors_of_any(const Module& module) {
-  if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
-    return tensors_of(static_cast<const torch::jit::Module&>(module));
-  } else if constexpr (requires { module.ptr(); }) {
-    return tensors_of(std::static_pointer_cast<torch::nn::Module>(module.ptr()));
-  } else {
-    return tensors_of(std::static_pointer_cast<torch::nn::Module>(module));
-  }
-}
-
-}  // namespace detail
 
 template <typename Module>
 class DistributedDataParallel : public DataParallelModel {
@@ -56,8 +36,8 @@ class DistributedDataParallel : public DataParallelModel {
       : DataParallelModel(detail::tensors_of_any(module), std::move(communicator), options),
         module_(std::move(module)) {}
 
-  /// Runs the module's forward. In training, first synchronises buffers if needed and afterwards
-  /// announces the backward. Under no_sync() and without gradient recording, only calls the module.
+  /// Runs the module's forward. In training, synchronises buffers before it and announces the
+  /// backward after it, except under no_sync() and without gradient recording.
   template <typename... Args>
   auto forward(Args&&... args) {
     const TraceScope trace("forward", "compute");

@@ -18,42 +18,14 @@
 namespace ddp {
 
 struct JoinOptions {
-  /// True: gradients are divided by the world size, as if joined ranks had zero gradients. False:
-  /// gradients are divided by the number of ranks that still have input.
+  /// Gradients are divided by the world size (true) or by the number of ranks that still have
+  /// input.
   bool divide_by_initial_world_size = true;
   /// True: as soon as one rank runs out, all ranks throw MismatchError.
   bool throw_on_early_termination = false;
   /// True if the loop calls weighted_backward: joined ranks add weight 0 and the divisor is the sum
   /// of weights. Throws SettingsError if the loop does otherwise.
   bool weighted = false;
-};
-
-/// Announces this rank's forwards, then shadows the other ranks' forwards in finish(). Use join()
-/// instead.
-class JoinScope {
- public:
-  JoinScope(DataParallelModel& model, const JoinOptions& options);
-  ~JoinScope();
-  JoinScope(const JoinScope&) = delete;
-  JoinScope& operator=(const JoinScope&) = delete;
-
-  /// Announces a forward of this rank. Collective with the other ranks' announcements or shadows.
-  void announce_forward(bool synchronised, bool sends_buffers);
-  /// The rank whose buffers are sent: the highest one that still has input.
-  int buffer_root() const { return highest_active_; }
-  bool is_weighted() const { return options_.weighted; }
-  /// This rank ran out: it joins with zeros until all ranks have run out. Then the highest rank
-  /// that was active last sends its model to all. Collective.
-  void finish();
-
- private:
-  std::vector<int64_t> exchange(int64_t flags);
-  void apply(const std::vector<int64_t>& flags);
-
-  DataParallelModel& model_;
-  JoinOptions options_;
-  int highest_active_ = 0;
-  bool uneven_ = false;  // a rank ran out before another
 };
 
 /// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError for a model

@@ -15,14 +15,9 @@ namespace ddp {
 
 /// Parameters, buffers and their names are torch::nn::BatchNorm's. The input is [N, C, ...] of any
 /// rank and memory format, in float32/64, float16 or bfloat16 (statistics in float32). The result
-/// equals BatchNorm on the concatenation of all ranks' inputs. Their counts may differ and may be
-/// 0. In training, forward and backward are collective. Means and variances are merged after Chan
-/// et al. The backward is Ioffe and Szegedy's, with sums over all ranks:
-///   dx = (dy - sum_dy/n - (x-mean) invstd^2 sum_dy_xmu/n) weight invstd
-/// The gradients of weight and bias are this rank's share: DistributedDataParallel averages them.
-///
-/// Our models fuse it with the following ops, on CUDA by the kernels of ddp/ops/vision.hpp;
-/// forward() uses ATen's ops.
+/// equals BatchNorm on the concatenation of all ranks' inputs; their counts may differ and may be
+/// 0. In training, forward and backward are collective. The gradients of weight and bias are this
+/// rank's share: DistributedDataParallel averages them. Models may fuse it (ops/vision.hpp).
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator,
@@ -45,10 +40,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Replaces every torch::nn::BatchNorm1d/2d/3d in a Sequential or an ops::NormOwner (our models
-/// are) by a SyncBatchNorm. The new parameters and buffers share the old memory: make optimizers
-/// afterwards. C++ cannot replace a BatchNorm held as any other typed member: throws SettingsError
-/// naming that member, and replaces nothing.
+/// Replaces every torch::nn::BatchNorm1d/2d/3d in a Sequential or an ops::NormOwner by a
+/// SyncBatchNorm over the same memory: make optimizers afterwards. For a BatchNorm held as any
+/// other typed member throws SettingsError naming it, and replaces nothing.
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator);
 
 }  // namespace ddp

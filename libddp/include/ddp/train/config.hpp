@@ -22,6 +22,10 @@
 
 namespace ddp {
 
+class Settings;
+struct SettingRow;
+using SettingRows = std::vector<SettingRow>;
+
 class Config {
  public:
   ContextOptions context;
@@ -42,13 +46,11 @@ class Config {
   /// Reads all sections above and checks every key and value. Throws SettingsError.
   ///
   /// If `own_sections` announces the program's sections, any other key is refused here. A program's
-  /// section with the name of a section above lists which of its keys exist and their defaults (no
-  /// keys: no such section). Without `own_sections`, keys of sections that the program may read
-  /// later stay unread, unless they look misspelled.
+  /// section with the name of one above lists which of its keys exist and their defaults. Without
+  /// `own_sections`, keys of other sections stay unread, unless they look misspelled.
   ///
-  /// Some fields of section train act only in the program's loop: grad_accum_steps, max_grad_norm,
-  /// non_finite, label_smoothing, mixup, cuda_graph and eval_…. They exist only if uses() names
-  /// them or the program announces section train; otherwise they are refused and not shown.
+  /// grad_accum_steps, max_grad_norm, non_finite, label_smoothing, mixup, cuda_graph and eval_… of
+  /// section train exist only if uses() names them or the program announces section train.
   ///
   /// Unset settings are derived from others: loader.batch_size from train.batch_size (and back);
   /// lr_schedule.total_steps from train.max_steps (with train.epochs the program sets it, from
@@ -59,9 +61,8 @@ class Config {
   static Config from_command_line(int argc, const char* const* argv,
                                   const std::vector<Section>& own_sections = {});
 
-  /// The program's own settings: defaults of `T`, overridden by keys under "<name>.". Throws
-  /// SettingsError for wrong values and unknown keys of this section. `T` needs describe_fields(T&,
-  /// FieldVisitor&) in its namespace. Call it before training begins.
+  /// The program's own settings: defaults of `T`, which has describe_fields(T&, FieldVisitor&),
+  /// overridden by keys under "<name>.". Throws SettingsError for wrong values and unknown keys.
   template <typename T>
   T section(const std::string& name) const {
     T options{};
@@ -73,12 +74,10 @@ class Config {
   /// ddp::run calls it when the first step has begun, at the latest.
   void require_all_read() const;
   /// Like require_all_read(), and also refuses settings without effect, naming the fix. A setting
-  /// has no effect if no object of the library took its section's options (this Config's or
-  /// modified copies), unless uses() names it or the program announced the section. A file may set
-  /// such a key to its default or derived value, as to_yaml() does; an override may not. Always
-  /// used: context, train.max_steps, train.epochs, and the fields of section train that ddp::run
-  /// sets. train.batch_size counts as loader.batch_size. ddp::run calls it after the first step and
-  /// at the end.
+  /// has no effect if no object of the library took its section's options (or copies), unless
+  /// uses() names it or the program announced the section. A file may set such a key to its default
+  /// or derived value, as to_yaml() does. Always used: context, train.max_steps, train.epochs, and
+  /// what ddp::run sets. ddp::run calls it after the first step and at the end.
   void require_all_used() const;
 
   /// Current values of all keys, including own sections read so far.

@@ -19,8 +19,8 @@
 //   …
 //   return ddp::run(argc, argv, train, {ddp::uses({"train.non_finite"})});
 //
-// Loops without a GraphedStep use GradScaler::clip_and_step with skip_non_finite, which drops the
-// update on the device, and Optimizer::non_finite_report().
+// Loops without a GraphedStep use GradScaler::clip_and_step with skip_non_finite, and
+// Optimizer::non_finite_report().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,9 +55,8 @@ std::string first_non_finite(const NamedParameters& parameters);
 ///           changes of buffers (BatchNorm's running statistics) remain.
 ///   Ignore  does nothing.
 ///
-/// With an enabled GradScaler, inf in gradients is normal (the scaler skips such a step), so only
-/// the loss is checked. All methods except watch() are called by all ranks in the same order. The
-/// objects passed to it must outlive it.
+/// With an enabled GradScaler, inf in gradients is normal, so only the loss is checked. All methods
+/// except watch() are called by all ranks in the same order. The objects given must outlive it.
 class NonFiniteGuard {
  public:
   /// Indices into the StepLog; first_non_finite -1: not checked in this step.
@@ -71,20 +70,18 @@ class NonFiniteGuard {
 
   /// Whether the step drops a non-finite update: the argument of GradScaler::clip_and_step.
   bool skips() const { return action_ == NonFinite::Skip; }
-  /// The start of backward. Skip: a non-finite loss makes its gradients NaN, so that the reduced
-  /// gradients reach all ranks. Otherwise `loss` itself.
+  /// The start of backward. Skip: a non-finite loss makes its gradients NaN, on all ranks by the
+  /// reduction. Otherwise `loss` itself.
   at::Tensor watch(const at::Tensor& loss) const;
 
   /// Call after each step. With NonFinite::Error, throws NonFiniteError.
   void end_step(int64_t step, const StepLog& log, const Places& places);
   /// Checks all steps so far; the host waits for the last one. For logging steps.
   void look();
-  /// For Checkpointer::set_before_save: look(), and the reason if the state is invalid. The state
-  /// is invalid if at least the last two updates were skipped: weights may then be finite and
-  /// useless.
+  /// For Checkpointer::set_before_save: look(), and the reason if the state is invalid, which it is
+  /// if at least the last two updates were skipped.
   std::string before_save();
-  /// Call at the end of training, to check the last update. With NonFinite::Error, throws if a
-  /// weight is not finite; the host waits.
+  /// Call at the end of training. With NonFinite::Error, throws if a weight is not finite.
   void check_weights() const;
 
  private:

@@ -19,10 +19,8 @@ enum class CudaGraph {
 
 struct GraphedStepOptions {
   CudaGraph mode = CudaGraph::Auto;
-  /// Eager steps before the first capture. They let cuDNN choose its algorithms, NCCL connect, the
-  /// buckets reach their final order and the optimizer make its state. At least 1; a pending bucket
-  /// rebuild adds steps. Every further graph (another shape, or a re-capture) is preceded by one
-  /// eager step of its own.
+  /// Eager steps before the first capture, at least 1; a pending bucket rebuild adds steps. Every
+  /// further graph (another shape, or a re-capture) is preceded by one eager step of its own.
   int64_t warmup_steps = 3;
   /// Graphs cached at a time; further kinds of batches run eagerly. A kind that recurs only after
   /// 256 other kinds without a graph (or max_graphs, if more) runs eagerly too.

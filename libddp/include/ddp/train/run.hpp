@@ -39,8 +39,4 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 int run(int argc, const char* const* argv, const RunFunction& function,
         const std::vector<Section>& own_sections = {});
 
-/// The process exit code for `exception`, and the message to show.
-ExitCode exit_code_of(const std::exception& exception);
-std::string message_of(const std::exception& exception);
-
 }  // namespace ddp

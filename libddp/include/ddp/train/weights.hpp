@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A module's weights as a safetensors file, under the module's own parameter and buffer names
-// (torchvision's for our ResNets).
+// A module's weights as a safetensors file, under its own parameter and buffer names.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -14,10 +13,9 @@ namespace ddp {
 
 /// Differences between the keys of a file and a module.
 struct WeightDifferences {
-  std::vector<std::string> missing;     ///< in the module, not in the file
-  std::vector<std::string> unexpected;  ///< in the file, not in the module
-  std::vector<std::string>
-      wrong_shapes;  ///< "fc.weight: [10, 512] in the module, [1000, 512] in the file"
+  std::vector<std::string> missing;       ///< in the module, not in the file
+  std::vector<std::string> unexpected;    ///< in the file, not in the module
+  std::vector<std::string> wrong_shapes;  ///< "fc.weight: [10, 512] in the module, [9, 512] in …"
   bool empty() const { return missing.empty() && unexpected.empty() && wrong_shapes.empty(); }
   /// One line, at most ten names of each kind.
   std::string to_string() const;
