@@ -32,10 +32,10 @@ enum class GradScaling {
 struct AmpOptions {
   AmpDtype dtype = AmpDtype::Off;                ///< autocast's compute dtype
   GradScaling grad_scaling = GradScaling::Auto;  ///< whether GradScaler is enabled
-  double init_scale = 65536.0;
-  double growth_factor = 2.0;      ///< > 1
-  double backoff_factor = 0.5;     ///< < 1
-  int64_t growth_interval = 2000;  ///< steps without inf or NaN until the scale grows
+  double init_scale = 65536.0;                   ///< > 0
+  double growth_factor = 2.0;                    ///< > 1
+  double backoff_factor = 0.5;                   ///< < 1
+  int64_t growth_interval = 2000;  ///< >= 1; steps without inf or NaN until the scale grows
   detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
 };
 void describe_fields(AmpOptions& options, FieldVisitor& visitor);
@@ -76,15 +76,14 @@ class Autocast {
 /// ddp::Error with PyTorch's words.
 class GradScaler : public Stateful {
  public:
-  /// Throws SettingsError if growth_factor <= 1, backoff_factor >= 1, growth_interval < 1 or
-  /// init_scale <= 0.
+  /// Throws SettingsError for options out of range.
   explicit GradScaler(const AmpOptions& options = {});
 
   /// Returns outputs * scale. The first call makes the scale's tensors on the device of `outputs`.
   at::Tensor scale(const at::Tensor& outputs);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
-  /// Multiplies the optimizer's gradients by 1 / scale and records whether one has inf or NaN.
+  /// Multiplies the gradients by 1 / scale and records whether one has inf or NaN.
   void unscale_(Optimizer& optimizer);
 
   /// Calls optimizer.step unless a gradient has inf or NaN. Unscales first if unscale_ was not
@@ -99,8 +98,7 @@ class GradScaler : public Stateful {
   GradientScan clip_and_step(Optimizer& optimizer, const StepScalars& scalars, double max_norm,
                              bool skip_non_finite = false);
 
-  /// Lowers the scale if a check found inf or NaN; else counts the step and raises it at the
-  /// interval.
+  /// Lowers the scale if a check found inf or NaN; else raises it after each growth_interval.
   void update();
   void update(double new_scale);
 
@@ -122,10 +120,8 @@ class GradScaler : public Stateful {
   void set_found_inf_reduction(std::function<void(at::Tensor&)> reduce);
 
   std::string state_name() const override { return "scaler"; }
-  /// PyTorch's keys: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker. Empty
-  /// if disabled. Call it after update().
+  /// PyTorch's keys; empty if disabled. Call it after update(). A disabled scaler loads nothing.
   StateDict state_dict() const override;
-  /// Does nothing if disabled.
   void load_state_dict(const StateDict& state) override;
 
  private:

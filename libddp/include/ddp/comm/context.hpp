@@ -36,10 +36,9 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor);
 
 class Context {
  public:
-  /// Joins the job: launch environment, control plane, device, communicator. Collective. Sets the
-  /// current CUDA device and makes a pool stream this thread's current stream, so that later
-  /// AccumulateGrad nodes can be captured. Seeds all generators with `seed` on every rank (equal
-  /// initial weights).
+  /// Joins the job. Collective. Sets the current CUDA device and makes a pool stream this thread's
+  /// current stream, so that later AccumulateGrad nodes can be captured. Seeds all generators with
+  /// `seed` on every rank (equal initial weights).
   static Context create(const ContextOptions& options = {});
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
@@ -65,8 +64,7 @@ class Context {
   /// Makes ranks draw different random numbers (dropout): seeds with seed * world_size + rank.
   void seed_ranks(int64_t seed) const;
 
-  /// Reports this rank's step and place to peers and log lines. Cheap: does not wait for sockets,
-  /// see ControlPlane::set_progress.
+  /// Reports this rank's step and place to peers and log lines; see ControlPlane::set_progress.
   void set_progress(int64_t step, const std::string& where) const;
 
   /// Runs `teardown` before communicators close (graphs and reducers register here).

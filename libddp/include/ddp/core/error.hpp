@@ -8,7 +8,7 @@
 
 namespace ddp {
 
-/// Exit codes of a job's process. An sbatch script decides by these numbers.
+/// Exit codes of a process; an sbatch script decides by them.
 enum class ExitCode : int {
   Ok = 0,
   UserException = 1,  ///< an exception that is not a ddp::Error left the user's function

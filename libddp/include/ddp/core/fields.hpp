@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An options struct describes its fields once. YAML files, key=value overrides, --help,
-// docs/configuration.md, the settings table, saved settings and the comparison across ranks use
-// this.
+// An options struct describes its fields once, for YAML files, key=value overrides, --help,
+// docs/configuration.md, the settings table, saved settings and the comparison across ranks.
 //
 //   struct TrainOptions { int64_t batch_size = 128; };
 //   void describe_fields(TrainOptions& o, ddp::FieldVisitor& v) {

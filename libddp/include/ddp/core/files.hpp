@@ -51,8 +51,7 @@ struct FileRecord {
 
 uint64_t xxh3(std::string_view bytes);
 
-/// Permissions of new files: owner only (a run's state), or as the umask allows (for other
-/// readers).
+/// Permissions of new files: owner only (a run's state), or as the umask allows.
 inline constexpr mode_t kPrivateFile = 0600, kPublicFile = 0666;
 
 /// Creates `folder`/`name` with permissions `mode`, writes `chunks` and syncs them to disk. The
@@ -64,8 +63,7 @@ FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::st
 /// Syncs the folder's entries (creations, renames) to disk. Throws FileError.
 void sync_folder(FileOps& ops, const std::string& folder);
 
-/// Atomically replaces `path` with a published file of `chunks`: temporary name, fsync, rename,
-/// fsync of the folder.
+/// Atomically replaces `path` with a public file of `chunks`, and syncs file and folder.
 void replace_file(FileOps& ops, const std::string& path,
                   const std::vector<std::string_view>& chunks);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the library finds the tensors in a value: the result of a forward, a loader's batch, the
-// batch and the result of a captured step. Supported: tensors, numbers, strings and IValues, and
-// optionals, pairs, tuples, arrays, ranges and maps of them. For your own type, define next to it
+// How the library finds the tensors in batches and in results of forwards and captured steps.
+// Supported: tensors, numbers, strings and IValues, and optionals, pairs, tuples, arrays, ranges
+// and maps of them. For your own type, define next to it
 //
 //   void for_each_tensor(MyBatch& batch, const ddp::TensorVisitor& visit) {
 //     visit(batch.images);

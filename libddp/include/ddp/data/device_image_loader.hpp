@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batches of small images that are all in GPU memory: one kernel per batch, no copy, no host wait.
-// DataLoader uses this class automatically (loader.device_resident). Use
-// DataLoader::device_images() directly to make batches inside a captured step:
+// DataLoader uses this class automatically (loader.device_resident). DataLoader::device_images()
+// makes batches inside a captured step:
 //
-//   ddp::GraphedStep step(ctx, parts,
-//                         [&](const ddp::PreparedBatch& prepared, const ddp::StepScalars& scalars)
-//                         {
-//                           const ddp::Batch batch = images.make(prepared);
-//                           …
-//                         });
+//   ddp::GraphedStep step(ctx, parts, [&](const ddp::PreparedBatch& prepared, …) {
+//     const ddp::Batch batch = images.make(prepared);
+//     …
+//   });
 //   for (…) { step(images.prepare(), numbers); }
 //
 // A sample equals the CPU path's for (seed, epoch, index): the same float, rounded to

@@ -95,19 +95,16 @@ struct LoaderOptions {
   int64_t prefetch_batches = 4;   ///< batches prepared or in preparation ahead of the step
   bool drop_last = false;         ///< drop an epoch's last batch if not full
   bool pin_memory = true;         ///< page-locked buffers and a copy stream (CUDA)
-  /// Keeps a data set of decoded images of one size in GPU memory as bytes. One kernel makes a
-  /// batch.
+  /// Keeps decoded images of one size in GPU memory as bytes; one kernel makes a batch.
   DevicePolicy device_resident = DevicePolicy::Auto;
   int64_t device_resident_limit_mb = 2048;  ///< largest data set that `auto` puts on the GPU
   /// Copies decoded crops to the GPU as bytes, which resizes, flips and normalises them. With
   /// EvalDecode::Full the loader's threads resize evaluation images before the copy.
   DevicePolicy device_transform = DevicePolicy::Auto;
   /// NvJpeg: the GPU's engines decode baseline images that need no decoding at 1/2 or less (in
-  /// evaluation only with EvalDecode::Scaled). libjpeg-turbo decodes all others, and images that
-  /// nvJPEG refuses. Pixels equal the CPU's for 4:4:4 and grey images; with other subsampling
-  /// colours are close. Damage inside a file is detected only if it decodes to values that no JPEG
-  /// holds. Without engines, library or memory for the images, the loader warns once and the CPU
-  /// decodes.
+  /// evaluation only with EvalDecode::Scaled), libjpeg-turbo all others. Pixels equal the CPU's for
+  /// 4:4:4 and grey images, else colours are close. Not all damage inside a file is detected.
+  /// Without engines, library or memory, the loader warns once and the CPU decodes.
   JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
   detail::TakenMark taken{};  ///< not a setting: marks these options as used, for ddp::Config

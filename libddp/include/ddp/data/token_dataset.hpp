@@ -26,15 +26,14 @@
 
 namespace ddp {
 
-/// A file's description of the vocabulary of its ids.
+/// The vocabulary of a file's ids.
 struct TokenizerInfo {
   int64_t vocab_size = 0;    ///< ids are 0 .. vocab_size - 1
   std::string identity;      ///< hash over the vocabulary's entries; equal hashes mean equal ids
   std::string name;          ///< for people
   int64_t end_of_text = -1;  ///< the id that ends a document; -1: none
   int64_t end_of_turn = -1;  ///< the id that ends a turn of a chat; -1: none
-  /// The ids that stop decoding: end_of_text and end_of_turn, if present.
-  std::vector<int64_t> end_tokens() const;
+  std::vector<int64_t> end_tokens() const;  ///< end_of_text and end_of_turn, if present
 };
 
 /// A prompt (with the document's earlier answers) and its reference answer, up to its end of turn.
@@ -62,13 +61,12 @@ class TokenFile {
   int64_t document_length(int64_t document) const {
     return documents_[document + 1] - documents_[document];
   }
-  /// The document that holds a token.
   int64_t document_of(int64_t token) const;
 
   /// Ids of `count` tokens from `begin`. Throws DataError as the constructor does.
   void copy_tokens(int64_t begin, int64_t count, int32_t* out) const;
 
-  /// Whether the file marks the targets of the loss. Without marks all tokens are targets.
+  /// Whether the file marks the targets of the loss; else all tokens are targets.
   bool has_targets() const { return targets_ != nullptr; }
   bool is_target(int64_t token) const { return targets_ == nullptr || targets_[token] != 0; }
   int64_t count_targets(int64_t begin, int64_t count) const;
@@ -106,10 +104,8 @@ class Vocabulary {
   const TokenizerInfo& tokenizer() const { return tokenizer_; }
   int64_t size() const { return tokenizer_.vocab_size; }
 
-  /// Returns U+FFFD for an id beyond the vocabulary (possible with a model's padded head).
-  std::string_view bytes(int64_t id) const;
-  /// Whether the id is structure, not text, such as <|im_end|>.
-  bool is_special(int64_t id) const;
+  std::string_view bytes(int64_t id) const;  ///< U+FFFD for an id beyond the vocabulary
+  bool is_special(int64_t id) const;         ///< structure, not text, such as <|im_end|>
   /// The smallest id with exactly these bytes.
   std::optional<int64_t> find(std::string_view bytes) const;
 
@@ -206,8 +202,7 @@ class TokenDataset {
   const Vocabulary& vocabulary() const;
   const TokenDataOptions& options() const { return options_; }
   const TokenStatistics& statistics() const { return statistics_; }
-  /// The statistics in one log line.
-  std::string summary() const;
+  std::string summary() const;  ///< the statistics in one log line
 
  private:
   struct Piece {
@@ -228,9 +223,8 @@ class TokenDataset {
   Split split_;
   std::shared_ptr<const TokenFile> file_;
   std::shared_ptr<const Vocabulary> vocabulary_;
-  std::vector<Piece> pieces_;  // Pack and Pad
-  std::vector<int64_t>
-      row_begin_;  // Pack: row r holds row_pieces_[row_begin_[r] .. row_begin_[r+1]]
+  std::vector<Piece> pieces_;       // Pack and Pad
+  std::vector<int64_t> row_begin_;  // Pack: where each row begins in row_pieces_, and the end
   std::vector<int64_t> row_pieces_;
   int64_t stream_tokens_ = 0;  // Stream: tokens of the documents used
   int64_t num_windows_ = 0;

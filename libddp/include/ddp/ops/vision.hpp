@@ -20,8 +20,8 @@ enum class StemAlgorithm {
   Auto,          ///< CUDA with bf16 or fp16: one of the rearrangements; otherwise Library
   Library,       ///< at::conv2d, which defines the result
   SpaceToDepth,  ///< 7x7: 2x2 cells of pixels become channels; any device and dtype
-  Im2col,  ///< each output pixel's patch is a row of a matrix. 7x7: any device and dtype; 3x3:
-           ///< 64 filters, at most 32 pixels per row, bf16 or fp16
+  Im2col,  ///< each output pixel's patch is a row of a matrix. 7x7: any device and dtype; 3x3: 64
+           ///< filters, at most 32 pixels per row, bf16 or fp16
 };
 
 /// conv2d(image, weight, stride 2, padding 3), with a 3x3 weight stride 1 and padding 1; without

@@ -17,9 +17,6 @@
 
 namespace ddp {
 
-// Settings of optimizers. The learning rate belongs to the schedule (optim/lr_schedule.hpp) and is
-// an argument of every step.
-
 enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb };
 
 /// How an optimizer is computed; results and state do not depend on it.
@@ -29,8 +26,7 @@ enum class OptimizerImplementation {
   List   ///< ATen's fused kernels over lists of tensors
 };
 
-/// Parameters with their own settings. A parameter belongs to the first group with a matching
-/// pattern.
+/// Own settings of parameters. A parameter belongs to the first group with a matching pattern.
 struct ParameterGroup {
   /// Shell patterns (`*`, `?`, `[…]`) that match whole parameter names: "fc.*", "*.bias".
   std::vector<std::string> patterns{};

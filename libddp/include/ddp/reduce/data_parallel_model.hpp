@@ -151,7 +151,7 @@ class DataParallelModel : public Stateful {
   void sync_module_states(int root = 0, bool exactly = true);
 
   /// Milliseconds the compute stream (CPU: the thread) waited for reductions in the last finished
-  /// backward. CUDA: the host waits for that backward's end. Near 0 at world size 1.
+  /// backward. CUDA: the host waits for that backward's end.
   double exposed_communication_ms();
   DdpLoggingData logging_data();
 
@@ -165,7 +165,6 @@ class DataParallelModel : public Stateful {
   const std::string& frozen_identity() const;
 
   std::string state_name() const override { return "model"; }
-  /// All parameters and buffers; see leave_frozen_out_of_state().
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -188,7 +187,7 @@ class DataParallelModel : public Stateful {
   JoinScope* join_ = nullptr;
 };
 
-/// Its destructor restores the previous state, also during an exception. Nests.
+/// Restores the previous state when destroyed. Nests.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(DataParallelModel& model) : model_(model), previous_(model.sync_) {

@@ -40,8 +40,7 @@ class Config {
   CheckpointOptions checkpoint;
   TrainOptions train;
 
-  /// The defaults.
-  Config();
+  Config();  ///< the defaults
 
   /// Reads all sections above and checks every key and value. Throws SettingsError.
   ///
@@ -52,10 +51,9 @@ class Config {
   /// grad_accum_steps, max_grad_norm, non_finite, label_smoothing, mixup, cuda_graph and eval_… of
   /// section train exist only if uses() names them or the program announces section train.
   ///
-  /// Unset settings are derived from others: loader.batch_size from train.batch_size (and back);
-  /// lr_schedule.total_steps from train.max_steps (with train.epochs the program sets it, from
-  /// TrainOptions::num_steps); train.max_steps=0 if only train.epochs is set; and the settings
-  /// texts of checkpoints and metrics.
+  /// Unset settings are derived: loader.batch_size from train.batch_size (and back);
+  /// lr_schedule.total_steps from train.max_steps; train.max_steps=0 if only train.epochs is set;
+  /// and the settings texts of checkpoints and metrics.
   static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
   /// The same for "[--config FILE] [key=value ...]". Ignores --help.
   static Config from_command_line(int argc, const char* const* argv,

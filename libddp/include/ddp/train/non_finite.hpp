@@ -68,13 +68,13 @@ class NonFiniteGuard {
   NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
                  const GradScaler& scaler);
 
-  /// Whether the step drops a non-finite update: the argument of GradScaler::clip_and_step.
+  /// The argument of GradScaler::clip_and_step.
   bool skips() const { return action_ == NonFinite::Skip; }
   /// The start of backward. Skip: a non-finite loss makes its gradients NaN, on all ranks by the
   /// reduction. Otherwise `loss` itself.
   at::Tensor watch(const at::Tensor& loss) const;
 
-  /// Call after each step. With NonFinite::Error, throws NonFiniteError.
+  /// Call after each step.
   void end_step(int64_t step, const StepLog& log, const Places& places);
   /// Checks all steps so far; the host waits for the last one. For logging steps.
   void look();

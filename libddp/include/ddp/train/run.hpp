@@ -16,13 +16,11 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// Reads the settings, joins the job, calls `function` and returns the exit code for main.
 ///
 /// - `--help` prints every key and returns 0. Wrong settings return 64 before using a GPU.
-/// - All ranks must have the same settings, except settings that may differ (folders). Otherwise
-///   all ranks return 70 and name the setting that differs.
+/// - If a setting differs between ranks (folders may), all ranks return 70 and name it.
 /// - SIGTERM, SIGUSR1 and the first Ctrl-C request a stop, on which the ranks agree in
 ///   Checkpointer::save_if_due. A program without a Checkpointer polls StopSignal itself. A second
 ///   Ctrl-C exits at once. `ddp::Stop` is no failure: the job ends in order, with code 75.
-/// - SIGPIPE is ignored, unless the program handles it. If nobody reads the output (`prog | head`),
-///   lines are lost, and training and saving continue.
+/// - SIGPIPE is ignored, unless the program handles it: output that nobody reads is lost.
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and
 ///   rank. A rank that cannot end within 10 s of that exits without unwinding.
@@ -32,10 +30,8 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///   fail by their own limits (context.control_plane.collective_timeout_ms) and name this rank.
 ///
 /// `own_sections` announces sections of the program (declare_section): --help shows them, and
-/// unknown keys are refused at the start. Without it, unknown keys are refused when the first step
-/// begins. uses() also names the fields of the library's section train that the program's own loop
-/// uses. Unused settings are refused: fields of that section at the start, sections that no object
-/// of the library took after the first step; see Config::require_all_used. Returns on all ranks.
+/// unknown keys are refused at the start, else when the first step begins. Unused settings are
+/// refused too: see uses() and Config::require_all_used. Returns on all ranks.
 int run(int argc, const char* const* argv, const RunFunction& function,
         const std::vector<Section>& own_sections = {});
 
