@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "ddp/amp/grad_scaler.hpp"
+#include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/optim/ema.hpp"
@@ -40,7 +40,7 @@ ddp::Context make_context(const std::string& plan_file = "") {
   return ddp::Context::create(options);
 }
 
-ddp::AnyOptimizer lone_optimizer(ddp::OptimizerType type) {
+std::unique_ptr<ddp::Optimizer> lone_optimizer(ddp::OptimizerType type) {
   return ddp::make_optimizer({{"lone", at::zeros({5}).requires_grad_()}},
                              {.type = type, .momentum = golden::kMomentum});
 }
@@ -77,19 +77,19 @@ struct SgdRun {
                       scaler,
                       loader,
                       own,
-                      {"adam", adam},
-                      {"lars", lars},
-                      {"lamb", lamb}}) {}
+                      {"adam", *adam},
+                      {"lars", *lars},
+                      {"lamb", *lamb}}) {}
 
   ddp::DistributedDataParallel<Net> model;
-  ddp::AnyOptimizer optimizer;
+  std::unique_ptr<ddp::Optimizer> optimizer;
   ddp::Ema ema;
   ddp::GradScaler scaler;
   ddp::DataLoader<Numbers> loader;
   golden::Own own;
-  ddp::AnyOptimizer adam = lone_optimizer(ddp::OptimizerType::Adam);
-  ddp::AnyOptimizer lars = lone_optimizer(ddp::OptimizerType::Lars);
-  ddp::AnyOptimizer lamb = lone_optimizer(ddp::OptimizerType::Lamb);
+  std::unique_ptr<ddp::Optimizer> adam = lone_optimizer(ddp::OptimizerType::Adam);
+  std::unique_ptr<ddp::Optimizer> lars = lone_optimizer(ddp::OptimizerType::Lars);
+  std::unique_ptr<ddp::Optimizer> lamb = lone_optimizer(ddp::OptimizerType::Lamb);
   ddp::Checkpointer checkpointer;
 };
 
@@ -106,7 +106,7 @@ void check_sgd_states(const SgdRun& run) {
   golden::add_frozen(weights, at::kFloat);
   golden::add_buffers(weights, at::kFloat);
   CHECK(first_difference(run.model.state_dict(), {.tensors = weights, .values = {}}) == "");
-  CHECK(first_difference(run.optimizer.state_dict(),
+  CHECK(first_difference(run.optimizer->state_dict(),
                          {.tensors = momenta, .values = {{"type", std::string("sgd")}}}) == "");
   CHECK(first_difference(run.ema.state_dict(), {.tensors = averages, .values = {}}) == "");
 }
@@ -117,11 +117,11 @@ void check_lone_states(const SgdRun& run) {
                          [](int64_t i) { return golden::coefficient(i, 20); });
   momentum["state.lone.momentum_buffer"] =
       golden::filled({5}, [](int64_t i) { return golden::kLr * golden::coefficient(i, 20); });
-  CHECK(first_difference(run.adam.state_dict(),
+  CHECK(first_difference(run.adam->state_dict(),
                          {.tensors = moments, .values = {{"type", std::string("adam")}}}) == "");
-  CHECK(first_difference(run.lars.state_dict(),
+  CHECK(first_difference(run.lars->state_dict(),
                          {.tensors = momentum, .values = {{"type", std::string("lars")}}}) == "");
-  CHECK(first_difference(run.lamb.state_dict(),
+  CHECK(first_difference(run.lamb->state_dict(),
                          {.tensors = moments, .values = {{"type", std::string("lamb")}}}) == "");
 }
 
@@ -185,7 +185,7 @@ TEST_CASE("an earlier commit's checkpoint of AdamW returns masters, leaves and t
     const auto prefix = "state." + name + ".";
     state[prefix + "max_exp_avg_sq"] = state.at(prefix + "exp_avg_sq");
   });
-  CHECK(first_difference(optimizer.state_dict(),
+  CHECK(first_difference(optimizer->state_dict(),
                          {.tensors = state, .values = {{"type", std::string("adamw")}}}) == "");
   auto leaves = golden::adam_leaves(golden::kWeightDecay);
   golden::add_buffers(leaves, at::kBFloat16);
@@ -206,8 +206,8 @@ TEST_CASE("one rank resumes an earlier commit's ZeRO of two, with and without Ze
   options.dir = golden::copy_of("zero", folder.path());
   ddp::Checkpointer checkpointer(ctx, options, {model, optimizer, own});
   CHECK(checkpointer.restore() == 1);
-  CHECK(first_difference(optimizer.state_dict(), {.tensors = golden::adam_state_with_masters(0, 2),
-                                                  .values = {{"type", std::string("adam")}}}) ==
+  CHECK(first_difference(optimizer->state_dict(), {.tensors = golden::adam_state_with_masters(0, 2),
+                                                   .values = {{"type", std::string("adam")}}}) ==
         "");
   auto leaves = golden::adam_leaves(0);
   golden::add_frozen(leaves, at::kBFloat16);

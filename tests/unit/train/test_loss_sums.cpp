@@ -3,8 +3,8 @@
 #include <torch/torch.h>
 
 #include "support/catch.hpp"
+#include "train/graph/step_ring.hpp"
 #include "train/loss_sums.hpp"
-#include "train/step_ring.hpp"
 
 using ddp::StepMetrics;
 using ddp::detail::LossSums;
