@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <system_error>
 
@@ -115,11 +116,37 @@ detail::SafetensorsHeader read_header(const Mapping& mapping, const std::string&
   return detail::parse_safetensors_header(json, mapping.size(), path);
 }
 
+std::string start_of(const std::string& path, std::size_t num_bytes) {
+  std::string why;
+  auto start = detail::read_start(path, num_bytes, why);
+  if (!start) {
+    throw ReadError("cannot read " + path + ": " + why);
+  }
+  return *start;
+}
+
+// Reads the header alone. The system may refuse to map a file that is larger than the memory.
+detail::SafetensorsHeader read_header(const std::string& path) {
+  std::string first8 = start_of(path, 8);
+  first8.resize(8);
+  std::error_code error;
+  const uint64_t file_size = std::filesystem::file_size(path, error);
+  if (error) {
+    throw ReadError("cannot read " + path + ": " + error.message());
+  }
+  const uint64_t length = detail::parse_safetensors_length(
+      reinterpret_cast<const unsigned char*>(first8.data()), file_size, path);
+  const std::string start = start_of(path, 8 + length);
+  if (start.size() < 8 + length) {
+    throw ReadError(concat(path, " ended at byte ", start.size(), " while it was read"));
+  }
+  return detail::parse_safetensors_header(std::string_view(start).substr(8), file_size, path);
+}
+
 }  // namespace
 
 std::vector<StoredTensorInfo> list_safetensors(const std::string& path) {
-  const Mapping mapping(path);
-  auto header = read_header(mapping, path);
+  auto header = read_header(path);
   std::vector<StoredTensorInfo> tensors;
   tensors.reserve(header.entries.size());
   for (auto& entry : header.entries) {
