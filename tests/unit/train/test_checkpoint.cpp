@@ -231,6 +231,11 @@ TEST_CASE("a whole checkpoint is kept where a resume skipped a newer one with fl
           std::vector<std::string>{"step_0000000004.1", "step_0000000004", "step_0000000002"});
 }
 
+TEST_CASE("an empty pointer in a checkpointer's list is refused") {
+  const std::unique_ptr<Box> none;
+  REQUIRE_THROWS_WITH(ddp::StatefulRef(none), Catch::Contains("holds an empty pointer"));
+}
+
 TEST_CASE("objects need names of their own") {
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);

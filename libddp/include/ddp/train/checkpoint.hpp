@@ -34,6 +34,7 @@
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/train/options.hpp"
 
@@ -43,8 +44,8 @@ namespace detail {
 class CheckpointerImpl;
 }
 
-/// An element of a Checkpointer's list: an object, or a smart pointer to one. Objects with equal
-/// state_name() need a name:
+/// An element of a Checkpointer's list: an object, or a smart pointer to one, which must keep that
+/// object. An empty pointer throws SettingsError. Objects with equal state_name() need a name:
 ///
 ///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
 class StatefulRef {
@@ -52,7 +53,13 @@ class StatefulRef {
   StatefulRef(Stateful& object) : object_(&object) {}  // NOLINT(google-explicit-constructor)
   template <typename Pointer>
   requires requires(Pointer& pointer) { static_cast<Stateful*>(pointer.get()); }
-  StatefulRef(Pointer& pointer) : object_(pointer.get()) {}  // NOLINT(google-explicit-constructor)
+  StatefulRef(Pointer& pointer)  // NOLINT(google-explicit-constructor)
+      : object_(pointer.get()) {
+    if (object_ == nullptr) {
+      throw SettingsError(
+          "a Checkpointer's list holds an empty pointer; fix: make the object first");
+    }
+  }
   template <typename Object>
   StatefulRef(std::string name, Object& object) : StatefulRef(object) {
     name_ = std::move(name);
