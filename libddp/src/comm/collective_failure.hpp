@@ -15,8 +15,8 @@ struct CollectiveFailure {
   std::exception_ptr error;
 };
 
-/// Called once, on the thread that detected the failure; not called for aborts. The communicator is
-/// already aborted.
+/// Called once, on the thread that detected the failure; not called for aborts. With MPI the
+/// communicator is already aborted. With NCCL it aborts when the handler returns.
 using CollectiveFailureHandler = std::function<void(const CollectiveFailure&)>;
 
 /// Returns what() of `error`.

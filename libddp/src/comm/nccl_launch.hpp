@@ -55,9 +55,9 @@ class NcclLauncher {
   WorkPtr launch(const char* name, const at::Tensor& described, KeptTensors tensors, Call call,
                  std::function<void()> after = nullptr, bool shares_end = false);
   /// Makes the communicator's stream wait for the caller's enqueued work. Returns true inside a
-  /// capture. launch() includes it.
+  /// capture. launch() includes it. Call it with the lock.
   bool begin(bool shares_end);
-  /// Neither waited for nor counted. launch() includes it.
+  /// Neither waited for nor counted. launch() includes it. Call it with the lock.
   void enqueue(const char* name, Call call);
   /// Takes the lock until the matching group_end().
   void group_start();
@@ -81,8 +81,8 @@ class NcclLauncher {
   NcclHandle& handle_;
   const c10::cuda::CUDAStream stream_;
   const std::shared_ptr<const WorkOrigin> origin_;
-  CudaEventPool::Event ready_;        // marks the caller's stream position
   std::recursive_timed_mutex mutex_;  // guards all below; held from group_start to group_end
+  CudaEventPool::Event ready_;        // marks the caller's stream position
   int64_t next_sequence_ = 1;
   std::atomic<int64_t> num_operations_{0};
   int group_depth_ = 0;

@@ -22,7 +22,7 @@ class EventLoop {
     /// Appends the sockets to poll. Returns how long to wait for them. The mutex is held.
     virtual std::chrono::milliseconds prepare(std::vector<pollfd>& watched) = 0;
     /// `watched` is poll()'s result, in the order of prepare(). The mutex is held; `lock` may be
-    /// unlocked for a while. `steady` is the time at which poll() returned.
+    /// unlocked for a while. `steady` is the time at which this turn began.
     virtual void serve(std::unique_lock<std::mutex>& lock, const std::vector<pollfd>& watched,
                        SteadyTime steady) = 0;
     /// The thread ended by an exception of the functions above. The mutex is not held.

@@ -14,7 +14,7 @@
 namespace ddp::detail {
 
 /// Functions are called with the mutex held, except lock(), mutex(), failed(), throw_if_failed(),
-/// first_cause() and failure_box().
+/// first_cause() and failure_box(). A constructor needs no mutex before its thread starts.
 class JobMonitor {
  public:
   using Lock = std::unique_lock<std::mutex>;

@@ -10,9 +10,9 @@
 
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
-#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/core/stop_signal_handlers.hpp"
 
 namespace ddp {
 namespace {

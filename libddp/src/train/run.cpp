@@ -13,9 +13,9 @@
 #include "core/exit_deadline.hpp"
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
-#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "ddp/core/stop_signal_handlers.hpp"
 #include "train/save_failure.hpp"
 
 namespace ddp {

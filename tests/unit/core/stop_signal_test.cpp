@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "core/message_codec.hpp"
-#include "core/stop_signal_handlers.hpp"
+#include "ddp/core/stop_signal_handlers.hpp"
 #include "ddp/detail/exchange_pace.hpp"
 #include "support/catch.hpp"
 

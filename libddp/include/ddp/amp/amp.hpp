@@ -65,8 +65,8 @@ class Autocast {
 /// raises the scale.
 ///
 ///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);   // only to read or clip gradients; else step() does it
-///     scaler.step(optimizer, lr);
+///     scaler.unscale_(*optimizer);  // only to read or clip gradients; else step() does it
+///     scaler.step(*optimizer, lr);
 ///     scaler.update();              // once, after all optimizers
 ///
 /// To clip, use clip_and_step, which does not write gradients if the optimizer scales them itself.

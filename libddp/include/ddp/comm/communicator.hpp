@@ -117,7 +117,7 @@ class Communicator {
   const AllReduceTable& all_reduce_table();
 
   /// The agreed order in which several models launch their buckets, shared with groups made by
-  /// split(). Groups that share ranks must launch in the same order (see launch_sequencer.hpp).
+  /// split(). Groups that share ranks must launch in the same order.
   LaunchSequencer& launch_sequencer();
 
   /// The control plane of this group's ranks. Agreements made over it are independent of the

@@ -6,7 +6,7 @@
 //   ddp::DistributedDataParallel model(module, ctx.communicator());
 //   auto loss = torch::cross_entropy_loss(model.forward(images), labels);
 //   loss.backward();          // .grad is the mean over all ranks
-//   optimizer.step();
+//   optimizer->step(lr);
 //
 // The module may be a torch::nn holder, a shared_ptr to a torch::nn::Module with any forward
 // signature, or a torch::jit::Module. Move and convert it before wrapping.

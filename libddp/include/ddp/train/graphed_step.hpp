@@ -3,7 +3,8 @@
 // unscale, clip, optimizer and scaler update are captured once and replayed by one launch. The same
 // lambda runs eagerly on the CPU, and gives the same bits.
 //
-//   ddp::GraphedStep step(ctx, {.models = {&model}, .optimizers = {&optimizer}, .scaler = &scaler},
+//   ddp::GraphedStep step(ctx, {.models = {&model}, .optimizers = {optimizer.get()},
+//                              .scaler = &scaler},
 //                         [&](const ddp::Batch& batch, const ddp::StepScalars& scalars) {
 //                           model.zero_grad();
 //                           torch::Tensor loss;
@@ -13,9 +14,9 @@
 //                                                              batch.target);
 //                           }
 //                           scaler.scale(loss).backward();
-//                           scaler.unscale_(optimizer);
+//                           scaler.unscale_(*optimizer);
 //                           auto norm = ddp::clip_grad_norm_(model, 1.0);
-//                           scaler.step(optimizer, scalars);
+//                           scaler.step(*optimizer, scalars);
 //                           scaler.update();
 //                           return std::vector{loss, norm};
 //                         });

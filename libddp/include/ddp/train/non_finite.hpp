@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handling of inf and NaN in a training loop's losses and gradients (train.non_finite).
 //
-//   ddp::NonFiniteGuard guard(ctx, cfg.train.non_finite, optimizer, scaler);
+//   ddp::NonFiniteGuard guard(ctx, cfg.train.non_finite, *optimizer, scaler);
 //   ddp::GraphedStep step(ctx, …, [&](const ddp::Batch& batch, const ddp::StepScalars& scalars) {
 //     …
 //     scaler.scale(guard.watch(loss)).backward();
-//     auto found = scaler.clip_and_step(optimizer, scalars, max_norm, guard.skips());
+//     auto found = scaler.clip_and_step(*optimizer, scalars, max_norm, guard.skips());
 //     scaler.update();
 //     return std::vector{loss, found.first_non_finite};
 //   });
