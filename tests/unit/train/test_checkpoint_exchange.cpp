@@ -43,10 +43,17 @@ TEST_CASE("a digest keeps the first rank of each status, the slowest step, rank 
   REQUIRE(statuses[0].writer.records.empty());
 }
 
+// Catch's assertions are not thread-safe: ranks record, and the main thread compares.
 TEST_CASE("an exchange gives rank 0 all files, and every rank what it decides by") {
   const auto own = four_ranks();
+  std::vector<std::vector<RankStatus>> received(4);
   const auto errors = run_ranks(4, [&](ddp::ControlPlane& plane) {
-    const auto statuses = exchange_statuses(plane, own[static_cast<std::size_t>(plane.rank())]);
+    const auto rank = static_cast<std::size_t>(plane.rank());
+    received[rank] = exchange_statuses(plane, own[rank]);
+  });
+  for (std::size_t receiver = 0; receiver < 4; ++receiver) {
+    const auto& statuses = received[receiver];
+    REQUIRE(errors[receiver] == nullptr);
     REQUIRE(statuses.size() == 4);
     REQUIRE(ddp::detail::slowest_step(statuses) == 0.5);
     REQUIRE(statuses[0].pause_seconds == 1);
@@ -54,31 +61,34 @@ TEST_CASE("an exchange gives rank 0 all files, and every rank what it decides by
     REQUIRE(statuses[3].writer.error == "disk full");
     for (std::size_t rank = 0; rank < 4; ++rank) {
       REQUIRE(statuses[rank].writer.records ==
-              (plane.rank() == 0 ? own[rank].writer.records : std::vector<ddp::FileRecord>{}));
+              (receiver == 0 ? own[rank].writer.records : std::vector<ddp::FileRecord>{}));
     }
-  });
-  for (const auto& error : errors) {
-    REQUIRE(error == nullptr);
   }
 }
 
 TEST_CASE("every rank receives rank 0's value, or its error with the exit code") {
   const bool fails = GENERATE(false, true);
+  std::vector<std::string> received(3);
+  std::vector<int> num_made(3);
   const auto errors = run_ranks(3, [&](ddp::ControlPlane& plane) {
-    const auto value = broadcast_from_main(plane, [&]() -> std::string {
-      REQUIRE(plane.rank() == 0);
+    const auto rank = static_cast<std::size_t>(plane.rank());
+    received[rank] = broadcast_from_main(plane, [&]() -> std::string {
+      ++num_made[rank];
       if (fails) {
         throw ddp::WriteError("no such folder");
       }
       return "from rank 0";
     });
-    REQUIRE(value == "from rank 0");
   });
-  for (const auto& error : errors) {
+  REQUIRE(num_made == std::vector<int>{1, 0, 0});
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    const auto& error = errors[rank];
     REQUIRE((error != nullptr) == fails);
     if (fails) {
       REQUIRE_THROWS_WITH(std::rethrow_exception(error), Catch::Contains("no such folder"));
       REQUIRE_THROWS_AS(std::rethrow_exception(error), ddp::WriteError);
+    } else {
+      REQUIRE(received[rank] == "from rank 0");
     }
   }
 }
