@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "core/fnv_hash.hpp"
 #include "ddp/detail/module_tensors.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
@@ -48,11 +49,11 @@ bool is_training(const torch::jit::Module& module) {
 
 template <typename Modules>
 uint64_t hash_modes(const Modules& modules) {
-  uint64_t hash = 0xCBF29CE484222325ULL;  // FNV-1a
+  detail::FnvHash hash;
   for (const auto& module : modules) {
-    hash = (hash ^ (is_training(module) ? 1U : 2U)) * 0x100000001B3ULL;
+    hash.add(is_training(module) ? 1 : 2);
   }
-  return hash;
+  return hash.value();
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/fnv_hash.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/ops/overwritten.hpp"
 #include "ops/overwritten_listener.hpp"
@@ -77,23 +78,22 @@ void StepCache::make_key(const StepCall& call) {
 // Hashes what a graph has baked in: the addresses of parameters, which of them are trained, the
 // optimizers' state, and the scaler's settings.
 uint64_t StepCache::parts_fingerprint() const {
-  uint64_t hash = 0xCBF29CE484222325ULL;
-  const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001B3ULL; };
+  FnvHash hash;
   for (auto* model : parts_.models) {
     for (const auto& [name, tensor] : model->all_tensors().parameters) {
-      add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
-      add((tensor.requires_grad() ? 1 : 2) + (ops::is_watched(tensor) ? 4 : 0));
+      hash.add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
+      hash.add((tensor.requires_grad() ? 1 : 2) + (ops::is_watched(tensor) ? 4 : 0));
     }
   }
   for (const auto* optimizer : parts_.optimizers) {
-    add(static_cast<uint64_t>(optimizer->num_changes()));
+    hash.add(static_cast<uint64_t>(optimizer->num_changes()));
   }
   if (const auto* scaler = parts_.scaler) {
-    add(std::bit_cast<uint64_t>(scaler->get_growth_factor()));
-    add(std::bit_cast<uint64_t>(scaler->get_backoff_factor()));
-    add(static_cast<uint64_t>(scaler->get_growth_interval()));
+    hash.add(std::bit_cast<uint64_t>(scaler->get_growth_factor()));
+    hash.add(std::bit_cast<uint64_t>(scaler->get_backoff_factor()));
+    hash.add(static_cast<uint64_t>(scaler->get_growth_interval()));
   }
-  return hash;
+  return hash.value();
 }
 
 // The bucket layout is also baked into a training graph, so a new layout invalidates it.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/operation_log.hpp"
+#include "core/fnv_hash.hpp"
 #include "train/graph/capture_failure.hpp"
 
 namespace ddp::detail {
@@ -14,13 +15,13 @@ namespace {
 // Hashes which gradients are defined: a backward overwrites undefined gradients and accumulates
 // into defined ones.
 uint64_t defined_gradients(const GraphedParts& parts) {
-  uint64_t hash = 0xCBF29CE484222325ULL;
+  FnvHash hash;
   for (auto* model : parts.models) {
     for (const auto& parameter : model->named_parameters()) {
-      hash = (hash ^ (parameter.tensor.grad().defined() ? 1U : 2U)) * 0x100000001B3ULL;
+      hash.add(parameter.tensor.grad().defined() ? 1 : 2);
     }
   }
-  return hash;
+  return hash.value();
 }
 
 /// A captured step and its effect on the models' host state.
