@@ -2,9 +2,9 @@
 #include "train/graph/capture_agreement.hpp"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
+#include "core/message_codec.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kMark = "captured step";
 
-// Makes a field one line.
+// Reasons are shown in one line of the log.
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
@@ -32,33 +32,21 @@ std::string describe(const CaptureReport& report) {
 }  // namespace
 
 std::string encode(const CaptureReport& report) {
-  std::ostringstream out;
-  out << kMark << '\n'
-      << report.step_id << ' ' << report.call << ' ' << report.variant << '\n'
-      << one_line(report.shapes) << '\n'
-      << one_line(report.reason) << '\n';
-  for (const auto& operation : report.operations) {
-    out << operation << '\n';
-  }
-  return out.str();
+  auto message = report;
+  message.reason = one_line(std::move(message.reason));
+  return encode_message(std::pair(std::string(kMark), std::move(message)));
 }
 
 bool decode(const std::string& text, CaptureReport& report) {
-  std::istringstream in(text);
-  std::string line;
-  if (!std::getline(in, line) || line != kMark || !std::getline(in, line)) {
+  ByteReader reader(text);
+  std::string mark;
+  read_value(reader, mark);
+  if (mark != kMark) {
     return false;
   }
-  std::istringstream numbers(line);
-  if (!(numbers >> report.step_id >> report.call >> report.variant) ||
-      !std::getline(in, report.shapes) || !std::getline(in, report.reason)) {
-    return false;
-  }
-  report.operations.clear();
-  while (std::getline(in, line)) {
-    report.operations.push_back(line);
-  }
-  return true;
+  report = {};
+  read_value(reader, report);
+  return reader.finished();
 }
 
 std::string compare_captures(const std::vector<std::string>& texts, size_t own,

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/announcement_board.hpp"
@@ -27,10 +28,15 @@ struct CaptureReport {
   std::string shapes = {};                   ///< of the batch, for messages
   std::string reason = {};                   ///< why it failed; empty: success
   std::vector<std::string> operations = {};  ///< its collectives, in order
+
+  friend auto message_fields(CaptureReport& report) {
+    return std::tie(report.step_id, report.call, report.variant, report.shapes, report.reason,
+                    report.operations);
+  }
 };
 
 std::string encode(const CaptureReport& report);
-/// False if the text is no report: the rank was in another collective of the control plane.
+/// False if `text` is no report: the rank was in another collective of the control plane.
 bool decode(const std::string& text, CaptureReport& report);
 
 /// Compares the `texts` of all ranks at rank `own`'s capture of the step called `name`. Returns the
