@@ -12,6 +12,7 @@
 #include "ops/overwritten_listener.hpp"
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
+#include "optim/step_checks.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -140,10 +141,8 @@ void ListOptimizer::make_state(ParameterState& member) const {
 
 void ListOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
-  if (!scalars.lr.defined()) {
-    throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
-  }
-  if (scalars.found_inf.value().value_or(0.0) != 0.0) {
+  require_lr(scalars);
+  if (is_known_to_skip(scalars)) {
     return;
   }
   const at::NoGradGuard no_grad;

@@ -12,6 +12,7 @@
 #include "optim/flat/layout.hpp"
 #include "optim/flat/passes.hpp"
 #include "optim/state_check.hpp"
+#include "optim/step_checks.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -302,10 +303,8 @@ FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {
 
 void FlatOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
-  if (!scalars.lr.defined()) {
-    throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
-  }
-  if (scalars.found_inf.value().value_or(0.0) != 0.0) {
+  require_lr(scalars);
+  if (is_known_to_skip(scalars)) {
     return;
   }
   const at::NoGradGuard no_grad;

@@ -16,6 +16,7 @@
 #include "optim/gradient_scan.hpp"
 #include "optim/parameter_state.hpp"
 #include "optim/state_check.hpp"
+#include "optim/step_checks.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -232,14 +233,12 @@ std::vector<at::Tensor> ZeroOptimizer::gradients() const {
 
 void ZeroOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
-  if (!scalars.lr.defined()) {
-    throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
-  }
+  require_lr(scalars);
   const at::NoGradGuard no_grad;
   if (!read_gradients()) {
     return;
   }
-  if (scalars.found_inf.value().value_or(0.0) != 0.0) {
+  if (is_known_to_skip(scalars)) {
     clear_gradients();
     return;
   }
