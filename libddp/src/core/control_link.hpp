@@ -36,6 +36,23 @@ struct RankState {
   std::chrono::milliseconds dead_after() const {
     return options.heartbeat_interval * options.heartbeat_misses;
   }
+  /// Adds this rank, its host and its place if the cause has none.
+  FailureCause complete(FailureCause cause) const {
+    if (cause.rank < 0) {
+      cause.rank = rank;
+    }
+    if (cause.host.empty() && cause.rank == rank) {
+      cause.host = host;
+    }
+    const auto reached = progress.get();
+    if (cause.step < 0) {
+      cause.step = reached.step;
+    }
+    if (cause.where.empty()) {
+      cause.where = reached.where;
+    }
+    return cause;
+  }
 
   const int rank, world_size;
   const ControlPlaneOptions options;

@@ -2,6 +2,7 @@
 #include "core/plane_service.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "ddp/core/logging.hpp"
 
@@ -42,13 +43,9 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
 // Nothing serves the connections any more: peers only get the bytes the sockets take now.
 void PlaneService::end_by_exception(const std::string& what) {
   FailureCause cause;
-  cause.rank = state_.rank;
-  cause.host = state_.host;
   cause.message = concat("the control plane's thread ended by an exception: ", what);
   cause.exit_code = ExitCode::UserException;
-  const auto now = state_.progress.get();
-  cause.step = now.step;
-  cause.where = now.where;
+  cause = state_.complete(std::move(cause));
   {
     const auto lock = state_.monitor.lock();
     try {
@@ -57,7 +54,6 @@ void PlaneService::end_by_exception(const std::string& what) {
       log_error(concat("control plane: peers were not told: ", error.what()));
     }
     state_.monitor.set_failure(cause, /*found_here=*/true);
-    state_.monitor.notify();
     log_first_cause();
   }
   state_.monitor.failure_box().run_callbacks();

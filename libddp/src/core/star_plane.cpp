@@ -22,24 +22,6 @@ void check_root(const char* what, int root, int world_size) {
   }
 }
 
-// Adds this rank, its host and its place where the caller gave none.
-FailureCause complete_cause(FailureCause cause, const RankState& state) {
-  if (cause.rank < 0) {
-    cause.rank = state.rank;
-  }
-  if (cause.host.empty() && cause.rank == state.rank) {
-    cause.host = state.host;
-  }
-  const auto reached = state.progress.get();
-  if (cause.step < 0) {
-    cause.step = reached.step;
-  }
-  if (cause.where.empty()) {
-    cause.where = reached.where;
-  }
-  return cause;
-}
-
 }  // namespace
 
 StarPlane::StarPlane(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
@@ -130,7 +112,7 @@ void StarPlane::publish_failure(const FailureCause& cause) {
   if (monitor.is_over()) {
     return;
   }
-  const auto full = complete_cause(cause, state_);
+  const auto full = state_.complete(cause);
   link_->send_failure(full);
   if (!loop_.is_current_thread()) {
     monitor.wait_despite_failure(lock, kDeliveryTimeout,
@@ -159,9 +141,10 @@ void StarPlane::close() {
 }
 
 void StarPlane::announce(const std::string& text) {
+  const auto kept = text.substr(0, kMaxAnnouncementBytes);
   const auto lock = state_.monitor.lock();
-  state_.announcements.set(rank(), text.substr(0, kMaxAnnouncementBytes));
-  link_->send_announcement(text.substr(0, kMaxAnnouncementBytes));
+  state_.announcements.set(rank(), kept);
+  link_->send_announcement(kept);
 }
 
 std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,
