@@ -12,7 +12,6 @@
 #include "core/rank_position.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/core/stop_signal_handlers.hpp"
 
 namespace ddp {
 namespace {

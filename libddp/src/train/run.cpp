@@ -15,7 +15,6 @@
 #include "core/settings.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "ddp/core/stop_signal_handlers.hpp"
 #include "train/save_failure.hpp"
 
 namespace ddp {

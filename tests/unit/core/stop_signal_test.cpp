@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "core/message_codec.hpp"
-#include "ddp/core/stop_signal_handlers.hpp"
 #include "ddp/detail/exchange_pace.hpp"
 #include "support/catch.hpp"
 

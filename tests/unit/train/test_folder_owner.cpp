@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "ddp/core/stop_signal.hpp"
-#include "ddp/core/stop_signal_handlers.hpp"
 #include "support/catch.hpp"
 #include "train/changed_settings.hpp"
 #include "train/folder_owner.hpp"

@@ -3,6 +3,9 @@
 // ends) and Ctrl-C request a stop at a step boundary that all ranks agree on.
 #pragma once
 
+#include <signal.h>
+
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -11,6 +14,20 @@
 #include "ddp/detail/exchange_pace.hpp"
 
 namespace ddp {
+
+/// Catches SIGTERM, SIGUSR1 and SIGINT during its lifetime; the handler only sets a flag. The first
+/// SIGINT also restores its default action, so a second Ctrl-C exits at once. One object per
+/// process; ddp::run makes it.
+class StopSignalHandlers {
+ public:
+  StopSignalHandlers();
+  ~StopSignalHandlers();
+  StopSignalHandlers(const StopSignalHandlers&) = delete;
+  StopSignalHandlers& operator=(const StopSignalHandlers&) = delete;
+
+ private:
+  std::array<struct sigaction, 3> previous_;
+};
 
 /// Requests a stop of this process, like a signal; any thread.
 void request_stop();
