@@ -149,15 +149,17 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
 }
 
 WorkPtr NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
-  check_all_reduce(info_, tensor, op);
-  compare("all_reduce", tensor, op);
-  return reductions_.all_reduce(tensor, op, /*overlapped=*/false, known_table());
+  return start_all_reduce(tensor, op, /*overlapped=*/false);
 }
 
 WorkPtr NcclCommunicator::all_reduce_overlapped(at::Tensor tensor, ReduceOp op) {
+  return start_all_reduce(tensor, op, /*overlapped=*/true);
+}
+
+WorkPtr NcclCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
   check_all_reduce(info_, tensor, op);
   compare("all_reduce", tensor, op);
-  return reductions_.all_reduce(tensor, op, /*overlapped=*/true, known_table());
+  return reductions_.all_reduce(tensor, op, overlapped, known_table());
 }
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {

@@ -74,6 +74,7 @@ class NcclCommunicator final : public Communicator,
   std::vector<AllReduceRow> measure_all_reduce() override;
 
  private:
+  WorkPtr start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped);
   /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on,
   /// outside captures. Returns its number among the compared calls.
   template <typename... Args>
