@@ -49,6 +49,23 @@ bool wait_for(const std::function<bool()>& condition) {
   return condition();
 }
 
+// Saves into the folder fail from here on.
+void replace_by_file(const std::string& folder) {
+  std::filesystem::remove_all(folder);
+  testing::write_file(folder, "a file where the folder was");
+}
+
+// Prints the failure that the close throws, and returns 9 for it.
+int close_and_report(Context& context) {
+  try {
+    context.close();
+  } catch (const WriteError& error) {
+    std::printf("thrown: %s\n", error.what());
+    return 9;
+  }
+  return 0;
+}
+
 }  // namespace
 
 TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or not") {
@@ -60,8 +77,7 @@ TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or
         testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
         Checkpointer checkpointer(context, config.checkpoint, {model});
         checkpointer.restore();
-        std::filesystem::remove_all(dir);
-        testing::write_file(dir, "a file where the folder was");
+        replace_by_file(dir);
         checkpointer.save(0);
         checkpointer.save_if_due(0);  // the same step: no progress yet
         if (retries) {
@@ -96,17 +112,10 @@ TEST_CASE("a context throws at its close that a checkpointer's last save failed"
       testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
       Checkpointer checkpointer(context, options, {model});
       checkpointer.restore();
-      std::filesystem::remove_all(options.dir);
-      testing::write_file(options.dir, "a file where the folder was");
+      replace_by_file(options.dir);
       checkpointer.save(0);
     }
-    try {
-      context.close();
-    } catch (const WriteError& error) {
-      std::printf("thrown: %s\n", error.what());
-      return 9;
-    }
-    return 0;
+    return close_and_report(context);
   }));
   INFO(ended.output);
   CHECK(ended.code() == 9);
@@ -135,18 +144,11 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after they 
     made.reset();
     checkpointer->restore();
     metrics->begin(3);
-    std::filesystem::remove_all(options.dir);
-    testing::write_file(options.dir, "a file where the folder was");
+    replace_by_file(options.dir);
     checkpointer->save(0);
     checkpointer.reset();
     metrics.reset();
-    try {
-      context.close();
-    } catch (const WriteError& error) {
-      std::printf("thrown: %s\n", error.what());
-      return 9;
-    }
-    return 0;
+    return close_and_report(context);
   }));
   INFO(ended.output);
   CHECK(ended.code() == 9);
