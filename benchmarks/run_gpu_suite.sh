@@ -123,8 +123,8 @@ padded=pytorch.vocab_size=50304
 
 if wants lm_tests; then
   title "GPU tests of the language models"
-  bounded 180 "$build/tests/gpu/lm_gpu_test" --durations yes > "$out/lm_gpu_test.log" 2>&1 || { failed=1; grep -B12 -A12 FAILED "$out/lm_gpu_test.log" | head -120; }
-  tail -3 "$out/lm_gpu_test.log"
+  bounded 180 "$build/tests/gpu/gpu_lm" --durations yes > "$out/gpu_lm.log" 2>&1 || { failed=1; grep -B12 -A12 FAILED "$out/gpu_lm.log" | head -120; }
+  tail -3 "$out/gpu_lm.log"
 fi
 
 if wants lora; then

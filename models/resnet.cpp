@@ -9,9 +9,9 @@
 
 #include "ddp/ops/vision.hpp"
 #include "norm_by_name.hpp"
-#include "ops/filters_ahead.hpp"
-#include "ops/side_task.hpp"
-#include "ops/wgrad_branch.hpp"
+#include "ops/streams/filters_ahead.hpp"
+#include "ops/streams/side_task.hpp"
+#include "ops/streams/wgrad_branch.hpp"
 
 namespace models {
 namespace {

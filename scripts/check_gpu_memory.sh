@@ -4,7 +4,7 @@
 #   tools     memcheck (default), racecheck, synccheck, initcheck
 #   BUILD     build folder (default: build)
 #   TESTS     programs below BUILD/tests (default: those whose kernels are ours), each alone or as NAME:FILTER, with a Catch
-#             filter without spaces: TESTS="ops_gpu_test flat_optimizer_gpu_test:*scan*,LAMB*"
+#             filter without spaces: TESTS="gpu_ops gpu_flat_optimizer:*scan*,LAMB*"
 #   RANKS     how many (default: 1): RANKS=2 TESTS=gpu_nccl_algorithm:sums* for the kernel behind a mean of several ranks
 #   KERNELS   part of the mangled names of the kernels that are checked (default: 3ddp, our own; racecheck: all, for it
 #             often fails by itself where it leaves out kernels of cuBLASLt and cuDNN); empty: all, which take longest
@@ -37,9 +37,9 @@ only_others_race() {
 
 # Of each program the cases that launch our kernels; long trainings, those that measure times, and products
 # of LibTorch that a sanitizer slows most are left out.
-read -ra tests <<<"${TESTS:-batch_norm_gpu_test optim_gpu_test device_images_gpu_test jpeg_loader_gpu_test \
-  ops_gpu_test:*address,*slot*,*NaN*,*digits*,*logit*,*expanded*,*float64* \
-  convolution_gpu_test:space*,*stem*,cross*,pooled* flat_optimizer_gpu_test:*captured*,*without*,*scan*,Averages*,LAMB* \
+read -ra tests <<<"${TESTS:-gpu_batch_norm gpu_optim gpu_device_images gpu_jpeg_loader \
+  gpu_ops:*address,*slot*,*NaN*,*digits*,*logit*,*expanded*,*float64* \
+  gpu_convolution:space*,*stem*,cross*,pooled* gpu_flat_optimizer:*captured*,*without*,*scan*,Averages*,LAMB* \
   gpu_side_streams:*filters* gpu_reducer_graph:*captured* gpu_nccl_communicator gpu_graphed_step:*memsets* \
   reduce:SyncBatchNorm*}"
 for test in "${tests[@]}"; do

@@ -21,7 +21,7 @@
 #include "support/message_of.hpp"
 #include "support/multi_rank_main.hpp"
 
-using namespace communicator_test;
+using namespace communicator_tests;
 using namespace std::chrono_literals;
 
 namespace {

@@ -13,7 +13,7 @@
 #include "support/multi_rank_main.hpp"
 #include "support/stderr_of.hpp"
 
-using namespace communicator_test;
+using namespace communicator_tests;
 
 namespace {
 

@@ -15,7 +15,7 @@
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
 
-using namespace communicator_test;
+using namespace communicator_tests;
 
 namespace {
 

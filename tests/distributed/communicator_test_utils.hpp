@@ -11,7 +11,7 @@
 #include "ddp/comm/communicator.hpp"
 #include "support/multi_rank_main.hpp"
 
-namespace communicator_test {
+namespace communicator_tests {
 
 using ddp::ReduceOp;
 
@@ -71,4 +71,4 @@ inline at::Tensor here(const at::Tensor& tensor) {
   return tensor.to(comm().device(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-}  // namespace communicator_test
+}  // namespace communicator_tests

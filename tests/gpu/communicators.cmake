@@ -2,7 +2,7 @@
 if(DDP_HAS_CUDA)
   # The communicator tests over NCCL: the same program as on CPU, one GPU a rank.
   foreach(_ranks 1 2 4)
-    ddp_add_launch(NAME gpu_communicator_r${_ranks} PROGRAM communicator_test RANKS ${_ranks}
+    ddp_add_launch(NAME gpu_communicator_r${_ranks} PROGRAM communicator RANKS ${_ranks}
                    LABELS gpu)
     set_property(TEST gpu_communicator_r${_ranks} PROPERTY ENVIRONMENT DDP_TEST_CHECK_COLLECTIVES=1)
   endforeach()

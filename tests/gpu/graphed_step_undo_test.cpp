@@ -5,8 +5,8 @@
 
 #include "ddp/ops/vision.hpp"
 #include "gpu/graphed_step_test.hpp"
-#include "ops/side_task.hpp"
-#include "ops/wgrad_branch.hpp"
+#include "ops/streams/side_task.hpp"
+#include "ops/streams/wgrad_branch.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -11,11 +11,11 @@
 
 #include "comm/cuda_check.hpp"
 #include "core/authentication.hpp"
-#include "ops/cublaslt_gemm.hpp"
+#include "ops/gemm/cublaslt_gemm.hpp"
 #endif
 
 #include "ddp/core/error.hpp"
-#include "ops/private_stream.hpp"
+#include "ops/streams/private_stream.hpp"
 
 namespace ddp::detail {
 

@@ -12,7 +12,7 @@
 #include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "ops/private_stream.hpp"
+#include "ops/streams/private_stream.hpp"
 
 namespace ddp::detail {
 

@@ -9,7 +9,7 @@
 
 #include "ddp/ops/overwritten.hpp"
 #include "ops/overwritten_listener.hpp"
-#include "ops/stream_order.hpp"
+#include "ops/streams/stream_order.hpp"
 
 namespace ddp::ops {
 namespace {

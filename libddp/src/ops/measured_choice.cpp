@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ops/choice_book.hpp"
-#include "ops/private_stream.hpp"
+#include "ops/streams/private_stream.hpp"
 
 namespace ddp::ops::detail {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "ops/tap_kernels.hpp"
+#include "ops/vision/tap_kernels.hpp"
 
 namespace ddp::ops::detail {
 

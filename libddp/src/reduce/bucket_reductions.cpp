@@ -11,7 +11,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ops/autocast_off.hpp"
-#include "ops/private_stream.hpp"
+#include "ops/streams/private_stream.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp::detail {

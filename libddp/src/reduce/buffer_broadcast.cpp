@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ops/autocast_off.hpp"
-#include "ops/private_stream.hpp"
+#include "ops/streams/private_stream.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp::detail {

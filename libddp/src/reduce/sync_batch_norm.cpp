@@ -10,8 +10,8 @@
 #include "ddp/core/error.hpp"
 #include "ddp/ops/vision.hpp"
 #include "ops/autocast_off.hpp"
-#include "ops/batch_norm_sync.hpp"
-#include "ops/statistics_exchange.hpp"
+#include "ops/vision/batch_norm_sync.hpp"
+#include "ops/vision/statistics_exchange.hpp"
 
 namespace ddp {
 namespace {

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <optional>
 
-#include "ops/stream_order.hpp"
+#include "ops/streams/stream_order.hpp"
 
 namespace ddp::detail {
 

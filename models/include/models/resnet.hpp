@@ -36,7 +36,7 @@ struct ResNetOptions {
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
   bool fused_ops = true;  ///< false: only ATen's ops (convolutions, BatchNorm2d, sum, ReLU, pools)
   /// On CUDA, with fused_ops and small images: runs shortcut convolutions and weight gradients on
-  /// side streams (ops/side_task.hpp, wgrad_branch.hpp). Results are the same.
+  /// side streams (ops/streams/side_task.hpp, wgrad_branch.hpp). Results are the same.
   bool side_streams = false;
 };
 

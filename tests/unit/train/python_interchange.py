@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of test_train's writer load with safetensors.torch, and Python's load there.
+"""Files of this library's writer load with safetensors.torch, and Python's load there.
 
 usage: python_interchange.py PROGRAM FOLDER
 PROGRAM write FILE and PROGRAM check FILE write and check the tensors that `expected` describes.

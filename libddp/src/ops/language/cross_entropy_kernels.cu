@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <math_constants.h>
+
+#include "ops/kernel_types.cuh"
+#include "ops/language/cross_entropy_kernels.hpp"
+
+namespace ddp::ops::detail {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 256;
+constexpr int kMaxBlockThreads = 1024;
+// Up to this many classes (and kMaxBlockThreads rows) one block does everything, one thread per
+// row.
+constexpr int kMaxThreadClasses = 32;
+
+constexpr int kCounted = 1;
+constexpr int kRight = 2;
+
+struct Row {
+  float loss;
+  float log_sum;
+  int mark;
+};
+
+/// A row's results from its maximum, the maximum's first place, and the sums of exp(x - maximum)
+/// and of x - maximum.
+template <typename T>
+__device__ Row finish_row(const CrossEntropyRows& in, int row, float maximum, int place,
+                          float exponentials, float differences) {
+  const int64_t label = in.labels[row];
+  const float log_sum = maximum + logf(exponentials);
+  if (label == in.ignore_index) {
+    return {0.0F, log_sum, 0};
+  }
+  if (label < 0 || label >= in.classes) {
+    return {CUDART_NAN_F, log_sum, kCounted};
+  }
+  const T* logits = static_cast<const T*>(in.logits) + int64_t{row} * in.classes;
+  const float smoothing = in.label_smoothing;
+  // -sum_c log p_c / classes = log(exponentials) - mean(x - maximum)
+  const float spread = logf(exponentials) - differences / static_cast<float>(in.classes);
+  const float loss = (1.0F - smoothing) * (log_sum - to_float(logits[label])) +
+                     (smoothing > 0.0F ? smoothing * spread : 0.0F);
+  // A row with NaN or infinity is never correct, whatever the position of its maximum.
+  const bool right = place == label && !isnan(log_sum);
+  return {loss, log_sum, kCounted + (right ? kRight : 0)};
+}
+
+struct Totals {
+  float loss;
+  int counted, correct;
+};
+
+/// Sums over a block in a fixed order; only thread 0 gets the result.
+__device__ Totals block_totals(Totals own) {
+  __shared__ Totals of_warps[kMaxBlockThreads / kWarp];
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    own.loss += __shfl_down_sync(~0U, own.loss, offset);
+    own.counted += __shfl_down_sync(~0U, own.counted, offset);
+    own.correct += __shfl_down_sync(~0U, own.correct, offset);
+  }
+  if (threadIdx.x % kWarp == 0) {
+    of_warps[threadIdx.x / kWarp] = own;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) {
+      own.loss += of_warps[warp].loss;
+      own.counted += of_warps[warp].counted;
+      own.correct += of_warps[warp].correct;
+    }
+  }
+  return own;
+}
+
+__device__ void write_totals(const Totals& totals, const CrossEntropySums& out) {
+  const float inverse = 1.0F / static_cast<float>(totals.counted);
+  *out.inverse_count = inverse;
+  *out.loss = totals.loss / static_cast<float>(totals.counted);
+  *out.num_correct = totals.correct;
+}
+
+template <typename T>
+__global__ void one_block(CrossEntropyRows in, CrossEntropySums out) {
+  Totals totals{};
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < in.rows) {
+    const T* logits = static_cast<const T*>(in.logits) + row * in.classes;
+    float maximum = -CUDART_INF_F;
+    int place = 0;
+#pragma unroll 8
+    for (int c = 0; c < in.classes; ++c) {
+      const float x = to_float(logits[c]);
+      if (x > maximum) {
+        maximum = x;
+        place = c;
+      }
+    }
+    float exponentials = 0, differences = 0;
+#pragma unroll 8
+    for (int c = 0; c < in.classes; ++c) {
+      const float difference = to_float(logits[c]) - maximum;
+      exponentials += expf(difference);
+      differences += difference;
+    }
+    const Row done = finish_row<T>(in, row, maximum, place, exponentials, differences);
+    out.log_sums[row] = done.log_sum;
+    totals = {done.loss, done.mark & kCounted, done.mark / kRight};
+  }
+  totals = block_totals(totals);
+  if (threadIdx.x == 0) {
+    write_totals(totals, out);
+  }
+}
+
+/// One warp per row.
+template <typename T>
+__global__ void row_losses(CrossEntropyRows in, CrossEntropySums out) {
+  const int row = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) / kWarp);
+  const int lane = threadIdx.x % kWarp;
+  if (row >= in.rows) {
+    return;
+  }
+  const T* logits = static_cast<const T*>(in.logits) + int64_t{row} * in.classes;
+  float maximum = -CUDART_INF_F;
+  int place = in.classes;
+  for (int c = lane; c < in.classes; c += kWarp) {
+    const float x = to_float(logits[c]);
+    if (x > maximum) {
+      maximum = x;
+      place = c;
+    }
+  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const float other = __shfl_xor_sync(~0U, maximum, offset);
+    const int other_place = __shfl_xor_sync(~0U, place, offset);
+    if (other > maximum || (other == maximum && other_place < place)) {
+      maximum = other;
+      place = other_place;
+    }
+  }
+  float exponentials = 0, differences = 0;
+  for (int c = lane; c < in.classes; c += kWarp) {
+    const float difference = to_float(logits[c]) - maximum;
+    exponentials += expf(difference);
+    differences += difference;
+  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    exponentials += __shfl_xor_sync(~0U, exponentials, offset);
+    differences += __shfl_xor_sync(~0U, differences, offset);
+  }
+  if (lane == 0) {
+    const Row done = finish_row<T>(in, row, maximum, place, exponentials, differences);
+    out.log_sums[row] = done.log_sum;
+    out.row_losses[row] = done.loss;
+    out.row_marks[row] = done.mark;
+  }
+}
+
+__global__ void add_rows(int rows, CrossEntropySums out) {
+  Totals totals{};
+  for (int row = static_cast<int>(threadIdx.x); row < rows; row += kMaxBlockThreads) {
+    totals.loss += out.row_losses[row];
+    totals.counted += out.row_marks[row] & kCounted;
+    totals.correct += out.row_marks[row] / kRight;
+  }
+  totals = block_totals(totals);
+  if (threadIdx.x == 0) {
+    write_totals(totals, out);
+  }
+}
+
+template <typename T>
+__global__ void backward(CrossEntropyRows in, const float* log_sums, const float* inverse_count,
+                         const float* grad_loss, T* grad) {
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= int64_t{in.rows} * in.classes) {
+    return;
+  }
+  const int64_t row = index / in.classes;
+  const int64_t label = in.labels[row];
+  float value = 0;
+  if (label != in.ignore_index && (label < 0 || label >= in.classes)) {
+    value = CUDART_NAN_F;  // as the loss, so that checks of gradients detect it
+  } else if (label != in.ignore_index) {
+    const float p = expf(to_float(static_cast<const T*>(in.logits)[index]) - log_sums[row]);
+    const float spread = in.label_smoothing / static_cast<float>(in.classes);
+    const float target =
+        (index - row * in.classes == label ? 1.0F - in.label_smoothing : 0.0F) + spread;
+    value = (p - target) * (*grad_loss * *inverse_count);
+  }
+  grad[index] = from_float<T>(value);
+}
+
+unsigned blocks_for(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+}  // namespace
+
+cudaError_t launch_cross_entropy(const CrossEntropyRows& in, const CrossEntropySums& out,
+                                 cudaStream_t stream) {
+  return with_float_type(in.element, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (in.rows <= kMaxBlockThreads && in.classes <= kMaxThreadClasses) {
+      const int threads = (in.rows + kWarp - 1) / kWarp * kWarp;
+      one_block<T><<<1, threads, 0, stream>>>(in, out);
+    } else {
+      row_losses<T><<<blocks_for(int64_t{in.rows} * kWarp), kThreads, 0, stream>>>(in, out);
+      add_rows<<<1, kMaxBlockThreads, 0, stream>>>(in.rows, out);
+    }
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_cross_entropy_backward(const CrossEntropyRows& in, const float* log_sums,
+                                          const float* inverse_count, const float* grad_loss,
+                                          void* grad, cudaStream_t stream) {
+  return with_float_type(in.element, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    backward<T><<<blocks_for(int64_t{in.rows} * in.classes), kThreads, 0, stream>>>(
+        in, log_sums, inverse_count, grad_loss, static_cast<T*>(grad));
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace ddp::ops::detail

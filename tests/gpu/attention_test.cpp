@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernels on a GPU compared with the definition in float64, and their dropout.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "ddp/ops/language.hpp"
+#include "lm_test.hpp"
+#include "support/catch.hpp"
+
+using ddp::ops::AttentionBackend;
+using lm_test::leaf;
+using lm_test::reference_of;
+using lm_test::relative_error;
+
+namespace {
+
+// Inputs are equal. bfloat16 rounds the weights and the output (2^-9 of each on average); the
+// backward also rounds products of two such values.
+constexpr double kForwardTolerance = 0.01;
+constexpr double kBackwardTolerance = 0.02;
+
+struct Shape {
+  int64_t batch, heads, kv_heads, length, head_dim;
+};
+
+/// q, k, v as the models pass them: [batch, length, heads, dim] viewed as [batch, heads, …].
+std::vector<torch::Tensor> make_inputs(const Shape& s, torch::Dtype dtype) {
+  return {leaf({s.batch, s.length, s.heads, s.head_dim}, dtype),
+          leaf({s.batch, s.length, s.kv_heads, s.head_dim}, dtype),
+          leaf({s.batch, s.length, s.kv_heads, s.head_dim}, dtype)};
+}
+
+std::vector<torch::Tensor> references_of(const std::vector<torch::Tensor>& inputs) {
+  std::vector<torch::Tensor> result;
+  for (const auto& input : inputs) {
+    result.push_back(reference_of(input));
+  }
+  return result;
+}
+
+torch::Tensor attend(const std::vector<torch::Tensor>& qkv,
+                     const ddp::ops::AttentionOptions& options) {
+  return ddp::ops::attention(qkv[0].transpose(1, 2), qkv[1].transpose(1, 2), qkv[2].transpose(1, 2),
+                             options);
+}
+
+void check_against(const torch::Tensor& out, const std::vector<torch::Tensor>& inputs,
+                   const torch::Tensor& expected, const std::vector<torch::Tensor>& references) {
+  REQUIRE(out.sizes() == expected.sizes());
+  CHECK(relative_error(out, expected) < kForwardTolerance);
+  const auto direction = torch::randn_like(expected);
+  const auto grads = torch::autograd::grad({out}, inputs, {direction.to(out.scalar_type())});
+  const auto wanted = torch::autograd::grad({expected}, references, {direction});
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    CAPTURE(i);
+    CHECK(relative_error(grads[i], wanted[i]) < kBackwardTolerance);
+  }
+}
+
+const std::vector<AttentionBackend> kAllBackends = {AttentionBackend::Auto, AttentionBackend::Cudnn,
+                                                    AttentionBackend::Flash,
+                                                    AttentionBackend::Math};
+
+}  // namespace
+
+TEST_CASE("each attention backend equals the definition: heads shared, causal or not, any length") {
+  torch::manual_seed(1);
+  for (const auto backend : kAllBackends) {
+    for (const Shape& shape : {Shape{2, 8, 2, 256, 64}, Shape{2, 6, 6, 200, 64},
+                               Shape{1, 28, 4, 257, 128}, Shape{3, 4, 1, 16, 32}}) {
+      for (const bool causal : {true, false}) {
+        CAPTURE(static_cast<int>(backend), shape.heads, shape.kv_heads, shape.length,
+                shape.head_dim, causal);
+        const auto inputs = make_inputs(shape, torch::kBFloat16);
+        const auto references = references_of(inputs);
+        check_against(attend(inputs, {.backend = backend, .is_causal = causal}), inputs,
+                      attend(references, {.backend = AttentionBackend::Math, .is_causal = causal}),
+                      references);
+      }
+    }
+  }
+}
+
+TEST_CASE("a scale of its own is every backend's scale") {
+  torch::manual_seed(2);
+  for (const auto backend : kAllBackends) {
+    CAPTURE(static_cast<int>(backend));
+    const auto inputs = make_inputs({2, 4, 2, 128, 64}, torch::kBFloat16);
+    const auto references = references_of(inputs);
+    check_against(attend(inputs, {.backend = backend, .scale = 0.3}), inputs,
+                  attend(references, {.backend = AttentionBackend::Math, .scale = 0.3}),
+                  references);
+  }
+}
+
+TEST_CASE("without gradients the backends give the same") {
+  torch::manual_seed(3);
+  const torch::NoGradGuard no_grad;
+  for (const auto backend : kAllBackends) {
+    CAPTURE(static_cast<int>(backend));
+    const auto inputs = make_inputs({2, 8, 2, 130, 64}, torch::kBFloat16);
+    const auto expected = attend(references_of(inputs), {.backend = AttentionBackend::Math});
+    CHECK(relative_error(attend(inputs, {.backend = backend}), expected) < kForwardTolerance);
+    // Decoding: one new token that reads all tokens.
+    const auto last = inputs[0].narrow(1, 129, 1);
+    const auto decoded =
+        attend({last, inputs[1], inputs[2]}, {.backend = backend, .is_causal = false});
+    CHECK(relative_error(decoded, expected.narrow(2, 129, 1)) < kForwardTolerance);
+  }
+}
+
+TEST_CASE(
+    "packed documents of ragged lengths attend to themselves alone, on every backend that packs") {
+  torch::manual_seed(4);
+  const std::vector<int64_t> lengths = {1, 77, 128, 3, 200, 64};
+  std::vector<int32_t> bounds = {0};
+  for (const auto length : lengths) {
+    bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+  }
+  const int64_t tokens = bounds.back();
+  const auto offsets = torch::tensor(bounds, torch::kInt).to(torch::kCUDA);
+  for (const auto backend :
+       {AttentionBackend::Auto, AttentionBackend::Flash, AttentionBackend::Math}) {
+    for (const int64_t head_dim : {64, 128}) {
+      CAPTURE(static_cast<int>(backend), head_dim);
+      const std::vector<torch::Tensor> inputs = {leaf({tokens, 8, head_dim}, torch::kBFloat16),
+                                                 leaf({tokens, 2, head_dim}, torch::kBFloat16),
+                                                 leaf({tokens, 2, head_dim}, torch::kBFloat16)};
+      const auto references = references_of(inputs);
+      std::vector<torch::Tensor> alone;  // each document by the unpacked definition
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        std::vector<torch::Tensor> part;
+        for (const auto& reference : references) {
+          part.push_back(reference.narrow(0, bounds[i], lengths[i]).unsqueeze(0));
+        }
+        alone.push_back(
+            attend(part, {.backend = AttentionBackend::Math}).squeeze(0).transpose(0, 1));
+      }
+      check_against(ddp::ops::packed_attention(inputs[0], inputs[1], inputs[2], offsets, 200,
+                                               {.backend = backend}),
+                    inputs, torch::cat(alone, 0), references);
+    }
+  }
+}
+
+TEST_CASE("attention dropout: its share, its scale, new each time, the same again in backward") {
+  // All weights are 1 / n and V is the identity, so the output is the dropped weights.
+  constexpr int64_t n = 64, batch = 4, heads = 8;
+  constexpr double p = 0.25;
+  const auto bf16 = torch::TensorOptions().device(torch::kCUDA).dtype(torch::kBFloat16);
+  const auto zeros = torch::zeros({batch, heads, n, n}, bf16).requires_grad_(true);
+  const auto values = torch::eye(n, bf16).expand({batch, heads, n, n}).contiguous();
+  for (const auto backend : kAllBackends) {
+    CAPTURE(static_cast<int>(backend));
+    const auto v = values.clone().requires_grad_(true);
+    const auto run = [&] {
+      return ddp::ops::attention(zeros, zeros, v,
+                                 {.backend = backend, .is_causal = false, .dropout_p = p});
+    };
+    torch::manual_seed(5);
+    const auto first = run(), second = run();
+    torch::manual_seed(5);
+    const auto again = run();
+    CHECK(torch::equal(first, again));
+    CHECK_FALSE(torch::equal(first, second));
+    const auto kept = first.detach().ne(0);
+    const double share = 1 - kept.to(torch::kDouble).mean().item<double>();
+    // Six standard deviations of the share in 131072 draws.
+    CHECK(std::abs(share - p) < 6 * std::sqrt(p * (1 - p) / static_cast<double>(kept.numel())));
+    const auto weights = first.detach().masked_select(kept).to(torch::kDouble);
+    CHECK((weights * (n * (1 - p)) - 1).abs().max().item<double>() < 0.01);
+    // dV = (dropped weights)ᵀ dO, with this forward's mask.
+    const auto direction = torch::randn({batch, heads, n, n}, torch::kCUDA).to(torch::kBFloat16);
+    const auto grad = torch::autograd::grad({first}, {v}, {direction})[0];
+    const auto expected = torch::matmul(first.detach().to(torch::kDouble).transpose(2, 3),
+                                        direction.to(torch::kDouble));
+    CHECK(relative_error(grad, expected) < kBackwardTolerance);
+  }
+}
+
+TEST_CASE("a kernel refuses what it cannot serve, and auto takes the definition there") {
+  using Catch::Contains;
+  const auto single = torch::randn({1, 2, 16, 32}, torch::kCUDA);
+  const auto odd = torch::randn({1, 2, 16, 36}, torch::kCUDA).to(torch::kBFloat16);
+  for (const auto backend : {AttentionBackend::Cudnn, AttentionBackend::Flash}) {
+    CAPTURE(static_cast<int>(backend));
+    CHECK_THROWS_WITH(ddp::ops::attention(single, single, single, {.backend = backend}),
+                      Contains("bfloat16"));
+    CHECK_THROWS_WITH(ddp::ops::attention(odd, odd, odd, {.backend = backend}),
+                      Contains("head_dim"));
+  }
+  for (const auto& x : {single, odd}) {
+    const auto reference = x.to(torch::kDouble);
+    CHECK(relative_error(ddp::ops::attention(x, x, x),
+                         ddp::ops::attention(reference, reference, reference,
+                                             {.backend = AttentionBackend::Math})) <
+          kForwardTolerance);
+  }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Log lines and the progress bar as a terminal receives them.
+#include "train/metrics_console.hpp"
+#include "support/catch.hpp"
+#include "support/stderr_of.hpp"
+
+namespace {
+
+using ddp::detail::MetricsConsole;
+using testing::num_found;
+using testing::stderr_of;
+
+ddp::MetricsOptions shown_as(const std::string& progress) {
+  ddp::MetricsOptions options;
+  options.progress = progress;
+  options.run.max_steps = 10;
+  return options;
+}
+
+constexpr auto kClear = "\r\033[K";
+
+}  // namespace
+
+TEST_CASE("a bar shows the last line's numbers, and is cleared before a line and at the end") {
+  const auto text = stderr_of([] {
+    MetricsConsole console(shown_as("bar"), /*is_main=*/true);
+    console.log_step({.step = 4, .loss = 0.5, .step_ms = 1000});
+    console.draw_bar(4, /*force=*/true);
+    console.log_evaluation(4, 0.25, {});
+    console.draw_bar(5, true);
+  });
+  REQUIRE(num_found(text, "step 4/10 | loss 0.5") == 1);
+  REQUIRE_THAT(text, Catch::Contains("40 % | step 4/10 | ETA 00:00:06 | loss 0.5"));
+  REQUIRE_THAT(text, Catch::Contains("step 5/10 | ETA 00:00:05"));
+  REQUIRE(num_found(text, kClear) == 2);
+  REQUIRE(text.find(kClear) < text.find("eval loss 0.25"));
+  REQUIRE(text.substr(text.size() - 4) == kClear);
+}
+
+TEST_CASE("a bar is drawn at most every 100 ms unless forced") {
+  const auto text = stderr_of([] {
+    MetricsConsole console(shown_as("bar"), true);
+    for (int64_t done = 1; done < 10; ++done) {
+      console.draw_bar(done, false);
+    }
+    console.draw_bar(10, true);
+  });
+  REQUIRE(num_found(text, "step 1/10") == 1);
+  REQUIRE(num_found(text, "step 2/10") == 0);
+  REQUIRE(num_found(text, "step 10/10") == 1);
+}
+
+TEST_CASE("progress=off shows nothing, plain shows lines, other ranks show no bar") {
+  const auto output = [](const std::string& progress, bool is_main) {
+    return stderr_of([&] {
+      MetricsConsole console(shown_as(progress), is_main);
+      if (is_main) {
+        console.log_step({.step = 4, .loss = 0.5});
+      }
+      console.draw_bar(4, true);
+    });
+  };
+  REQUIRE(output("off", true).empty());
+  REQUIRE(output("bar", false).empty());
+  const auto plain = output("plain", true);
+  REQUIRE(num_found(plain, "step 4/10") == 1);
+  REQUIRE(num_found(plain, "\r") == 0);
+}
