@@ -5,6 +5,9 @@
 
 #include <utility>
 
+#include "ddp/core/error.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+
 namespace ddp {
 namespace {
 
