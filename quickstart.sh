@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# From a fresh checkout to a trained model: installs what is missing, builds, and trains ResNet-18 on the
-# embedded CIFAR-10 sample. One rank a GPU; without GPUs two ranks on the CPU. Arguments are settings
-# of the training: ./quickstart.sh train.epochs=2
+# From a fresh checkout to a trained model: installs what is missing, builds, and trains ResNet-18 on the embedded
+# CIFAR-10 sample. Starts one rank per GPU, or two CPU ranks without GPUs. Arguments are settings of the training:
+# ./quickstart.sh train.epochs=2
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
@@ -17,14 +17,14 @@ cd "$DDP_ROOT"
 mpi_settings
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 run=quickstart-$(date +%Y%m%d-%H%M%S)
-# mpirun gives the ranks a pipe as stderr: whether a terminal is at its end is known only here.
+# mpirun gives the ranks a pipe as stderr, so only this script knows whether stderr is a terminal.
 progress=plain
 [ -t 2 ] && progress=bar
 command=("$DDP_BUILD/examples/resnet_ddp" --config examples/configs/quickstart.yaml
   "checkpoint.dir=runs/$run/checkpoint" metrics.dir=runs "metrics.run_name=$run" "metrics.progress=$progress" "$@")
 gpus=$(num_gpus)
 if [ "$gpus" -gt 0 ] && ! built_with CUDA; then
-  warn "$gpus GPU(s) are seen, but this build has no CUDA parts ($(no_cuda_reason)): training on the CPU"
+  warn "$gpus GPU(s) found, but this build has no CUDA parts ($(no_cuda_reason)): training on the CPU"
   gpus=0
 fi
 
@@ -35,7 +35,7 @@ if [ "$gpus" -gt 1 ]; then
   elif [ -x "$torchrun" ]; then
     launcher=("$torchrun" --standalone --no-python --nproc-per-node "$gpus")
   else
-    warn "neither mpirun nor torchrun is here to start $gpus ranks: using one GPU"
+    warn "neither mpirun nor torchrun was found to start $gpus ranks: using one GPU"
     launcher=()
     gpus=1
   fi

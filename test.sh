@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds what is missing and runs all tests: ./test.sh [--werror] [ctest arguments, e.g. -R reducer].
-# GPU tests are printed as skipped where no GPU is seen.
+# GPU tests are reported as skipped if no GPU is found.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"

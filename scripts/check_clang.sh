@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Does Clang (14 or newer) compile libddp's sources and public headers? Syntax alone, after a build, with
-# the build's options. CLANG names another compiler than clang++.
+# Checks that Clang (14 or newer) accepts libddp's sources and public headers: syntax only, after a build, with the
+# build's options. CLANG selects another compiler than clang++.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -10,18 +10,19 @@ cd "$DDP_ROOT"
 
 if ! has "$CLANG"; then
   if [ "${DDP_SKIP_PACKAGES:-0}" = 1 ]; then
-    warn "$CLANG is not installed, and packages are not to be: nothing was compiled with Clang"
+    warn "$CLANG is not installed, and DDP_SKIP_PACKAGES=1 forbids to install it: nothing was checked with Clang"
     exit 0
   fi
   apt_get update || true
   apt_get install -y --no-install-recommends clang || die "$CLANG is not installed; as root: apt-get install clang"
 fi
-[ -e "$DDP_BUILD/compile_commands.json" ] || die "there is no build to take the options from; run: ./test.sh"
+[ -e "$DDP_BUILD/compile_commands.json" ] || die "there is no build whose options could be used; run: ./test.sh"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 git ls-files 'libddp/include/*.hpp' | sed 's|libddp/include/\(.*\)|#include "\1"|' >"$work/headers.cpp"
-# One command a line: the build's own, without what is GCC's or writes a file. Headers have those of ddp.
+# Prints one command per line: the build's own, without options that only GCC knows or that write a file. The file
+# with all headers gets the options of target ddp.
 python3 - "$DDP_BUILD/compile_commands.json" "$CLANG" "$work" >"$work/commands" <<'PYTHON'
 import json, pathlib, shlex, shutil, subprocess, sys
 
@@ -61,5 +62,5 @@ for name in targets:
     print_commands(targets[name], pathlib.Path(f"{work}/{name}.hxx"))
 PYTHON
 say "$("$CLANG" --version | head -n 1): $(wc -l <"$work/commands") units"
-tr '\n' '\0' <"$work/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' || die "Clang refuses what is shown above"
-say "Clang compiles them"
+tr '\n' '\0' <"$work/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' || die "Clang found errors: see above"
+say "Clang found no errors"

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Documentation in step with the files: links lead somewhere, files named in commands exist, and every
-# source file carries its licence line. (docs/configuration.md against the code is a ctest:
-# docs_configuration.)
+# Compares documentation with the files: links lead to files, files named in commands exist, and every source file
+# has its licence line. (The test docs_configuration compares docs/configuration.md with the code.)
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$DDP_ROOT"
 failed=0
 
-# files pattern…: what git knows of it; none at all means that git did not work, not that all is well.
+# files PATTERN…: prints the tracked files that match. No file at all is an error, because then git did not work.
 files() {
   local list
   list=$(git ls-files "$@") || true
@@ -29,8 +28,8 @@ done < <(while read -r file; do
     sed "s|^|$file:|" || true
 done <<<"$pages")
 
-# Paths in text and commands, as seen from the repository's top. A name without an extension may be a
-# program of that source; build/… is made later, slurm/env.sh by the reader.
+# Paths in text and commands, relative to the top of the repository. A name without an extension may be a program with a
+# source of that name. build/… is made later, and slurm/env.sh by the reader.
 while IFS=: read -r file line path; do
   path=$(sed -E 's/^[^A-Za-z.]//; s/[.]+$//' <<<"$path")
   case $path in *[\<\*]*) continue ;; esac
@@ -47,5 +46,5 @@ while read -r file; do
     { warn "$file has no SPDX line"; failed=1; }
 done <<<"$sources"
 
-[ $failed = 0 ] || die "documentation and files: see the warnings above"
-say "documentation is in step with the code"
+[ $failed = 0 ] || die "documentation does not match the files: see the warnings above"
+say "documentation matches the files"

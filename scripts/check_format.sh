@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compares every C++ and CUDA file with .clang-format. Another clang-format than 14 wraps differently:
-# where 14 is not installed, pip's goes into .venv.
+# Compares every C++ and CUDA file with .clang-format. Other versions of clang-format wrap lines differently, so
+# version 14 is installed into .venv if it is missing.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Shared by ./quickstart.sh, ./test.sh and .ci/run: from a bare Debian 12 or Ubuntu 24.04 to a
-# configured and built `build/`. Everything here may be repeated; what is already there is left alone.
+# Shared by ./quickstart.sh, ./test.sh and .ci/run: turns a bare Debian 12 or Ubuntu 24.04 into a configured and built
+# `build/`. All functions may be called again; they skip what is already done.
 #
-#   DDP_TORCH_VERSION   LibTorch to install where none is found (2.11.0)
-#   DDP_BUILD_JOBS      parallel compilers (one a core, and one for each 2 GiB of memory)
+#   DDP_TORCH_VERSION   version of LibTorch to install if none is found (2.11.0)
+#   DDP_BUILD_JOBS      number of parallel compilers (default: one per core, at most one per 2 GiB of memory)
 #   DDP_SKIP_PACKAGES=1 never call apt-get
-#   DDP_CCACHE=filled   use ccache only where it holds something already (on: wherever it is installed)
+#   DDP_CCACHE=filled   use ccache only if its cache is not empty (on: if it is installed)
 #   DDP_CMAKE_ARGS      more arguments for CMake's configuration
 
 DDP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,31 +22,31 @@ die() {
 }
 
 # --- system packages ---------------------------------------------------------------------------
-# The same names on Debian 12 and Ubuntu 24.04. Without the optional ones a part is not built.
+# Packages have the same names on Debian 12 and Ubuntu 24.04. The build works without the optional ones.
 DDP_PACKAGES_NEEDED=(g++ make pkg-config procps python3-venv libspdlog-dev libfmt-dev libyaml-cpp-dev
   nlohmann-json3-dev libssl-dev libxxhash-dev libturbojpeg0-dev libpng-dev catch2)
 DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev ccache)
 
 what_lacks() {
   case $1 in
-    openmpi-bin | libopenmpi-dev) echo "no MPI: one process on the CPU, any number of ranks on GPUs" ;;
-    ccache) echo "a changed branch compiles everything again" ;;
+    openmpi-bin | libopenmpi-dev) echo "without MPI there is only one CPU rank; GPU ranks do not need it" ;;
+    ccache) echo "without it, another branch compiles everything again" ;;
   esac
 }
 
 way_around() {
   case $1 in
     g++ | make) echo "any C++20 compiler (GCC 12, Clang 14 or newer): export CXX=..." ;;
-    python3-venv) echo "have torch==$DDP_TORCH_VERSION, cmake>=3.28 and ninja ready yourself (conda, or an activated virtual environment)" ;;
-    pkg-config) echo "go without: only ddp.pc needs it" ;;
-    procps) echo "go without: only the tests use pgrep" ;;
+    python3-venv) echo "provide torch==$DDP_TORCH_VERSION, cmake>=3.28 and ninja yourself (conda, or an activated virtual environment)" ;;
+    pkg-config) echo "continue without it: only ddp.pc needs it" ;;
+    procps) echo "continue without it: only the tests use pgrep" ;;
     *) echo "install it with conda (conda-forge has it) or from its sources, and add its folder to CMAKE_PREFIX_PATH" ;;
   esac
 }
 
 has() { command -v "$1" >/dev/null; }
 
-# What a package is for may also come from elsewhere: conda, modules, an own compiler.
+# conda, environment modules or the user's own compiler may provide the same as a package.
 package_is_installed() {
   [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ] && return
   case $1 in
@@ -78,18 +78,18 @@ apt_get() {
 
 install_packages() {
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    warn "this is not Debian or Ubuntu: the build needs what these packages hold: ${DDP_PACKAGES_NEEDED[*]}"
+    warn "this is not Debian or Ubuntu: install what these packages contain: ${DDP_PACKAGES_NEEDED[*]}"
     return
   fi
   local missing still package refused=$DDP_BUILD/.packages_refused
   mapfile -t missing < <(missing_packages "${DDP_PACKAGES_NEEDED[@]}" "${DDP_PACKAGES_OPTIONAL[@]}")
   [ ${#missing[@]} = 0 ] && return
-  # Optional ones that could not be had are not tried again at every start (remove the file to do so).
+  # Optional packages that could not be installed are not tried again at every start. (To try again, remove the file.)
   if [ "${DDP_SKIP_PACKAGES:-0}" != 1 ] && [ "${missing[*]}" != "$(cat "$refused" 2>/dev/null)" ]; then
     say "installing system packages: ${missing[*]}"
     apt_get update || true
     if ! apt_get install -y --no-install-recommends "${missing[@]}"; then
-      # One that cannot be had must not keep the others away.
+      # A package that cannot be installed must not prevent the others.
       for package in "${missing[@]}"; do
         apt_get install -y --no-install-recommends "$package" || true
       done
@@ -101,7 +101,7 @@ install_packages() {
   fi
   mapfile -t still < <(missing_packages "${DDP_PACKAGES_OPTIONAL[@]}")
   for package in "${still[@]}"; do
-    warn "$package is not installed ($(what_lacks "$package")); to have it: apt-get install $package"
+    warn "$package is not installed ($(what_lacks "$package")); to install it: apt-get install $package"
   done
   mapfile -t still < <(missing_packages "${DDP_PACKAGES_NEEDED[@]}")
   for package in "${still[@]}"; do
@@ -110,7 +110,7 @@ install_packages() {
 }
 
 # --- LibTorch, CMake, Ninja --------------------------------------------------------------------
-# Prints "folder version" of the LibTorch CMake would take, in FindLibTorch.cmake's order.
+# Prints "folder version" of the LibTorch that CMake would use, in FindLibTorch.cmake's order.
 find_libtorch() {
   local base root header version places=("${VIRTUAL_ENV:-}" "$DDP_VENV" "${CONDA_PREFIX:-}" python3)
   [ -z "${LIBTORCH_ROOT:-}" ] || places=("$LIBTORCH_ROOT")
@@ -144,19 +144,19 @@ pip_install() {
     die "pip could not install $*; without network, unpack LibTorch and set LIBTORCH_ROOT to its folder"
 }
 
-# Exports LIBTORCH_ROOT; where no LibTorch serves, adds pip's packages to `wanted`.
+# Exports LIBTORCH_ROOT. If no usable LibTorch is found, adds pip's packages to `wanted`.
 choose_libtorch() {
   local found=""
   if found=$(find_libtorch) && version_at_least "${found##* }" 2.7; then
     say "LibTorch ${found##* } in ${found% *}"
-    # For CMake and the programs: what only python3 knew is out of sight once .venv comes first.
+    # For CMake and the programs: once .venv comes first in PATH, another python3 is no longer found.
     export LIBTORCH_ROOT=${found% *}
     return
   fi
   [ -n "$found" ] && warn "LibTorch ${found##* } in ${found% *} is older than 2.7 and is not used"
   [ -z "${LIBTORCH_ROOT:-}" ] ||
-    die "LIBTORCH_ROOT=$LIBTORCH_ROOT holds no LibTorch >= 2.7 (lib/libtorch_cpu.so, include/): correct it, or unset it to have pip's installed"
-  # safetensors: the tests compare our files with Python's.
+    die "LIBTORCH_ROOT=$LIBTORCH_ROOT contains no LibTorch >= 2.7 (lib/libtorch_cpu.so, include/): correct it, or unset it to install pip's package"
+  # safetensors: the tests compare libddp's files with Python's.
   wanted+=("torch==$DDP_TORCH_VERSION" numpy safetensors)
 }
 
@@ -169,7 +169,7 @@ install_python_parts() {
   { [ -n "$cmake_version" ] && version_at_least "$cmake_version" 3.28; } || wanted+=("cmake>=3.28")
   command -v ninja >/dev/null || wanted+=(ninja)
   [ ${#wanted[@]} = 0 ] && return
-  wanted+=(pyyaml)  # tools/study.py; without it its tests are skipped, so no reason for a .venv
+  wanted+=(pyyaml)  # for tools/study.py. Without it the tests of studies are skipped, so it alone needs no .venv
   pip_install "${wanted[@]}"
   PATH=$DDP_VENV/bin:$PATH
   hash -r
@@ -179,8 +179,8 @@ install_python_parts() {
   fi
 }
 
-# Packages of the tests that exchange files with Python. Only .venv with its own torch gets them:
-# another Python is not this script's to change. Without network these tests are skipped.
+# Installs packages of the tests that exchange files with Python. Only a .venv with its own torch gets them, because
+# this script does not change another Python. Without network these tests are skipped.
 install_test_packages() {
   local list=$DDP_ROOT/tests/requirements.txt installed=$DDP_VENV/test_requirements.txt
   compgen -G "$DDP_VENV/lib/python3*/site-packages/torch/version.py" >/dev/null || return 0
@@ -195,15 +195,16 @@ install_test_packages() {
 
 # --- configure and build -----------------------------------------------------------------------
 build_jobs() {
-  # Not nproc: it obeys OMP_NUM_THREADS.
+  # Not nproc, because OMP_NUM_THREADS changes its result.
   local cores memory
   cores=$(getconf _NPROCESSORS_ONLN)
   memory=$(awk '/MemAvailable/ {print int($2 / 2097152)}' /proc/meminfo)
   echo $((memory < 1 ? 1 : memory < cores ? memory : cores))
 }
 
-# wants_ccache STAMP: filling a cache makes a first build a quarter longer, which pays only where
-# another follows. A folder that was built without it stays so: its objects would all be made anew.
+# wants_ccache STAMP: whether to use ccache. Filling a cache makes the first build 25 % longer, which helps only if
+# another build follows. A folder that was built without ccache keeps this, because a change would compile all files
+# again.
 wants_ccache() {
   { has ccache && [ -z "${CMAKE_CXX_COMPILER_LAUNCHER:-}" ]; } || return 1
   if [ -f "$1" ]; then
@@ -213,15 +214,15 @@ wants_ccache() {
   fi
 }
 
-# configure [cmake arguments]: only where the arguments changed; ninja itself sees changed CMake files.
+# configure [cmake arguments]: runs only if the arguments changed. ninja itself notices changed CMake files.
 configure() {
   local arguments=(-G Ninja "$@") stamp=$DDP_BUILD/.configured wanted
   if wants_ccache "$stamp"; then
     arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_C_COMPILER_LAUNCHER=ccache
       -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
-    # ccache takes precompiled headers only with these.
+    # ccache needs these settings for precompiled headers.
     export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
-    # The same file in another checkout is the same file.
+    # So that a file in another checkout is found in the cache.
     export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$DDP_ROOT} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
   fi
   # shellcheck disable=SC2206 # several arguments in one variable
@@ -244,9 +245,9 @@ build() {
     die "the build failed: see above"
 }
 
-# setup [cmake arguments]: the same ones from everywhere, so that quickstart.sh and test.sh take turns
-# in one build folder without configuring it anew. Eight files compile as one: beside LibTorch's headers
-# a file of ours is little, and the whole is built in less than half the time.
+# setup [cmake arguments]: all scripts use the same arguments, so that quickstart.sh and test.sh share a build folder
+# without configuring it again. Eight files compile as one unit: LibTorch's headers take most of the time, so the
+# build takes less than half the time.
 setup() {
   install_packages
   install_python_parts
@@ -255,7 +256,7 @@ setup() {
 }
 
 # --- this machine ------------------------------------------------------------------------------
-# How many GPUs a program sees: CUDA stops at the first entry of CUDA_VISIBLE_DEVICES that is none.
+# Prints how many GPUs a program sees. CUDA stops at the first invalid entry of CUDA_VISIBLE_DEVICES.
 num_gpus() {
   local all=0 seen=0 entry entries
   has nvidia-smi && all=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
@@ -274,8 +275,8 @@ num_gpus() {
   echo "$all"
 }
 
-# What Open MPI needs to start as root, or more ranks than cores. Without the last, `mpirun -n 2` pins
-# each rank to one core, and its loader and communication threads with it.
+# Lets Open MPI start as root, and more ranks than cores. Without the last setting, `mpirun -n 2` binds each rank,
+# with its loader and communication threads, to one core.
 mpi_settings() {
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1

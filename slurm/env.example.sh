@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 # Copy this file to slurm/env.sh (which git ignores) and keep what your site needs. Every job (slurm/*.sbatch, through
-# slurm/job.sh) reads it on the node where it starts.
+# slurm/job.sh) reads slurm/env.sh on the node where it starts.
 
 # module load gcc/12 cuda/13.0 openmpi/4.1
 # source ~/libddp/.venv/bin/activate
@@ -12,9 +12,9 @@
 # How srun starts the tasks: pmix, or none for GPU ranks, which need no MPI.
 # export DDP_SRUN_MPI=none
 
-# The secret that authenticates ranks. Ranks started by srun itself (all jobs here) need none. Ranks of `srun torchrun`
-# on several nodes, or with RANK and MASTER_ADDR set, need one per job of at least 16 characters. srun passes it to all
-# tasks:
+# The secret that authenticates ranks. Ranks that srun starts directly (all jobs here) need none. `srun torchrun` on
+# several nodes, or ranks with RANK and MASTER_ADDR set, need one per job, of at least 16 characters. srun passes it to
+# all tasks:
 # export DDP_SECRET=$(openssl rand -hex 32)
 
 # The network that NCCL uses, if its first choice is wrong. (For control connections set
@@ -25,5 +25,5 @@
 # Folder that all nodes see, for logs, CSV and checkpoints. Default: runs/ in the folder where sbatch was called.
 # export DDP_RUNS=/scratch/$USER/ddp
 
-# Most starts of one job.
+# Largest number of starts of one job.
 # export DDP_MAX_RESTARTS=20

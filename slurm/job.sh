@@ -7,9 +7,9 @@
 #                             Files of an earlier start move to run_dir/attempt-<n>/
 #
 # and ends with `run_job SETTINGS…`, which starts the ranks, keeps their exit code, requeues and exits.
-# SETTINGS may name checkpoint.dir, metrics.dir and metrics.run_name of a training; otherwise the job chooses them.
-# The array `wrapper` precedes the program on each rank. `measured` holds settings of measured runs. With checkpoints=no
-# (studies and profiles) the job saves no checkpoints and keeps all files in run_dir.
+# For a training, SETTINGS may contain checkpoint.dir, metrics.dir and metrics.run_name; otherwise the job sets them.
+# The words of the array `wrapper` precede the program on each rank. `measured` holds settings of measured runs. With
+# checkpoints=no (studies and profiles) the job saves no checkpoints and keeps all files in run_dir.
 
 wrapper=()
 measured=(lr_schedule.warmup_steps=0 train.eval_first=false train.eval_every=0 train.eval_every_steps=0)
@@ -98,8 +98,8 @@ _is_cancelled() {
   [[ $limit != *:*:* ]] || [ "$(_to_seconds "$(_field RunTime)")" -lt "$(_to_seconds "$limit")" ]
 }
 
-# _leaves_open KEY SETTINGS…: whether no setting of them sets KEY. A configuration file does not count, because its
-# folder would be the same for all jobs.
+# _leaves_open KEY SETTINGS…: whether SETTINGS do not set KEY. A configuration file does not count, because its folder
+# would be the same for all jobs.
 _leaves_open() {
   local key=$1 word
   shift
@@ -114,11 +114,12 @@ _setting() {
   echo "$value"
 }
 
-# How often a job may end with 76 or 137 at one newest checkpoint with one first cause.
+# How often a job may end with 76 or 137 at the same newest checkpoint with the same first cause.
 _most_ends_in_place=3
 
-# _count_end FOLDER LOG LINES: how often in a row the job ended at the newest checkpoint in FOLDER with the first cause
-# found after the first LINES of LOG. The count is kept beside the checkpoints, where a job with another id finds it.
+# _count_end FOLDER LOG LINES: prints how often in a row the job ended at the newest checkpoint in FOLDER with the first
+# cause that LOG reports after its first LINES lines. The count is stored next to FOLDER, so that a job with another id
+# finds it.
 _count_end() {
   local folder=${1%/} log=$2 lines=$3 file step cause count=0 old_step='' old_cause=''
   file=${folder:-$run_dir/checkpoint}.requeues
@@ -150,7 +151,7 @@ run_job() {
   lines=$(wc -l <"$run_dir/slurm.log")
 
   # The ranks share their secret through MPI (pmix) or a 0600 file (DDP_SRUN_MPI=none): no DDP_SECRET is needed.
-  # --wait: the ranks end each other and log the cause, so Slurm shall not kill them early.
+  # --wait: the ranks end each other and log the cause, so Slurm must not kill them early.
   srun --mpi="${DDP_SRUN_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 \
     "${wrapper[@]}" "$program" "$@"
   code=$?
@@ -170,8 +171,9 @@ run_job() {
     ends=$(_count_end "$folder" "$run_dir/slurm.log" "$lines")
   fi
   if [ "$ends" -ge "$_most_ends_in_place" ]; then
-    echo "$(date +%FT%T) exit code $code ($requeue) for the $ends. time at one checkpoint with one first cause: not" \
-      "requeued; to go on, mend that and submit the job again, or remove ${folder:-$run_dir/checkpoint}.requeues"
+    echo "$(date +%FT%T) exit code $code ($requeue), $ends times in a row at the same checkpoint with the same first" \
+      "cause: not requeued; to continue, fix the cause and submit the job again, or remove" \
+      "${folder:-$run_dir/checkpoint}.requeues"
   elif [ "$requeue" != no ]; then
     if [ "$restarts" -ge "${DDP_MAX_RESTARTS:-20}" ]; then
       echo "$(date +%FT%T) exit code $code ($requeue), but this was start $restarts of at most ${DDP_MAX_RESTARTS:-20}"

@@ -30,16 +30,17 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   Aliases, anchors, tags, and keys or sections that occur twice are refused.
 - A later override wins over an earlier one, and every override wins over the file.
 - Lists are written `[30, 60]`, in overrides also `30,60`. Booleans are `true` and `false` (also `yes`, `no`, `on`,
-  `off`). `inf` is a number, `nan` is not.
+  `off`). `inf` is accepted as a number, `nan` is refused.
 - An unknown key, a wrong type or a value out of range ends the program with exit code 64 before anything starts. The
   message names the file and line (or the argument), the allowed values and the nearest key. `--help` prints this list.
-- A setting without effect also ends the program with 64. A section counts as used when an object of the library took
-  its options.
+- A setting without effect also ends the program with 64. A section has an effect if the program passed its options to
+  an object of the library.
 - Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
   `mixup`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
-- A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. Sections
-  of examples/lora_ddp and examples/gpt2_ddp follow at the end, with their own defaults of the library's settings.
+- A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
+  sections of examples/lora_ddp and examples/gpt2_ddp follow at the end, with the library's settings whose default
+  differs there.
 - The resolved settings are printed at the start and saved with every checkpoint. They must be equal on all ranks.
 )";
 

@@ -102,8 +102,8 @@ std::string share(int64_t count, int64_t all) {
 
 void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "num_prompts",
-           .doc = "Number of answers of the evaluation documents (each assistant turn of a chat) "
-                  "to decode and compare, in order. 0: none.",
+           .doc = "Number of assistant turns of the evaluation split to decode and "
+                  "compare with the reference, from the first. 0: none.",
            .min = 0},
           s.num_prompts);
   v.field({.name = "max_new_tokens",

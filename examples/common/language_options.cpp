@@ -19,8 +19,9 @@ const std::vector<std::pair<std::string, torch::Dtype>> kDtypes = {{"fp32", torc
 
 void describe_vocab_size(int64_t& value, ddp::FieldVisitor& v) {
   v.field({.name = "vocab_size",
-           .doc = "Rows of the embedding, at least the token files' vocabulary. 0: that "
-                  "vocabulary, or the released size's.",
+           .doc = "Rows of the embedding; at least the token files' vocabulary. 0: the "
+                  "vocabulary of the released model if model.size names one, else that "
+                  "of the token files.",
            .unit = "tokens",
            .min = 0,
            .max = 1 << 24},
@@ -114,8 +115,9 @@ bool is_pretrained(const LanguageModelSettings& settings, int64_t vocab_size) {
 
 void describe_fields(RunSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "mode",
-           .doc = "train: train and evaluate. evaluate: only report loss, accuracy and decoded "
-                  "answers of lora.adapter, the newest checkpoint or the model as loaded.",
+           .doc = "train: train and evaluate. evaluate: only report loss, accuracy and "
+                  "decoded answers of lora.adapter if set, else of the newest "
+                  "checkpoint, else of the model as loaded.",
            .choices = {"train", "evaluate"}},
           s.mode);
 }
@@ -131,8 +133,8 @@ void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
            .may_differ = true},
           s.path);
   v.field({.name = "dtype",
-           .doc = "Dtype of the parameters. Trained bf16 parameters have a float32 master in the "
-                  "optimizer."},
+           .doc = "Dtype of the parameters. For trained bf16 parameters the optimizer keeps "
+                  "float32 copies (masters)."},
           s.dtype, kDtypes);
   v.field({.name = "seed",
            .doc = "Seed for random weights; the weights are equal at any number of ranks."},
@@ -147,7 +149,8 @@ void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
            .min = 0},
           s.computation.loss_chunk_tokens);
   v.field({.name = "checkpoint_every",
-           .doc = "Recompute every k-th layer in the backward to save memory (1: all). 0: none.",
+           .doc = "Activation checkpointing: recompute every k-th layer in the backward "
+                  "to save memory (1: all). 0: none.",
            .unit = "layers",
            .min = 0},
           s.computation.checkpoint_every);
@@ -208,10 +211,11 @@ void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
            .may_differ = true},
           s.adapter);
   v.field({.name = "save_dir",
-           .doc = "Folder for adapters in PEFT's layout (with lora.rank=0: the full model, in "
-                  "Hugging Face format). It gets best (smallest evaluation loss) and last. Empty: "
-                  "adapters (models) in checkpoint.dir, or nothing without that. Files of another "
-                  "run are never replaced.",
+           .doc = "Folder for adapters in PEFT's layout (with lora.rank=0: whole models "
+                  "in Hugging Face format). Two folders are written there: best "
+                  "(smallest evaluation loss) and last. Empty: checkpoint.dir/adapters "
+                  "(whole model: checkpoint.dir/models). Without checkpoint.dir nothing "
+                  "is written. Files of another run are never replaced.",
            .may_differ = true},
           s.save_dir);
 }

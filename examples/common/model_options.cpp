@@ -26,8 +26,9 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
   v.field({.name = "channels_last", .doc = "Use NHWC strides for weights and images."},
           o.channels_last);
   v.field({.name = "dtype",
-           .doc = "Dtype of the parameters, except those of normalisation. bf16 parameters have a "
-                  "float32 master in the optimizer and are not cast in forward."},
+           .doc = "Dtype of the parameters, except those of normalisation. For bf16 "
+                  "parameters the optimizer keeps float32 copies (masters), and forward "
+                  "does not cast them."},
           o.dtype, {{"fp32", torch::kFloat32}, {"bf16", torch::kBFloat16}});
   v.field(
       {.name = "ops",
@@ -38,8 +39,8 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
            .doc = "Initial weights: a safetensors file with torchvision's names. Empty: random."},
           o.weights);
   v.field({.name = "ema_decay",
-           .doc = "Decay of an exponential moving average of the weights, which is evaluated "
-                  "instead of them. 0: off.",
+           .doc = "Decay of an exponential moving average of the weights. Evaluation "
+                  "uses the average. 0: off.",
            .min = 0,
            .max = 0.999999},
           o.ema_decay);

@@ -8,11 +8,13 @@ void describe_fields(AmpOptions& o, FieldVisitor& v) {
           {{"off", AmpDtype::Off}, {"bf16", AmpDtype::Bf16}, {"fp16", AmpDtype::Fp16}});
   v.field({.name = "grad_scaling", .doc = "Scale the loss. auto: with fp16 only."}, o.grad_scaling,
           {{"auto", GradScaling::Auto}, {"on", GradScaling::On}, {"off", GradScaling::Off}});
-  v.field({.name = "init_scale", .doc = "Initial loss scale.", .min = 0.0}, o.init_scale);
-  v.field({.name = "growth_factor", .doc = "Factor by which the scale grows.", .min = 1.0},
-          o.growth_factor);
+  v.field({.name = "init_scale", .doc = "Initial loss scale; more than 0.", .min = 0.0},
+          o.init_scale);
+  v.field(
+      {.name = "growth_factor", .doc = "Factor by which the scale grows; more than 1.", .min = 1.0},
+      o.growth_factor);
   v.field({.name = "backoff_factor",
-           .doc = "Factor of the scale after inf or NaN.",
+           .doc = "Factor of the scale after inf or NaN; more than 0 and less than 1.",
            .min = 0.0,
            .max = 1.0},
           o.backoff_factor);

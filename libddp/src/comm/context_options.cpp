@@ -20,17 +20,18 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                  .max = 64},
                 options.nccl_min_ctas);
   visitor.field({.name = "nccl_max_ctas",
-                 .doc = "Most thread blocks of a NCCL kernel. 0: NCCL's choice. With 24 or fewer, "
-                        "kernels whose blocks wait for each other (BatchNorm of small images) "
-                        "leave room for them. Reductions then overlap with small kernels too, and "
-                        "such kernels round their sums differently than on one GPU.",
+                 .doc = "Most thread blocks of a NCCL kernel. 0: NCCL's choice. With 1 to 24, "
+                        "libddp's cooperative kernels (BatchNorm of small images) use that "
+                        "many multiprocessors fewer, so that they can run during a reduction. "
+                        "Their sums are then added in another order than on one GPU, so last "
+                        "bits differ.",
                  .min = 0,
                  .max = 64},
                 options.nccl_max_ctas);
   visitor.field({.name = "nccl_algorithm",
-                 .doc = "Algorithm of gradient reductions. ring: NCCL's ring. symmetric: symmetric "
-                        "windows with few thread blocks, on one node. auto: measure both once and "
-                        "keep the result in the plan.",
+                 .doc = "Algorithm of gradient reductions. ring: NCCL's ring. symmetric: "
+                        "symmetric kernels with few thread blocks, on one node. auto: measure "
+                        "both once; plan_file and checkpoints store the result.",
                  .choices = {"auto", "ring", "symmetric"}},
                 options.nccl_algorithm);
   visitor.field({.name = "check_collectives",
@@ -76,8 +77,9 @@ void describe_fields(ContextOptions& options, FieldVisitor& visitor) {
       {.name = "seed", .doc = "Seed for the initial weights; equal on all ranks.", .min = 0},
       options.seed);
   visitor.field({.name = "plan_file",
-                 .doc = "File that keeps measured choices for the next run on the same hardware. "
-                        "Empty: only checkpoints keep them.",
+                 .doc = "File that stores measured choices (all-reduce times, buckets, "
+                        "algorithms) for the next run on the same hardware. Empty: only "
+                        "checkpoints store them.",
                  .may_differ = true},
                 options.plan_file);
   visitor.section("communicator", options.communicator);

@@ -27,7 +27,7 @@ static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
   v.field({.name = "flip", .doc = "Flip each training image horizontally with probability 0.5."},
           o.flip);
   v.field({.name = "cutout",
-           .doc = "Side of a random square that is set to the mean. 0: off.",
+           .doc = "Side of a random square that is set to data.mean. 0: off.",
            .unit = "px",
            .min = 0,
            .max = 4096},
@@ -80,7 +80,8 @@ void describe_fields(DataOptions& o, FieldVisitor& v) {
            {"synthetic", DataFormat::Synthetic}});
   v.field({.name = "path", .doc = "Folder of the data set.", .may_differ = true}, o.path);
   v.field({.name = "image_size",
-           .doc = "Side of the model's input images. 0: taken from the data.",
+           .doc = "Side of the model's input images. 0: the shorter side of the first "
+                  "image if no side exceeds 64 px, else 224 (also for synthetic).",
            .unit = "px",
            .min = 0,
            .max = 8192},
@@ -91,7 +92,8 @@ void describe_fields(DataOptions& o, FieldVisitor& v) {
            .max = 1e6},
           o.num_classes);
   v.field({.name = "num_samples",
-           .doc = "Use only the first n samples; synthetic: generate n. 0: all (synthetic: 2048).",
+           .doc = "Use only the first n samples; synthetic: generate n. 0: all "
+                  "(synthetic: 2048 training, 512 test).",
            .min = 0},
           o.num_samples);
   v.field({.name = "seed", .doc = "Seed for augmentation and synthetic data.", .min = 0}, o.seed);
@@ -125,7 +127,9 @@ void describe_fields(DataOptions& o, FieldVisitor& v) {
 void describe_fields(SamplerOptions& o, FieldVisitor& v) {
   v.field({.name = "shuffle", .doc = "Shuffle the samples in every epoch."}, o.shuffle);
   v.field({.name = "seed", .doc = "Seed for shuffling; equal on all ranks.", .min = 0}, o.seed);
-  v.field({.name = "drop_last", .doc = "Drop the tail of an epoch instead of padding it."},
+  v.field({.name = "drop_last",
+           .doc = "Drop the last samples of an epoch, instead of repeating some, so that all ranks "
+                  "get equally many."},
           o.drop_last);
   v.field({.name = "pad",
            .doc = "Repeat samples so that all ranks get equally many. Use false for evaluation."},
@@ -134,11 +138,12 @@ void describe_fields(SamplerOptions& o, FieldVisitor& v) {
 
 static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
   v.field({.name = "device_resident",
-           .doc = "Keep a set of decoded images in GPU memory. auto: if it fits."},
+           .doc = "Keep the decoded images of the data set in GPU memory. auto: if they "
+                  "need at most device_resident_limit_mb."},
           o.device_resident,
           {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
   v.field({.name = "device_resident_limit_mb",
-           .doc = "Largest set that device_resident=auto keeps in GPU memory.",
+           .doc = "Largest data set that device_resident=auto keeps in GPU memory.",
            .unit = "MiB",
            .min = 0},
           o.device_resident_limit_mb);
@@ -146,10 +151,11 @@ static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
            .doc = "Crop, resize, flip and normalise JPEG images on the GPU."},
           o.device_transform,
           {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
-  v.field({.name = "jpeg_decoder",
-           .doc = "Decoder of JPEG images. cpu: the loader's threads. nvjpeg: the GPU's JPEG "
-                  "engines, if it has any and also transforms the images (device_transform)."},
-          o.jpeg_decoder, {{"cpu", JpegDecoder::Cpu}, {"nvjpeg", JpegDecoder::NvJpeg}});
+  v.field(
+      {.name = "jpeg_decoder",
+       .doc = "Decoder of JPEG images. cpu: the loader's threads. nvjpeg: the GPU's JPEG engines. "
+              "Without such engines or device_transform the loader warns and uses its threads."},
+      o.jpeg_decoder, {{"cpu", JpegDecoder::Cpu}, {"nvjpeg", JpegDecoder::NvJpeg}});
   v.field({.name = "image_dtype",
            .doc = "Dtype of image batches. auto: amp.dtype, or fp32 without amp."},
           o.image_dtype,

@@ -15,15 +15,16 @@ constexpr double kDefaultFirstBucketMb = 1;
 
 void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "bucket_cap_mb",
-                 .doc = "Size of gradient buckets. auto: choose buckets that expose the least "
-                        "communication, from times measured in the first backwards.",
+                 .doc = "Size of gradient buckets. auto: buckets that leave the least "
+                        "communication after backward, chosen from times of the first "
+                        "backwards.",
                  .unit = "MiB",
                  .min = 1e-6,
                  .max = 1 << 20},
                 options.bucket_cap_mb);
   visitor.field({.name = "first_bucket_mb",
-                 .doc = "Size of the first bucket to be ready. 0: 1 MiB if bucket_cap_mb has its "
-                        "default, else bucket_cap_mb.",
+                 .doc = "Size of the first bucket. 0: 1 MiB if bucket_cap_mb has its default, "
+                        "else bucket_cap_mb.",
                  .unit = "MiB",
                  .min = 0,
                  .max = 1 << 20},

@@ -8,8 +8,9 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
       {.name = "dir", .doc = "Folder for checkpoints, visible to all ranks. Empty: save nothing."},
       options.dir);
   visitor.field({.name = "resume",
-                 .doc = "auto: resume from the newest valid checkpoint, if any. never: start at "
-                        "step 0. require: fail without a checkpoint.",
+                 .doc = "auto: resume from the newest valid checkpoint, if any. never: start "
+                        "at step 0; an error if dir holds checkpoints. require: fail without a "
+                        "checkpoint.",
                  .choices = {"auto", "never", "require"}},
                 options.resume);
   visitor.field({.name = "every_steps",
@@ -25,7 +26,9 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "keep_last", .doc = "Number of newest checkpoints to keep.", .min = 1},
                 options.keep_last);
   visitor.field({.name = "keep_best",
-                 .doc = "Also keep the checkpoint with the smallest or largest metric.",
+                 .doc = "Also keep the best checkpoint. min: smallest test loss. max: largest "
+                        "test accuracy. (Own programs: the metric given to "
+                        "Checkpointer::save.)",
                  .choices = {"off", "min", "max"}},
                 options.keep_best);
   visitor.field({.name = "async", .doc = "Write in the background while training continues."},
@@ -44,7 +47,8 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
 
 void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "log_every",
-                 .doc = "Steps between log lines. Scalars leave the GPU only then. 0: no lines.",
+                 .doc = "Steps between log lines. Metrics wait for the device only then. 0: no "
+                        "lines.",
                  .unit = "steps",
                  .min = 0},
                 options.log_every);
@@ -57,7 +61,8 @@ void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
                  .choices = {"auto", "bar", "plain", "off"}},
                 options.progress);
   visitor.field({.name = "repeat",
-                 .doc = "Number of this run among a study's repeats; a column of epochs.csv.",
+                 .doc = "Set by tools/study.py: number of the repeat in a study. Written to "
+                        "epochs.csv.",
                  .min = 1},
                 options.repeat);
   visitor.field({.name = "csv", .doc = "Write steps.csv and epochs.csv."}, options.csv);

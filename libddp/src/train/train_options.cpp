@@ -39,16 +39,19 @@ static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
 
 static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "cuda_graph",
-           .doc = "Run training and evaluation steps as CUDA graphs. auto: steps that can be "
-                  "captured; on several GPUs only if the loss is a mean."},
+           .doc = "Run training and evaluation steps as CUDA graphs. auto: steps that "
+                  "can be captured; on several GPUs not those with a loss over tokens or "
+                  "over batches of unequal size. on: these too; a step that cannot be "
+                  "captured ends the run."},
           o.cuda_graph,
           {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
   v.field({.name = "deterministic", .doc = "Use only kernels that give the same bits every time."},
           o.deterministic);
   v.field({.name = "cudnn_benchmark",
-           .doc = "Measure the fastest of cuDNN's algorithms when a shape first occurs. Each rank "
-                  "measures unless a plan has the choice, so runs may differ in bits. Ignored with "
-                  "train.deterministic."},
+           .doc = "Measure the fastest of cuDNN's algorithms when a shape first occurs. "
+                  "Each rank measures by itself, unless context.plan_file or a "
+                  "checkpoint has the result, so two runs may differ in their last bits. "
+                  "Ignored with train.deterministic."},
           o.cudnn_benchmark);
   v.field({.name = "allow_tf32",
            .doc = "Compute float32 matrix products in TF32 on CUDA. Convolutions may use TF32 "
@@ -57,13 +60,12 @@ static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
 }
 
 void describe_fields(TrainOptions& o, FieldVisitor& v) {
-  v.field(
-      {.name = "max_steps",
-       .doc =
-           "Optimizer steps of the run. 0: run for train.epochs (implied when only that is set).",
-       .unit = "steps",
-       .min = 0},
-      o.max_steps);
+  v.field({.name = "max_steps",
+           .doc = "Optimizer steps of the run. 0: the run ends after train.epochs. If "
+                  "only train.epochs is set, this is 0.",
+           .unit = "steps",
+           .min = 0},
+          o.max_steps);
   v.field({.name = "epochs",
            .doc = "Epochs of the run. 0: run for train.max_steps.",
            .unit = "epochs",

@@ -64,7 +64,7 @@ class JobFiles(StudyCase):
     def test_a_job_that_ends_in_one_place_is_not_requeued_for_ever(self):
         lost = [f"76 {self.CAUSE.format(node)}" for node in (1, 2, 3)]
         self.assertEqual(self.ends(*lost), [True, True, False])
-        self.assertIn("for the 3. time at one checkpoint", self.read("out/50/slurm.log"))
+        self.assertIn("3 times in a row at the same checkpoint", self.read("out/50/slurm.log"))
         # Who submits it again without removing the file has not mended it.
         self.assertEqual(self.ends(lost[0]), [False])
 
