@@ -84,12 +84,6 @@ struct MeasuringStream {
 
 }  // namespace
 
-bool is_capturing() {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(), &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
 size_t choose_fastest(const std::string& what, c10::Device device, size_t count,
                       const std::function<void(size_t)>& call, float same_time) {
   // All callers measure on one stream, and concurrent measurements would disturb each other.
@@ -99,7 +93,7 @@ size_t choose_fastest(const std::string& what, c10::Device device, size_t count,
   auto& book = ChoiceBook::instance();
   c10::cuda::getCurrentCUDAStream().synchronize();
   const auto stream =
-      beside<MeasuringStream>(c10::cuda::getDefaultCUDAStream(device.index())).stream;
+      per_stream<MeasuringStream>(c10::cuda::getDefaultCUDAStream(device.index())).stream;
   const c10::cuda::CUDAStreamGuard guard(stream);
   const auto known = what.empty() ? std::nullopt : book.find(what, count);
   if (known && runs(call, *known)) {

@@ -10,9 +10,6 @@
 
 namespace ddp::ops::detail {
 
-/// Whether the current stream is being captured, so measuring is impossible.
-bool is_capturing();
-
 /// Returns the index of the fastest of `count` calls, or `count` if none runs. Uses ChoiceBook's
 /// choice for `what` if that call runs. Otherwise measures and notes the choice, except for an
 /// empty `what`. Returns the first call within a factor `same_time` of the fastest: the library's

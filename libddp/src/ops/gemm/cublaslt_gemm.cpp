@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/measured_choice.hpp"
+#include "ops/streams/private_stream.hpp"
 
 namespace ddp::ops::detail {
 namespace {
@@ -268,7 +269,7 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
   if (!plan) {
     auto made = std::make_unique<Plan>(plans.handle(problem.device), problem);
     // A choice made in a capture stays: a later eager call must give the replay's bits.
-    if (!problem.deterministic && !is_capturing()) {
+    if (!problem.deterministic && !is_captured(stream)) {
       try {
         made->measure(problem);
       } catch (const c10::OutOfMemoryError&) {

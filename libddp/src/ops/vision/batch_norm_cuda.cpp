@@ -273,18 +273,10 @@ bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
          is_channel_vector(bn.running_var, x, shared) && !evaluation_with_grad;
 }
 
-bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {
+bool fits_addend(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {
   return other.device() == x.device() && other.scalar_type() == x.scalar_type() &&
          other.sizes() == x.sizes() && (is_shared(bn) || lies_right(other)) &&
          (bn.training || !needs_grad({other}));
-}
-
-bool is_capturing(const at::Tensor& tensor) {
-  if (!tensor.is_cuda()) {
-    return false;
-  }
-  const c10::cuda::CUDAGuard guard(tensor.device());
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
 Fork fused_batch_norm_relu(const at::Tensor& x_in, const BatchNormLayer& bn) {
