@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {

@@ -14,7 +14,7 @@
 #include <mutex>
 #include <vector>
 
-#include "ops/measured_choice.hpp"
+#include "ops/choice_book.hpp"
 #include "ops/streams/private_stream.hpp"
 
 namespace ddp::ops::detail {

@@ -7,10 +7,10 @@
 
 #include "ops/streams/private_stream.hpp"
 #include "ops/streams/stream_order.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 #include "ops/vision/batch_norm_sync.hpp"
 #include "ops/vision/statistics_exchange.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {

@@ -14,10 +14,10 @@
 #include "ddp/ops/vision.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/multiprocessors.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_kernels.hpp"
 #include "ops/vision/batch_norm_sync.hpp"
 #include "ops/vision/statistics_exchange.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops::detail {
 

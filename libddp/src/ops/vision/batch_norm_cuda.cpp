@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_call.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 #include "ops/vision/statistics_exchange.hpp"

@@ -2,7 +2,7 @@
 // max_pool2d(relu(bn(x))) of a stem on a GPU.
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_call.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 

@@ -9,12 +9,11 @@
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
-#include "ops/once_differentiable.hpp"
 #include "ops/streams/side_streams.hpp"
 #include "ops/streams/weight_gradient.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/cudnn_convolution.hpp"
 #include "ops/vision/tap_packing.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/measured_choice.hpp"
+#include "ops/choice_book.hpp"
 #include "ops/streams/private_stream.hpp"
 #include "ops/vision/cudnn_descriptor.hpp"
 

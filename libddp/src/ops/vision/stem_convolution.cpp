@@ -7,9 +7,8 @@
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/stem_packing.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {

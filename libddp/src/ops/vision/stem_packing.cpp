@@ -6,13 +6,11 @@
 #include <algorithm>
 
 #include "ddp/ops/vision.hpp"
-#include "ops/vision/tensor_launch.hpp"
+#include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
 
-#include "ops/part_sums.hpp"
 #include "ops/vision/stem_kernels.hpp"
-#include "ops/vision/stem_products.hpp"
 #include "ops/vision/tap_packing.hpp"
 #endif
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "ops/grad_target.hpp"
-#include "ops/vision/tensor_launch.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops::detail {
 namespace {
