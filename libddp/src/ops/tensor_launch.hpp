@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ops check before they use kernels, and what kernels need of a tensor.
+// Checks that ops make before they use kernels, and the arguments of kernels from tensors.
 #pragma once
 
 #include <ATen/autocast_mode.h>

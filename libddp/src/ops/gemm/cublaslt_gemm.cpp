@@ -70,7 +70,7 @@ int64_t alignment_of(const void* data) {
 
 cudaDataType cuda_type(at::ScalarType dtype) {
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
-              "gemm: no product into ", dtype);
+              "gemm: unsupported dtype ", dtype);
   return dtype == at::kFloat ? CUDA_R_32F : dtype == at::kHalf ? CUDA_R_16F : CUDA_R_16BF;
 }
 

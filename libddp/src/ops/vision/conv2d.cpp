@@ -272,7 +272,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride,
   const bool own = detail::runs_own_kernels(x, dtype) && x.numel() > 0;
   TORCH_CHECK(algorithm != Conv2dAlgorithm::Product || form_of(g) != Form::None, "conv2d: a ",
               g.kernel, "x", g.kernel, " convolution of stride ", stride, " over ", g.height, "x",
-              g.width, " pixels is not one dense product");
+              g.width, " pixels is not one dense product; use Conv2dAlgorithm::Auto");
   const bool is_product = algorithm == Conv2dAlgorithm::Product ||
                           (algorithm == Conv2dAlgorithm::Auto && own && form_of(g) != Form::None);
   if (is_product) {

@@ -247,7 +247,8 @@ std::unique_ptr<Engine> measure(cudnnHandle_t handle, ConvolutionPass pass,
   }
   const auto workspace = workspace_if_any(bytes, call.x);  // before anything is captured
   const auto call_of = [&](size_t i) {
-    TORCH_CHECK(engines[i].workspace_bytes <= workspace.numel(), "no memory for this one");
+    TORCH_CHECK(engines[i].workspace_bytes <= workspace.numel(),
+                "no memory for this engine's workspace");
     run(handle, engines[i], call, workspace.data_ptr());
   };
   // A choice made without the full workspace is not kept for the next run.
@@ -263,9 +264,9 @@ std::unique_ptr<Engine> choose(Choices& choices, ConvolutionPass pass, const Con
     return measure(choices.handle(call.x.device().index()), pass, call);
   } catch (const c10::Error& error) {
     cudaGetLastError();  // clears the handled error
-    TORCH_WARN_ONCE("conv2d: no engine of cuDNN could be measured for x ", call.x.sizes(),
+    TORCH_WARN_ONCE("conv2d: cuDNN's engines cannot be measured for x ", call.x.sizes(),
                     " and weight ", call.w.sizes(), " (", error.what_without_backtrace(),
-                    "); LibTorch chooses one there, and wherever else this happens");
+                    "); LibTorch chooses the engine. Further such shapes are not logged");
     return nullptr;
   }
 }

@@ -39,7 +39,7 @@ __device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[
 
 /// Nonexistent classes repeat the last class, and their sums are dropped. A branch around each load
 /// would serialise the loads.
-__device__ __forceinline__ int existing(int k, const PooledShape& shape) {
+__device__ __forceinline__ int existing_class(int k, const PooledShape& shape) {
   return min(k, shape.classes - 1);
 }
 
@@ -86,7 +86,7 @@ __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, co
 #pragma unroll
       for (int k = 0; k < kClasses; ++k) {
         float row[8];
-        load8(weight + existing(k, shape) * shape.channels + c, 1, row);
+        load8(weight + existing_class(k, shape) * shape.channels + c, 1, row);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           sums[k] += mean[j] * row[j];
@@ -182,7 +182,7 @@ __device__ void weight_gradient(const PooledShape& shape, int block, const T* gr
 #pragma unroll 8
     for (int i = thread; i < images * kClasses; i += kThreads) {
       shared[i] = to_float(grad_logits[int64_t{first + i / kClasses} * shape.classes +
-                                       existing(i % kClasses, shape)]);
+                                       existing_class(i % kClasses, shape)]);
     }
     __syncthreads();
 #pragma unroll 8
