@@ -2,6 +2,7 @@
 #include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
 #include <sstream>
