@@ -3,21 +3,15 @@
 
 #include <torch/torch.h>
 
-#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "ddp/ops/vision.hpp"
 #include "norm_by_name.hpp"
-#include "ops/streams/filters_ahead.hpp"
-#include "ops/streams/side_task.hpp"
-#include "ops/streams/wgrad_branch.hpp"
+#include "ops/streams/side_streams.hpp"
 
 namespace models {
 namespace {
-
-// Kernels of larger images (in pixels per side) fill a GPU, so overlapping them gains nothing.
-constexpr int64_t kMaxSideImage = 64;
 
 /// Casts images to the dtype of 16-bit weights.
 torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weight) {
@@ -57,8 +51,7 @@ void ResNetImpl::reset() {
                                .stride = i == 0 ? 1 : 2,
                                .norm = options_.norm,
                                .zero_init_residual = options_.zero_init_residual,
-                               .fused_ops = options_.fused_ops,
-                               .side_streams = options_.side_streams};
+                               .fused_ops = options_.fused_ops};
     stages_.push_back(register_module("layer" + std::to_string(i + 1),
                                       detail::Stage(first, num_blocks_[i], bottleneck_)));
     channels = stages_.back()->out_channels();
@@ -80,51 +73,32 @@ void ResNetImpl::initialise() {
 }
 
 torch::Tensor ResNetImpl::forward(const torch::Tensor& input) {
-  const bool beside = options_.side_streams && input.size(-1) <= kMaxSideImage;
-  std::vector<torch::Tensor> counters;
-  if (is_training()) {
-    bn1_.append_counter(counters);
-    for (const auto& stage : stages_) {
-      stage->append_counters(counters);
-    }
-  }
-  const ddp::ops::WgradBranch weight_gradients_beside(beside);
+  ddp::ops::SideStreams streams(options_.side_streams);
   auto x = forward_stem(input);
-  ddp::ops::FiltersAhead filters(beside && options_.fused_ops);
-  std::optional<ddp::ops::SideTask> counting;
-  for (std::size_t i = 0; i < stages_.size(); ++i) {
-    if (i == 1) {
-      // Counting depends on no layer. It overlaps the second stage, because the first stage's
-      // kernels fill the GPU.
-      counting.emplace(
-          x.branch,
-          [&](const torch::Tensor& unread) {
-            count_batches(counters);
-            return unread;
-          },
-          beside);
-      add_filters(filters, input);
-    }
+  x = stages_[0]->forward(x);
+  start_side_work(streams, x.branch);
+  for (std::size_t i = 1; i < stages_.size(); ++i) {
     x = stages_[i]->forward(x);
   }
-  counting->wait();
-  if (options_.fused_ops) {
-    return ddp::ops::pooled_linear(x.branch, fc_->weight, fc_->bias);
-  }
-  return fc_->forward(torch::adaptive_avg_pool2d(x.branch, {1, 1}).flatten(1));
+  return forward_head(x.branch);
 }
 
-void ResNetImpl::add_filters(ddp::ops::FiltersAhead& filters, const torch::Tensor& input) const {
-  detail::ImageSize image{input.size(2), input.size(3)};
-  if (options_.stem == Stem::Imagenet) {
-    if (input.size(1) != 3) {
-      return;  // a space-to-depth input: such images are large
-    }
-    image.shrink(2);
-    image.shrink(2);
-  }
+// Neither depends on a layer. Both overlap the second stage, because the first one's kernels fill
+// the GPU.
+void ResNetImpl::start_side_work(ddp::ops::SideStreams& streams, const torch::Tensor& x) const {
+  std::vector<torch::Tensor> counters;
+  bn1_.append_counter(counters);
   for (const auto& stage : stages_) {
-    stage->add_filters(filters, image);
+    stage->append_counters(counters);
+  }
+  if (!counters.empty()) {
+    streams.start(x.device(), [&] { count_batches(counters); });
+  }
+  if (options_.fused_ops) {
+    int64_t height = x.size(2), width = x.size(3);
+    for (std::size_t i = 1; i < stages_.size(); ++i) {
+      stages_[i]->prefetch_filters(height, width);
+    }
   }
 }
 
@@ -135,6 +109,13 @@ ddp::ops::Fork ResNetImpl::forward_stem(const torch::Tensor& input) {
     return bn1_.forward_relu_max_pool(out);
   }
   return bn1_.forward_relu_fork(out);
+}
+
+torch::Tensor ResNetImpl::forward_head(const torch::Tensor& x) {
+  if (options_.fused_ops) {
+    return ddp::ops::pooled_linear(x, fc_->weight, fc_->bias);
+  }
+  return fc_->forward(torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
 }
 
 std::shared_ptr<torch::nn::Module> ResNetImpl::norm(const std::string& name) const {

@@ -4,14 +4,13 @@
 
 #include <torch/torch.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "ddp/ops/vision.hpp"
 #include "norm_by_name.hpp"
-#include "ops/streams/filters_ahead.hpp"
-#include "ops/streams/side_task.hpp"
-#include "ops/streams/wgrad_branch.hpp"
+#include "ops/streams/side_streams.hpp"
 
 namespace models::detail {
 namespace {
@@ -34,35 +33,27 @@ torch::Tensor convolve(torch::nn::Conv2d& conv, const torch::Tensor& x, bool fus
   return ddp::ops::conv2d(x, conv->weight, conv->options.stride()->at(0), conv->weight.size(2) / 2);
 }
 
-/// Adds `conv` and updates `image` to its output size.
-void add_filter(ddp::ops::FiltersAhead& filters, const torch::nn::Conv2d& conv, ImageSize& image) {
-  const int64_t stride = conv->options.stride()->at(0);
-  filters.add(conv->weight, stride, image.height, image.width);
-  image.shrink(stride);
-}
-
-// The kernels of larger activations fill a GPU, so overlapping them gains nothing.
-constexpr int64_t kMaxSideElements = int64_t{1} << 23;
-
-/// Starts the block's shortcut: the input, or its projection, which overlaps the main branch.
-ddp::ops::SideTask start_shortcut(Downsample& downsample, const torch::Tensor& input,
-                                  const BlockOptions& options) {
-  const bool beside = downsample && options.side_streams && input.numel() <= kMaxSideElements;
-  return {input,
-          [&](const torch::Tensor& x) {
-            return downsample ? convolve(downsample->conv, x, options.fused_ops) : x;
-          },
-          beside};
-}
-
-/// relu(norm(x) + shortcut); a projected shortcut has its own norm.
-ddp::ops::Fork end_block(const torch::Tensor& x, Norm& norm, Downsample& downsample,
-                         ddp::ops::SideTask& shortcut) {
-  if (downsample) {
-    return norm.forward_add_relu(x, downsample->bn, shortcut.wait());
+/// A block's shortcut: the input, or its projection, which overlaps the branch.
+class Shortcut {
+ public:
+  Shortcut(Downsample& downsample, const torch::Tensor& input, bool fused)
+      : downsample_(downsample), input_(input) {
+    if (downsample_) {
+      projection_.emplace(
+          input, [&](const torch::Tensor& x) { return convolve(downsample_->conv, x, fused); });
+    }
   }
-  return norm.forward_add_relu(x, shortcut.wait());
-}
+  /// relu(norm(x) + shortcut); a projection has its own norm.
+  ddp::ops::Fork add_relu(Norm& norm, const torch::Tensor& x) {
+    return projection_ ? norm.forward_add_relu(x, downsample_->bn, projection_->wait())
+                       : norm.forward_add_relu(x, input_);
+  }
+
+ private:
+  Downsample& downsample_;
+  const torch::Tensor& input_;
+  std::optional<ddp::ops::SideTask> projection_;
+};
 
 }  // namespace
 
@@ -109,9 +100,10 @@ void BasicBlockImpl::reset() {
 }
 
 ddp::ops::Fork BasicBlockImpl::forward(const ddp::ops::Fork& input) {
-  auto shortcut = start_shortcut(downsample_, input.shortcut, options_);
-  const auto out = bn1_.forward_relu(convolve(conv1_, input.branch, options_.fused_ops));
-  return end_block(convolve(conv2_, out, options_.fused_ops), bn2_, downsample_, shortcut);
+  const bool fused = options_.fused_ops;
+  Shortcut shortcut(downsample_, input.shortcut, fused);
+  const auto out = bn1_.forward_relu(convolve(conv1_, input.branch, fused));
+  return shortcut.add_relu(bn2_, convolve(conv2_, out, fused));
 }
 
 void BasicBlockImpl::append_counters(std::vector<torch::Tensor>& counters) const {
@@ -120,11 +112,6 @@ void BasicBlockImpl::append_counters(std::vector<torch::Tensor>& counters) const
   if (downsample_) {
     downsample_->bn.append_counter(counters);
   }
-}
-
-void BasicBlockImpl::add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const {
-  add_filter(filters, conv1_, image);
-  add_filter(filters, conv2_, image);
 }
 
 void BasicBlockImpl::finish_initialisation() {
@@ -162,10 +149,11 @@ void BottleneckImpl::reset() {
 }
 
 ddp::ops::Fork BottleneckImpl::forward(const ddp::ops::Fork& input) {
-  auto shortcut = start_shortcut(downsample_, input.shortcut, options_);
-  auto out = bn1_.forward_relu(convolve(conv1_, input.branch, options_.fused_ops));
-  out = bn2_.forward_relu(convolve(conv2_, out, options_.fused_ops));
-  return end_block(convolve(conv3_, out, options_.fused_ops), bn3_, downsample_, shortcut);
+  const bool fused = options_.fused_ops;
+  Shortcut shortcut(downsample_, input.shortcut, fused);
+  auto out = bn1_.forward_relu(convolve(conv1_, input.branch, fused));
+  out = bn2_.forward_relu(convolve(conv2_, out, fused));
+  return shortcut.add_relu(bn3_, convolve(conv3_, out, fused));
 }
 
 void BottleneckImpl::append_counters(std::vector<torch::Tensor>& counters) const {
@@ -174,12 +162,6 @@ void BottleneckImpl::append_counters(std::vector<torch::Tensor>& counters) const
   bn3_.append_counter(counters);
   if (downsample_) {
     downsample_->bn.append_counter(counters);
-  }
-}
-
-void BottleneckImpl::add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const {
-  for (const auto& conv : {conv1_, conv2_, conv3_}) {
-    add_filter(filters, conv, image);
   }
 }
 
@@ -227,13 +209,19 @@ void StageImpl::reset() {
   } else {
     add_blocks<BasicBlockImpl>();
   }
+  convs3x3_.clear();
+  for (const auto& module : modules(/*include_self=*/false)) {
+    auto conv = std::dynamic_pointer_cast<torch::nn::Conv2dImpl>(module);
+    if (conv && conv->weight.size(2) == 3) {
+      convs3x3_.push_back(std::move(conv));
+    }
+  }
 }
 
 ddp::ops::Fork StageImpl::forward(ddp::ops::Fork input) {
-  std::optional<ddp::ops::WgradBranch> weight_gradients_in_line;
-  if (input.branch.numel() > kMaxSideElements) {
-    weight_gradients_in_line.emplace(false);
-  }
+  // The kernels of larger activations fill a GPU, so overlapping them gains nothing.
+  constexpr int64_t kMaxElements = int64_t{1} << 23;
+  const ddp::ops::SideStreams streams(input.branch.numel() <= kMaxElements);
   for (const auto& block : blocks_) {
     input = block->forward(input);
   }
@@ -246,9 +234,12 @@ void StageImpl::append_counters(std::vector<torch::Tensor>& counters) const {
   }
 }
 
-void StageImpl::add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const {
-  for (const auto& block : blocks_) {
-    block->add_filters(filters, image);
+void StageImpl::prefetch_filters(int64_t& height, int64_t& width) const {
+  for (const auto& conv : convs3x3_) {
+    const int64_t stride = conv->options.stride()->at(0);
+    ddp::ops::prefetch_filter(conv->weight, stride, height, width);
+    height = (height - 1) / stride + 1;
+    width = (width - 1) / stride + 1;
   }
 }
 

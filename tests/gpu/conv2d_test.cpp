@@ -11,20 +11,19 @@
 #include "convolution_test.hpp"
 #include "ddp/ops/vision.hpp"
 #include "ops/grad_slot.hpp"
-#include "ops/streams/filters_ahead.hpp"
-#include "ops/streams/wgrad_branch.hpp"
+#include "ops/streams/side_streams.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;
 
 namespace {
 
-/// Two backwards into slots of float32 and of x's dtype, on the main stream and on a branch.
+/// Two backwards into slots of float32 and of x's dtype, on the main stream and on a side stream.
 void check_slots(const ConvCase& c, const torch::Tensor& x, torch::Tensor& weight,
                  const torch::Tensor& direction, const torch::Tensor& twice, double bound) {
   for (const auto slot_type : {torch::kFloat, x.scalar_type()}) {
-    for (const bool branch : {false, true}) {
-      const ddp::ops::WgradBranch scope(branch);
+    for (const bool concurrent : {false, true}) {
+      const ddp::ops::SideStreams streams(concurrent);
       ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7, slot_type)};
       ddp::ops::set_grad_slot(weight, &slot);
       for (int i = 0; i < 2; ++i) {
@@ -32,8 +31,8 @@ void check_slots(const ConvCase& c, const torch::Tensor& x, torch::Tensor& weigh
       }
       const auto sum = slot.written ? slot.memory : weight.grad();
       const auto current = c10::cuda::getCurrentCUDAStream().unwrap();
-      CHECK((slot.written && slot.stream != current) == branch);
-      CHECK(slot.written >= branch);
+      CHECK((slot.written && slot.stream != current) == concurrent);
+      CHECK(slot.written >= concurrent);
       CHECK(relative_error(sum, twice) < bound);
       weight.mutable_grad() = torch::Tensor();
       ddp::ops::set_grad_slot(weight, nullptr);
@@ -91,28 +90,37 @@ TEST_CASE("conv2d on a GPU equals float64, by products and by the library") {
   }
 }
 
-TEST_CASE("a filter's matrix that was made ahead is taken where it fits, by the innermost scope") {
+TEST_CASE("conv2d takes a prefetched filter where it fits, from the innermost scope") {
   torch::manual_seed(10);
   const torch::NoGradGuard no_grad;
   const auto x = image_of({24, 64, 2, 2}, torch::kBFloat16, true);
   const auto weight = image_of({64, 64, 3, 3}, torch::kBFloat16, true);
   const auto before = ddp::ops::conv2d(x, weight, 1, 1),
              strided = ddp::ops::conv2d(x, weight, 2, 1);
+  ddp::ops::prefetch_filter(weight, 1, 2, 2);  // no scope
   {
-    ddp::ops::FiltersAhead filters;
-    filters.add(weight, 1, 2, 2);
-    filters.add(weight, 1, 8, 8);  // needs no matrix
+    const ddp::ops::SideStreams streams;
+    ddp::ops::prefetch_filter(weight, 1, 2, 2);
+    ddp::ops::prefetch_filter(weight, 1, 8, 8);  // needs no matrix
     torch::cuda::synchronize();
     weight.mul_(2);
     CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), before));
     CHECK(torch::equal(ddp::ops::conv2d(x, weight, 2, 1), 2 * strided));
-    const ddp::ops::FiltersAhead off(false);
+    {
+      const ddp::ops::SideStreams off(false);
+      ddp::ops::prefetch_filter(weight, 1, 2, 2);
+      CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), before));
+    }
+    const ddp::ops::SideStreams inner;
+    ddp::ops::prefetch_filter(weight, 1, 2, 2);
+    torch::cuda::synchronize();
     CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), 2 * before));
   }
-  CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), 2 * before));
+  weight.mul_(2);
+  CHECK(torch::equal(ddp::ops::conv2d(x, weight, 1, 1), 4 * before));
 }
 
-TEST_CASE("a scope of filters made ahead ends with nothing open that no convolution took") {
+TEST_CASE("a scope of side streams joins prefetched filters that no convolution took") {
   torch::manual_seed(11);
   const torch::NoGradGuard no_grad;
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
@@ -120,8 +128,8 @@ TEST_CASE("a scope of filters made ahead ends with nothing open that no convolut
   at::cuda::CUDAGraph graph;
   graph.capture_begin();
   {
-    ddp::ops::FiltersAhead filters;
-    filters.add(weight, 1, 2, 2);
+    const ddp::ops::SideStreams streams;
+    ddp::ops::prefetch_filter(weight, 1, 2, 2);
   }
   CHECK_NOTHROW(graph.capture_end());  // fails if a stream has not joined
   graph.replay();
@@ -150,13 +158,13 @@ class SlottedChain {
       ddp::ops::set_grad_slot(weight, nullptr);
     }
   }
-  void step(const torch::Tensor& x, bool branch, int64_t limit) {
+  void step(const torch::Tensor& x, bool concurrent, int64_t limit) {
     using ddp::ops::Conv2dAlgorithm;
     for (auto& slot : slots_) {
       slot.written = false;
       slot.stream = std::nullopt;
     }
-    const ddp::ops::WgradBranch scope(branch, limit);
+    const ddp::ops::SideStreams streams(concurrent, limit);
     auto h = x;
     for (int i = 0; i < kLayers; ++i) {
       h = torch::relu(
@@ -189,7 +197,7 @@ class SlottedChain {
 
 }  // namespace
 
-TEST_CASE("the weight gradients' branch leaves the same bits, eager and in a graph") {
+TEST_CASE("weight gradients on a side stream have the same bits, eager and in a graph") {
   torch::manual_seed(6);
   const auto stream = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);

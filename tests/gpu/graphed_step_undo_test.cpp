@@ -5,8 +5,7 @@
 
 #include "ddp/ops/vision.hpp"
 #include "gpu/graphed_step_test.hpp"
-#include "ops/streams/side_task.hpp"
-#include "ops/streams/wgrad_branch.hpp"
+#include "ops/streams/side_streams.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -72,7 +71,7 @@ Result trained(const OptimizerOptions& options, CudaGraph mode) {
   GraphedStep step(
       context(), {.models = {&model}, .optimizers = {optimizer.get()}},
       [&](const at::Tensor& batch, const StepScalars& scalars) {
-        const ops::WgradBranch branch;
+        const ops::SideStreams streams;
         model.zero_grad();
         auto loss = model.forward(batch).square().mean();
         pass(Place::BeforeBackward);

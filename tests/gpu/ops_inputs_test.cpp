@@ -12,7 +12,7 @@
 #include "convolution_test.hpp"
 #include "ddp/ops/vision.hpp"
 #include "ops/grad_slot.hpp"
-#include "ops/streams/side_task.hpp"
+#include "ops/streams/side_streams.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 #include "support/catch.hpp"
 
@@ -387,6 +387,7 @@ TEST_CASE("norms, stem, head, loss and side tasks run on the device of their inp
           torch::cross_entropy_loss(lr, labels), lr);
   }
   const auto x = torch::randn({8}, second);
+  const ddp::ops::SideStreams streams;
   ddp::ops::SideTask task(x, [](const torch::Tensor& of) { return of * 2; });
   CHECK(torch::equal(task.wait(), x * 2));
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ResNet whose ops run on side streams, and whose filters become matrices ahead of the layers
-// that read them.
+// A ResNet whose ops run on side streams, and which prefetches the dense matrices of its filters.
 #include "ddp/ops/vision.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
@@ -58,9 +57,9 @@ TEST_CASE("a ResNet on side streams trains the plain run's weights") {
   const auto images = images_of(32, 64);
   const auto labels = torch::randint(10, {64}, on_device().dtype(torch::kLong));
   std::vector<torch::Tensor> plain;
-  for (const bool beside : {false, true}) {
-    auto module = make_model(beside);
-    DistributedDataParallel model(module, group(), with_cap(beside ? 0.25 : 25));
+  for (const bool side_streams : {false, true}) {
+    auto module = make_model(side_streams);
+    DistributedDataParallel model(module, group(), with_cap(side_streams ? 0.25 : 25));
     auto optimizer = make_optimizer(model, rule(0.01, /*nesterov=*/true));
     for (int step = 0; step < 20; ++step) {
       model.zero_grad();
@@ -70,7 +69,7 @@ TEST_CASE("a ResNet on side streams trains the plain run's weights") {
     const auto parameters = module->parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       INFO("parameter " << i);
-      if (beside) {
+      if (side_streams) {
         CHECK(torch::equal(parameters[i].detach(), plain[i]));
       } else {
         plain.push_back(parameters[i].detach().clone());
@@ -79,7 +78,7 @@ TEST_CASE("a ResNet on side streams trains the plain run's weights") {
   }
 }
 
-TEST_CASE("matrices of filters made ahead are of the latest weights, in a graph too") {
+TEST_CASE("prefetched filters have the latest weights, in a graph too") {
   // At 32 px the filters of layer 4 read one tap; at 64 px they read all nine, as one dense
   // product.
   auto module = make_model(true);

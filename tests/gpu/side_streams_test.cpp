@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work on side streams: the inputs of a branch must live until it is done, and threads must not
+// Work on side streams: what a side stream reads must live until it is done, and threads must not
 // share side streams. Spinning kernels delay the side streams on purpose.
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -11,7 +11,6 @@
 
 #include <chrono>
 #include <future>
-#include <optional>
 #include <thread>
 
 #include "ddp/ops/vision.hpp"
@@ -20,9 +19,8 @@
 #include "models/resnet.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_slot.hpp"
-#include "ops/streams/side_task.hpp"
-#include "ops/streams/wgrad_branch.hpp"
-#include "ops/streams/wgrad_stream.hpp"
+#include "ops/streams/side_streams.hpp"
+#include "ops/streams/weight_gradient.hpp"
 #include "support/catch.hpp"
 
 namespace {
@@ -46,7 +44,7 @@ struct Slotted {
   ~Slotted() { ddp::ops::set_grad_slot(weight, nullptr); }
 };
 
-/// x; the gradient of `weight` is 3, summed late from a tensor that only the branch keeps.
+/// x; the gradient of `weight` is 3, summed late from a tensor that only its stream keeps.
 class LateGradient : public torch::autograd::Function<LateGradient> {
  public:
   static torch::Tensor forward(AutogradContext* ctx, const torch::Tensor& x,
@@ -59,7 +57,7 @@ class LateGradient : public torch::autograd::Function<LateGradient> {
     const auto weight = ctx->get_saved_variables()[0];
     const auto threes = torch::full({kSize}, 3.0, kFloats);
     const ddp::ops::detail::WeightGradient gradient(weight, ctx->saved_data["limit"].toInt());
-    auto grad = gradient.make({threes}, [&] {
+    auto grad = gradient.compute({threes}, [&] {
       at::cuda::sleep(kSpin);
       auto* slot = ddp::ops::find_grad_slot(weight);
       ddp::ops::begin_grad_write(weight, *slot);
@@ -94,9 +92,9 @@ class ThrowsInBackward : public torch::autograd::Function<ThrowsInBackward> {
 
 /// A ResNet-18 with fixed weights in bf16, whose weight gradients go to float32 slots.
 struct SlottedResNet {
-  explicit SlottedResNet(bool beside) {
+  explicit SlottedResNet(bool side_streams) {
     torch::manual_seed(8);
-    model = models::resnet18({.num_classes = 10, .side_streams = beside});
+    model = models::resnet18({.num_classes = 10, .side_streams = side_streams});
     model->to(torch::kCUDA);
     models::to_half_but_norms(*model, torch::kBFloat16);
     models::to_channels_last(*model);
@@ -142,8 +140,9 @@ std::pair<torch::Tensor, torch::Tensor> deterministic_batch() {
 
 }  // namespace
 
-TEST_CASE("a branch keeps what it reads until the stream that made it has waited") {
+TEST_CASE("weight gradients keep what they read until the stream that made it has waited") {
   const OnOwnStream own;
+  const ddp::ops::SideStreams streams;
   Slotted main, side;
   const auto x = torch::ones({8}, kFloats).requires_grad_(true);
   // Backward: main's gradient (held), the side task's (beyond its limit: joined, but not with
@@ -158,7 +157,7 @@ TEST_CASE("a branch keeps what it reads until the stream that made it has waited
   CHECK(side.slot.memory.item<float>() == 3);
 }
 
-TEST_CASE("a backward that an exception ended lets go of what its branch held") {
+TEST_CASE("a backward that an exception ended releases what its weight gradients read") {
   const OnOwnStream own;
   const auto allocated = [] {
     return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current;
@@ -176,8 +175,9 @@ TEST_CASE("a backward that an exception ended lets go of what its branch held") 
   CHECK(allocated() < before + 4 * kSize);
 }
 
-TEST_CASE("the end of a backward waits for the branches of all its streams") {
+TEST_CASE("the end of a backward waits for the weight gradients of all its streams") {
   const OnOwnStream own;
+  const ddp::ops::SideStreams streams;
   Slotted main, side;
   const auto x = torch::ones({8}, kFloats).requires_grad_(true);
   for (int i = 0; i < 3; ++i) {
@@ -193,8 +193,29 @@ TEST_CASE("the end of a backward waits for the branches of all its streams") {
   }
 }
 
+TEST_CASE("the end of a scope waits for work that it started, and the start waits for the caller") {
+  const OnOwnStream own;
+  const auto counter = torch::zeros({1}, kFloats);
+  {
+    ddp::ops::SideStreams streams;
+    at::cuda::sleep(kSpin);
+    counter.fill_(2);
+    streams.start(counter.device(), [&] {
+      CHECK(c10::cuda::getCurrentCUDAStream() != own.stream);
+      at::cuda::sleep(kSpin);
+      counter.mul_(3);
+    });
+    CHECK(c10::cuda::getCurrentCUDAStream() == own.stream);
+  }
+  counter.add_(1);
+  CHECK(counter.item<float>() == 7);
+  ddp::ops::SideStreams off(false);
+  off.start(counter.device(), [&] { CHECK(c10::cuda::getCurrentCUDAStream() == own.stream); });
+}
+
 TEST_CASE("one thread captures side streams while another works on its own") {
   const OnOwnStream own;
+  const ddp::ops::SideStreams streams;
   Slotted captured;
   const auto x = torch::ones({8}, kFloats).requires_grad_(true);
   const auto step = [](const torch::Tensor& input, const torch::Tensor& weight) {
@@ -210,6 +231,7 @@ TEST_CASE("one thread captures side streams while another works on its own") {
   ddp::ops::SideTask open(x.detach(), [](const torch::Tensor& of) { return of * 5; });
   std::async(std::launch::async, [] {
     const OnOwnStream others;
+    const ddp::ops::SideStreams streams_of_thread;
     const auto y = torch::ones({8}, kFloats);
     for (int i = 0; i < 3; ++i) {
       ddp::ops::SideTask task(y, [](const torch::Tensor& of) { return of * 7; });
@@ -299,8 +321,8 @@ TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
   const OnOwnStream own;
   const auto [images, labels] = deterministic_batch();
   std::vector<torch::Tensor> plain;
-  for (const bool beside : {false, true}) {
-    SlottedResNet net(beside);
+  for (const bool side_streams : {false, true}) {
+    SlottedResNet net(side_streams);
     // With a limit of one byte every op joins both streams; with the other limit no op does.
     for (const int64_t limit : {int64_t{1}, int64_t{1} << 30}) {
       for (int round = 0; round < 3; ++round) {
@@ -308,13 +330,10 @@ TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
         for (auto& slot : net.slots) {
           slot.memory.fill_(-1);
         }
-        std::optional<ddp::ops::WgradBranch> outer;
-        if (beside) {
-          outer.emplace(true, limit);
-        }
+        const ddp::ops::SideStreams outer(side_streams, limit);
         Slotted late;
         auto logits = net.model->forward(images);
-        if (beside) {  // the backward starts with a late shortcut stream and branch
+        if (side_streams) {  // the backward starts with late side streams
           logits = LateGradient::apply(logits, late.weight, limit);
           const ddp::ops::SideTask task(images, [](const torch::Tensor& of) {
             at::cuda::sleep(kSpin / 2);
@@ -324,7 +343,7 @@ TEST_CASE("late side streams leave the bits of a ResNet-18's gradients") {
         ddp::ops::cross_entropy(logits, labels).loss.backward();
         for (std::size_t i = 0; i < net.slots.size(); ++i) {
           const auto value = net.gradient(i);
-          if (!beside && round == 0 && plain.size() <= i) {
+          if (!side_streams && round == 0 && plain.size() <= i) {
             plain.push_back(value.clone());
             CHECK(value.abs().max().item<float>() > 0);
           }
@@ -339,10 +358,10 @@ TEST_CASE("side streams leave the bits of a ResNet-18's gradients, eager and in 
   const OnOwnStream own;
   const auto [images, labels] = deterministic_batch();
   std::vector<torch::Tensor> plain;
-  for (const bool beside : {false, true}) {
+  for (const bool side_streams : {false, true}) {
     for (const bool captured : {false, true}) {
-      CAPTURE(beside, captured);
-      SlottedResNet net(beside);
+      CAPTURE(side_streams, captured);
+      SlottedResNet net(side_streams);
       const auto step = [&, &images = images, &labels = labels] {
         net.forget();
         ddp::ops::cross_entropy(net.model->forward(images), labels).loss.backward();
@@ -359,7 +378,7 @@ TEST_CASE("side streams leave the bits of a ResNet-18's gradients, eager and in 
       }
       for (std::size_t i = 0; i < net.slots.size(); ++i) {
         const auto value = net.gradient(i);
-        if (!beside && !captured) {
+        if (!side_streams && !captured) {
           plain.push_back(value.clone());
           CHECK(value.abs().max().item<float>() > 0);
         } else {

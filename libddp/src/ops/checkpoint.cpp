@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -73,8 +73,8 @@ class AutocastAs {
   at::ScalarType was_dtype_;
 };
 
-/// State for the second run besides the inputs.
-struct Recipe : torch::CustomClassHolder {
+/// The function and the state for its second run; the node saves the inputs.
+struct SavedCall : torch::CustomClassHolder {
   Body body;
   at::Device device{at::kCPU};
   at::Tensor random;
@@ -86,13 +86,13 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const Body& body,
                             at::TensorList inputs) {
-    auto recipe = c10::make_intrusive<Recipe>();
-    recipe->body = body;
-    recipe->device = inputs[0].device();
-    recipe->random = random_state(recipe->device);
-    recipe->autocast = at::autocast::is_autocast_enabled(recipe->device.type());
-    recipe->autocast_dtype = at::autocast::get_autocast_dtype(recipe->device.type());
-    ctx->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
+    auto call = c10::make_intrusive<SavedCall>();
+    call->body = body;
+    call->device = inputs[0].device();
+    call->random = random_state(call->device);
+    call->autocast = at::autocast::is_autocast_enabled(call->device.type());
+    call->autocast_dtype = at::autocast::get_autocast_dtype(call->device.type());
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     ctx->save_for_backward(inputs.vec());
     return body(inputs.vec());
   }
@@ -100,18 +100,18 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
     detail::check_differentiated_once("checkpoint");
-    const auto capsule = ctx->saved_data["recipe"].toCapsule();
-    auto& recipe = static_cast<Recipe&>(*capsule);
+    const auto capsule = ctx->saved_data["call"].toCapsule();
+    auto& call = static_cast<SavedCall&>(*capsule);
     std::vector<at::Tensor> inputs;
     for (const auto& saved : ctx->get_saved_variables()) {
       inputs.push_back(saved.detach().requires_grad_(saved.requires_grad()));
     }
     at::Tensor output;
     {
-      const RandomStateOf random(recipe.device, recipe.random);
-      const AutocastAs autocast(recipe.device.type(), recipe.autocast, recipe.autocast_dtype);
+      const RandomStateOf random(call.device, call.random);
+      const AutocastAs autocast(call.device.type(), call.autocast, call.autocast_dtype);
       const at::AutoGradMode recording(true);
-      output = recipe.body(inputs);
+      output = call.body(inputs);
     }
     torch::autograd::backward({output}, {grad_outputs[0]});
     torch::autograd::variable_list gradients{at::Tensor()};  // for `body`

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choices that this process made by measurement, by name. A plan can save them, so the next run
-// makes the same choices without measuring. Independent of CUDA.
+// Chooses the fastest of a library's algorithms by measuring once. A plan can save the choices, so
+// the next run makes the same ones without measuring.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -20,7 +23,7 @@ struct MeasuredChoice {
 };
 using MeasuredChoices = std::map<std::string, MeasuredChoice>;
 
-/// Safe to use from several threads.
+/// The choices that this process made by measurement, by name. Safe to use from several threads.
 class ChoiceBook {
  public:
   /// Limit of noted and adopted choices, for programs with ever new shapes (packed rows). Later
@@ -45,5 +48,17 @@ class ChoiceBook {
   mutable std::mutex mutex_;
   MeasuredChoices choices_;
 };
+
+#ifdef DDP_HAS_CUDA
+/// Returns the index of the fastest of `count` calls, or `count` if none runs. Uses ChoiceBook's
+/// choice for `what` if that call runs. Otherwise measures and notes the choice, except for an
+/// empty `what`. Returns the first call within a factor `same_time` of the fastest: the library's
+/// order, not noise, decides among equals. `call` enqueues one call on the current stream (a
+/// private one) and throws c10::Error if the call does not run. Each call is captured several times
+/// and replayed: timing single launches of 3 us would measure the host. The host waits, first for
+/// the caller's stream. Threads measure one after another.
+size_t choose_fastest(const std::string& what, c10::Device device, size_t count,
+                      const std::function<void(size_t)>& call, float same_time = 1.02F);
+#endif
 
 }  // namespace ddp::ops::detail

@@ -63,6 +63,18 @@ cudaError_t with_float_type(Element element, Call&& call) {
                                      : with_compute_type(element, static_cast<Call&&>(call));
 }
 
+/// Same, including uint8, for images.
+template <typename Call>
+cudaError_t with_image_type(Element element, Call&& call) {
+  return element == Element::UInt8 ? call(TypeTag<uint8_t>{})
+                                   : with_float_type(element, static_cast<Call&&>(call));
+}
+
+/// The number of blocks of `block_threads` that `threads` threads need.
+constexpr unsigned num_blocks(int64_t threads, int block_threads) {
+  return static_cast<unsigned>((threads + block_threads - 1) / block_threads);
+}
+
 /// Eight adjacent values of a 2-byte type.
 template <typename T>
 union Vector8 {

@@ -19,7 +19,7 @@
 #include "models/norm.hpp"
 
 namespace ddp::ops {
-class FiltersAhead;
+class SideStreams;
 }
 
 namespace models {
@@ -35,8 +35,8 @@ struct ResNetOptions {
   NormFactory norm = {};            ///< empty: BatchNorm2d
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
   bool fused_ops = true;  ///< false: only ATen's ops (convolutions, BatchNorm2d, sum, ReLU, pools)
-  /// On CUDA, with fused_ops and small images: runs shortcut convolutions and weight gradients on
-  /// side streams (ops/streams/side_task.hpp, wgrad_branch.hpp). Results are the same.
+  /// On CUDA, where activations are small: shortcut convolutions and, with fused_ops, weight
+  /// gradients run on side streams (ops/streams/side_streams.hpp). Results are the same.
   bool side_streams = false;
 };
 
@@ -49,16 +49,6 @@ struct BlockOptions {
   NormFactory norm = {};
   bool zero_init_residual = false;
   bool fused_ops = true;
-  bool side_streams = false;
-};
-
-struct ImageSize {
-  int64_t height, width;
-  /// Applies a convolution or pool of `stride` whose padding otherwise keeps the size.
-  void shrink(int64_t stride) {
-    height = (height - 1) / stride + 1;
-    width = (width - 1) / stride + 1;
-  }
 };
 
 /// Interface that a stage needs of its blocks.
@@ -67,8 +57,6 @@ class ResidualBlock {
   virtual ~ResidualBlock() = default;
   virtual ddp::ops::Fork forward(const ddp::ops::Fork& input) = 0;
   virtual void append_counters(std::vector<torch::Tensor>& counters) const = 0;
-  /// Adds the block's convolutions over `image`; `image` becomes the block's output size.
-  virtual void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const = 0;
   virtual void finish_initialisation() = 0;
 };
 
@@ -100,7 +88,6 @@ class BasicBlockImpl : public torch::nn::Cloneable<BasicBlockImpl>,
   void reset() override;
   ddp::ops::Fork forward(const ddp::ops::Fork& input) override;
   void append_counters(std::vector<torch::Tensor>& counters) const override;
-  void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const override;
   void finish_initialisation() override;
   std::vector<std::string> norm_names() const override { return {"bn1", "bn2"}; }
   std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
@@ -123,7 +110,6 @@ class BottleneckImpl : public torch::nn::Cloneable<BottleneckImpl>,
   void reset() override;
   ddp::ops::Fork forward(const ddp::ops::Fork& input) override;
   void append_counters(std::vector<torch::Tensor>& counters) const override;
-  void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const override;
   void finish_initialisation() override;
   std::vector<std::string> norm_names() const override { return {"bn1", "bn2", "bn3"}; }
   std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
@@ -143,7 +129,8 @@ class StageImpl : public torch::nn::Cloneable<StageImpl> {
   void reset() override;
   ddp::ops::Fork forward(ddp::ops::Fork input);
   void append_counters(std::vector<torch::Tensor>& counters) const;
-  void add_filters(ddp::ops::FiltersAhead& filters, ImageSize& image) const;
+  /// Prefetches the filters for an input of height x width, which becomes the output's size.
+  void prefetch_filters(int64_t& height, int64_t& width) const;
   void finish_initialisation();
   int64_t out_channels() const;
 
@@ -155,6 +142,7 @@ class StageImpl : public torch::nn::Cloneable<StageImpl> {
   int64_t num_blocks_;
   bool bottleneck_;
   std::vector<std::shared_ptr<ResidualBlock>> blocks_;
+  std::vector<std::shared_ptr<torch::nn::Conv2dImpl>> convs3x3_;  // in order; strides sit on them
 };
 TORCH_MODULE(Stage);
 
@@ -177,8 +165,10 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::Nor
 
  private:
   void initialise();
-  void add_filters(ddp::ops::FiltersAhead& filters, const torch::Tensor& input) const;
   ddp::ops::Fork forward_stem(const torch::Tensor& input);
+  torch::Tensor forward_head(const torch::Tensor& x);
+  /// Counts the batch and prefetches filters; `x` is the second stage's input.
+  void start_side_work(ddp::ops::SideStreams& streams, const torch::Tensor& x) const;
 
   ResNetOptions options_;
   std::vector<int64_t> num_blocks_;

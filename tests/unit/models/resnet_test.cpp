@@ -130,20 +130,25 @@ TEST_CASE("initial weights equal torchvision's for one seed") {
 }
 
 TEST_CASE("each training forward counts one batch, eval none") {
-  auto model = models::resnet18({.num_classes = 2});
   const auto x = formula::uniform("input", {2, 3, 32, 32});
-  model->forward(x);
-  model->forward(x);
-  model->eval();
-  model->forward(x);
-  int counters = 0;
-  for (const auto& item : model->named_buffers()) {
-    if (formula::ends_with(item.key(), "num_batches_tracked")) {
-      CHECK(item.value().item<int64_t>() == 2);
-      ++counters;
+  for (const bool side_streams : {false, true}) {
+    auto model = models::resnet18({.num_classes = 2, .side_streams = side_streams});
+    model->forward(x);
+    model->forward(x);
+    model->eval();
+    model->forward(x);
+    int counters = 0;
+    for (const auto& item : model->named_buffers()) {
+      if (formula::ends_with(item.key(), "num_batches_tracked")) {
+        CHECK(item.value().item<int64_t>() == 2);
+        ++counters;
+      }
     }
+    CHECK(counters == 20);
+    model->norm("bn1")->train();  // a layer counts for itself, as in PyTorch
+    model->forward(x);
+    CHECK(model->named_buffers()["bn1.num_batches_tracked"].item<int64_t>() == 3);
   }
-  CHECK(counters == 20);
 }
 
 TEST_CASE("frozen normalisation layers neither count nor move") {

@@ -91,7 +91,7 @@ TEST_CASE("a mask takes keys out of the softmax") {
   const auto q = torch::randn({4, 2, 8});
   CHECK_THROWS_WITH(ddp::ops::packed_attention(q, q, q, torch::tensor({0, 4}, torch::kInt), 4,
                                                {.mask = torch::zeros({1, 1, 4, 4})}),
-                    Catch::Contains("packed attention takes no mask"));
+                    Catch::Contains("packed attention does not accept a mask"));
   CHECK_THROWS_WITH(ddp::ops::packed_attention(q, q, q, torch::tensor({0, 4}, torch::kInt), 4,
                                                {.backend = AttentionBackend::Cudnn}),
                     Catch::Contains("cudnn cannot be used with packed documents"));

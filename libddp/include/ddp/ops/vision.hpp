@@ -83,7 +83,7 @@ struct BatchNormLayer {
   double eps = 1e-5;
   bool fused = true;  ///< false: always ATen's ops
   /// Counters of the kernels, from batch_norm_tickets, kept with the layer. If undefined, each call
-  /// makes its own. As the running estimates, not for concurrent use by two streams.
+  /// makes its own. Like the running estimates, only one stream at a time may use them.
   at::Tensor tickets;
   /// If set, training uses the statistics of all processes' batches; a process's batch may be
   /// empty. Forward and backward are then collective. Gradients of weight and bias are this

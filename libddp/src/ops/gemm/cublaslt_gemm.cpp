@@ -14,7 +14,8 @@
 #include <mutex>
 #include <vector>
 
-#include "ops/measured_choice.hpp"
+#include "ops/choice_book.hpp"
+#include "ops/streams/private_stream.hpp"
 
 namespace ddp::ops::detail {
 namespace {
@@ -69,7 +70,7 @@ int64_t alignment_of(const void* data) {
 
 cudaDataType cuda_type(at::ScalarType dtype) {
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
-              "gemm: no product into ", dtype);
+              "gemm: unsupported dtype ", dtype);
   return dtype == at::kFloat ? CUDA_R_32F : dtype == at::kHalf ? CUDA_R_16F : CUDA_R_16BF;
 }
 
@@ -268,7 +269,7 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
   if (!plan) {
     auto made = std::make_unique<Plan>(plans.handle(problem.device), problem);
     // A choice made in a capture stays: a later eager call must give the replay's bits.
-    if (!problem.deterministic && !is_capturing()) {
+    if (!problem.deterministic && !is_captured(stream)) {
       try {
         made->measure(problem);
       } catch (const c10::OutOfMemoryError&) {

@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "ops/vision/tensor_launch.hpp"
+#include "ops/tensor_launch.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include "ops/gemm/cublaslt_gemm.hpp"

@@ -2,6 +2,7 @@
 #include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
 #include <sstream>
@@ -84,8 +85,8 @@ at::Tensor with_mask(const at::Tensor& query, const at::Tensor& key, const at::T
                      const AttentionOptions& options) {
   const auto& mask = options.mask;
   if (options.is_causal || mask.dim() != 4) {
-    refuse("an attention mask has 4 dimensions and goes without is_causal; it has ", mask.dim(),
-           options.is_causal ? " and is_causal is set" : "");
+    refuse("an attention mask needs 4 dimensions and excludes is_causal; this mask has ",
+           mask.dim(), " dimensions", options.is_causal ? ", and is_causal is set" : "");
   }
   const bool folds = query.size(2) == 1 && mask.size(1) == 1;
   const auto rows = folds ? query.reshape({query.size(0), key.size(1), -1, query.size(3)}) : query;
@@ -144,12 +145,12 @@ at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, cons
                             const AttentionOptions& options) {
   check_heads(query.size(1), key.size(1));
   if (options.mask.defined()) {
-    refuse("packed attention takes no mask: documents are kept apart by their offsets");
+    refuse("packed attention does not accept a mask: the offsets separate the documents");
   }
   if (options.backend == AttentionBackend::Cudnn) {
     refuse(
         "attention backend cudnn cannot be used with packed documents; fix: use auto or flash, or "
-        "give each document its row");
+        "put each document into its own row");
   }
   const bool wants_math = options.backend == AttentionBackend::Math ||
                           (options.backend == AttentionBackend::Auto &&

@@ -5,8 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ops/autocast_off.hpp"
-#include "ops/once_differentiable.hpp"
-#include "ops/vision/tensor_launch.hpp"
+#include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/language/cross_entropy_kernels.hpp"
 #endif

@@ -193,10 +193,6 @@ __global__ void backward(CrossEntropyRows in, const float* log_sums, const float
   grad[index] = from_float<T>(value);
 }
 
-unsigned blocks_for(int64_t threads) {
-  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-}
-
 }  // namespace
 
 cudaError_t launch_cross_entropy(const CrossEntropyRows& in, const CrossEntropySums& out,
@@ -207,7 +203,8 @@ cudaError_t launch_cross_entropy(const CrossEntropyRows& in, const CrossEntropyS
       const int threads = (in.rows + kWarp - 1) / kWarp * kWarp;
       one_block<T><<<1, threads, 0, stream>>>(in, out);
     } else {
-      row_losses<T><<<blocks_for(int64_t{in.rows} * kWarp), kThreads, 0, stream>>>(in, out);
+      row_losses<T>
+          <<<num_blocks(int64_t{in.rows} * kWarp, kThreads), kThreads, 0, stream>>>(in, out);
       add_rows<<<1, kMaxBlockThreads, 0, stream>>>(in.rows, out);
     }
     return cudaGetLastError();
@@ -219,7 +216,7 @@ cudaError_t launch_cross_entropy_backward(const CrossEntropyRows& in, const floa
                                           void* grad, cudaStream_t stream) {
   return with_float_type(in.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    backward<T><<<blocks_for(int64_t{in.rows} * in.classes), kThreads, 0, stream>>>(
+    backward<T><<<num_blocks(int64_t{in.rows} * in.classes, kThreads), kThreads, 0, stream>>>(
         in, log_sums, inverse_count, grad_loss, static_cast<T*>(grad));
     return cudaGetLastError();
   });

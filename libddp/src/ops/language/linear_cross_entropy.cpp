@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "ops/autocast_off.hpp"
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {

@@ -35,4 +35,17 @@ c10::Stream make_private_stream(c10::Device device, StreamPriority priority) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+bool is_captured(const c10::Stream& stream) {
+#ifdef DDP_HAS_CUDA
+  if (stream.device().is_cuda()) {
+    const c10::cuda::CUDAGuard guard(stream.device());  // the default stream has no device
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::CUDAStream(stream), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+#endif
+  static_cast<void>(stream);
+  return false;
+}
+
 }  // namespace ddp::ops::detail

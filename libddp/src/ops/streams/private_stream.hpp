@@ -21,10 +21,13 @@ enum class StreamPriority { Lowest, Middle, Highest };
 c10::Stream make_private_stream(c10::Device device,
                                 StreamPriority priority = StreamPriority::Lowest);
 
+/// Whether a CUDA graph captures `stream`.
+bool is_captured(const c10::Stream& stream);
+
 /// The T of `stream`, made at the first call and kept until the process ends. One T per stream
 /// keeps threads with different streams independent: one of them may be capturing.
 template <typename T>
-T& beside(const c10::Stream& stream) {
+T& per_stream(const c10::Stream& stream) {
   static std::mutex mutex;
   static auto* all = new std::map<std::pair<c10::DeviceIndex, c10::StreamId>, T>;
   const std::lock_guard lock(mutex);

@@ -5,10 +5,12 @@
 
 #include <utility>
 
+#include "ops/streams/private_stream.hpp"
+#include "ops/streams/stream_order.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 #include "ops/vision/batch_norm_sync.hpp"
 #include "ops/vision/statistics_exchange.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -53,7 +55,7 @@ Fork both(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor batch_norm_tickets(const at::Tensor& weight) {
-  if (detail::is_capturing(weight)) {
+  if (detail::is_captured(detail::current_stream(weight.device()))) {
     return {};
   }
   return at::zeros({2 * weight.numel()}, weight.options().dtype(at::kInt).requires_grad(false));
@@ -81,7 +83,7 @@ Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn) {
 Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
                          const at::Tensor& residual) {
   check(x, bn);
-  if (detail::fits_kernels(x, bn) && detail::fits_beside(residual, x, bn)) {
+  if (detail::fits_kernels(x, bn) && detail::fits_addend(residual, x, bn)) {
     return detail::fused_batch_norm_add_relu(x, bn, residual, nullptr);
   }
   auto out = normalised(x, bn);
@@ -94,7 +96,7 @@ Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at
   check(x, bn);
   check(z, bn_z);
   if (detail::fits_kernels(x, bn) && detail::fits_kernels(z, bn_z) &&
-      detail::fits_beside(z, x, bn) && bn.training == bn_z.training &&
+      detail::fits_addend(z, x, bn) && bn.training == bn_z.training &&
       group_of(bn) == group_of(bn_z)) {
     return detail::fused_batch_norm_add_relu(x, bn, z, &bn_z);
   }

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
       }
     }
   });
-  let_next_begin();
+  allow_next_launch();
   finish_sums<kTwoNorms>(call, sums);
 }
 
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kTwoNorms ? 1 : kBlocksPerSm)
   const auto* grad = static_cast<const Vector*>(call.grad);
   const auto* x = static_cast<const Vector*>(call.first.x);
   const auto* x2 = static_cast<const Vector*>(call.second.x);
-  wait_for_launch_in_front();
+  wait_for_previous_launch();
   const Coefficients first(call.first.coefficients, grid.vectors, lane.vector);
   Coefficients second;
   if constexpr (kTwoNorms) {
@@ -159,7 +159,7 @@ cudaError_t apply(const BackwardApplyCall& call, dim3 blocks, cudaStream_t strea
   if (call.mask != nullptr) {
     kernel = two ? grad_kernel<T, true, true> : grad_kernel<T, true, false>;
   }
-  return launch_behind(kernel, call, blocks, call.follows_sums, stream);
+  return launch_after(kernel, call, blocks, call.follows_sums, stream);
 }
 
 }  // namespace

@@ -14,10 +14,10 @@
 #include "ddp/ops/vision.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/multiprocessors.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_kernels.hpp"
 #include "ops/vision/batch_norm_sync.hpp"
 #include "ops/vision/statistics_exchange.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops::detail {
 
@@ -118,8 +118,8 @@ inline StatisticsCall statistics_call(const at::Tensor& x, const BatchNormLayer&
 }
 
 /// Computes the batch statistics of `x`, [2, channels], and updates the running estimates.
-inline at::Tensor take_statistics(const KernelScope& kernels, const at::Tensor& x,
-                                  const BatchNormLayer& bn) {
+inline at::Tensor compute_statistics(const KernelScope& kernels, const at::Tensor& x,
+                                     const BatchNormLayer& bn) {
   auto statistics = empty_statistics(bn.weight);
   auto call = statistics_call(x, bn, statistics);
   call.grid = kernels.sums_grid(x);
@@ -145,7 +145,7 @@ class ChannelGrad {
   }
   float* memory() const { return written_.mutable_data_ptr<float>(); }
   /// Writes zeros in place of a kernel that has nothing to sum.
-  void write_nothing() const {
+  void write_zeros() const {
     if (!add()) {
       written_.zero_();
     }
@@ -201,9 +201,9 @@ struct BackwardNorm {
 /// The statistics of x, and of z if bn_z is given, over all processes' batches, in one all-gather.
 /// Each is [2 * channels + 1]: mean and invstd as in empty_statistics, and the number of rows.
 /// Updates the running estimates.
-std::array<at::Tensor, 2> take_shared_statistics(const KernelScope& kernels, const at::Tensor& x,
-                                                 const BatchNormLayer& bn, const at::Tensor& z,
-                                                 const BatchNormLayer* bn_z);
+std::array<at::Tensor, 2> compute_shared_statistics(const KernelScope& kernels, const at::Tensor& x,
+                                                    const BatchNormLayer& bn, const at::Tensor& z,
+                                                    const BatchNormLayer* bn_z);
 
 /// The sums of a backward over all processes. Construct before the summing kernel, with its
 /// targets. `exchange` nullptr: the kernel writes the coefficients itself.
@@ -212,7 +212,7 @@ class SharedSums {
   SharedSums(StatisticsExchange* exchange, const at::Tensor& statistics, BackwardTarget& first,
              BackwardTarget* second);
   /// Writes zeros in place of a kernel that has nothing to sum.
-  void write_nothing() const {
+  void write_zeros() const {
     if (sums_.defined()) {
       sums_.zero_();
     }
@@ -232,7 +232,7 @@ inline std::array<bool, 2> wanted_pair(torch::autograd::AutogradContext* ctx, si
 }
 
 /// The gradient in the kernels' layout; undefined stays undefined.
-inline at::Tensor laid_out(const at::Tensor& grad, at::ScalarType dtype) {
+inline at::Tensor in_kernel_layout(const at::Tensor& grad, at::ScalarType dtype) {
   if (!grad.defined()) {
     return grad;
   }

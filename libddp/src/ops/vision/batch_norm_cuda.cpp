@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_call.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 #include "ops/vision/statistics_exchange.hpp"
@@ -76,15 +76,15 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
     return results;
   }
   if (shared) {
-    const auto both = take_shared_statistics(kernels, x, bn, addend, bn2);
+    const auto both = compute_shared_statistics(kernels, x, bn, addend, bn2);
     results.statistics = both[0], results.statistics2 = both[1];
     call.bn = affine_of(results.statistics, weight, bias);
     call.bn2 = bn2 != nullptr ? affine_of(results.statistics2, weight2, bias2) : Affine{};
   } else if (bn.training) {
-    results.statistics = take_statistics(kernels, x, bn);
+    results.statistics = compute_statistics(kernels, x, bn);
     call.bn = affine_of(results.statistics, bn.weight, bn.bias);
     if (bn2 != nullptr) {
-      results.statistics2 = take_statistics(kernels, addend, *bn2);
+      results.statistics2 = compute_statistics(kernels, addend, *bn2);
       call.bn2 = affine_of(results.statistics2, bn2->weight, bn2->bias);
     }
   } else {
@@ -99,11 +99,11 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
   return results;
 }
 
-void write_nothing(const BackwardNorm& first, const BackwardNorm* second) {
+void write_zeros(const BackwardNorm& first, const BackwardNorm* second) {
   for (const auto* norm : {&first, second}) {
     if (norm != nullptr) {
-      norm->grad_weight.write_nothing();
-      norm->grad_bias.write_nothing();
+      norm->grad_weight.write_zeros();
+      norm->grad_bias.write_zeros();
     }
   }
 }
@@ -132,8 +132,8 @@ at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Ten
   auto* const second_target = second != nullptr ? &reduce.second : nullptr;
   const SharedSums shared(exchange, first.statistics, reduce.first, second_target);
   if (first.x.numel() == 0) {  // joins the collective with empty input
-    write_nothing(first, second);
-    shared.write_nothing();
+    write_zeros(first, second);
+    shared.write_zeros();
     shared.finish(kernels, reduce.first, second_target);
     return sum;
   }
@@ -164,8 +164,8 @@ struct ForkGradients {
   at::Tensor first, second;
 
   ForkGradients(const variable_list& grads, at::ScalarType dtype)
-      : first(laid_out(grads[0].defined() ? grads[0] : grads[1], dtype)),
-        second(grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor()) {}
+      : first(in_kernel_layout(grads[0].defined() ? grads[0] : grads[1], dtype)),
+        second(grads[0].defined() ? in_kernel_layout(grads[1], dtype) : at::Tensor()) {}
 };
 
 // Two outputs: handles for branch and shortcut.
@@ -249,7 +249,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
 namespace {
 
 // A tensor that only starts at an unaligned address is copied.
-bool lies_right(const at::Tensor& x) {
+bool is_channels_last(const at::Tensor& x) {
   return x.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
 
@@ -265,30 +265,22 @@ bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
   constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 elements; kernels count in 32 bits
   // Exchanging processes must all take the same path, so per-process differences must not decide.
   const bool shared = is_shared(bn);
-  const bool as_it_lies = shared || (x.numel() > 0 && lies_right(x));
-  return bn.fused && runs_own_kernels(x, x.scalar_type()) && x.dim() == 4 && as_it_lies &&
+  const bool has_layout = shared || (x.numel() > 0 && is_channels_last(x));
+  return bn.fused && runs_own_kernels(x, x.scalar_type()) && x.dim() == 4 && has_layout &&
          x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
          is_channel_vector(bn.weight, x, shared) && is_channel_vector(bn.bias, x, shared) &&
          is_channel_vector(bn.running_mean, x, shared) &&
          is_channel_vector(bn.running_var, x, shared) && !evaluation_with_grad;
 }
 
-bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {
+bool fits_addend(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn) {
   return other.device() == x.device() && other.scalar_type() == x.scalar_type() &&
-         other.sizes() == x.sizes() && (is_shared(bn) || lies_right(other)) &&
+         other.sizes() == x.sizes() && (is_shared(bn) || is_channels_last(other)) &&
          (bn.training || !needs_grad({other}));
 }
 
-bool is_capturing(const at::Tensor& tensor) {
-  if (!tensor.is_cuda()) {
-    return false;
-  }
-  const c10::cuda::CUDAGuard guard(tensor.device());
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-}
-
 Fork fused_batch_norm_relu(const at::Tensor& x_in, const BatchNormLayer& bn) {
-  const auto x = laid_out(x_in, x_in.scalar_type());
+  const auto x = in_kernel_layout(x_in, x_in.scalar_type());
   if (!needs_grad({x, bn.weight, bn.bias})) {
     const auto y = run_forward(x, bn, {}, nullptr, /*keep=*/false).y;
     return {y, y};
@@ -299,8 +291,8 @@ Fork fused_batch_norm_relu(const at::Tensor& x_in, const BatchNormLayer& bn) {
 
 Fork fused_batch_norm_add_relu(const at::Tensor& x_in, const BatchNormLayer& bn,
                                const at::Tensor& addend_in, const BatchNormLayer* bn_addend) {
-  const auto x = laid_out(x_in, x_in.scalar_type());
-  const auto addend = laid_out(addend_in, x_in.scalar_type());
+  const auto x = in_kernel_layout(x_in, x_in.scalar_type());
+  const auto addend = in_kernel_layout(addend_in, x_in.scalar_type());
   // An autograd function does not accept undefined tensors.
   std::optional<at::Tensor> weight2, bias2;
   if (bn_addend != nullptr) {

@@ -57,7 +57,7 @@ inline dim3 half_grid(const BatchNormGrid& grid) {
 }
 
 /// Lets the next kernel's blocks start. A summing kernel calls it when only the sums remain.
-__device__ inline void let_next_begin() {
+__device__ inline void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
@@ -65,7 +65,7 @@ __device__ inline void let_next_begin() {
 
 /// Waits until the previous launch has ended and its results are visible, if this kernel started
 /// early.
-__device__ inline void wait_for_launch_in_front() {
+__device__ inline void wait_for_previous_launch() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
@@ -73,8 +73,8 @@ __device__ inline void wait_for_launch_in_front() {
 
 /// Launches a kernel. If it `follows` the previous launch, the kernel itself waits for that launch.
 template <typename Call>
-cudaError_t launch_behind(void (*kernel)(Call), const Call& call, dim3 blocks, bool follows,
-                          cudaStream_t stream) {
+cudaError_t launch_after(void (*kernel)(Call), const Call& call, dim3 blocks, bool follows,
+                         cudaStream_t stream) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -167,12 +167,12 @@ struct ShiftRows {
   }
 };
 
-/// A channel's inputs besides the sums, loaded early.
-struct ChannelBefore {
+/// A channel's inputs other than the sums, loaded early.
+struct ChannelInputs {
   float shift, weight, bias;
 
   template <typename T>
-  __device__ static ChannelBefore load(const void* x, const BatchNormGrid& grid, const Affine& bn,
+  __device__ static ChannelInputs load(const void* x, const BatchNormGrid& grid, const Affine& bn,
                                        int channel) {
     return {ShiftRows(grid.rows).load<T>(x, grid, channel), bn.weight[channel], bn.bias[channel]};
   }

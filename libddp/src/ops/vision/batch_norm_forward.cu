@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
       }
     }
   });
-  let_next_begin();
+  allow_next_launch();
   double totals[2];
   if (grid_sums<2>(sums, grid, call.scratch, totals)) {
     if (static_cast<int>(threadIdx.x) < 8 * grid.slice) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall
   const auto* x = static_cast<const Vector*>(call.x);
   const auto* addend = static_cast<const Vector*>(call.addend);
   auto* y = static_cast<Vector*>(call.y);
-  wait_for_launch_in_front();
+  wait_for_previous_launch();
   ScaleShift bn(call.bn, lane.vector), bn2;
   if constexpr (kForm == Form::TwoNorms) {
     bn2 = ScaleShift(call.bn2, lane.vector);
@@ -97,7 +97,7 @@ cudaError_t apply(const ApplyCall& call, dim3 blocks, cudaStream_t stream) {
   if (call.addend != nullptr) {
     kernel = call.second ? apply_kernel<T, Form::TwoNorms> : apply_kernel<T, Form::Residual>;
   }
-  return launch_behind(kernel, call, blocks, call.follows_sums, stream);
+  return launch_after(kernel, call, blocks, call.follows_sums, stream);
 }
 
 BatchNormGrid make_grid(int64_t rows, int64_t channels, int num_sms, int max_slice) {

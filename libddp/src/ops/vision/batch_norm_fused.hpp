@@ -11,10 +11,7 @@ namespace ddp::ops::detail {
 /// Whether the kernels support `x` and `bn`.
 bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn);
 /// Whether `other` has the layout of `x`, and `x` and `bn` fit the kernels.
-bool fits_beside(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn);
-
-/// Whether the current stream of `tensor`'s device is being captured.
-bool is_capturing(const at::Tensor& tensor);
+bool fits_addend(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn);
 
 Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 /// `bn_addend` nullptr: the addend is not normalised.
@@ -27,10 +24,7 @@ Fork fused_batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& b
 inline bool fits_kernels(const at::Tensor&, const BatchNormLayer&) {
   return false;
 }
-inline bool fits_beside(const at::Tensor&, const at::Tensor&, const BatchNormLayer&) {
-  return false;
-}
-inline bool is_capturing(const at::Tensor&) {
+inline bool fits_addend(const at::Tensor&, const at::Tensor&, const BatchNormLayer&) {
   return false;
 }
 inline Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer&) {

@@ -2,7 +2,7 @@
 // max_pool2d(relu(bn(x))) of a stem on a GPU.
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/batch_norm_call.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 
@@ -40,10 +40,10 @@ PoolResults run_pool_forward(const at::Tensor& x, const BatchNormLayer& bn, bool
   call.x = x.const_data_ptr();
   const auto weight = aligned(bn.weight), bias = aligned(bn.bias);  // until the launch
   if (bn.training && bn.exchange) {
-    results.statistics = take_shared_statistics(kernels, x, bn, {}, nullptr)[0];
+    results.statistics = compute_shared_statistics(kernels, x, bn, {}, nullptr)[0];
     call.bn = affine_of(results.statistics, weight, bias);
   } else if (bn.training) {
-    results.statistics = take_statistics(kernels, x, bn);
+    results.statistics = compute_statistics(kernels, x, bn);
     call.bn = affine_of(results.statistics, bn.weight, bn.bias);
   } else {
     call.bn = evaluation_affine(bn);
@@ -80,8 +80,8 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
     const auto saved = ctx->get_saved_variables();
     BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     const auto dtype = norm.x.scalar_type();
-    const auto grad = laid_out(grads[0].defined() ? grads[0] : grads[1], dtype);
-    const auto grad2 = grads[0].defined() ? laid_out(grads[1], dtype) : at::Tensor();
+    const auto grad = in_kernel_layout(grads[0].defined() ? grads[0] : grads[1], dtype);
+    const auto grad2 = grads[0].defined() ? in_kernel_layout(grads[1], dtype) : at::Tensor();
     const KernelScope kernels(norm.x);
     PoolBackwardCall call;
     call.shape = pool_shape(norm.x);
@@ -94,9 +94,9 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
     call.target = norm.target();
     const SharedSums shared(kept_exchange(ctx), norm.statistics, call.target, nullptr);
     if (norm.x.numel() == 0) {  // joins the collective with empty input
-      norm.grad_weight.write_nothing();
-      norm.grad_bias.write_nothing();
-      shared.write_nothing();
+      norm.grad_weight.write_zeros();
+      norm.grad_bias.write_zeros();
+      shared.write_zeros();
       shared.finish(kernels, call.target, nullptr);
     } else {
       kernels(launch_pool_backward, call);
@@ -111,7 +111,7 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
 }  // namespace
 
 Fork fused_batch_norm_relu_max_pool(const at::Tensor& x_in, const BatchNormLayer& bn) {
-  const auto x = laid_out(x_in, x_in.scalar_type());
+  const auto x = in_kernel_layout(x_in, x_in.scalar_type());
   if (!needs_grad({x, bn.weight, bn.bias})) {
     const auto y = run_pool_forward(x, bn, /*keep=*/false).y;
     return {y, y};

@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(kThreads, 1) small_forward_kernel(SmallForward
   const ForwardRows<T, kForm, kRows> rows(grid, lane, apply);
   const SliceBarrier barrier(call.first.scratch);
   const Finisher own(grid);
-  const auto before = ChannelBefore::load<T>(apply.x, grid, apply.bn, own.channel);
-  ChannelBefore before2{};
+  const auto before = ChannelInputs::load<T>(apply.x, grid, apply.bn, own.channel);
+  ChannelInputs before2{};
   if constexpr (kTwo) {
-    before2 = ChannelBefore::load<T>(apply.addend, grid, apply.bn2, own.channel);
+    before2 = ChannelInputs::load<T>(apply.addend, grid, apply.bn2, own.channel);
   }
   float sums[kSums][8] = {};
   rows.add_up(grid, lane, apply, sums);
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, 1) small_backward_kernel(SmallBackwa
 }
 
 /// Launches one cluster per slice, or a cooperative kernel. Both start only when all blocks that
-/// wait for each other have room, also next to other such kernels.
+/// wait for each other have room, also while other such kernels run.
 template <typename Call>
 cudaError_t launch_together(void (*kernel)(Call), const Call& call, cudaStream_t stream) {
   const BatchNormGrid& grid = call.small.grid;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ops/autocast_off.hpp"
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/statistics_exchange.hpp"
 
 namespace ddp::ops::detail {

@@ -44,9 +44,9 @@ at::Tensor merge(const KernelScope& kernels, const BatchNormLayer& bn, const at:
 
 }  // namespace
 
-std::array<at::Tensor, 2> take_shared_statistics(const KernelScope& kernels, const at::Tensor& x,
-                                                 const BatchNormLayer& bn, const at::Tensor& z,
-                                                 const BatchNormLayer* bn_z) {
+std::array<at::Tensor, 2> compute_shared_statistics(const KernelScope& kernels, const at::Tensor& x,
+                                                    const BatchNormLayer& bn, const at::Tensor& z,
+                                                    const BatchNormLayer* bn_z) {
   const int64_t moments = 2 * x.size(1) + 1;
   const auto mine = at::empty({bn_z != nullptr ? 2 * moments : moments},
                               bn.weight.options().requires_grad(false));

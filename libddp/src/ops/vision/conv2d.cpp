@@ -9,18 +9,14 @@
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
-#include "ops/once_differentiable.hpp"
-#include "ops/streams/filters_ahead.hpp"
-#include "ops/streams/wgrad_branch.hpp"
-#include "ops/streams/wgrad_stream.hpp"
+#include "ops/streams/side_streams.hpp"
+#include "ops/streams/weight_gradient.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/cudnn_convolution.hpp"
 #include "ops/vision/tap_packing.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {
-
-thread_local FiltersAhead* filters_of_thread = nullptr;
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -95,9 +91,9 @@ detail::TapBlocks blocks_of(const Geometry& g) {
   return detail::TapBlocks::of(static_cast<int>(g.height), static_cast<int>(g.stride));
 }
 
-/// The dense matrix from FiltersAhead, else made now.
+/// The dense matrix from prefetch_filter, else made now.
 at::Tensor dense_filter(const at::Tensor& weight, const Geometry& g, at::ScalarType dtype) {
-  const auto made = FiltersAhead::find(weight, g.stride, dtype);
+  const auto made = SideStreams::find(weight, g.stride, dtype);  // all are for 2x2 pixels
   return made.defined() ? made : detail::spread_taps(weight, blocks_of(g), dtype);
 }
 
@@ -137,7 +133,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     ctx->save_for_backward({x, weight, matrix});
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["x_dtype"] = x_in.scalar_type();
-    ctx->saved_data["branch_limit"] = WgradBranch::current_limit();
+    ctx->saved_data["held_bytes_limit"] = SideStreams::held_bytes_limit();
     return y;
   }
 
@@ -150,7 +146,8 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     const Form form = form_of(g);
     const auto grad = grad_outputs[0].contiguous(kLast);
     const auto grad_rows = output_rows(grad, form);
-    const detail::WeightGradient weight_gradient(weight, ctx->saved_data["branch_limit"].toInt());
+    const detail::WeightGradient weight_gradient(weight,
+                                                 ctx->saved_data["held_bytes_limit"].toInt());
     at::Tensor grad_weight, grad_x;
     if (ctx->needs_input_grad(0)) {
       grad_x = form == Form::Corner ? at::zeros_like(x) : at::empty_like(x);
@@ -158,7 +155,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
       grad_x = grad_x.to(ctx->saved_data["x_dtype"].toScalarType());
     }
     if (ctx->needs_input_grad(1)) {
-      grad_weight = weight_gradient.make({x, grad}, [&] {
+      grad_weight = weight_gradient.compute({x, grad}, [&] {
         const auto target = detail::grad_target(weight);
         write_product_gradient(weight, g, form, grad_rows, input_rows(x, form), target);
         return target.result();
@@ -169,12 +166,10 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
 };
 
 /// The gradient of `weight`, written to its slot if it has one.
-at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convolution& call,
-                                   int64_t branch_limit) {
+at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convolution& call) {
   const auto by_library = [&](at::Tensor made) {
     auto into = call;
     into.w = std::move(made);
-    into.beside = branch_limit != 0 && find_grad_slot(weight) != nullptr;  // see WeightGradient
     if (!detail::convolve_by_cudnn(detail::ConvolutionPass::WeightGradient, into)) {
       into.w = std::get<1>(at::convolution_backward(
           call.y, call.x, call.w, at::nullopt, {call.stride, call.stride},
@@ -184,7 +179,7 @@ at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convo
   };
   const GradSlot* slot = find_grad_slot(weight);
   const bool same = slot != nullptr && slot->memory.scalar_type() == call.x.scalar_type();
-  if (branch_limit == 0 && !same) {
+  if (!call.concurrent && !same) {
     // The reducer copies many such gradients in one kernel.
     return by_library(at::empty(weight.sizes(), call.x.options(), kLast)).to(weight.scalar_type());
   }
@@ -198,7 +193,6 @@ at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convo
   return target.result();
 }
 
-/// The library's convolution, whose weight gradient may take the branch.
 class LibraryConv : public torch::autograd::Function<LibraryConv> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
@@ -211,7 +205,7 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     ctx->save_for_backward({x, weight, filter});
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["x_dtype"] = x_in.scalar_type();
-    ctx->saved_data["branch_limit"] = WgradBranch::current_limit();
+    ctx->saved_data["held_bytes_limit"] = SideStreams::held_bytes_limit();
     const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
                              x.options(), kLast);
     return detail::convolve_by_cudnn(detail::ConvolutionPass::Forward,
@@ -227,8 +221,8 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     const AutocastOff no_autocast(x.device().type());
     const auto grad = grad_outputs[0].contiguous(kLast);
     const int64_t stride = ctx->saved_data["stride"].toInt(), padding = weight.size(2) / 2;
-    const int64_t limit = ctx->saved_data["branch_limit"].toInt();
-    const detail::WeightGradient weight_gradient(weight, limit);
+    const detail::WeightGradient weight_gradient(weight,
+                                                 ctx->saved_data["held_bytes_limit"].toInt());
     at::Tensor grad_weight, grad_x;
     if (ctx->needs_input_grad(0)) {
       grad_x = at::empty(x.sizes(), x.options(), kLast);
@@ -241,8 +235,9 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
       grad_x = grad_x.to(ctx->saved_data["x_dtype"].toScalarType());
     }
     if (ctx->needs_input_grad(1)) {
-      grad_weight = weight_gradient.make({x, grad, filter}, [&] {
-        return library_weight_gradient(weight, {x, filter, grad, stride, padding}, limit);
+      grad_weight = weight_gradient.compute({x, grad, filter}, [&] {
+        return library_weight_gradient(
+            weight, {x, filter, grad, stride, padding, weight_gradient.is_concurrent()});
       });
     }
     return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
@@ -251,45 +246,15 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
 
 }  // namespace
 
-FiltersAhead::FiltersAhead(bool enabled)
-    : enabled_(enabled), outer_(std::exchange(filters_of_thread, this)) {}
-
-FiltersAhead::~FiltersAhead() {
-  filters_of_thread = outer_;
-  // Joins unused matrices: their side stream may still read the weight, and must join a capture.
-  for (auto& made : made_) {
-    try {
-      if (!made.taken) {
-        made.matrix.wait();
-      }
-    } catch (const std::exception& error) {  // the capture has already failed
-      TORCH_WARN("a filter's matrix was not waited for: ", error.what());
-    }
-  }
-}
-
-at::Tensor FiltersAhead::find(const at::Tensor& weight, int64_t stride, at::ScalarType dtype) {
-  if (filters_of_thread != nullptr) {
-    for (auto& made : filters_of_thread->made_) {
-      if (made.weight.is_same(weight) && made.stride == stride && made.dtype == dtype) {
-        made.taken = true;
-        return made.matrix.wait();
-      }
-    }
-  }
-  return {};
-}
-
-void FiltersAhead::add(const at::Tensor& weight, int64_t stride, int64_t height, int64_t width) {
+void prefetch_filter(const at::Tensor& weight, int64_t stride, int64_t height, int64_t width) {
   const Geometry g{weight.size(2), stride, height, width};
   const auto dtype = detail::compute_dtype(weight, weight.scalar_type());
-  if (!enabled_ || form_of(g) != Form::Dense || !detail::runs_own_kernels(weight, dtype)) {
-    return;
+  if (form_of(g) == Form::Dense && detail::runs_own_kernels(weight, dtype)) {
+    const at::NoGradGuard no_grad;
+    SideStreams::prefetch(weight, stride, dtype, [&](const at::Tensor& filter) {
+      return detail::spread_taps(filter, blocks_of(g), dtype);
+    });
   }
-  const at::NoGradGuard no_grad;
-  made_.push_back({weight, stride, dtype, SideTask(weight, [&](const at::Tensor& filter) {
-                     return detail::spread_taps(filter, blocks_of(g), dtype);
-                   })});
 }
 
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding,
@@ -307,7 +272,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride,
   const bool own = detail::runs_own_kernels(x, dtype) && x.numel() > 0;
   TORCH_CHECK(algorithm != Conv2dAlgorithm::Product || form_of(g) != Form::None, "conv2d: a ",
               g.kernel, "x", g.kernel, " convolution of stride ", stride, " over ", g.height, "x",
-              g.width, " pixels is not one dense product");
+              g.width, " pixels is not one dense product; use Conv2dAlgorithm::Auto");
   const bool is_product = algorithm == Conv2dAlgorithm::Product ||
                           (algorithm == Conv2dAlgorithm::Auto && own && form_of(g) != Form::None);
   if (is_product) {

@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "ops/measured_choice.hpp"
+#include "ops/choice_book.hpp"
+#include "ops/streams/private_stream.hpp"
 #include "ops/vision/cudnn_descriptor.hpp"
 
 namespace ddp::ops::detail {
@@ -29,7 +30,7 @@ constexpr int64_t kMaxEngines = 12;  // per heuristic
 constexpr int64_t kAlignment = 16;
 // Among engines within this factor of the fastest, cuDNN's order decides. With concurrent kernels,
 // an engine that fills the GPU with many partial sums slows the other kernels more than it gains.
-constexpr float kSameAlone = 1.02F, kSameBeside = 1.25F;
+constexpr float kSameAlone = 1.02F, kSameConcurrent = 1.25F;
 constexpr int64_t kX = 'x', kW = 'w', kY = 'y';
 
 /// [n, c, h, w], stored as [n, h, w, c].
@@ -183,7 +184,7 @@ Key key_of(ConvolutionPass pass, const Convolution& call) {
           call.x.device().index(),
           call.stride,
           call.padding,
-          call.beside,
+          call.concurrent,
           x[0],
           x[1],
           x[2],
@@ -194,14 +195,14 @@ Key key_of(ConvolutionPass pass, const Convolution& call) {
           w[3]};
 }
 
-/// The name of a choice, valid for any device.
+/// The name of a choice, valid for any device. Plans of earlier runs hold these names.
 std::string name_of(ConvolutionPass pass, const Convolution& call) {
   const char* name = pass == ConvolutionPass::Forward         ? "forward"
                      : pass == ConvolutionPass::InputGradient ? "input gradient"
                                                               : "weight gradient";
   return c10::str("cudnn ", name, ' ', call.x.scalar_type(), " x ", call.x.sizes(), " w ",
                   call.w.sizes(), " stride ", call.stride, " padding ", call.padding,
-                  call.beside ? " beside" : "");
+                  call.concurrent ? " beside" : "");
 }
 
 /// The process's choices, never destroyed: the order of cuDNN's teardown is unknown.
@@ -246,13 +247,14 @@ std::unique_ptr<Engine> measure(cudnnHandle_t handle, ConvolutionPass pass,
   }
   const auto workspace = workspace_if_any(bytes, call.x);  // before anything is captured
   const auto call_of = [&](size_t i) {
-    TORCH_CHECK(engines[i].workspace_bytes <= workspace.numel(), "no memory for this one");
+    TORCH_CHECK(engines[i].workspace_bytes <= workspace.numel(),
+                "no memory for this engine's workspace");
     run(handle, engines[i], call, workspace.data_ptr());
   };
   // A choice made without the full workspace is not kept for the next run.
   const auto name = workspace.numel() < bytes ? std::string() : name_of(pass, call);
   const size_t fastest = choose_fastest(name, call.x.device(), engines.size(), call_of,
-                                        call.beside ? kSameBeside : kSameAlone);
+                                        call.concurrent ? kSameConcurrent : kSameAlone);
   return fastest < engines.size() ? std::make_unique<Engine>(std::move(engines[fastest])) : nullptr;
 }
 
@@ -262,9 +264,9 @@ std::unique_ptr<Engine> choose(Choices& choices, ConvolutionPass pass, const Con
     return measure(choices.handle(call.x.device().index()), pass, call);
   } catch (const c10::Error& error) {
     cudaGetLastError();  // clears the handled error
-    TORCH_WARN_ONCE("conv2d: no engine of cuDNN could be measured for x ", call.x.sizes(),
+    TORCH_WARN_ONCE("conv2d: cuDNN's engines cannot be measured for x ", call.x.sizes(),
                     " and weight ", call.w.sizes(), " (", error.what_without_backtrace(),
-                    "); LibTorch chooses one there, and wherever else this happens");
+                    "); LibTorch chooses the engine. Further such shapes are not logged");
     return nullptr;
   }
 }
@@ -305,8 +307,11 @@ bool convolve_by_cudnn(ConvolutionPass pass, const Convolution& call) {
   if (known == choices.engines.end()) {
     // A shape first met in a capture stays with LibTorch: a later eager call must give the replay's
     // bits.
-    known =
-        choices.engines.emplace(key, is_capturing() ? nullptr : choose(choices, pass, call)).first;
+    known = choices.engines
+                .emplace(key, is_captured(c10::cuda::getCurrentCUDAStream())
+                                  ? nullptr
+                                  : choose(choices, pass, call))
+                .first;
   }
   if (known->second == nullptr) {
     return false;

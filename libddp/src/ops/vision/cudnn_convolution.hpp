@@ -21,7 +21,7 @@ enum class ConvolutionPass {
 struct Convolution {
   at::Tensor x, w, y;
   int64_t stride, padding;
-  bool beside = false;  ///< other kernels run concurrently: separate choice
+  bool concurrent = false;  ///< other kernels overlap: separate choice of an engine
 };
 
 /// Writes the result of `pass`. Returns false and writes nothing if cuDNN is unavailable, has

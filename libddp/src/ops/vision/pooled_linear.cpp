@@ -7,8 +7,7 @@
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
-#include "ops/once_differentiable.hpp"
-#include "ops/vision/tensor_launch.hpp"
+#include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/vision/pooled_linear_kernels.hpp"
 #endif

@@ -14,10 +14,6 @@ constexpr int kColumns = 16;  // of the weight's gradient per block
 constexpr int kGroups = kThreads / kColumns;
 constexpr int kStagedNumbers = 8192;  // gradients of logits in shared memory
 
-__host__ __device__ int blocks_for(int64_t threads) {
-  return static_cast<int>((threads + kThreads - 1) / kThreads);
-}
-
 /// Eight channels' means over an image's pixels.
 template <typename T>
 __device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[8]) {
@@ -43,7 +39,7 @@ __device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[
 
 /// Nonexistent classes repeat the last class, and their sums are dropped. A branch around each load
 /// would serialise the loads.
-__device__ __forceinline__ int existing(int k, const PooledShape& shape) {
+__device__ __forceinline__ int existing_class(int k, const PooledShape& shape) {
   return min(k, shape.classes - 1);
 }
 
@@ -90,7 +86,7 @@ __global__ void pooled_linear(PooledShape shape, const T* x, const W* weight, co
 #pragma unroll
       for (int k = 0; k < kClasses; ++k) {
         float row[8];
-        load8(weight + existing(k, shape) * shape.channels + c, 1, row);
+        load8(weight + existing_class(k, shape) * shape.channels + c, 1, row);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           sums[k] += mean[j] * row[j];
@@ -186,7 +182,7 @@ __device__ void weight_gradient(const PooledShape& shape, int block, const T* gr
 #pragma unroll 8
     for (int i = thread; i < images * kClasses; i += kThreads) {
       shared[i] = to_float(grad_logits[int64_t{first + i / kClasses} * shape.classes +
-                                       existing(i % kClasses, shape)]);
+                                       existing_class(i % kClasses, shape)]);
     }
     __syncthreads();
 #pragma unroll 8
@@ -308,8 +304,9 @@ cudaError_t launch_pooled_linear_backward(const PooledShape& shape, const void* 
     return with_float_type(shape.weights, [&](auto weight_tag) {
       using T = typename decltype(tag)::type;
       using W = typename decltype(weight_tag)::type;
+      const int64_t input_vectors = int64_t{shape.batch} * (shape.channels / 8);
       const int input_blocks =
-          grad_x == nullptr ? 0 : blocks_for(int64_t{shape.batch} * (shape.channels / 8));
+          grad_x == nullptr ? 0 : static_cast<int>(num_blocks(input_vectors, kThreads));
       const int columns = (shape.channels + kColumns - 1) / kColumns;
       const auto launch = [&](auto kernel) {
         kernel<<<input_blocks + columns + 1, kThreads, 0, stream>>>(
@@ -330,8 +327,8 @@ cudaError_t launch_pool(const PooledShape& shape, const void* x, void* pooled,
                         cudaStream_t stream) {
   return with_compute_type(shape.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    pool<T><<<blocks_for(int64_t{shape.batch} * (shape.channels / 8)), kThreads, 0, stream>>>(
-        shape, static_cast<const T*>(x), static_cast<T*>(pooled));
+    pool<T><<<num_blocks(int64_t{shape.batch} * (shape.channels / 8), kThreads), kThreads, 0,
+              stream>>>(shape, static_cast<const T*>(x), static_cast<T*>(pooled));
     return cudaGetLastError();
   });
 }
@@ -341,7 +338,7 @@ cudaError_t launch_unpool(const PooledShape& shape, const void* grad_pooled, voi
   return with_compute_type(shape.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t threads = int64_t{shape.batch} * shape.pixels * (shape.channels / 8);
-    unpool<T><<<blocks_for(threads), kThreads, 0, stream>>>(
+    unpool<T><<<num_blocks(threads, kThreads), kThreads, 0, stream>>>(
         shape, static_cast<const T*>(grad_pooled), static_cast<T*>(grad_x));
     return cudaGetLastError();
   });

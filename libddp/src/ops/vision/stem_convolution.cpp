@@ -7,9 +7,8 @@
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
-#include "ops/once_differentiable.hpp"
+#include "ops/tensor_launch.hpp"
 #include "ops/vision/stem_packing.hpp"
-#include "ops/vision/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -59,7 +58,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& image, const at::Tensor& weight,
                             at::ScalarType dtype) {
     const AutocastOff no_autocast(image.device().type());
-    if (detail::takes_stem_product(image, weight, dtype)) {
+    if (detail::supports_stem_product(image, weight, dtype)) {
       ctx->save_for_backward({image, weight});
       ctx->saved_data["patches"] = false;
       return detail::stem_product(image, weight, dtype);
@@ -117,26 +116,26 @@ at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
   TORCH_CHECK(weight.dim() == 4 && weight.size(1) == 3 && (small || weight.size(2) == 7) &&
                   weight.size(3) == weight.size(2) && image.dim() == 4 &&
                   (image.size(1) == 3 || (image.size(1) == 16 && !small)),
-              "stem_convolution: an image [batch, 3, height, width] (or, for 7x7, what "
-              "stem_space_to_depth() made) and a weight [filters, 3, 7, 7] or [filters, 3, 3, 3] "
+              "stem_convolution: an image [batch, 3, height, width] (for 7x7 also a result of "
+              "stem_space_to_depth()) and a weight [filters, 3, 7, 7] or [filters, 3, 3, 3] "
               "are needed, not ",
               image.sizes(), " and ", weight.sizes());
   detail::check_same_device("stem_convolution", image, "weight", weight);
   const auto dtype = detail::compute_dtype(image, weight.scalar_type());
   TORCH_CHECK(!small || algorithm != StemAlgorithm::SpaceToDepth,
-              "stem_convolution: space-to-depth is of 7x7 filters, not of ", weight.sizes());
+              "stem_convolution: SpaceToDepth needs a 7x7 filter, not ", weight.sizes());
   const bool wants_image_gradient = at::GradMode::is_enabled() && image.requires_grad();
   if (image.size(1) == 16) {
     TORCH_CHECK(!wants_image_gradient,
-                "stem_convolution: an image of 16 channels (stem_space_to_depth) gets no gradient; "
-                "give the one of 3 channels, or detach it");
+                "stem_convolution: an image of 16 channels (stem_space_to_depth) cannot have a "
+                "gradient; pass the image of 3 channels, or detach this one");
     return DepthStem::apply(image.to(dtype), weight);
   }
   if (algorithm == StemAlgorithm::Auto) {
     algorithm = small ? StemAlgorithm::Im2col : choose(image, dtype);
   }
   if (algorithm == StemAlgorithm::Library || wants_image_gradient ||
-      (small && !detail::takes_stem_product(image, weight, dtype))) {
+      (small && !detail::supports_stem_product(image, weight, dtype))) {
     const AutocastOff no_autocast(image.device().type());
     return at::conv2d(image.to(dtype), weight.to(dtype), {}, /*stride=*/small ? 1 : 2,
                       /*padding=*/weight.size(2) / 2);

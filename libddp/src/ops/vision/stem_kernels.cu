@@ -13,10 +13,6 @@ constexpr int kFilterSize = 7;
 constexpr int kPatchBlocks = 4;
 constexpr size_t kMaxSharedBytes = 48 * 1024;
 
-unsigned blocks_for(int64_t threads) {
-  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-}
-
 /// One thread writes the 16 channels of one cell.
 template <typename In, typename Out>
 __global__ void space_to_depth(StemImage image, Out* out) {
@@ -150,12 +146,6 @@ size_t shared_bytes(int rows, int width) {
          static_cast<size_t>(width + 2 * kPad);
 }
 
-template <typename Call>
-cudaError_t with_image_type(Element element, Call&& call) {
-  return element == Element::UInt8 ? call(TypeTag<uint8_t>{})
-                                   : with_float_type(element, static_cast<Call&&>(call));
-}
-
 }  // namespace
 
 cudaError_t launch_stem_space_to_depth(const StemImage& image, void* out, Element out_element,
@@ -166,7 +156,7 @@ cudaError_t launch_stem_space_to_depth(const StemImage& image, void* out, Elemen
       using Out = typename decltype(to)::type;
       const int64_t cells = int64_t{image.batch} * (image.rows + kPad) * (image.columns + kPad);
       space_to_depth<In, Out>
-          <<<blocks_for(cells), kThreads, 0, stream>>>(image, static_cast<Out*>(out));
+          <<<num_blocks(cells, kThreads), kThreads, 0, stream>>>(image, static_cast<Out*>(out));
       return cudaGetLastError();
     });
   });
@@ -200,8 +190,9 @@ cudaError_t launch_stem_pack_filter(const StemFilter& filter, StemPacking packin
       using In = typename decltype(in)::type;
       using Packed = typename decltype(to)::type;
       const int size = packed_size(packing);
-      pack_filter<In, Packed><<<blocks_for(int64_t{filter.filters} * size), kThreads, 0, stream>>>(
-          filter, packing, size, static_cast<Packed*>(packed));
+      pack_filter<In, Packed>
+          <<<num_blocks(int64_t{filter.filters} * size, kThreads), kThreads, 0, stream>>>(
+              filter, packing, size, static_cast<Packed*>(packed));
       return cudaGetLastError();
     });
   });
@@ -216,7 +207,7 @@ cudaError_t launch_stem_unpack_filter(const StemFilter& filter, StemPacking pack
       using Packed = typename decltype(in)::type;
       const int size = packed_size(packing);
       unpack_filter<Out, Packed>
-          <<<blocks_for(int64_t{filter.filters} * size), kThreads, 0, stream>>>(
+          <<<num_blocks(int64_t{filter.filters} * size, kThreads), kThreads, 0, stream>>>(
               filter, packing, size, static_cast<const Packed*>(packed), accumulates);
       return cudaGetLastError();
     });

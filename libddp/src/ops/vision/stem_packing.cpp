@@ -6,13 +6,11 @@
 #include <algorithm>
 
 #include "ddp/ops/vision.hpp"
-#include "ops/vision/tensor_launch.hpp"
+#include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
 
-#include "ops/part_sums.hpp"
 #include "ops/vision/stem_kernels.hpp"
-#include "ops/vision/stem_products.hpp"
 #include "ops/vision/tap_packing.hpp"
 #endif
 
@@ -181,7 +179,8 @@ StemProducts products_of(const at::Tensor& image, const StemFilter& filter, at::
 
 }  // namespace
 
-bool takes_stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype) {
+bool supports_stem_product(const at::Tensor& image, const at::Tensor& filter,
+                           at::ScalarType dtype) {
   if (!kernels_pack(image, dtype) || filter.scalar_type() == at::kDouble ||
       filter.device() != image.device() || image.numel() == 0) {
     return false;
@@ -216,7 +215,7 @@ void write_stem_gradient(const at::Tensor& image, const at::Tensor& grad_in,
                                   filter_view(target.memory), target.beta != 0, stream_of(image)));
 }
 #else
-bool takes_stem_product(const at::Tensor&, const at::Tensor&, at::ScalarType) {
+bool supports_stem_product(const at::Tensor&, const at::Tensor&, at::ScalarType) {
   return false;
 }
 
@@ -236,8 +235,8 @@ at::Tensor stem_space_to_depth(const at::Tensor& image, at::ScalarType dtype) {
               "stem_space_to_depth: an image [batch, 3, height, width] is needed, not ",
               image.sizes());
   TORCH_CHECK(!at::GradMode::is_enabled() || !image.requires_grad(),
-              "stem_space_to_depth: the image requires a gradient and would get none; give the "
-              "image itself to stem_convolution(), or detach it");
+              "stem_space_to_depth: the image requires a gradient, which this op cannot compute; "
+              "pass the image to stem_convolution() instead, or detach it");
   const at::NoGradGuard no_grad;
 #ifdef DDP_HAS_CUDA
   if (detail::kernels_pack(image, dtype)) {

@@ -24,7 +24,7 @@ void write_filter_from_rows(const at::Tensor& packed, const at::Tensor& target, 
 /// The convolution, 7x7 of stride 2 or 3x3 of stride 1, as a product without storing the patches.
 at::Tensor stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype);
 /// Whether stem_product's kernels support the filter, the image and the device.
-bool takes_stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype);
+bool supports_stem_product(const at::Tensor& image, const at::Tensor& filter, at::ScalarType dtype);
 /// The filter's gradient of stem_product.
 void write_stem_gradient(const at::Tensor& image, const at::Tensor& grad, const GradTarget& target);
 

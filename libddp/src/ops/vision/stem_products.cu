@@ -2,11 +2,9 @@
 // With interleaved channels, a patch is one run of values per filter row in the image. So no patch
 // is stored: the padded image rows are in shared memory. A factor's element is read at the pixel's
 // corner plus the offset of the patch's column.
-#include "ops/vision/stem_products.hpp"
-
 #include <algorithm>
 
-#include "ops/vision/stem_sizes.cuh"
+#include "ops/vision/stem_tiles.cuh"
 
 namespace ddp::ops::detail {
 namespace {
@@ -317,9 +315,7 @@ cudaError_t launch_forward(const StemProducts& call, void* out, int num_sms, cud
       return cudaGetLastError();
     };
     return with_float_type(call.filter.element, [&](auto weight) {
-      return call.image.element == Element::UInt8
-                 ? launch(TypeTag<uint8_t>{}, weight)
-                 : with_float_type(call.image.element, [&](auto in) { return launch(in, weight); });
+      return with_image_type(call.image.element, [&](auto in) { return launch(in, weight); });
     });
   });
 }
@@ -337,9 +333,52 @@ cudaError_t launch_gradient(const StemProducts& call, const void* grad, int spli
           call, lines, call.tiles(), static_cast<const T*>(grad), partial);
       return cudaGetLastError();
     };
-    return call.image.element == Element::UInt8 ? launch(TypeTag<uint8_t>{})
-                                                : with_float_type(call.image.element, launch);
+    return with_image_type(call.image.element, launch);
   });
+}
+
+constexpr int kSumThreads = 256;
+
+/// kSlots threads share four adjacent numbers. Each adds every kSlots-th part; the first thread
+/// adds their sums.
+template <typename Out, int kSlots>
+__global__ void __launch_bounds__(kSumThreads)
+    sum_parts(const float4* partial, int splits, int vectors, int size, TapFilter filter,
+              bool accumulates) {
+  constexpr int kLanes = kSumThreads / kSlots;
+  __shared__ float4 sums[kSlots][kLanes];
+  const int slot = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int vector = static_cast<int>(blockIdx.x) * kLanes + lane;
+  float4 sum = make_float4(0, 0, 0, 0);
+  const auto add = [&sum](const float4& part) {
+    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+  };
+  if (vector < vectors) {
+#pragma unroll 8
+    for (int split = slot; split < splits; split += kSlots) {
+      add(partial[int64_t{split} * vectors + vector]);
+    }
+  }
+  sums[slot][lane] = sum;
+  __syncthreads();
+  if (slot > 0 || vector >= vectors) {
+    return;
+  }
+#pragma unroll
+  for (int i = 1; i < kSlots; ++i) {
+    add(sums[i][lane]);
+  }
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const unsigned index = vector * 4 + j, square = size * size;
+    const unsigned channel = index % filter.channels, tap = index / filter.channels;
+    Out& at = static_cast<Out*>(
+        filter.data)[tap / square * filter.strides[0] + channel * filter.strides[1] +
+                     tap % square / size * filter.strides[2] + tap % size * filter.strides[3]];
+    at = from_float<Out>(accumulates ? to_float(at) + values[j] : values[j]);
+  }
 }
 
 }  // namespace
@@ -366,6 +405,23 @@ cudaError_t launch_stem_gradient(const StemProducts& call, const void* grad, int
                                  float* partial, cudaStream_t stream) {
   return call.size == 7 ? launch_gradient<StemShape<7>>(call, grad, splits, partial, stream)
                         : launch_gradient<StemShape<3>>(call, grad, splits, partial, stream);
+}
+
+cudaError_t launch_sum_parts(const float* partial, int splits, int size, const TapFilter& filter,
+                             bool accumulates, cudaStream_t stream) {
+  // With few numbers, many threads share each number to fill the GPU.
+  constexpr int kFewNumbers = 4096;
+  const int vectors = filter.filters * size * size * filter.channels / 4;
+  return with_float_type(filter.element, [&](auto tag) {
+    using Out = typename decltype(tag)::type;
+    const auto launch = [&](auto kernel, int slots) {
+      const int lanes = kSumThreads / slots;
+      kernel<<<(vectors + lanes - 1) / lanes, kSumThreads, 0, stream>>>(
+          reinterpret_cast<const float4*>(partial), splits, vectors, size, filter, accumulates);
+      return cudaGetLastError();
+    };
+    return vectors < kFewNumbers ? launch(sum_parts<Out, 16>, 16) : launch(sum_parts<Out, 4>, 4);
+  });
 }
 
 }  // namespace ddp::ops::detail

@@ -9,10 +9,6 @@ constexpr int kThreads = 256;
 constexpr int kVector = 8;
 constexpr int kTaps = 9;
 
-unsigned blocks_for(int64_t threads) {
-  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-}
-
 template <typename T>
 __device__ T* tap_address(const TapFilter& filter, int k, int c, int tap) {
   return static_cast<T*>(filter.data) + k * filter.strides[0] + c * filter.strides[1] +
@@ -87,8 +83,8 @@ cudaError_t launch_spread_taps(const TapFilter& filter, const TapBlocks& blocks,
       using Dense = typename decltype(to)::type;
       const int64_t threads =
           int64_t{blocks.outs} * filter.filters * blocks.ins * (filter.channels / kVector);
-      spread<T, Dense><<<blocks_for(threads), kThreads, 0, stream>>>(filter, blocks,
-                                                                     static_cast<Dense*>(dense));
+      spread<T, Dense><<<num_blocks(threads, kThreads), kThreads, 0, stream>>>(
+          filter, blocks, static_cast<Dense*>(dense));
       return cudaGetLastError();
     });
   });
@@ -101,7 +97,7 @@ cudaError_t launch_fold_taps(const TapFilter& filter, const TapBlocks& blocks, c
       using T = typename decltype(to)::type;
       using Dense = typename decltype(from)::type;
       const int64_t threads = int64_t{filter.filters} * kTaps * (filter.channels / kVector);
-      fold<T, Dense><<<blocks_for(threads), kThreads, 0, stream>>>(
+      fold<T, Dense><<<num_blocks(threads, kThreads), kThreads, 0, stream>>>(
           filter, blocks, static_cast<const Dense*>(dense), accumulates);
       return cudaGetLastError();
     });

@@ -6,20 +6,20 @@
 #include <algorithm>
 
 #include "ops/grad_target.hpp"
-#include "ops/vision/tensor_launch.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops::detail {
 namespace {
 
 #ifdef DDP_HAS_CUDA
-bool kernels_take(const at::Tensor& filter) {
+bool kernels_support(const at::Tensor& filter) {
   // Eight adjacent channels are read at once. In a slice of a filter some taps may be unaligned.
-  const auto begins_right = [&](int64_t dim) {
+  const auto stride_fits = [&](int64_t dim) {
     return filter.stride(dim) * filter.element_size() % 16 == 0;
   };
   return runs_own_code(filter) && filter.scalar_type() != at::kDouble && filter.size(1) % 8 == 0 &&
          is_aligned(filter) &&
-         (filter.stride(1) != 1 || (begins_right(0) && begins_right(2) && begins_right(3)));
+         (filter.stride(1) != 1 || (stride_fits(0) && stride_fits(2) && stride_fits(3)));
 }
 #endif
 
@@ -41,7 +41,7 @@ at::Tensor spread_taps(const at::Tensor& filter, const TapBlocks& blocks, at::Sc
   const int64_t filters = filter.size(0), channels = filter.size(1);
   const auto memory = filter.options().dtype(dtype);
 #ifdef DDP_HAS_CUDA
-  if (runs_own_kernels(filter, dtype) && kernels_take(filter)) {
+  if (runs_own_kernels(filter, dtype) && kernels_support(filter)) {
     const c10::cuda::CUDAGuard device(filter.device());
     const auto dense = at::empty({blocks.outs * filters, blocks.ins * channels}, memory);
     C10_CUDA_CHECK(launch_spread_taps(filter_view(filter), blocks, dense.mutable_data_ptr(),
@@ -64,7 +64,7 @@ void fold_taps(const at::Tensor& dense, const TapBlocks& blocks, const at::Tenso
                double beta) {
   const int64_t filters = target.size(0), channels = target.size(1);
 #ifdef DDP_HAS_CUDA
-  if (dense.is_contiguous() && dense.scalar_type() != at::kDouble && kernels_take(target)) {
+  if (dense.is_contiguous() && dense.scalar_type() != at::kDouble && kernels_support(target)) {
     const c10::cuda::CUDAGuard device(target.device());
     C10_CUDA_CHECK(launch_fold_taps(filter_view(target), blocks, dense.const_data_ptr(),
                                     element_of(dense.scalar_type()), beta != 0, stream_of(dense)));

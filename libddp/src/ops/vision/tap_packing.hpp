@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts between a 3x3 filter and its dense matrix (tap_blocks.hpp): kernels on CUDA, else ATen.
+// Converts between a 3x3 filter and its dense matrix: kernels on CUDA, else ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include "ops/vision/tap_blocks.hpp"
-#ifdef DDP_HAS_CUDA
 #include "ops/vision/tap_kernels.hpp"
-#endif
 
 namespace ddp::ops::detail {
 

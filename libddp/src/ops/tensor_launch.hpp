@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers of the ops between tensors and kernels.
+// Checks that ops make before they use kernels, and the arguments of kernels from tensors.
 #pragma once
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -43,6 +44,15 @@ inline void check_same_device(const char* op, const at::Tensor& x, const char* n
                               const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device() == x.device(), op, ": ", name, " is on ", tensor.device(),
               ", its input on ", x.device(), "; move both to one device");
+}
+
+/// Call first in a backward whose results carry no graph. With create_graph, gradients through them
+/// would be silently lost.
+inline void check_differentiated_once(const char* op) {
+  TORCH_CHECK(
+      !c10::GradMode::is_enabled(), op,
+      ": its gradient cannot be differentiated again (create_graph=true); use PyTorch's ops "
+      "where a second derivative is needed (in a ResNet: fused_ops=false)");
 }
 
 /// Whether kernels may read `tensor` 16 bytes at a time. A view of a flat buffer may be unaligned.

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ops/choice_book.hpp"
-#include "ops/measured_choice.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::detail::ChoiceBook;
