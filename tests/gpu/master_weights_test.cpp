@@ -12,21 +12,9 @@
 
 using namespace optim_test;
 using ddp::OptimizerImplementation;
-using ddp::OptimizerOptions;
 using ddp::OptimizerType;
 
 namespace {
-
-OptimizerOptions rule_of(OptimizerType type, OptimizerImplementation implementation) {
-  OptimizerOptions options;
-  options.type = type;
-  options.momentum = type == OptimizerType::Lars ? 0.9 : 0.0;
-  options.weight_decay = type == OptimizerType::Sgd ? 0.0 : 0.01;
-  options.trust_coefficient = 0.125;
-  options.adapt_norm_and_bias = true;
-  options.implementation = implementation;
-  return options;
-}
 
 // The driver copies; LibTorch sees no write.
 void write_by_driver(const at::Tensor& parameter, const at::Tensor& values) {
@@ -41,7 +29,7 @@ TEST_CASE("Masters that nobody writes keep their low bits on the GPU", "[gpu]") 
   const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
-  MasterTwins twins(at::kCUDA, dtype, rule_of(OptimizerType::Sgd, implementation),
+  MasterTwins twins(at::kCUDA, dtype, twin_rule(OptimizerType::Sgd, implementation),
                     /*special=*/true);
   for (int64_t step = 0; step < 100; ++step) {
     twins.step(step);
@@ -55,7 +43,7 @@ TEST_CASE("A GPU update starts from what other code wrote into the parameter", "
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   const auto type =
       GENERATE(OptimizerType::Sgd, OptimizerType::AdamW, OptimizerType::Lars, OptimizerType::Lamb);
-  MasterTwins twins(at::kCUDA, dtype, rule_of(type, implementation), type == OptimizerType::Sgd);
+  MasterTwins twins(at::kCUDA, dtype, twin_rule(type, implementation), type == OptimizerType::Sgd);
   int64_t step = 0;
   for (const auto writer :
        {Writer::Copy, Writer::Data, Writer::RawMemory, Writer::NewMemory, Writer::SameMemory}) {
@@ -81,8 +69,8 @@ TEST_CASE("A captured step starts from what a kernel wrote between two replays",
   CAPTURE(type);
   const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
   // `captured.of_full` and `eager` are the eager twins.
-  MasterTwins captured(at::kCUDA, at::kBFloat16, rule_of(type, implementation));
-  MasterTwins eager(at::kCUDA, at::kBFloat16, rule_of(type, implementation));
+  MasterTwins captured(at::kCUDA, at::kBFloat16, twin_rule(type, implementation));
+  MasterTwins eager(at::kCUDA, at::kBFloat16, twin_rule(type, implementation));
   const at::Tensor lr =
       at::full({}, 0x1p-13, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA));
   captured.step(0, {.lr = lr});  // creates the state

@@ -51,6 +51,18 @@ inline void write(at::Tensor& parameter, const at::Tensor& values, Writer writer
   }
 }
 
+inline ddp::OptimizerOptions twin_rule(ddp::OptimizerType type,
+                                       ddp::OptimizerImplementation implementation) {
+  ddp::OptimizerOptions options;
+  options.type = type;
+  options.momentum = type == ddp::OptimizerType::Lars ? 0.9 : 0.0;
+  options.weight_decay = type == ddp::OptimizerType::Sgd ? 0.0 : 0.01;
+  options.trust_coefficient = 0.125;
+  options.adapt_norm_and_bias = true;
+  options.implementation = implementation;
+  return options;
+}
+
 struct MasterTwins {
   /// With `special` values some weights are infinite, NaN, -0, denormal or the largest number.
   MasterTwins(at::Device device, at::ScalarType dtype, const ddp::OptimizerOptions& options,

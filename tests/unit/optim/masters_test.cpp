@@ -8,29 +8,14 @@
 
 using namespace optim_test;
 using ddp::OptimizerImplementation;
-using ddp::OptimizerOptions;
 using ddp::OptimizerType;
-
-namespace {
-
-OptimizerOptions rule_of(OptimizerType type, OptimizerImplementation implementation) {
-  OptimizerOptions options;
-  options.type = type;
-  options.momentum = type == OptimizerType::Lars ? 0.9 : 0.0;
-  options.weight_decay = type == OptimizerType::Sgd ? 0.0 : 0.01;
-  options.trust_coefficient = 0.125;
-  options.adapt_norm_and_bias = true;
-  options.implementation = implementation;
-  return options;
-}
-
-}  // namespace
 
 TEST_CASE("Masters that nobody writes keep their low bits", "[optim]") {
   const auto dtype = GENERATE(at::kBFloat16, at::kHalf);
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
-  MasterTwins twins(at::kCPU, dtype, rule_of(OptimizerType::Sgd, implementation), /*special=*/true);
+  MasterTwins twins(at::kCPU, dtype, twin_rule(OptimizerType::Sgd, implementation),
+                    /*special=*/true);
   for (int64_t step = 0; step < 100; ++step) {
     twins.step(step);
     twins.check();
@@ -43,7 +28,7 @@ TEST_CASE("An update starts from what other code wrote into the parameter", "[op
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   const auto type =
       GENERATE(OptimizerType::Sgd, OptimizerType::AdamW, OptimizerType::Lars, OptimizerType::Lamb);
-  MasterTwins twins(at::kCPU, dtype, rule_of(type, implementation), type == OptimizerType::Sgd);
+  MasterTwins twins(at::kCPU, dtype, twin_rule(type, implementation), type == OptimizerType::Sgd);
   int64_t step = 0;
   for (const auto writer :
        {Writer::Copy, Writer::Data, Writer::RawMemory, Writer::NewMemory, Writer::SameMemory}) {
@@ -67,7 +52,7 @@ TEST_CASE("An update starts from what other code wrote into the parameter", "[op
 TEST_CASE("Loading an optimizer's state changes no parameter", "[optim]") {
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
-  MasterTwins twins(at::kCPU, at::kBFloat16, rule_of(OptimizerType::AdamW, implementation));
+  MasterTwins twins(at::kCPU, at::kBFloat16, twin_rule(OptimizerType::AdamW, implementation));
   for (int64_t step = 0; step < 4; ++step) {
     twins.step(step);
   }
@@ -87,7 +72,7 @@ TEST_CASE("A parameter with holes in memory follows what other code writes", "[o
   const at::Tensor storage = at::zeros({5, 8});
   ddp::NamedParameters sliced{{"w", storage.narrow(1, 0, 3).detach().requires_grad_()}};
   auto optimizer =
-      ddp::make_optimizer(sliced, rule_of(OptimizerType::Sgd, OptimizerImplementation::List));
+      ddp::make_optimizer(sliced, twin_rule(OptimizerType::Sgd, OptimizerImplementation::List));
   for (int64_t step = 0; step < 3; ++step) {
     set_gradients(sliced, step);
     optimizer->step(0.125);
