@@ -9,7 +9,6 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/files.hpp"
-#include "ddp/ops/overwritten.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "pretrained/stored_weights.hpp"
 #include "pretrained/weight_stream.hpp"
@@ -170,9 +169,6 @@ PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& pat
     error = read_failure(path);
   }
   agree(communicator, error, hash, path);
-  for (const auto& parameter : module.parameters()) {
-    ddp::ops::overwritten(parameter);
-  }
   PretrainedLoad result{.differences = std::move(match.differences)};
   for (const auto& [name, tensor] : match.weights) {
     result.num_bytes += static_cast<int64_t>(tensor->num_bytes);

@@ -13,7 +13,6 @@
 #include "ddp/core/files.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/state_dict.hpp"
-#include "ddp/ops/overwritten.hpp"
 #include "pretrained/adapter_config.hpp"
 #include "pretrained/json_file.hpp"
 #include "pretrained/new_folder.hpp"
@@ -164,8 +163,6 @@ void copy_in(const AdapterFiles& files, const Linears& linears) {
     if (linear->has_lora()) {
       linear->lora_a.copy_(files.tensors.at(key_of(name, kA)));
       linear->lora_b.copy_(files.tensors.at(key_of(name, kB)));
-      ddp::ops::overwritten(linear->lora_a);
-      ddp::ops::overwritten(linear->lora_b);
     }
   }
 }

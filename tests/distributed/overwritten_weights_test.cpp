@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that other code than their optimizer wrote: the float32 masters follow them.
+// Weights that other code than their optimizer wrote: the float32 masters follow them, and nobody
+// has to be told.
 #include "ddp/reduce/join.hpp"
 #include "ddp/train/weights.hpp"
 #include "distributed/zero_test_utils.hpp"
@@ -76,6 +77,68 @@ TEST_CASE("masters keep their bits where the weights that are loaded are theirs"
     join(trainer.model, [] {});
     require_same_state(masters_of(trainer), before);
   }
+}
+
+TEST_CASE("weights written between steps, past LibTorch, are what every optimizer goes on from") {
+  Trainer list(any_rule(0), {}, torch::kBFloat16);
+  Trainer flat(any_rule(1), {}, torch::kBFloat16);
+  Trainer sharded(any_rule(2), {}, torch::kBFloat16);
+  for (int step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    for (Trainer* trainer : {&list, &flat, &sharded}) {
+      trainer->train(step);
+      const torch::NoGradGuard no_grad;
+      auto& weight = trainer->module->weights[static_cast<size_t>(step)];
+      const auto memory = torch::from_blob(weight.data_ptr(), weight.sizes(), weight.strides(),
+                                           weight.options().requires_grad(false));
+      memory.mul_(torch::where(integers(weight.sizes().vec(), step) > 0, 2, 1));
+    }
+    if (step % 2 == 1) {  // a state saved before the next step has the new values, too
+      require_same_state(sharded.optimizer->state_dict(), flat.optimizer->state_dict());
+    }
+    REQUIRE(torch::equal(
+        flat.optimizer->state_dict().tensors.at("state.w0.master").to(torch::kBFloat16),
+        flat.module->weights[0].detach()));
+  }
+  for (Trainer* trainer : {&list, &flat, &sharded}) {
+    const StateDict written = copy_of(trainer->model.state_dict());
+    trainer->model.zero_grad();
+    trainer->backward(6);
+    trainer->optimizer->step(0.0);
+    require_same_state(trainer->model.state_dict(), written);
+  }
+  require_same_weights(sharded.module, flat.module);
+}
+
+TEST_CASE("ranks that trained apart have the same masters after sync_module_states") {
+  const int kind = GENERATE(0, 1);
+  const bool saves_first = GENERATE(false, true);
+  CAPTURE(kind, saves_first);
+  Trainer trainer(any_rule(kind), {}, torch::kBFloat16);
+  trainer.train(0);
+  {
+    const auto alone = trainer.model.no_sync();
+    trainer.model.zero_grad();
+    trainer.backward(1);
+    trainer.optimizer->step(0x1p-20);  // moves masters, but hardly a weight
+  }
+  trainer.model.sync_module_states();
+  if (!saves_first) {
+    trainer.model.zero_grad();
+    trainer.backward(2);
+    trainer.optimizer->step(0.0);
+  }
+  require_equal_on_all_ranks(masters_of(trainer));
+  // A state that is loaded after that keeps its bits.
+  StateDict loaded = copy_of(trainer.optimizer->state_dict());
+  for (auto& [key, tensor] : loaded.tensors) {
+    if (key.ends_with("master")) {
+      tensor.mul_(1 + 0x1p-20);
+    }
+  }
+  trainer.model.sync_module_states();
+  trainer.optimizer->load_state_dict(loaded);
+  require_same_state(trainer.optimizer->state_dict(), loaded);
 }
 
 TEST_CASE("after a join all ranks go on from the weights of the one that was active last") {

@@ -5,7 +5,6 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
-#include "ddp/ops/overwritten.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
@@ -368,7 +367,6 @@ TEST_CASE("A weight loaded while its module was elsewhere is what the next step 
       const at::NoGradGuard no_grad;
       leaf.fill_(3.0);
     }
-    ddp::ops::overwritten(leaf);
     leaf.set_data(leaf.detach().cuda());
     step(0.0);
     CHECK(at::equal(leaf.detach(), at::full_like(leaf, 3.0)));

@@ -1,29 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/grad_slot.hpp"
 
-#include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
-#include "ddp/ops/overwritten.hpp"
-#include "ops/overwritten_listener.hpp"
 #include "ops/streams/stream_order.hpp"
 
 namespace ddp::ops {
 namespace {
 
-// The tensor carries the pointer, so there is no registry or lookup, and models are independent.
-struct ParameterMeta final : c10::BackendMeta {
-  GradSlot* slot = nullptr;
-  const c10::TensorImpl* owner = nullptr;  // of the slot: a detach() shares this meta
-  std::function<void(bool)> overwritten;
-  const c10::TensorImpl* watched = nullptr;  // the tensor with the listener, not a detach() of it
+// Which slot a parameter has. A detach() or another view is another TensorImpl and has none. An
+// entry keeps its parameter alive, so its address cannot become another tensor's.
+class SlotRegistry {
+ public:
+  struct Entry {
+    at::Tensor parameter;
+    const void* data = nullptr;  // of the parameter
+    GradSlot* slot = nullptr;
+  };
+
+  void set(const at::Tensor& parameter, GradSlot* slot) {
+    const std::lock_guard lock(mutex_);
+    if (slot == nullptr) {
+      entries_.erase(key_of(parameter));
+    } else {
+      entries_[key_of(parameter)] = {parameter, parameter.const_data_ptr(), slot};
+    }
+  }
+
+  /// An entry without slot if there is none.
+  Entry find(const at::Tensor& parameter) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(key_of(parameter));
+    return found != entries_.end() ? found->second : Entry{};
+  }
+
+ private:
+  static const void* key_of(const at::Tensor& parameter) {
+    return parameter.unsafeGetTensorImpl();
+  }
+
+  mutable std::mutex mutex_;  // autograd's threads ask while other models are made
+  std::unordered_map<const void*, Entry> entries_;
 };
 
-ParameterMeta* find_meta(const at::Tensor& parameter) {
-  return dynamic_cast<ParameterMeta*>(parameter.unsafeGetTensorImpl()->get_backend_meta());
+// Never destroyed: a model may be static.
+SlotRegistry& registry() {
+  static auto& slots = *new SlotRegistry;
+  return slots;
 }
 
 // Whether the running backward, if any, accumulates into `parameter`. torch::autograd::grad()
@@ -37,54 +65,24 @@ bool is_accumulated(const at::Tensor& parameter) {
   return node != nodes->end() && node->second.needed_;
 }
 
-ParameterMeta& meta_of(const at::Tensor& parameter) {
-  ParameterMeta* meta = find_meta(parameter);
-  if (meta == nullptr) {
-    auto made = c10::make_intrusive<ParameterMeta>();
-    meta = made.get();
-    parameter.unsafeGetTensorImpl()->set_backend_meta(std::move(made));
-  }
-  return *meta;
-}
-
 }  // namespace
 
 void set_grad_slot(const at::Tensor& parameter, GradSlot* slot) {
-  ParameterMeta& meta = meta_of(parameter);
-  meta.slot = slot;
-  meta.owner = parameter.unsafeGetTensorImpl();
+  registry().set(parameter, slot);
 }
 
 GradSlot* find_grad_slot(const at::Tensor& parameter) {
-  const ParameterMeta* meta = find_meta(parameter);
-  return meta != nullptr && meta->owner == parameter.unsafeGetTensorImpl() &&
+  const auto entry = registry().find(parameter);
+  return entry.slot != nullptr && entry.data == parameter.const_data_ptr() &&
                  is_accumulated(parameter)
-             ? meta->slot
+             ? entry.slot
              : nullptr;
 }
 
-void on_overwritten(const at::Tensor& parameter, std::function<void(bool)> listener) {
-  auto* impl = parameter.unsafeGetTensorImpl();
-  if (const ParameterMeta* meta = find_meta(parameter);
-      meta != nullptr && meta->watched != nullptr && meta->watched != impl) {
-    // This meta belongs to another parameter and came with its memory (set_data of a detach()).
-    impl->set_backend_meta(c10::make_intrusive<ParameterMeta>());
-  }
-  ParameterMeta& meta = meta_of(parameter);
-  meta.overwritten = std::move(listener);
-  meta.watched = impl;
-}
-
-bool is_watched(const at::Tensor& parameter) {
-  const ParameterMeta* meta = find_meta(parameter);
-  return meta != nullptr && meta->watched == parameter.unsafeGetTensorImpl();
-}
-
-void overwritten(const at::Tensor& parameter, bool exactly) {
-  const ParameterMeta* meta = find_meta(parameter);
-  if (meta != nullptr && meta->overwritten) {
-    meta->overwritten(exactly);
-  }
+bool has_sharded_gradient(const at::Tensor& parameter) {
+  const GradSlot* slot = registry().find(parameter).slot;
+  const at::Tensor& grad = parameter.grad();
+  return slot != nullptr && slot->is_sharded && grad.defined() && grad.is_alias_of(slot->memory);
 }
 
 double begin_grad_write(const at::Tensor& parameter, GradSlot& slot) {

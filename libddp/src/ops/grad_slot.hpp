@@ -14,8 +14,8 @@
 
 namespace ddp::ops {
 
-/// One parameter's place in the gradient arena, owned by the gradient reducer and attached to the
-/// parameter tensor. Ops look up the slot with find_grad_slot.
+/// One parameter's place in the gradient arena, which owns it. A registry maps parameters to their
+/// slots: the arena registers its slots for as long as it lives, and ops ask find_grad_slot.
 struct GradSlot {
   at::Tensor memory;     ///< shaped and strided like the parameter, in the bucket's gradient dtype
   bool written = false;  ///< an op wrote `memory` in this backward (cleared when it ends)
@@ -23,14 +23,20 @@ struct GradSlot {
   /// the stream of the parameter's hook, so readers of `memory` before the end of backward must
   /// wait for it.
   std::optional<c10::Stream> stream = std::nullopt;
+  bool is_sharded = false;  ///< `memory` holds the mean in this rank's part only (ZeRO-1)
 };
 
-/// Attaches `slot` to `parameter`; nullptr detaches. The slot must outlive the attachment.
+/// Registers `slot` as the slot of `parameter`; nullptr removes the entry. The slot must outlive
+/// its entry. Thread-safe, as are the questions below.
 void set_grad_slot(const at::Tensor& parameter, GradSlot* slot);
 
-/// The slot of `parameter`. nullptr if no reducer owns the parameter or torch::autograd::grad()
-/// computes its gradient: the op then returns a gradient as usual.
+/// The slot of `parameter`. nullptr if no reducer owns the parameter, its memory was replaced
+/// (set_data), or torch::autograd::grad() computes its gradient: the op then returns a gradient as
+/// usual.
 GradSlot* find_grad_slot(const at::Tensor& parameter);
+
+/// Whether `.grad` lies in a sharded slot, so that no code may use it as the whole mean.
+bool has_sharded_gradient(const at::Tensor& parameter);
 
 /// Announces a write or addition to `slot->memory`. Returns the beta to use: 0 for an unwritten
 /// slot, 1 if the slot already holds a part of this step's gradient. The current stream waits for

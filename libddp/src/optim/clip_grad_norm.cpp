@@ -8,9 +8,9 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
+#include "ops/grad_slot.hpp"
 #include "optim/tensor_groups.hpp"
 #include "reduce/reducer.hpp"
-#include "reduce/sharded_gradient.hpp"
 
 namespace ddp {
 namespace {
@@ -82,7 +82,7 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
       throw SettingsError(concat("clip_grad_norm_: the gradient of ", parameter.name,
                                  " is sparse; use a dense layer"));
     }
-    if (detail::is_sharded_gradient(grad)) {
+    if (ops::has_sharded_gradient(parameter.tensor)) {
       throw SettingsError(concat(
           "clip_grad_norm_: with optimizer.zero1=true each rank has a part of the gradient of ",
           parameter.name, ": give clip_grad_norm_ the model, not a list of parameters"));

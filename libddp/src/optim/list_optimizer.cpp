@@ -8,8 +8,6 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/trace_scope.hpp"
-#include "ddp/ops/overwritten.hpp"
-#include "ops/overwritten_listener.hpp"
 #include "optim/capture.hpp"
 #include "optim/state_check.hpp"
 #include "optim/step_checks.hpp"
@@ -54,8 +52,8 @@ std::optional<at::Tensor> grad_scale_of(const StepScalars& scalars, at::Device d
 }  // namespace
 
 ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
-                             const OptimizerOptions& options)
-    : rule_(make_update_rule(options)) {
+                             const OptimizerOptions& options, SyncWatch syncs)
+    : rule_(make_update_rule(options)), syncs_(std::move(syncs)) {
   for (const ParameterSettings& settings : parameters) {
     add_member(settings);
   }
@@ -63,39 +61,20 @@ ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
     chunk.steps = at::zeros({static_cast<int64_t>(chunk.members.size())},
                             at::TensorOptions().dtype(at::kFloat).device(chunk.device));
     for (size_t i = 0; i < chunk.members.size(); ++i) {
-      ParameterState& member = chunk.members[i];
-      member.step = chunk.steps.select(0, static_cast<int64_t>(i));
-      listen_for_overwrites(member);  // both lists are final now
+      chunk.members[i].step = chunk.steps.select(0, static_cast<int64_t>(i));
     }
   }
 }
 
-// The listener moves with the leaf's memory.
-void ListOptimizer::listen_for_overwrites(ParameterState& member) {
-  member.memory = member.leaf.const_data_ptr();
-  if (member.needs_master) {
-    ops::on_overwritten(member.leaf, [&member, alive = std::weak_ptr(lifetime_)](bool exactly) {
-      if (!alive.expired()) {
-        sync_master_from_parameter(member, exactly);
+void ListOptimizer::restart_sent_masters() const {
+  if (syncs_.take()) {
+    refuse_to_make_while_capturing("masters equal to weights that another rank sent");
+    for (const Chunk& chunk : chunks_) {
+      for (const ParameterState& member : chunk.members) {
+        restart_master(member);
       }
-    });
+    }
   }
-}
-
-// A parameter may have other memory now (set_data, module->to), with or without other values.
-void ListOptimizer::update_moved_leaf(ParameterState& member) {
-  if (!has_moved(member)) {
-    return;
-  }
-  if (member.has_state && member.leaf.device() != member.updated.device()) {
-    refuse_replaced(member.name);
-  }
-  if (member.needs_master) {
-    refuse_to_make_while_capturing(concat("the master of ", member.name, " in other memory"));
-  }
-  ++num_changes_;
-  sync_master_from_parameter(member, /*exactly=*/false);
-  listen_for_overwrites(member);  // not where that threw
 }
 
 void ListOptimizer::add_member(const ParameterSettings& settings) {
@@ -146,6 +125,7 @@ void ListOptimizer::step(const StepScalars& scalars) {
     return;
   }
   const at::NoGradGuard no_grad;
+  restart_sent_masters();
   for (Chunk& chunk : chunks_) {
     step_chunk(chunk, scalars);
   }
@@ -158,7 +138,10 @@ void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
     if (!member.leaf.grad().defined()) {
       continue;
     }
-    update_moved_leaf(member);
+    if (member.has_state && member.leaf.device() != member.updated.device()) {
+      refuse_replaced(member.name);
+    }
+    update_master(member);
     const bool begins = !member.has_state;
     if (begins) {
       make_state(member);
@@ -239,6 +222,7 @@ void ListOptimizer::count_steps(Chunk& chunk, UpdateBatch& batch) const {
 StateDict ListOptimizer::state_dict() const {
   StateDict state;
   state.values["type"] = rule_->type();
+  restart_sent_masters();
   for (const Chunk& chunk : chunks_) {
     for (const ParameterState& member : chunk.members) {
       add_to(state, member, *rule_);
@@ -251,11 +235,11 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
+  restart_sent_masters();  // now; else the next step would overwrite the loaded masters
   // Copies of the members with their own state, unused until every key is checked.
   std::vector<ParameterState> loaded;
   for (Chunk& chunk : chunks_) {
     for (ParameterState& member : chunk.members) {
-      update_moved_leaf(member);  // now; else the next step would overwrite the loaded master
       ParameterState& copy = loaded.emplace_back(member);
       if (!copy.has_state) {
         make_state(copy);

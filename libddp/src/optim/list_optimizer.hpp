@@ -19,7 +19,8 @@ namespace ddp::detail {
 /// (group, device, dtype).
 class ListOptimizer final : public Optimizer {
  public:
-  ListOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
+  ListOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options,
+                SyncWatch syncs = {});
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
@@ -41,8 +42,7 @@ class ListOptimizer final : public Optimizer {
   };
 
   void add_member(const ParameterSettings& settings);
-  void listen_for_overwrites(ParameterState& member);
-  void update_moved_leaf(ParameterState& member);
+  void restart_sent_masters() const;
   void make_state(ParameterState& member) const;
   void step_chunk(Chunk& chunk, const StepScalars& scalars);
   void update(Chunk& chunk, const std::vector<ParameterState*>& active, bool first,
@@ -52,7 +52,7 @@ class ListOptimizer final : public Optimizer {
   std::unique_ptr<UpdateRule> rule_;
   NamedParameters parameters_;
   std::vector<Chunk> chunks_;
-  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
+  mutable SyncWatch syncs_;
 };
 
 }  // namespace ddp::detail

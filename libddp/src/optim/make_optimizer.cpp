@@ -6,6 +6,7 @@
 #include "optim/flat/optimizer.hpp"
 #include "optim/list_optimizer.hpp"
 #include "optim/zero/optimizer.hpp"
+#include "reduce/reducer.hpp"
 
 namespace ddp {
 namespace {
@@ -14,7 +15,8 @@ using SettingsList = std::vector<detail::ParameterSettings>;
 
 // nullptr if the list implementation is used.
 std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
-                                                 const OptimizerOptions& options) {
+                                                 const OptimizerOptions& options,
+                                                 const detail::SyncWatch& syncs) {
   if (options.implementation == OptimizerImplementation::List) {
     return nullptr;
   }
@@ -25,8 +27,9 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
   }
   const bool wanted = options.implementation == OptimizerImplementation::Flat ||
                       (!settings.empty() && settings.front().parameter.tensor.is_cuda());
-  return wanted && reason.empty() ? std::make_unique<detail::FlatOptimizer>(settings, options)
-                                  : nullptr;
+  return wanted && reason.empty()
+             ? std::make_unique<detail::FlatOptimizer>(settings, options, syncs)
+             : nullptr;
 }
 
 [[noreturn]] void refuse_zero(const std::string& reason) {
@@ -41,28 +44,33 @@ std::unique_ptr<Optimizer> make_zero(DataParallelModel& model, const OptimizerOp
   return std::make_unique<detail::ZeroOptimizer>(model, settings, options);
 }
 
+std::unique_ptr<Optimizer> make_flat_or_list(const NamedParameters& parameters,
+                                             const OptimizerOptions& options,
+                                             const detail::SyncWatch& syncs) {
+  const SettingsList settings = detail::settings_of_parameters(parameters, options);
+  if (auto flat = make_flat(settings, options, syncs)) {
+    return flat;
+  }
+  return std::make_unique<detail::ListOptimizer>(settings, options, syncs);
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
                                           const OptimizerOptions& options) {
   options.taken.set();
-  const SettingsList settings = detail::settings_of_parameters(parameters, options);
   if (options.zero1) {
     refuse_zero("the optimizer was given parameters, not a DistributedDataParallel");
   }
-  if (auto flat = make_flat(settings, options)) {
-    return flat;
-  }
-  return std::make_unique<detail::ListOptimizer>(settings, options);
+  return make_flat_or_list(parameters, options, {});
 }
 
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
                                           const OptimizerOptions& options) {
-  if (!options.zero1) {
-    return make_optimizer(model.named_parameters(), options);
-  }
   options.taken.set();
-  return make_zero(model, options);
+  return options.zero1 ? make_zero(model, options)
+                       : make_flat_or_list(model.named_parameters(), options,
+                                           detail::SyncWatch(model.reducer().exact_syncs()));
 }
 
 }  // namespace ddp

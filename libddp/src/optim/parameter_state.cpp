@@ -4,9 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/overwritten.hpp"
-#include "ops/overwritten_listener.hpp"
-#include "reduce/sharded_gradient.hpp"
+#include "ops/grad_slot.hpp"
 
 namespace ddp::detail {
 
@@ -29,9 +27,7 @@ std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
 
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule) {
   if (parameter.has_state) {
-    if (has_moved(parameter)) {
-      sync_master_from_parameter(parameter, /*exactly=*/false);
-    }
+    update_master(parameter);
     state.tensors.merge(tensors_of(parameter, rule));
   }
 }
@@ -42,7 +38,7 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
     throw SettingsError(concat("optimizer: the gradient of ", name,
                                " is sparse; use a dense layer or torch::optim"));
   }
-  if (is_sharded_gradient(grad)) {
+  if (ops::has_sharded_gradient(leaf)) {
     throw SettingsError(concat("optimizer: of the gradient of ", name,
                                " each rank has a part only, for the model has an optimizer with "
                                "optimizer.zero1=true: step that one, or set it to false"));
@@ -50,21 +46,34 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
   return grad;
 }
 
-void sync_master_from_parameter(const ParameterState& parameter, bool exactly) {
+void update_master(const ParameterState& parameter) {
   if (!parameter.needs_master || !parameter.has_state) {
     return;  // a master is first made from the leaf
   }
   const at::NoGradGuard no_grad;
   const at::Tensor& master = parameter.updated;
   const at::Tensor leaf = parameter.leaf.detach();
-  const at::Tensor rounded = leaf.to(master.scalar_type());
-  master.copy_(exactly ? rounded
-                       : at::where(master.to(leaf.scalar_type()).eq(leaf), master, rounded));
+  master.copy_(
+      at::where(master.to(leaf.scalar_type()).eq(leaf), master, leaf.to(master.scalar_type())));
 }
 
-bool has_moved(const ParameterState& parameter) {
-  return parameter.leaf.const_data_ptr() != parameter.memory ||
-         (parameter.needs_master && !ops::is_watched(parameter.leaf));
+void restart_master(const ParameterState& parameter) {
+  if (parameter.needs_master && parameter.has_state) {
+    const at::NoGradGuard no_grad;
+    parameter.updated.copy_(parameter.leaf);
+  }
+}
+
+ParameterMemory memory_of(const at::Tensor& parameter) {
+  return {parameter.const_data_ptr(),
+          at::empty_strided(parameter.sizes(), parameter.strides(),
+                            at::TensorOptions(at::kMeta).dtype(parameter.scalar_type()))};
+}
+
+bool is_in(const at::Tensor& parameter, const ParameterMemory& memory) {
+  return parameter.const_data_ptr() == memory.data &&
+         parameter.scalar_type() == memory.layout.scalar_type() &&
+         same_memory_layout(parameter, memory.layout);
 }
 
 void refuse_replaced(const std::string& name) {
@@ -75,6 +84,9 @@ void refuse_replaced(const std::string& name) {
 }
 
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) {
+    return false;
+  }
   for (int64_t dim = 0; dim < a.dim(); ++dim) {
     if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) {
       return false;

@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
@@ -16,7 +18,6 @@ namespace ddp::detail {
 struct ParameterState {
   std::string name;
   at::Tensor leaf;
-  const void* memory = nullptr;   // of the leaf at the last check
   at::Tensor updated;             // tensor that the rule updates: the leaf or its master
   std::vector<at::Tensor> slots;  // in the rule's order
   at::Tensor step;                // 0-dim, updates made
@@ -28,23 +29,48 @@ struct ParameterState {
 std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
                                              const UpdateRule& rule);
 
-/// Adds the tensors of a parameter with state. If the leaf moved, first updates its master.
+/// Adds the tensors of a parameter with state. First updates its master.
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);
 
 /// The gradient of a parameter, possibly undefined. Throws SettingsError if it is sparse or sharded
 /// over the ranks.
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);
 
-/// Updates a master from its overwritten leaf (ops::overwritten).
-void sync_master_from_parameter(const ParameterState& parameter, bool exactly);
+/// Other code may write a leaf at any time. Its master then restarts from the leaf, element by
+/// element where it does not round to the leaf; elsewhere it keeps its low bits. Flat updates do
+/// the same in their own pass (flat_master).
+void update_master(const ParameterState& parameter);
 
-/// Whether the leaf has other memory than at the last check.
-bool has_moved(const ParameterState& parameter);
+/// Sets a master to its leaf. Ranks that trained apart may have different masters even where these
+/// round to the same leaf.
+void restart_master(const ParameterState& parameter);
+
+/// Notices that all ranks got one rank's weights (Reducer::exact_syncs).
+class SyncWatch {
+ public:
+  SyncWatch() = default;  ///< without a model: notices nothing
+  explicit SyncWatch(std::shared_ptr<const int64_t> count)
+      : count_(std::move(count)), seen_(*count_) {}
+  /// Whether weights were sent since the last call.
+  bool take() { return count_ != nullptr && std::exchange(seen_, *count_) != *count_; }
+
+ private:
+  std::shared_ptr<const int64_t> count_;
+  int64_t seen_ = 0;
+};
+
+/// The memory of a parameter. set_data and module->to may replace it between two steps.
+struct ParameterMemory {
+  const void* data = nullptr;
+  at::Tensor layout;  ///< sizes, strides and dtype, without memory
+};
+ParameterMemory memory_of(const at::Tensor& parameter);
+bool is_in(const at::Tensor& parameter, const ParameterMemory& memory);
 
 /// Throws SettingsError: a parameter's dtype, device or layout differs from its state's.
 [[noreturn]] void refuse_replaced(const std::string& name);
 
-/// Equal up to the strides of dimensions of size 1, which do not affect memory.
+/// Equal sizes, and equal strides except of dimensions of size 1, which do not affect memory.
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace ddp::detail

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "ddp/core/state_dict.hpp"
-#include "ddp/ops/overwritten.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
 #include "reduce/join_scope.hpp"
@@ -149,8 +148,8 @@ void DataParallelModel::sync_module_states(int root, bool exactly) {
   const auto buffers = tensors_only(named_buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   detail::broadcast_coalesced(*communicator_, tensors, root);
-  for (const auto& entry : tensors_.parameters) {
-    ops::overwritten(entry.tensor, exactly);
+  if (exactly && reducer_) {  // before there is a reducer there is no optimizer
+    ++*reducer_->exact_syncs();
   }
 }
 

@@ -11,7 +11,6 @@
 #include "ddp/core/error.hpp"
 #include "ops/autocast_off.hpp"
 #include "reduce/bucket_limits.hpp"
-#include "reduce/sharded_gradient.hpp"
 #include "reduce/time_mark.hpp"
 
 namespace ddp::detail {
@@ -81,6 +80,10 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
 
 GradientArena::~GradientArena() {
   for (const auto& entry : parameters_) {
+    // Without its slot this rank's part would pass for the whole mean.
+    if (ops::has_sharded_gradient(entry.tensor)) {
+      entry.tensor.mutable_grad() = at::Tensor();
+    }
     ops::set_grad_slot(entry.tensor, nullptr);
   }
 }
@@ -119,10 +122,8 @@ void GradientArena::cut(BucketLayout layout) {
       const auto parameter = static_cast<size_t>(bucket.parameters[i]);
       const at::Tensor& tensor = parameters_[parameter].tensor;
       auto& slot = gradients_[parameter].slot;
-      slot = {.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i])};
-      if (is_sharded_) {
-        mark_sharded_gradient(slot.memory);
-      }
+      slot = {.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]),
+              .is_sharded = is_sharded_};
       ops::set_grad_slot(tensor, &slot);
       view.gradients.push_back(slot.memory);
       view.parameters.push_back(tensor);
@@ -302,6 +303,7 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
     const at::Tensor memory = gradient.slot.memory;  // the layout may have changed
     gradient = {.slot = kept.slot, .reduced = kept.reduced, .set_aside = kept.set_aside};
     gradient.slot.memory = memory;
+    gradient.slot.is_sharded = is_sharded_;
     if (kept.slot_values.defined()) {
       memory.copy_(kept.slot_values);
     }

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/overwritten.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -108,7 +107,6 @@ void ModelState::load(const StateDict& state) {
     const auto own =
         is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
     tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
-    ops::overwritten(tensor);
   }
 }
 

@@ -66,6 +66,9 @@ class Reducer {
   /// Called after the buckets were laid out again.
   void add_layout_listener(std::function<void()> listener);
 
+  /// The number of DataParallelModel::sync_module_states(exactly=true) so far. Optimizers compare.
+  const std::shared_ptr<int64_t>& exact_syncs() const { return exact_syncs_; }
+
   detail::GradientArena& gradients() { return parts_.gradients; }
   const detail::GradientArena& gradients() const { return parts_.gradients; }
   detail::WeightedMean& mean() { return parts_.mean; }
@@ -116,6 +119,7 @@ class Reducer {
   std::vector<int64_t> initial_bucket_bytes_;
   bool has_compared_hooks_ = false;
   std::vector<std::function<void()>> layout_listeners_;
+  const std::shared_ptr<int64_t> exact_syncs_ = std::make_shared<int64_t>(0);
 };
 
 }  // namespace ddp

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/overwritten.hpp"
 
 namespace ddp {
 namespace {
@@ -87,11 +86,6 @@ WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tenso
     if (const auto found = tensors.find(name); found != tensors.end()) {
       // The tensor is detached, but shares memory with the parameter.
       tensor.copy_(found->second);
-    }
-  }
-  for (const auto& item : module.named_parameters()) {
-    if (tensors.count(item.key()) != 0) {
-      ops::overwritten(item.value());
     }
   }
   return differences;

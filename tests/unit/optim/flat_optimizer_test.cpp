@@ -3,7 +3,6 @@
 // optimizer_test, _golden_test and _state_test run it too.
 #include <torch/torch.h>
 
-#include "ddp/ops/overwritten.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
@@ -128,8 +127,7 @@ TEST_CASE("A flat step leaves gradients alone and follows parameters that move",
                  "large.bias was replaced after the optimizer was made"));
 }
 
-TEST_CASE("A master follows values that came with other memory, and those loaded there",
-          "[optim]") {
+TEST_CASE("A master follows values that came with other memory", "[optim]") {
   const auto implementation =
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   NamedParameters parameters = mixed_parameters();
@@ -166,18 +164,35 @@ TEST_CASE("A master follows values that came with other memory, and those loaded
   optimizer->step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 6.0)));
   half.set_data(half.detach().clone());
-  optimizer->load_state_dict(saved);  // loaded state wins, as in unmoved memory
+  optimizer->load_state_dict(saved);  // with masters of 4
   half.mutable_grad() = at::ones_like(half.detach());
   optimizer->step(0.0);
-  CHECK(at::equal(half.detach(), at::full_like(half.detach(), 4.0)));
+  CHECK(at::equal(half.detach(), at::full_like(half.detach(), 6.0)));
   {
     const at::NoGradGuard no_grad;
     half.fill_(5.0);
   }
-  ddp::ops::overwritten(half);  // listeners are notified again
   half.mutable_grad() = at::ones_like(half.detach());
   optimizer->step(0.0);
   CHECK(at::equal(half.detach(), at::full_like(half.detach(), 5.0)));
+}
+
+TEST_CASE("The same memory in another dtype is followed, in another layout refused", "[optim]") {
+  NamedParameters parameters = {{"w", at::ones({4, 6}, at::kBFloat16).requires_grad_()}};
+  auto& leaf = parameters[0].tensor;
+  auto optimizer =
+      ddp::make_optimizer(parameters, {.implementation = OptimizerImplementation::Flat});
+  const auto step = [&] {
+    leaf.mutable_grad() = at::ones_like(leaf.detach());
+    optimizer->step(0.125);
+  };
+  step();
+  leaf.detach().fill_(1.0);
+  leaf.set_data(leaf.detach().view(at::kHalf));  // 1.0 in bfloat16 has the bits of 1.875
+  step();
+  CHECK(at::equal(leaf.detach(), at::full({4, 6}, 1.75, at::kHalf)));
+  leaf.set_data(leaf.detach().view({6, 4}));
+  CHECK(contains(message_of<ddp::SettingsError>(step), "parameter w was replaced"));
 }
 
 TEST_CASE("A parameter converted between make_optimizer and the first step is told", "[optim]") {

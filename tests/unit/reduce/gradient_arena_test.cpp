@@ -4,10 +4,13 @@
 #include <ATen/ATen.h>
 
 #include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "ddp/core/error.hpp"
 #include "fake_communicator.hpp"
-#include "reduce/sharded_gradient.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 
@@ -66,6 +69,51 @@ TEST_CASE("ops find a slot only as long as its arena lives") {
     CHECK(ddp::ops::find_grad_slot(weight) == &arena.slot(0));
   }
   CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
+}
+
+TEST_CASE("ops find a slot by its parameter, in the memory that it had") {
+  static ddp::ops::GradSlot slot{at::zeros({3})};  // its entry stays
+  auto weight = at::zeros({3}).requires_grad_();
+  const auto* const address = weight.unsafeGetTensorImpl();
+  ddp::ops::set_grad_slot(weight, &slot);
+  CHECK(ddp::ops::find_grad_slot(weight) == &slot);
+  CHECK(ddp::ops::find_grad_slot(weight.detach()) == nullptr);
+  CHECK(ddp::ops::find_grad_slot(weight.view({3})) == nullptr);
+  const auto memory = weight.detach();
+  weight.set_data(at::zeros({3}));
+  CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
+  weight.set_data(memory);
+  CHECK(ddp::ops::find_grad_slot(weight) == &slot);
+  // The entry keeps the parameter, so no new tensor gets its address and with it the slot.
+  weight = at::Tensor();
+  for (int i = 0; i < 100; ++i) {
+    weight = at::zeros({3}).requires_grad_();
+    REQUIRE(weight.unsafeGetTensorImpl() != address);
+    REQUIRE(ddp::ops::find_grad_slot(weight) == nullptr);
+  }
+}
+
+TEST_CASE("threads ask for slots while other models come and go") {
+  const auto weight = at::zeros({3}).requires_grad_();
+  const GradientArena arena({{"weight", weight}}, ddp::make_single_communicator(at::kCPU), {});
+  std::vector<std::thread> others;
+  for (int t = 0; t < 3; ++t) {
+    others.emplace_back([] {
+      for (int i = 0; i < 200; ++i) {
+        const auto own = at::zeros({3}).requires_grad_();
+        ddp::ops::GradSlot slot{at::zeros({3})};
+        ddp::ops::set_grad_slot(own, &slot);
+        DDP_CHECK(ddp::ops::find_grad_slot(own) == &slot);
+        ddp::ops::set_grad_slot(own, nullptr);
+      }
+    });
+  }
+  for (int i = 0; i < 1000; ++i) {
+    REQUIRE(ddp::ops::find_grad_slot(weight) == &arena.slot(0));
+  }
+  for (auto& thread : others) {
+    thread.join();
+  }
 }
 
 TEST_CASE("a parameter on another device is named") {
@@ -278,15 +326,27 @@ TEST_CASE("dropped means are not added") {
 
 TEST_CASE("a sharded arena reduces this rank's half of each bucket") {
   const auto communicator = std::make_shared<testing::FakeCommunicator>();
-  GradientArena arena(parameters_a_and_b(), communicator, {});
+  const auto parameters = parameters_a_and_b();
+  const auto& [name, tensor] = parameters[0];
+  std::optional<GradientArena> of_two(std::in_place, parameters, communicator, ddp::DdpOptions{});
+  GradientArena& arena = *of_two;
+  arena.publish({});
   CHECK(arena.bucket_shard(0).is_same(arena.buckets()[0].shard));
   CHECK(arena.bucket_shard(0).numel() == arena.bucket_buffer(0).numel());
-  CHECK_FALSE(ddp::detail::is_sharded_gradient(arena.slot(0).memory));
+  CHECK_FALSE(ddp::ops::has_sharded_gradient(tensor));
   arena.shard();
   CHECK(arena.is_sharded());
   CHECK(arena.bucket_shard(0).numel() * 2 == arena.bucket_buffer(0).numel());
   CHECK(arena.bucket_shard(0).data_ptr() == arena.bucket_buffer(0).data_ptr());  // rank 0
-  CHECK(ddp::detail::is_sharded_gradient(arena.slot(0).memory));
+  CHECK(ddp::ops::has_sharded_gradient(tensor));
+  arena.restore(arena.save(/*copies=*/true));
+  CHECK(ddp::ops::has_sharded_gradient(tensor));
+  CHECK_FALSE(ddp::ops::has_sharded_gradient(tensor.detach()));
+  parameters[1].tensor.mutable_grad() = at::ones_like(parameters[1].tensor.detach());
+  CHECK_FALSE(ddp::ops::has_sharded_gradient(parameters[1].tensor));
+  of_two.reset();  // no code could tell any more that this is a part
+  CHECK_FALSE(tensor.grad().defined());
+  CHECK(parameters[1].tensor.grad().defined());
 }
 
 TEST_CASE("a sharded mean refuses what would be added to it") {

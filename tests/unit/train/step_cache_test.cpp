@@ -6,6 +6,7 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/reduce/join.hpp"
 #include "support/catch.hpp"
 #include "train/graph/step_cache.hpp"
 
@@ -156,11 +157,14 @@ TEST_CASE("graphs become stale when what they have baked in changes") {
   CHECK(is_stale_after([&] { weight.set_data(weight.detach().clone()); }));
   CHECK(is_stale_after([&] { weight.set_requires_grad(false); }));
   CHECK(is_stale_after([&] { weight.set_data(weight.detach().clone()); }));  // frozen
+  CHECK(is_stale_after([&] { trained.model.sync_module_states(); }));
+  CHECK_FALSE(is_stale_after([&] { join(trained.model, [] {}); }));
   CHECK(is_stale_after([&] { trained.scaler.set_growth_factor(4.0); }));
   CHECK(is_stale_after([&] { trained.scaler.set_backoff_factor(0.25); }));
   CHECK(is_stale_after([&] { trained.scaler.set_growth_interval(7); }));
   CHECK(
       is_stale_after([&] { trained.optimizer->load_state_dict(trained.optimizer->state_dict()); }));
+  CHECK(is_stale_after([&] { weight.set_data(weight.detach().view(torch::kBFloat16)); }));
 }
 
 TEST_CASE("changed parts drop the graphs of all kinds, and their number is counted") {

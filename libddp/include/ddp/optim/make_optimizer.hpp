@@ -97,10 +97,11 @@ concept HasNamedParameters = requires(const Model& model) {
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
 /// gradient arrives. The rule runs on the master in float32, and the result is rounded into the
-/// parameter. After other code wrote the parameter, ops::overwritten() updates the master. The next
-/// step detects new parameter memory (set_data, module->to and back) and updates the master. State
-/// is saved as `state.<parameter name>.<slot>` with PyTorch's slots (momentum_buffer; exp_avg,
-/// exp_avg_sq, max_exp_avg_sq, step) and `master`.
+/// parameter. Other code may write the parameter or replace its memory (set_data, module->to and
+/// back) at any time, also between replays of a captured step: where the master does not round to
+/// the parameter, the next update starts from the parameter. Loading state changes no parameter,
+/// so load the model's state too. State is saved as `state.<parameter name>.<slot>` with PyTorch's
+/// slots (momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq, step) and `master`.
 ///
 /// SGD with dampening reads found_inf on the host until one step was not skipped, because its first
 /// step runs without dampening.
@@ -119,7 +120,8 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
 /// summed. With zero1:
 /// - After a backward, `.grad` holds the mean in this rank's part only. Clip with
 ///   clip_grad_norm_(model, …) or GradScaler::clip_and_step, not with a list of parameters.
-/// - After step() every `.grad` is undefined, as after zero_grad().
+/// - After step() every `.grad` is undefined, as after zero_grad(). So is a part of the mean once
+///   the model is gone.
 /// - step(), scan_gradients() and state_dict() are collective. state_dict() is complete, on the
 ///   host, under parameter names: any world size loads it, with zero1 or without.
 /// Throws SettingsError for LARS and LAMB, SGD with dampening, implementation=list, models that the

@@ -145,9 +145,10 @@ class DataParallelModel : public Stateful {
   /// Sends rank `root`'s buffers now. Collective.
   void sync_buffers(int root = 0);
 
-  /// Sends rank `root`'s parameters and buffers to all ranks. Optimizers' float32 masters of half
-  /// parameters are set to these values. With exactly=false a master that already rounds to its
-  /// parameter keeps its bits. Collective.
+  /// Sends rank `root`'s parameters and buffers to all ranks. An optimizer made of this model then
+  /// restarts its float32 masters from these values. With exactly=false a master that already
+  /// rounds to its parameter keeps its bits, which may differ between ranks that trained apart.
+  /// Collective.
   void sync_module_states(int root = 0, bool exactly = true);
 
   /// Milliseconds the compute stream (CPU: the thread) waited for reductions in the last finished

@@ -74,6 +74,7 @@ struct Elements {
   float4 gradient[kFlatVectors];
   float4 weight[kFlatVectors];
   float4 slots[kFlatVectors][kFlatMaxSlots];
+  uint2 leaf[kFlatVectors];
 
   __device__ __forceinline__ void read(const FlatChunk& chunk, const FlatSegment& segment,
                                        const void* data, FlatDtype dtype, bool aligned) {
@@ -92,7 +93,17 @@ struct Elements {
           slots[v][slot] =
               read_float4(segment.slots[slot], place.whole, place.index, segment.numel);
         }
+        if (segment.leaf != nullptr) {
+          leaf[v] = read_half4(segment.leaf, place.whole, place.index, segment.numel);
+        }
       }
+    }
+  }
+
+  /// Call after read(): a comparison between its loads would wait for each.
+  __device__ __forceinline__ void follow_leaf(int v, const FlatSegment& segment) {
+    if (segment.leaf != nullptr) {
+      weight[v] = master_of(segment.leaf_dtype, weight[v], leaf[v]);
     }
   }
 };
@@ -117,6 +128,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   for (int v = 0; v < kFlatVectors; ++v) {
     const Place place = place_of(chunk, v, segment, aligned);
     if (place.inside) {
+      own.follow_leaf(v, segment);
       for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
         Rule::apply(step.rule, factors, (&own.gradient[v].x)[k], (&own.weight[v].x)[k], slots);
       });
@@ -152,6 +164,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   for (int v = 0; v < kFlatVectors; ++v) {
     const Place place = place_of(chunk, v, segment, aligned);
     if (place.inside) {
+      own.follow_leaf(v, segment);
       for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
         const double weight = (&own.weight[v].x)[k];
         const double update = Rule::measure(step.rule, factors, (&own.gradient[v].x)[k],

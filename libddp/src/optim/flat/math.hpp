@@ -27,7 +27,7 @@ constexpr int kFlatMaxSlots = 3;
 
 /// One parameter. All its tensors have the same memory order, for any strides.
 struct FlatSegment {
-  float* weight = nullptr;  ///< the float32 leaf itself, or the master of a half leaf
+  float* weight = nullptr;  ///< the float32 leaf itself, or the master of a half leaf (flat_master)
   float* slots[kFlatMaxSlots] = {};
   void* leaf = nullptr;  ///< a half leaf, which gets the rounded weight; nullptr for float32 leaves
   int64_t numel = 0;
@@ -60,6 +60,12 @@ struct FlatGradients {
   FlatDtype dtype[kFlatMaxGradients] = {};
   bool aligned[kFlatMaxGradients] = {};
 };
+
+/// What an update starts from: the master while it rounds to the leaf, else the leaf, which other
+/// code wrote. `rounded` is the master in the leaf's dtype. A NaN is the leaf's.
+DDP_HOST_DEVICE_INLINE float flat_master(float master, float rounded, float leaf) {
+  return rounded == leaf ? master : leaf;
+}
 
 enum class FlatRuleType : uint8_t { Sgd, Adam, Lars, Lamb };
 

@@ -6,8 +6,6 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/trace_scope.hpp"
-#include "ddp/ops/overwritten.hpp"
-#include "ops/overwritten_listener.hpp"
 #include "optim/capture.hpp"
 #include "optim/flat/layout.hpp"
 #include "optim/flat/passes.hpp"
@@ -72,10 +70,11 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 }
 
 FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
-                             const OptimizerOptions& options)
+                             const OptimizerOptions& options, SyncWatch syncs)
     : rule_(make_update_rule(options)),
       flat_rule_(flat_rule_of(options, *rule_)),
       settings_(parameters),
+      syncs_(std::move(syncs)),
       device_(parameters.front().parameter.tensor.device()) {
   for (const ParameterSettings& settings : settings_) {
     parameters_.push_back(settings.parameter);
@@ -83,20 +82,6 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
     state.name = settings.parameter.name;
     state.leaf = settings.parameter.tensor;
     state.needs_master = is_half(state.leaf.scalar_type());
-    listen_for_overwrites(states_.size() - 1);
-  }
-}
-
-// The listener moves with the leaf's memory.
-void FlatOptimizer::listen_for_overwrites(size_t index) {
-  ParameterState& state = states_[index];
-  state.memory = state.leaf.const_data_ptr();
-  if (state.needs_master) {
-    ops::on_overwritten(state.leaf, [this, index, alive = std::weak_ptr(lifetime_)](bool exactly) {
-      if (!alive.expired()) {
-        sync_master_from_parameter(states_[index], exactly);
-      }
-    });
   }
 }
 
@@ -119,7 +104,6 @@ void FlatOptimizer::make_storage() {
   refuse_to_make_while_capturing("the optimizer's state");
   for (size_t i = 0; i < states_.size(); ++i) {
     check_leaf(states_[i]);
-    listen_for_overwrites(i);
   }
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device_);
   std::vector<int64_t> offsets(states_.size());
@@ -182,8 +166,10 @@ void FlatOptimizer::make_chunks() {
 void FlatOptimizer::make_tables() {
   refuse_to_make_while_capturing("the optimizer's table of parameters");
   std::vector<FlatSegment> segments;
+  memories_.clear();
   for (size_t i = 0; i < states_.size(); ++i) {
     segments.push_back(segment_of(i));
+    memories_.push_back(memory_of(states_[i].leaf));
   }
   segments_ = to_device(segments, device_);
 }
@@ -209,24 +195,27 @@ FlatSegment FlatOptimizer::segment_of(size_t index) const {
   return segment;
 }
 
-// A parameter may have other memory now (set_data, module->to), with or without other values.
-// Updates the table and the master.
+// A parameter may have other memory now (set_data, module->to).
 void FlatOptimizer::update_moved_leaves() {
-  std::vector<size_t> moved;
+  bool any = false;
   for (size_t i = 0; i < states_.size(); ++i) {
-    if (has_moved(states_[i])) {
+    if (!is_in(states_[i].leaf, memories_[i])) {
       check_leaf(states_[i]);
-      moved.push_back(i);
+      any = true;
     }
   }
-  if (moved.empty()) {
-    return;
+  if (any) {
+    make_tables();
+    ++num_changes_;  // graphs hold the tables before
   }
-  make_tables();
-  ++num_changes_;  // graphs hold the tables before
-  for (const size_t i : moved) {
-    sync_master_from_parameter(states_[i], /*exactly=*/false);
-    listen_for_overwrites(i);  // not where that threw
+}
+
+void FlatOptimizer::restart_sent_masters() const {
+  if (syncs_.take()) {
+    refuse_to_make_while_capturing("masters equal to weights that another rank sent");
+    for (const ParameterState& state : states_) {
+      restart_master(state);
+    }
   }
 }
 
@@ -325,6 +314,7 @@ void FlatOptimizer::prepare_storage() {
   } else {
     update_moved_leaves();
   }
+  restart_sent_masters();
 }
 
 GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
@@ -357,6 +347,7 @@ GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
 StateDict FlatOptimizer::state_dict() const {
   StateDict state;
   state.values["type"] = rule_->type();
+  restart_sent_masters();
   for (const ParameterState& parameter : states_) {
     add_to(state, parameter, *rule_);
   }
@@ -367,7 +358,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
-  prepare_storage();  // follows moved leaves first: later, that would overwrite the loaded state
+  prepare_storage();
   std::vector<bool> has_state;
   for (const ParameterState& parameter : states_) {
     has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));

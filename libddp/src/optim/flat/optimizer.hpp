@@ -29,7 +29,8 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 /// Results and state equal ListOptimizer's: each loads the other's state.
 class FlatOptimizer final : public Optimizer {
  public:
-  FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options);
+  FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options,
+                SyncWatch syncs = {});
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
@@ -49,7 +50,7 @@ class FlatOptimizer final : public Optimizer {
   void make_tables();
   FlatSegment segment_of(size_t index) const;
   void make_chunks();
-  void listen_for_overwrites(size_t index);
+  void restart_sent_masters() const;
   void update_moved_leaves();
   void check_leaf(const ParameterState& state) const;
   void init_states();
@@ -64,6 +65,8 @@ class FlatOptimizer final : public Optimizer {
   NamedParameters parameters_;
   std::vector<ParameterSettings> settings_;
   std::vector<ParameterState> states_;
+  std::vector<ParameterMemory> memories_;  // of the leaves, as the tables have them
+  mutable SyncWatch syncs_;
   at::Device device_;
 
   std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one block each
@@ -76,8 +79,6 @@ class FlatOptimizer final : public Optimizer {
   int64_t num_chunks_ = 0;
   std::vector<int32_t> first_chunks_;     // [parameters]
   std::vector<FlatGradients> gradients_;  // of this step
-
-  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 
   std::vector<at::Tensor> kept_;  // tensors of a step that its kernels still read
 };

@@ -37,12 +37,24 @@ void write(void* data, FlatDtype dtype, int64_t i, float value) {
   }
 }
 
+float round_to(FlatDtype dtype, float value) {
+  return dtype == FlatDtype::BFloat16 ? static_cast<float>(c10::BFloat16(value))
+                                      : static_cast<float>(c10::Half(value));
+}
+
+float read_weight(const FlatSegment& segment, int64_t i) {
+  const float weight = segment.weight[i];
+  return segment.leaf == nullptr ? weight
+                                 : flat_master(weight, round_to(segment.leaf_dtype, weight),
+                                               read(segment.leaf, segment.leaf_dtype, i));
+}
+
 // Calls body(gradient, weight, slots) for every element and stores its results.
 template <typename Rule, bool WritesWeight, bool WritesSlots, typename Body>
 void for_each_element(const FlatSegment& segment, const void* gradient, FlatDtype dtype,
                       Body body) {
   for (int64_t i = 0; i < segment.numel; ++i) {
-    float weight = segment.weight[i];
+    float weight = read_weight(segment, i);
     float slots[kFlatMaxSlots] = {};
     for (int slot = 0; slot < Rule::kSlots; ++slot) {
       slots[slot] = segment.slots[slot][i];

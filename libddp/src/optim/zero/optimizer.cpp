@@ -10,8 +10,6 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/trace_scope.hpp"
-#include "ddp/ops/overwritten.hpp"
-#include "ops/overwritten_listener.hpp"
 #include "optim/capture.hpp"
 #include "optim/gradient_scan.hpp"
 #include "optim/parameter_state.hpp"
@@ -68,9 +66,6 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
       reassign_shards();
     }
   });
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    listen_for_overwrites(i);
-  }
   assign_shards();
 }
 
@@ -95,12 +90,9 @@ void ZeroOptimizer::assign_shards() {
     own_ = std::make_unique<FlatOptimizer>(pieces, options_);
     piece_parameters_ = at::tensor(owners, at::kInt).to(device_);
   }
-  leaves_.clear();
+  memories_.clear();
   for (const NamedParameter& parameter : parameters_) {
-    const at::Tensor& leaf = parameter.tensor;
-    leaves_.push_back({leaf.const_data_ptr(),
-                       at::empty_strided(leaf.sizes(), leaf.strides(),
-                                         at::TensorOptions(at::kMeta).dtype(leaf.scalar_type()))});
+    memories_.push_back(memory_of(parameter.tensor));
   }
 }
 
@@ -122,12 +114,12 @@ std::vector<size_t> ZeroOptimizer::moved_parameters(bool refuses) const {
   std::vector<size_t> moved;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, now] = parameters_[i];
-    const auto& [data, before] = leaves_[i];
-    if (now.const_data_ptr() == data && ops::is_watched(now)) {
+    const at::Tensor& before = memories_[i].layout;
+    if (is_in(now, memories_[i])) {
       continue;
     }
-    if (now.sizes() == before.sizes() && now.scalar_type() == before.scalar_type() &&
-        now.device() == device_ && same_memory_layout(now, before)) {
+    if (now.scalar_type() == before.scalar_type() && now.device() == device_ &&
+        same_memory_layout(now, before)) {
       moved.push_back(i);
     } else if (refuses) {
       refuse_replaced(name);
@@ -137,17 +129,16 @@ std::vector<size_t> ZeroOptimizer::moved_parameters(bool refuses) const {
 }
 
 // Updates the views, and with them the table of own_. State stays in place.
-void ZeroOptimizer::update_moved_leaves(bool refuses) {
-  const auto moved = moved_parameters(refuses);
+void ZeroOptimizer::update_moved_leaves() {
+  const auto moved = moved_parameters(/*refuses=*/true);
   update_views(moved);
   for (const size_t i : moved) {
-    leaves_[i].data = parameters_[i].tensor.const_data_ptr();
-    listen_for_overwrites(i);
+    memories_[i].data = parameters_[i].tensor.const_data_ptr();
     ++num_changes_;
   }
 }
 
-// Updates only the views: own_ then detects the move and updates its masters.
+// Updates only the views: own_ then detects the move.
 void ZeroOptimizer::update_views(const std::vector<size_t>& moved) const {
   if (moved.empty()) {
     return;
@@ -170,27 +161,6 @@ void ZeroOptimizer::update_views(const std::vector<size_t>& moved) const {
   }
 }
 
-// The listener moves with the leaf's memory.
-void ZeroOptimizer::listen_for_overwrites(size_t parameter) {
-  ops::on_overwritten(parameters_[parameter].tensor,
-                      [this, parameter, alive = std::weak_ptr(lifetime_)](bool exactly) {
-                        if (!alive.expired()) {
-                          notify_overwritten(parameter, exactly);
-                        }
-                      });
-}
-
-void ZeroOptimizer::notify_overwritten(size_t parameter, bool exactly) {
-  update_moved_leaves(/*refuses=*/true);
-  for (const ZeroBucket& bucket : buckets_) {
-    for (const ZeroPiece& piece : bucket.pieces) {
-      if (piece.parameter == parameter) {
-        ops::overwritten(piece.leaf, exactly);
-      }
-    }
-  }
-}
-
 bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
   return std::any_of(bucket.parameters.begin(), bucket.parameters.end(),
                      [&](size_t i) { return parameters_[i].tensor.grad().defined(); });
@@ -198,7 +168,7 @@ bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
 
 // Sets the gradients of the pieces. False: no parameter has a gradient on any rank.
 bool ZeroOptimizer::read_gradients() {
-  update_moved_leaves(/*refuses=*/true);
+  update_moved_leaves();
   bool any = false;
   for (const ZeroBucket& bucket : buckets_) {
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -388,7 +358,7 @@ void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const size_t parameter = bucket.parameters[i];
       if (counts[kHasState][static_cast<int64_t>(parameter)].item<float>() != 0.0F) {
-        const at::Tensor& layout = leaves_[parameter].layout;
+        const at::Tensor& layout = memories_[parameter].layout;
         state.tensors[key_of(parameters_[parameter].name, slot)] =
             host.as_strided(layout.sizes(), layout.strides(), bucket.offsets[i]);
       }
@@ -417,7 +387,6 @@ StateDict ZeroOptimizer::state_dict() const {
 
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
-  update_moved_leaves(/*refuses=*/false);  // now, or the next step would, over what is loaded
   load_shards(state);
 }
 
@@ -452,7 +421,7 @@ void ZeroOptimizer::load_shards(const StateDict& state) {
       for (const std::string& slot : slots_of(bucket)) {
         const auto found = state.tensors.find(key_of(parameter.name, slot));
         if (found != state.tensors.end()) {
-          own.tensors[found->first] = slice_like(found->second, leaves_[piece.parameter].layout,
+          own.tensors[found->first] = slice_like(found->second, memories_[piece.parameter].layout,
                                                  piece.begin, piece.leaf.numel());
         }
       }

@@ -12,6 +12,7 @@
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/flat/optimizer.hpp"
 #include "optim/parameter_settings.hpp"
+#include "optim/parameter_state.hpp"
 #include "optim/update_rule.hpp"
 #include "optim/zero/sharded_gradients.hpp"
 #include "optim/zero/shards.hpp"
@@ -61,10 +62,8 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   void assign_shards();
   void reassign_shards();
   std::vector<size_t> moved_parameters(bool refuses) const;
-  void update_moved_leaves(bool refuses);
+  void update_moved_leaves();
   void update_views(const std::vector<size_t>& moved) const;
-  void listen_for_overwrites(size_t parameter);
-  void notify_overwritten(size_t parameter, bool exactly);
   void clear_gradients();
   bool has_gradients(const ZeroBucket& bucket) const;
   bool read_gradients();
@@ -87,14 +86,10 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   at::Device device_;
 
   std::vector<ZeroBucket> buckets_;
-  std::unique_ptr<FlatOptimizer> own_;  // nullptr: this rank's parts contain no piece
-  at::Tensor piece_parameters_;         // int32 [pieces of own_], index of the parameter
-  struct Leaf {
-    const void* data;
-    at::Tensor layout;  // without memory
-  };
-  std::vector<Leaf> leaves_;  // of parameters_, as the buckets' views use them
-  bool has_state_ = false;    // some parameter has state, on any rank
+  std::unique_ptr<FlatOptimizer> own_;     // nullptr: this rank's parts contain no piece
+  at::Tensor piece_parameters_;            // int32 [pieces of own_], index of the parameter
+  std::vector<ParameterMemory> memories_;  // of parameters_, as the buckets' views use them
+  bool has_state_ = false;                 // some parameter has state, on any rank
 
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 };

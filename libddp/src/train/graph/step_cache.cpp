@@ -11,8 +11,6 @@
 
 #include "core/fnv_hash.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/ops/overwritten.hpp"
-#include "ops/overwritten_listener.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp::detail {
@@ -75,15 +73,17 @@ void StepCache::make_key(const StepCall& call) {
   }
 }
 
-// Hashes what a graph has baked in: the addresses of parameters, which of them are trained, the
-// optimizers' state, and the scaler's settings.
+// Hashes what a graph has baked in: the addresses and dtypes of parameters, which of them are
+// trained, the optimizers' state, and the scaler's settings. After a sync of weights, an eager step
+// must restart masters.
 uint64_t StepCache::parts_fingerprint() const {
   FnvHash hash;
   for (auto* model : parts_.models) {
     for (const auto& [name, tensor] : model->all_tensors().parameters) {
       hash.add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
-      hash.add((tensor.requires_grad() ? 1 : 2) + (ops::is_watched(tensor) ? 4 : 0));
+      hash.add((tensor.requires_grad() ? 1 : 2) + 4 * static_cast<uint64_t>(tensor.scalar_type()));
     }
+    hash.add(static_cast<uint64_t>(*model->reducer().exact_syncs()));
   }
   for (const auto* optimizer : parts_.optimizers) {
     hash.add(static_cast<uint64_t>(optimizer->num_changes()));
