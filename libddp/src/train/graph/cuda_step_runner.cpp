@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/grad_mode.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
@@ -184,7 +185,7 @@ StepDone CudaStepRunner::warm_up(StepCache::Kind& kind, StepCall& call) {
   // Not earlier: lasting allocations of a step (a new bucket layout) would stay in the block
   // forever.
   if (!kind.has_block && kind.all_steps() > 0 && is_settled()) {
-    free_cached_memory();  // of the first step
+    c10::cuda::CUDACachingAllocator::emptyCache();  // returns the first step's memory
     reserve_block(missing_bytes(device_, {0, 0}, kind.step_bytes), device_);
     kind.has_block = true;
   }

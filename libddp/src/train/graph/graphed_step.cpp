@@ -46,13 +46,15 @@ class CpuStepRunner final : public StepRunner {
   GraphedStepCounts counts_;
 };
 
-std::unique_ptr<StepRunner> make_step_runner(Context& context, GraphedParts parts,
+std::unique_ptr<StepRunner> make_step_runner(Context& context, [[maybe_unused]] GraphedParts parts,
                                              GraphedStepOptions options,
                                              std::shared_ptr<GraphPool> pool) {
   check_options(options, context.device());
+#ifdef DDP_HAS_CUDA
   if (context.device().is_cuda()) {
     return make_cuda_step_runner(context, std::move(parts), std::move(options), std::move(pool));
   }
+#endif
   return std::make_unique<CpuStepRunner>(std::move(pool));
 }
 

@@ -1,63 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/graph/step_capture.hpp"
 
+#include <c10/cuda/CUDACachingAllocator.h>
+
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "comm/operation_log.hpp"
-#include "core/fnv_hash.hpp"
 #include "train/graph/capture_failure.hpp"
 
 namespace ddp::detail {
 namespace {
-
-// Hashes which gradients are defined: a backward overwrites undefined gradients and accumulates
-// into defined ones.
-uint64_t defined_gradients(const GraphedParts& parts) {
-  FnvHash hash;
-  for (auto* model : parts.models) {
-    for (const auto& parameter : model->named_parameters()) {
-      hash.add(parameter.tensor.grad().defined() ? 1 : 2);
-    }
-  }
-  return hash.value();
-}
-
-/// A captured step and its effect on the models' host state.
-class ModelStepGraph final : public StepGraph {
- public:
-  ModelStepGraph(std::unique_ptr<CapturedStep> step, const GraphedParts& parts,
-                 const StepRing& ring)
-      : parts_(parts), ring_(ring), step_(std::move(step)) {}
-
-  /// For a step with a backward: `defined` are the gradients before its capture, and `after` the
-  /// reducers' states after it, if other gradients are defined then.
-  void set_backward(uint64_t defined, std::vector<Reducer::State> after) {
-    gradients_before_ = defined;
-    states_after_ = std::move(after);
-  }
-
-  bool has_backward() const override { return gradients_before_.has_value(); }
-  bool gradients_match() const override {
-    return !gradients_before_ || *gradients_before_ == defined_gradients(parts_);
-  }
-  int64_t num_nodes() const override { return step_->num_nodes(); }
-  StepDone replay(StepCall& call, uint64_t sequence) override {
-    step_->replay(call.numbers, sequence, call.inputs);
-    for (size_t i = 0; i < states_after_.size(); ++i) {
-      parts_.models[i]->reducer().restore(states_after_[i]);  // .grad as after the step
-    }
-    return {step_->object(), ring_.log(sequence, step_->num_scalars())};
-  }
-
- private:
-  const GraphedParts& parts_;
-  const StepRing& ring_;
-  std::optional<uint64_t> gradients_before_;
-  std::vector<Reducer::State> states_after_;
-  const std::unique_ptr<CapturedStep> step_;
-};
 
 /// Observes the collectives that a capture calls.
 class CollectivesInCapture {
@@ -129,16 +82,15 @@ std::unique_ptr<StepGraph> StepCapture::capture(StepCall& call, uint64_t sequenc
     undo(before);
     return nullptr;
   }
-  auto graph = std::make_unique<ModelStepGraph>(std::move(step), parts_, ring_);
   bool has_backward = false;
   for (size_t i = 0; i < before.size(); ++i) {
     has_backward = has_backward || parts_.models[i]->reducer().ran_backward_since(before[i]);
   }
   if (has_backward) {
     const bool changes = defined_before != defined_gradients(parts_);
-    graph->set_backward(defined_before, changes ? reducer_states() : ReducerStates());
+    step->set_backward(defined_before, changes ? reducer_states() : ReducerStates());
   }
-  return graph;
+  return step;
 }
 
 /// Returns the first rank's reason why no rank replays; empty: all replay.
@@ -171,7 +123,7 @@ std::string StepCapture::capture_here(StepCall& call, uint64_t sequence, int64_t
   for (const at::Tensor* input : call.inputs) {
     inputs_before.push_back(*input);
   }
-  free_cached_memory();
+  c10::cuda::CUDACachingAllocator::emptyCache();
   const CollectivesInCapture collectives(communicators());
   const std::function<void()> join_counts = [&collectives] { collectives.join_counts(); };
   std::string failing;
@@ -179,8 +131,8 @@ std::string StepCapture::capture_here(StepCall& call, uint64_t sequence, int64_t
   try {
     step = CapturedStep::capture({.feed = feed_,
                                   .ring = ring_,
+                                  .parts = parts_,
                                   .pool = *pool_,
-                                  .generators = parts_.generators,
                                   .call = call,
                                   .sequence = sequence,
                                   .at_end = join_counts,
