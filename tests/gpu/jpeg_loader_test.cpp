@@ -7,7 +7,7 @@
 
 #include <cstdlib>
 
-#include "data/device_builder.hpp"
+#include "data/batch_builders.hpp"
 #include "data/nvjpeg.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/train/graphed_step.hpp"

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kPlane = 32 * 32;
 constexpr int64_t kRecord = 1 + 3 * kPlane;
 
-void append_file(const std::string& path, Cifar10Images& images) {
+void append_file(const std::string& path, DecodedImages& images) {
   const DataFile file(path);
   if (file.size() == 0 || file.size() % kRecord != 0) {
     throw DataError(
@@ -57,14 +57,14 @@ std::string find_cifar10(const std::string& folder) {
   return {};
 }
 
-Cifar10Images read_cifar10(const std::string& folder, Split split) {
+DecodedImages read_cifar10(const std::string& folder, Split split) {
   const std::string found = find_cifar10(folder);
   if (found.empty()) {
     throw DataError(concat("data.path=", folder,
                            " holds no CIFAR-10 binary files (data_batch_1.bin, test_batch.bin); "
                            "data/prepare_cifar10.py makes them"));
   }
-  Cifar10Images images;
+  DecodedImages images;
   if (split == Split::Test) {
     append_file(found + "/test_batch.bin", images);
   } else {

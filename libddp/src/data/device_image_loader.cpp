@@ -20,11 +20,10 @@
 #include <optional>
 #include <utility>
 
+#include "comm/cuda_check.hpp"
 #include "data/augmentation_kernels.hpp"
-#include "data/batch_memory.hpp"
+#include "data/batch_builders.hpp"
 #include "data/batch_plan.hpp"
-#include "data/epoch_plan.hpp"
-#include "data/kernel_dtype.hpp"
 #endif
 
 namespace ddp {
@@ -39,7 +38,7 @@ std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device
     return "the data set is not one of decoded images of one size: data.cache=ram, or "
            "loader.device_resident=auto";
   }
-  const auto transform = images->small_image_transform();
+  const auto transform = images->transform().small_image_transform();
   if (!transform) {
     return "its images are resized for each batch: data.augment=pad_crop or none, with "
            "data.eval_resize=data.image_size";
@@ -73,14 +72,6 @@ bool DeviceImageLoader::is_chosen(const Dataset& dataset, at::Device device,
 }
 
 #ifdef DDP_HAS_CUDA
-namespace {
-
-void check(cudaError_t status) {
-  DDP_CHECK(status == cudaSuccess, cudaGetErrorString(status));
-}
-
-}  // namespace
-
 //   host thread   prepare() ………………… prepare() | epoch over: order of the next one, planned by then
 //   stream        batch k   step k   batch k+1   step k+1 … | order ──> device
 //   helper        plans the next epoch's order
@@ -94,7 +85,7 @@ struct DeviceImageLoader::State {
         batches(of_rank),
         sampler(original),
         device(where),
-        transform(*images.small_image_transform()),
+        transform(*images.transform().small_image_transform()),
         channels_last(images.layout()->channels_last),
         dtype(detail::scalar_type(opts.image_dtype)) {
     const int64_t n = images.size(), side = transform.side;
@@ -215,10 +206,11 @@ struct DeviceImageLoader::State {
                                   table.const_data_ptr<float>(),
                                   place,
                                   device_place};
-    check(detail::launch_resident_batch(set, transform, size, detail::kernel_dtype(dtype),
-                                        channels_last, batch.data.mutable_data_ptr(),
-                                        batch.target.mutable_data_ptr<int64_t>(),
-                                        c10::cuda::getCurrentCUDAStream(device.index())));
+    detail::check_cuda(detail::launch_resident_batch(
+                           set, transform, size, detail::kernel_dtype(dtype), channels_last,
+                           batch.data.mutable_data_ptr(), batch.target.mutable_data_ptr<int64_t>(),
+                           c10::cuda::getCurrentCUDAStream(device.index())),
+                       "the kernel that makes a batch of images in GPU memory");
     return batch;
   }
 

@@ -29,9 +29,13 @@ int64_t num_used(const DataOptions& options, int64_t size, bool train) {
   return options.num_samples > 0 ? std::min(options.num_samples, size) : size;
 }
 
-// Writes the output of an exact plan, [size, size, 3].
-void decode_and_resize(const std::vector<uint8_t>& bytes, const DataSource& where,
-                       const RegionPlan& plan, uint8_t* out) {
+// Decodes the region of a plan. With an exact plan also resizes it, to [size, size, 3].
+void decode(const std::vector<uint8_t>& bytes, const DataSource& where, const RegionPlan& plan,
+            uint8_t* out) {
+  if (!plan.exact || plan.as_it_is) {
+    decode_image_region(bytes, where, plan.denominator, plan.region, out);
+    return;
+  }
   thread_local std::vector<uint8_t> pixels;
   const CropBox& region = plan.region;
   pixels.resize(static_cast<size_t>(region.width) * static_cast<size_t>(region.height) * 3);
@@ -161,27 +165,12 @@ int64_t ImageDataset::read_region(
                               const ImageHeader& header) {
     plan = transform_.plan(header.width, header.height, static_cast<uint64_t>(epoch),
                            static_cast<uint64_t>(index), header.largest_denominator);
-    if (plan.exact && !plan.as_it_is) {
-      const RegionPlan resizing = std::exchange(plan, transform_.plan_as_it_is());
-      decode_and_resize(bytes, where, resizing, allocate(plan));
-    } else {
-      decode_image_region(bytes, where, plan.denominator, plan.region, allocate(plan));
+    const RegionPlan decoding = plan;
+    if (plan.exact && !plan.as_it_is) {  // decode() also resizes
+      plan = transform_.plan_as_it_is();
     }
+    decode(bytes, where, decoding, allocate(plan));
   });
-}
-
-// One image as [size, size, 3] bytes.
-void ImageDataset::decode_square(int64_t index, const ImageTransform& square, uint8_t* out) const {
-  thread_local std::vector<uint8_t> bytes;
-  source_->read(index, bytes);
-  const DataSource where = source_->locate(index);
-  const auto header = read_image_header(bytes, where, options_.max_pixels);
-  const RegionPlan plan = square.plan(header.width, header.height, 0, 0);
-  if (plan.as_it_is) {
-    decode_image_region(bytes, where, plan.denominator, plan.region, out);
-  } else {
-    decode_and_resize(bytes, where, plan, out);
-  }
 }
 
 void ImageDataset::decode_all() {
@@ -204,9 +193,11 @@ void ImageDataset::decode_all() {
     for (int64_t i = next++; i < size_; i = next++) {
       try {
         uint8_t* out = decoded_.pixels.data() + static_cast<size_t>(i) * num_bytes;
-        const int64_t used =
-            first_good(i, [&](int64_t candidate) { decode_square(candidate, square, out); });
-        labels[static_cast<size_t>(i)] = source_->label(used);
+        labels[static_cast<size_t>(i)] =
+            read_file(i, [&](const std::vector<uint8_t>& bytes, const DataSource& where,
+                             const ImageHeader& header) {
+              decode(bytes, where, square.plan(header.width, header.height, 0, 0), out);
+            });
       } catch (...) {
         std::lock_guard lock(error_mutex);
         if (i < error_index) {  // the first file's error, independent of timing

@@ -56,13 +56,13 @@ ImageTransform::ImageTransform(const DataOptions& options, bool train)
   for (size_t c = 0; c < 3; ++c) {
     const auto mean = static_cast<float>(options.mean[c]);
     const auto std = static_cast<float>(options.std[c]);
-    mean_[c] = mean;
-    std_[c] = std;
+    normalisation_.mean[c] = mean;
+    normalisation_.std[c] = std;
+    normalisation_.scale[c] = 1.0f / (255.0f * std);
+    normalisation_.shift[c] = -mean / std;
     for (size_t v = 0; v < 256; ++v) {
       table_[c][v] = normalise_byte(static_cast<uint8_t>(v), mean, std);
     }
-    scale_[c] = 1.0f / (255.0f * std);
-    shift_[c] = -mean / std;
   }
 }
 
@@ -70,14 +70,15 @@ std::optional<SmallImageTransform> ImageTransform::small_image_transform() const
   if (mode_ == Augment::RandomResizedCrop || (mode_ == Augment::None && eval_resize_ != size_)) {
     return std::nullopt;
   }
+  const auto& [scale, shift, mean, std] = normalisation_;
   return SmallImageTransform{.side = size_,
                              .random = mode_ == Augment::PadCrop,
                              .flip = flip_,
                              .pad = pad_,
                              .cutout = cutout_,
                              .seed = seed_,
-                             .mean = {mean_[0], mean_[1], mean_[2]},
-                             .std = {std_[0], std_[1], std_[2]}};
+                             .mean = {mean[0], mean[1], mean[2]},
+                             .std = {std[0], std[1], std[2]}};
 }
 
 RegionPlan ImageTransform::plan_crop(int width, int height, uint64_t epoch, uint64_t index,
@@ -221,7 +222,7 @@ void ImageTransform::normalise(const float* pixels, bool flip, float* out) const
   const ptrdiff_t plane = static_cast<ptrdiff_t>(size_) * size_;
   for (ptrdiff_t y = 0; y < size_; ++y) {
     for (ptrdiff_t c = 0; c < 3; ++c) {
-      const float scale = scale_[static_cast<size_t>(c)], shift = shift_[static_cast<size_t>(c)];
+      const float scale = normalisation_.scale[c], shift = normalisation_.shift[c];
       const ptrdiff_t stride = channels_last_ ? 3 : 1;
       float* row = channels_last_ ? out + y * size_ * 3 + c : out + c * plane + y * size_;
       const float* in = pixels + y * size_ * 3 + c + (flip ? (size_ - 1) * 3 : 0);

@@ -61,12 +61,7 @@ class ImageTransform {
 
   bool channels_last() const { return channels_last_; }
   int cutout() const { return cutout_; }
-  /// For resized images: normalised = pixel * scale + shift. Others are normalised as in
-  /// torchvision.
-  const std::array<float, 3>& scale() const { return scale_; }
-  const std::array<float, 3>& shift() const { return shift_; }
-  const std::array<float, 3>& mean() const { return mean_; }
-  const std::array<float, 3>& std() const { return std_; }
+  const Normalisation& normalisation() const { return normalisation_; }
 
  private:
   RegionPlan plan_crop(int width, int height, uint64_t epoch, uint64_t index,
@@ -88,10 +83,7 @@ class ImageTransform {
   bool channels_last_;
   RandomResizedCropBounds bounds_;
   std::array<std::array<float, 256>, 3> table_;  ///< normalised value of each byte
-  std::array<float, 3> mean_;
-  std::array<float, 3> std_;
-  std::array<float, 3> scale_;  ///< normalised = pixel * scale + shift
-  std::array<float, 3> shift_;
+  Normalisation normalisation_;
 };
 
 }  // namespace ddp::detail

@@ -31,15 +31,16 @@ struct RgbImage {
   std::vector<uint8_t> pixels;  ///< [height, width, 3]
 };
 
-struct JpegHeader {
+struct ImageHeader {
   int width = 0;
   int height = 0;
+  int largest_denominator = 1;  ///< decodable at 1 / 1, 1 / 2 … 1 / this of its size
 };
 
 /// Reads the header. Throws DataError (with source) for anything but a JPEG of at most
 /// `max_pixels`.
-JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
-                            int64_t max_pixels);
+ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
+                             int64_t max_pixels);
 
 /// Decodes at 1 / `denominator` of the size (1, 2, 4 or 8), rounded up, into `out` (memory is
 /// reused). Call read_jpeg_header first. Each thread keeps a decoder.

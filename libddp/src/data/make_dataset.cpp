@@ -203,10 +203,8 @@ std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
     return detail::make_synthetic_dataset(resolved, split);
   }
   if (resolved.format == DataFormat::Cifar10) {
-    auto images = detail::read_cifar10(resolved.path, split);
-    return std::make_shared<detail::ImageDataset>(
-        detail::DecodedImages{std::move(images.pixels), std::move(images.labels)}, 10, resolved,
-        train);
+    return std::make_shared<detail::ImageDataset>(detail::read_cifar10(resolved.path, split), 10,
+                                                  resolved, train);
   }
   if (!source) {
     source = open_source(resolved, split);

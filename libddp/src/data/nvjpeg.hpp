@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/augmentation.hpp"
-#include "data/nvjpeg_answer.hpp"
+#include "data/jpeg_scan.hpp"
 
 namespace ddp::detail {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/region_builder.hpp"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -8,12 +6,20 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "data/batch_memory.hpp"
+#include "comm/cuda_check.hpp"
+#include "data/batch_builders.hpp"
+#include "data/image_dataset.hpp"
 #include "data/jpeg_scan.hpp"
-#include "data/kernel_dtype.hpp"
-#include "data/sample_error.hpp"
+#include "data/nvjpeg.hpp"
+#include "data/resample_kernels.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -36,71 +42,94 @@ int64_t aligned(int64_t num_bytes, int64_t to = kAlign) {
   return (num_bytes + to - 1) / to * to;
 }
 
-}  // namespace
+/// Decodes on the loader's threads or on the GPU's JPEG engines. The thread that finishes a batch
+/// waits for the engines, which work on two batches at a time.
+class RegionBuilder final : public BatchBuilder<Batch> {
+ public:
+  RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device device,
+                const LoaderOptions& options, int num_slots, int64_t max_batch);
+  void resize(int slot, int64_t num_samples) override;
+  void fill(int slot, int64_t place, int64_t index, int64_t epoch) override;
+  void finish(int slot) override;
+  Batch take(int slot) override;
+  bool builds_on_device() const override { return true; }
 
-DeviceRegion describe_region(const RegionPlan& plan, int cutout, int64_t target) {
-  DeviceRegion region;
-  region.row_bytes = int64_t{plan.region.width} * 3;
-  region.x = plan.region.x;
-  region.y = plan.region.y;
-  region.columns = plan.columns;
-  region.rows = plan.rows;
-  region.target = target;
-  region.cutout_x = plan.cutout_x;
-  region.cutout_y = plan.cutout_y;
-  region.cutout = plan.cutout ? cutout : 0;
-  region.flip = plan.flip;
-  region.as_it_is = plan.as_it_is;
-  return region;
-}
+ private:
+  struct DeviceDecoder {
+    DeviceDecoder(std::unique_ptr<NvJpeg> opened, c10::cuda::CUDAStream of)
+        : nvjpeg(std::move(opened)), stream(of) {}
+    std::mutex mutex;
+    std::unique_ptr<NvJpeg> nvjpeg;
+    c10::cuda::CUDAStream stream;
+  };
+  /// A file that the GPU decodes; empty if the sample's pixels are in host memory.
+  struct Encoded {
+    std::vector<uint8_t> bytes;
+    RegionPlan plan;
+    int64_t index = 0;
+    int64_t epoch = 0;
+  };
+  // One block: a DeviceRegion per sample, then pixels in order of allocation.
+  struct Slot {
+    at::Tensor block;
+    uint8_t* memory = nullptr;
+    std::atomic<int64_t> used{0};
+    int64_t num_samples = 0;
+    int64_t num_block_bytes = 0;                 // bytes of the block in use; 0 before the layout
+    int64_t end = 0;                             // end of the layout
+    std::vector<std::vector<uint8_t>> overflow;  // samples that did not fit in the block
+    std::vector<Encoded> encoded;                // samples that the GPU decodes
+    at::Tensor on_device;                        // block, overflow and pixels decoded on the GPU
+    bool is_on_device = false;
+    DeviceRegion* regions() const { return reinterpret_cast<DeviceRegion*>(memory); }
+  };
+  Slot& at(int slot) { return slots_[static_cast<size_t>(slot)]; }
+  /// Memory in the slot's block, or nullptr if the block is full.
+  uint8_t* allocate(Slot& slot, int64_t num_bytes) const;
+  void describe(Slot& slot, int64_t place, const RegionPlan& plan, int64_t offset,
+                int64_t target) const;
+  void decode_on_host(Slot& slot, int64_t place, int64_t index, int64_t epoch);
+  /// False: the GPU must not decode the sample's file.
+  bool keep_encoded(Slot& slot, int64_t place, int64_t index, int64_t epoch);
+  /// Assigns overflow samples without a place one after all others and returns the total bytes. The
+  /// block accepts no more samples then.
+  int64_t lay_out_overflow(Slot& slot);
+  /// Decodes the samples at `places` on the GPU and returns those that nvJPEG refused. Throws
+  /// c10::OutOfMemoryError, also if nvJPEG is out of memory, and the errors of NvJpeg::decode.
+  std::vector<int64_t> decode_on_device(Slot& slot, const std::vector<int64_t>& places,
+                                        DeviceDecoder& decoder);
+  Batch make_batch(const Slot& slot, const uint8_t* on_device) const;
+  /// Decodes the rest of a batch on the loader's last thread.
+  void decode_late(Slot& slot, const std::vector<int64_t>& places);
+  /// Grows on_device to the size of the layout and keeps its contents.
+  void grow(Slot& slot, const DeviceDecoder& decoder);
+  void remember_refused(const Slot& slot, const std::vector<int64_t>& places);
+  bool is_refused(int64_t index);
+  /// Logs `reason`; the loader's threads decode all later samples.
+  void give_up(const std::string& reason);
+  static std::vector<std::unique_ptr<DeviceDecoder>> open_decoders(at::Device device,
+                                                                   const LoaderOptions& options);
 
-RegionFinisher::RegionFinisher(const ImageTransform& transform, at::Device device, ImageDtype dtype)
-    : transform_(transform), device_(device), dtype_(scalar_type(dtype)) {
-  for (size_t c = 0; c < 3; ++c) {
-    normalisation_.scale[c] = transform.scale()[c];
-    normalisation_.shift[c] = transform.shift()[c];
-    normalisation_.mean[c] = transform.mean()[c];
-    normalisation_.std[c] = transform.std()[c];
-  }
-}
-
-Batch RegionFinisher::finish(const DeviceRegion* regions, int64_t num_samples,
-                             const DeviceRegion* device_regions,
-                             const uint8_t* device_pixels) const {
-  const int64_t side = transform_.image_size();
-  int stride = 1;
-  for (int64_t i = 0; i < num_samples; ++i) {
-    stride = std::max({stride, max_taps(regions[i].columns), max_taps(regions[i].rows)});
-  }
-  const auto on_device = at::TensorOptions().device(device_);
-  const auto format =
-      transform_.channels_last() ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-  Batch batch{at::empty({num_samples, 3, side, side}, on_device.dtype(dtype_), format),
-              at::empty({num_samples}, on_device.dtype(at::kLong))};
-  const auto num_images = static_cast<int>(num_samples);
-  const at::Tensor taps = at::empty(
-      {region_taps_bytes(num_images, transform_.image_size(), stride)}, on_device.dtype(at::kByte));
-  const cudaError_t status =
-      launch_region_batch({.regions = device_regions,
-                           .pixels = device_pixels,
-                           .num_images = num_images,
-                           .size = transform_.image_size(),
-                           .stride = stride,
-                           .taps = taps.mutable_data_ptr(),
-                           .data = batch.data.mutable_data_ptr(),
-                           .target = batch.target.mutable_data_ptr<int64_t>()},
-                          normalisation_, kernel_dtype(dtype_), transform_.channels_last(),
-                          c10::cuda::getCurrentCUDAStream(device_.index()));
-  DDP_CHECK(status == cudaSuccess, cudaGetErrorString(status));
-  return batch;
-}
+  std::shared_ptr<const Dataset> dataset_;
+  const ImageDataset& images_;
+  at::Device device_;
+  at::ScalarType dtype_;
+  int64_t header_bytes_;
+  int64_t capacity_;
+  std::vector<Slot> slots_;
+  std::vector<std::unique_ptr<DeviceDecoder>>
+      decoders_;  // shared by the slots; empty: threads decode
+  std::atomic<bool> gave_up_{false};
+  std::mutex mutex_;
+  std::set<int64_t> refused_;  // samples that nvJPEG refused; not tried again in later epochs
+};
 
 RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device device,
                              const LoaderOptions& options, int num_slots, int64_t max_batch)
     : dataset_(std::move(dataset)),
       images_(*as_images(*dataset_)),
       device_(device),
-      finisher_(images_.transform(), device, options.image_dtype),
+      dtype_(scalar_type(options.image_dtype)),
       header_bytes_(aligned(max_batch * static_cast<int64_t>(sizeof(DeviceRegion)))),
       slots_(static_cast<size_t>(num_slots)),
       decoders_(open_decoders(device, options)) {
@@ -172,9 +201,18 @@ uint8_t* RegionBuilder::allocate(Slot& slot, int64_t num_bytes) const {
 
 void RegionBuilder::describe(Slot& slot, int64_t place, const RegionPlan& plan, int64_t offset,
                              int64_t target) const {
-  const auto& transform = images_.transform();
-  slot.regions()[place] = describe_region(plan, transform.cutout(), target);
-  slot.regions()[place].offset = offset;
+  slot.regions()[place] = {.offset = offset,
+                           .row_bytes = int64_t{plan.region.width} * 3,
+                           .x = plan.region.x,
+                           .y = plan.region.y,
+                           .columns = plan.columns,
+                           .rows = plan.rows,
+                           .target = target,
+                           .cutout_x = plan.cutout_x,
+                           .cutout_y = plan.cutout_y,
+                           .cutout = plan.cutout ? images_.transform().cutout() : 0,
+                           .flip = plan.flip,
+                           .as_it_is = plan.as_it_is};
 }
 
 void RegionBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) {
@@ -376,10 +414,42 @@ Batch RegionBuilder::take(int slot) {
           .copy_(at::from_blob(overflow.data(), {size}, at::kByte), /*non_blocking=*/true);
     }
   }
-  const auto* on_device = block.const_data_ptr<uint8_t>();
-  return finisher_.finish(s.regions(), s.num_samples,
-                          reinterpret_cast<const DeviceRegion*>(on_device), on_device);
+  return make_batch(s, block.const_data_ptr<uint8_t>());
 }
+
+// Turns the slot's block, copied to `on_device`, into a batch on the current stream.
+Batch RegionBuilder::make_batch(const Slot& s, const uint8_t* on_device) const {
+  const ImageTransform& transform = images_.transform();
+  const int side = transform.image_size();
+  int stride = 1;
+  for (int64_t i = 0; i < s.num_samples; ++i) {
+    const DeviceRegion& region = s.regions()[i];
+    stride = std::max({stride, max_taps(region.columns), max_taps(region.rows)});
+  }
+  const auto options = at::TensorOptions().device(device_);
+  const auto format =
+      transform.channels_last() ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  Batch batch{at::empty({s.num_samples, 3, side, side}, options.dtype(dtype_), format),
+              at::empty({s.num_samples}, options.dtype(at::kLong))};
+  const auto num_images = static_cast<int>(s.num_samples);
+  const at::Tensor taps =
+      at::empty({region_taps_bytes(num_images, side, stride)}, options.dtype(at::kByte));
+  check_cuda(launch_region_batch({.regions = reinterpret_cast<const DeviceRegion*>(on_device),
+                                  .pixels = on_device,
+                                  .num_images = num_images,
+                                  .size = side,
+                                  .stride = stride,
+                                  .taps = taps.mutable_data_ptr(),
+                                  .data = batch.data.mutable_data_ptr(),
+                                  .target = batch.target.mutable_data_ptr<int64_t>()},
+                                 transform.normalisation(), kernel_dtype(dtype_),
+                                 transform.channels_last(),
+                                 c10::cuda::getCurrentCUDAStream(device_.index())),
+             "the kernel that resizes a batch of images");
+  return batch;
+}
+
+}  // namespace
 
 std::unique_ptr<BatchBuilder<Batch>> make_region_builder(std::shared_ptr<const Dataset> dataset,
                                                          at::Device device,

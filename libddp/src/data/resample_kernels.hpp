@@ -26,11 +26,6 @@ struct DeviceRegion {
   int as_it_is = 0;  ///< no resizing; bytes are normalised as in torchvision
 };
 
-/// For all images: scale and shift for resized pixels, mean and std for unresized bytes.
-struct Normalisation {
-  float scale[3], shift[3], mean[3], std[3];
-};
-
 struct RegionBatch {
   const DeviceRegion* regions = nullptr;  ///< [n], device memory
   const uint8_t* pixels = nullptr;

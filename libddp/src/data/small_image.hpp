@@ -34,6 +34,12 @@ DDP_HOST_DEVICE inline PadCrop draw_small_image(const SmallImageTransform& trans
   return crop;
 }
 
+/// The normalisation of each channel. Resized pixels become pixel * scale + shift; bytes that are
+/// not resized become normalise_byte(byte, mean, std).
+struct Normalisation {
+  float scale[3], shift[3], mean[3], std[3];
+};
+
 /// torchvision's (v / 255 - mean) / std, each operation rounded separately.
 DDP_HOST_DEVICE inline float normalise_byte(uint8_t value, float mean, float std) {
 #if defined(__CUDA_ARCH__)
@@ -59,15 +65,6 @@ DDP_HOST_DEVICE inline int small_image_byte(const uint8_t* image,
   const int from_y = y + crop.dy;
   const bool inside = from_x >= 0 && from_x < side && from_y >= 0 && from_y < side;
   return inside ? image[(from_y * side + from_x) * 3 + c] : 0;
-}
-
-/// The output value; 0, the mean, if cut out.
-DDP_HOST_DEVICE inline float small_image_value(const uint8_t* image,
-                                               const SmallImageTransform& transform,
-                                               const PadCrop& crop, int x, int y, int c) {
-  const int byte = small_image_byte(image, transform, crop, x, y, c);
-  return byte < 0 ? 0.0f
-                  : normalise_byte(static_cast<uint8_t>(byte), transform.mean[c], transform.std[c]);
 }
 
 }  // namespace ddp::detail

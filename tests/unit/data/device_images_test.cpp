@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "data/epoch_plan.hpp"
+#include "data/batch_plan.hpp"
 #include "data/image_dataset.hpp"
 #include "data_test_support.hpp"
 #include "ddp/data/data_loader.hpp"
@@ -48,7 +48,7 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
   const auto* images = ddp::detail::as_images(*dataset);
   REQUIRE(images != nullptr);
   REQUIRE(images->decoded() != nullptr);
-  const auto transform = images->small_image_transform();
+  const auto transform = images->transform().small_image_transform();
   REQUIRE(transform);
   for (int64_t epoch : {0, 2}) {
     for (int64_t i = 0; i < 48; ++i) {
@@ -61,7 +61,12 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
       for (int c = 0; c < 3; ++c) {
         for (int y = 0; y < 32; ++y) {
           for (int x = 0; x < 32; ++x) {
-            out[c][y][x] = ddp::detail::small_image_value(image, *transform, crop, x, y, c);
+            const int byte = ddp::detail::small_image_byte(image, *transform, crop, x, y, c);
+            const bool is_cut = byte < 0;
+            out[c][y][x] = is_cut
+                               ? 0.0f
+                               : ddp::detail::normalise_byte(static_cast<uint8_t>(byte),
+                                                             transform->mean[c], transform->std[c]);
           }
         }
       }

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "data/jpeg_scan.hpp"
-#include "data/nvjpeg_answer.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
