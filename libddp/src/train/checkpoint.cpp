@@ -6,7 +6,6 @@
 #include <exception>
 #include <set>
 
-#include "comm/context_handle.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
@@ -43,19 +42,20 @@ void check_names(const std::vector<StatefulRef>& objects) {
 CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device device,
                                    const CheckpointOptions& options,
                                    std::vector<StatefulRef> objects, FileOps& ops,
-                                   const CheckpointJob& job)
+                                   const Context* context)
     : control_plane_(control_plane),
       options_(options),
       objects_(std::move(objects)),
-      announce_(job.announce),
-      defer_failure_(job.defer_failure),
+      context_(context == nullptr ? std::nullopt : std::optional(ContextHandle(*context))),
       stop_check_(stop_requested),
       exceptions_(std::uncaught_exceptions()),
-      dir_(ops, options, job.launch.job_id),
-      texts_(options, job.communicator, control_plane.rank() == 0),
+      dir_(ops, options, context == nullptr ? "" : context->launch().job_id),
+      texts_(options, context == nullptr ? nullptr : context->communicator(),
+             control_plane.rank() == 0),
       history_(options, control_plane.rank() == 0),
       schedule_(options, Clock::now()),
-      restorer_(control_plane, device, options, job.launch,
+      restorer_(control_plane, device, options,
+                context == nullptr ? LaunchEnvironment() : context->launch(),
                 {.dir = dir_, .texts = texts_, .objects = objects_}),
       saver_(control_plane, device, options,
              {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
@@ -77,7 +77,7 @@ CheckpointerImpl::~CheckpointerImpl() {
     }
   } catch (const SaveFailure& failure) {
     defer_failure(failure);
-    if (defer_failure_ && control_plane_.rank() == 0) {
+    if (context_ && control_plane_.rank() == 0) {
       log_error(failure.what());
     }
   } catch (const std::exception& error) {
@@ -86,8 +86,8 @@ CheckpointerImpl::~CheckpointerImpl() {
 }
 
 void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
-  if (defer_failure_) {
-    defer_failure_(failure.cause());
+  if (context_) {
+    context_->defer_failure(failure.cause());
   } else {
     log_error(failure.what());  // made from a ControlPlane: nobody else reports it
   }
@@ -99,8 +99,8 @@ int64_t CheckpointerImpl::restore() {
     history_.note_restored(*restored);
   }
   const int64_t next_step = restored ? restored->done : 0;
-  if (announce_) {
-    announce_(next_step);
+  if (context_) {
+    context_->set_progress(next_step, "");
   }
   return next_step;
 }
@@ -209,16 +209,9 @@ void CheckpointerImpl::save_if_due(int64_t step) {
 
 Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& options,
                            std::initializer_list<StatefulRef> objects)
-    : impl_(std::make_unique<detail::CheckpointerImpl>(
-          context.control_plane(), context.device(), options, std::vector<StatefulRef>(objects),
-          system_file_ops(),
-          detail::CheckpointJob{
-              .launch = context.launch(),
-              .communicator = context.communicator(),
-              .announce = [handle = detail::ContextHandle(context)](
-                              int64_t step) { handle.set_progress(step, ""); },
-              .defer_failure = [handle = detail::ContextHandle(context)](
-                                   const FailureCause& cause) { handle.defer_failure(cause); }})) {}
+    : impl_(std::make_unique<detail::CheckpointerImpl>(context.control_plane(), context.device(),
+                                                       options, std::vector<StatefulRef>(objects),
+                                                       system_file_ops(), &context)) {}
 
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
                            const CheckpointOptions& options,

@@ -14,36 +14,28 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "ddp/comm/communicator.hpp"
+#include "comm/context_handle.hpp"
 #include "ddp/train/checkpoint.hpp"
-#include "train/checkpoint_dir.hpp"
+#include "train/checkpoint_exchange.hpp"
+#include "train/checkpoint_files.hpp"
 #include "train/checkpoint_restorer.hpp"
 #include "train/checkpoint_saver.hpp"
-#include "train/checkpoint_schedule.hpp"
 #include "train/checkpoint_texts.hpp"
 #include "train/save_history.hpp"
 
 namespace ddp::detail {
 
-/// The job around a Checkpointer. The default is a job without a Context.
-struct CheckpointJob {
-  LaunchEnvironment launch = {};
-  std::weak_ptr<Communicator> communicator = {};    ///< owns the plan of measured choices
-  std::function<void(int64_t step)> announce = {};  ///< the next step begins
-  /// Receives the failure of the last save, which the destructor cannot throw.
-  std::function<void(const FailureCause&)> defer_failure = {};
-};
-
 class CheckpointerImpl {
  public:
+  /// A Context receives each next step, and the failure of the last save, which the destructor
+  /// cannot throw. Its communicator owns the plan of measured choices.
   CheckpointerImpl(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
                    std::vector<StatefulRef> objects, FileOps& ops = system_file_ops(),
-                   const CheckpointJob& job = {});
+                   const Context* context = nullptr);
   ~CheckpointerImpl();
 
   int64_t restore();
@@ -69,8 +61,7 @@ class CheckpointerImpl {
   ControlPlane& control_plane_;
   const CheckpointOptions options_;
   const std::vector<StatefulRef> objects_;
-  const std::function<void(int64_t)> announce_;
-  const std::function<void(const FailureCause&)> defer_failure_;
+  const std::optional<ContextHandle> context_;
   std::function<bool()> stop_check_;
   std::function<std::string()> before_save_;
   std::function<void(int64_t)> before_stop_;

@@ -9,7 +9,7 @@
 
 #include "ddp/core/launch_environment.hpp"
 #include "ddp/train/checkpoint.hpp"
-#include "train/checkpoint_dir.hpp"
+#include "train/checkpoint_files.hpp"
 #include "train/checkpoint_texts.hpp"
 #include "train/save_history.hpp"
 

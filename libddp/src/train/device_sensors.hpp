@@ -4,12 +4,72 @@
 
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
-#include "train/gpu_monitor.hpp"
+#include "train/background_task.hpp"
 
 namespace ddp::detail {
+
+/// Reads NVML's data of one GPU. NVML is loaded at run time: machines without a driver lack it.
+class GpuMonitor {
+ public:
+  /// Opens the GPU at `pci_bus_id` ("0000:65:00.0"); nullptr if NVML or the GPU is missing.
+  static std::unique_ptr<GpuMonitor> open(const std::string& pci_bus_id);
+  ~GpuMonitor();
+  GpuMonitor(const GpuMonitor&) = delete;
+  GpuMonitor& operator=(const GpuMonitor&) = delete;
+
+  std::string name() const;
+  /// NaN if the GPU does not report it.
+  double utilisation_percent() const;
+  double power_watts() const;
+  double energy_joules() const;  ///< since the driver was loaded
+
+ private:
+  struct Library;
+  GpuMonitor(std::unique_ptr<Library> library, void* device);
+  std::unique_ptr<Library> library_;
+  void* device_;
+};
+
+/// Polled numbers of a GPU; NaN if not reported.
+struct GpuNumbers {
+  double energy_joules = NAN;
+  double utilisation_percent = NAN;
+};
+
+/// Polls from its own thread, because a query takes NVML milliseconds, for which steps would wait.
+/// NVML's counters change about ten times a second.
+class GpuSampler {
+ public:
+  using Query = std::function<GpuNumbers()>;
+  static constexpr std::chrono::milliseconds kPeriod{50};
+
+  /// Waits for the first answer.
+  explicit GpuSampler(Query query, std::chrono::milliseconds period = kPeriod)
+      : query_(std::move(query)), latest_(query_()), task_([this] { poll(); }, period) {}
+
+  /// The last answer; never waits for the GPU.
+  GpuNumbers latest() const {
+    const std::lock_guard lock(mutex_);
+    return latest_;
+  }
+
+ private:
+  void poll() {
+    const auto answer = query_();
+    const std::lock_guard lock(mutex_);
+    latest_ = answer;
+  }
+
+  const Query query_;
+  mutable std::mutex mutex_;  // guards latest_
+  GpuNumbers latest_;
+  PeriodicTask task_;  // last: it uses the members above
+};
 
 /// Numbers that the device does not report are NaN; on a CPU all are.
 class DeviceSensors {
@@ -17,8 +77,8 @@ class DeviceSensors {
   using TimePoint = std::chrono::steady_clock::time_point;
   /// `pci_bus_id` is empty for a CPU.
   DeviceSensors(const std::string& pci_bus_id, TimePoint now);
-  /// Without a monitor: a device that reports what `ask` returns.
-  DeviceSensors(GpuSampler::Ask ask, TimePoint now);
+  /// Without a monitor: a device that reports what `query` returns.
+  DeviceSensors(GpuSampler::Query query, TimePoint now);
 
   /// Empty if unknown.
   std::string gpu_name() const { return gpu_ ? gpu_->name() : ""; }
@@ -28,7 +88,7 @@ class DeviceSensors {
   void sample_utilisation();
   struct EpochUse {
     double utilisation = NAN;  ///< percent, mean of the samples
-    double power_w = NAN;      ///< mean; of this moment if the device has no energy counter
+    double power_w = NAN;      ///< mean; the current power if the device has no energy counter
   };
   /// Ends the epoch at `now`.
   EpochUse end_epoch(TimePoint now);

@@ -103,10 +103,6 @@ std::vector<FileRecord> files_from_json(const OrderedJson& list) {
   return files;
 }
 
-OrderedJson parse_bounded(std::string_view text) {
-  return parse_bounded_json<OrderedJson>(text, kMaxDepth);
-}
-
 void check_checksum(std::string_view text) {
   if (text.size() < kTailBytes || text.size() > kMaxManifestBytes) {
     throw ReadError(concat("it has ", text.size(), " bytes"));
@@ -174,7 +170,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   std::string reason;
   try {
     check_checksum(text);
-    return manifest_from_json(parse_bounded(text));
+    return manifest_from_json(parse_bounded_json<OrderedJson>(text, kMaxDepth));
   } catch (const NewerFormatError& error) {
     throw NewerFormatError(path + " cannot be read: " + error.what());
   } catch (const ReadError& error) {

@@ -15,7 +15,7 @@
 #include "core/settings.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "train/save_failure.hpp"
+#include "train/save_history.hpp"
 
 namespace ddp {
 namespace {

@@ -7,10 +7,24 @@
 #include <optional>
 #include <string>
 
+#include "ddp/core/control_plane.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/train/options.hpp"
-#include "train/save_failure.hpp"
 
 namespace ddp::detail {
+
+/// A failed save. Every rank throws it, and it names the rank that failed.
+struct SaveFailure : WriteError {
+  SaveFailure(int rank_in, const std::string& message) : WriteError(message), rank(rank_in) {}
+  FailureCause cause() const {
+    FailureCause cause;
+    cause.rank = rank;
+    cause.message = what();
+    cause.exit_code = exit_code();
+    return cause;
+  }
+  int rank;  ///< the rank that could not write
+};
 
 /// The state after a number of steps, with or without a metric for keep_best.
 struct SavedStep {

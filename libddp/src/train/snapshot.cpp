@@ -162,10 +162,8 @@ void restore_generators(const TensorMap& rank_file, at::Device device) {
   }
 }
 
-}  // namespace
-
-at::Tensor HostBuffers::copy(const std::string& key, const at::Tensor& tensor) {
-  auto& buffer = buffers_[key];
+// Enqueues a contiguous host copy of `tensor` on the current stream.
+at::Tensor copy_to_host(const at::Tensor& tensor, at::Tensor& buffer) {
   if (!buffer.defined() || buffer.scalar_type() != tensor.scalar_type() ||
       buffer.sizes() != tensor.sizes()) {
     buffer =
@@ -176,6 +174,8 @@ at::Tensor HostBuffers::copy(const std::string& key, const at::Tensor& tensor) {
   buffer.copy_(tensor, /*non_blocking=*/true);
   return buffer;
 }
+
+}  // namespace
 
 void Snapshot::wait() const {
   for (const auto& event : copied) {
@@ -216,7 +216,7 @@ Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::De
       }
       const std::string place = rank_local ? object + "." + key : file_key(object, key);
       auto& file = rank_local ? rank_file : snapshot.files[file_of(object)];
-      file[place] = buffers.copy(object + "/" + key, tensor);
+      file[place] = copy_to_host(tensor, buffers[object + "/" + key]);
     }
   }
   if (!device.is_cpu()) {

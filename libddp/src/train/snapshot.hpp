@@ -17,16 +17,9 @@
 
 namespace ddp::detail {
 
-/// Host memory cached between saves. It is pinned for tensors on a GPU, so that copies run while
-/// the host continues.
-class HostBuffers {
- public:
-  /// Enqueues a contiguous host copy of `tensor` under `key` on the current stream.
-  at::Tensor copy(const std::string& key, const at::Tensor& tensor);
-
- private:
-  std::map<std::string, at::Tensor> buffers_;
-};
+/// Host memory cached between saves, by key. It is pinned for tensors on a GPU, so that copies run
+/// while the host continues.
+using HostBuffers = std::map<std::string, at::Tensor>;
 
 struct Snapshot {
   std::map<std::string, TensorMap> files;  ///< files written by this rank, by file name

@@ -5,8 +5,8 @@
 
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
-#include "train/checkpoint_dir.hpp"
-#include "train/save_failure.hpp"
+#include "train/checkpoint_files.hpp"
+#include "train/save_history.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 

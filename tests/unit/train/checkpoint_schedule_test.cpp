@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When saves and exchanges are due, with a clock that the test moves.
-#include "train/checkpoint_schedule.hpp"
+#include "train/checkpoint_exchange.hpp"
 #include "support/catch.hpp"
 
 namespace {

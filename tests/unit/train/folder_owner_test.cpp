@@ -14,7 +14,6 @@
 
 #include "ddp/core/stop_signal.hpp"
 #include "support/catch.hpp"
-#include "train/changed_settings.hpp"
 #include "train/folder_owner.hpp"
 #include "unit/train/temporary_folder.hpp"
 
@@ -267,34 +266,4 @@ TEST_CASE("an owner that stood still and lost its folder says so and leaves the 
     CHECK(owner->lost());
   }
   CHECK(testing::read_file(record_in(folder.path())) == successor.to_text());
-}
-
-TEST_CASE("settings that a resumed run has otherwise are listed by key") {
-  using ddp::detail::changed_settings;
-  const std::string saved =
-      "optimizer:\n  type: sgd\n  momentum: 0.9\nlr_schedule:\n  lr: 0.5\nmodel:\n  depth: 18\n"
-      "checkpoint:\n  dir: a\ntrain:\n  max_grad_norm: 1\n";
-  CHECK(changed_settings(saved, saved, "").empty());
-  const std::string now =
-      "optimizer:\n  type: sgd\n  momentum: 0.8\nlr_schedule:\n  lr: 0.1\nmodel:\n  width: 64\n"
-      "checkpoint:\n  dir: b\ntrain:\n  max_grad_norm: 0\n";
-  CHECK(changed_settings(saved, now, "") ==
-        std::vector<std::string>{
-            "lr_schedule.lr=0.1, it had 0.5", "model.width=64, it did not set that",
-            "optimizer.momentum=0.8, it had 0.9", "train.max_grad_norm=0, it had 1",
-            "model.depth is not set, it had 18"});
-  CHECK(changed_settings("no settings: [", now, "").empty());
-  // Settings that only one side has count if not at the default; settings that both have always
-  // count.
-  CHECK(changed_settings(saved, now,
-                         "model:\n  width: 64\n  depth: 18\ntrain:\n  max_grad_norm: 0\n") ==
-        std::vector<std::string>{"lr_schedule.lr=0.1, it had 0.5",
-                                 "optimizer.momentum=0.8, it had 0.9",
-                                 "train.max_grad_norm=0, it had 1"});
-  CHECK(changed_settings("model:\n  depth: 18\n", "model:\n  width: 64\n",
-                         "model:\n  width: 32\n  depth: 50\n") ==
-        std::vector<std::string>{"model.width=64, it did not set that",
-                                 "model.depth is not set, it had 18"});
-  const std::string earlier = "optimizer:\n  type: sgd\n  skip_dead_taps: false\n";
-  CHECK(changed_settings(earlier, "optimizer:\n  type: sgd\n", "").empty());
 }

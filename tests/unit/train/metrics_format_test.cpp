@@ -7,7 +7,7 @@
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 #include "train/background_task.hpp"
-#include "train/gpu_monitor.hpp"
+#include "train/device_sensors.hpp"
 #include "train/metrics_format.hpp"
 #include "train/run_folder.hpp"
 #include "unit/train/temporary_folder.hpp"
