@@ -44,19 +44,18 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
                                    std::vector<StatefulRef> objects, FileOps& ops,
                                    const Context* context)
     : control_plane_(control_plane),
+      device_(device),
       options_(options),
+      launch_(context == nullptr ? LaunchEnvironment() : context->launch()),
       objects_(std::move(objects)),
       context_(context == nullptr ? std::nullopt : std::optional(ContextHandle(*context))),
       stop_check_(stop_requested),
       exceptions_(std::uncaught_exceptions()),
-      dir_(ops, options, context == nullptr ? "" : context->launch().job_id),
+      dir_(ops, options, launch_.job_id),
       texts_(options, context == nullptr ? nullptr : context->communicator(),
              control_plane.rank() == 0),
       history_(options, control_plane.rank() == 0),
       schedule_(options, Clock::now()),
-      restorer_(control_plane, device, options,
-                context == nullptr ? LaunchEnvironment() : context->launch(),
-                {.dir = dir_, .texts = texts_, .objects = objects_}),
       saver_(control_plane, device, options,
              {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
   options.taken.set();
@@ -94,7 +93,13 @@ void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
 }
 
 int64_t CheckpointerImpl::restore() {
-  const auto restored = restorer_.restore();
+  const auto restored = restore_checkpoint({.control_plane = control_plane_,
+                                            .device = device_,
+                                            .options = options_,
+                                            .launch = launch_,
+                                            .dir = dir_,
+                                            .texts = texts_,
+                                            .objects = objects_});
   if (restored) {
     history_.note_restored(*restored);
   }

@@ -59,7 +59,9 @@ class CheckpointerImpl {
   void defer_failure(const SaveFailure& failure) const;
 
   ControlPlane& control_plane_;
+  const at::Device device_;
   const CheckpointOptions options_;
+  const LaunchEnvironment launch_;
   const std::vector<StatefulRef> objects_;
   const std::optional<ContextHandle> context_;
   std::function<bool()> stop_check_;
@@ -72,7 +74,6 @@ class CheckpointerImpl {
   CheckpointTexts texts_;
   SaveHistory history_;
   CheckpointSchedule schedule_;
-  CheckpointRestorer restorer_;
   CheckpointSaver saver_;
 };
 

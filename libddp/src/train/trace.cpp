@@ -103,19 +103,12 @@ std::shared_ptr<TraceDevice> make_trace_device(at::Device) {
 }
 #endif
 
-// Nsight records between these two with --capture-range=cudaProfilerApi (ncu: --profile-from-start
-// off).
-void start_profiler([[maybe_unused]] at::Device device) {
+// Nsight records between start and stop with --capture-range=cudaProfilerApi (ncu:
+// --profile-from-start off).
+void control_profiler([[maybe_unused]] at::Device device, [[maybe_unused]] bool start) {
 #ifdef DDP_HAS_CUDA_PROFILER
   if (device.is_cuda()) {
-    cudaProfilerStart();  // its only error: a profiler is already active
-  }
-#endif
-}
-void stop_profiler([[maybe_unused]] at::Device device) {
-#ifdef DDP_HAS_CUDA_PROFILER
-  if (device.is_cuda()) {
-    cudaProfilerStop();
+    start ? cudaProfilerStart() : cudaProfilerStop();  // fails only if a profiler is active
   }
 #endif
 }
@@ -146,7 +139,7 @@ void Tracer::begin() {
   recorder_.set_device(make_trace_device(device_));
   recorder_.set_step(first_step_);
   recording_ = true;
-  start_profiler(device_);
+  control_profiler(device_, /*start=*/true);
   recorder_.start();
 }
 
@@ -184,7 +177,7 @@ void Tracer::finish() {
   recording_ = false;
   done_ = true;
   const auto events = recorder_.take();  // waits for the steps' kernels
-  stop_profiler(device_);
+  control_profiler(device_, /*start=*/false);
   const detail::ActivityScope activity(control_plane_, "trace");
   const auto offset = detail::measure_clock_offset(control_plane_);
   const auto by_rank = detail::gather_events(control_plane_, events);

@@ -11,6 +11,7 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/trace_scope.hpp"
+#include "reduce/reducer.hpp"
 #include "train/graph/capture_agreement.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"
@@ -51,8 +52,8 @@ std::shared_ptr<GraphPool> pool_or_new(std::shared_ptr<GraphPool> pool, CudaGrap
   return pool == nullptr && mode != CudaGraph::Off ? std::make_shared<GraphPool>() : pool;
 }
 
-/// Runs steps on a GPU. StepCache finds the graph of a call's kind of batch, StepCapture makes it
-/// after eager steps, and CaptureAgreement compares it with the other ranks'. StepFeed sends
+/// Runs steps on a GPU. StepCache finds the graph of a call's kind of batch, capture_step() makes
+/// it after eager steps, and CaptureAgreement compares it with the other ranks'. StepFeed sends
 /// numbers to the device, and StepRing brings the step's scalars back.
 class CudaStepRunner final : public StepRunner {
  public:
@@ -84,7 +85,6 @@ class CudaStepRunner final : public StepRunner {
   const std::shared_ptr<CaptureAgreement> agreement_;
   const std::shared_ptr<StepRing> ring_;
   const StepFeed feed_;
-  StepCapture capture_;
   StepCache cache_;
   bool captures_enabled_;
   uint64_t sequence_ = 0;  // of the current or last call
@@ -102,7 +102,6 @@ CudaStepRunner::CudaStepRunner(Context& context, GraphedParts parts, GraphedStep
           context.control_plane(), next_step_id(options_.collective), options_.name)),
       ring_(make_ring(device_, agreement_)),
       feed_(device_),
-      capture_(context, parts_, feed_, *ring_, pool_.get(), *agreement_),
       cache_(parts_, options_, device_, context.is_main()),
       captures_enabled_(options_.mode != CudaGraph::Off) {}
 
@@ -221,7 +220,8 @@ bool CudaStepRunner::capture(StepCache::Kind& kind, StepCall& call) {
   // In the first step libraries search for algorithms, which takes more memory.
   const int64_t step_bytes = kind.all_steps() > 1 ? kind.step_bytes : 0;
   std::string reason;
-  auto graph = capture_.capture(call, sequence_, step_bytes, &reason);
+  auto graph = capture_step({context_, parts_, feed_, *ring_, pool_.get(), *agreement_}, call,
+                            sequence_, step_bytes, &reason);
   if (graph == nullptr) {
     disable_captures(reason);
     return false;
