@@ -110,7 +110,7 @@ TEST_CASE("batches follow the sampler through the epochs at any number of worker
   REQUIRE(loader.position() == 0);
 }
 
-TEST_CASE("range-for gives the rest of one epoch", "[loader]") {
+TEST_CASE("a range-for loop gives the rest of one epoch", "[loader]") {
   auto dataset = std::make_shared<Numbers>(30);
   DistributedSampler sampler(30, 0, 1);
   NumberLoader loader(dataset, sampler, kCpu, {.batch_size = 7});
@@ -126,7 +126,7 @@ TEST_CASE("range-for gives the rest of one epoch", "[loader]") {
   REQUIRE(indices_of(loader) == epoch_of(sampler, 0));
 }
 
-TEST_CASE("drop_last leaves out the batch that is not full", "[loader]") {
+TEST_CASE("drop_last drops the batch that is not full", "[loader]") {
   auto dataset = std::make_shared<Numbers>(30);
   NumberLoader loader(dataset, DistributedSampler(30, 0, 1), kCpu,
                       {.batch_size = 7, .drop_last = true});
@@ -141,7 +141,8 @@ TEST_CASE("drop_last leaves out the batch that is not full", "[loader]") {
                    "holds no batch of 31"));
 }
 
-TEST_CASE("a rank without a sample is told of the sampler, not of the batch", "[loader]") {
+TEST_CASE("the error of a rank without samples names the sampler's settings, not the batch size",
+          "[loader]") {
   const auto refusal = [](int64_t size, const ddp::SamplerOptions& options) {
     auto dataset = std::make_shared<Numbers>(size);
     return message_of<ddp::SettingsError>([&] {
@@ -309,7 +310,7 @@ TEST_CASE("an exception of a sample reaches the caller with its index", "[loader
   REQUIRE(loader.next().indices.front() == 0);
 }
 
-TEST_CASE("a loader prefetches no more than it was told", "[loader]") {
+TEST_CASE("a loader prefetches at most prefetch_batches batches", "[loader]") {
   auto dataset = std::make_shared<Numbers>(1000);
   NumberLoader loader(dataset, DistributedSampler(1000, 0, 1), kCpu,
                       {.batch_size = 10, .num_workers = 2, .prefetch_batches = 2});
@@ -342,7 +343,7 @@ TEST_CASE("the waiting time is measured", "[loader]") {
   REQUIRE(loader.wait_ms() < 30'000);
 }
 
-TEST_CASE("loaders of a wrong sampler and impossible settings are refused", "[loader]") {
+TEST_CASE("loaders with a wrong sampler or impossible settings are refused", "[loader]") {
   auto dataset = std::make_shared<Numbers>(10);
   auto error = [&](const DistributedSampler& sampler, const LoaderOptions& options) {
     return message_of<ddp::SettingsError>([&] { NumberLoader(dataset, sampler, kCpu, options); });

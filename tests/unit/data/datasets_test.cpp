@@ -85,7 +85,7 @@ TEST_CASE("the embedded sample is balanced and complete", "[dataset]") {
   }
 }
 
-TEST_CASE("JPEG files decode and resize as Pillow does", "[jpeg]") {
+TEST_CASE("JPEG files decode and resize as in Pillow", "[jpeg]") {
   std::ifstream golden(DDP_SOURCE_DIR "/tests/golden/image_golden.csv");
   REQUIRE(golden);
   const std::string bytes = sample_jpeg(0);
@@ -210,7 +210,7 @@ TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
   }
 }
 
-TEST_CASE("skipping takes the next good image everywhere alike and keeps the limit", "[dataset]") {
+TEST_CASE("skipping takes the same next good image on all ranks and keeps the limit", "[dataset]") {
   const auto cache = GENERATE(ddp::CachePolicy::Ram, ddp::CachePolicy::Off);
   TempFolder folder;
   DataOptions options{.path = three_images(folder, "no image"),
@@ -272,7 +272,7 @@ TEST_CASE("a shard missing in a numbered sequence is named", "[dataset]") {
   }
 }
 
-TEST_CASE("more samples asked for than there are is told with both numbers", "[dataset]") {
+TEST_CASE("a warning names both numbers if num_samples exceeds the data set", "[dataset]") {
   const auto told = [](int64_t num_samples, Split split) {
     return testing::stderr_of(
         [&] { make_dataset({.path = kSample, .num_samples = num_samples}, split); });
@@ -356,7 +356,7 @@ TEST_CASE("a shard cut while training is an error, not a crash", "[dataset]") {
   REQUIRE(contains(message_of<ddp::DataError>([&] { dataset->get(2); }), "it ends at offset"));
 }
 
-TEST_CASE("settings of data that cannot be are refused by name", "[dataset]") {
+TEST_CASE("impossible data settings are refused by name", "[dataset]") {
   auto settings = [](const DataOptions& options) {
     return message_of<ddp::SettingsError>([&] { make_dataset(options); });
   };

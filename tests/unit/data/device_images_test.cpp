@@ -34,7 +34,7 @@ std::vector<int64_t> keep(std::vector<int64_t> indices) {
 
 }  // namespace
 
-TEST_CASE("a batch's value by value definition is the CPU's transform", "[device_images]") {
+TEST_CASE("the definition of each value of a batch equals the CPU's transform", "[device_images]") {
   const auto augment = GENERATE(Augment::PadCrop, Augment::None);
   const int64_t cutout = GENERATE(0, 7);
   const bool flip = GENERATE(true, false);
@@ -75,7 +75,7 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
   }
 }
 
-TEST_CASE("an epoch planned at once is the loader's batches one by one", "[device_images]") {
+TEST_CASE("an epoch planned at once equals the loader's batches one by one", "[device_images]") {
   const bool drop_last = GENERATE(false, true);
   const bool pad = GENERATE(true, false);
   const int64_t global_batch = GENERATE(12, 13);  // 3 ranks share 13 unevenly
@@ -108,7 +108,7 @@ TEST_CASE("an epoch planned at once is the loader's batches one by one", "[devic
   }
 }
 
-TEST_CASE("images stay on the host where the GPU cannot have them", "[device_images]") {
+TEST_CASE("images stay on the host if the GPU cannot hold them", "[device_images]") {
   const auto dataset = ddp::make_dataset({.path = kSample, .num_samples = 32});
   const DistributedSampler sampler(32, 0, 1);
   DataLoader loader(dataset, sampler, kCpu);

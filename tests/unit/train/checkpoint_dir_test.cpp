@@ -46,7 +46,7 @@ struct SmallDisk : FileOps {
 
 }  // namespace
 
-TEST_CASE("a folder is owned from the first save or from open, and open cleans it") {
+TEST_CASE("a folder is owned from open() or the first save on, and open() cleans it") {
   TemporaryFolder folder;
   CheckpointDir dir(ddp::system_file_ops(), in(folder), "77");
   const bool opens = GENERATE(true, false);
@@ -76,7 +76,7 @@ TEST_CASE("known damage does not count as a kept checkpoint until its name is re
   REQUIRE(dir.open(true).size() == 1);  // keep_last evicted step 1
 }
 
-TEST_CASE("a save on a full disk throws the fix, and discarding it leaves nothing") {
+TEST_CASE("a save on a full disk throws an error with the fix, and discarding it leaves no file") {
   TemporaryFolder folder;
   SmallDisk disk;
   CheckpointDir dir(disk, in(folder), "");

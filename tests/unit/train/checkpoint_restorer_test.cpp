@@ -23,9 +23,7 @@ struct RestoredRank {
         texts(options, {}, /*is_main=*/true),
         objects{model},
         parts{plane, at::kCPU, options, launch, dir, texts, objects} {}
-  std::optional<ddp::detail::SavedStep> restore() {
-    return ddp::detail::restore_checkpoint(parts);
-  }
+  std::optional<ddp::detail::SavedStep> restore() { return ddp::detail::restore_checkpoint(parts); }
   float weight() const { return model.state.tensors.at("w").item<float>(); }
 
   testing::ThreadJob job{1};
@@ -52,7 +50,7 @@ void save_three(ddp::CheckpointOptions options) {
 
 }  // namespace
 
-TEST_CASE("a restorer loads the newest whole checkpoint, its texts and whether it has a metric") {
+TEST_CASE("a restore loads the newest complete checkpoint, its texts and whether it has a metric") {
   TemporaryFolder folder;
   const auto options = testing::options_in(folder);
   save_three(options);

@@ -42,7 +42,7 @@ TEST_CASE("a program without settings saves the checkpoint's, and other ranks lo
   REQUIRE(other.get("settings") == "optim:\n  lr: 0.1\n");
 }
 
-TEST_CASE("settings that a resumed run has otherwise are listed by key") {
+TEST_CASE("changed settings of a resumed run are listed by key") {
   using ddp::detail::changed_settings;
   const std::string saved =
       "optimizer:\n  type: sgd\n  momentum: 0.9\nlr_schedule:\n  lr: 0.5\nmodel:\n  depth: 18\n"

@@ -104,7 +104,7 @@ double seconds_of(const std::function<void()>& call) {
 
 }  // namespace
 
-TEST_CASE("a folder without a record is taken at once and left without one") {
+TEST_CASE("a folder without a record is taken at once and released without one") {
   TemporaryFolder folder;
   for (int i = 0; i < 2; ++i) {
     std::shared_ptr<FolderOwner> owner, again;
@@ -118,7 +118,7 @@ TEST_CASE("a folder without a record is taken at once and left without one") {
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("an owner that lives is named, and keeps its folder") {
+TEST_CASE("a live owner is named and keeps its folder") {
   TemporaryFolder folder;
   Process first([&] {
     const auto owner = take(folder.path(), kPatient, "77");
@@ -149,7 +149,8 @@ TEST_CASE("the folder of a process that was killed is taken over without waiting
   owner->require_own();
 }
 
-TEST_CASE("an owner elsewhere is dead when its counter stands still, whatever the record says") {
+TEST_CASE(
+    "an owner on another host is dead when its counter stands still, whatever its record holds") {
   TemporaryFolder folder;
   const OwnerRecord elsewhere{.host = "node9", .process = 1, .machine = "other", .start = "a"};
   for (const auto& text :
@@ -166,7 +167,7 @@ TEST_CASE("an owner elsewhere is dead when its counter stands still, whatever th
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("an owner that ends, or is of the same job, is waited for, and not for ever") {
+TEST_CASE("a start waits, for a limited time, for an owner that is ending or of the same job") {
   TemporaryFolder folder;
   const bool ending = GENERATE(false, true), ends = GENERATE(false, true);
   Process first([&] {
@@ -189,7 +190,7 @@ TEST_CASE("an owner that ends, or is of the same job, is waited for, and not for
 }
 
 // Without the request, both waits take a minute.
-TEST_CASE("a stop request ends the wait for another owner, and asks for another start") {
+TEST_CASE("a stop request ends the wait for another owner, and the error requests another start") {
   constexpr OwnerTimes kLong{.beat = 50ms, .watch = 60s, .wait = 60s};
   TemporaryFolder folder;
   const bool lives = GENERATE(true, false), before = GENERATE(true, false);
@@ -229,7 +230,7 @@ TEST_CASE("a stop request ends the wait for another owner, and asks for another 
   CHECK(std::filesystem::exists(record_in(folder.path())));
 }
 
-TEST_CASE("of two processes that take over one folder one wins") {
+TEST_CASE("one of two processes that take over a folder wins") {
   TemporaryFolder folder;
   const OwnerRecord dead{.host = "node9", .process = 1, .machine = "other", .start = "a"};
   testing::write_file(record_in(folder.path()), dead.to_text());
@@ -245,7 +246,7 @@ TEST_CASE("of two processes that take over one folder one wins") {
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("an owner that stood still and lost its folder says so and leaves the record alone") {
+TEST_CASE("a suspended owner that lost its folder reports this and does not change the record") {
   TemporaryFolder folder;
   const OwnerRecord successor{
       .host = "node9", .job = "80", .process = 5, .machine = "other", .start = "a"};

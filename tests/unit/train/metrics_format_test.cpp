@@ -15,7 +15,7 @@
 using namespace ddp::detail;
 using testing::TemporaryFolder;
 
-TEST_CASE("csv and jsonl hold the same numbers; the unknown is left out") {
+TEST_CASE("csv and jsonl hold the same numbers and omit unknown ones") {
   const Row row = {{.name = "step", .integer = 3},
                    {.name = "loss", .number = 0.1},
                    {.name = "accuracy"},
@@ -26,7 +26,7 @@ TEST_CASE("csv and jsonl hold the same numbers; the unknown is left out") {
   REQUIRE(json_line(row) == R"({"step":3,"loss":0.1,"note":"a \"quoted\", one","norm":"inf"})");
 }
 
-TEST_CASE("a NaN is shown, it is not unknown") {
+TEST_CASE("a NaN is shown and does not count as unknown") {
   const double nan = GENERATE(NAN, -NAN);
   const Row row = {{.name = "loss", .number = nan}, {.name = "low", .number = -INFINITY}};
   REQUIRE(csv_line(row) == "nan,-inf");
@@ -37,7 +37,7 @@ TEST_CASE("a NaN is shown, it is not unknown") {
   REQUIRE(if_measured(nan) == std::nullopt);
 }
 
-TEST_CASE("the log line says what is known") {
+TEST_CASE("the log line shows the known numbers") {
   LoggedNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .samples_per_second = 2000};
   numbers.samples_per_second_per_rank = 500;
   REQUIRE(log_line(numbers, 0, NAN) ==
@@ -93,7 +93,7 @@ TEST_CASE("the commit is read from Git's files") {
   REQUIRE(read_git_commit(folder.file("linked")) == commit);
 }
 
-TEST_CASE("a run folder is appended to by the next start of the same job") {
+TEST_CASE("the next start of a job appends to its run folder") {
   TemporaryFolder folder;
   for (int start = 0; start < 2; ++start) {
     RunFolder run(folder.path(), "42");
@@ -111,7 +111,7 @@ TEST_CASE("a run folder is appended to by the next start of the same job") {
   REQUIRE_NOTHROW(lost.append("steps.csv", "x"));
 }
 
-TEST_CASE("background tasks run one after another and hand over their errors") {
+TEST_CASE("background tasks run one after another and report their errors") {
   int count = 0;
   {
     BackgroundTask task;
@@ -133,7 +133,7 @@ TEST_CASE("without a driver there is no GPU monitor, and no error") {
   REQUIRE(GpuMonitor::open("ffff:ff:1f.7") == nullptr);
 }
 
-TEST_CASE("a GPU that answers slowly holds nobody up, and its answers come in") {
+TEST_CASE("a GPU that answers slowly blocks no caller, and its answers arrive") {
   using namespace std::chrono_literals;
   std::atomic<int> answers{0};
   std::atomic<bool> slow{false};

@@ -68,7 +68,7 @@ int close_and_report(Context& context) {
 
 }  // namespace
 
-TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or not") {
+TEST_CASE("a run whose last save failed ends with 73, with and without wait()") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const bool waits = GENERATE(false, true), retries = GENERATE(false, true);
@@ -100,7 +100,7 @@ TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or
   CHECK(ended.says("first cause: rank 0") == !retries);
 }
 
-TEST_CASE("a context throws at its close that a checkpointer's last save failed") {
+TEST_CASE("the close of a context throws if a checkpointer's last save failed") {
   testing::TemporaryFolder folder;
   CheckpointOptions options;
   options.dir = folder.file("ckpt");
@@ -122,7 +122,7 @@ TEST_CASE("a context throws at its close that a checkpointer's last save failed"
   CHECK(ended.says("thrown: rank 0 failed before the first step: the checkpoint after 1 steps"));
 }
 
-TEST_CASE("a checkpointer and metrics report to a context that moved after they were made") {
+TEST_CASE("a checkpointer and metrics report to a context that moved after their construction") {
   testing::TemporaryFolder folder;
   CheckpointOptions options;
   options.dir = folder.file("ckpt");
@@ -157,7 +157,8 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after they 
   CHECK(ended.says("thrown: "));
 }
 
-TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, the first goes on") {
+TEST_CASE(
+    "a second job on a checkpoint.dir or a run folder in use is refused, and the first continues") {
   testing::TemporaryFolder folder;
   const auto stop = folder.file("stop");
   const auto dir = folder.file("ckpt");
@@ -202,7 +203,7 @@ TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, t
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));  // a wait is 10 s
 }
 
-TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it") {
+TEST_CASE("a start waits for a job that was asked to stop, and continues after it") {
   testing::TemporaryFolder folder;
   const auto told = folder.file("told"), heard = folder.file("heard");
   const auto dir = folder.file("ckpt");
@@ -277,7 +278,7 @@ TEST_CASE("a start that waits for a folder ends with 75 on SIGTERM") {
   CHECK(end_of(first).code() == 0);
 }
 
-TEST_CASE("a run goes on and saves when nobody reads its output any more") {
+TEST_CASE("a run continues and saves when nobody reads its output") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const auto program = start_program(
@@ -305,8 +306,7 @@ TEST_CASE("a run goes on and saves when nobody reads its output any more") {
   CHECK(saved.front() == "step_0000000050");
 }
 
-TEST_CASE(
-    "a resumed run tells which settings it has otherwise, a requeued one that it begins anew") {
+TEST_CASE("a resumed run logs its changed settings, a requeued one that it starts at step 0") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const auto start = [&](const std::vector<std::string>& more, const char* restarts = "0") {
@@ -356,7 +356,7 @@ void describe_fields(Upgrade& options, FieldVisitor& visitor) {
 
 }  // namespace
 
-TEST_CASE("a setting that only one of two versions has is logged where it is not the default") {
+TEST_CASE("a setting that only one of two versions has is logged if it is not the default") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const auto start = [&](std::vector<std::string> settings, const std::vector<Section>& sections) {
