@@ -25,7 +25,7 @@ int64_t batch_extent(const DistributedSampler& sampler, int64_t position, int64_
 // Throws for a rank without samples, which no batch size can fix.
 [[noreturn]] void fail_without_sample(const DistributedSampler& sampler) {
   if (sampler.size() == 0) {
-    throw SettingsError("DataLoader: the data set has no sample");
+    throw SettingsError("DataLoader: the data set is empty");
   }
   const SamplerOptions& options = sampler.options();
   throw SettingsError(concat(
@@ -49,7 +49,7 @@ void check_loader_options(const DistributedSampler& sampler, const LoaderOptions
       (options.global_batch_size > 0 && options.global_batch_size < sampler.world_size())) {
     throw SettingsError(concat("loader.global_batch_size=", options.global_batch_size,
                                " is smaller than the ", sampler.world_size(),
-                               " ranks that share it: every rank needs a sample; use fewer ranks"));
+                               " ranks that share it; fix: use fewer ranks, or a larger batch"));
   }
   if (options.num_workers < 0 || options.prefetch_batches < 1) {
     throw SettingsError(
@@ -59,7 +59,7 @@ void check_loader_options(const DistributedSampler& sampler, const LoaderOptions
 }
 
 // A copy of `sampler` without the permutation, for counting.
-DistributedSampler shape_of(const DistributedSampler& sampler) {
+DistributedSampler without_permutation(const DistributedSampler& sampler) {
   SamplerOptions options = sampler.options();
   options.shuffle = false;
   return {sampler.size(), sampler.rank(), sampler.world_size(), options};
@@ -109,7 +109,7 @@ EpochPlan plan_epoch(DistributedSampler& sampler, int64_t epoch, int64_t positio
 }
 
 EpochBatches::EpochBatches(const DistributedSampler& sampler, const LoaderOptions& options)
-    : shape_(shape_of(sampler)),
+    : shape_(without_permutation(sampler)),
       shuffle_(sampler.options().shuffle),
       drop_last_(options.drop_last),
       global_size_(global_batch_size(sampler, options)) {
@@ -131,7 +131,7 @@ void EpochBatches::fail_without_batch() const {
   throw SettingsError(concat("DataLoader: an epoch of ", shape_.size(), " samples on ",
                              shape_.world_size(), " ranks holds no batch of ", global_size_,
                              " for rank ", shape_.rank(),
-                             ": reduce loader.batch_size, or set loader.drop_last=false"));
+                             "; fix: reduce loader.batch_size, or set loader.drop_last=false"));
 }
 
 StateDict EpochBatches::state_of(LoaderPlace place) const {
@@ -158,9 +158,9 @@ LoaderPlace EpochBatches::place_in(const StateDict& state) const {
       const auto text = [](const StateValue& v) {
         return std::visit([](const auto& x) { return concat(x); }, v);
       };
-      throw MismatchError(concat("loader state: ", key, " was ", text(found->second), " and is ",
-                                 text(value),
-                                 ": the order of samples cannot go on where it stopped"));
+      throw MismatchError(concat("loader state: ", key, " was ", text(found->second),
+                                 " and now is ", text(value),
+                                 ": the order of samples cannot continue where it stopped"));
     }
   }
   for (const auto& [key, value] : state.values) {

@@ -18,7 +18,7 @@ void append_file(const std::string& path, DecodedImages& images) {
   if (file.size() == 0 || file.size() % kRecord != 0) {
     throw DataError(
         concat("CIFAR-10 file ", path, " is truncated or damaged: ", file.size(),
-               " bytes are no multiple of the 3073 of a record; the last whole record ends "
+               " bytes are not a multiple of a record's 3073; the last complete record ends "
                "at offset ",
                file.size() / kRecord * kRecord, kDataFileFix));
   }
@@ -31,9 +31,9 @@ void append_file(const std::string& path, DecodedImages& images) {
   for (int64_t i = 0; i < num_records; ++i) {
     const uint8_t* record = bytes.data() + i * kRecord;
     if (record[0] > 9) {
-      throw DataError(
-          concat("CIFAR-10 file ", path, " at offset ", i * kRecord, ": label ", int{record[0]},
-                 "; labels are 0 to 9, so this is no record's beginning", kDataFileFix));
+      throw DataError(concat("CIFAR-10 file ", path, " at offset ", i * kRecord, ": label ",
+                             int{record[0]}, "; labels are 0 to 9, so no record begins here",
+                             kDataFileFix));
     }
     images.labels[first + static_cast<size_t>(i)] = record[0];
     uint8_t* out = images.pixels.data() + (first + static_cast<size_t>(i)) * 3 * kPlane;

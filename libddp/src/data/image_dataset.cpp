@@ -32,7 +32,7 @@ int64_t num_used(const DataOptions& options, int64_t size, bool train) {
 // Decodes the region of a plan. With an exact plan also resizes it, to [size, size, 3].
 void decode(const std::vector<uint8_t>& bytes, const DataSource& where, const RegionPlan& plan,
             uint8_t* out) {
-  if (!plan.exact || plan.as_it_is) {
+  if (!plan.exact || plan.same_size) {
     decode_image_region(bytes, where, plan.denominator, plan.region, out);
     return;
   }
@@ -48,8 +48,8 @@ void decode(const std::vector<uint8_t>& bytes, const DataSource& where, const Re
 
 DataError with_fix(const CorruptImage& corrupt) {
   return DataError(concat(corrupt.what(),
-                          "; fix: prepare the file again, or take the next good image in its place "
-                          "with data.corrupt=skip"));
+                          "; fix: prepare the file again, or use the next good image instead with "
+                          "data.corrupt=skip"));
 }
 
 ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOptions& resolved,
@@ -63,7 +63,8 @@ ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOption
   } else if (transform_.needs_square()) {
     throw SettingsError(concat("data.augment=pad_crop needs decoded images of one size in memory (",
                                size_, " images of ", options_.image_size,
-                               " px): set data.cache=ram, or data.augment=random_resized_crop"));
+                               " px); fix: set data.cache=ram, or "
+                               "data.augment=random_resized_crop"));
   }
 }
 
@@ -100,8 +101,7 @@ void ImageDataset::check_labels() const {
       throw DataError(concat(where, " does not fit data.num_classes=", num_classes_));
     }
     if (listed) {
-      throw DataError(
-          concat(where, " does not fit the ", limit, " classes that are listed", kDataFileFix));
+      throw DataError(concat(where, " does not fit the ", limit, " listed classes", kDataFileFix));
     }
     throw DataError(concat(where, " is not below ", limit, ", and no classes.txt lists the classes",
                            kDataFileFix, ", or set data.num_classes"));
@@ -123,7 +123,7 @@ Example ImageDataset::get_for_epoch(int64_t index, int64_t epoch) const {
 
 void ImageDataset::write(int64_t index, int64_t epoch, float* data, int64_t* target) const {
   if (index < 0 || index >= size_) {
-    throw SettingsError(concat("sample ", index, " of a data set of ", size_));
+    throw SettingsError(concat("sample ", index, " does not exist: the data set has ", size_));
   }
   if (!decoded_.labels.empty()) {
     const auto at = static_cast<size_t>(index);
@@ -166,8 +166,8 @@ int64_t ImageDataset::read_region(
     plan = transform_.plan(header.width, header.height, static_cast<uint64_t>(epoch),
                            static_cast<uint64_t>(index), header.largest_denominator);
     const RegionPlan decoding = plan;
-    if (plan.exact && !plan.as_it_is) {  // decode() also resizes
-      plan = transform_.plan_as_it_is();
+    if (plan.exact && !plan.same_size) {  // decode() also resizes
+      plan = transform_.plan_same_size();
     }
     decode(bytes, where, decoding, allocate(plan));
   });
@@ -243,14 +243,14 @@ int64_t ImageDataset::first_good(int64_t index, F&& use) const {
       use(candidate);
       return candidate;
     } catch (const DataError& e) {
-      note_corrupt(candidate, e.what());
+      record_corrupt(candidate, e.what());
     }
   }
   throw DataError(concat("data.path=", options_.path, ": none of the ", size_,
                          " images can be decoded", kDataFileFix));
 }
 
-void ImageDataset::note_corrupt(int64_t index, const std::string& message) const {
+void ImageDataset::record_corrupt(int64_t index, const std::string& message) const {
   std::lock_guard lock(mutex_);
   if (!corrupt_.insert(index).second) {
     return;
@@ -260,11 +260,11 @@ void ImageDataset::note_corrupt(int64_t index, const std::string& message) const
   const auto count = static_cast<int64_t>(corrupt_.size());
   if (count > allowed) {
     throw DataError(concat(
-        "data.corrupt=skip: ", count, " corrupt images, data.max_corrupt_fraction=",
+        "data.corrupt=skip: found ", count, " corrupt images, but data.max_corrupt_fraction=",
         options_.max_corrupt_fraction, " of ", size_, " allows ", allowed, "; the last: ", message,
         "; fix: prepare the data again, or raise data.max_corrupt_fraction"));
   }
-  log_warning(concat("corrupt image skipped (", count, " of ", allowed, " allowed): ", message));
+  log_warning(concat("skipped a corrupt image (", count, " of ", allowed, " allowed): ", message));
 }
 
 int64_t ImageDataset::num_skipped() const {

@@ -58,7 +58,7 @@ class ImageDataset : public Dataset {
   /// depends on the files only, so all ranks agree.
   template <typename F>
   int64_t first_good(int64_t index, F&& use) const;
-  void note_corrupt(int64_t index, const std::string& message) const;
+  void record_corrupt(int64_t index, const std::string& message) const;
 
   std::unique_ptr<ImageSource> source_;
   DataOptions options_;

@@ -47,7 +47,7 @@ struct PngReader {
     png = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, &PngReader::fail,
                                  [](png_structp, png_const_charp) {});
     info = png != nullptr ? png_create_info_struct(png) : nullptr;
-    DDP_CHECK(info != nullptr, "libpng gave no decoder");
+    DDP_CHECK(info != nullptr, "libpng cannot create a decoder");
   }
   ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
   PngReader(const PngReader&) = delete;
@@ -106,7 +106,7 @@ ImageHeader read_png_header(const std::vector<uint8_t>& bytes, const DataSource&
   }
   const int64_t width = big_endian(bytes.data() + 16), height = big_endian(bytes.data() + 20);
   if (width < 1 || height < 1 || width > INT32_MAX || height > INT32_MAX) {
-    fail_png(source, bytes.size(), "it does not tell its size");
+    fail_png(source, bytes.size(), "its size is invalid");
   }
   if (width > max_pixels / height) {
     throw CorruptImage(concat(source.to_string(), ": PNG of ", width, " x ", height,
@@ -144,7 +144,7 @@ ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSourc
 void decode_image_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                          int denominator, const CropBox& region, uint8_t* out) {
   if (is_png(bytes)) {
-    DDP_CHECK(denominator == 1, "a PNG is decoded at its own size alone");
+    DDP_CHECK(denominator == 1, "a PNG is decoded only at its own size");
     decode_png_region(bytes, source, region, out);
   } else {
     decode_jpeg_region(bytes, source, denominator, region, out);

@@ -112,7 +112,7 @@ RegionPlan ImageTransform::plan_centre(int width, int height, int largest_denomi
   plan.whole_height = decoded_side(height, plan.denominator);
   plan.columns = centre_axis(resized_side(width, shorter, eval_resize_), plan.whole_width, size_);
   plan.rows = centre_axis(resized_side(height, shorter, eval_resize_), plan.whole_height, size_);
-  plan.as_it_is = eval_resize_ == size_ && plan.whole_width == size_ && plan.whole_height == size_;
+  plan.same_size = eval_resize_ == size_ && plan.whole_width == size_ && plan.whole_height == size_;
   return plan;
 }
 
@@ -127,12 +127,12 @@ RegionPlan ImageTransform::plan(int width, int height, uint64_t epoch, uint64_t 
   return plan;
 }
 
-RegionPlan ImageTransform::plan_as_it_is() const {
+RegionPlan ImageTransform::plan_same_size() const {
   RegionPlan plan;
   plan.whole_width = plan.whole_height = size_;
   plan.region = {0, 0, size_, size_};
   plan.columns = plan.rows = {0, double(size_), size_, size_};
-  plan.as_it_is = true;
+  plan.same_size = true;
   return plan;
 }
 
@@ -146,7 +146,7 @@ void ImageTransform::apply(const ImageView& image, uint64_t epoch, uint64_t inde
 }
 
 void ImageTransform::apply(const ImageView& image, const RegionPlan& plan, float* out) const {
-  if (plan.as_it_is) {
+  if (plan.same_size) {
     copy_same_size(image, out);
     return;
   }

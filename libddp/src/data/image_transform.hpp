@@ -25,8 +25,8 @@ struct RegionPlan {
   ResampleAxis rows;
   bool exact = false;  ///< resized in Pillow's arithmetic, by the host
   bool flip = false;
-  bool as_it_is = false;  ///< the image has the output's size: no resizing
-  int cutout_x = 0;       ///< centre of the cut square, if `cutout`
+  bool same_size = false;  ///< the image has the output's size: no resizing
+  int cutout_x = 0;        ///< centre of the cut square, if `cutout`
   int cutout_y = 0;
   bool cutout = false;
 };
@@ -52,7 +52,7 @@ class ImageTransform {
   RegionPlan plan(int width, int height, uint64_t epoch, uint64_t index,
                   int largest_denominator = 8) const;
   /// The plan for an image of the output's size, shown unchanged.
-  RegionPlan plan_as_it_is() const;
+  RegionPlan plan_same_size() const;
 
   /// Writes [3, S, S], or [S, S, 3] with channels_last. `image` covers at least plan.region.
   void apply(const ImageView& image, const RegionPlan& plan, float* out) const;

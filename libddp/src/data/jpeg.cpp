@@ -30,7 +30,7 @@ tjhandle decoder() {
   DecoderHandle& handle = handle_of_thread();
   if (!handle) {
     handle.reset(tjInitDecompress());
-    DDP_CHECK(handle != nullptr, "libjpeg-turbo gave no decoder");
+    DDP_CHECK(handle != nullptr, "libjpeg-turbo cannot create a decoder");
   }
   return handle.get();
 }
@@ -74,10 +74,10 @@ void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
 
 }  // namespace
 
-void say_cpu_decodes(const std::string& reason) {
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    log_warning(concat("loader.jpeg_decoder=nvjpeg cannot be: ", reason,
+void warn_cpu_decodes(const std::string& reason) {
+  static std::once_flag logged;
+  std::call_once(logged, [&] {
+    log_warning(concat("loader.jpeg_decoder=nvjpeg is not used: ", reason,
                        "; the loader's threads decode with libjpeg-turbo"));
   });
 }
@@ -100,7 +100,7 @@ ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource
   const int width = size.width, height = size.height;
   if (width < 1 || height < 1) {
     fail_jpeg(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
-                     " bytes: it does not tell its size"));
+                     " bytes: it has no size"));
   }
   if (int64_t{width} * height > max_pixels) {
     fail_jpeg(concat(source.to_string(), ": JPEG of ", width, " x ", height,

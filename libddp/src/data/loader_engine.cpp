@@ -145,7 +145,7 @@ std::unique_ptr<DeviceCopier> make_device_copier(at::Device device) {
     return std::make_unique<CudaCopier>(device);
   }
 #endif
-  throw SettingsError(concat("DataLoader: device ", device.str(), " is not one of this build's"));
+  throw SettingsError(concat("DataLoader: this build does not support the device ", device.str()));
 }
 
 }  // namespace
@@ -332,8 +332,8 @@ double LoaderEngine::wait_ms() const {
 
 void fail_for_size(const DistributedSampler& sampler, int64_t dataset_size) {
   throw SettingsError(concat("DataLoader: the sampler was made for ", sampler.size(),
-                             " samples, the data set has ", dataset_size,
-                             ": construct it with dataset->size()"));
+                             " samples, but the data set has ", dataset_size,
+                             "; fix: construct the sampler with dataset->size()"));
 }
 
 }  // namespace ddp::detail

@@ -121,15 +121,15 @@ class DirectBuilder final : public BatchBuilder<Batch> {
 
 std::string why_not([[maybe_unused]] const Dataset& dataset, at::Device device) {
   if (!device.is_cuda()) {
-    return concat("the device is ", device.str(), ": context.device=cuda");
+    return concat("the device is ", device.str(), "; fix: set context.device=cuda");
   }
 #ifdef DDP_HAS_CUDA
   const ImageDataset* images = as_images(dataset);
   if (images == nullptr) {
-    return "the data set is not one of JPEG images: loader.device_transform=auto";
+    return "the data set has no JPEG images; fix: set loader.device_transform=auto";
   }
   if (images->decoded() != nullptr) {
-    return "its images are kept decoded: data.cache=off, or loader.device_resident=auto";
+    return "the images are kept decoded; fix: set data.cache=off, or loader.device_resident=auto";
   }
   return {};
 #else
@@ -160,11 +160,11 @@ std::unique_ptr<BatchBuilder<Batch>> make_device_builder(
     [[maybe_unused]] int num_slots, [[maybe_unused]] int64_t max_batch) {
   const std::string reason = why_not(*dataset, device);
   if (options.device_transform == DevicePolicy::On && !reason.empty()) {
-    throw SettingsError(concat("loader.device_transform=on cannot be: ", reason));
+    throw SettingsError(concat("loader.device_transform=on is impossible: ", reason));
   }
   if (options.device_transform == DevicePolicy::Off || !reason.empty()) {
     if (options.jpeg_decoder == JpegDecoder::NvJpeg) {
-      say_cpu_decodes(!reason.empty() ? reason : "loader.device_transform=off");
+      warn_cpu_decodes(!reason.empty() ? reason : "loader.device_transform=off");
     }
     return nullptr;
   }

@@ -35,8 +35,8 @@ constexpr double kRoom = 2.5;
 constexpr int64_t kAlign = 16;
 // Alignment of images decoded on the GPU.
 constexpr int64_t kDeviceAlign = 256;
-// If nvJPEG refuses all of at least this many images of a batch, it is not used again.
-constexpr size_t kHopeless = 8;
+// If nvJPEG refuses a whole batch of at least this many images, it is not used again.
+constexpr size_t kMinRefusedBatch = 8;
 
 int64_t aligned(int64_t num_bytes, int64_t to = kAlign) {
   return (num_bytes + to - 1) / to * to;
@@ -100,13 +100,13 @@ class RegionBuilder final : public BatchBuilder<Batch> {
                                         DeviceDecoder& decoder);
   Batch make_batch(const Slot& slot, const uint8_t* on_device) const;
   /// Decodes the rest of a batch on the loader's last thread.
-  void decode_late(Slot& slot, const std::vector<int64_t>& places);
+  void decode_again_on_host(Slot& slot, const std::vector<int64_t>& places);
   /// Grows on_device to the size of the layout and keeps its contents.
   void grow(Slot& slot, const DeviceDecoder& decoder);
   void remember_refused(const Slot& slot, const std::vector<int64_t>& places);
   bool is_refused(int64_t index);
   /// Logs `reason`; the loader's threads decode all later samples.
-  void give_up(const std::string& reason);
+  void disable_nvjpeg(const std::string& reason);
   static std::vector<std::unique_ptr<DeviceDecoder>> open_decoders(at::Device device,
                                                                    const LoaderOptions& options);
 
@@ -119,7 +119,7 @@ class RegionBuilder final : public BatchBuilder<Batch> {
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<DeviceDecoder>>
       decoders_;  // shared by the slots; empty: threads decode
-  std::atomic<bool> gave_up_{false};
+  std::atomic<bool> nvjpeg_disabled_{false};
   std::mutex mutex_;
   std::set<int64_t> refused_;  // samples that nvJPEG refused; not tried again in later epochs
 };
@@ -135,8 +135,8 @@ RegionBuilder::RegionBuilder(std::shared_ptr<const Dataset> dataset, at::Device 
       decoders_(open_decoders(device, options)) {
   if (max_batch > 65535) {
     throw SettingsError(concat("loader.batch_size=", max_batch,
-                               ": the GPU makes batches of at most 65535 images; give less, or "
-                               "loader.device_transform=off"));
+                               " exceeds the 65535 images that the GPU makes at once; fix: set a "
+                               "smaller one, or loader.device_transform=off"));
   }
   const double side = images_.transform().image_size();
   capacity_ =
@@ -163,7 +163,7 @@ std::vector<std::unique_ptr<RegionBuilder::DeviceDecoder>> RegionBuilder::open_d
     std::string reason;
     auto nvjpeg = NvJpeg::open(reason);
     if (!nvjpeg) {
-      say_cpu_decodes(reason);
+      warn_cpu_decodes(reason);
       return {};
     }
     auto stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index());
@@ -184,7 +184,7 @@ void RegionBuilder::resize(int slot, int64_t num_samples) {
   }
   s.num_block_bytes = 0;
   s.is_on_device = false;
-  if (gave_up_) {
+  if (nvjpeg_disabled_) {
     s.on_device.reset();
   }
 }
@@ -212,7 +212,7 @@ void RegionBuilder::describe(Slot& slot, int64_t place, const RegionPlan& plan, 
                            .cutout_y = plan.cutout_y,
                            .cutout = plan.cutout ? images_.transform().cutout() : 0,
                            .flip = plan.flip,
-                           .as_it_is = plan.as_it_is};
+                           .same_size = plan.same_size};
 }
 
 void RegionBuilder::fill(int slot, int64_t place, int64_t index, int64_t epoch) {
@@ -245,7 +245,7 @@ void RegionBuilder::decode_on_host(Slot& s, int64_t place, int64_t index, int64_
 bool RegionBuilder::keep_encoded(Slot& s, int64_t place, int64_t index, int64_t epoch) {
   auto& encoded = s.encoded[static_cast<size_t>(place)];
   // Colours decoded by the engines are not exact.
-  if (gave_up_ || is_refused(index) || images_.transform().is_exact()) {
+  if (nvjpeg_disabled_ || is_refused(index) || images_.transform().is_exact()) {
     return false;
   }
   encoded.index = index;
@@ -313,7 +313,7 @@ std::vector<int64_t> RegionBuilder::decode_on_device(Slot& s, const std::vector<
              decoder.nvjpeg->decode(std::span(images).subspan(first, last - first), decoder.stream);
          if (answer == NvJpegAnswer::NoMemory) {  // no bisection: it would repeat for every batch
            s.end = end_on_host;
-           TORCH_CHECK_WITH(OutOfMemoryError, false, "nvJPEG gets no memory");
+           TORCH_CHECK_WITH(OutOfMemoryError, false, "nvJPEG is out of memory");
          }
          return answer == NvJpegAnswer::Decoded;
        })) {
@@ -322,7 +322,7 @@ std::vector<int64_t> RegionBuilder::decode_on_device(Slot& s, const std::vector<
   return refused;
 }
 
-void RegionBuilder::decode_late(Slot& s, const std::vector<int64_t>& places) {
+void RegionBuilder::decode_again_on_host(Slot& s, const std::vector<int64_t>& places) {
   for (int64_t place : places) {
     const auto& encoded = s.encoded[static_cast<size_t>(place)];
     try {
@@ -359,18 +359,18 @@ void RegionBuilder::finish(int slot) {
   const c10::cuda::CUDAStreamGuard guard(decoder.stream);
   try {
     const auto refused = decode_on_device(s, places, decoder);
-    if (refused.size() == places.size() && refused.size() >= kHopeless) {
-      give_up(concat("nvJPEG refused a whole batch of ", refused.size(), " images"));
+    if (refused.size() == places.size() && refused.size() >= kMinRefusedBatch) {
+      disable_nvjpeg(concat("nvJPEG refused a whole batch of ", refused.size(), " images"));
     } else {
       remember_refused(s, refused);
     }
-    decode_late(s, refused);
+    decode_again_on_host(s, refused);
     grow(s, decoder);
   } catch (const c10::OutOfMemoryError&) {
-    give_up("the GPU has no memory left for its images (lower loader.prefetch_batches)");
+    disable_nvjpeg("the GPU has no memory left for the images; fix: lower loader.prefetch_batches");
     s.is_on_device = false;
     s.on_device.reset();
-    decode_late(s, places);
+    decode_again_on_host(s, places);
   }
 }
 
@@ -393,9 +393,9 @@ bool RegionBuilder::is_refused(int64_t index) {
   return refused_.count(index) != 0;
 }
 
-void RegionBuilder::give_up(const std::string& reason) {
-  gave_up_ = true;
-  say_cpu_decodes(reason);
+void RegionBuilder::disable_nvjpeg(const std::string& reason) {
+  nvjpeg_disabled_ = true;
+  warn_cpu_decodes(reason);
 }
 
 Batch RegionBuilder::take(int slot) {

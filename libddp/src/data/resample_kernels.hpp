@@ -23,7 +23,7 @@ struct DeviceRegion {
   int cutout_x = 0, cutout_y = 0;
   int cutout = 0;  ///< side of the cut square; 0: none
   int flip = 0;
-  int as_it_is = 0;  ///< no resizing; bytes are normalised as in torchvision
+  int same_size = 0;  ///< no resizing; bytes are normalised as in torchvision
 };
 
 struct RegionBatch {

@@ -55,7 +55,7 @@ class SyntheticDataset : public Dataset {
 
   void write(int64_t index, int64_t, float* data, int64_t* target) const override {
     if (index < 0 || index >= size_) {
-      throw SettingsError(concat("sample ", index, " of a data set of ", size_));
+      throw SettingsError(concat("sample ", index, " does not exist: the data set has ", size_));
     }
     SampleRng rng(seed_, kSampleStream + 4 * split_, static_cast<uint64_t>(index));
     const int64_t label = rng.below(static_cast<uint32_t>(num_classes_));

@@ -26,13 +26,15 @@ void check_names(const std::vector<StatefulRef>& objects) {
                                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                             "0123456789_-") == std::string::npos;
     if (!plain || name.starts_with("rank_") || name == "rng") {
-      throw SettingsError("a Checkpointer's object is named '" + name +
-                          "': a name has letters, digits, '_' and '-', and is neither "
-                          "'rng' nor starts with 'rank_'");
+      throw SettingsError(
+          "a Checkpointer's object is named '" + name +
+          "'; fix: use a name of letters, digits, '_' and '-' that is not 'rng' and "
+          "does not start with 'rank_'");
     }
     if (!names.insert(name).second) {
       throw SettingsError("two of a Checkpointer's objects are named '" + name +
-                          "'; fix: name one in the list, {\"other_" + name + "\", object}");
+                          "'; fix: give one another name in the list, {\"other_" + name +
+                          "\", object}");
     }
   }
 }
@@ -88,7 +90,7 @@ void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
   if (context_) {
     context_->defer_failure(failure.cause());
   } else {
-    log_error(failure.what());  // made from a ControlPlane: nobody else reports it
+    log_error(failure.what());  // without a Context nothing else reports it
   }
 }
 
@@ -184,7 +186,7 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuse
   if (last_saved_step() != step + 1) {
     const auto failure = history_.take_failure();
     throw SaveFailure(failure ? failure->rank : 0,
-                      concat(who, ": stopped after ", step + 1, " steps, but its state is lost: ",
+                      concat(who, ": stopped after ", step + 1, " steps, but the state is lost: ",
                              failure ? failure->what() : "it could not be saved"));
   }
   throw Stop(concat(who, ": stopped after ", step + 1, " steps, saved in ", options_.dir));

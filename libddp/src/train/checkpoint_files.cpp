@@ -87,9 +87,9 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
 }
 
 // Whether a resume would probably load the checkpoint, without reading its files. restore()
-// compares checksums; `damaged` lists the ones that it skipped.
-bool looks_whole(const std::string& dir, const CheckpointFolder& folder,
-                 const std::set<std::string>& damaged) {
+// compares checksums; `damaged` lists the checkpoints that it skipped.
+bool looks_complete(const std::string& dir, const CheckpointFolder& folder,
+                    const std::set<std::string>& damaged) {
   if (damaged.count(folder.name) > 0) {
     return false;
   }
@@ -133,8 +133,8 @@ bool is_finite(const std::string& dir, const CheckpointFolder& folder) {
   }
 }
 
-// The part of the path that exists and is no folder; empty if there is none.
-std::string file_in_the_way(const std::string& dir) {
+// The part of the path that exists and is not a folder; empty if there is none.
+std::string blocking_file(const std::string& dir) {
   std::error_code ignored;
   for (std::filesystem::path part = dir; !part.empty(); part = part.parent_path()) {
     if (std::filesystem::exists(part, ignored)) {
@@ -147,12 +147,12 @@ std::string file_in_the_way(const std::string& dir) {
   return "";
 }
 
-// A FileError's message ends with a fix. This is another one.
-constexpr const char* kOtherFolder = ", or name another checkpoint.dir";
+// Completes the fix at the end of a FileError's message.
+constexpr const char* kOtherFolder = ", or set another checkpoint.dir";
 
-// Adds the other fix to the disk errors that `write` throws.
+// Adds kOtherFolder to the disk errors that `write` throws.
 template <typename F>
-auto naming_fix(F&& write) {
+auto with_other_folder(F&& write) {
   try {
     return write();
   } catch (const FileError& error) {
@@ -227,12 +227,12 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& dir) {
     }
   }
   if (error && error != std::errc::no_such_file_or_directory) {
-    if (const auto file = file_in_the_way(dir); !file.empty()) {
+    if (const auto file = blocking_file(dir); !file.empty()) {
       throw SettingsError(concat("checkpoint.dir=", dir, " cannot be a folder: ", file,
-                                 " is none; fix: give the path of a folder"));
+                                 " is a file; fix: set the path of a folder"));
     }
     throw ReadError("cannot list the checkpoint folder " + dir + " (checkpoint.dir): " +
-                    error.message() + "; fix: let this user read it, or name another one");
+                    error.message() + "; fix: let this user read it, or set another one");
   }
   std::sort(folders.begin(), folders.end(), newer);
   return folders;
@@ -249,7 +249,7 @@ Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoin
   auto manifest = parse_manifest(*text, path);
   if (manifest.step != checkpoint.step) {
     throw ReadError(
-        concat(path, " is of step ", manifest.step, ", its folder of step ", checkpoint.step));
+        concat(path, " has step ", manifest.step, ", but its folder has step ", checkpoint.step));
   }
   return manifest;
 }
@@ -264,7 +264,7 @@ std::optional<std::string> find_damage(const std::string& folder, const FileReco
   struct stat status {};
   if (::fstat(fd, &status) != 0 || static_cast<uint64_t>(status.st_size) != file.size) {
     ::close(fd);
-    return concat(path, " has ", status.st_size, " bytes, its manifest says ", file.size);
+    return concat(path, " has ", status.st_size, " bytes, but its manifest lists ", file.size);
   }
   XXH3_state_t hash;
   XXH3_64bits_reset(&hash);
@@ -281,7 +281,7 @@ std::optional<std::string> find_damage(const std::string& folder, const FileReco
     return path + " cannot be read: " + reason(error);
   }
   if (XXH3_64bits_digest(&hash) != file.xxh3) {
-    return path + " is damaged: its checksum is not the manifest's";
+    return path + " is damaged: its checksum differs from the manifest's";
   }
   return std::nullopt;
 }
@@ -307,33 +307,33 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
   folders.erase(std::remove_if(folders.begin(), folders.end(),
                                [&](const auto& folder) { return newer(folder, newest); }),
                 folders.end());
-  std::vector<CheckpointFolder> whole;
+  std::vector<CheckpointFolder> complete;
   for (const auto& folder : folders) {
-    if (folder == newest || looks_whole(dir, folder, retention.damaged)) {
-      whole.push_back(folder);
+    if (folder == newest || looks_complete(dir, folder, retention.damaged)) {
+      complete.push_back(folder);
     }
   }
   std::vector<CheckpointFolder> finite;
-  std::copy_if(whole.begin(), whole.end(), std::back_inserter(finite),
+  std::copy_if(complete.begin(), complete.end(), std::back_inserter(finite),
                [&](const auto& folder) { return is_finite(dir, folder); });
   std::string best;
   if (retention.keep_best) {
     best = best_checkpoint(dir, finite, retention.best_is_max);
-    best = best.empty() ? best_checkpoint(dir, whole, retention.best_is_max) : best;
+    best = best.empty() ? best_checkpoint(dir, complete, retention.best_is_max) : best;
   }
-  // A damaged one does not count. It is kept until enough complete ones exist.
-  const auto counts = [](const auto& list, const CheckpointFolder& folder) {
+  // A damaged checkpoint does not count. It is kept until enough complete ones exist.
+  const auto contains = [](const auto& list, const CheckpointFolder& folder) {
     return std::find(list.begin(), list.end(), folder) != list.end();
   };
   int64_t kept = 0, kept_finite = 0;
   for (const auto& folder : folders) {
-    const bool is_of_finite = counts(finite, folder);
-    if ((is_of_finite ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
+    const bool is_finite_one = contains(finite, folder);
+    if ((is_finite_one ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
       remove_checkpoint(ops, dir, folder.name);
       removed.push_back(folder.name);
     } else {
-      kept += counts(whole, folder) ? 1 : 0;
-      kept_finite += is_of_finite ? 1 : 0;
+      kept += contains(complete, folder) ? 1 : 0;
+      kept_finite += is_finite_one ? 1 : 0;
     }
   }
   return removed;
@@ -369,12 +369,12 @@ CheckpointDir::CheckpointDir(FileOps& ops, const CheckpointOptions& options, std
             .keep_best = options.keep_best != "off",
             .best_is_max = options.keep_best == "max"} {}
 
-void CheckpointDir::own() {
+void CheckpointDir::take_ownership() {
   const auto words = concat("checkpoint.dir=", path_);
   try {
     make_folders(ops_, path_);
     owner_ = FolderOwner::take(
-        ops_, {.path = path_, .words = words, .fix = "name another checkpoint.dir", .job = job_});
+        ops_, {.path = path_, .words = words, .fix = "set another checkpoint.dir", .job = job_});
   } catch (const FileError& error) {
     throw WriteError(concat(words, ": ", error.what(), kOtherFolder));
   }
@@ -383,7 +383,7 @@ void CheckpointDir::own() {
 std::vector<CheckpointFolder> CheckpointDir::open(bool leave_untouched) {
   auto folders = list_checkpoints(path_);
   if (!leave_untouched) {
-    own();
+    take_ownership();
     remove_stale_saves(ops_, path_);
     folders = list_checkpoints(path_);  // the previous owner may have saved until now
   }
@@ -411,15 +411,15 @@ void CheckpointDir::require_writable(ControlPlane& control_plane) const {
 
 std::string CheckpointDir::begin_save(int64_t done) {
   if (owner_ == nullptr) {
-    own();
+    take_ownership();
   }
   owner_->require_own();
-  return naming_fix([&] { return ddp::detail::begin_save(ops_, path_, done); });
+  return with_other_folder([&] { return ddp::detail::begin_save(ops_, path_, done); });
 }
 
 FileRecord CheckpointDir::write_file(const std::string& saving, const std::string& name,
                                      const std::vector<std::string_view>& chunks) const {
-  return naming_fix([&] { return write_new_file(ops_, path_of(saving), name, chunks); });
+  return with_other_folder([&] { return write_new_file(ops_, path_of(saving), name, chunks); });
 }
 
 void CheckpointDir::discard_save(const std::string& saving) const {
@@ -429,7 +429,7 @@ void CheckpointDir::discard_save(const std::string& saving) const {
 std::string CheckpointDir::commit(const std::string& saving, const Manifest& manifest,
                                   const Retention& retention) const {
   owner_->require_own();
-  const auto made = naming_fix([&] { return commit_save(ops_, path_, saving, manifest); });
+  const auto made = with_other_folder([&] { return commit_save(ops_, path_, saving, manifest); });
   prune_checkpoints(ops_, path_, made, retention);
   return made.name;
 }

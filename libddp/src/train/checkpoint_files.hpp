@@ -60,7 +60,7 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& dir);
 /// The checkpoint's manifest. Throws ReadError, NewerFormatError.
 Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoint);
 
-/// The damage of a file ("…/model.safetensors is truncated: 12 of 400 bytes"), or nothing.
+/// The damage of a file ("…/model.safetensors is missing"), or nothing.
 std::optional<std::string> find_damage(const std::string& folder, const FileRecord& file);
 
 /// The manifest of a checkpoint whose files all match it. Checks files for which `wanted` is true;
@@ -125,7 +125,7 @@ class CheckpointDir {
   void note_committed(const std::string& name) { damaged_.erase(name); }
 
  private:
-  void own();
+  void take_ownership();
 
   FileOps& ops_;
   const std::string path_;

@@ -12,10 +12,10 @@
 namespace ddp::detail {
 namespace {
 
-// Whether a checkpoint can be loaded, as one rank sees it.
+// One rank's check of a checkpoint.
 struct Verdict {
-  bool is_newer = false;  // a newer program wrote it
-  std::string damage;     // empty: it is whole
+  bool is_newer = false;  // a newer program wrote the checkpoint
+  std::string damage;     // empty: the checkpoint is complete
   friend auto message_fields(Verdict& verdict) {
     return std::tie(verdict.is_newer, verdict.damage);
   }
@@ -35,9 +35,9 @@ class Restorer : private RestoreParts {
     if (options.resume == "never" && !candidates.empty()) {
       throw SettingsError(concat("checkpoint.resume=never, but checkpoint.dir=", options.dir,
                                  " already holds ", candidates.front().name,
-                                 ": choose another folder, or checkpoint.resume=auto"));
+                                 "; fix: set another checkpoint.dir, or checkpoint.resume=auto"));
     }
-    if (const auto newest = newest_whole(candidates)) {
+    if (const auto newest = newest_complete(candidates)) {
       const auto& [folder, manifest] = *newest;
       load(folder, manifest);
       log_loaded(folder, manifest);
@@ -46,7 +46,7 @@ class Restorer : private RestoreParts {
     if (!candidates.empty()) {
       throw ReadError(
           concat("none of the ", candidates.size(), " checkpoints in ", options.dir,
-                 " is whole (see the warnings above); remove the folder to start anew"));
+                 " is complete (see the warnings above); fix: remove the folder to start again"));
     }
     if (options.resume == "require") {
       throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
@@ -100,7 +100,7 @@ class Restorer : private RestoreParts {
         dir.note_damaged(folder.name);
         if (is_main()) {
           log_warning(concat("skipped the checkpoint ", dir.path_of(folder), ": ", damage,
-                             " (seen by rank ", rank, ")"));
+                             " (found by rank ", rank, ")"));
         }
         return std::nullopt;
       }
@@ -109,9 +109,9 @@ class Restorer : private RestoreParts {
   }
 
   // The newest checkpoint that is complete on every rank and finite; without a finite one, the
-  // newest complete one. A model may contain inf permanently (a mask), so an older program's
-  // checkpoint must not always win.
-  Found newest_whole(const std::vector<CheckpointFolder>& candidates) {
+  // newest complete one. A model may contain inf permanently (a mask), so a checkpoint of an older
+  // program, which is of unknown finiteness, is not always preferred.
+  Found newest_complete(const std::vector<CheckpointFolder>& candidates) {
     Found newest;
     for (const auto& folder : candidates) {
       auto manifest = check_everywhere(folder);
@@ -124,7 +124,7 @@ class Restorer : private RestoreParts {
       }
       if (is_main() && !manifest->finite) {
         log_warning(concat("the checkpoint ", dir.path_of(folder),
-                           " holds inf or NaN: a finite one is taken where there is one"));
+                           " contains inf or NaN: a finite checkpoint is preferred"));
       }
       if (!newest) {
         newest.emplace(folder, std::move(*manifest));
@@ -146,7 +146,7 @@ class Restorer : private RestoreParts {
     } catch (const MismatchError& error) {
       throw MismatchError(
           concat("the checkpoint ", path, " does not fit: ", error.what(),
-                 "; fix: another checkpoint.dir, or the settings it was saved with"));
+                 "; fix: set another checkpoint.dir, or use the settings of the saved run"));
     }
     texts.load(manifest.texts, path);
   }
@@ -157,9 +157,9 @@ class Restorer : private RestoreParts {
     }
     log_info(concat("resumed from ", dir.path_of(folder), " after ", manifest.step, " steps"));
     if (manifest.world_size != control_plane.world_size()) {
-      log_warning(concat("it was saved by ", manifest.world_size, " ranks and is resumed by ",
-                         control_plane.world_size(),
-                         ": random numbers differ from the undisturbed run's"));
+      log_warning(concat("the checkpoint was saved by ", manifest.world_size,
+                         " ranks and is resumed by ", control_plane.world_size(),
+                         ": random numbers differ from those of an uninterrupted run"));
     }
   }
 
@@ -169,8 +169,8 @@ class Restorer : private RestoreParts {
           "restart ", launch.restart_count, " of job ", launch.job_id, " begins at step 0: ",
           options.dir.empty() ? std::string("checkpoint.dir is empty")
                               : concat("checkpoint.dir=", options.dir, " holds no checkpoint"),
-          "; fix: a checkpoint.dir that stays the same from start to start, and "
-          "checkpoint.every_minutes below the time a start has"));
+          "; fix: set the same checkpoint.dir for all starts of the job, and "
+          "checkpoint.every_minutes below the time limit of a start"));
     }
   }
 };

@@ -13,7 +13,7 @@
 
 namespace ddp::detail {
 
-/// Where a run continues from: what is read from, and what is loaded into.
+/// The parts of a Checkpointer that a restore reads from and loads into.
 struct RestoreParts {
   ControlPlane& control_plane;
   const at::Device device;

@@ -37,8 +37,9 @@ void CheckpointWriter::write(const std::string& saving, const std::string& why_n
     throw;  // the job ends
   } catch (const std::exception& error) {
     // Reported like a failed write: the other ranks receive it in the next exchange.
-    task_.start(
-        [reason = concat("copying the state: ", error.what())] { throw WriteError(reason); });
+    task_.start([reason = concat("the state cannot be copied: ", error.what())] {
+      throw WriteError(reason);
+    });
     return;
   }
   task_.start([this, saving] { write_files(saving); });
@@ -151,7 +152,7 @@ void CheckpointSaver::advance(const std::vector<RankStatus>& statuses) {
 }
 
 void CheckpointSaver::finish_writing(const std::vector<RankStatus>& statuses) {
-  // The folder must stay until the last rank has finished writing: a failure elsewhere waits too.
+  // The folder must stay until the last rank has finished writing, also after a failure.
   if (std::any_of(statuses.begin(), statuses.end(), [](const RankStatus& status) {
         return status.writer.state == WriterStatus::State::Running;
       })) {
@@ -197,10 +198,10 @@ void CheckpointSaver::finish_commit() {
   }
   const std::chrono::duration<double> seconds = Clock::now() - saved.started;
   log_info(concat("saved ", dir_.path_of(writer_.committed()), " in ", seconds.count(), " s",
-                  async_ ? " beside training" : ""));
+                  async_ ? " (in the background)" : ""));
   if (!saved.not_finite.empty()) {
-    log_warning(concat("that checkpoint counts as not finite (", saved.not_finite,
-                       "): it pushes no finite one out, and a start takes it only where there is "
+    log_warning(concat("this checkpoint counts as not finite (", saved.not_finite,
+                       "): it never evicts a finite one, and a start restores it only if there is "
                        "no finite one"));
   }
 }

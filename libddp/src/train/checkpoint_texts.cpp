@@ -47,15 +47,15 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
         if (is_default(key, value)) {
           continue;
         }
-        changes.push_back(concat(key, "=", value, ", it did not set that"));
+        changes.push_back(concat(key, "=", value, " (saved without this setting)"));
       } else if (found->second != value) {
-        changes.push_back(concat(key, "=", value, ", it had ", found->second));
+        changes.push_back(concat(key, "=", value, " (saved with ", found->second, ")"));
       }
       before.erase(key);
     }
     for (const auto& [key, value] : before) {
       if (!is_default(key, value)) {
-        changes.push_back(concat(key, " is not set, it had ", value));
+        changes.push_back(concat(key, " is not set (saved with ", value, ")"));
       }
     }
   } catch (const SettingsError&) {
@@ -89,7 +89,7 @@ void CheckpointTexts::warn_of_changed_settings(const std::string& saved, const s
     return;
   }
   for (const auto& change : changed_settings(saved, now, default_settings_)) {
-    log_warning(concat("another setting than ", path, " was saved with: ", change));
+    log_warning(concat("a setting differs from the checkpoint ", path, ": ", change));
   }
 }
 
@@ -104,7 +104,7 @@ void CheckpointTexts::adopt_plan(const std::string& path) const {
   } catch (const ReadError& error) {  // on all ranks; nothing of the run depends on it
     if (is_main_) {
       log_warning(concat("the measured choices in ", path,
-                         " cannot be read, they are measured anew: ", error.what()));
+                         " cannot be read and are measured again: ", error.what()));
     }
   }
 }

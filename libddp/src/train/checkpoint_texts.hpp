@@ -12,7 +12,7 @@
 
 namespace ddp::detail {
 
-/// Lists the settings that differ: "lr_schedule.lr=0.1, it had 0.5". All texts are
+/// Lists the settings that differ: "lr_schedule.lr=0.1 (saved with 0.5)". All texts are
 /// settings_yaml()'s; if one is not, the list is empty. Omitted are:
 /// - sections about file locations and speed: checkpoint, metrics, context, data, loader;
 /// - a key that only one of `saved` and `now` has (two versions of a program), if its value is the

@@ -169,7 +169,7 @@ FolderOwner::~FolderOwner() {
 // Polls the record until it is this process's own.
 void FolderOwner::claim() {
   std::string last;
-  bool moved = false, told = false, told_wait = false;
+  bool moved = false, logged_watch = false, logged_wait = false;
   const auto begin = Clock::now();
   for (auto changed = begin;; std::this_thread::sleep_for(times_.beat / 8)) {
     const auto text = read_record(path_);
@@ -188,15 +188,15 @@ void FolderOwner::claim() {
     if (has_ended(other, own_) || Clock::now() - changed >= times_.watch) {
       if (replace(last)) {
         log_info(concat("took over ", folder_.words, " from ", other.to_words(),
-                        ", which does not run any more"));
+                        ", which no longer runs"));
         return;
       }
       continue;
     }
     require_no_stop(other);
     if (!moved) {
-      if (!std::exchange(told, true)) {
-        log_info(concat("waiting at most ", times_.watch.count() / 1000, " s to see whether ",
+      if (!std::exchange(logged_watch, true)) {
+        log_info(concat("waiting at most ", times_.watch.count() / 1000, " s to find out whether ",
                         other.to_words(), " still runs and owns ", folder_.words));
       }
       continue;
@@ -208,7 +208,7 @@ void FolderOwner::claim() {
           concat(folder_.words, " is in use by ", other.to_words(), ", whose counter in ", path_,
                  " moves; fix: end that job first, or ", folder_.fix));
     }
-    if (!std::exchange(told_wait, true)) {
+    if (!std::exchange(logged_wait, true)) {
       log_info(concat("waiting at most ", times_.wait.count() / 1000, " s for the end of ",
                       other.to_words(), ", which owns ", folder_.words));
     }
@@ -295,7 +295,8 @@ void FolderOwner::require_own() const {
     throw FolderTakenError(
         ExitCode::CannotWrite,
         concat(folder_.words, " was taken over by ", other->to_words(),
-               " while this process stood still; fix: end one of the two, or ", folder_.fix));
+               " while this process was suspended; fix: end one of the two jobs, or ",
+               folder_.fix));
   }
 }
 

@@ -16,9 +16,10 @@ void SaveHistory::note_call(int64_t step) {
   if (survival_unknown_ && step > last_call_) {
     survival_unknown_ = false;
     if (is_main_) {
-      log_warning(
-          concat("training goes on; the next checkpoint is due as usual, the newest ",
-                 newest_.done < 0 ? "is none yet" : concat("is of ", newest_.done, " steps")));
+      log_warning(concat("training continues after the failed save; ",
+                         newest_.done < 0
+                             ? "there is no checkpoint yet"
+                             : concat("the newest checkpoint has ", newest_.done, " steps")));
     }
   }
   last_call_ = step;

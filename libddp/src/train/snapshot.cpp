@@ -99,7 +99,7 @@ at::ScalarType leaf_type(const std::string& word, const std::string& name) {
       return type;
     }
   }
-  throw ReadError("the manifest gives the dtype '" + word + "' for " + name);
+  throw ReadError("the manifest has the unknown dtype '" + word + "' for " + name);
 }
 
 // Reverses `collect`: returns the master to the optimizer, and its rounding to the model.
@@ -254,13 +254,13 @@ void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& m
     const auto name = object.name();
     const auto state = states.find(name);
     if (state == states.end()) {
-      throw MismatchError(concat("it holds nothing of '", name, "', which this program saves"));
+      throw MismatchError(concat("it has no state of '", name, "', which this program saves"));
     }
     object.get().load_state_dict(state->second);
     states.erase(state);
   }
   for (const auto& [name, state] : states) {
-    log_warning(checkpoint + " also holds '" + name + "', which this program does not ask for");
+    log_warning(checkpoint + " also has state of '" + name + "', which this program does not use");
   }
   if (rank_file != files.end()) {
     restore_generators(rank_file->second, device);

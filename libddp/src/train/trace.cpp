@@ -149,7 +149,7 @@ void Tracer::give_up(int64_t next_step) {
   done_ = true;
   if (control_plane_.rank() == 0) {
     log_warning(concat("nothing is traced: metrics.trace_first_step=", first_step_,
-                       " is past, this run goes on with step ", next_step));
+                       " is in the past, this run continues with step ", next_step));
   }
 }
 
@@ -191,8 +191,8 @@ void Tracer::finish() {
   std::ofstream out(path_, std::ios::binary | std::ios::trunc);
   out << detail::trace_to_json(by_rank, offsets) << std::flush;
   if (out) {
-    log_info("trace of " + std::to_string(num_steps_) + " steps in " + path_ +
-             " (open in https://ui.perfetto.dev)");
+    log_info("wrote the trace of " + std::to_string(num_steps_) + " steps to " + path_ +
+             " (open it in https://ui.perfetto.dev)");
   } else {
     log_warning("cannot write the trace " + path_);
   }

@@ -158,7 +158,7 @@ TEST_CASE("the error of a rank without samples names the sampler's settings, not
   const auto unpadded = refusal(3, {.pad = false});
   INFO(unpadded);
   CHECK(contains(unpadded, "fix: sampler.pad=true, at most 3 ranks"));
-  CHECK(contains(refusal(0, {}), "no sample"));
+  CHECK(contains(refusal(0, {}), "the data set is empty"));
 }
 
 TEST_CASE("evaluation sees each sample once over all ranks", "[loader]") {
@@ -271,10 +271,10 @@ TEST_CASE("the state of another data set or order is refused and changes nothing
   };
   auto changed = good;
   changed.values["size"] = int64_t{41};
-  REQUIRE(contains(error(changed), "size was 41 and is 40"));
+  REQUIRE(contains(error(changed), "size was 41 and now is 40"));
   changed = good;
   changed.values["seed"] = int64_t{1};
-  REQUIRE(contains(error(changed), "seed was 1 and is 0"));
+  REQUIRE(contains(error(changed), "seed was 1 and now is 0"));
   changed = good;
   changed.values.erase("position");
   REQUIRE(contains(error(changed), "key position is missing"));
@@ -349,7 +349,7 @@ TEST_CASE("loaders with a wrong sampler or impossible settings are refused", "[l
     return message_of<ddp::SettingsError>([&] { NumberLoader(dataset, sampler, kCpu, options); });
   };
   const DistributedSampler sampler(10, 0, 1);
-  REQUIRE(contains(error(DistributedSampler(11, 0, 1), {}), "11 samples, the data set has 10"));
+  REQUIRE(contains(error(DistributedSampler(11, 0, 1), {}), "11 samples, but the data set has 10"));
   REQUIRE(contains(error(sampler, {.batch_size = 0}), "loader.batch_size=0"));
   REQUIRE(contains(error(sampler, {.batch_size = -3}), "loader.batch_size=-3"));
   REQUIRE(contains(error(sampler, {.num_workers = -1}), "loader.num_workers=-1"));

@@ -291,7 +291,8 @@ TEST_CASE("a tar data set needs its labels", "[dataset]") {
     return message_of<ddp::DataError>([&] { make_dataset({.path = folder.path()}); });
   };
   const std::string jpeg = sample_jpeg(0);
-  REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg)), "no 0.cls beside 0.jpg"));
+  REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg)),
+                   "0.jpg has neither a file 0.cls nor a class folder"));
   REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg) + data_test::tar_entry("0.cls", "x")),
                    "decimal label"));
   REQUIRE(contains(error(""), "no samples"));
@@ -339,7 +340,7 @@ TEST_CASE("a label beyond the classes of a tar data set is an error with its pla
   REQUIRE(make_dataset({.path = folder.path(), .num_classes = 80000})->num_classes() == 80000);
   // classes.txt lists all classes.
   data_test::write_file(folder.path() / "classes.txt", "cat\ndog\ncow\n");
-  REQUIRE(contains(error(plain), "label 70000 does not fit the 3 classes that are listed"));
+  REQUIRE(contains(error(plain), "label 70000 does not fit the 3 listed classes"));
   write("0");
   REQUIRE(make_dataset(plain)->num_classes() == 3);
 }
@@ -372,7 +373,7 @@ TEST_CASE("impossible data settings are refused by name", "[dataset]") {
                    "data.path=/no/such does not exist"));
   for (const auto format : {ddp::DataFormat::Auto, ddp::DataFormat::Folder}) {
     REQUIRE(contains(settings({.format = format, .path = ""}),
-                     "synthetic images with data.format=synthetic"));
+                     "data.format=synthetic for synthetic images"));
   }
   REQUIRE(make_dataset({.format = ddp::DataFormat::Synthetic, .path = ""})->size() > 0);
   TempFolder empty;

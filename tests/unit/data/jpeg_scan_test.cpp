@@ -207,6 +207,7 @@ TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg has no effect, which is logged on
     }
   });
   CAPTURE(told);
-  REQUIRE(testing::num_found(told, "loader.jpeg_decoder=nvjpeg cannot be: the device is cpu") == 1);
+  REQUIRE(testing::num_found(told, "loader.jpeg_decoder=nvjpeg is not used: the device is cpu") ==
+          1);
   REQUIRE(testing::num_found(told, "decode with libjpeg-turbo") == 1);
 }

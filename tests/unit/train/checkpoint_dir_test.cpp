@@ -85,7 +85,7 @@ TEST_CASE("a save on a full disk throws an error with the fix, and discarding it
   REQUIRE_THAT(
       message_of<ddp::WriteError>([&] { dir.write_file(saving, "model.safetensors", {"x"}); }),
       Catch::Contains("No space left") &&
-          Catch::Contains("fix: free space there, or name another checkpoint.dir"));
+          Catch::Contains("fix: free space there, or set another checkpoint.dir"));
   REQUIRE(std::filesystem::exists(dir.path_of(saving)));
   dir.discard_save(saving);
   REQUIRE_FALSE(std::filesystem::exists(dir.path_of(saving)));

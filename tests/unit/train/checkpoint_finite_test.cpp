@@ -78,7 +78,7 @@ TEST_CASE(
   }
   OneRank again(options);
   const auto told = stderr_of([&] { REQUIRE(again.checkpointer.restore() == 30); });
-  CHECK(num_found(told, "holds inf or NaN: a finite one is taken where there is one") == 2);
+  CHECK(num_found(told, "contains inf or NaN: a finite checkpoint is preferred") == 2);
   CHECK(again.weight()[6].item<float>() == 1.0F);
   again.save(40, 1.0);
   REQUIRE(names_in(options.dir) ==

@@ -99,7 +99,7 @@ TEST_CASE("a full disk on one rank fails the save on all; training continues, th
         message_of<ddp::WriteError>(error),
         Catch::Contains("No space left") && Catch::Contains("failure 2 of at most 2") &&
             Catch::Contains("rank " + std::to_string(victim) + ": cannot write " + options.dir) &&
-            Catch::Contains("fix: free space there, or name another checkpoint.dir"));
+            Catch::Contains("fix: free space there, or set another checkpoint.dir"));
     REQUIRE(blamed(error) == victim);
   }
   REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000003", "step_0000000001"});
@@ -384,13 +384,13 @@ TEST_CASE("a folder that cannot be made, or is a file, is refused before trainin
     REQUIRE_THAT(message_of<ddp::WriteError>(error),
                  Catch::Contains("checkpoint.dir=/proc/nope/ckpt: cannot make the folder "
                                  "/proc/nope: No such file") &&
-                     Catch::Contains("name another checkpoint.dir"));
+                     Catch::Contains("set another checkpoint.dir"));
   }
   for (const auto& dir : {folder.file("notes"), folder.file("notes") + "/ckpt"}) {
     for (const auto& error : restore(dir)) {
       REQUIRE_THAT(message_of<ddp::SettingsError>(error),
                    Catch::Contains("checkpoint.dir=" + dir +
-                                   " cannot be a folder: " + folder.file("notes") + " is none") &&
+                                   " cannot be a folder: " + folder.file("notes") + " is a file") &&
                        Catch::Contains("fix: give the path of a folder"));
     }
   }
@@ -435,7 +435,7 @@ TEST_CASE("a folder in which a rank cannot write is refused before training, wit
   for (const auto& thrown : errors) {
     REQUIRE_THAT(message_of<ddp::WriteError>(thrown),
                  Catch::Contains("checkpoint.dir=" + options.dir) && Catch::Contains(reason) &&
-                     Catch::Contains(fix) && Catch::Contains(", or name another checkpoint.dir"));
+                     Catch::Contains(fix) && Catch::Contains(", or set another checkpoint.dir"));
   }
   REQUIRE(std::filesystem::is_empty(options.dir));
 }

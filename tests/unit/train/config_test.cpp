@@ -198,8 +198,9 @@ TEST_CASE("settings of a training loop exist only if the program names them") {
         "train.eval_first=true", "train.eval_batch_size=8", "train.cuda_graph=on"}) {
     const std::string setting = unused;
     const std::string key = setting.substr(0, setting.find('='));
-    has(refusal({unused}), "argument: " + setting + " changes nothing");
-    has(refusal({unused}), "fix: leave it out, or, where the program's own code acts on it");
+    has(refusal({unused}), "argument: " + setting + " has no effect");
+    has(refusal({unused}),
+        "fix: leave it out, or declare it in ddp::run if the program's own code uses it");
     has(refusal({unused}), "{ddp::uses({\"" + key + "\"})}");
     CHECK(refusal({unused}, {uses({key})}) == "(accepted)");
     CHECK(refusal({unused}, {declare_section<mine::Options>("mine"), uses({"train"})}) ==
@@ -231,7 +232,7 @@ TEST_CASE("settings of sections that no object of the library uses are refused")
         "data.num_samples=80", "sampler.seed=3", "loader.num_workers=1", "metrics.csv=true",
         "checkpoint.keep_last=3", "train.batch_size=8", "loader.batch_size=8"}) {
     const std::string setting = argument;
-    has(unused(parse({argument})), "argument: " + setting + " changes nothing: no object");
+    has(unused(parse({argument})), "argument: " + setting + " has no effect: no object");
     CHECK(unused(parse({argument}, {uses({setting.substr(0, setting.find('='))})})).empty());
     CHECK(unused(
               parse({argument}, {uses({"train.batch_size", setting.substr(0, setting.find('.'))})}))
@@ -258,7 +259,7 @@ TEST_CASE("settings of sections that no object of the library uses are refused")
     return Config::from_settings(settings);
   };
   CHECK(unused(from_file(parse({"train.max_steps=70"}).to_yaml())).empty());
-  has(unused(from_file("sampler:\n  seed: 3\n")), "saved.yaml:2: sampler.seed=3 changes nothing");
+  has(unused(from_file("sampler:\n  seed: 3\n")), "saved.yaml:2: sampler.seed=3 has no effect");
 }
 
 TEST_CASE("saved settings give the same run") {

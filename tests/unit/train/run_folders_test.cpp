@@ -93,10 +93,10 @@ TEST_CASE("a run whose last save failed ends with 73, with and without wait()") 
   INFO(ended.output);
   CHECK(ended.code() == (retries ? 0 : 73));
   CHECK(ended.says("summary") == (waits && retries));
-  CHECK(ended.says("training goes on") == retries);
+  CHECK(ended.says("training continues") == retries);
   CHECK(ended.says("the checkpoint after 1 steps was not saved"));
   CHECK(ended.says(dir + ": Not a directory; fix: remove the file that stands where a folder is "
-                         "needed, or name another checkpoint.dir"));
+                         "needed, or set another checkpoint.dir"));
   CHECK(ended.says("first cause: rank 0") == !retries);
 }
 
@@ -179,7 +179,7 @@ TEST_CASE(
   CHECK(second.code() == 64);
   CHECK(second.says("checkpoint.dir=" + dir + " is in use by host "));
   CHECK(second.says(owner));
-  CHECK(second.says("fix: end that job first, or name another checkpoint.dir"));
+  CHECK(second.says("fix: end that job first, or set another checkpoint.dir"));
   CHECK_FALSE(second.says("loop from"));
 
   const Ended third = run_program(saves_until(stop), with("checkpoint.dir="));
@@ -187,7 +187,7 @@ TEST_CASE(
   CHECK(third.code() == 64);
   CHECK(third.says("the run folder " + folder.file("a")));
   CHECK(third.says(owner));
-  CHECK(third.says("name another metrics.run_name"));
+  CHECK(third.says("set another metrics.run_name"));
 
   testing::write_file(stop, "");
   const Ended ended = end_of(first);
@@ -334,11 +334,10 @@ TEST_CASE("a resumed run logs its changed settings, a requeued one that it start
   const Ended changed =
       start({"lr_schedule.lr=0.1", "optimizer.momentum=0.8", "train.max_grad_norm=0"});
   INFO(changed.output);
-  CHECK(changed.says("[warning] another setting than " + dir +
-                     "/step_0000000002 was saved with: "
-                     "lr_schedule.lr=0.1, it had 0.5"));
-  CHECK(changed.says("optimizer.momentum=0.8, it had 0"));
-  CHECK(changed.says("train.max_grad_norm=0, it had 1"));
+  CHECK(changed.says("[warning] a setting differs from the checkpoint " + dir +
+                     "/step_0000000002: lr_schedule.lr=0.1 (saved with 0.5)"));
+  CHECK(changed.says("optimizer.momentum=0.8 (saved with 0)"));
+  CHECK(changed.says("train.max_grad_norm=0 (saved with 1)"));
   std::filesystem::remove_all(dir);
   CHECK(start({}, "2").says("[warning] restart 2 of job 4711 begins at step 0: checkpoint.dir=" +
                             dir + " holds no checkpoint; fix: "));
@@ -378,19 +377,19 @@ TEST_CASE("a setting that only one of two versions has is logged if it is not th
   };
   // This version announces all of section train, and its own section.
   const std::vector<Section> more{uses({"train"}), declare_section<Upgrade>("upgrade")};
-  CHECK_FALSE(start({}, {}).says("another setting"));
-  CHECK_FALSE(start({}, more).says("another setting"));
+  CHECK_FALSE(start({}, {}).says("a setting differs"));
+  CHECK_FALSE(start({}, more).says("a setting differs"));
   // The program has no default for comparison.
   const Ended unknown = start({}, {});
-  CHECK(unknown.says("upgrade.heads is not set, it had 8"));
+  CHECK(unknown.says("upgrade.heads is not set (saved with 8)"));
   CHECK_FALSE(unknown.says("saved with: train."));
   const Ended added = start({"upgrade.heads=4", "train.mixup=0.5"}, more);
-  CHECK(added.says("upgrade.heads=4, it did not set that"));
-  CHECK(added.says("train.mixup=0.5, it did not set that"));
+  CHECK(added.says("upgrade.heads=4 (saved without this setting)"));
+  CHECK(added.says("train.mixup=0.5 (saved without this setting)"));
   CHECK_FALSE(added.says("train.label_smoothing"));
   const Ended removed = start({}, {});
-  CHECK(removed.says("upgrade.heads is not set, it had 4"));
-  CHECK(removed.says("train.mixup is not set, it had 0.5"));
+  CHECK(removed.says("upgrade.heads is not set (saved with 4)"));
+  CHECK(removed.says("train.mixup is not set (saved with 0.5)"));
   CHECK_FALSE(removed.says("train.label_smoothing"));
 }
 

@@ -131,7 +131,7 @@ TEST_CASE("settings without an effect end the program with 64") {
     const Ended ended = run_with(unused);
     INFO(ended.output);
     CHECK(ended.code() == 64);
-    CHECK(ended.says(std::string(unused) + " changes nothing"));
+    CHECK(ended.says(std::string(unused) + " has no effect"));
     CHECK_FALSE(ended.says("ended step 1"));
   }
   const Ended at_start = run_with("train.grad_accum_steps=4");

@@ -110,7 +110,7 @@ void replace(cudaGraph_t graph, cudaGraphNode_t node, const cudaMemsetParams& me
 
 }  // namespace
 
-uint64_t defined_gradients(const GraphedParts& parts) {
+uint64_t hash_defined_gradients(const GraphedParts& parts) {
   FnvHash hash;
   for (auto* model : parts.models) {
     for (const auto& parameter : model->named_parameters()) {
@@ -149,8 +149,8 @@ void CapturedGraph::end() {
   check_cuda(cudaStreamIsCapturing(capture_stream_.stream(), &status), "cudaStreamIsCapturing");
   if (status != cudaStreamCaptureStatusActive) {
     throw SettingsError(
-        "an operation that is not permitted while a step is captured ended the capture, and its "
-        "error was not passed on");
+        "an operation that is not permitted during a capture ended the capture, and its error was "
+        "lost");
   }
   capture_end();
   begun_ = false;
@@ -200,8 +200,8 @@ std::string CapturedGraph::host_copies() const {
     if (from || to) {
       const auto bytes = copy.extent.width * copy.extent.height * copy.extent.depth;
       return concat("copies ", bytes, " bytes ", from ? "from" : "to",
-                    " host memory (a tensor of the CPU inside the step), which each replay would ",
-                    from ? "read" : "write", " again when it may be gone");
+                    " host memory (a CPU tensor inside the step), which a replay would ",
+                    from ? "read" : "write", " after it may have been freed");
     }
   }
   return {};
@@ -304,7 +304,7 @@ void CapturedStep::set_backward(uint64_t defined, std::vector<Reducer::State> af
 }
 
 bool CapturedStep::gradients_match() const {
-  return !gradients_before_ || *gradients_before_ == defined_gradients(parts_);
+  return !gradients_before_ || *gradients_before_ == hash_defined_gradients(parts_);
 }
 
 StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {

@@ -23,7 +23,7 @@ namespace ddp::detail {
 
 /// Hashes which gradients are defined: a backward overwrites undefined gradients and accumulates
 /// into defined ones.
-uint64_t defined_gradients(const GraphedParts& parts);
+uint64_t hash_defined_gradients(const GraphedParts& parts);
 
 /// Replaces a captured graph's memsets of less than 8 KiB by kernels and returns their number. Call
 /// before instantiation. A small memset node is slow: with 100 of them among 200 kernels a launch

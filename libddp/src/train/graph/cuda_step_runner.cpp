@@ -138,7 +138,7 @@ StepDone CudaStepRunner::run(StepCall& call) {
     agreement_->end_call(sequence_);
     return done;
   } catch (...) {
-    --sequence_;  // nothing was published under it, and nobody may wait for it
+    --sequence_;  // nothing is published under this number, so no reader may wait for it
     throw;
   }
 }
@@ -228,8 +228,8 @@ bool CudaStepRunner::capture(StepCache::Kind& kind, StepCall& call) {
   }
   ++counts_.captures;
   if (context_.is_main()) {
-    log_info(concat(options_.name, " is a CUDA graph now: ", graph->num_nodes(), " nodes, batch ",
-                    shapes_of(call)));
+    log_info(concat("captured ", options_.name, " as a CUDA graph: ", graph->num_nodes(),
+                    " nodes, batch ", shapes_of(call)));
   }
   cache_.add_graph(kind, std::move(graph));
   return true;
@@ -253,7 +253,7 @@ std::string CudaStepRunner::why_not_captured() const {
     }
     const std::string backend = model->communicator()->backend();
     if (backend != "nccl" && backend != "single") {
-      return concat("the communicator is ", backend, ", whose collectives the host carries out");
+      return concat("the communicator is ", backend, ", which runs its collectives on the host");
     }
   }
   if (c10::cuda::getCurrentCUDAStream(device_.index()) ==
@@ -271,7 +271,8 @@ void CudaStepRunner::disable_captures(const std::string& reason) {
   if (options_.mode == CudaGraph::On) {
     throw SettingsError(concat("CUDA graphs are on (train.cuda_graph=on), but ", options_.name,
                                " cannot be captured: ", reason,
-                               "; fix that, or use auto (eager steps) or off"));
+                               "; fix: remove this cause, or set train.cuda_graph=auto (eager "
+                               "steps) or off"));
   }
   if (context_.is_main()) {
     log_warning(concat(options_.name, " runs without a CUDA graph: ", reason));

@@ -12,16 +12,17 @@ namespace {
 void check_options(const GraphedStepOptions& options, at::Device device) {
   if (options.warmup_steps < 1) {
     throw SettingsError(concat("GraphedStep: warmup_steps is ", options.warmup_steps,
-                               ": must be 1 or more, for what is made once must not be captured"));
+                               "; it must be at least 1, because one-time initialization must not "
+                               "be captured"));
   }
   if (options.max_graphs < 1) {
     throw SettingsError(concat("GraphedStep: max_graphs is ", options.max_graphs,
-                               ": must be 1 or more; CudaGraph::Off captures nothing"));
+                               "; it must be at least 1; fix: CudaGraph::Off captures nothing"));
   }
   if (options.mode == CudaGraph::On && !device.is_cuda()) {
     throw SettingsError(concat("CUDA graphs are on (train.cuda_graph=on) for ", options.name,
                                ", but this run is on ", device,
-                               ": use auto, or a GPU (context.device=cuda)"));
+                               "; fix: set train.cuda_graph=auto, or context.device=cuda"));
   }
 }
 
