@@ -112,13 +112,14 @@ std::optional<ExampleLayout> ImageDataset::layout() const {
   return ExampleLayout{{3, options_.image_size, options_.image_size}, options_.channels_last};
 }
 
-Example ImageDataset::get_for_epoch(int64_t index, int64_t epoch) const {
-  const int64_t side = options_.image_size;
-  at::Tensor memory = options_.channels_last ? at::empty({side, side, 3}, at::kFloat)
-                                             : at::empty({3, side, side}, at::kFloat);
+Example written_example(const Dataset& dataset, int64_t index, int64_t epoch) {
+  const ExampleLayout layout = *dataset.layout();
+  const int64_t side = layout.shape[1];
+  at::Tensor memory = layout.channels_last ? at::empty({side, side, 3}, at::kFloat)
+                                           : at::empty({3, side, side}, at::kFloat);
   at::Tensor target = at::empty({}, at::kLong);
-  write(index, epoch, memory.mutable_data_ptr<float>(), target.mutable_data_ptr<int64_t>());
-  return {options_.channels_last ? memory.permute({2, 0, 1}) : memory, target};
+  dataset.write(index, epoch, memory.mutable_data_ptr<float>(), target.mutable_data_ptr<int64_t>());
+  return {layout.channels_last ? memory.permute({2, 0, 1}) : memory, target};
 }
 
 void ImageDataset::write(int64_t index, int64_t epoch, float* data, int64_t* target) const {

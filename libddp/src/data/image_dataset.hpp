@@ -27,7 +27,9 @@ class ImageDataset : public Dataset {
 
   int64_t size() const override { return size_; }
   Example get(int64_t index) const override { return get_for_epoch(index, 0); }
-  Example get_for_epoch(int64_t index, int64_t epoch) const override;
+  Example get_for_epoch(int64_t index, int64_t epoch) const override {
+    return written_example(*this, index, epoch);
+  }
   std::optional<ExampleLayout> layout() const override;
   void write(int64_t index, int64_t epoch, float* data, int64_t* target) const override;
   int64_t num_classes() const override { return num_classes_; }

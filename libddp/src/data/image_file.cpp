@@ -9,8 +9,6 @@
 #include <cstring>
 #include <string>
 
-#include "data/image_view.hpp"
-
 namespace ddp::detail {
 
 namespace {

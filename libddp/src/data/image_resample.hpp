@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "data/image_view.hpp"
+#include "data/jpeg.hpp"
 #include "data/resample_taps.hpp"
 
 namespace ddp::detail {

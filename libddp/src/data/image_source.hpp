@@ -56,6 +56,9 @@ std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split
 /// folder/train; folder/test or folder/val. Empty if there is none.
 std::string find_split_folder(const std::string& folder, Split split);
 
+/// An example of a data set of images that implements layout() and write().
+Example written_example(const Dataset& dataset, int64_t index, int64_t epoch);
+
 std::shared_ptr<Dataset> make_synthetic_dataset(const DataOptions& options, Split split);
 
 }  // namespace ddp::detail

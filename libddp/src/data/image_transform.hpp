@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "data/augmentation.hpp"
-#include "data/image_view.hpp"
+#include "data/jpeg.hpp"
 #include "data/resample_taps.hpp"
-#include "data/small_image.hpp"
 #include "ddp/data/options.hpp"
 
 namespace ddp::detail {

@@ -2,7 +2,9 @@
 // When the ranks of a Checkpointer exchange their statuses, and what they send. Torch-free.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -25,19 +27,40 @@ class CheckpointSchedule {
  public:
   using Clock = std::chrono::steady_clock;
   /// Without a folder no save is due, but the ranks exchange stop requests.
-  CheckpointSchedule(const CheckpointOptions& options, Clock::time_point now);
+  CheckpointSchedule(const CheckpointOptions& options, Clock::time_point now)
+      : every_steps_(options.dir.empty() ? 0 : options.every_steps),
+        every_minutes_(options.dir.empty() ? 0 : options.every_minutes),
+        interval_(options.stop_check_seconds),
+        last_save_(now),
+        begun_(now),
+        ended_(now) {}
 
   bool is_due_by_steps(int64_t done) const { return every_steps_ > 0 && done % every_steps_ == 0; }
-  bool is_due_by_time(Clock::time_point now) const;
+  bool is_due_by_time(Clock::time_point now) const {
+    const std::chrono::duration<double, std::ratio<60>> minutes = now - last_save_;
+    return every_minutes_ > 0 && minutes.count() >= every_minutes_;
+  }
   /// A save begins. A failed save counts too: the next one is due as usual.
   void note_save(Clock::time_point now) { last_save_ = now; }
 
   bool is_exchange_due(int64_t done) const { return done >= next_exchange_; }
   /// Measures the duration of the steps since the last exchange.
-  void begin_exchange(int64_t done, Clock::time_point now);
+  void begin_exchange(int64_t done, Clock::time_point now) {
+    if (done > exchange_step_ && next_exchange_ > 0) {
+      step_seconds_ = std::chrono::duration<double>(now - ended_).count() /
+                      static_cast<double>(done - exchange_step_);
+    }
+    begun_ = now;
+  }
   /// Chooses the next exchange from values that all ranks know: the slowest rank's step and rank
   /// 0's pause, in seconds.
-  void end_exchange(int64_t done, Clock::time_point now, double slowest_step, double pause);
+  void end_exchange(int64_t done, Clock::time_point now, double slowest_step, double pause) {
+    exchange_step_ = done;
+    ended_ = now;
+    pace_.note(ended_ - begun_);
+    const double steps = slowest_step > 0 ? std::floor(pause / slowest_step) : 1;  // 1: unmeasured
+    next_exchange_ = done + static_cast<int64_t>(std::clamp(steps, 1.0, kMaxSteps));
+  }
 
   /// This rank's mean since the last exchange; 0: nothing measured yet.
   double step_seconds() const { return step_seconds_; }
@@ -45,6 +68,8 @@ class CheckpointSchedule {
   double pause_seconds() const { return pace_.pause(interval_).count(); }
 
  private:
+  static constexpr double kMaxSteps = 10'000;  ///< between exchanges, whatever their duration
+
   const int64_t every_steps_;   ///< 0: not by steps
   const double every_minutes_;  ///< 0: not by time
   const std::chrono::duration<double> interval_;

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <iterator>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -86,51 +85,47 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
   }
 }
 
-// Whether a resume would probably load the checkpoint, without reading its files. restore()
-// compares checksums; `damaged` lists the checkpoints that it skipped.
-bool looks_complete(const std::string& dir, const CheckpointFolder& folder,
-                    const std::set<std::string>& damaged) {
-  if (damaged.count(folder.name) > 0) {
-    return false;
-  }
+// A checkpoint and what its manifest tells.
+struct Inspected {
+  CheckpointFolder folder;
+  bool is_complete = false;  // a resume would probably load it
+  bool is_finite = false;
+  double metric = NAN;
+};
+
+// Compares the sizes of a checkpoint's files with its manifest. restore() also compares checksums.
+Inspected inspect(const std::string& dir, const CheckpointFolder& folder) {
+  Inspected result{.folder = folder};
   try {
-    const std::string path = dir + "/" + folder.name + "/";
     const auto manifest = load_manifest(dir, folder);
-    return std::all_of(manifest.files.begin(), manifest.files.end(), [&](const FileRecord& file) {
-      std::error_code error;
-      const auto size = std::filesystem::file_size(path + file.name, error);
-      return !error && size == file.size;
-    });
+    result.is_complete =
+        std::all_of(manifest.files.begin(), manifest.files.end(), [&](const FileRecord& file) {
+          std::error_code error;
+          const auto size =
+              std::filesystem::file_size(dir + "/" + folder.name + "/" + file.name, error);
+          return !error && size == file.size;
+        });
+    result.is_finite = manifest.finite;
+    result.metric = manifest.metric.value_or(NAN);
   } catch (const ReadError&) {
-    return false;
+    return result;
   }
+  return result;
 }
 
-std::string best_checkpoint(const std::string& dir, const std::vector<CheckpointFolder>& folders,
-                            bool best_is_max) {
-  std::string best;
-  double best_metric = NAN;
-  for (const auto& folder : folders) {  // newest first: among equal ones the newest is kept
-    try {
-      const double metric = load_manifest(dir, folder).metric.value_or(NAN);
-      if (!std::isnan(metric) && (std::isnan(best_metric) ||
-                                  (best_is_max ? metric > best_metric : metric < best_metric))) {
-        best_metric = metric;
-        best = folder.name;
-      }
-    } catch (const ReadError&) {
-      continue;  // damaged: not the best
+std::string best_checkpoint(const std::vector<Inspected>& checkpoints, bool finite, bool is_max) {
+  const Inspected* best = nullptr;
+  for (const auto& checkpoint : checkpoints) {  // newest first: of equal metrics the newest is kept
+    if (!checkpoint.is_complete || (finite && !checkpoint.is_finite) ||
+        std::isnan(checkpoint.metric)) {
+      continue;
+    }
+    if (best == nullptr ||
+        (is_max ? checkpoint.metric > best->metric : checkpoint.metric < best->metric)) {
+      best = &checkpoint;
     }
   }
-  return best;
-}
-
-bool is_finite(const std::string& dir, const CheckpointFolder& folder) {
-  try {
-    return load_manifest(dir, folder).finite;
-  } catch (const ReadError&) {
-    return false;
-  }
+  return best == nullptr ? "" : best->folder.name;
 }
 
 // The part of the path that exists and is not a folder; empty if there is none.
@@ -302,38 +297,31 @@ Manifest check_checkpoint(const std::string& dir, const CheckpointFolder& checkp
 std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
                                            const CheckpointFolder& newest,
                                            const Retention& retention) {
-  std::vector<std::string> removed;
-  auto folders = list_checkpoints(dir);
-  folders.erase(std::remove_if(folders.begin(), folders.end(),
-                               [&](const auto& folder) { return newer(folder, newest); }),
-                folders.end());
-  std::vector<CheckpointFolder> complete;
-  for (const auto& folder : folders) {
-    if (folder == newest || looks_complete(dir, folder, retention.damaged)) {
-      complete.push_back(folder);
+  std::vector<Inspected> checkpoints;
+  for (const auto& folder : list_checkpoints(dir)) {
+    if (newer(folder, newest)) {
+      continue;
     }
+    auto& checkpoint = checkpoints.emplace_back(inspect(dir, folder));
+    checkpoint.is_complete =
+        folder == newest || (checkpoint.is_complete && retention.damaged.count(folder.name) == 0);
+    checkpoint.is_finite = checkpoint.is_finite && checkpoint.is_complete;
   }
-  std::vector<CheckpointFolder> finite;
-  std::copy_if(complete.begin(), complete.end(), std::back_inserter(finite),
-               [&](const auto& folder) { return is_finite(dir, folder); });
   std::string best;
   if (retention.keep_best) {
-    best = best_checkpoint(dir, finite, retention.best_is_max);
-    best = best.empty() ? best_checkpoint(dir, complete, retention.best_is_max) : best;
+    best = best_checkpoint(checkpoints, /*finite=*/true, retention.best_is_max);
+    best = best.empty() ? best_checkpoint(checkpoints, false, retention.best_is_max) : best;
   }
   // A damaged checkpoint does not count. It is kept until enough complete ones exist.
-  const auto contains = [](const auto& list, const CheckpointFolder& folder) {
-    return std::find(list.begin(), list.end(), folder) != list.end();
-  };
+  std::vector<std::string> removed;
   int64_t kept = 0, kept_finite = 0;
-  for (const auto& folder : folders) {
-    const bool is_finite_one = contains(finite, folder);
-    if ((is_finite_one ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
+  for (const auto& [folder, is_complete, is_finite, metric] : checkpoints) {
+    if ((is_finite ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
       remove_checkpoint(ops, dir, folder.name);
       removed.push_back(folder.name);
     } else {
-      kept += contains(complete, folder) ? 1 : 0;
-      kept_finite += is_finite_one ? 1 : 0;
+      kept += is_complete ? 1 : 0;
+      kept_finite += is_finite ? 1 : 0;
     }
   }
   return removed;

@@ -94,14 +94,17 @@ class CudaTraceDevice final : public TraceDevice {
   std::vector<cudaEvent_t> events_;
 };
 
-std::shared_ptr<TraceDevice> make_trace_device(at::Device device) {
-  return device.is_cuda() ? std::make_shared<CudaTraceDevice>(device) : nullptr;
-}
-#else
-std::shared_ptr<TraceDevice> make_trace_device(at::Device) {
+#endif
+
+// nullptr for the CPU.
+std::shared_ptr<TraceDevice> make_trace_device([[maybe_unused]] at::Device device) {
+#ifdef DDP_HAS_CUDA
+  if (device.is_cuda()) {
+    return std::make_shared<CudaTraceDevice>(device);
+  }
+#endif
   return nullptr;
 }
-#endif
 
 // Nsight records between start and stop with --capture-range=cudaProfilerApi (ncu:
 // --profile-from-start off).
