@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "train/background_task.hpp"
 
@@ -76,22 +77,51 @@ class DeviceSensors {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   /// `pci_bus_id` is empty for a CPU.
-  DeviceSensors(const std::string& pci_bus_id, TimePoint now);
+  DeviceSensors(const std::string& pci_bus_id, TimePoint now)
+      : gpu_(pci_bus_id.empty() ? nullptr : GpuMonitor::open(pci_bus_id)), epoch_begin_(now) {
+    if (gpu_) {
+      sampler_ = std::make_unique<GpuSampler>([gpu = gpu_.get()]() -> GpuNumbers {
+        return {.energy_joules = gpu->energy_joules(),
+                .utilisation_percent = gpu->utilisation_percent()};
+      });
+    }
+    epoch_energy_ = energy_joules();
+  }
   /// Without a monitor: a device that reports what `query` returns.
-  DeviceSensors(GpuSampler::Query query, TimePoint now);
+  DeviceSensors(GpuSampler::Query query, TimePoint now)
+      : sampler_(std::make_unique<GpuSampler>(std::move(query))),
+        epoch_energy_(energy_joules()),
+        epoch_begin_(now) {}
 
   /// Empty if unknown.
   std::string gpu_name() const { return gpu_ ? gpu_->name() : ""; }
   double energy_joules() const { return latest().energy_joules; }
 
   /// Adds a sample to the epoch's mean utilisation.
-  void sample_utilisation();
+  void sample_utilisation() {
+    const double utilisation = latest().utilisation_percent;
+    if (!std::isnan(utilisation)) {
+      utilisation_sum_ += utilisation;
+      ++utilisation_samples_;
+    }
+  }
   struct EpochUse {
     double utilisation = NAN;  ///< percent, mean of the samples
     double power_w = NAN;      ///< mean; the current power if the device has no energy counter
   };
   /// Ends the epoch at `now`.
-  EpochUse end_epoch(TimePoint now);
+  EpochUse end_epoch(TimePoint now) {
+    const double seconds = std::chrono::duration<double>(now - epoch_begin_).count();
+    const double energy = energy_joules();
+    const EpochUse use{
+        .utilisation = utilisation_samples_ > 0 ? utilisation_sum_ / utilisation_samples_ : NAN,
+        .power_w =
+            std::isnan(energy) && gpu_ ? gpu_->power_watts() : (energy - epoch_energy_) / seconds};
+    utilisation_sum_ = 0;
+    utilisation_samples_ = 0;
+    epoch_energy_ = energy;
+    return use;
+  }
   /// Its time begins at `now`, its energy at the last end_epoch().
   void begin_epoch(TimePoint now) { epoch_begin_ = now; }
 

@@ -76,16 +76,6 @@ bool has_ended(const OwnerRecord& record, const OwnerRecord& here) {
          ::kill(static_cast<pid_t>(record.process), 0) != 0 && errno == ESRCH;
 }
 
-struct OwnersOfProcess {
-  std::mutex mutex;
-  std::map<std::string, std::weak_ptr<FolderOwner>> by_path;
-};
-
-OwnersOfProcess& owners_of_process() {
-  static OwnersOfProcess owners;
-  return owners;
-}
-
 }  // namespace
 
 std::string OwnerRecord::to_text() const {
@@ -138,19 +128,19 @@ std::shared_ptr<FolderOwner> FolderOwner::take(FileOps& ops, const Folder& folde
   if (error) {
     throw FileError("cannot open the folder " + folder.path, error.value());
   }
-  auto& owners = owners_of_process();
-  const auto of_process = [&] {
-    const std::lock_guard lock(owners.mutex);
-    return owners.by_path[place.string()].lock();
-  };
-  if (auto owner = of_process()) {
-    return owner;
+  static std::mutex mutex;  // guards the owners of this process
+  static std::map<std::string, std::weak_ptr<FolderOwner>> owners;
+  {
+    const std::lock_guard lock(mutex);
+    if (auto owner = owners[place.string()].lock()) {
+      return owner;
+    }
   }
   const std::shared_ptr<FolderOwner> owner(new FolderOwner(ops, folder, times));
   owner->claim();
   owner->beats_.emplace([self = owner.get()] { self->beat(); }, times.beat);
-  const std::lock_guard lock(owners.mutex);
-  owners.by_path[place.string()] = owner;
+  const std::lock_guard lock(mutex);
+  owners[place.string()] = owner;
   return owner;
 }
 
