@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "data/data_file.hpp"
-#include "data/image_resample.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 

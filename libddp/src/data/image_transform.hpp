@@ -85,4 +85,14 @@ class ImageTransform {
   Normalisation normalisation_;
 };
 
+/// Resizes on the CPU, columns first, then rows, to [rows.size, columns.size, 3] floats in 0..255
+/// (memory is reused).
+void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
+              std::vector<float>& out);
+
+/// Same in Pillow's arithmetic (Resample.c, ImagingResample with 8 bits per channel): fixed-point
+/// weights, bytes after either pass. Every byte equals Pillow's.
+void resample_bytes(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
+                    uint8_t* out);
+
 }  // namespace ddp::detail

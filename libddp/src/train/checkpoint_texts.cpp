@@ -83,16 +83,6 @@ std::string CheckpointTexts::get(const std::string& name) const {
   return found == texts_.end() ? "" : found->second;
 }
 
-void CheckpointTexts::warn_of_changed_settings(const std::string& saved, const std::string& now,
-                                               const std::string& path) const {
-  if (!is_main_) {
-    return;
-  }
-  for (const auto& change : changed_settings(saved, now, default_settings_)) {
-    log_warning(concat("a setting differs from the checkpoint ", path, ": ", change));
-  }
-}
-
 void CheckpointTexts::adopt_plan(const std::string& path) const {
   const auto communicator = communicator_.lock();
   const auto plan = texts_.find("plan");
@@ -113,7 +103,10 @@ void CheckpointTexts::load(const std::map<std::string, std::string>& saved,
                            const std::string& path) {
   const auto own = std::exchange(texts_, saved);
   if (const auto settings = own.find("settings"); settings != own.end()) {
-    warn_of_changed_settings(texts_["settings"], settings->second, path);
+    const auto changes = changed_settings(texts_["settings"], settings->second, default_settings_);
+    for (std::size_t i = 0; i < changes.size() && is_main_; ++i) {
+      log_warning(concat("a setting differs from the checkpoint ", path, ": ", changes[i]));
+    }
     texts_["settings"] = settings->second;
   }
   adopt_plan(path);

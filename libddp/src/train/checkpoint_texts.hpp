@@ -38,8 +38,6 @@ class CheckpointTexts {
   const std::map<std::string, std::string>& collect();
 
  private:
-  void warn_of_changed_settings(const std::string& saved, const std::string& now,
-                                const std::string& path) const;
   void adopt_plan(const std::string& path) const;
 
   const std::string default_settings_;

@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "data/image_resample.hpp"
+#include "data/image_transform.hpp"
 #include "data/jpeg.hpp"
 #include "data/tar_index.hpp"
 #include "ddp/core/error.hpp"

@@ -144,12 +144,6 @@ void CaptureAgreement::check_missed_captures() {
   }
 }
 
-void CaptureAgreement::set_last_shapes(const std::string& shapes) {
-  if (board_ != nullptr) {
-    last_shapes_ = shapes;
-  }
-}
-
 CaptureReport CaptureAgreement::begin_capture(uint64_t call, int64_t variant, std::string shapes) {
   CaptureReport report{.step_id = step_id_,
                        .call = static_cast<int64_t>(call),

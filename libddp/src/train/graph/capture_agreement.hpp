@@ -65,7 +65,9 @@ class CaptureAgreement {
   /// Throws SettingsError if another rank waits to capture a call that this rank did not capture.
   void check();
   /// Call with the batch's shapes before a call runs, for messages.
-  void set_last_shapes(const std::string& shapes);
+  void set_last_shapes(const std::string& shapes) {
+    last_shapes_ = board_ != nullptr ? shapes : "";
+  }
   /// `call` has run; a rank that captures it from here on would wait forever.
   void end_call(uint64_t call) { calls_done_ = static_cast<int64_t>(call); }
 
