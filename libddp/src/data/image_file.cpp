@@ -28,11 +28,6 @@ int64_t big_endian(const uint8_t* at) {
   return int64_t{at[0]} << 24 | int64_t{at[1]} << 16 | int64_t{at[2]} << 8 | int64_t{at[3]};
 }
 
-ImageHeader png_size(const std::vector<uint8_t>& bytes) {
-  return {static_cast<int>(big_endian(bytes.data() + 16)),
-          static_cast<int>(big_endian(bytes.data() + 20))};
-}
-
 // libpng's reader over bytes in memory. Errors longjmp.
 struct PngReader {
   const uint8_t* at;
@@ -110,14 +105,14 @@ ImageHeader read_png_header(const std::vector<uint8_t>& bytes, const DataSource&
     throw CorruptImage(concat(source.to_string(), ": PNG of ", width, " x ", height,
                               " pixels; data.max_pixels allows ", max_pixels));
   }
-  return png_size(bytes);
+  return {static_cast<int>(width), static_cast<int>(height)};
 }
 
 void decode_png_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                        const CropBox& region, uint8_t* out) {
   thread_local std::vector<uint8_t> pixels;
   thread_local std::vector<uint8_t*> rows;
-  const ImageHeader size = png_size(bytes);
+  const ImageHeader size = read_png_header(bytes, source, INT64_MAX);
   const size_t row_bytes = static_cast<size_t>(size.width) * 3;
   pixels.resize(row_bytes * static_cast<size_t>(size.height));
   rows.resize(static_cast<size_t>(size.height));

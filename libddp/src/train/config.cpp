@@ -178,21 +178,16 @@ Config default_config(const RowsBySection& of_program) {
   return config;
 }
 
-void add_own_rows(const std::vector<Section>& own_sections, SettingRows& rows) {
+// The defaults of the library's keys that `declared` shows, and of the program's own sections.
+SettingRows default_rows_of(const std::vector<Section>& own_sections, const RowsBySection& shown,
+                            const Declared& declared) {
+  SettingRows rows = library_rows(default_config(library_defaults(own_sections)), shown, declared);
   for (const Section& section : own_sections) {
     if (!is_library_section(section.name)) {
       detail::list_settings(section.name, section.describe, rows);
     }
   }
-}
-
-// Every default, also of settings that this program does not show: a checkpoint of another version
-// may have them.
-std::string default_settings(const std::vector<Section>& own_sections) {
-  SettingRows rows =
-      library_rows(default_config(library_defaults(own_sections)), {}, Declared{"train"});
-  add_own_rows(own_sections, rows);
-  return settings_yaml(rows);
+  return rows;
 }
 
 // `section` is the program's own description of a library section and defines its keys.
@@ -288,7 +283,10 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& sect
     }
   }
   config.fill_in(settings);
-  config.checkpoint.default_settings_text = default_settings(own_sections);
+  // Every default, also of settings that this program does not show: a checkpoint of another
+  // version may have them.
+  config.checkpoint.default_settings_text =
+      settings_yaml(default_rows_of(own_sections, {}, Declared{"train"}));
   return config;
 }
 
@@ -385,10 +383,7 @@ SettingRows Config::rows() const {
 
 SettingRows Config::default_rows(const std::vector<Section>& sections) {
   const std::vector<Section> own_sections = described(sections);
-  const RowsBySection own = library_defaults(own_sections);
-  SettingRows rows = library_rows(default_config(own), own, declared_by(sections));
-  add_own_rows(own_sections, rows);
-  return rows;
+  return default_rows_of(own_sections, library_defaults(own_sections), declared_by(sections));
 }
 
 std::string Config::to_yaml() const {

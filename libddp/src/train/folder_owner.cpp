@@ -58,14 +58,10 @@ std::optional<std::string> read_record(int fd) {
 
 // Returns nothing if there is no record.
 std::optional<std::string> read_record(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  auto text = fd < 0 ? std::nullopt : read_record(fd);
-  const int error = errno;
-  if (fd >= 0) {
-    ::close(fd);
-  }
-  if (!text && error != ENOENT) {
-    throw FileError("cannot read " + path, error);
+  std::string why;
+  auto text = read_start(path, kRecordBytes, why, Links::Refuse);
+  if (!text && errno != ENOENT) {
+    throw FileError("cannot read " + path, errno);
   }
   return text;
 }
