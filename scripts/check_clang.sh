@@ -16,7 +16,7 @@ if ! has "$CLANG"; then
   apt_get update || true
   apt_get install -y --no-install-recommends clang || die "$CLANG is not installed; as root: apt-get install clang"
 fi
-[ -e "$DDP_BUILD/compile_commands.json" ] || die "there is no build to take the options from; run: ./test.sh"
+[ -e "$DDP_BUILD/compile_commands.json" ] || die "there is no build with the compiler options; run: ./test.sh"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -61,5 +61,5 @@ for name in targets:
     print_commands(targets[name], pathlib.Path(f"{work}/{name}.hxx"))
 PYTHON
 say "$("$CLANG" --version | head -n 1): $(wc -l <"$work/commands") units"
-tr '\n' '\0' <"$work/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' || die "Clang refuses what is shown above"
-say "Clang compiles them"
+tr '\n' '\0' <"$work/commands" | xargs -0 -P "$(nproc)" -I{} bash -c '{}' || die "Clang reports the errors above"
+say "Clang compiles all units"

@@ -13,7 +13,7 @@ failed=0
 files() {
   local list
   list=$(git ls-files "$@") || true
-  [ -n "$list" ] || die "git ls-files lists no $*: is this a git checkout, and yours (safe.directory)?"
+  [ -n "$list" ] || die "git ls-files lists no $*: is this a git checkout that belongs to you (safe.directory)?"
   echo "$list"
 }
 pages=$(files '*.md')
@@ -47,5 +47,5 @@ while read -r file; do
     { warn "$file has no SPDX line"; failed=1; }
 done <<<"$sources"
 
-[ $failed = 0 ] || die "documentation and files: see the warnings above"
-say "documentation is in step with the code"
+[ $failed = 0 ] || die "the documentation does not match: see the warnings above"
+say "the documentation matches the code"

@@ -16,8 +16,8 @@ build=${BUILD:-$DDP_BUILD}
 tools=("$@")
 [ $# -gt 0 ] || tools=(memcheck)
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
-[ -x "$sanitizer" ] || die "compute-sanitizer is not here: it comes with the CUDA toolkit (put its bin/ on PATH)"
-[ "$(num_gpus)" -gt 0 ] || die "no GPU is seen"
+[ -x "$sanitizer" ] || die "compute-sanitizer is not installed: it comes with the CUDA toolkit (put its bin/ on PATH)"
+[ "$(num_gpus)" -gt 0 ] || die "no GPU was found"
 grep -qix 'CUDA=TRUE' "$build/ddp_parts.txt" 2>/dev/null ||
   die "$build was built without CUDA parts: $(sed -n 's/^NO_CUDA=//p' "$build/ddp_parts.txt" 2>/dev/null)"
 
@@ -49,7 +49,7 @@ for test in "${tests[@]}"; do
   program=$(find "$build/tests" -type f -name "$name" -perm -u+x | head -n 1)
   [ -n "$program" ] || die "$name is not built: ./test.sh -N builds all tests"
   [ -z "${KERNELS:-}" ] || grep -qaF "$KERNELS" "$build"/lib/libddp*.so "$program" ||
-    die "KERNELS=$KERNELS: no kernel of $name has that in its name, so nothing would be checked"
+    die "KERNELS=$KERNELS: no kernel of $name matches, so nothing would be checked"
   for tool in "${tools[@]}"; do
     started=$SECONDS code=0 kernels=${KERNELS-3ddp} settings=()
     [ "$tool" != racecheck ] || { kernels=${KERNELS-} settings=("${deterministic[@]}"); }
@@ -59,7 +59,7 @@ for test in "${tests[@]}"; do
     if [ $code = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
       say "$test, $tool: clean ($((SECONDS - started)) s)"
     elif [ "$tool" = racecheck ] && only_others_race "$log"; then
-      say "$test, $tool: no hazard in our kernels, some in others' ($((SECONDS - started)) s), see $log"
+      say "$test, $tool: no hazard in our kernels, some in other libraries' ($((SECONDS - started)) s), see $log"
     else
       failed=1
       warn "$test, $tool: exit code $code, see $log"

@@ -30,16 +30,16 @@ DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev ccache)
 what_lacks() {
   case $1 in
     openmpi-bin | libopenmpi-dev) echo "no MPI: one process on the CPU, any number of ranks on GPUs" ;;
-    ccache) echo "a changed branch compiles everything again" ;;
+    ccache) echo "after a branch change everything is compiled again" ;;
   esac
 }
 
 way_around() {
   case $1 in
     g++ | make) echo "any C++20 compiler (GCC 12, Clang 14 or newer): export CXX=..." ;;
-    python3-venv) echo "have torch==$DDP_TORCH_VERSION, cmake>=3.28 and ninja ready yourself (conda, or an activated virtual environment)" ;;
-    pkg-config) echo "go without: only ddp.pc needs it" ;;
-    procps) echo "go without: only the tests use pgrep" ;;
+    python3-venv) echo "provide torch==$DDP_TORCH_VERSION, cmake>=3.28 and ninja yourself (conda, or an activated virtual environment)" ;;
+    pkg-config) echo "optional: only ddp.pc needs it" ;;
+    procps) echo "optional: only the tests use pgrep" ;;
     *) echo "install it with conda (conda-forge has it) or from its sources, and add its folder to CMAKE_PREFIX_PATH" ;;
   esac
 }
@@ -155,7 +155,7 @@ choose_libtorch() {
   fi
   [ -n "$found" ] && warn "LibTorch ${found##* } in ${found% *} is older than 2.7 and is not used"
   [ -z "${LIBTORCH_ROOT:-}" ] ||
-    die "LIBTORCH_ROOT=$LIBTORCH_ROOT holds no LibTorch >= 2.7 (lib/libtorch_cpu.so, include/): correct it, or unset it to have pip's installed"
+    die "LIBTORCH_ROOT=$LIBTORCH_ROOT holds no LibTorch >= 2.7 (lib/libtorch_cpu.so, include/): correct it, or unset it to install LibTorch with pip"
   # safetensors: the tests compare our files with Python's.
   wanted+=("torch==$DDP_TORCH_VERSION" numpy safetensors)
 }

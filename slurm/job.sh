@@ -171,12 +171,12 @@ run_job() {
   fi
   if [ "$ends" -ge "$_most_ends_in_place" ]; then
     echo "$(date +%FT%T) exit code $code ($requeue) for the $ends. time at one checkpoint with one first cause: not" \
-      "requeued; to go on, mend that and submit the job again, or remove ${folder:-$run_dir/checkpoint}.requeues"
+      "requeued; fix the cause and submit the job again, or remove ${folder:-$run_dir/checkpoint}.requeues"
   elif [ "$requeue" != no ]; then
     if [ "$restarts" -ge "${DDP_MAX_RESTARTS:-20}" ]; then
       echo "$(date +%FT%T) exit code $code ($requeue), but this was start $restarts of at most ${DDP_MAX_RESTARTS:-20}"
     else
-      echo "$(date +%FT%T) exit code $code ($requeue): back into the queue"
+      echo "$(date +%FT%T) exit code $code ($requeue): requeued"
       # A preempted job is requeued by Slurm itself.
       scontrol requeue "$SLURM_JOB_ID" || echo "scontrol could not requeue the job"
     fi
