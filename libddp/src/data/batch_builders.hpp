@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builders of image batches on a GPU, and what loaders of images share.
+// Builders of image batches on a GPU, and helpers that loaders of images share.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -55,7 +55,7 @@ class ImageTransform {
 
   /// Writes [3, S, S], or [S, S, 3] with channels_last. `image` covers at least plan.region.
   void apply(const ImageView& image, const RegionPlan& plan, float* out) const;
-  /// Same, for a whole decoded image.
+  /// The same for a whole decoded image.
   void apply(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
 
   bool channels_last() const { return channels_last_; }

@@ -88,8 +88,8 @@ struct Decoder {
 
 enum class Outcome { Done, Unsupported, Failed };
 
-// Whether a region is known to equal the same part of the whole image. Not so for CMYK and other
-// sampling factors (4:1:0).
+// Whether a region is known to equal the same part of the whole image. For CMYK and other sampling
+// factors (4:1:0) it is not.
 bool has_parts(const jpeg_decompress_struct& info) {
   const jpeg_component_info* c = info.comp_info;
   const auto is_one = [](const jpeg_component_info& component) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads for work in the background: one task at a time, or one task again and again. Torch-free.
+// Threads for work in the background: single tasks, or one repeated task. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@
 
 namespace ddp::detail {
 
-/// Runs one task at a time on a thread of its own. The destructor waits for a running task.
+/// Runs one task at a time on another thread. The destructor waits for a running task.
 class BackgroundTask {
  public:
   /// Must not be called while a task runs.
@@ -54,7 +54,7 @@ class BackgroundTask {
   std::shared_future<std::string> error_;
 };
 
-/// Repeats one task on a thread of its own. The destructor waits for a running task.
+/// Repeats one task on another thread. The destructor waits for a running task.
 class PeriodicTask {
  public:
   /// `task` must not throw. It runs for the first time after one `period`.

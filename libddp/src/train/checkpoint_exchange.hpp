@@ -40,7 +40,7 @@ class CheckpointSchedule {
     const std::chrono::duration<double, std::ratio<60>> minutes = now - last_save_;
     return every_minutes_ > 0 && minutes.count() >= every_minutes_;
   }
-  /// A save begins. A failed save counts too: the next one is due as usual.
+  /// A save starts. A failed save counts too: the next one is due as usual.
   void note_save(Clock::time_point now) { last_save_ = now; }
 
   bool is_exchange_due(int64_t done) const { return done >= next_exchange_; }
@@ -109,28 +109,29 @@ struct RankStatus {
   }
 };
 
-/// What decisions need of all ranks' statuses: each different status once, from the first rank that
-/// has it, with the slowest step and rank 0's pause. It has no records, which rank 0 alone uses.
+/// The part of all ranks' statuses that decisions need: each different status once, from the first
+/// rank that has it, with the slowest step and rank 0's pause. It has no records, because only rank
+/// 0 uses them.
 struct StatusDigest {
   std::size_t world_size = 0;
   std::vector<std::pair<std::size_t, RankStatus>> first_with;  ///< rank, status
 
   static StatusDigest of(const std::vector<RankStatus>& statuses);
-  /// Decide as the statuses it was made from.
+  /// Statuses that lead to the same decisions as the original ones.
   std::vector<RankStatus> statuses() const;
   friend auto message_fields(StatusDigest& digest) {
     return std::tie(digest.world_size, digest.first_with);
   }
 };
 
-/// Gathers all statuses on rank 0 and broadcasts their digest: returns the statuses on rank 0, the
-/// digest's on other ranks. Collective.
+/// Gathers all statuses on rank 0 and broadcasts their digest. Returns the statuses on rank 0, and
+/// the digest's statuses on other ranks. Collective.
 std::vector<RankStatus> exchange_statuses(ControlPlane& control_plane, const RankStatus& own);
 
 double slowest_step(const std::vector<RankStatus>& statuses);
 
-/// Rank 0's value on every rank. Where `make` throws an Error on rank 0, every rank throws one of
-/// the same exit code. Collective.
+/// Returns rank 0's value on every rank. If `make` throws an Error on rank 0, every rank throws an
+/// error with the same exit code. Collective.
 template <typename F>
 auto broadcast_from_main(ControlPlane& control_plane, F&& make) {
   using Value = decltype(make());

@@ -85,7 +85,7 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
   }
 }
 
-// A checkpoint and what its manifest tells.
+// A checkpoint, as its manifest describes it.
 struct Inspected {
   CheckpointFolder folder;
   bool is_complete = false;  // a resume would probably load it

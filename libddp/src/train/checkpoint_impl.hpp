@@ -9,8 +9,8 @@
 //   … steps go on …
 //   exchange: committed
 //
-// Decisions use the gathered data of an exchange, so all ranks decide alike without another
-// message. An exchange is a gather to rank 0 and a broadcast of the digest.
+// Decisions use the gathered data of an exchange, so all ranks take the same decision without
+// another message. An exchange is a gather to rank 0 and a broadcast of the digest.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The save in progress, which all ranks advance alike:
+// The save in progress, which all ranks advance in the same way:
 //
 //   Writing      each rank writes its files; ends when no rank's writer runs
 //   Committing   rank 0 writes the manifest, renames the folder and evicts old checkpoints

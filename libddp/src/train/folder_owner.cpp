@@ -152,7 +152,7 @@ FolderOwner::~FolderOwner() {
   }
 }
 
-// Polls the record until it is this process's own.
+// Polls the record until this process owns the folder.
 void FolderOwner::claim() {
   std::string last;
   bool moved = false, logged_watch = false, logged_wait = false;
@@ -224,8 +224,8 @@ bool FolderOwner::create() {
   }
 }
 
-// False if the record is no longer `seen`. If two processes replace it at the same time, the later
-// one wins, and the other notices at its next read.
+// False if the record is no longer `seen`. If two processes replace the record at the same time,
+// the later process wins, and the other one detects this at its next read.
 bool FolderOwner::replace(const std::string& seen) {
   const std::string name = concat(kOwnerName, ".", own_.start);
   const std::string temporary = folder_.path + "/" + name;
@@ -251,7 +251,8 @@ void FolderOwner::beat() {
     }
     return;
   }
-  // Through one descriptor: if the record is replaced meanwhile, the write goes to the old one.
+  // Reads and writes through one descriptor: if the record is replaced meanwhile, the write goes to
+  // the old record.
   const auto text = read_record(fd);
   const auto start = text ? OwnerRecord::parse(*text).start : "";
   lost_ = !start.empty() && start != own_.start;

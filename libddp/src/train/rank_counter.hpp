@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank counts since its last log line and in its epoch. Torch-free.
+// The counts of one rank since its last log line and in its epoch. Torch-free.
 #pragma once
 
 #include <cmath>

@@ -69,7 +69,8 @@ void apply(const TrainOptions& options) {
   torch_settings.setAllowTF32CuBLAS(options.allow_tf32);  // cuDNN's stays at PyTorch's default: on
 }
 
-// Every rank compares with rank 0's settings and receives all differences, so all ranks fail alike.
+// Every rank compares with rank 0's settings and receives all differences, so all ranks fail with
+// the same error.
 void require_equal_settings(const Context& context, const Config& config) {
   if (context.world_size() == 1) {
     return;
@@ -109,7 +110,7 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   plane.publish_failure(cause);
 }
 
-// Arms the deadline as soon as any rank fails, even if this rank is busy elsewhere.
+// Arms the deadline as soon as any rank fails, even if this rank is busy.
 class FailureWatch {
  public:
   explicit FailureWatch(ControlPlane& plane) : plane_(plane), deadline_(kUnwindGrace) {

@@ -57,8 +57,8 @@ bool require_no_missed_capture(const std::vector<std::string>& announcements, si
 /// One per GraphedStep. Use from one thread.
 class CaptureAgreement {
  public:
-  /// All ranks count their steps alike, so `step_id` is the same everywhere. 0: the step calls no
-  /// collective, ranks need not run it alike, and nothing is exchanged.
+  /// All ranks count their steps in the same way, so `step_id` is the same on all ranks. 0: the
+  /// step calls no collective, ranks may run it differently, and nothing is exchanged.
   CaptureAgreement(ControlPlane& plane, int64_t step_id, std::string name);
 
   /// Throws PeerLostError if the job failed, because a replay makes no call that would notice it.

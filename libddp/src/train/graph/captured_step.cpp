@@ -72,7 +72,7 @@ std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph) {
   });
 }
 
-// CUDA 13's functions for edges have one more argument: the edges' data, here none.
+// CUDA 13's functions for edges have one more argument, the edges' data. These edges have none.
 #if CUDART_VERSION >= 13000
 #define DDP_NO_EDGE_DATA nullptr,
 #else

@@ -75,8 +75,8 @@ void StepCache::make_key(const StepCall& call) {
   }
 }
 
-// Hashes what a graph has baked in: the addresses of parameters, which of them are trained, the
-// optimizers' state, and the scaler's settings.
+// Hashes the state that is baked into a graph: the addresses of parameters, which of them are
+// trained, the optimizers' state, and the scaler's settings.
 uint64_t StepCache::parts_fingerprint() const {
   FnvHash hash;
   for (auto* model : parts_.models) {
