@@ -41,7 +41,7 @@ TEST_CASE("the log line shows the known numbers") {
   LoggedNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .samples_per_second = 2000};
   numbers.samples_per_second_per_rank = 500;
   REQUIRE(log_line(numbers, 0, NAN) ==
-          "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 a rank)");
+          "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 per rank)");
   numbers.accuracy = 0.5;
   REQUIRE_THAT(log_line(numbers, 1000, 3725),
                Catch::StartsWith("step 120/1000 | loss 1.2500 | accuracy 50.00 % |") &&
@@ -49,7 +49,7 @@ TEST_CASE("the log line shows the known numbers") {
   REQUIRE(step_row(numbers, 1).size() == 15);
   REQUIRE(step_row(numbers, 1)[7].name == "images_per_second");
   numbers.sample_unit = "tokens";
-  REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000.0 tokens/s (500.0 a rank)"));
+  REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000.0 tokens/s (500.0 per rank)"));
   REQUIRE(step_row(numbers, 1)[7].name == "tokens_per_second");
   REQUIRE(step_row(numbers, 1)[8].name == "tokens_per_second_per_rank");
   REQUIRE(evaluation_line(5, 20, 1.5, 0.25) ==
