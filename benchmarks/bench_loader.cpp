@@ -23,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-#include "data/device_builder.hpp"
+#include "data/batch_builders.hpp"
 #include "data/image_dataset.hpp"
 #include "data/image_source.hpp"
 #include "data/image_transform.hpp"

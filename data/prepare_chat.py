@@ -65,7 +65,7 @@ def check_message(message, i, path, line):
         raise PrepareError(f"message {i} has no 'content' text", path, line)
     role = message.get("role")
     if role not in ROLES:
-        raise PrepareError(f"message {i} has the role {role!r}, known are {', '.join(ROLES)}", path,
+        raise PrepareError(f"message {i} has the unknown role {role!r}; known are {', '.join(ROLES)}", path,
                            line)
     if role == "system" and i > 0:
         raise PrepareError(f"message {i} has the role 'system', which only the first may have", path,
@@ -88,7 +88,7 @@ def to_messages(record, path, line):
     if not turns:
         raise PrepareError("no assistant turn: nothing to learn from", path, line)
     if turns[0] == 0:
-        raise PrepareError("the assistant speaks first: nothing stands before its answer", path, line)
+        raise PrepareError("the assistant speaks first: its answer has no prompt", path, line)
     return messages
 
 
@@ -103,7 +103,7 @@ class Skipped:
             raise error
         self.count += 1
         if self.count <= 5:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"skipped: {error}", file=sys.stderr)
 
 
 def read_conversations(path, skipped, limit):
@@ -327,7 +327,7 @@ def main():
     name = os.path.splitext(os.path.basename(args.train))[0]
     write_folder(args.out, tokenizer.vocabulary, documents, name, files)
     if skipped.count:
-        print(f"left out: {skipped.count} conversations in error")
+        print(f"skipped: {skipped.count} conversations with errors")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def decode(encoded, name):
         return Image.open(io.BytesIO(encoded)).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         known = "BytesIO" not in str(error)  # what Pillow calls a format it does not know
-        raise PrepareError(f"not an image that can be read{f': {error}' if known else ''}", name) from None
+        raise PrepareError(f"not a readable image{f': {error}' if known else ''}", name) from None
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -80,7 +80,7 @@ class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module, name):
         if (module, name) in self.ALLOWED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a CIFAR-10 batch")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a CIFAR-10 batch")
 
 
 class Sample:
@@ -114,7 +114,7 @@ class Sample:
 
 def binary_samples(data, name):
     if len(data) == 0 or len(data) % RECORD:
-        raise PrepareError(f"{len(data)} bytes are no multiple of the {RECORD} of a record", name)
+        raise PrepareError(f"{len(data)} bytes are not a multiple of a record's {RECORD}", name)
     for begin in range(0, len(data), RECORD):
         if data[begin] > 9:
             raise PrepareError(f"label {data[begin]} at offset {begin}, the largest is 9", name)
@@ -130,7 +130,7 @@ def python_samples(data, name):
     except Exception as error:  # damaged pickles raise nearly anything
         raise PrepareError(f"not a batch of CIFAR-10: {type(error).__name__}: {error}", name) from None
     if len(labels) != len(rows):
-        raise PrepareError(f"{len(labels)} labels, {len(rows)} images", name)
+        raise PrepareError(f"{len(labels)} labels, but {len(rows)} images", name)
     for label, row in zip(labels, rows):
         if label not in range(10) or len(row) != RECORD - 1:
             raise PrepareError(f"label {label}, an image of {len(row)} bytes: labels are 0 to 9, images {RECORD - 1} bytes", name)
@@ -163,7 +163,7 @@ def walk_archive(path):
                 if member.isfile() and classify(member.name):
                     yield member.name, archive.extractfile(member).read()
     except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise PrepareError(f"not an archive that can be read: {getattr(error, 'strerror', None) or error}", path) from None
+        raise PrepareError(f"not a readable archive: {getattr(error, 'strerror', None) or error}", path) from None
 
 
 def walk_folder(path):
@@ -194,7 +194,7 @@ def download(folder):
     with open(path, "rb") as f:
         md5 = hashlib.md5(f.read()).hexdigest()
     if md5 != MD5:
-        raise PrepareError(f"MD5 {md5}, the official archive has {MD5}; delete it and try again", path)
+        raise PrepareError(f"its MD5 is {md5}, the official archive's is {MD5}; fix: delete it and try again", path)
     return path
 
 
@@ -224,7 +224,7 @@ def read_source(path):
             rows += [Sample(classes.index(c), encoded=data, name=name) for c, name, data in named]
         result[split] = rows
     if not any(result.values()):
-        raise PrepareError("holds nothing of CIFAR-10 (see --help for the layouts)", path)
+        raise PrepareError("contains no CIFAR-10 data (see --help for the layouts)", path)
     return result, classes
 
 
@@ -254,7 +254,7 @@ def split_off_test(samples, limit):
 
 def write_bin(splits, classes, out):
     if classes != CLASSES and len(classes) > 10:
-        raise UsageError(f"the binary layout has 10 classes, the source {len(classes)}: use --format tar")
+        raise UsageError(f"the binary layout has 10 classes, but the source {len(classes)}; fix: use --format tar")
     out = os.path.join(out, "cifar-10-batches-bin")
     train, test = splits["train"], splits["test"]
     part = -(-len(train) // 5)
@@ -276,7 +276,7 @@ def tar_chunks(members):
         try:
             header = info.tobuf(tarfile.USTAR_FORMAT)
         except ValueError as error:
-            raise UsageError(f"{name}: no name for a tar file ({error}): use --labels cls") from None
+            raise UsageError(f"{name}: not a valid name in a tar file ({error}); fix: use --labels cls") from None
         for chunk in header, data, bytes(-len(data) % tarfile.BLOCKSIZE):
             size += len(chunk)
             yield chunk
@@ -327,7 +327,7 @@ def main():
     unsplit = splits.pop("unsplit", [])
     if unsplit:
         if splits["train"] or splits["test"]:
-            raise PrepareError("holds batches of CIFAR-10 and class folders: give one of them", source)
+            raise PrepareError("contains batches of CIFAR-10 and class folders; fix: give one of them", source)
         splits = split_off_test(unsplit, args.test)
     splits = {split: balanced(rows, getattr(args, split)) for split, rows in splits.items()}
     if args.format == "bin":

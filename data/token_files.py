@@ -36,9 +36,9 @@ def parse_json(text, path, line=None):
             raise PrepareError(f"not JSON: {error.msg}", path, error.lineno) from None
         raise PrepareError(f"not JSON: {error.msg} at character {error.pos}", path, line) from None
     except RecursionError:
-        raise PrepareError("not JSON that can be read: nested too deeply", path, line) from None
+        raise PrepareError("not readable JSON: nested too deeply", path, line) from None
     except ValueError as error:  # a number of thousands of digits
-        raise PrepareError(f"not JSON that can be read: {error}", path, line) from None
+        raise PrepareError(f"not readable JSON: {error}", path, line) from None
 
 
 def read_json_lines(path, skipped=None):

@@ -19,6 +19,6 @@ if [ -z "$format" ]; then
   format=$DDP_VENV/bin/clang-format
 fi
 mapfile -t files < <(git ls-files '*.hpp' '*.cpp' '*.cu' '*.cuh')
-[ ${#files[@]} -gt 0 ] || die "git ls-files lists no sources: is this a git checkout, and yours (safe.directory)?"
+[ ${#files[@]} -gt 0 ] || die "git ls-files lists no sources: is this a git checkout that belongs to you (safe.directory)?"
 "$format" --dry-run --Werror "${files[@]}" || die "run: $format -i on the files above"
 say "${#files[@]} files are formatted"

@@ -87,18 +87,18 @@ class Study:
         if plan:
             lacking = [key for key in PLAN_KEYS if not isinstance(plan, dict) or key not in plan]
             if lacking:
-                raise numbers.DataError(f"{self.path}/study.json: there is no {lacking[0]}: tools/study.py did not write this")
+                raise numbers.DataError(f"{self.path}/study.json: {lacking[0]} is missing: tools/study.py did not write this file")
             return plan
         if not kind:
-            raise numbers.DataError(f"{self.path}: there is no study.json, so it must be said what was held fixed: "
+            raise numbers.DataError(f"{self.path}: there is no study.json; fix: give the kind of the study: "
                                     "--kind strong, weak or sensitivity")
         runs = sorted(name for name in os.listdir(self.path) if os.path.exists(os.path.join(self.path, name, "steps.csv")))
         label = os.path.basename(self.path)
         varied = {name: varied_of_name(name) if kind == "sensitivity" else {} for name in runs}
         keys = {tuple(settings) for settings in varied.values()}
         if kind == "sensitivity" and (keys == {()} or len(keys) > 1):
-            raise numbers.DataError(f"{self.path}: there is no study.json, and the runs' folders do not all say the same settings varied: "
-                                    "name them n<ranks>_<setting>-<value>_r<repeat>, as slurm/sensitivity.sbatch does")
+            raise numbers.DataError(f"{self.path}: there is no study.json, and the names of the runs' folders differ in the varied settings; "
+                                    "fix: name them n<ranks>_<setting>-<value>_r<repeat>, as slurm/sensitivity.sbatch does")
         return {"name": label, "title": label, "kind": kind, "program": "?", "device": "cuda", "batch": 0, "steps": 0, "warmup_steps": 1,
                 "command": "", "vary": {key: [] for names in keys for key in names}, "runs": {name: {"varied": varied[name]} for name in runs}}
 
@@ -113,7 +113,7 @@ class Study:
             else:
                 missing.append(name + (f" (exit code {code})" if code else " (never ended)" if os.path.isdir(folder) else ""))
         if not runs:
-            raise numbers.DataError(f"{self.path}: no run has ended well: tools/study.py --status tells which")
+            raise numbers.DataError(f"{self.path}: no run succeeded; tools/study.py --status lists the states")
         if missing:
             self.notes.append(f"{len(missing)} of {len(plan['runs'])} runs are not in these figures: {', '.join(missing)}")
         repeats = {}
@@ -128,7 +128,7 @@ class Study:
 def matching_points(before, after):
     """Points that both studies have."""
     if before.unit != after.unit:
-        raise numbers.DataError(f"{before.path} counts {before.unit}s and {after.path} {after.unit}s: nothing to compare")
+        raise numbers.DataError(f"{before.path} counts {before.unit}s and {after.path} {after.unit}s: they cannot be compared")
     pairs = [(old, new) for new in after.points for old in before.points
              if (old.ranks, old.varied) == (new.ranks, new.varied)]
     if not pairs:

@@ -32,12 +32,12 @@ def parse(arguments):
     parser.add_argument("study", help="the study's YAML file")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="print the jobs (with --local: the commands), start nothing")
-    what.add_argument("--status", action="store_true", help="print what became of each run")
+    what.add_argument("--status", action="store_true", help="print the state of each run")
     parser.add_argument("--local", action="store_true", help="without Slurm: on this host, one run after another")
     parser.add_argument("--output", help="the study's folder, seen by all nodes (runs/<name>)")
     parser.add_argument("--build", help="build folder with examples/ (build)")
-    parser.add_argument("--repeat", type=int, help="only runs of this repeat, e.g. to take turns with other studies")
-    parser.add_argument("--launcher", choices=("auto", "mpirun", "torchrun", "ddp_test_launch"), default="auto", help="of --local")
+    parser.add_argument("--repeat", type=int, help="only runs of this repeat, for example to alternate with other studies")
+    parser.add_argument("--launcher", choices=("auto", "mpirun", "torchrun", "ddp_test_launch"), default="auto", help="how --local starts the ranks")
     return parser.parse_args(arguments)
 
 
@@ -99,7 +99,7 @@ def start(options, study, folder, command):
     print(f"{study.name}: {len(study.runs)} runs: {done} done, {waiting} in the queue, {len(todo)} to start")
     for run in todo:
         if states[run.name][0] != "missing":
-            print(f"  again: {run.name}, {states[run.name][0]} ({states[run.name][1]})")
+            print(f"  restart: {run.name}, {states[run.name][0]} ({states[run.name][1]})")
     if todo:
         launch.prepare(study)
     folder.save(command, kept={name for name, (state, _) in states.items() if state not in ("missing", "failed", "lost")})

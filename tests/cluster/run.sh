@@ -74,7 +74,7 @@ case_signal() {
   local job
   job=$(submit --nodes="$nodes" -- train.max_steps=40 train.epochs=0)
   wait_until "$job" 120 'step +1[0-9]/' && scancel --signal=USR1 "$job"
-  wait_until "$job" 120 'exit code 75 .*back into the queue'
+  wait_until "$job" 120 'exit code 75 .*: requeued'
   wait_end "$job" 400
   check "USR1: saved, 75, requeued" "$job" grep -q 'exit code 75' "runs/$job/slurm.log"
   check "  the same parameters as reference" "$job" test "$(parameter_hash "$job")" = "$reference"
@@ -85,7 +85,7 @@ case_scancel() {
   local job
   job=$(submit --nodes="$nodes" -- train.max_steps=400 train.epochs=0)
   wait_until "$job" 120 'step +1[0-9]/' && scancel "$job"
-  wait_until "$job" 60 'exit code [0-9]+ .*(not requeued|back into the queue)'
+  wait_until "$job" 60 'exit code [0-9]+ .*(not requeued|: requeued)'
   sleep 3  # a requeue that was asked for shows by now
   check "scancel: saved, not requeued" "$job" grep -q 'exit code 75 .*scancel.: not requeued' "runs/$job/slurm.log"
   check "  stays cancelled" "$job" test "$(state "$job" JobState)" = CANCELLED

@@ -32,7 +32,7 @@ ddp_add_example(quickstart_epochs_cosine quickstart 1
 foreach(_setting train.grad_accum_steps=4 train.mixup=0.2 train.label_smoothing=0.1 train.eval_every=1
                  train.cuda_graph=off train.non_finite=skip)
   ddp_add_example(quickstart_unused_${_setting} quickstart 1 ARGUMENTS ${_small} train.max_steps=2 ${_setting}
-                  EXIT 64 OUTPUT "0:${_setting} changes nothing")
+                  EXIT 64 OUTPUT "0:${_setting} has no effect")
 endforeach()
 foreach(_program quickstart resnet_ddp)
   ddp_add_example(${_program}_no_data ${_program} 1 ARGUMENTS ${_small} train.max_steps=2 data.path=

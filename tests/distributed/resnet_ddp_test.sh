@@ -126,10 +126,10 @@ case $scenario in
     (run "$work/1.log" train.max_steps=2 checkpoint.dir="$work/checkpoints")
     code=$?
     [ $code = 73 ] || fail "exit code $code, expected 73"
-    grep -q "rank 0.*: cannot write $work/checkpoints/.*: File too large; fix: raise the limit of a file.s size (ulimit -f), or name another checkpoint.dir" \
+    grep -q "rank 0.*: cannot write $work/checkpoints/.*: File too large; fix: raise the limit of a file.s size (ulimit -f), or set another checkpoint.dir" \
       "$work/1.log" || fail "no message"
     grep -q "first cause: rank 0 " "$work/1.log" || fail "rank 0, which could not write, is not the first cause"
-    grep -qE "^checkpoint|training goes on" "$work/1.log" && fail "a checkpoint that is not there is claimed"
+    grep -qE "^checkpoint|training continues" "$work/1.log" && fail "a checkpoint that is not there is claimed"
     [ -z "$(ls -A "$work/checkpoints")" ] || fail "something was left"
     ;;
   skips)

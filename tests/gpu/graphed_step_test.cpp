@@ -7,7 +7,7 @@
 
 #include "gpu/graphed_step_test.hpp"
 #include "reduce/reducer.hpp"
-#include "train/graph/graph_fills.hpp"
+#include "train/graph/captured_step.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -52,7 +52,7 @@ class StudyFolder:
             changed = [key for key in SHARED if old.get(key) != plan[key]]
             if changed and (left or any(name in kept for name in old["runs"])):
                 raise StudyError(f"{self.path} holds runs of another study: " +
-                                 ", ".join(f"{key} was {old.get(key)} and is {plan[key]}" for key in changed) +
+                                 ", ".join(f"{key} was {old.get(key)} and now is {plan[key]}" for key in changed) +
                                  f"; fix: give another --output, or remove {self.path}")
             for name, run in plan["runs"].items():
                 before = old["runs"].get(name)
@@ -81,7 +81,7 @@ class StudyFolder:
                     break
                 except BlockingIOError:
                     if attempt == 9:
-                        raise StudyError(f"{self.path} is in use by another start; fix: wait for its end, or give another --output") from None
+                        raise StudyError(f"{self.path} is in use by another tools/study.py; fix: wait for its end, or give another --output") from None
                     time.sleep(0.05)
             self._queued = None  # asked anew: another start may just have ended
             yield
@@ -156,7 +156,7 @@ def squeue():
     try:
         done = subprocess.run(["squeue", "--me", "--noheader", "--array", "--format=%F|%K|%T"], capture_output=True, text=True)
     except FileNotFoundError:
-        raise StudyError("the study was submitted to Slurm, and there is no squeue here to ask what became of it; "
+        raise StudyError("the study was submitted to Slurm, and squeue, which reports its state, is not installed here; "
                          "fix: run this where Slurm is") from None
     if done.returncode != 0:
         raise StudyError(f"squeue failed: {done.stderr.strip()}")

@@ -109,7 +109,7 @@ def without_gpus(study, folder_path):
 def submit(study, folder, runs, build):
     """Submits `runs`; returns the number of jobs."""
     if shutil.which("sbatch") is None:
-        raise StudyError("there is no sbatch here; fix: --local runs the study on this host")
+        raise StudyError("sbatch is not installed here; fix: --local runs the study on this host")
     environment = slurm_environment(study, folder.path, build)
     copy = without_gpus(study, folder.path)
     if copy:
@@ -129,7 +129,7 @@ def submit(study, folder, runs, build):
         try:
             folder.note_submission(job_id, shown(environment, sent), wanted)
         except OSError as error:
-            raise WriteError(f"{folder.path}: job {job_id} was submitted, and that cannot be noted here: {error.strerror}; "
+            raise WriteError(f"{folder.path}: job {job_id} was submitted, but this cannot be recorded here: {error.strerror}; "
                              f"fix: scancel {job_id}, make room or the rights to write, and call this again") from None
         print(f"job {job_id}: {group.ranks} rank(s), run(s) {', '.join(run.name for run in wanted)}")
         jobs += 1
@@ -241,7 +241,7 @@ def describe_system(folder, build):
 
 def check_program(study, build):
     if not os.access(program_path(study, build), os.X_OK):
-        raise StudyError(f"there is no program {program_path(study, build)}; fix: build it, or name the build folder (--build)")
+        raise StudyError(f"there is no program {program_path(study, build)}; fix: build it, or give the build folder (--build)")
 
 
 def check_gpus(study, runs):
@@ -251,8 +251,8 @@ def check_gpus(study, runs):
         return None
     available = num_gpus()
     if runs and all(run.ranks > available for run in runs):
-        raise StudyError(f"{study.path}: nothing to run here: what is left needs at least {min(run.ranks for run in runs)} GPU(s), and this "
-                         f"host has {available}; fix: a host with more, or without --local through Slurm")
+        raise StudyError(f"{study.path}: nothing to run here: the remaining runs need at least {min(run.ranks for run in runs)} GPU(s), and this "
+                         f"host has {available}; fix: use a host with more, or Slurm (without --local)")
     return available
 
 
@@ -277,7 +277,7 @@ def check_launcher(study, runs, build, launcher):
     ranks = [run.ranks for run in runs if run.ranks > 1 and (available is None or run.ranks <= available)]
     words = launcher_words(launcher, study, max(ranks), build) if ranks else []
     if words and shutil.which(words[0]) is None:
-        raise StudyError(f"{study.path}: there is no {words[0]} here, which starts {max(ranks)} ranks; fix: install it, or choose "
+        raise StudyError(f"{study.path}: {words[0]}, which starts {max(ranks)} ranks, is not installed here; fix: install it, or choose "
                          "another --launcher")
 
 
@@ -290,7 +290,7 @@ def run_local(study, folder, runs, build, launcher):
     if available is not None:
         beyond = sorted({run.ranks for run in todo if run.ranks > available})
         if beyond:
-            print(f"left out: {', '.join(map(str, beyond))} GPUs, this host has {available}")
+            print(f"skipped: {', '.join(map(str, beyond))} GPUs, this host has {available}")
         todo = [run for run in todo if run.ranks <= available]
     describe_system(folder, build)
     failed = 0

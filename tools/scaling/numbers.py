@@ -120,7 +120,7 @@ def read_csv(path, columns):
     header = rows[0][1]
     for column in columns:
         if column not in header:
-            raise DataError(f"{path}: there is no column {column}; it has {', '.join(header)}")
+            raise DataError(f"{path}: the column {column} is missing; the file has {', '.join(header)}")
     table = []
     for line, row in rows[1:]:
         if len(row) != len(header):
@@ -149,7 +149,7 @@ def positive(path, row, column):
     """A cell that must hold a number above 0."""
     value = number(path, row, column)
     if value is None or value <= 0:
-        raise DataError(f"{path}:{row[LINE]}: {column} is {row[column]!r}, and must be a number above 0")
+        raise DataError(f"{path}:{row[LINE]}: {column} is {row[column]!r}, not a number above 0")
     return value
 
 
@@ -171,7 +171,7 @@ def measured_intervals(path, warmup_steps):
             intervals.append(row)
         before = positive(path, row, "step")
     if not intervals:
-        raise DataError(f"{path}: no logging interval lies behind the {warmup_steps} steps of warm-up; fix: more steps, "
+        raise DataError(f"{path}: no logging interval follows the {warmup_steps} steps of warm-up; fix: more steps, "
                         "or a smaller log_every")
     return intervals, column
 
@@ -207,7 +207,7 @@ def read_run(folder, name, warmup_steps):
     epoch_steps = number(epochs_path, last, "steps_per_epoch")
     ranks = int(positive(epochs_path, last, "ranks"))
     if ranks < 1 or rate <= 0:
-        raise DataError(f"{os.path.join(folder, name)}: {ranks} rank(s) at {rate} a second is no measurement")
+        raise DataError(f"{os.path.join(folder, name)}: {ranks} rank(s) at {rate} per second is not a measurement")
     return RunNumbers(
         name=name, ranks=ranks, repeat=int(number(epochs_path, last, "repeat") or 1),
         nodes=int(number(epochs_path, last, "nodes") or 1), unit=UNITS[column], rate=rate, step_ms=step_ms,

@@ -108,12 +108,12 @@ def _check(values, fail):
     _require(values, fail, "steps")
     kind = values["kind"]
     if ("gpus" in values) == ("cpu_ranks" in values):
-        fail("gpus", "give either gpus (one rank a GPU) or cpu_ranks")
+        fail("gpus", "give either gpus (one rank per GPU) or cpu_ranks")
     allowed = {"strong": {"global_batch_size", "micro_batch_size"}, "weak": {"batch_size_per_gpu"}, "sensitivity": {"vary"}}
     for owner, keys in allowed.items():
         for key in keys - allowed[kind]:
             if key in values:
-                fail(key, f"a key of {owner} studies, and this one's kind is {kind}")
+                fail(key, f"a key of {owner} studies, but this study's kind is {kind}")
     if kind == "sensitivity":
         _require(values, fail, "vary")
     tied = {"strong": {"loader.global_batch_size": "global_batch_size", "train.grad_accum_steps": "micro_batch_size"},
@@ -121,14 +121,14 @@ def _check(values, fail):
                      "loader.global_batch_size": "batch_size_per_gpu", "train.grad_accum_steps": "batch_size_per_gpu"}}.get(kind, {})
     for key in values.get("settings", {}):
         if key in tied:
-            fail("settings", f"{key} is what {tied[key]} sets in a {kind} study; fix: use that key")
+            fail("settings", f"{tied[key]} sets {key} in a {kind} study; fix: use {tied[key]}")
         if key in values.get("vary", {}):
             fail("settings", f"{key} is varied too; fix: leave it out of settings")
     warmup = values.get("warmup_steps", 1)
     if warmup >= values["steps"]:
         fail("warmup_steps", f"{warmup} of {values['steps']} steps leave nothing to measure; fix: fewer, or more steps")
     if values.get("log_every", 1) > values["steps"] - warmup:
-        fail("log_every", f"{values['log_every']}: no interval of that many steps fits behind the warm-up; fix: at most "
+        fail("log_every", f"{values['log_every']}: no interval of that many steps fits after the warm-up; fix: at most "
              f"{values['steps'] - warmup}")
 
 

@@ -48,7 +48,7 @@ class _Value:
         value = self.text()
         if value not in choices:
             near = difflib.get_close_matches(value, choices, 1)
-            self.fail(f"there is no {value!r}{f', did you mean {near[0]}?' if near else ''}; one of {', '.join(choices)}")
+            self.fail(f"unknown value {value!r}{f', did you mean {near[0]}?' if near else ''}; one of {', '.join(choices)}")
         return value
 
     def whole(self, least, most=10**9):
@@ -177,7 +177,7 @@ def _sbatch_option(value):
     name = re.split(r"[=\s]", text)[0]
     if name in ("--array", "--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--time", "--parsable", "--job-name",
                 "--chdir", "--dependency", "--output"):
-        value.fail(f"{name} is what tools/study.py sets; leave it out")
+        value.fail(f"tools/study.py sets {name}; fix: leave it out")
     if re.match(r"--[^=]*\s", text):
         value.fail(f"{text!r} holds a blank: give --name=value")
     return text

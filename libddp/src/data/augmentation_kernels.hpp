@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "data/small_image.hpp"
+#include "data/augmentation.hpp"
 
 namespace ddp::detail {
 

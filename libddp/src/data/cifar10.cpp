@@ -13,12 +13,12 @@ namespace {
 constexpr int64_t kPlane = 32 * 32;
 constexpr int64_t kRecord = 1 + 3 * kPlane;
 
-void append_file(const std::string& path, Cifar10Images& images) {
+void append_file(const std::string& path, DecodedImages& images) {
   const DataFile file(path);
   if (file.size() == 0 || file.size() % kRecord != 0) {
     throw DataError(
         concat("CIFAR-10 file ", path, " is truncated or damaged: ", file.size(),
-               " bytes are no multiple of the 3073 of a record; the last whole record ends "
+               " bytes are not a multiple of a record's 3073; the last complete record ends "
                "at offset ",
                file.size() / kRecord * kRecord, kDataFileFix));
   }
@@ -31,9 +31,9 @@ void append_file(const std::string& path, Cifar10Images& images) {
   for (int64_t i = 0; i < num_records; ++i) {
     const uint8_t* record = bytes.data() + i * kRecord;
     if (record[0] > 9) {
-      throw DataError(
-          concat("CIFAR-10 file ", path, " at offset ", i * kRecord, ": label ", int{record[0]},
-                 "; labels are 0 to 9, so this is no record's beginning", kDataFileFix));
+      throw DataError(concat("CIFAR-10 file ", path, " at offset ", i * kRecord, ": label ",
+                             int{record[0]}, "; labels are 0 to 9, so no record begins here",
+                             kDataFileFix));
     }
     images.labels[first + static_cast<size_t>(i)] = record[0];
     uint8_t* out = images.pixels.data() + (first + static_cast<size_t>(i)) * 3 * kPlane;
@@ -57,14 +57,14 @@ std::string find_cifar10(const std::string& folder) {
   return {};
 }
 
-Cifar10Images read_cifar10(const std::string& folder, Split split) {
+DecodedImages read_cifar10(const std::string& folder, Split split) {
   const std::string found = find_cifar10(folder);
   if (found.empty()) {
     throw DataError(concat("data.path=", folder,
                            " holds no CIFAR-10 binary files (data_batch_1.bin, test_batch.bin); "
                            "data/prepare_cifar10.py makes them"));
   }
-  Cifar10Images images;
+  DecodedImages images;
   if (split == Split::Test) {
     append_file(found + "/test_batch.bin", images);
   } else {

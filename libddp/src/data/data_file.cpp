@@ -52,7 +52,7 @@ void DataFile::read_at(int64_t offset, void* out, int64_t num_bytes) const {
     }
     if (n == 0) {
       throw DataError(concat("data file ", path_, " is truncated: it ends at offset ", offset, ", ",
-                             num_bytes, " bytes more are needed", kDataFileFix));
+                             num_bytes, " more bytes are needed", kDataFileFix));
     }
     target += n;
     offset += n;

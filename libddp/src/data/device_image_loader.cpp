@@ -20,33 +20,32 @@
 #include <optional>
 #include <utility>
 
+#include "comm/cuda_check.hpp"
 #include "data/augmentation_kernels.hpp"
-#include "data/batch_memory.hpp"
+#include "data/batch_builders.hpp"
 #include "data/batch_plan.hpp"
-#include "data/epoch_plan.hpp"
-#include "data/kernel_dtype.hpp"
 #endif
 
 namespace ddp {
 
 std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device) {
   if (!device.is_cuda()) {
-    return concat("the device is ", device.str(), ": context.device=cuda");
+    return concat("the device is ", device.str(), "; fix: set context.device=cuda");
   }
 #ifdef DDP_HAS_CUDA
   const detail::ImageDataset* images = detail::as_images(dataset);
   if (images == nullptr || !images->decoded()) {
-    return "the data set is not one of decoded images of one size: data.cache=ram, or "
+    return "the data set has no decoded images of one size; fix: set data.cache=ram, or "
            "loader.device_resident=auto";
   }
-  const auto transform = images->small_image_transform();
+  const auto transform = images->transform().small_image_transform();
   if (!transform) {
-    return "its images are resized for each batch: data.augment=pad_crop or none, with "
+    return "the images are resized for each batch; fix: set data.augment=pad_crop or none, with "
            "data.eval_resize=data.image_size";
   }
   if (transform->side > detail::kMaxResidentSide) {
-    return concat("data.image_size=", transform->side, " is larger than ", detail::kMaxResidentSide,
-                  " px");
+    return concat("data.image_size=", transform->side, " exceeds the limit of ",
+                  detail::kMaxResidentSide, " px");
   }
   return {};
 #else
@@ -62,7 +61,7 @@ bool DeviceImageLoader::is_chosen(const Dataset& dataset, at::Device device,
   }
   const std::string reason = why_not(dataset, device);
   if (options.device_resident == DevicePolicy::On && !reason.empty()) {
-    throw SettingsError(concat("loader.device_resident=on cannot be: ", reason));
+    throw SettingsError(concat("loader.device_resident=on is impossible: ", reason));
   }
   if (!reason.empty()) {
     return false;
@@ -73,15 +72,7 @@ bool DeviceImageLoader::is_chosen(const Dataset& dataset, at::Device device,
 }
 
 #ifdef DDP_HAS_CUDA
-namespace {
-
-void check(cudaError_t status) {
-  DDP_CHECK(status == cudaSuccess, cudaGetErrorString(status));
-}
-
-}  // namespace
-
-//   host thread   prepare() ………………… prepare() | epoch over: order of the next one, planned by then
+//   host thread   prepare() ………………… prepare() | end of the epoch: the next order is planned
 //   stream        batch k   step k   batch k+1   step k+1 … | order ──> device
 //   helper        plans the next epoch's order
 //
@@ -94,7 +85,7 @@ struct DeviceImageLoader::State {
         batches(of_rank),
         sampler(original),
         device(where),
-        transform(*images.small_image_transform()),
+        transform(*images.transform().small_image_transform()),
         channels_last(images.layout()->channels_last),
         dtype(detail::scalar_type(opts.image_dtype)) {
     const int64_t n = images.size(), side = transform.side;
@@ -154,7 +145,7 @@ struct DeviceImageLoader::State {
 
   // Returns the next batch after uploading its order. Consumes nothing: after an exception, here or
   // in make(), the next call returns the same batch.
-  Next look() {
+  Next peek() {
     if (next_batch == current.batches.size()) {
       const auto begin = std::chrono::steady_clock::now();
       current = following.valid() ? following.get() : plan(current.epoch + 1, 0);
@@ -173,7 +164,7 @@ struct DeviceImageLoader::State {
             current.batches[next_batch].size};
   }
 
-  // Hands the batch of look() to the training loop.
+  // Hands the batch of peek() to the training loop.
   void consume() {
     const auto [size, end] = current.batches[next_batch++];
     const bool last = next_batch == current.batches.size();
@@ -186,9 +177,9 @@ struct DeviceImageLoader::State {
     const auto count = static_cast<int64_t>(current.indices.size());
     DDP_CHECK(count <= capacity, "an epoch's order is longer than planned");
     if (current.epoch > std::numeric_limits<int32_t>::max()) {
-      throw SettingsError(concat("images in GPU memory: epoch ", current.epoch, " is beyond ",
+      throw SettingsError(concat("images in GPU memory: epoch ", current.epoch, " exceeds ",
                                  std::numeric_limits<int32_t>::max(),
-                                 "; loader.device_resident=off has no such limit"));
+                                 ", the largest; fix: set loader.device_resident=off"));
     }
     // The caching host allocator does not reuse this memory before the copy has ended.
     const at::Tensor staging =
@@ -215,10 +206,11 @@ struct DeviceImageLoader::State {
                                   table.const_data_ptr<float>(),
                                   place,
                                   device_place};
-    check(detail::launch_resident_batch(set, transform, size, detail::kernel_dtype(dtype),
-                                        channels_last, batch.data.mutable_data_ptr(),
-                                        batch.target.mutable_data_ptr<int64_t>(),
-                                        c10::cuda::getCurrentCUDAStream(device.index())));
+    detail::check_cuda(detail::launch_resident_batch(
+                           set, transform, size, detail::kernel_dtype(dtype), channels_last,
+                           batch.data.mutable_data_ptr(), batch.target.mutable_data_ptr<int64_t>(),
+                           c10::cuda::getCurrentCUDAStream(device.index())),
+                       "the kernel that makes a batch of images in GPU memory");
     return batch;
   }
 
@@ -271,14 +263,14 @@ DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& datas
 DeviceImageLoader::~DeviceImageLoader() = default;
 
 Batch DeviceImageLoader::next() {
-  const auto [place, size] = state_->look();
+  const auto [place, size] = state_->peek();
   Batch batch = state_->make(size, place, nullptr);
   state_->consume();
   return batch;
 }
 
 PreparedBatch DeviceImageLoader::prepare() {
-  const auto [place, size] = state_->look();
+  const auto [place, size] = state_->peek();
   static_assert(sizeof(place) == 2 * sizeof(float));
   PreparedBatch prepared{at::empty({2}, at::TensorOptions().dtype(at::kFloat)), size};
   std::memcpy(prepared.place.mutable_data_ptr(), &place, sizeof(place));
@@ -292,7 +284,7 @@ Batch DeviceImageLoader::make(const PreparedBatch& prepared) const {
   if (!place.defined() || place.scalar_type() != at::kFloat || place.numel() != 2 ||
       !place.is_contiguous() || !(place.is_cpu() || place.device() == s.device) ||
       prepared.size < 1 || prepared.size > s.batches.max_size()) {
-    throw SettingsError("DeviceImageLoader::make: the batch is not one of this loader's prepare()");
+    throw SettingsError("DeviceImageLoader::make: prepare() of this loader did not make the batch");
   }
   detail::BatchPlace on_host;
   if (place.is_cpu()) {

@@ -31,7 +31,7 @@ DistributedSampler::DistributedSampler(int64_t size, int rank, int world_size,
   options.taken.set();
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw SettingsError(concat("DistributedSampler: rank is ", rank, " of world_size ", world_size,
-                               "; it must lie in 0 .. world_size - 1"));
+                               "; it must be in 0 .. world_size - 1"));
   }
   if (size < 0) {
     throw SettingsError(concat("DistributedSampler: size is ", size,

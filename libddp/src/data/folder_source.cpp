@@ -66,8 +66,9 @@ class FolderSource : public ImageSource {
     for (const std::string& name : folders) {
       const auto found = std::lower_bound(names_.begin(), names_.end(), name);
       if (found == names_.end() || *found != name) {
-        throw DataError(concat("class folder ", (root / name).string(),
-                               ": the training split has no class of this name"));
+        throw DataError(
+            concat("class folder ", (root / name).string(),
+                   ": the training split has no class of this name; fix: add it there"));
       }
       add_class(root / name, found - names_.begin());
       if (is_enough()) {

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "data/data_file.hpp"
-#include "data/image_resample.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -29,9 +28,13 @@ int64_t num_used(const DataOptions& options, int64_t size, bool train) {
   return options.num_samples > 0 ? std::min(options.num_samples, size) : size;
 }
 
-// Writes the output of an exact plan, [size, size, 3].
-void decode_and_resize(const std::vector<uint8_t>& bytes, const DataSource& where,
-                       const RegionPlan& plan, uint8_t* out) {
+// Decodes the region of a plan. With an exact plan also resizes it, to [size, size, 3].
+void decode(const std::vector<uint8_t>& bytes, const DataSource& where, const RegionPlan& plan,
+            uint8_t* out) {
+  if (!plan.exact || plan.same_size) {
+    decode_image_region(bytes, where, plan.denominator, plan.region, out);
+    return;
+  }
   thread_local std::vector<uint8_t> pixels;
   const CropBox& region = plan.region;
   pixels.resize(static_cast<size_t>(region.width) * static_cast<size_t>(region.height) * 3);
@@ -44,8 +47,8 @@ void decode_and_resize(const std::vector<uint8_t>& bytes, const DataSource& wher
 
 DataError with_fix(const CorruptImage& corrupt) {
   return DataError(concat(corrupt.what(),
-                          "; fix: prepare the file again, or take the next good image in its place "
-                          "with data.corrupt=skip"));
+                          "; fix: prepare the file again, or use the next good image instead with "
+                          "data.corrupt=skip"));
 }
 
 ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOptions& resolved,
@@ -59,7 +62,8 @@ ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOption
   } else if (transform_.needs_square()) {
     throw SettingsError(concat("data.augment=pad_crop needs decoded images of one size in memory (",
                                size_, " images of ", options_.image_size,
-                               " px): set data.cache=ram, or data.augment=random_resized_crop"));
+                               " px); fix: set data.cache=ram, or "
+                               "data.augment=random_resized_crop"));
   }
 }
 
@@ -96,8 +100,7 @@ void ImageDataset::check_labels() const {
       throw DataError(concat(where, " does not fit data.num_classes=", num_classes_));
     }
     if (listed) {
-      throw DataError(
-          concat(where, " does not fit the ", limit, " classes that are listed", kDataFileFix));
+      throw DataError(concat(where, " does not fit the ", limit, " listed classes", kDataFileFix));
     }
     throw DataError(concat(where, " is not below ", limit, ", and no classes.txt lists the classes",
                            kDataFileFix, ", or set data.num_classes"));
@@ -108,18 +111,19 @@ std::optional<ExampleLayout> ImageDataset::layout() const {
   return ExampleLayout{{3, options_.image_size, options_.image_size}, options_.channels_last};
 }
 
-Example ImageDataset::get_for_epoch(int64_t index, int64_t epoch) const {
-  const int64_t side = options_.image_size;
-  at::Tensor memory = options_.channels_last ? at::empty({side, side, 3}, at::kFloat)
-                                             : at::empty({3, side, side}, at::kFloat);
+Example written_example(const Dataset& dataset, int64_t index, int64_t epoch) {
+  const ExampleLayout layout = *dataset.layout();
+  const int64_t side = layout.shape[1];
+  at::Tensor memory = layout.channels_last ? at::empty({side, side, 3}, at::kFloat)
+                                           : at::empty({3, side, side}, at::kFloat);
   at::Tensor target = at::empty({}, at::kLong);
-  write(index, epoch, memory.mutable_data_ptr<float>(), target.mutable_data_ptr<int64_t>());
-  return {options_.channels_last ? memory.permute({2, 0, 1}) : memory, target};
+  dataset.write(index, epoch, memory.mutable_data_ptr<float>(), target.mutable_data_ptr<int64_t>());
+  return {layout.channels_last ? memory.permute({2, 0, 1}) : memory, target};
 }
 
 void ImageDataset::write(int64_t index, int64_t epoch, float* data, int64_t* target) const {
   if (index < 0 || index >= size_) {
-    throw SettingsError(concat("sample ", index, " of a data set of ", size_));
+    throw SettingsError(concat("sample ", index, " does not exist: the data set has ", size_));
   }
   if (!decoded_.labels.empty()) {
     const auto at = static_cast<size_t>(index);
@@ -161,27 +165,12 @@ int64_t ImageDataset::read_region(
                               const ImageHeader& header) {
     plan = transform_.plan(header.width, header.height, static_cast<uint64_t>(epoch),
                            static_cast<uint64_t>(index), header.largest_denominator);
-    if (plan.exact && !plan.as_it_is) {
-      const RegionPlan resizing = std::exchange(plan, transform_.plan_as_it_is());
-      decode_and_resize(bytes, where, resizing, allocate(plan));
-    } else {
-      decode_image_region(bytes, where, plan.denominator, plan.region, allocate(plan));
+    const RegionPlan decoding = plan;
+    if (plan.exact && !plan.same_size) {  // decode() also resizes
+      plan = transform_.plan_same_size();
     }
+    decode(bytes, where, decoding, allocate(plan));
   });
-}
-
-// One image as [size, size, 3] bytes.
-void ImageDataset::decode_square(int64_t index, const ImageTransform& square, uint8_t* out) const {
-  thread_local std::vector<uint8_t> bytes;
-  source_->read(index, bytes);
-  const DataSource where = source_->locate(index);
-  const auto header = read_image_header(bytes, where, options_.max_pixels);
-  const RegionPlan plan = square.plan(header.width, header.height, 0, 0);
-  if (plan.as_it_is) {
-    decode_image_region(bytes, where, plan.denominator, plan.region, out);
-  } else {
-    decode_and_resize(bytes, where, plan, out);
-  }
 }
 
 void ImageDataset::decode_all() {
@@ -204,9 +193,11 @@ void ImageDataset::decode_all() {
     for (int64_t i = next++; i < size_; i = next++) {
       try {
         uint8_t* out = decoded_.pixels.data() + static_cast<size_t>(i) * num_bytes;
-        const int64_t used =
-            first_good(i, [&](int64_t candidate) { decode_square(candidate, square, out); });
-        labels[static_cast<size_t>(i)] = source_->label(used);
+        labels[static_cast<size_t>(i)] =
+            read_file(i, [&](const std::vector<uint8_t>& bytes, const DataSource& where,
+                             const ImageHeader& header) {
+              decode(bytes, where, square.plan(header.width, header.height, 0, 0), out);
+            });
       } catch (...) {
         std::lock_guard lock(error_mutex);
         if (i < error_index) {  // the first file's error, independent of timing
@@ -252,14 +243,14 @@ int64_t ImageDataset::first_good(int64_t index, F&& use) const {
       use(candidate);
       return candidate;
     } catch (const DataError& e) {
-      note_corrupt(candidate, e.what());
+      record_corrupt(candidate, e.what());
     }
   }
   throw DataError(concat("data.path=", options_.path, ": none of the ", size_,
                          " images can be decoded", kDataFileFix));
 }
 
-void ImageDataset::note_corrupt(int64_t index, const std::string& message) const {
+void ImageDataset::record_corrupt(int64_t index, const std::string& message) const {
   std::lock_guard lock(mutex_);
   if (!corrupt_.insert(index).second) {
     return;
@@ -269,11 +260,11 @@ void ImageDataset::note_corrupt(int64_t index, const std::string& message) const
   const auto count = static_cast<int64_t>(corrupt_.size());
   if (count > allowed) {
     throw DataError(concat(
-        "data.corrupt=skip: ", count, " corrupt images, data.max_corrupt_fraction=",
+        "data.corrupt=skip: found ", count, " corrupt images, but data.max_corrupt_fraction=",
         options_.max_corrupt_fraction, " of ", size_, " allows ", allowed, "; the last: ", message,
         "; fix: prepare the data again, or raise data.max_corrupt_fraction"));
   }
-  log_warning(concat("corrupt image skipped (", count, " of ", allowed, " allowed): ", message));
+  log_warning(concat("skipped a corrupt image (", count, " of ", allowed, " allowed): ", message));
 }
 
 int64_t ImageDataset::num_skipped() const {

@@ -17,12 +17,6 @@
 
 namespace ddp::detail {
 
-/// Decoded images of one size, [n, size, size, 3].
-struct DecodedImages {
-  std::vector<uint8_t> pixels;
-  std::vector<int64_t> labels;
-};
-
 class ImageDataset : public Dataset {
  public:
   /// Decodes the source again for each sample, or once, here, with `keep_decoded`.
@@ -33,7 +27,9 @@ class ImageDataset : public Dataset {
 
   int64_t size() const override { return size_; }
   Example get(int64_t index) const override { return get_for_epoch(index, 0); }
-  Example get_for_epoch(int64_t index, int64_t epoch) const override;
+  Example get_for_epoch(int64_t index, int64_t epoch) const override {
+    return written_example(*this, index, epoch);
+  }
   std::optional<ExampleLayout> layout() const override;
   void write(int64_t index, int64_t epoch, float* data, int64_t* target) const override;
   int64_t num_classes() const override { return num_classes_; }
@@ -56,20 +52,15 @@ class ImageDataset : public Dataset {
   /// the plan then describes an image of the output's size.
   int64_t read_region(int64_t index, int64_t epoch, RegionPlan& plan,
                       const std::function<uint8_t*(const RegionPlan&)>& allocate) const;
-  /// The transform of decoded images, if there is no resizing.
-  std::optional<SmallImageTransform> small_image_transform() const {
-    return transform_.small_image_transform();
-  }
 
  private:
   void decode_all();
-  void decode_square(int64_t index, const ImageTransform& square, uint8_t* out) const;
   void check_labels() const;
   /// Calls `use(candidate)` with index, index + 1, … until a call throws no DataError. The result
   /// depends on the files only, so all ranks agree.
   template <typename F>
   int64_t first_good(int64_t index, F&& use) const;
-  void note_corrupt(int64_t index, const std::string& message) const;
+  void record_corrupt(int64_t index, const std::string& message) const;
 
   std::unique_ptr<ImageSource> source_;
   DataOptions options_;

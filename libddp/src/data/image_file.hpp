@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An image file, JPEG or PNG, detected by its first bytes and not by its name.
+// An image file, JPEG or PNG, detected by its first bytes and not by its name. JPEG is decoded by
+// jpeg.hpp; PNG is decoded here through libpng. Data is untrusted: the size is checked before
+// decoding, and damage is an error.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +11,15 @@
 
 namespace ddp::detail {
 
-struct ImageHeader {
-  int width = 0;
-  int height = 0;
-  int largest_denominator = 1;  ///< decodable at 1 / 1, 1 / 2 … 1 / this of its size
-};
-
 /// Reads the header. Throws CorruptImage (with source) for anything but an image of at most
 /// `max_pixels`.
 ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                               int64_t max_pixels);
 
-/// Decodes a part of the image at 1 / `denominator` of its size, as decode_jpeg_region does. Call
-/// read_image_header first.
+/// Decodes `region` of the image at 1 / `denominator` of its size, as decode_jpeg_region does.
+/// Every kind of PNG becomes 8-bit RGB as in Pillow's convert("RGB"): palettes are looked up,
+/// transparency is dropped, and 16-bit values keep their upper 8 bits (also 16-bit grey, which
+/// Pillow clips). Call read_image_header first.
 void decode_image_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                          int denominator, const CropBox& region, uint8_t* out);
 

@@ -25,15 +25,16 @@ class ImageSource {
   virtual void read(int64_t index, std::vector<uint8_t>& bytes) const = 0;
 };
 
-/// The CIFAR-10 binary files of a split, in memory.
-struct Cifar10Images {
-  std::vector<uint8_t> pixels;  ///< [n, 32, 32, 3]
+/// Decoded images of one size, [n, size, size, 3].
+struct DecodedImages {
+  std::vector<uint8_t> pixels;
   std::vector<int64_t> labels;
 };
-/// `folder` or its subfolder cifar-10-batches-bin holds data_batch_1..5.bin and test_batch.bin. A
-/// record is 1 byte of label and 3072 bytes of pixels, [3, 32, 32]
-/// (https://www.cs.toronto.edu/~kriz/cifar.html).
-Cifar10Images read_cifar10(const std::string& folder, Split split);
+
+/// The CIFAR-10 binary files of a split. `folder` or its subfolder cifar-10-batches-bin holds
+/// data_batch_1..5.bin and test_batch.bin. A record is 1 byte of label and 3072 bytes of pixels,
+/// [3, 32, 32] (https://www.cs.toronto.edu/~kriz/cifar.html).
+DecodedImages read_cifar10(const std::string& folder, Split split);
 /// The folder with the files; empty if there is none.
 std::string find_cifar10(const std::string& folder);
 
@@ -54,6 +55,9 @@ std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split
                                                 SourcePart part = SourcePart::Whole);
 /// folder/train; folder/test or folder/val. Empty if there is none.
 std::string find_split_folder(const std::string& folder, Split split);
+
+/// An example of a data set of images that implements layout() and write().
+Example written_example(const Dataset& dataset, int64_t index, int64_t epoch);
 
 std::shared_ptr<Dataset> make_synthetic_dataset(const DataOptions& options, Split split);
 

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "data/augmentation.hpp"
-#include "data/image_view.hpp"
+#include "data/jpeg.hpp"
 #include "data/resample_taps.hpp"
-#include "data/small_image.hpp"
 #include "ddp/data/options.hpp"
 
 namespace ddp::detail {
@@ -25,8 +24,8 @@ struct RegionPlan {
   ResampleAxis rows;
   bool exact = false;  ///< resized in Pillow's arithmetic, by the host
   bool flip = false;
-  bool as_it_is = false;  ///< the image has the output's size: no resizing
-  int cutout_x = 0;       ///< centre of the cut square, if `cutout`
+  bool same_size = false;  ///< the image has the output's size: no resizing
+  int cutout_x = 0;        ///< centre of the cut square, if `cutout`
   int cutout_y = 0;
   bool cutout = false;
 };
@@ -52,21 +51,16 @@ class ImageTransform {
   RegionPlan plan(int width, int height, uint64_t epoch, uint64_t index,
                   int largest_denominator = 8) const;
   /// The plan for an image of the output's size, shown unchanged.
-  RegionPlan plan_as_it_is() const;
+  RegionPlan plan_same_size() const;
 
   /// Writes [3, S, S], or [S, S, 3] with channels_last. `image` covers at least plan.region.
   void apply(const ImageView& image, const RegionPlan& plan, float* out) const;
-  /// Same, for a whole decoded image.
+  /// The same for a whole decoded image.
   void apply(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
 
   bool channels_last() const { return channels_last_; }
   int cutout() const { return cutout_; }
-  /// For resized images: normalised = pixel * scale + shift. Others are normalised as in
-  /// torchvision.
-  const std::array<float, 3>& scale() const { return scale_; }
-  const std::array<float, 3>& shift() const { return shift_; }
-  const std::array<float, 3>& mean() const { return mean_; }
-  const std::array<float, 3>& std() const { return std_; }
+  const Normalisation& normalisation() const { return normalisation_; }
 
  private:
   RegionPlan plan_crop(int width, int height, uint64_t epoch, uint64_t index,
@@ -88,10 +82,17 @@ class ImageTransform {
   bool channels_last_;
   RandomResizedCropBounds bounds_;
   std::array<std::array<float, 256>, 3> table_;  ///< normalised value of each byte
-  std::array<float, 3> mean_;
-  std::array<float, 3> std_;
-  std::array<float, 3> scale_;  ///< normalised = pixel * scale + shift
-  std::array<float, 3> shift_;
+  Normalisation normalisation_;
 };
+
+/// Resizes on the CPU, columns first, then rows, to [rows.size, columns.size, 3] floats in 0..255
+/// (memory is reused).
+void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
+              std::vector<float>& out);
+
+/// Same in Pillow's arithmetic (Resample.c, ImagingResample with 8 bits per channel): fixed-point
+/// weights, bytes after either pass. Every byte equals Pillow's.
+void resample_bytes(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
+                    uint8_t* out);
 
 }  // namespace ddp::detail

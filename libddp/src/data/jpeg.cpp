@@ -30,7 +30,7 @@ tjhandle decoder() {
   DecoderHandle& handle = handle_of_thread();
   if (!handle) {
     handle.reset(tjInitDecompress());
-    DDP_CHECK(handle != nullptr, "libjpeg-turbo gave no decoder");
+    DDP_CHECK(handle != nullptr, "libjpeg-turbo cannot create a decoder");
   }
   return handle.get();
 }
@@ -44,7 +44,7 @@ tjhandle decoder() {
 // Reads the header through turbojpeg, or returns false. turbojpeg reports an error for unnamed
 // sampling factors (4:1:0, some CMYK files), but still sets the other values and decodes such
 // files.
-bool read_header(tjhandle handle, const std::vector<uint8_t>& bytes, JpegHeader& size,
+bool read_header(tjhandle handle, const std::vector<uint8_t>& bytes, ImageHeader& size,
                  int& colorspace) {
   int subsampling = 0;
   colorspace = TJCS_RGB;  // turbojpeg 3 does not set it after such an error
@@ -74,10 +74,10 @@ void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
 
 }  // namespace
 
-void say_cpu_decodes(const std::string& reason) {
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    log_warning(concat("loader.jpeg_decoder=nvjpeg cannot be: ", reason,
+void warn_cpu_decodes(const std::string& reason) {
+  static std::once_flag logged;
+  std::call_once(logged, [&] {
+    log_warning(concat("loader.jpeg_decoder=nvjpeg is not used: ", reason,
                        "; the loader's threads decode with libjpeg-turbo"));
   });
 }
@@ -86,21 +86,21 @@ std::string DataSource::to_string() const {
   return concat(path, " at offset ", offset);
 }
 
-JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
-                            int64_t max_pixels) {
+ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
+                             int64_t max_pixels) {
   if (bytes.size() < 4 || bytes[0] != 0xff || bytes[1] != 0xd8) {
     fail_jpeg(concat(source.to_string(), ": not a JPEG or PNG image (", first_bytes(bytes),
                      "; a JPEG starts with ff d8, a PNG with 89 50 4e 47)"));
   }
-  JpegHeader size;
+  ImageHeader size{.largest_denominator = 8};
   int colorspace = 0;
   if (!read_header(decoder(), bytes, size, colorspace)) {
     fail_jpeg(concat(source.to_string(), ": corrupt JPEG header: ", tjGetErrorStr2(decoder())));
   }
-  const auto [width, height] = size;
+  const int width = size.width, height = size.height;
   if (width < 1 || height < 1) {
     fail_jpeg(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
-                     " bytes: it does not tell its size"));
+                     " bytes: it has no size"));
   }
   if (int64_t{width} * height > max_pixels) {
     fail_jpeg(concat(source.to_string(), ": JPEG of ", width, " x ", height,
@@ -112,7 +112,7 @@ JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource&
 void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
                  RgbImage& out) {
   const tjhandle handle = decoder();
-  JpegHeader size;
+  ImageHeader size;
   int colorspace = 0;
   int status = -1;
   if (read_header(handle, bytes, size, colorspace)) {

@@ -3,7 +3,9 @@
 // A warning of the decoder (truncated or damaged data) is an error.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -31,15 +33,35 @@ struct RgbImage {
   std::vector<uint8_t> pixels;  ///< [height, width, 3]
 };
 
-struct JpegHeader {
+/// 8-bit RGB pixels, [height, width, 3], not owned: an image, or its part from column x, row y on.
+struct ImageView {
+  const uint8_t* pixels = nullptr;
   int width = 0;
   int height = 0;
+  int x = 0;
+  int y = 0;
+};
+
+/// Copies a part of a whole image to [region.height, region.width, 3].
+inline void copy_region(const ImageView& image, const CropBox& region, uint8_t* out) {
+  const size_t row = static_cast<size_t>(region.width) * 3;
+  for (int y = 0; y < region.height; ++y) {
+    const auto from =
+        static_cast<size_t>(region.y + y) * static_cast<size_t>(image.width) + size_t(region.x);
+    std::memcpy(out + static_cast<size_t>(y) * row, image.pixels + from * 3, row);
+  }
+}
+
+struct ImageHeader {
+  int width = 0;
+  int height = 0;
+  int largest_denominator = 1;  ///< decodable at 1 / 1, 1 / 2 … 1 / this of its size
 };
 
 /// Reads the header. Throws DataError (with source) for anything but a JPEG of at most
 /// `max_pixels`.
-JpegHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
-                            int64_t max_pixels);
+ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
+                             int64_t max_pixels);
 
 /// Decodes at 1 / `denominator` of the size (1, 2, 4 or 8), rounded up, into `out` (memory is
 /// reused). Call read_jpeg_header first. Each thread keeps a decoder.
@@ -52,8 +74,8 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
 /// missing end. Call read_jpeg_header first.
 void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                         int denominator, const CropBox& region, uint8_t* out);
-/// Logs once per process why the CPU decodes in spite of loader.jpeg_decoder=nvjpeg.
-void say_cpu_decodes(const std::string& reason);
+/// Logs once per process why the CPU decodes although loader.jpeg_decoder=nvjpeg is set.
+void warn_cpu_decodes(const std::string& reason);
 /// Whether this build also found libjpeg-turbo's jpeglib.h.
 bool decodes_regions();
 

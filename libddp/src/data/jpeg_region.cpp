@@ -5,7 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#include "data/image_view.hpp"
 #include "data/jpeg.hpp"
 #include "ddp/core/error.hpp"
 
@@ -23,16 +22,8 @@
 
 namespace ddp::detail {
 
-namespace {
-
-void decode_whole(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
-                  const CropBox& region, uint8_t* out) {
-  thread_local RgbImage image;
-  decode_jpeg(bytes, source, denominator, image);
-  copy_region({image.pixels.data(), image.width, image.height}, region, out);
-}
-
 #ifdef DDP_HAS_LIBJPEG
+namespace {
 
 // Chroma upsampling reads a pixel's neighbours and repeats the border of the decoded region. This
 // many extra columns make the region equal to the same part of the whole image.
@@ -95,10 +86,10 @@ struct Decoder {
   }
 };
 
-enum class Outcome { Done, NotHere, Failed };
+enum class Outcome { Done, Unsupported, Failed };
 
-// Whether a region is known to equal the same part of the whole image. Not so for CMYK and other
-// sampling factors (4:1:0).
+// Whether a region is known to equal the same part of the whole image. For CMYK and other sampling
+// factors (4:1:0) it is not.
 bool has_parts(const jpeg_decompress_struct& info) {
   const jpeg_component_info* c = info.comp_info;
   const auto is_one = [](const jpeg_component_info& component) {
@@ -120,7 +111,7 @@ Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denomina
   (void)jpeg_read_header(&info, TRUE);
   if (!has_parts(info)) {
     jpeg_abort_decompress(&info);
-    return Outcome::NotHere;
+    return Outcome::Unsupported;
   }
   info.out_color_space = JCS_RGB;
   info.scale_num = 1;
@@ -162,41 +153,34 @@ bool has_end(const std::vector<uint8_t>& bytes) {
   return false;
 }
 
-#endif
-
 }  // namespace
-
-#ifdef DDP_HAS_LIBJPEG
+#endif
 
 void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                         int denominator, const CropBox& region, uint8_t* out) {
+#ifdef DDP_HAS_LIBJPEG
   thread_local Decoder decoder;
   const Outcome outcome =
-      has_end(bytes) ? decode(decoder, bytes, denominator, region, out) : Outcome::NotHere;
+      has_end(bytes) ? decode(decoder, bytes, denominator, region, out) : Outcome::Unsupported;
   if (outcome == Outcome::Failed) {
     throw CorruptImage(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
                               " bytes: ", decoder.message));
   }
-  if (outcome == Outcome::NotHere) {
-    decode_whole(bytes, source, denominator, region, out);
+  if (outcome == Outcome::Done) {
+    return;
   }
-}
-
-bool decodes_regions() {
-  return true;
-}
-
-#else
-
-void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
-                        int denominator, const CropBox& region, uint8_t* out) {
-  decode_whole(bytes, source, denominator, region, out);
-}
-
-bool decodes_regions() {
-  return false;
-}
-
 #endif
+  thread_local RgbImage image;
+  decode_jpeg(bytes, source, denominator, image);
+  copy_region({image.pixels.data(), image.width, image.height}, region, out);
+}
+
+bool decodes_regions() {
+#ifdef DDP_HAS_LIBJPEG
+  return true;
+#else
+  return false;
+#endif
+}
 
 }  // namespace ddp::detail

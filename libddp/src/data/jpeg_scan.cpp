@@ -40,7 +40,7 @@ bool is_plain_frame(const Segment& frame) {
 }
 
 /// Adobe's marker ends with the colour transform; 1 is YCbCr.
-bool tells_other_colours(const Segment& adobe) {
+bool has_other_colours(const Segment& adobe) {
   constexpr size_t kTransform = 11;
   return adobe.size() > kTransform && std::memcmp(adobe.data(), "Adobe", 5) == 0 &&
          adobe[kTransform] != 1;
@@ -98,7 +98,7 @@ bool is_plain_baseline(std::span<const uint8_t> bytes) {
     } else if ((marker < kScan && marker != kHuffmanTables) || marker == 0xff) {
       return false;  // another kind of frame, arithmetic coding, or an invalid marker
     }
-    other_colours = other_colours || (marker == kAdobe && tells_other_colours(segment));
+    other_colours = other_colours || (marker == kAdobe && has_other_colours(segment));
   }
   return false;
 }

@@ -75,7 +75,8 @@ int64_t probe_image_size(const DataOptions& options, const detail::ImageSource& 
     if (options.corrupt == CorruptPolicy::Error) {
       throw detail::with_fix(corrupt);
     }
-    throw SettingsError("the first image is corrupt and cannot tell the size: set data.image_size");
+    throw SettingsError(
+        "the first image is corrupt, so its size is unknown; fix: set data.image_size");
   }
 }
 
@@ -112,7 +113,7 @@ void check_options(const DataOptions& o) {
   }
   if (o.format == DataFormat::Cifar10 && o.image_size != 32) {
     throw SettingsError(
-        concat("data.image_size=", o.image_size, ": data.format=cifar10 has 32 px"));
+        concat("data.image_size=", o.image_size, " must be 32 with data.format=cifar10"));
   }
   check_channels("mean", o.mean, 0);
   check_channels("std", o.std, 1e-3);
@@ -125,8 +126,8 @@ bool keeps_decoded(const DataOptions& o, int64_t num_samples) {
   if (o.cache == CachePolicy::Ram) {
     if (o.image_size > kSmallImage && o.augment == Augment::RandomResizedCrop) {
       throw SettingsError(
-          "data.cache=ram keeps images cut to image_size, but "
-          "data.augment=random_resized_crop needs them whole: set data.cache=auto");
+          "data.cache=ram keeps images cut to image_size, but data.augment=random_resized_crop "
+          "needs whole images; fix: set data.cache=auto");
     }
     return true;
   }
@@ -137,8 +138,8 @@ bool keeps_decoded(const DataOptions& o, int64_t num_samples) {
 void require_path(const DataOptions& o) {
   if (o.path.empty() && o.format != DataFormat::Synthetic) {
     throw SettingsError(
-        "data.path is empty: is it a variable of the shell that was not set? fix: give "
-        "data.path=FOLDER, or ask for synthetic images with data.format=synthetic");
+        "data.path is empty, possibly from a shell variable that is not set; fix: set "
+        "data.path=FOLDER, or data.format=synthetic for synthetic images");
   }
 }
 
@@ -146,7 +147,7 @@ void require_path(const DataOptions& o) {
 
 void Dataset::write(int64_t, int64_t, float*, int64_t*) const {
   throw InternalError(
-      "Dataset::write() is not there: a class that returns a layout() overrides it");
+      "Dataset::write() is missing; fix: override it in a class that returns a layout()");
 }
 
 DataOptions resolve_data_options(const DataOptions& options) {
@@ -203,10 +204,8 @@ std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
     return detail::make_synthetic_dataset(resolved, split);
   }
   if (resolved.format == DataFormat::Cifar10) {
-    auto images = detail::read_cifar10(resolved.path, split);
-    return std::make_shared<detail::ImageDataset>(
-        detail::DecodedImages{std::move(images.pixels), std::move(images.labels)}, 10, resolved,
-        train);
+    return std::make_shared<detail::ImageDataset>(detail::read_cifar10(resolved.path, split), 10,
+                                                  resolved, train);
   }
   if (!source) {
     source = open_source(resolved, split);

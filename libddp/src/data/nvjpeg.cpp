@@ -66,7 +66,7 @@ struct NvJpeg::Library {
           find(set_region, "nvjpegDecodeParamsSetROI") &&
           find(prepare, "nvjpegDecodeBatchedInitialize") &&
           find(decode, "nvjpegDecodeBatchedEx"))) {
-      reason = concat(name, " is too old: it lacks nvjpegDecodeBatchedEx or what it needs");
+      reason = concat(name, " is too old: it lacks nvjpegDecodeBatchedEx or a related function");
       return false;
     }
     return true;
@@ -76,7 +76,7 @@ struct NvJpeg::Library {
     unsigned cores = 0;
     if (create(kHardware, nullptr, nullptr, kInterpolate, &handle) != kSuccess ||
         count_engines(handle, &engines, &cores) != kSuccess || engines == 0) {
-      reason = "this GPU (or its driver here) has no JPEG engines";
+      reason = "this GPU or its driver has no JPEG engines";
       return false;
     }
     return true;
@@ -100,7 +100,7 @@ std::unique_ptr<NvJpeg> NvJpeg::open(std::string& reason) {
   }
   std::unique_ptr<NvJpeg> decoder(new NvJpeg(std::move(library)));
   if (decoder->library_->create_state(decoder->library_->handle, &decoder->state_) != kSuccess) {
-    reason = "nvJPEG makes no decoding state";
+    reason = "nvJPEG cannot create a decoding state";
     return nullptr;
   }
   return decoder;
@@ -164,8 +164,8 @@ NvJpegAnswer NvJpeg::decode(std::span<const NvJpegImage> images, cudaStream_t st
   if (answer == NvJpegAnswer::Failed) {
     throw Error(ExitCode::UserException,
                 concat("nvJPEG failed with status ", status,
-                       " (nvjpegStatus_t), which is no image's fault; loader.jpeg_decoder=cpu does "
-                       "without it"));
+                       " (nvjpegStatus_t), which no image causes; fix: set "
+                       "loader.jpeg_decoder=cpu"));
   }
   return answer;
 }

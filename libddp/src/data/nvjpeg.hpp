@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/augmentation.hpp"
-#include "data/nvjpeg_answer.hpp"
+#include "data/jpeg_scan.hpp"
 
 namespace ddp::detail {
 
@@ -22,7 +22,7 @@ struct NvJpegImage {
   uint8_t* out = nullptr;                       ///< device memory, [height, width, 3]
 };
 
-/// Decodes one batch at a time; the caller locks.
+/// Decodes one batch at a time. The caller must hold a lock.
 class NvJpeg {
  public:
   /// Opens the library on the current device. Returns nullptr and sets `reason` if there is no

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int first_row = band * kBand;
   const int num_rows = min(kBand, batch.size - first_row);
-  if (region.as_it_is) {
+  if (region.same_size) {
     copy_column<Out, kChannelsLast>(batch, region, x, first_row, num_rows, normalisation);
     return;
   }

@@ -23,12 +23,7 @@ struct DeviceRegion {
   int cutout_x = 0, cutout_y = 0;
   int cutout = 0;  ///< side of the cut square; 0: none
   int flip = 0;
-  int as_it_is = 0;  ///< no resizing; bytes are normalised as in torchvision
-};
-
-/// For all images: scale and shift for resized pixels, mean and std for unresized bytes.
-struct Normalisation {
-  float scale[3], shift[3], mean[3], std[3];
+  int same_size = 0;  ///< no resizing; bytes are normalised as in torchvision
 };
 
 struct RegionBatch {

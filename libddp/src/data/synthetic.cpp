@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Synthetic images: noise plus a coarse pattern per class. A model can learn them, and making them
 // is almost as fast as memory allows.
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -45,17 +43,11 @@ class SyntheticDataset : public Dataset {
   std::optional<ExampleLayout> layout() const override {
     return ExampleLayout{{3, side_, side_}, channels_last_};
   }
-  Example get(int64_t index) const override {
-    at::Tensor memory = channels_last_ ? at::empty({side_, side_, 3}, at::kFloat)
-                                       : at::empty({3, side_, side_}, at::kFloat);
-    at::Tensor target = at::empty({}, at::kLong);
-    write(index, 0, memory.mutable_data_ptr<float>(), target.mutable_data_ptr<int64_t>());
-    return {channels_last_ ? memory.permute({2, 0, 1}) : memory, target};
-  }
+  Example get(int64_t index) const override { return written_example(*this, index, 0); }
 
   void write(int64_t index, int64_t, float* data, int64_t* target) const override {
     if (index < 0 || index >= size_) {
-      throw SettingsError(concat("sample ", index, " of a data set of ", size_));
+      throw SettingsError(concat("sample ", index, " does not exist: the data set has ", size_));
     }
     SampleRng rng(seed_, kSampleStream + 4 * split_, static_cast<uint64_t>(index));
     const int64_t label = rng.below(static_cast<uint32_t>(num_classes_));

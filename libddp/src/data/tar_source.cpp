@@ -153,8 +153,8 @@ class TarSource : public ImageSource {
       const std::string folder = parent_of(group.key);
       if (folder.empty()) {
         throw DataError(concat("tar archive ", files_[shard].path(), " at offset ", image.offset,
-                               ": no ", group.key, ".cls beside ", image.name,
-                               " and no class folder around it"));
+                               ": ", image.name, " has neither a file ", group.key,
+                               ".cls nor a class folder"));
       }
       const auto [place, added] =
           folders_.try_emplace(folder, static_cast<int64_t>(folders_.size()));
@@ -162,8 +162,7 @@ class TarSource : public ImageSource {
     }
     if (image.size > INT32_MAX) {
       throw DataError(concat("tar archive ", files_[shard].path(), " at offset ", image.offset,
-                             ": ", image.name, " has ", image.size,
-                             " bytes; an image may have 2 GiB"));
+                             ": ", image.name, " has ", image.size, " bytes; the limit is 2 GiB"));
     }
     samples_.push_back({shard, static_cast<uint32_t>(image.size), image.offset, label});
     largest_label_ = std::max(largest_label_, label);
@@ -184,7 +183,7 @@ class TarSource : public ImageSource {
       const auto found = std::find(class_names_.begin(), class_names_.end(), name);
       if (found == class_names_.end()) {
         throw DataError(concat("tar archive ", files_.front().path(), ": class ", name,
-                               " is not in classes.txt beside it; fix: add it there"));
+                               " is not in classes.txt of the same folder; fix: add it there"));
       }
       label_of[static_cast<size_t>(order)] = found - class_names_.begin();
     }
@@ -243,9 +242,9 @@ void require_whole_sequences(const std::vector<std::string>& shards) {
     for (int64_t number = begin; number < end; ++number) {
       const auto place = static_cast<size_t>(number - begin);
       if (place >= names.size() || std::stoll(names[place].digits) != number) {
-        throw DataError(concat("tar archive ", first.with(number), " is missing: ", names.size(),
-                               " of the ", end - begin, " shards of its numbering are there",
-                               kDataFileFix, ", or number those that are there anew"));
+        throw DataError(concat("tar archive ", first.with(number), " is missing: the folder has ",
+                               names.size(), " of the ", end - begin, " shards of this numbering",
+                               kDataFileFix, ", or renumber the shards"));
       }
     }
   }

@@ -1,91 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that runs one task at a time. Torch-free.
+// Threads for work in the background: single tasks, or one repeated task. Torch-free.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <future>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 
+/// Runs one task at a time on another thread. The destructor waits for a running task.
 class BackgroundTask {
  public:
-  BackgroundTask() : thread_([this] { run(); }) {}
-  /// Waits for a running task.
-  ~BackgroundTask() {
-    {
-      std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  BackgroundTask(const BackgroundTask&) = delete;
-  BackgroundTask& operator=(const BackgroundTask&) = delete;
-
   /// Must not be called while a task runs.
   void start(std::function<void()> task) {
-    {
-      std::lock_guard lock(mutex_);
-      DDP_CHECK(!running_);
-      task_ = std::move(task);
-      running_ = true;
-      error_.clear();
-    }
-    changed_.notify_all();
+    DDP_CHECK(!running());
+    error_ = std::async(std::launch::async, [task = std::move(task)]() mutable {
+      return error_of(std::exchange(task, nullptr));
+    });
   }
   bool running() const {
-    std::lock_guard lock(mutex_);
-    return running_;
+    return error_.valid() && error_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
   }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !running_; });
-  }
-  /// Why the last task failed; empty if it succeeded. Call when no task runs.
-  std::string error() const {
-    std::lock_guard lock(mutex_);
-    return error_;
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return closing_ || running_; });
-      if (!running_) {
-        return;
-      }
-      auto task = std::move(task_);
-      lock.unlock();
-      std::string error;
-      try {
-        task();
-      } catch (const std::exception& failure) {
-        error = failure.what();
-      } catch (...) {
-        error = "unknown exception";
-      }
-      task = nullptr;  // frees what it holds before waiters are notified
-      lock.lock();
-      error_ = std::move(error);
-      running_ = false;
-      changed_.notify_all();
+  void wait() const {
+    if (error_.valid()) {
+      error_.wait();
     }
   }
+  /// Why the last task failed; empty if it succeeded. Call when no task runs.
+  std::string error() const { return error_.valid() ? error_.get() : ""; }
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::function<void()> task_;
-  std::string error_;
-  bool running_ = false;
-  bool closing_ = false;
-  std::thread thread_;  // last: it uses the members above
+ private:
+  // Frees what the task holds before waiters are notified.
+  static std::string error_of(const std::function<void()> task) {
+    try {
+      task();
+    } catch (const std::exception& failure) {
+      return failure.what();
+    } catch (...) {
+      return "unknown exception";
+    }
+    return "";
+  }
+
+  std::shared_future<std::string> error_;
+};
+
+/// Repeats one task on another thread. The destructor waits for a running task.
+class PeriodicTask {
+ public:
+  /// `task` must not throw. It runs for the first time after one `period`.
+  PeriodicTask(std::function<void()> task, std::chrono::milliseconds period)
+      : thread_([task = std::move(task), period](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::condition_variable_any wake;
+          std::unique_lock lock(mutex);
+          while (!wake.wait_for(lock, stop, period, [&] { return stop.stop_requested(); })) {
+            task();
+          }
+        }) {}
+
+ private:
+  std::jthread thread_;
 };
 
 }  // namespace ddp::detail

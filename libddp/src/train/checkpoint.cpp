@@ -6,7 +6,6 @@
 #include <exception>
 #include <set>
 
-#include "comm/context_handle.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
@@ -27,13 +26,15 @@ void check_names(const std::vector<StatefulRef>& objects) {
                                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                             "0123456789_-") == std::string::npos;
     if (!plain || name.starts_with("rank_") || name == "rng") {
-      throw SettingsError("a Checkpointer's object is named '" + name +
-                          "': a name has letters, digits, '_' and '-', and is neither "
-                          "'rng' nor starts with 'rank_'");
+      throw SettingsError(
+          "a Checkpointer's object is named '" + name +
+          "'; fix: use a name of letters, digits, '_' and '-' that is not 'rng' and "
+          "does not start with 'rank_'");
     }
     if (!names.insert(name).second) {
       throw SettingsError("two of a Checkpointer's objects are named '" + name +
-                          "'; fix: name one in the list, {\"other_" + name + "\", object}");
+                          "'; fix: give one another name in the list, {\"other_" + name +
+                          "\", object}");
     }
   }
 }
@@ -43,20 +44,20 @@ void check_names(const std::vector<StatefulRef>& objects) {
 CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device device,
                                    const CheckpointOptions& options,
                                    std::vector<StatefulRef> objects, FileOps& ops,
-                                   const CheckpointJob& job)
+                                   const Context* context)
     : control_plane_(control_plane),
+      device_(device),
       options_(options),
+      launch_(context == nullptr ? LaunchEnvironment() : context->launch()),
       objects_(std::move(objects)),
-      announce_(job.announce),
-      defer_failure_(job.defer_failure),
+      context_(context == nullptr ? std::nullopt : std::optional(ContextHandle(*context))),
       stop_check_(stop_requested),
       exceptions_(std::uncaught_exceptions()),
-      dir_(ops, options, job.launch.job_id),
-      texts_(options, job.communicator, control_plane.rank() == 0),
+      dir_(ops, options, launch_.job_id),
+      texts_(options, context == nullptr ? nullptr : context->communicator(),
+             control_plane.rank() == 0),
       history_(options, control_plane.rank() == 0),
       schedule_(options, Clock::now()),
-      restorer_(control_plane, device, options, job.launch,
-                {.dir = dir_, .texts = texts_, .objects = objects_}),
       saver_(control_plane, device, options,
              {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
   options.taken.set();
@@ -77,7 +78,7 @@ CheckpointerImpl::~CheckpointerImpl() {
     }
   } catch (const SaveFailure& failure) {
     defer_failure(failure);
-    if (defer_failure_ && control_plane_.rank() == 0) {
+    if (context_ && control_plane_.rank() == 0) {
       log_error(failure.what());
     }
   } catch (const std::exception& error) {
@@ -86,21 +87,27 @@ CheckpointerImpl::~CheckpointerImpl() {
 }
 
 void CheckpointerImpl::defer_failure(const SaveFailure& failure) const {
-  if (defer_failure_) {
-    defer_failure_(failure.cause());
+  if (context_) {
+    context_->defer_failure(failure.cause());
   } else {
-    log_error(failure.what());  // made from a ControlPlane: nobody else reports it
+    log_error(failure.what());  // without a Context nothing else reports it
   }
 }
 
 int64_t CheckpointerImpl::restore() {
-  const auto restored = restorer_.restore();
+  const auto restored = restore_checkpoint({.control_plane = control_plane_,
+                                            .device = device_,
+                                            .options = options_,
+                                            .launch = launch_,
+                                            .dir = dir_,
+                                            .texts = texts_,
+                                            .objects = objects_});
   if (restored) {
     history_.note_restored(*restored);
   }
   const int64_t next_step = restored ? restored->done : 0;
-  if (announce_) {
-    announce_(next_step);
+  if (context_) {
+    context_->set_progress(next_step, "");
   }
   return next_step;
 }
@@ -179,7 +186,7 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuse
   if (last_saved_step() != step + 1) {
     const auto failure = history_.take_failure();
     throw SaveFailure(failure ? failure->rank : 0,
-                      concat(who, ": stopped after ", step + 1, " steps, but its state is lost: ",
+                      concat(who, ": stopped after ", step + 1, " steps, but the state is lost: ",
                              failure ? failure->what() : "it could not be saved"));
   }
   throw Stop(concat(who, ": stopped after ", step + 1, " steps, saved in ", options_.dir));
@@ -209,16 +216,9 @@ void CheckpointerImpl::save_if_due(int64_t step) {
 
 Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& options,
                            std::initializer_list<StatefulRef> objects)
-    : impl_(std::make_unique<detail::CheckpointerImpl>(
-          context.control_plane(), context.device(), options, std::vector<StatefulRef>(objects),
-          system_file_ops(),
-          detail::CheckpointJob{
-              .launch = context.launch(),
-              .communicator = context.communicator(),
-              .announce = [handle = detail::ContextHandle(context)](
-                              int64_t step) { handle.set_progress(step, ""); },
-              .defer_failure = [handle = detail::ContextHandle(context)](
-                                   const FailureCause& cause) { handle.defer_failure(cause); }})) {}
+    : impl_(std::make_unique<detail::CheckpointerImpl>(context.control_plane(), context.device(),
+                                                       options, std::vector<StatefulRef>(objects),
+                                                       system_file_ops(), &context)) {}
 
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
                            const CheckpointOptions& options,

@@ -5,10 +5,9 @@
 #include <set>
 
 namespace ddp::detail {
-
 StatusDigest StatusDigest::of(const std::vector<RankStatus>& statuses) {
   const double slowest = slowest_step(statuses);
-  // A decision looks for the first rank with some status. That rank is kept.
+  // Decisions depend on the first rank with a status, so the digest keeps that rank.
   StatusDigest digest{.world_size = statuses.size(), .first_with = {}};
   std::set<std::string> seen;
   for (std::size_t rank = 0; rank < statuses.size(); ++rank) {

@@ -10,9 +10,11 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <iterator>
 #include <memory>
 #include <system_error>
+#include <utility>
+
+#include "train/save_history.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -83,55 +85,51 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
   }
 }
 
-// Whether a resume would probably load the checkpoint, without reading its files. restore()
-// compares checksums; `damaged` lists the ones that it skipped.
-bool looks_whole(const std::string& dir, const CheckpointFolder& folder,
-                 const std::set<std::string>& damaged) {
-  if (damaged.count(folder.name) > 0) {
-    return false;
-  }
+// A checkpoint, as its manifest describes it.
+struct Inspected {
+  CheckpointFolder folder;
+  bool is_complete = false;  // a resume would probably load it
+  bool is_finite = false;
+  double metric = NAN;
+};
+
+// Compares the sizes of a checkpoint's files with its manifest. restore() also compares checksums.
+Inspected inspect(const std::string& dir, const CheckpointFolder& folder) {
+  Inspected result{.folder = folder};
   try {
-    const std::string path = dir + "/" + folder.name + "/";
     const auto manifest = load_manifest(dir, folder);
-    return std::all_of(manifest.files.begin(), manifest.files.end(), [&](const FileRecord& file) {
-      std::error_code error;
-      const auto size = std::filesystem::file_size(path + file.name, error);
-      return !error && size == file.size;
-    });
+    result.is_complete =
+        std::all_of(manifest.files.begin(), manifest.files.end(), [&](const FileRecord& file) {
+          std::error_code error;
+          const auto size =
+              std::filesystem::file_size(dir + "/" + folder.name + "/" + file.name, error);
+          return !error && size == file.size;
+        });
+    result.is_finite = manifest.finite;
+    result.metric = manifest.metric.value_or(NAN);
   } catch (const ReadError&) {
-    return false;
+    return result;
   }
+  return result;
 }
 
-std::string best_checkpoint(const std::string& dir, const std::vector<CheckpointFolder>& folders,
-                            bool best_is_max) {
-  std::string best;
-  double best_metric = NAN;
-  for (const auto& folder : folders) {  // newest first: among equal ones the newest is kept
-    try {
-      const double metric = load_manifest(dir, folder).metric.value_or(NAN);
-      if (!std::isnan(metric) && (std::isnan(best_metric) ||
-                                  (best_is_max ? metric > best_metric : metric < best_metric))) {
-        best_metric = metric;
-        best = folder.name;
-      }
-    } catch (const ReadError&) {
-      continue;  // damaged: not the best
+std::string best_checkpoint(const std::vector<Inspected>& checkpoints, bool finite, bool is_max) {
+  const Inspected* best = nullptr;
+  for (const auto& checkpoint : checkpoints) {  // newest first: of equal metrics the newest is kept
+    if (!checkpoint.is_complete || (finite && !checkpoint.is_finite) ||
+        std::isnan(checkpoint.metric)) {
+      continue;
+    }
+    if (best == nullptr ||
+        (is_max ? checkpoint.metric > best->metric : checkpoint.metric < best->metric)) {
+      best = &checkpoint;
     }
   }
-  return best;
+  return best == nullptr ? "" : best->folder.name;
 }
 
-bool is_finite(const std::string& dir, const CheckpointFolder& folder) {
-  try {
-    return load_manifest(dir, folder).finite;
-  } catch (const ReadError&) {
-    return false;
-  }
-}
-
-// The part of the path that exists and is no folder; empty if there is none.
-std::string file_in_the_way(const std::string& dir) {
+// The part of the path that exists and is not a folder; empty if there is none.
+std::string blocking_file(const std::string& dir) {
   std::error_code ignored;
   for (std::filesystem::path part = dir; !part.empty(); part = part.parent_path()) {
     if (std::filesystem::exists(part, ignored)) {
@@ -142,6 +140,19 @@ std::string file_in_the_way(const std::string& dir) {
     }
   }
   return "";
+}
+
+// Completes the fix at the end of a FileError's message.
+constexpr const char* kOtherFolder = ", or set another checkpoint.dir";
+
+// Adds kOtherFolder to the disk errors that `write` throws.
+template <typename F>
+auto with_other_folder(F&& write) {
+  try {
+    return write();
+  } catch (const FileError& error) {
+    throw WriteError(error.what() + std::string(kOtherFolder));
+  }
 }
 
 }  // namespace
@@ -211,12 +222,12 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& dir) {
     }
   }
   if (error && error != std::errc::no_such_file_or_directory) {
-    if (const auto file = file_in_the_way(dir); !file.empty()) {
+    if (const auto file = blocking_file(dir); !file.empty()) {
       throw SettingsError(concat("checkpoint.dir=", dir, " cannot be a folder: ", file,
-                                 " is none; fix: give the path of a folder"));
+                                 " is a file; fix: set the path of a folder"));
     }
     throw ReadError("cannot list the checkpoint folder " + dir + " (checkpoint.dir): " +
-                    error.message() + "; fix: let this user read it, or name another one");
+                    error.message() + "; fix: let this user read it, or set another one");
   }
   std::sort(folders.begin(), folders.end(), newer);
   return folders;
@@ -233,7 +244,7 @@ Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoin
   auto manifest = parse_manifest(*text, path);
   if (manifest.step != checkpoint.step) {
     throw ReadError(
-        concat(path, " is of step ", manifest.step, ", its folder of step ", checkpoint.step));
+        concat(path, " has step ", manifest.step, ", but its folder has step ", checkpoint.step));
   }
   return manifest;
 }
@@ -248,7 +259,7 @@ std::optional<std::string> find_damage(const std::string& folder, const FileReco
   struct stat status {};
   if (::fstat(fd, &status) != 0 || static_cast<uint64_t>(status.st_size) != file.size) {
     ::close(fd);
-    return concat(path, " has ", status.st_size, " bytes, its manifest says ", file.size);
+    return concat(path, " has ", status.st_size, " bytes, but its manifest lists ", file.size);
   }
   XXH3_state_t hash;
   XXH3_64bits_reset(&hash);
@@ -265,7 +276,7 @@ std::optional<std::string> find_damage(const std::string& folder, const FileReco
     return path + " cannot be read: " + reason(error);
   }
   if (XXH3_64bits_digest(&hash) != file.xxh3) {
-    return path + " is damaged: its checksum is not the manifest's";
+    return path + " is damaged: its checksum differs from the manifest's";
   }
   return std::nullopt;
 }
@@ -286,38 +297,31 @@ Manifest check_checkpoint(const std::string& dir, const CheckpointFolder& checkp
 std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
                                            const CheckpointFolder& newest,
                                            const Retention& retention) {
-  std::vector<std::string> removed;
-  auto folders = list_checkpoints(dir);
-  folders.erase(std::remove_if(folders.begin(), folders.end(),
-                               [&](const auto& folder) { return newer(folder, newest); }),
-                folders.end());
-  std::vector<CheckpointFolder> whole;
-  for (const auto& folder : folders) {
-    if (folder == newest || looks_whole(dir, folder, retention.damaged)) {
-      whole.push_back(folder);
+  std::vector<Inspected> checkpoints;
+  for (const auto& folder : list_checkpoints(dir)) {
+    if (newer(folder, newest)) {
+      continue;
     }
+    auto& checkpoint = checkpoints.emplace_back(inspect(dir, folder));
+    checkpoint.is_complete =
+        folder == newest || (checkpoint.is_complete && retention.damaged.count(folder.name) == 0);
+    checkpoint.is_finite = checkpoint.is_finite && checkpoint.is_complete;
   }
-  std::vector<CheckpointFolder> finite;
-  std::copy_if(whole.begin(), whole.end(), std::back_inserter(finite),
-               [&](const auto& folder) { return is_finite(dir, folder); });
   std::string best;
   if (retention.keep_best) {
-    best = best_checkpoint(dir, finite, retention.best_is_max);
-    best = best.empty() ? best_checkpoint(dir, whole, retention.best_is_max) : best;
+    best = best_checkpoint(checkpoints, /*finite=*/true, retention.best_is_max);
+    best = best.empty() ? best_checkpoint(checkpoints, false, retention.best_is_max) : best;
   }
-  // A damaged one does not count. It is kept until enough complete ones exist.
-  const auto counts = [](const auto& list, const CheckpointFolder& folder) {
-    return std::find(list.begin(), list.end(), folder) != list.end();
-  };
+  // A damaged checkpoint does not count. It is kept until enough complete ones exist.
+  std::vector<std::string> removed;
   int64_t kept = 0, kept_finite = 0;
-  for (const auto& folder : folders) {
-    const bool is_of_finite = counts(finite, folder);
-    if ((is_of_finite ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
+  for (const auto& [folder, is_complete, is_finite, metric] : checkpoints) {
+    if ((is_finite ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
       remove_checkpoint(ops, dir, folder.name);
       removed.push_back(folder.name);
     } else {
-      kept += counts(whole, folder) ? 1 : 0;
-      kept_finite += is_of_finite ? 1 : 0;
+      kept += is_complete ? 1 : 0;
+      kept_finite += is_finite ? 1 : 0;
     }
   }
   return removed;
@@ -343,6 +347,85 @@ void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept {
   } catch (const std::exception&) {
     return;  // leftovers only cost space
   }
+}
+
+CheckpointDir::CheckpointDir(FileOps& ops, const CheckpointOptions& options, std::string job)
+    : ops_(ops),
+      path_(options.dir),
+      job_(std::move(job)),
+      kept_{.keep_last = options.keep_last,
+            .keep_best = options.keep_best != "off",
+            .best_is_max = options.keep_best == "max"} {}
+
+void CheckpointDir::take_ownership() {
+  const auto words = concat("checkpoint.dir=", path_);
+  try {
+    make_folders(ops_, path_);
+    owner_ = FolderOwner::take(
+        ops_, {.path = path_, .words = words, .fix = "set another checkpoint.dir", .job = job_});
+  } catch (const FileError& error) {
+    throw WriteError(concat(words, ": ", error.what(), kOtherFolder));
+  }
+}
+
+std::vector<CheckpointFolder> CheckpointDir::open(bool leave_untouched) {
+  auto folders = list_checkpoints(path_);
+  if (!leave_untouched) {
+    take_ownership();
+    remove_stale_saves(ops_, path_);
+    folders = list_checkpoints(path_);  // the previous owner may have saved until now
+  }
+  return folders;
+}
+
+// Nodes may mount the folder differently.
+void CheckpointDir::require_writable(ControlPlane& control_plane) const {
+  std::string reason;
+  if (control_plane.rank() != 0) {
+    try {
+      try_writing(ops_, path_);
+    } catch (const FileError& error) {
+      reason = error.what();
+    }
+  }
+  const auto reasons = control_plane.all_gather(reason);
+  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
+    if (!reasons[rank].empty()) {
+      throw SaveFailure(static_cast<int>(rank), concat("checkpoint.dir=", path_, ": rank ", rank,
+                                                       " ", reasons[rank], kOtherFolder));
+    }
+  }
+}
+
+std::string CheckpointDir::begin_save(int64_t done) {
+  if (owner_ == nullptr) {
+    take_ownership();
+  }
+  owner_->require_own();
+  return with_other_folder([&] { return ddp::detail::begin_save(ops_, path_, done); });
+}
+
+FileRecord CheckpointDir::write_file(const std::string& saving, const std::string& name,
+                                     const std::vector<std::string_view>& chunks) const {
+  return with_other_folder([&] { return write_new_file(ops_, path_of(saving), name, chunks); });
+}
+
+void CheckpointDir::discard_save(const std::string& saving) const {
+  remove_folder(ops_, path_of(saving));
+}
+
+std::string CheckpointDir::commit(const std::string& saving, const Manifest& manifest,
+                                  const Retention& retention) const {
+  owner_->require_own();
+  const auto made = with_other_folder([&] { return commit_save(ops_, path_, saving, manifest); });
+  prune_checkpoints(ops_, path_, made, retention);
+  return made.name;
+}
+
+Retention CheckpointDir::retention() const {
+  auto retention = kept_;
+  retention.damaged = damaged_;
+  return retention;
 }
 
 }  // namespace ddp::detail

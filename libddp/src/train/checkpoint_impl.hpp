@@ -9,41 +9,33 @@
 //   … steps go on …
 //   exchange: committed
 //
-// Decisions use the gathered data of an exchange, so all ranks decide alike without another
-// message. An exchange is a gather to rank 0 and a broadcast of the digest.
+// Decisions use the gathered data of an exchange, so all ranks take the same decision without
+// another message. An exchange is a gather to rank 0 and a broadcast of the digest.
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "ddp/comm/communicator.hpp"
+#include "comm/context_handle.hpp"
 #include "ddp/train/checkpoint.hpp"
-#include "train/checkpoint_dir.hpp"
+#include "train/checkpoint_exchange.hpp"
+#include "train/checkpoint_files.hpp"
 #include "train/checkpoint_restorer.hpp"
 #include "train/checkpoint_saver.hpp"
-#include "train/checkpoint_schedule.hpp"
 #include "train/checkpoint_texts.hpp"
 #include "train/save_history.hpp"
 
 namespace ddp::detail {
 
-/// The job around a Checkpointer. The default is a job without a Context.
-struct CheckpointJob {
-  LaunchEnvironment launch = {};
-  std::weak_ptr<Communicator> communicator = {};    ///< owns the plan of measured choices
-  std::function<void(int64_t step)> announce = {};  ///< the next step begins
-  /// Receives the failure of the last save, which the destructor cannot throw.
-  std::function<void(const FailureCause&)> defer_failure = {};
-};
-
 class CheckpointerImpl {
  public:
+  /// A Context receives each next step, and the failure of the last save, which the destructor
+  /// cannot throw. Its communicator owns the plan of measured choices.
   CheckpointerImpl(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
                    std::vector<StatefulRef> objects, FileOps& ops = system_file_ops(),
-                   const CheckpointJob& job = {});
+                   const Context* context = nullptr);
   ~CheckpointerImpl();
 
   int64_t restore();
@@ -67,10 +59,11 @@ class CheckpointerImpl {
   void defer_failure(const SaveFailure& failure) const;
 
   ControlPlane& control_plane_;
+  const at::Device device_;
   const CheckpointOptions options_;
+  const LaunchEnvironment launch_;
   const std::vector<StatefulRef> objects_;
-  const std::function<void(int64_t)> announce_;
-  const std::function<void(const FailureCause&)> defer_failure_;
+  const std::optional<ContextHandle> context_;
   std::function<bool()> stop_check_;
   std::function<std::string()> before_save_;
   std::function<void(int64_t)> before_stop_;
@@ -81,7 +74,6 @@ class CheckpointerImpl {
   CheckpointTexts texts_;
   SaveHistory history_;
   CheckpointSchedule schedule_;
-  CheckpointRestorer restorer_;
   CheckpointSaver saver_;
 };
 

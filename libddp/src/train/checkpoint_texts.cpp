@@ -1,13 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checkpoint_texts.hpp"
 
+#include <set>
 #include <utility>
 
 #include "comm/kernel_choices.hpp"
+#include "core/removed_settings.hpp"
+#include "core/settings.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
-#include "train/changed_settings.hpp"
 
 namespace ddp::detail {
+namespace {
+
+using ValuesByKey = std::map<std::string, std::string>;
+
+ValuesByKey values_by_key(const std::string& yaml) {
+  static const std::set<std::string> kLeftOut{"checkpoint", "metrics", "context", "data", "loader"};
+  Settings settings;
+  settings.add_yaml(yaml, "settings");
+  ValuesByKey values;
+  for (const auto& row : settings.unread_rows()) {
+    const bool left_out = kLeftOut.count(row.key.substr(0, row.key.find('.'))) != 0;
+    if (!left_out && !is_removed_setting(row.key)) {  // a checkpoint may be of an earlier version
+      values[row.key] = row.text();
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
+                                          const std::string& defaults) {
+  std::vector<std::string> changes;
+  try {
+    auto before = values_by_key(saved);
+    const auto by_default = values_by_key(defaults);
+    const auto is_default = [&](const std::string& key, const std::string& value) {
+      const auto found = by_default.find(key);
+      return found != by_default.end() && found->second == value;
+    };
+    for (const auto& [key, value] : values_by_key(now)) {
+      const auto found = before.find(key);
+      if (found == before.end()) {
+        if (is_default(key, value)) {
+          continue;
+        }
+        changes.push_back(concat(key, "=", value, " (saved without this setting)"));
+      } else if (found->second != value) {
+        changes.push_back(concat(key, "=", value, " (saved with ", found->second, ")"));
+      }
+      before.erase(key);
+    }
+    for (const auto& [key, value] : before) {
+      if (!is_default(key, value)) {
+        changes.push_back(concat(key, " is not set (saved with ", value, ")"));
+      }
+    }
+  } catch (const SettingsError&) {
+    changes.clear();  // a program's own text
+  }
+  return changes;
+}
 
 CheckpointTexts::CheckpointTexts(const CheckpointOptions& options,
                                  std::weak_ptr<Communicator> communicator, bool is_main)
@@ -28,16 +83,6 @@ std::string CheckpointTexts::get(const std::string& name) const {
   return found == texts_.end() ? "" : found->second;
 }
 
-void CheckpointTexts::warn_of_changed_settings(const std::string& saved, const std::string& now,
-                                               const std::string& path) const {
-  if (!is_main_) {
-    return;
-  }
-  for (const auto& change : changed_settings(saved, now, default_settings_)) {
-    log_warning(concat("another setting than ", path, " was saved with: ", change));
-  }
-}
-
 void CheckpointTexts::adopt_plan(const std::string& path) const {
   const auto communicator = communicator_.lock();
   const auto plan = texts_.find("plan");
@@ -49,7 +94,7 @@ void CheckpointTexts::adopt_plan(const std::string& path) const {
   } catch (const ReadError& error) {  // on all ranks; nothing of the run depends on it
     if (is_main_) {
       log_warning(concat("the measured choices in ", path,
-                         " cannot be read, they are measured anew: ", error.what()));
+                         " cannot be read and are measured again: ", error.what()));
     }
   }
 }
@@ -58,7 +103,10 @@ void CheckpointTexts::load(const std::map<std::string, std::string>& saved,
                            const std::string& path) {
   const auto own = std::exchange(texts_, saved);
   if (const auto settings = own.find("settings"); settings != own.end()) {
-    warn_of_changed_settings(texts_["settings"], settings->second, path);
+    const auto changes = changed_settings(texts_["settings"], settings->second, default_settings_);
+    for (std::size_t i = 0; i < changes.size() && is_main_; ++i) {
+      log_warning(concat("a setting differs from the checkpoint ", path, ": ", changes[i]));
+    }
     texts_["settings"] = settings->second;
   }
   adopt_plan(path);

@@ -5,11 +5,20 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ddp/comm/communicator.hpp"
 #include "ddp/train/options.hpp"
 
 namespace ddp::detail {
+
+/// Lists the settings that differ: "lr_schedule.lr=0.1 (saved with 0.5)". All texts are
+/// settings_yaml()'s; if one is not, the list is empty. Omitted are:
+/// - sections about file locations and speed: checkpoint, metrics, context, data, loader;
+/// - a key that only one of `saved` and `now` has (two versions of a program), if its value is the
+///   one in `defaults`. A key missing in `defaults` is listed, because its default is unknown.
+std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
+                                          const std::string& defaults);
 
 /// Every rank has the same texts, but rank 0 alone saves them and logs.
 class CheckpointTexts {
@@ -29,8 +38,6 @@ class CheckpointTexts {
   const std::map<std::string, std::string>& collect();
 
  private:
-  void warn_of_changed_settings(const std::string& saved, const std::string& now,
-                                const std::string& path) const;
   void adopt_plan(const std::string& path) const;
 
   const std::string default_settings_;

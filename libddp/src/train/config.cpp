@@ -75,7 +75,8 @@ std::vector<Section> described(std::vector<Section> sections) {
 }
 
 // Whether a value is the default or the derived one: a saved file has all keys.
-bool follows_from(const TrainOptions& train, const SettingRows& defaults, const SettingRow& row) {
+bool is_default_or_derived(const TrainOptions& train, const SettingRows& defaults,
+                           const SettingRow& row) {
   return (row.key == "lr_schedule.total_steps" && row.text() == std::to_string(train.max_steps)) ||
          std::any_of(defaults.begin(), defaults.end(), [&](const SettingRow& other) {
            return other.key == row.key && other.text() == row.text();
@@ -84,11 +85,11 @@ bool follows_from(const TrainOptions& train, const SettingRows& defaults, const 
 
 [[noreturn]] void fail_unused(const SettingRow& row, const std::string& origin,
                               const std::string& why) {
-  throw SettingsError(concat(
-      origin, ": ", row.key, "=", row.text(), " changes nothing: ", why,
-      "; fix: leave it out, or, where the program's own code acts on it, name it for ddp::run: "
-      "{ddp::uses({\"",
-      row.key, "\"})}"));
+  throw SettingsError(
+      concat(origin, ": ", row.key, "=", row.text(), " has no effect: ", why,
+             "; fix: leave it out, or declare it in ddp::run if the program's own code uses it: "
+             "{ddp::uses({\"",
+             row.key, "\"})}"));
 }
 
 bool is_library_section(const std::string& name) {
@@ -159,7 +160,7 @@ RowsBySection library_defaults(const std::vector<Section>& sections) {
 }
 
 template <typename T>
-void take_values(const std::string& section, const SettingRows& rows, T& options) {
+void apply_rows(const std::string& section, const SettingRows& rows, T& options) {
   Settings values;
   values.add_rows(rows, "section " + section);
   values.read(section, options);
@@ -171,27 +172,22 @@ Config default_config(const RowsBySection& of_program) {
   for_each_section(config, [&](const char* section, auto& options) {
     const auto found = of_program.find(section);
     if (found != of_program.end() && !found->second.empty()) {
-      take_values(section, found->second, options);
+      apply_rows(section, found->second, options);
     }
   });
   return config;
 }
 
-void add_own_rows(const std::vector<Section>& own_sections, SettingRows& rows) {
+// The defaults of the library's keys that `declared` shows, and of the program's own sections.
+SettingRows default_rows_of(const std::vector<Section>& own_sections, const RowsBySection& shown,
+                            const Declared& declared) {
+  SettingRows rows = library_rows(default_config(library_defaults(own_sections)), shown, declared);
   for (const Section& section : own_sections) {
     if (!is_library_section(section.name)) {
       detail::list_settings(section.name, section.describe, rows);
     }
   }
-}
-
-// Every default, also of settings that this program does not show: a checkpoint of another version
-// may have them.
-std::string default_settings(const std::vector<Section>& own_sections) {
-  SettingRows rows =
-      library_rows(default_config(library_defaults(own_sections)), {}, Declared{"train"});
-  add_own_rows(own_sections, rows);
-  return settings_yaml(rows);
+  return rows;
 }
 
 // `section` is the program's own description of a library section and defines its keys.
@@ -200,7 +196,7 @@ void read_announced(Section section, Settings& settings, T& options) {
   const SettingRows defaults = rows_of(section);
   if (!defaults.empty()) {  // else there is no such section, and its keys are unknown
     settings.read_section(section.name, section.describe);
-    take_values(section.name, rows_of(section), options);
+    apply_rows(section.name, rows_of(section), options);
   }
 }
 
@@ -215,9 +211,10 @@ void tie(const Settings& settings, const char* key, int64_t& value, const char* 
     has_other = !has;
   }
   if (has && has_other && value != other) {
-    throw SettingsError(concat(key, "=", value, " (", settings.origin(key), ") contradicts ",
-                               other_key, "=", other, " (", settings.origin(other_key),
-                               "): both are the samples of a rank and micro-batch; fix: set one"));
+    throw SettingsError(
+        concat(key, "=", value, " (", settings.origin(key), ") contradicts ", other_key, "=", other,
+               " (", settings.origin(other_key),
+               "): both are the samples per rank and micro-batch; fix: set only one"));
   }
   (has_other ? value : other) = has_other ? other : value;
 }
@@ -286,7 +283,10 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& sect
     }
   }
   config.fill_in(settings);
-  config.checkpoint.default_settings_text = default_settings(own_sections);
+  // Every default, also of settings that this program does not show: a checkpoint of another
+  // version may have them.
+  config.checkpoint.default_settings_text =
+      settings_yaml(default_rows_of(own_sections, {}, Declared{"train"}));
   return config;
 }
 
@@ -327,7 +327,7 @@ void Config::read_section(const std::string& name,
   if (is_library_section(name)) {
     throw SettingsError(
         concat("Config::section(\"", name, "\"): ", name,
-               " is a section of libddp; fix: name the program's section otherwise"));
+               " is a section of libddp; fix: give the program's section another name"));
   }
   const std::lock_guard lock(own_->mutex);
   SettingRows& defaults = own_->defaults[name];
@@ -363,7 +363,7 @@ void Config::require_all_used() const {
         (is_batch_size && declared.contains("train.batch_size"))) {
       continue;
     }
-    if (settings.is_override(row.key) || !follows_from(train, defaults, row)) {
+    if (settings.is_override(row.key) || !is_default_or_derived(train, defaults, row)) {
       fail_unused(row, settings.origin(row.key),
                   concat("no object of libddp took the options of section ", section));
     }
@@ -383,10 +383,7 @@ SettingRows Config::rows() const {
 
 SettingRows Config::default_rows(const std::vector<Section>& sections) {
   const std::vector<Section> own_sections = described(sections);
-  const RowsBySection own = library_defaults(own_sections);
-  SettingRows rows = library_rows(default_config(own), own, declared_by(sections));
-  add_own_rows(own_sections, rows);
-  return rows;
+  return default_rows_of(own_sections, library_defaults(own_sections), declared_by(sections));
 }
 
 std::string Config::to_yaml() const {

@@ -58,14 +58,10 @@ std::optional<std::string> read_record(int fd) {
 
 // Returns nothing if there is no record.
 std::optional<std::string> read_record(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  auto text = fd < 0 ? std::nullopt : read_record(fd);
-  const int error = errno;
-  if (fd >= 0) {
-    ::close(fd);
-  }
-  if (!text && error != ENOENT) {
-    throw FileError("cannot read " + path, error);
+  std::string why;
+  auto text = read_start(path, kRecordBytes, why, Links::Refuse);
+  if (!text && errno != ENOENT) {
+    throw FileError("cannot read " + path, errno);
   }
   return text;
 }
@@ -74,16 +70,6 @@ bool has_ended(const OwnerRecord& record, const OwnerRecord& here) {
   return !here.machine.empty() && record.machine == here.machine && record.host == here.host &&
          record.process > 0 && record.process <= std::numeric_limits<pid_t>::max() &&
          ::kill(static_cast<pid_t>(record.process), 0) != 0 && errno == ESRCH;
-}
-
-struct OwnersOfProcess {
-  std::mutex mutex;
-  std::map<std::string, std::weak_ptr<FolderOwner>> by_path;
-};
-
-OwnersOfProcess& owners_of_process() {
-  static OwnersOfProcess owners;
-  return owners;
 }
 
 }  // namespace
@@ -138,19 +124,19 @@ std::shared_ptr<FolderOwner> FolderOwner::take(FileOps& ops, const Folder& folde
   if (error) {
     throw FileError("cannot open the folder " + folder.path, error.value());
   }
-  auto& owners = owners_of_process();
-  const auto of_process = [&] {
-    const std::lock_guard lock(owners.mutex);
-    return owners.by_path[place.string()].lock();
-  };
-  if (auto owner = of_process()) {
-    return owner;
+  static std::mutex mutex;  // guards the owners of this process
+  static std::map<std::string, std::weak_ptr<FolderOwner>> owners;
+  {
+    const std::lock_guard lock(mutex);
+    if (auto owner = owners[place.string()].lock()) {
+      return owner;
+    }
   }
   const std::shared_ptr<FolderOwner> owner(new FolderOwner(ops, folder, times));
   owner->claim();
   owner->beats_.emplace([self = owner.get()] { self->beat(); }, times.beat);
-  const std::lock_guard lock(owners.mutex);
-  owners.by_path[place.string()] = owner;
+  const std::lock_guard lock(mutex);
+  owners[place.string()] = owner;
   return owner;
 }
 
@@ -166,10 +152,10 @@ FolderOwner::~FolderOwner() {
   }
 }
 
-// Polls the record until it is this process's own.
+// Polls the record until this process owns the folder.
 void FolderOwner::claim() {
   std::string last;
-  bool moved = false, told = false, told_wait = false;
+  bool moved = false, logged_watch = false, logged_wait = false;
   const auto begin = Clock::now();
   for (auto changed = begin;; std::this_thread::sleep_for(times_.beat / 8)) {
     const auto text = read_record(path_);
@@ -188,15 +174,15 @@ void FolderOwner::claim() {
     if (has_ended(other, own_) || Clock::now() - changed >= times_.watch) {
       if (replace(last)) {
         log_info(concat("took over ", folder_.words, " from ", other.to_words(),
-                        ", which does not run any more"));
+                        ", which no longer runs"));
         return;
       }
       continue;
     }
     require_no_stop(other);
     if (!moved) {
-      if (!std::exchange(told, true)) {
-        log_info(concat("waiting at most ", times_.watch.count() / 1000, " s to see whether ",
+      if (!std::exchange(logged_watch, true)) {
+        log_info(concat("waiting at most ", times_.watch.count() / 1000, " s to find out whether ",
                         other.to_words(), " still runs and owns ", folder_.words));
       }
       continue;
@@ -208,7 +194,7 @@ void FolderOwner::claim() {
           concat(folder_.words, " is in use by ", other.to_words(), ", whose counter in ", path_,
                  " moves; fix: end that job first, or ", folder_.fix));
     }
-    if (!std::exchange(told_wait, true)) {
+    if (!std::exchange(logged_wait, true)) {
       log_info(concat("waiting at most ", times_.wait.count() / 1000, " s for the end of ",
                       other.to_words(), ", which owns ", folder_.words));
     }
@@ -238,8 +224,8 @@ bool FolderOwner::create() {
   }
 }
 
-// False if the record is no longer `seen`. If two processes replace it at the same time, the later
-// one wins, and the other notices at its next read.
+// False if the record is no longer `seen`. If two processes replace the record at the same time,
+// the later process wins, and the other one detects this at its next read.
 bool FolderOwner::replace(const std::string& seen) {
   const std::string name = concat(kOwnerName, ".", own_.start);
   const std::string temporary = folder_.path + "/" + name;
@@ -265,7 +251,8 @@ void FolderOwner::beat() {
     }
     return;
   }
-  // Through one descriptor: if the record is replaced meanwhile, the write goes to the old one.
+  // Reads and writes through one descriptor: if the record is replaced meanwhile, the write goes to
+  // the old record.
   const auto text = read_record(fd);
   const auto start = text ? OwnerRecord::parse(*text).start : "";
   lost_ = !start.empty() && start != own_.start;
@@ -295,7 +282,8 @@ void FolderOwner::require_own() const {
     throw FolderTakenError(
         ExitCode::CannotWrite,
         concat(folder_.words, " was taken over by ", other->to_words(),
-               " while this process stood still; fix: end one of the two, or ", folder_.fix));
+               " while this process was suspended; fix: end one of the two jobs, or ",
+               folder_.fix));
   }
 }
 

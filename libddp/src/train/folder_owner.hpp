@@ -11,7 +11,7 @@
 #include <string>
 
 #include "core/file_ops.hpp"
-#include "train/periodic_task.hpp"
+#include "train/background_task.hpp"
 
 namespace ddp::detail {
 

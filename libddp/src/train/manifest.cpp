@@ -87,7 +87,7 @@ int64_t whole_number(const OrderedJson& json, const char* key, int64_t at_least)
 void check_name(const std::string& name) {
   if (name.empty() || name.size() > 255 || name == "." || name == ".." ||
       name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
-    throw ReadError("it lists the file name '" + name.substr(0, 300) + "'");
+    throw ReadError("it lists the invalid file name '" + name.substr(0, 300) + "'");
   }
 }
 
@@ -103,18 +103,15 @@ std::vector<FileRecord> files_from_json(const OrderedJson& list) {
   return files;
 }
 
-OrderedJson parse_bounded(std::string_view text) {
-  return parse_bounded_json<OrderedJson>(text, kMaxDepth);
-}
-
 void check_checksum(std::string_view text) {
   if (text.size() < kTailBytes || text.size() > kMaxManifestBytes) {
-    throw ReadError(concat("it has ", text.size(), " bytes"));
+    throw ReadError(concat("it has ", text.size(), " bytes; a manifest has ", kTailBytes, " to ",
+                           kMaxManifestBytes));
   }
   const auto body = text.substr(0, text.size() - kTailBytes);
   const auto expected = concat(kChecksumKey, to_hex(xxh3(body)), kChecksumEnd);
   if (text.substr(body.size()) != expected) {
-    throw ReadError("its checksum does not match (torn or damaged)");
+    throw ReadError("its checksum does not match: it is truncated or damaged");
   }
 }
 
@@ -123,8 +120,8 @@ Manifest manifest_from_json(const OrderedJson& json) {
   manifest.format = whole_number(json, "format", 1);
   if (manifest.format > kCheckpointFormat) {
     throw NewerFormatError(concat("it has format ", manifest.format,
-                                  ", this program reads up to format ", kCheckpointFormat,
-                                  ": use a newer libddp"));
+                                  ", but this program reads formats up to ", kCheckpointFormat,
+                                  "; fix: use a newer libddp"));
   }
   manifest.step = whole_number(json, "step", 0);
   manifest.world_size = whole_number(json, "world_size", 1);
@@ -174,7 +171,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   std::string reason;
   try {
     check_checksum(text);
-    return manifest_from_json(parse_bounded(text));
+    return manifest_from_json(parse_bounded_json<OrderedJson>(text, kMaxDepth));
   } catch (const NewerFormatError& error) {
     throw NewerFormatError(path + " cannot be read: " + error.what());
   } catch (const ReadError& error) {

@@ -27,8 +27,8 @@ struct Manifest {
   int64_t step = 0;  ///< steps done
   int64_t world_size = 1;
   std::optional<double> metric = {};
-  bool finite = true;           ///< no inf or NaN in it; true for an older program's
-  bool finite_is_known = true;  ///< false: saved by an older program, which did not check
+  bool finite = true;           ///< it has no inf or NaN; true if an older program saved it
+  bool finite_is_known = true;  ///< false: an older program saved it without this check
   std::vector<FileRecord> files = {};
   std::map<std::string, std::map<std::string, ManifestValue>> values = {};  ///< by object, by key
   std::map<std::string, std::string> leaf_dtypes = {};  ///< of parameters saved as their master

@@ -10,7 +10,6 @@
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/metrics_impl.hpp"
-#include "train/trace_device.hpp"
 
 namespace ddp {
 namespace detail {

@@ -139,7 +139,7 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
   add(line, "%.1f ms/step", n.step_ms);
   if (n.samples_per_second) {
     line += format(" | %.1f ", *n.samples_per_second) + n.sample_unit +
-            format("/s (%.1f a rank)", n.samples_per_second_per_rank.value_or(NAN));
+            format("/s (%.1f per rank)", n.samples_per_second_per_rank.value_or(NAN));
   }
   add(line, "exposed comm %.2f ms", n.exposed_comm_ms);
   add(line, "loader wait %.2f ms", n.loader_wait_ms);

@@ -1,7 +1,110 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/options.hpp"
 
+#include <algorithm>
+
+#include "ddp/core/error.hpp"
+
 namespace ddp {
+
+int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
+  if (epochs <= 0 && max_steps <= 0) {
+    throw SettingsError(
+        "train.epochs=0 and train.max_steps=0: the run would have no end; fix: set one of them");
+  }
+  const int64_t by_epochs = epochs * steps_per_epoch;
+  return epochs <= 0 ? max_steps : max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
+}
+
+static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
+  v.field({.name = "eval_every",
+           .doc = "Epochs between evaluations. 0: never.",
+           .unit = "epochs",
+           .min = 0},
+          o.eval_every);
+  v.field({.name = "eval_every_steps",
+           .doc = "Optimizer steps between evaluations, with one at the end. 0: evaluate by "
+                  "train.eval_every.",
+           .unit = "steps",
+           .min = 0},
+          o.eval_every_steps);
+  v.field({.name = "eval_first", .doc = "Also evaluate before the first step."}, o.eval_first);
+  v.field({.name = "eval_batch_size",
+           .doc = "Samples per rank and evaluation batch. 0: train.batch_size.",
+           .unit = "samples",
+           .min = 0,
+           .max = 1e7},
+          o.eval_batch_size);
+}
+
+static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
+  v.field({.name = "cuda_graph",
+           .doc = "Run training and evaluation steps as CUDA graphs. auto: steps that "
+                  "can be captured; on several GPUs not those with a loss over tokens or "
+                  "over batches of unequal size. on: these too; a step that cannot be "
+                  "captured ends the run."},
+          o.cuda_graph,
+          {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
+  v.field({.name = "deterministic", .doc = "Use only kernels that give the same bits every time."},
+          o.deterministic);
+  v.field({.name = "cudnn_benchmark",
+           .doc = "Measure the fastest of cuDNN's algorithms when a shape first occurs. "
+                  "Each rank measures by itself, unless context.plan_file or a "
+                  "checkpoint has the result, so two runs may differ in their last bits. "
+                  "Ignored with train.deterministic."},
+          o.cudnn_benchmark);
+  v.field({.name = "allow_tf32",
+           .doc = "Compute float32 matrix products in TF32 on CUDA. Convolutions may use TF32 "
+                  "either way, as in PyTorch."},
+          o.allow_tf32);
+}
+
+void describe_fields(TrainOptions& o, FieldVisitor& v) {
+  v.field({.name = "max_steps",
+           .doc = "Optimizer steps of the run. 0: the run ends after train.epochs. If "
+                  "only train.epochs is set, this is 0.",
+           .unit = "steps",
+           .min = 0},
+          o.max_steps);
+  v.field({.name = "epochs",
+           .doc = "Epochs of the run. 0: run for train.max_steps.",
+           .unit = "epochs",
+           .min = 0,
+           .max = 1e6},
+          o.epochs);
+  v.field({.name = "batch_size",
+           .doc = "Samples per rank and micro-batch; the same as loader.batch_size.",
+           .unit = "samples",
+           .min = 1,
+           .max = 1e7},
+          o.batch_size);
+  v.field({.name = "grad_accum_steps",
+           .doc = "Micro-batches whose gradients are summed into one optimizer step.",
+           .min = 1,
+           .max = 1e6},
+          o.grad_accum_steps);
+  v.field({.name = "max_grad_norm",
+           .doc = "Largest gradient norm; larger gradients are scaled down to it. 0: no clipping.",
+           .min = 0},
+          o.max_grad_norm);
+  v.field({.name = "non_finite",
+           .doc = "Action on inf or NaN in the loss or the gradients. error: end the run with 70. "
+                  "skip: drop the update on all ranks. ignore: continue."},
+          o.non_finite,
+          {{"error", NonFinite::Error}, {"skip", NonFinite::Skip}, {"ignore", NonFinite::Ignore}});
+  v.field({.name = "label_smoothing",
+           .doc = "Share of the target that is spread evenly over all classes.",
+           .min = 0,
+           .max = 1},
+          o.label_smoothing);
+  v.field({.name = "mixup",
+           .doc = "Alpha of the Beta distribution that mixes pairs of samples. 0: off.",
+           .min = 0,
+           .max = 100},
+          o.mixup);
+  describe_evaluation(o, v);
+  describe_kernels(o, v);
+}
 
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
   visitor.field(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank counts since its last log line and in its epoch. Torch-free.
+// The counts of one rank since its last log line and in its epoch. Torch-free.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 
@@ -21,9 +22,16 @@ struct LossTotals {
 class RankCounter {
  public:
   /// A step ended. The first step of a run is not timed.
-  void add_step(int64_t num_samples, bool timed);
+  void add_step(int64_t num_samples, bool timed) {
+    if (timed) {
+      now_.timed_samples += static_cast<double>(num_samples);
+      now_.timed_steps += 1;
+    }
+  }
   /// Waits for the loader so far, when the first step ended: the next log line omits them.
-  void begin_loader_wait(double total_ms);
+  void begin_loader_wait(double total_ms) {
+    now_.loader_wait_ms = at_log_.loader_wait_ms = total_ms;
+  }
 
   /// The counts of this moment.
   struct Reading {
@@ -32,7 +40,13 @@ class RankCounter {
     double energy_j = 0;                        ///< in `seconds`; NaN if the GPU does not report it
     std::optional<double> loader_wait_ms = {};  ///< since the start
   };
-  void read(const Reading& reading);
+  void read(const Reading& reading) {
+    now_.losses = reading.losses;
+    now_.seconds = reading.seconds;
+    now_.energy_j = reading.energy_j;
+    knows_loader_wait_ = reading.loader_wait_ms.has_value();
+    now_.loader_wait_ms = reading.loader_wait_ms.value_or(now_.loader_wait_ms);
+  }
 
   /// Up to the last read(). Numbers that are not counted here stay NaN.
   RankNumbers since_log() const { return since(at_log_); }
@@ -50,7 +64,19 @@ class RankCounter {
     double loader_wait_ms = 0;
     double energy_j = 0;
   };
-  RankNumbers since(const Counts& start) const;
+  RankNumbers since(const Counts& start) const {
+    const double steps = now_.timed_steps - start.timed_steps;
+    const double wait_ms = now_.loader_wait_ms - start.loader_wait_ms;
+    return {.loss_sum = now_.losses.loss_sum - start.losses.loss_sum,
+            .loss_samples = now_.losses.loss_samples - start.losses.loss_samples,
+            .correct = now_.losses.correct - start.losses.correct,
+            .correct_samples = now_.losses.correct_samples - start.losses.correct_samples,
+            .samples = now_.timed_samples - start.timed_samples,
+            .seconds = now_.seconds - start.seconds,
+            .steps = steps,
+            .loader_wait_ms = knows_loader_wait_ && steps > 0 ? wait_ms / steps : NAN,
+            .energy_j = now_.energy_j - start.energy_j};
+  }
 
   Counts now_, at_log_, at_epoch_;
   bool knows_loader_wait_ = false;

@@ -15,7 +15,7 @@
 #include "core/settings.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "train/save_failure.hpp"
+#include "train/save_history.hpp"
 
 namespace ddp {
 namespace {
@@ -69,7 +69,8 @@ void apply(const TrainOptions& options) {
   torch_settings.setAllowTF32CuBLAS(options.allow_tf32);  // cuDNN's stays at PyTorch's default: on
 }
 
-// Every rank compares with rank 0's settings and receives all differences, so all ranks fail alike.
+// Every rank compares with rank 0's settings and receives all differences, so all ranks fail with
+// the same error.
 void require_equal_settings(const Context& context, const Config& config) {
   if (context.world_size() == 1) {
     return;
@@ -80,8 +81,9 @@ void require_equal_settings(const Context& context, const Config& config) {
       plane.all_gather(first_difference(own, plane.broadcast(own)).substr(0, 1000));
   for (std::size_t rank = 0; rank < differences.size(); ++rank) {
     if (!differences[rank].empty()) {
-      throw MismatchError(concat("rank ", rank, " has other settings than rank 0: ",
-                                 differences[rank], " (rank 0); fix: give all ranks the same"));
+      throw MismatchError(concat("rank ", rank,
+                                 " has other settings than rank 0: ", differences[rank],
+                                 " (rank 0); fix: give all ranks the same settings"));
     }
   }
 }
@@ -94,7 +96,7 @@ bool wait_for_cause(const ControlPlane& plane) {
   return plane.failed();
 }
 
-// nullptr stands for an exception that is no std::exception.
+// nullptr: an exception of another type than std::exception.
 void publish(ControlPlane& plane, const std::exception* exception) {
   FailureCause cause;
   cause.message = exception == nullptr ? "an exception of unknown type" : message_of(*exception);
@@ -108,7 +110,7 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   plane.publish_failure(cause);
 }
 
-// Arms the deadline as soon as any rank fails, even if this rank is busy elsewhere.
+// Arms the deadline as soon as any rank fails, even if this rank is busy.
 class FailureWatch {
  public:
   explicit FailureWatch(ControlPlane& plane) : plane_(plane), deadline_(kUnwindGrace) {
@@ -145,9 +147,9 @@ void log_start(const Context& context) {
 
 // Refuses unused settings: unread keys when the first step begins, sections that no object took
 // when a later step begins. A loop makes its last objects (Autocast) in its first step.
-class UseCheck {
+class UnusedSettingsCheck {
  public:
-  explicit UseCheck(const Config& config) : config_(config) {}
+  explicit UnusedSettingsCheck(const Config& config) : config_(config) {}
 
   void before_step(int64_t step) {
     if (first_ < 0) {
@@ -172,7 +174,7 @@ class UseCheck {
 };
 
 void train(Context& context, const Config& config, const RunFunction& function,
-           const UseCheck& use_check) {
+           const UnusedSettingsCheck& use_check) {
   log_start(context);
   require_equal_settings(context, config);
   function(context, config);
@@ -187,7 +189,7 @@ ExitCode code_after(const Context& context, ExitCode own) {
 }
 
 ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function,
-                        const UseCheck& use_check) {
+                        const UnusedSettingsCheck& use_check) {
   try {
     train(context, config, function, use_check);
     return ExitCode::Ok;
@@ -207,7 +209,7 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
 
 ExitCode run_job(const Config& config, const RunFunction& function) {
   ContextOptions options = config.context;
-  UseCheck use_check(config);
+  UnusedSettingsCheck use_check(config);
   options.before_step = [&use_check](int64_t step) { use_check.before_step(step); };
   std::optional<Context> context(Context::create(options));
   FailureWatch watch(context->control_plane());

@@ -11,7 +11,8 @@ namespace ddp::detail {
 
 RunFolder::RunFolder(const std::string& dir, const std::string& name, const std::string& job) {
   if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..") {
-    throw SettingsError("metrics.run_name=" + name + " is not a folder's name: leave out '/'");
+    throw SettingsError("metrics.run_name=" + name +
+                        " is not the name of a folder; fix: leave out '/'");
   }
   path_ = dir + "/" + name;
   std::error_code error;
@@ -24,7 +25,7 @@ RunFolder::RunFolder(const std::string& dir, const std::string& name, const std:
         system_file_ops(),
         {.path = path_,
          .words = concat("the run folder ", path_, " (metrics.dir, metrics.run_name)"),
-         .fix = "name another metrics.run_name",
+         .fix = "set another metrics.run_name",
          .job = job});
   } catch (const FileError& failure) {
     warn_once(kOwnerName, failure.what());
@@ -67,7 +68,7 @@ void RunFolder::write(const std::string& file, const std::string& text) {
 
 bool RunFolder::is_ours() {
   if (owner_ != nullptr && owner_->lost()) {
-    warn_once("*", "another run took the folder while this process stood still");
+    warn_once("*", "another run took over the folder while this process was suspended");
     return false;
   }
   return !path_.empty();
@@ -76,7 +77,7 @@ bool RunFolder::is_ours() {
 void RunFolder::warn_once(const std::string& file, const std::string& reason) {
   if (!warned_) {
     warned_ = true;
-    log_warning("cannot write " + path_ + "/" + file + ": some of this run's numbers are lost" +
+    log_warning("cannot write " + path_ + "/" + file + ": some metrics of this run are lost" +
                 (reason.empty() ? "" : ": " + reason));
   }
 }

@@ -38,27 +38,14 @@ std::optional<std::string> master_of(const std::string& key) {
   return std::nullopt;
 }
 
-at::Generator generator_of(at::Device device) {
-  return at::globalContext().defaultGenerator(device);
-}
-
-at::Tensor generator_state(at::Device device) {
-  auto generator = generator_of(device);
-  std::lock_guard lock(generator.mutex());
-  return generator.get_state().clone();
-}
-
-void set_generator_state(at::Device device, const at::Tensor& state) {
-  auto generator = generator_of(device);
-  std::lock_guard lock(generator.mutex());
-  generator.set_state(state.clone());
-}
-
-void add_generators(TensorMap& rank_file, at::Device device) {
-  rank_file["rng.cpu"] = generator_state(at::kCPU);
+// The random generators of a rank, by key in the rank's file.
+std::map<std::string, at::Generator> generators_of(at::Device device) {
+  std::map<std::string, at::Generator> generators{
+      {"rng.cpu", at::globalContext().defaultGenerator(at::kCPU)}};
   if (!device.is_cpu()) {
-    rank_file["rng.cuda"] = generator_state(device);
+    generators["rng.cuda"] = at::globalContext().defaultGenerator(device);
   }
+  return generators;
 }
 
 // The states of all objects, and the leaves replaced by their masters.
@@ -99,7 +86,7 @@ at::ScalarType leaf_type(const std::string& word, const std::string& name) {
       return type;
     }
   }
-  throw ReadError("the manifest gives the dtype '" + word + "' for " + name);
+  throw ReadError("the manifest has the unknown dtype '" + word + "' for " + name);
 }
 
 // Reverses `collect`: returns the master to the optimizer, and its rounding to the model.
@@ -153,19 +140,16 @@ bool all_finite(const at::Tensor& tensor) {
 }
 
 void restore_generators(const TensorMap& rank_file, at::Device device) {
-  for (const auto& [key, where] :
-       {std::pair("rng.cpu", at::Device(at::kCPU)), {"rng.cuda", device}}) {
-    const auto state = rank_file.find(key);
-    if (state != rank_file.end() && (where.is_cpu() == (std::string_view(key) == "rng.cpu"))) {
-      set_generator_state(where, state->second);
+  for (auto& [key, generator] : generators_of(device)) {
+    if (const auto state = rank_file.find(key); state != rank_file.end()) {
+      std::lock_guard lock(generator.mutex());
+      generator.set_state(state->second.clone());
     }
   }
 }
 
-}  // namespace
-
-at::Tensor HostBuffers::copy(const std::string& key, const at::Tensor& tensor) {
-  auto& buffer = buffers_[key];
+// Enqueues a contiguous host copy of `tensor` on the current stream.
+at::Tensor copy_to_host(const at::Tensor& tensor, at::Tensor& buffer) {
   if (!buffer.defined() || buffer.scalar_type() != tensor.scalar_type() ||
       buffer.sizes() != tensor.sizes()) {
     buffer =
@@ -177,9 +161,11 @@ at::Tensor HostBuffers::copy(const std::string& key, const at::Tensor& tensor) {
   return buffer;
 }
 
+}  // namespace
+
 void Snapshot::wait() const {
-  for (const auto& event : copied) {
-    event->synchronize();
+  if (copied) {
+    copied->synchronize();
   }
 }
 
@@ -206,7 +192,10 @@ Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::De
   Snapshot snapshot;
   snapshot.leaf_dtypes = collected.leaf_dtypes;
   auto& rank_file = snapshot.files[rank_file_name(rank)];
-  add_generators(rank_file, device);
+  for (auto& [key, generator] : generators_of(device)) {
+    std::lock_guard lock(generator.mutex());
+    rank_file[key] = generator.get_state().clone();
+  }
   for (const auto& [object, state] : collected.states) {
     snapshot.values[object] = state.values;
     for (const auto& [key, tensor] : state.tensors) {
@@ -216,15 +205,14 @@ Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::De
       }
       const std::string place = rank_local ? object + "." + key : file_key(object, key);
       auto& file = rank_local ? rank_file : snapshot.files[file_of(object)];
-      file[place] = buffers.copy(object + "/" + key, tensor);
+      file[place] = copy_to_host(tensor, buffers[object + "/" + key]);
     }
   }
   if (!device.is_cpu()) {
     // The training thread continues at once; the writing thread waits for this point of the stream.
     const c10::impl::VirtualGuardImpl guard(device.type());
-    auto event = std::make_shared<c10::Event>(device.type());
-    event->record(guard.getStream(device));
-    snapshot.copied.push_back(std::move(event));
+    snapshot.copied = std::make_shared<c10::Event>(device.type());
+    snapshot.copied->record(guard.getStream(device));
   }
   return snapshot;
 }
@@ -254,13 +242,13 @@ void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& m
     const auto name = object.name();
     const auto state = states.find(name);
     if (state == states.end()) {
-      throw MismatchError(concat("it holds nothing of '", name, "', which this program saves"));
+      throw MismatchError(concat("it has no state of '", name, "', which this program saves"));
     }
     object.get().load_state_dict(state->second);
     states.erase(state);
   }
   for (const auto& [name, state] : states) {
-    log_warning(checkpoint + " also holds '" + name + "', which this program does not ask for");
+    log_warning(checkpoint + " also has state of '" + name + "', which this program does not use");
   }
   if (rank_file != files.end()) {
     restore_generators(rank_file->second, device);

@@ -17,22 +17,15 @@
 
 namespace ddp::detail {
 
-/// Host memory cached between saves. It is pinned for tensors on a GPU, so that copies run while
-/// the host continues.
-class HostBuffers {
- public:
-  /// Enqueues a contiguous host copy of `tensor` under `key` on the current stream.
-  at::Tensor copy(const std::string& key, const at::Tensor& tensor);
-
- private:
-  std::map<std::string, at::Tensor> buffers_;
-};
+/// Host memory cached between saves, by key. It is pinned for tensors on a GPU, so that copies run
+/// while the host continues.
+using HostBuffers = std::map<std::string, at::Tensor>;
 
 struct Snapshot {
   std::map<std::string, TensorMap> files;  ///< files written by this rank, by file name
   std::map<std::string, std::map<std::string, StateValue>> values;
   std::map<std::string, std::string> leaf_dtypes;
-  std::vector<std::shared_ptr<c10::Event>> copied;  ///< after these events the copies are complete
+  std::shared_ptr<c10::Event> copied;  ///< after this event the copies are complete; null on a CPU
 
   /// Waits for the copies. Any thread.
   void wait() const;

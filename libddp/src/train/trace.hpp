@@ -53,4 +53,14 @@ class Tracer {
 /// Sends ranges of TraceScope to NVTX too, for Nsight. Does nothing without CUDA.
 void enable_nvtx();
 
+namespace detail {
+
+/// The PCI bus id of a CUDA device ("0000:65:00.0"); empty for the CPU.
+std::string pci_bus_id(at::Device device);
+
+/// Memory in use on the whole device; on the CPU the peak memory of this process. GiB.
+double used_memory_gib(at::Device device);
+
+}  // namespace detail
+
 }  // namespace ddp

@@ -9,7 +9,13 @@
 #include "core/message_codec.hpp"
 #include "core/trace_recorder.hpp"
 
-namespace ddp::detail {
+namespace ddp {
+
+auto message_fields(TraceEvent& event) {
+  return std::tie(event.name, event.track, event.begin_ns, event.end_ns, event.step);
+}
+
+namespace detail {
 namespace {
 
 using Json = nlohmann::json;
@@ -36,15 +42,6 @@ class Lanes {
  private:
   std::vector<std::vector<int64_t>> open_;  ///< ends of the enclosing spans, by lane
 };
-
-Json to_json(const TraceEvent& event) {
-  return Json::array({event.name, event.track, event.begin_ns, event.end_ns, event.step});
-}
-
-TraceEvent from_json(const Json& json) {
-  return {json.at(0).get<std::string>(), json.at(1).get<std::string>(), json.at(2).get<int64_t>(),
-          json.at(3).get<int64_t>(), json.at(4).get<int64_t>()};
-}
 
 Json name_event(const char* what, std::size_t pid, std::size_t tid, const std::string& name) {
   return {{"ph", "M"}, {"name", what}, {"pid", pid}, {"tid", tid}, {"args", {{"name", name}}}};
@@ -111,11 +108,7 @@ ClockOffset measure_clock_offset(ControlPlane& control_plane, int num_rounds) {
 
 std::vector<std::vector<TraceEvent>> gather_events(ControlPlane& control_plane,
                                                    const std::vector<TraceEvent>& events) {
-  Json list = Json::array();
-  for (const auto& event : events) {
-    list.push_back(to_json(event));
-  }
-  const auto text = list.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const auto text = encode_message(events);
   std::size_t longest = 0;
   for (const std::size_t size : all_gather_messages(control_plane, text.size())) {
     longest = std::max(longest, size);
@@ -128,16 +121,8 @@ std::vector<std::vector<TraceEvent>> gather_events(ControlPlane& control_plane,
       received[rank] += parts[rank];
     }
   }
-  std::vector<std::vector<TraceEvent>> result;
-  if (control_plane.rank() == 0) {
-    for (const auto& one : received) {
-      auto& rank_events = result.emplace_back();
-      for (const auto& json : Json::parse(one)) {
-        rank_events.push_back(from_json(json));
-      }
-    }
-  }
-  return result;
+  return control_plane.rank() == 0 ? decode_messages<std::vector<TraceEvent>>(received)
+                                   : std::vector<std::vector<TraceEvent>>();
 }
 
 std::string trace_to_json(const std::vector<std::vector<TraceEvent>>& events_by_rank,
@@ -160,4 +145,5 @@ std::string trace_to_json(const std::vector<std::vector<TraceEvent>>& events_by_
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-}  // namespace ddp::detail
+}  // namespace detail
+}  // namespace ddp

@@ -63,7 +63,7 @@ TEST_CASE("Autocast restores what it found, on exceptions too", "[amp]") {
   CHECK(nesting() == 0);
 }
 
-TEST_CASE("The outermost scope's end clears the cache of cast weights", "[amp]") {
+TEST_CASE("the end of the outermost scope clears the cache of cast weights", "[amp]") {
   const at::Tensor weight = at::ones({2, 2}).requires_grad_();
   const at::Tensor input = at::ones({2, 2});
   const auto forward = [&] { return at::matmul(input, weight)[0][0].item<float>(); };
@@ -78,7 +78,7 @@ TEST_CASE("The outermost scope's end clears the cache of cast weights", "[amp]")
   CHECK(forward() == 6.0F);
 }
 
-TEST_CASE("Backward of a loss under autocast gives float32 gradients to float32 leaves", "[amp]") {
+TEST_CASE("backward of a loss under autocast gives float32 gradients to float32 leaves", "[amp]") {
   const at::Tensor weight = at::ones({4, 3}).requires_grad_();
   at::Tensor loss;
   {

@@ -44,7 +44,7 @@ std::string error_of(const std::function<void()>& f) {
 
 }  // namespace
 
-TEST_CASE("The scaler is on for fp16 and off for bf16 unless set", "[amp]") {
+TEST_CASE("the scaler is on for fp16 and off for bf16 unless set", "[amp]") {
   AmpOptions options;
   CHECK_FALSE(GradScaler(options).is_enabled());
   options.dtype = AmpDtype::Bf16;
@@ -56,7 +56,7 @@ TEST_CASE("The scaler is on for fp16 and off for bf16 unless set", "[amp]") {
   CHECK_FALSE(GradScaler(options).is_enabled());
 }
 
-TEST_CASE("A scaler that is not enabled passes everything through", "[amp]") {
+TEST_CASE("a disabled scaler passes everything through", "[amp]") {
   GradScaler scaler;
   Fixture f;
   const at::Tensor loss = f.weight.sum();
@@ -157,7 +157,7 @@ TEST_CASE("clip_and_step measures unscaled gradients, whatever the scale is", "[
   CHECK(f.weight[0].item<double>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
 }
 
-TEST_CASE("clip_and_step skips what is not finite where it is asked to", "[amp]") {
+TEST_CASE("clip_and_step skips non-finite steps on request", "[amp]") {
   const bool skips = GENERATE(false, true);
   const double max_norm = GENERATE(0.0, 1.0);
   GradScaler scaler;
@@ -196,7 +196,7 @@ TEST_CASE("clip_and_step cannot follow unscale_ or step", "[amp]") {
   CHECK(contains(error_of(clip), "no inf checks were recorded"));
 }
 
-TEST_CASE("Misuse is refused with PyTorch's words", "[amp]") {
+TEST_CASE("misuse is refused with PyTorch's messages", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f;
   CHECK(contains(error_of([&] { scaler.unscale_(*f.optimizer); }), "scale(loss) was not called"));
@@ -285,7 +285,7 @@ TEST_CASE("found_inf is agreed through the reduction that the user sets", "[amp]
   CHECK(scaler.get_scale() == 512.0);
 }
 
-TEST_CASE("Scaler state has PyTorch's keys and resumes exactly", "[amp]") {
+TEST_CASE("scaler state has PyTorch's keys and resumes exactly", "[amp]") {
   const auto train = [](GradScaler& scaler, Fixture& f, int from, int to) {
     for (int step = from; step < to; ++step) {
       f.optimizer->zero_grad();
@@ -325,7 +325,7 @@ TEST_CASE("Scaler state has PyTorch's keys and resumes exactly", "[amp]") {
                  "growth_factor is missing"));
 }
 
-TEST_CASE("The scale can be set by hand", "[amp]") {
+TEST_CASE("the scale can be set manually", "[amp]") {
   GradScaler scaler(enabled());
   scaler.scale(at::zeros({}));
   scaler.update(4.0);
@@ -333,7 +333,7 @@ TEST_CASE("The scale can be set by hand", "[amp]") {
   CHECK(at::equal(scaler.scale({at::ones({2}), at::full({1}, 2.0F)})[1], at::full({1}, 8.0F)));
 }
 
-TEST_CASE("Wrong scaler settings are refused by name", "[amp]") {
+TEST_CASE("wrong scaler settings are refused by name", "[amp]") {
   const auto refusal = [](AmpOptions options) {
     return message_of<ddp::SettingsError>([&] { GradScaler{options}; });
   };

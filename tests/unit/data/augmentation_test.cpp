@@ -38,7 +38,7 @@ torch::Tensor pad_crop_reference(const torch::Tensor& image, const ddp::PadCrop&
 
 }  // namespace
 
-TEST_CASE("pad-crop, flip and cutout are what LibTorch's ops make of the same draws", "[augment]") {
+TEST_CASE("pad-crop, flip and cutout equal LibTorch's ops for the same draws", "[augment]") {
   const int64_t cutout = GENERATE(0, 8);
   const bool channels_last = GENERATE(false, true);
   const DataOptions options{.path = kSample,
@@ -68,7 +68,7 @@ TEST_CASE("pad-crop, flip and cutout are what LibTorch's ops make of the same dr
   }
 }
 
-TEST_CASE("normalising is torchvision's", "[augment]") {
+TEST_CASE("normalisation equals torchvision's", "[augment]") {
   const DataOptions raw{
       .path = kSample, .augment = Augment::None, .mean = {0, 0, 0}, .std = {1, 1, 1}};
   const auto pixels = make_dataset(raw)->get(3).data;
@@ -80,7 +80,7 @@ TEST_CASE("normalising is torchvision's", "[augment]") {
   REQUIRE(pixels.max().item<float>() > 0.5);
 }
 
-TEST_CASE("crops and flips are spread evenly", "[augment]") {
+TEST_CASE("crops and flips are uniform", "[augment]") {
   std::vector<int> shift(9, 0);
   int flips = 0;
   const int n = 20000;
@@ -149,13 +149,13 @@ TEST_CASE("the box in an image of one row or one column has a pixel", "[augment]
   }
 }
 
-TEST_CASE("the portable exponential is the exponential", "[augment]") {
+TEST_CASE("portable_exp equals the exponential", "[augment]") {
   for (double x = -3; x <= 3; x += 0.01) {
     REQUIRE(ddp::detail::portable_exp(x) == Approx(std::exp(x)).epsilon(1e-13));
   }
 }
 
-TEST_CASE("augmentation changes with epoch and seed, and not otherwise", "[augment]") {
+TEST_CASE("augmentation changes only with epoch and seed", "[augment]") {
   const auto augment = GENERATE(Augment::PadCrop, Augment::RandomResizedCrop);
   const DataOptions options{.path = kSample, .num_samples = 40, .augment = augment};
   const auto dataset = make_dataset(options);
@@ -173,7 +173,7 @@ TEST_CASE("augmentation changes with epoch and seed, and not otherwise", "[augme
   REQUIRE(same_seed <= 3);
 }
 
-TEST_CASE("synthetic images depend on seed and index alone and show their class", "[dataset]") {
+TEST_CASE("synthetic images depend only on seed and index and show their class", "[dataset]") {
   const DataOptions options{
       .format = ddp::DataFormat::Synthetic, .image_size = 24, .num_samples = 200};
   const auto dataset = make_dataset(options);

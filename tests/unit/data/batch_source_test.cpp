@@ -70,7 +70,7 @@ TEST_CASE("the number and the largest size of a rank's batches are those of its 
   CHECK(left == 0);
 }
 
-TEST_CASE("a loader's place comes back from its state", "[loader]") {
+TEST_CASE("a loader's place is restored from its state", "[loader]") {
   const DistributedSampler sampler(50, 0, 1, {.seed = 5});
   const EpochBatches batches(sampler, {.batch_size = 8});
   const auto state = batches.state_of({.epoch = 3, .position = 16});
@@ -81,7 +81,7 @@ TEST_CASE("a loader's place comes back from its state", "[loader]") {
   CHECK_THROWS_AS(EpochBatches(unshuffled, {}).place_in(state), ddp::MismatchError);
 }
 
-TEST_CASE("a batch that there was no memory for is the next one", "[loader]") {
+TEST_CASE("a batch for which memory was missing is the next one", "[loader]") {
   const LoaderOptions options{.batch_size = 2, .num_workers = 1};
   const int num_slots = ddp::detail::LoaderEngine::num_slots(options);
   const DistributedSampler sampler(6, 0, 1, {.shuffle = false});

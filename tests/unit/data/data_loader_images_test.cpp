@@ -68,7 +68,7 @@ TEST_CASE("image batches have the same bits at any number of workers and ranks",
   REQUIRE(loader.next().data.is_contiguous(format));
 }
 
-TEST_CASE("a batch is the training loop's own: later batches do not touch it", "[loader]") {
+TEST_CASE("a batch belongs to the training loop: later batches do not change it", "[loader]") {
   auto dataset = ddp::make_dataset({.path = kSample, .num_samples = 64});
   DataLoader loader(dataset, DistributedSampler(64, 0, 1), kCpu,
                     {.batch_size = 8, .prefetch_batches = 1});

@@ -110,7 +110,7 @@ TEST_CASE("batches follow the sampler through the epochs at any number of worker
   REQUIRE(loader.position() == 0);
 }
 
-TEST_CASE("range-for gives the rest of one epoch", "[loader]") {
+TEST_CASE("a range-for loop gives the rest of one epoch", "[loader]") {
   auto dataset = std::make_shared<Numbers>(30);
   DistributedSampler sampler(30, 0, 1);
   NumberLoader loader(dataset, sampler, kCpu, {.batch_size = 7});
@@ -126,7 +126,7 @@ TEST_CASE("range-for gives the rest of one epoch", "[loader]") {
   REQUIRE(indices_of(loader) == epoch_of(sampler, 0));
 }
 
-TEST_CASE("drop_last leaves out the batch that is not full", "[loader]") {
+TEST_CASE("drop_last drops the batch that is not full", "[loader]") {
   auto dataset = std::make_shared<Numbers>(30);
   NumberLoader loader(dataset, DistributedSampler(30, 0, 1), kCpu,
                       {.batch_size = 7, .drop_last = true});
@@ -141,7 +141,8 @@ TEST_CASE("drop_last leaves out the batch that is not full", "[loader]") {
                    "holds no batch of 31"));
 }
 
-TEST_CASE("a rank without a sample is told of the sampler, not of the batch", "[loader]") {
+TEST_CASE("the error of a rank without samples names the sampler's settings, not the batch size",
+          "[loader]") {
   const auto refusal = [](int64_t size, const ddp::SamplerOptions& options) {
     auto dataset = std::make_shared<Numbers>(size);
     return message_of<ddp::SettingsError>([&] {
@@ -157,7 +158,7 @@ TEST_CASE("a rank without a sample is told of the sampler, not of the batch", "[
   const auto unpadded = refusal(3, {.pad = false});
   INFO(unpadded);
   CHECK(contains(unpadded, "fix: sampler.pad=true, at most 3 ranks"));
-  CHECK(contains(refusal(0, {}), "no sample"));
+  CHECK(contains(refusal(0, {}), "the data set is empty"));
 }
 
 TEST_CASE("evaluation sees each sample once over all ranks", "[loader]") {
@@ -270,10 +271,10 @@ TEST_CASE("the state of another data set or order is refused and changes nothing
   };
   auto changed = good;
   changed.values["size"] = int64_t{41};
-  REQUIRE(contains(error(changed), "size was 41 and is 40"));
+  REQUIRE(contains(error(changed), "size was 41 and now is 40"));
   changed = good;
   changed.values["seed"] = int64_t{1};
-  REQUIRE(contains(error(changed), "seed was 1 and is 0"));
+  REQUIRE(contains(error(changed), "seed was 1 and now is 0"));
   changed = good;
   changed.values.erase("position");
   REQUIRE(contains(error(changed), "key position is missing"));
@@ -309,7 +310,7 @@ TEST_CASE("an exception of a sample reaches the caller with its index", "[loader
   REQUIRE(loader.next().indices.front() == 0);
 }
 
-TEST_CASE("a loader prefetches no more than it was told", "[loader]") {
+TEST_CASE("a loader prefetches at most prefetch_batches batches", "[loader]") {
   auto dataset = std::make_shared<Numbers>(1000);
   NumberLoader loader(dataset, DistributedSampler(1000, 0, 1), kCpu,
                       {.batch_size = 10, .num_workers = 2, .prefetch_batches = 2});
@@ -342,13 +343,13 @@ TEST_CASE("the waiting time is measured", "[loader]") {
   REQUIRE(loader.wait_ms() < 30'000);
 }
 
-TEST_CASE("loaders of a wrong sampler and impossible settings are refused", "[loader]") {
+TEST_CASE("loaders with a wrong sampler or impossible settings are refused", "[loader]") {
   auto dataset = std::make_shared<Numbers>(10);
   auto error = [&](const DistributedSampler& sampler, const LoaderOptions& options) {
     return message_of<ddp::SettingsError>([&] { NumberLoader(dataset, sampler, kCpu, options); });
   };
   const DistributedSampler sampler(10, 0, 1);
-  REQUIRE(contains(error(DistributedSampler(11, 0, 1), {}), "11 samples, the data set has 10"));
+  REQUIRE(contains(error(DistributedSampler(11, 0, 1), {}), "11 samples, but the data set has 10"));
   REQUIRE(contains(error(sampler, {.batch_size = 0}), "loader.batch_size=0"));
   REQUIRE(contains(error(sampler, {.batch_size = -3}), "loader.batch_size=-3"));
   REQUIRE(contains(error(sampler, {.num_workers = -1}), "loader.num_workers=-1"));

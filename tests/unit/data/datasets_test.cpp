@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "data/image_resample.hpp"
+#include "data/image_transform.hpp"
 #include "data/jpeg.hpp"
 #include "data/tar_index.hpp"
 #include "ddp/core/error.hpp"
@@ -85,7 +85,7 @@ TEST_CASE("the embedded sample is balanced and complete", "[dataset]") {
   }
 }
 
-TEST_CASE("JPEG files decode and resize as Pillow does", "[jpeg]") {
+TEST_CASE("JPEG files decode and resize as in Pillow", "[jpeg]") {
   std::ifstream golden(DDP_SOURCE_DIR "/tests/golden/image_golden.csv");
   REQUIRE(golden);
   const std::string bytes = sample_jpeg(0);
@@ -210,7 +210,7 @@ TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
   }
 }
 
-TEST_CASE("skipping takes the next good image everywhere alike and keeps the limit", "[dataset]") {
+TEST_CASE("skipping takes the same next good image on all ranks and keeps the limit", "[dataset]") {
   const auto cache = GENERATE(ddp::CachePolicy::Ram, ddp::CachePolicy::Off);
   TempFolder folder;
   DataOptions options{.path = three_images(folder, "no image"),
@@ -272,7 +272,7 @@ TEST_CASE("a shard missing in a numbered sequence is named", "[dataset]") {
   }
 }
 
-TEST_CASE("more samples asked for than there are is told with both numbers", "[dataset]") {
+TEST_CASE("a warning names both numbers if num_samples exceeds the data set", "[dataset]") {
   const auto told = [](int64_t num_samples, Split split) {
     return testing::stderr_of(
         [&] { make_dataset({.path = kSample, .num_samples = num_samples}, split); });
@@ -291,7 +291,8 @@ TEST_CASE("a tar data set needs its labels", "[dataset]") {
     return message_of<ddp::DataError>([&] { make_dataset({.path = folder.path()}); });
   };
   const std::string jpeg = sample_jpeg(0);
-  REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg)), "no 0.cls beside 0.jpg"));
+  REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg)),
+                   "0.jpg has neither a file 0.cls nor a class folder"));
   REQUIRE(contains(error(data_test::tar_entry("0.jpg", jpeg) + data_test::tar_entry("0.cls", "x")),
                    "decimal label"));
   REQUIRE(contains(error(""), "no samples"));
@@ -339,7 +340,7 @@ TEST_CASE("a label beyond the classes of a tar data set is an error with its pla
   REQUIRE(make_dataset({.path = folder.path(), .num_classes = 80000})->num_classes() == 80000);
   // classes.txt lists all classes.
   data_test::write_file(folder.path() / "classes.txt", "cat\ndog\ncow\n");
-  REQUIRE(contains(error(plain), "label 70000 does not fit the 3 classes that are listed"));
+  REQUIRE(contains(error(plain), "label 70000 does not fit the 3 listed classes"));
   write("0");
   REQUIRE(make_dataset(plain)->num_classes() == 3);
 }
@@ -356,7 +357,7 @@ TEST_CASE("a shard cut while training is an error, not a crash", "[dataset]") {
   REQUIRE(contains(message_of<ddp::DataError>([&] { dataset->get(2); }), "it ends at offset"));
 }
 
-TEST_CASE("settings of data that cannot be are refused by name", "[dataset]") {
+TEST_CASE("impossible data settings are refused by name", "[dataset]") {
   auto settings = [](const DataOptions& options) {
     return message_of<ddp::SettingsError>([&] { make_dataset(options); });
   };
@@ -372,7 +373,7 @@ TEST_CASE("settings of data that cannot be are refused by name", "[dataset]") {
                    "data.path=/no/such does not exist"));
   for (const auto format : {ddp::DataFormat::Auto, ddp::DataFormat::Folder}) {
     REQUIRE(contains(settings({.format = format, .path = ""}),
-                     "synthetic images with data.format=synthetic"));
+                     "data.format=synthetic for synthetic images"));
   }
   REQUIRE(make_dataset({.format = ddp::DataFormat::Synthetic, .path = ""})->size() > 0);
   TempFolder empty;

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "data/epoch_plan.hpp"
+#include "data/batch_plan.hpp"
 #include "data/image_dataset.hpp"
 #include "data_test_support.hpp"
 #include "ddp/data/data_loader.hpp"
@@ -34,7 +34,7 @@ std::vector<int64_t> keep(std::vector<int64_t> indices) {
 
 }  // namespace
 
-TEST_CASE("a batch's value by value definition is the CPU's transform", "[device_images]") {
+TEST_CASE("the definition of each value of a batch equals the CPU's transform", "[device_images]") {
   const auto augment = GENERATE(Augment::PadCrop, Augment::None);
   const int64_t cutout = GENERATE(0, 7);
   const bool flip = GENERATE(true, false);
@@ -48,7 +48,7 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
   const auto* images = ddp::detail::as_images(*dataset);
   REQUIRE(images != nullptr);
   REQUIRE(images->decoded() != nullptr);
-  const auto transform = images->small_image_transform();
+  const auto transform = images->transform().small_image_transform();
   REQUIRE(transform);
   for (int64_t epoch : {0, 2}) {
     for (int64_t i = 0; i < 48; ++i) {
@@ -61,7 +61,12 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
       for (int c = 0; c < 3; ++c) {
         for (int y = 0; y < 32; ++y) {
           for (int x = 0; x < 32; ++x) {
-            out[c][y][x] = ddp::detail::small_image_value(image, *transform, crop, x, y, c);
+            const int byte = ddp::detail::small_image_byte(image, *transform, crop, x, y, c);
+            const bool is_cut = byte < 0;
+            out[c][y][x] = is_cut
+                               ? 0.0f
+                               : ddp::detail::normalise_byte(static_cast<uint8_t>(byte),
+                                                             transform->mean[c], transform->std[c]);
           }
         }
       }
@@ -70,7 +75,7 @@ TEST_CASE("a batch's value by value definition is the CPU's transform", "[device
   }
 }
 
-TEST_CASE("an epoch planned at once is the loader's batches one by one", "[device_images]") {
+TEST_CASE("an epoch planned at once equals the loader's batches one by one", "[device_images]") {
   const bool drop_last = GENERATE(false, true);
   const bool pad = GENERATE(true, false);
   const int64_t global_batch = GENERATE(12, 13);  // 3 ranks share 13 unevenly
@@ -103,7 +108,7 @@ TEST_CASE("an epoch planned at once is the loader's batches one by one", "[devic
   }
 }
 
-TEST_CASE("images stay on the host where the GPU cannot have them", "[device_images]") {
+TEST_CASE("images stay on the host if the GPU cannot hold them", "[device_images]") {
   const auto dataset = ddp::make_dataset({.path = kSample, .num_samples = 32});
   const DistributedSampler sampler(32, 0, 1);
   DataLoader loader(dataset, sampler, kCpu);

@@ -120,7 +120,7 @@ TEST_CASE("without padding each sample is seen once and ranks differ by at most 
   }
 }
 
-TEST_CASE("epochs and seeds change the order, the same epoch gives it again", "[sampler]") {
+TEST_CASE("epochs and seeds change the order, and the same epoch repeats it", "[sampler]") {
   DistributedSampler sampler(100, 1, 4);
   const auto first = sampler.indices();
   sampler.set_epoch(1);
@@ -133,7 +133,7 @@ TEST_CASE("epochs and seeds change the order, the same epoch gives it again", "[
   REQUIRE(DistributedSampler(100, 1, 4, {.seed = 1}).indices() == sampler.indices());
 }
 
-TEST_CASE("the sampler is one of LibTorch's", "[sampler]") {
+TEST_CASE("the sampler implements LibTorch's interface", "[sampler]") {
   STATIC_REQUIRE(std::is_base_of_v<torch::data::samplers::Sampler<>, DistributedSampler>);
   DistributedSampler sampler(11, 1, 3);
   std::vector<int64_t> seen;
@@ -188,7 +188,7 @@ TEST_CASE("a loader of torch::data sees another order in each epoch", "[sampler]
   }
 }
 
-TEST_CASE("resetting a sampler goes on to the next epoch where samples were taken", "[sampler]") {
+TEST_CASE("resetting a sampler starts the next epoch if samples were taken", "[sampler]") {
   DistributedSampler sampler(10, 0, 1);
   sampler.reset();
   REQUIRE(sampler.epoch() == 0);
@@ -207,7 +207,7 @@ TEST_CASE("resetting a sampler goes on to the next epoch where samples were take
   REQUIRE(empty.epoch() == 1);
 }
 
-TEST_CASE("an epoch goes on where it stopped, also at another world size", "[sampler]") {
+TEST_CASE("an epoch continues where it stopped, also at another world size", "[sampler]") {
   const SamplerOptions options{.seed = 3};
   const int64_t size = 48;
   auto whole = make_ranks(size, 1, options);

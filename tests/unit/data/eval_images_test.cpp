@@ -34,7 +34,8 @@ TEST_CASE("an evaluation image has torchvision's pixels", "[eval_images]") {
   }
 }
 
-TEST_CASE("images decoded at a part of their size lie where the whole ones do", "[eval_images]") {
+TEST_CASE("images decoded at a fraction of their size are aligned with whole ones",
+          "[eval_images]") {
   for (const auto& eval : data_test::eval_cases()) {
     TempFolder folder;
     ddp::DataOptions options = data_test::eval_options(folder, eval);

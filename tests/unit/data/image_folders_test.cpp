@@ -60,7 +60,7 @@ DIR* fdopendir(int descriptor) {
 }
 }
 
-TEST_CASE("image folders are listed once and their files are not looked at", "[image_folders]") {
+TEST_CASE("image folders are listed once and their files are not queried", "[image_folders]") {
   constexpr int kClasses = 4, kImages = 25;
   data_test::TempFolder folder;
   const std::string jpeg = data_test::make_jpeg(80, 70);

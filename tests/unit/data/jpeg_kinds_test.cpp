@@ -118,7 +118,7 @@ void require_parts_as_whole(const std::vector<uint8_t>& bytes) {
 
 }  // namespace
 
-TEST_CASE("images of four inks have their colours", "[jpeg]") {
+TEST_CASE("CMYK images have the right colours", "[jpeg]") {
   // Inverted, like Adobe's: 255 in a channel means no ink.
   const auto stored = GENERATE(JCS_CMYK, JCS_YCCK);
   const auto bytes = write_jpeg(stored, {{1, 1}, {1, 1}, {1, 1}, {1, 1}});
@@ -128,7 +128,7 @@ TEST_CASE("images of four inks have their colours", "[jpeg]") {
   require_parts_as_whole(bytes);
 }
 
-TEST_CASE("images whose sampling factors have no name are no corrupt ones", "[jpeg]") {
+TEST_CASE("images with unnamed sampling factors are not corrupt", "[jpeg]") {
   struct Kind {
     J_COLOR_SPACE stored;
     std::vector<Factors> factors;

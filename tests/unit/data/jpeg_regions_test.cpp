@@ -36,7 +36,7 @@ std::vector<uint8_t> cut(const RgbImage& image, const CropBox& box) {
 
 }  // namespace
 
-TEST_CASE("a decoded part is the whole decoding's bytes", "[jpeg]") {
+TEST_CASE("a decoded region has the bytes of the whole decoded image", "[jpeg]") {
   const int subsampling = GENERATE(TJSAMP_444, TJSAMP_422, TJSAMP_420, TJSAMP_GRAY, TJSAMP_440);
   const int denominator = GENERATE(1, 2, 4, 8);
   const std::string path = "memory";
@@ -63,7 +63,7 @@ TEST_CASE("a decoded part is the whole decoding's bytes", "[jpeg]") {
   }
 }
 
-TEST_CASE("a file cut short is corrupt whatever part of it is wanted", "[jpeg]") {
+TEST_CASE("a truncated file is corrupt whichever region is requested", "[jpeg]") {
   const std::string path = "shard.tar";
   const std::string whole = make_jpeg(320, 240);
   std::vector<uint8_t> part(16 * 16 * 3);
@@ -99,7 +99,7 @@ TEST_CASE("a file cut short is corrupt whatever part of it is wanted", "[jpeg]")
   REQUIRE(all == image.pixels);
 }
 
-TEST_CASE("a sample made from a part is the one made from the whole image", "[jpeg]") {
+TEST_CASE("a sample made from a region equals the one made from the whole image", "[jpeg]") {
   const auto augment = GENERATE(ddp::Augment::RandomResizedCrop, ddp::Augment::None);
   const int size = GENERATE(32, 50);
   ddp::DataOptions options;
@@ -162,7 +162,7 @@ TEST_CASE("images of one pixel, one row or one column load", "[jpeg]") {
   }
 }
 
-TEST_CASE("a tar shard's photographs load, and a part decoded is what get() gives", "[jpeg]") {
+TEST_CASE("photographs of a tar shard load, and a decoded region equals get()", "[jpeg]") {
   data_test::TempFolder folder;
   std::string tar;
   for (int i = 0; i < 6; ++i) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "data/jpeg_scan.hpp"
-#include "data/nvjpeg_answer.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
@@ -90,7 +89,7 @@ TEST_CASE("a file is not read beyond its end") {
   REQUIRE(munmap(pages, 2 * page) == 0);
 }
 
-TEST_CASE("what a decoder of batches refuses is found, and all else is decoded once") {
+TEST_CASE("images that a batch decoder refuses are found, and all others are decoded once") {
   const std::vector<size_t> bad = GENERATE(
       std::vector<size_t>{}, std::vector<size_t>{0}, std::vector<size_t>{12},
       std::vector<size_t>{3, 4, 11}, std::vector<size_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
@@ -116,7 +115,7 @@ TEST_CASE("what a decoder of batches refuses is found, and all else is decoded o
   REQUIRE(ddp::detail::refused_images(0, [](size_t, size_t) { return false; }).empty());
 }
 
-TEST_CASE("a decoder that fails is not asked for halves") {
+TEST_CASE("a batch whose decoder throws is not bisected") {
   int num_calls = 0;
   REQUIRE_THROWS_AS(ddp::detail::refused_images(13,
                                                 [&](size_t, size_t) -> bool {
@@ -127,7 +126,7 @@ TEST_CASE("a decoder that fails is not asked for halves") {
   REQUIRE(num_calls == 1);
 }
 
-TEST_CASE("what nvJPEG's status says: an image's fault, no memory or a failure") {
+TEST_CASE("an nvJPEG status means a refused image, no memory or a failure") {
   using ddp::detail::nvjpeg_answer;
   using ddp::detail::NvJpegAnswer;
   for (const bool saw_images : {false, true}) {
@@ -166,7 +165,7 @@ TEST_CASE("other kinds of JPEG are left to libjpeg-turbo") {
   REQUIRE_FALSE(is_plain(with_segment(bytes, adobe(0))));
 }
 
-TEST_CASE("a file that is cut or holds what no scan can is not plain") {
+TEST_CASE("a file that is truncated or has invalid bytes in its scan is not plain") {
   const auto bytes = jpeg();
   const size_t scan = behind(bytes, 0xda) + 12;
   for (size_t length :
@@ -185,7 +184,7 @@ TEST_CASE("a file that is cut or holds what no scan can is not plain") {
   REQUIRE_FALSE(is_plain(damaged));
 }
 
-TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg changes nothing, which is told once") {
+TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg has no effect, which is logged once") {
   data_test::TempFolder folder;
   std::string tar;
   for (int i = 0; i < 6; ++i) {
@@ -208,6 +207,7 @@ TEST_CASE("on a CPU loader.jpeg_decoder=nvjpeg changes nothing, which is told on
     }
   });
   CAPTURE(told);
-  REQUIRE(testing::num_found(told, "loader.jpeg_decoder=nvjpeg cannot be: the device is cpu") == 1);
+  REQUIRE(testing::num_found(told, "loader.jpeg_decoder=nvjpeg is not used: the device is cpu") ==
+          1);
   REQUIRE(testing::num_found(told, "decode with libjpeg-turbo") == 1);
 }

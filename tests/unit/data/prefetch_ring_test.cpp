@@ -97,7 +97,7 @@ TEST_CASE("batches come in order, complete and once, at any number of workers", 
   REQUIRE(ring.acquire() == nullptr);
 }
 
-TEST_CASE("no more batches are made ahead than there are slots", "[ring]") {
+TEST_CASE("no more batches are prepared ahead than there are slots", "[ring]") {
   Counting state;
   Ring ring({.num_slots = 3, .num_workers = 2, .chunk = 4}, counting_stages(state, 1000));
   for (int64_t taken = 0; taken < 20; ++taken) {
@@ -122,7 +122,7 @@ TEST_CASE("two batches may be held at once", "[ring]") {
   }
 }
 
-TEST_CASE("an error of a stage reaches the consumer in its place", "[ring]") {
+TEST_CASE("an error of a stage reaches the consumer in order", "[ring]") {
   const int num_workers = GENERATE(0, 1, 4);
   const std::string stage = GENERATE("plan", "fill", "finish");
   Counting state;
@@ -180,7 +180,7 @@ TEST_CASE("Philox gives the published numbers", "[rng]") {
   REQUIRE(pi.word[3] == 0x24126ea1u);
 }
 
-TEST_CASE("a sample's draws depend on seed, epoch and index alone", "[rng]") {
+TEST_CASE("a sample's draws depend only on seed, epoch and index", "[rng]") {
   auto draws = [](uint64_t seed, uint64_t epoch, uint64_t index) {
     ddp::SampleRng rng(seed, epoch, index);
     return std::vector<uint32_t>{rng.next(), rng.next(), rng.next(), rng.next(), rng.next()};

@@ -158,7 +158,7 @@ BAD = {
     "answer first": (json.dumps(chat(("assistant", "b"))), ["speaks first"]),
     "empty answer": (json.dumps(chat(("user", "a"), ("assistant", " "))), ["message 1", "is empty"]),
     "no content": ('{"messages": [{"role": "user"}]}', ["message 0 has no 'content'"]),
-    "no role": ('{"messages": [{"content": "x"}]}', ["message 0 has the role None"]),
+    "no role": ('{"messages": [{"content": "x"}]}', ["message 0 has the unknown role None"]),
     "no list": ('{"text": "a"}', ["neither a 'messages' list"]),
     "a number": ("3", ["neither a 'messages' list"]),
     "broken": (ok[:-3], ["not JSON"]),
@@ -173,7 +173,7 @@ for name, (line, parts) in BAD.items():
     refused(script, 65, ["bad.jsonl:3:", *parts], train, path("own"), "--eval", bad)
 deep = '{"messages": ' + "[" * 100000 + "]" * 100000 + "}"
 refused(script, 65, ["bad.jsonl:2:", "nested too deeply"], write("bad.jsonl", f"{ok}\n{deep}\n"), path("own"), "--eval", held_out)
-refused(script, 65, ["bad.jsonl:1:", "not JSON that can be read"],
+refused(script, 65, ["bad.jsonl:1:", "not readable JSON"],
         write("bad.jsonl", '{"messages": ' + "1" * 5000 + "}\n"), path("own"), "--eval", held_out)
 refused(script, 65, ["bad.json:", "nested too deeply"], write("bad.json", f"[{deep}]"), path("own"), "--eval", held_out)
 refused(script, 64, ["usage", "--limitt"], train, path("own"), "--limitt", "3")
@@ -199,16 +199,16 @@ refused(script, 65, ["train.jsonl:1:", "changes earlier turns"], train, path("ow
 assert read_bytes(path("own")) == kept, "a refusal changed the files"
 mixed = write("mixed.jsonl", "\n".join([ok, *(line for line, _ in list(BAD.values())[:5]), ok]) + "\n")
 folder, result = prepare(mixed, "mixed", "--eval", held_out, "--tokenizer", path("own"), "--skip-bad")
-assert folder.size("train") == 2 and "left out: 5 conversations" in result.stdout
+assert folder.size("train") == 2 and "skipped: 5 conversations" in result.stdout
 assert "mixed.jsonl:2:" in result.stderr
-# Lines that are no text, no JSON, or no JSON that can be read are left out as well; the last one is cut.
+# Lines that are not UTF-8, not JSON or not readable JSON are skipped as well; the last one is truncated.
 good = ok.encode()
 mixed = write("mixed.jsonl", b"\n".join([good, good.replace(b"brief", b"br\xffef"), good[:-3], b"", deep.encode(),
                                          b'{"messages": ' + b"1" * 5000 + b"}", good, good[:40]]))
 for arguments in ((mixed, "--eval", held_out), (train, "--eval", mixed)):
     folder, result = prepare(arguments[0], "mixed", *arguments[1:], "--tokenizer", path("own"), "--skip-bad")
     assert folder.size("eval" if arguments[0] == train else "train") == 2, result.stdout
-    assert "left out: 5 conversations" in result.stdout, result.stdout
+    assert "skipped: 5 conversations" in result.stdout, result.stdout
     for part in "mixed.jsonl:2: invalid UTF-8", "mixed.jsonl:3: not JSON", "mixed.jsonl:8: not JSON":
         assert part in result.stderr, (part, result.stderr)
 refused(script, 65, ["bad.json:", "not JSON"], write("bad.json", f"[{ok}, {ok[:-3]}]"), path("own"), "--eval", held_out,

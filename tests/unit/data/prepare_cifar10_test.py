@@ -89,29 +89,29 @@ refused(script, 64, ["invalid choice: 'zip'"], f"{work}/plain", out, "--format",
 refused(script, 64, ["--test 12 of 12 images"], *plain, "--test", "12")
 for i in range(11):
     make(f"{work}/many/class{i}/0.jpg")
-refused(script, 64, ["10 classes, the source 11", "--format tar"], f"{work}/many", out)
+refused(script, 64, ["10 classes, but the source 11", "--format tar"], f"{work}/many", out)
 make(f"{work}/long/{'x' * 200}/0.jpg")
 refused(script, 64, ["--labels cls"], f"{work}/long", out, "--format", "tar", "--labels", "folder")
 
 # A source that cannot be used: 65, with its name.
 os.makedirs(f"{work}/empty")
 refused(script, 65, ["missing.tar: there is no such"], f"{work}/missing.tar", out)
-refused(script, 65, ["empty: holds nothing of CIFAR-10"], f"{work}/empty", out)
-refused(script, 65, ["bad.tar: not an archive"], write("bad.tar", b"no archive"), out)
+refused(script, 65, ["empty: contains no CIFAR-10 data"], f"{work}/empty", out)
+refused(script, 65, ["bad.tar: not a readable archive"], write("bad.tar", b"no archive"), out)
 with tarfile.open(f"{work}/batches.tar.gz", "w:gz") as archive:
     archive.add(binary, "cifar-10-batches-bin")
 with open(f"{work}/batches.tar.gz", "rb") as f:
-    refused(script, 65, ["cut.tar.gz: not an archive"], write("cut.tar.gz", f.read()[:-40]), out)
-for name, data, message in (("short/test_batch.bin", record[:-1], "3072 bytes are no multiple"),
+    refused(script, 65, ["cut.tar.gz: not a readable archive"], write("cut.tar.gz", f.read()[:-40]), out)
+for name, data, message in (("short/test_batch.bin", record[:-1], "3072 bytes are not a multiple"),
                             ("labels/data_batch_2.bin", record + bytes([10]) + record[1:], "label 10 at offset 3073"),
                             ("pickles/data_batch_3", b"no pickle", "not a batch of CIFAR-10"),
-                            ("foreign/test_batch", pickle.dumps(os.path.join), "does not belong into"),
+                            ("foreign/test_batch", pickle.dumps(os.path.join), "does not belong in"),
                             ("lacking/test_batch", pickle.dumps({b"labels": [1]}), "KeyError: b'data'"),
                             ("thin/test_batch", pickle.dumps({b"labels": [1], b"data": [b"1"]}), "an image of 1 bytes"),
                             ("eleven/test_batch", pickle.dumps({b"labels": [11], b"data": [record[1:]]}), "label 11")):
     refused(script, 65, [name, message], os.path.dirname(write(name, data)), out)
 if importlib.util.find_spec("PIL"):
-    refused(script, 65, ["plain/", ".jpg: not an image"], f"{work}/plain", out)
+    refused(script, 65, ["plain/", ".jpg: not a readable image"], f"{work}/plain", out)
 else:
     refused(script, 64, ["needs Pillow"], f"{work}/plain", out)
 os.environ.update({name: "http://127.0.0.1:1" for name in ("http_proxy", "https_proxy")}, no_proxy="", NO_PROXY="")

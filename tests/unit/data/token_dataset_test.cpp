@@ -49,7 +49,7 @@ std::vector<int64_t> values(const at::Tensor& tensor) {
 
 }  // namespace
 
-TEST_CASE("best fit packs tightly, each item once, the same way each time", "[tokens]") {
+TEST_CASE("best-fit packing is tight, uses each item once and is repeatable", "[tokens]") {
   const auto rows = ddp::detail::pack_best_fit({3, 7, 5, 2, 3, 10}, 10);
   // 10 | 7 + 3 | 5 + 3 + 2: the fullest packing; the later 3 fits only the row of 5.
   CHECK(rows.begin == std::vector<int64_t>{0, 2, 5, 6});
@@ -80,7 +80,7 @@ TEST_CASE("best fit packs tightly, each item once, the same way each time", "[to
   CHECK(ddp::detail::pack_best_fit({}, 8).begin == std::vector<int64_t>{0});
 }
 
-TEST_CASE("a packed row holds documents side by side", "[tokens]") {
+TEST_CASE("a packed row holds documents one after another", "[tokens]") {
   const Documents documents{{10, 11, 12}, {20, 21}, {30, 31, 32, 33, 34}};
   const TokenFolder folder(make_parts(documents, Documents{{0, 1, 1}, {0, 1}, {0, 0, 1, 0, 1}}));
   const auto dataset = folder.open(token_options(TokenLayout::Pack, 8));
@@ -103,7 +103,7 @@ TEST_CASE("a packed row holds documents side by side", "[tokens]") {
                                          "targets, 37.50 % padding"));
 }
 
-TEST_CASE("padding of a packed batch is a document of its own", "[tokens]") {
+TEST_CASE("padding of a packed batch is a separate document", "[tokens]") {
   const Documents documents{{10, 11, 12}, {20, 21}, {30, 31, 32, 33, 34}};
   const TokenFolder folder(make_parts(documents));
   const auto dataset = folder.open(token_options(TokenLayout::Pack, 8));
@@ -176,7 +176,7 @@ TEST_CASE("long documents are split, truncated or dropped, and counted", "[token
   CHECK_THAT(drop.summary(), Contains("2 longer than max_seq_len dropped"));
 }
 
-TEST_CASE("what holds no target is left out and counted", "[tokens]") {
+TEST_CASE("documents without a target are omitted and counted", "[tokens]") {
   const Documents documents = numbered({6, 3, 1});
   // The first document's answer begins after the cut, the last one has no token to predict.
   const TokenFolder folder(make_parts(documents, answers_after(documents, 5)));
@@ -189,7 +189,7 @@ TEST_CASE("what holds no target is left out and counted", "[tokens]") {
   CHECK(split.statistics().num_without_targets == 3);
 }
 
-TEST_CASE("only the first documents", "[tokens]") {
+TEST_CASE("num_samples selects the first documents", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({3, 4, 5})));
   auto first = token_options(TokenLayout::Pad, 8);
   first.num_samples = 2;
@@ -199,7 +199,7 @@ TEST_CASE("only the first documents", "[tokens]") {
   CHECK(folder.open(first).size() == 3);
 }
 
-TEST_CASE("windows of a training text wander with the epoch", "[tokens]") {
+TEST_CASE("windows of a training text shift with the epoch", "[tokens]") {
   const Documents documents = numbered({57, 20, 26});  // 103 tokens, ids 10 … 112
   const TokenFolder folder(make_parts(documents));
   auto stream = token_options(TokenLayout::Stream, 10);
@@ -252,7 +252,7 @@ TEST_CASE("windows of an evaluation text cover it once", "[tokens]") {
   CHECK_FALSE(batch.document_offsets.defined());
 }
 
-TEST_CASE("short texts still give a window", "[tokens]") {
+TEST_CASE("a short text still gives a window", "[tokens]") {
   for (const int64_t length : {11, 12, 19, 20, 21, 29, 30, 31}) {
     const TokenFolder folder(make_parts(numbered({length})));
     const auto dataset = folder.open(token_options(TokenLayout::Stream, 10));
@@ -270,7 +270,8 @@ TEST_CASE("short texts still give a window", "[tokens]") {
   CHECK(folder.open(token_options(TokenLayout::Stream, 10), Split::Test).size() == 1);
 }
 
-TEST_CASE("a model of fewer words refuses the file, one of more takes it", "[tokens]") {
+TEST_CASE("a model with a smaller vocabulary is refused, one with a larger vocabulary is accepted",
+          "[tokens]") {
   const TokenFolder folder(make_parts(numbered({5})));
   const auto dataset = folder.open(token_options(TokenLayout::Pad, 8));
   dataset.require_vocab(1000);
@@ -301,7 +302,7 @@ TEST_CASE("a vocabulary that belongs to another file is refused", "[tokens]") {
              Contains("sha256:a") && Contains("sha256:b") && Contains("do not belong together"));
 }
 
-TEST_CASE("prompts and references of an evaluation split", "[tokens]") {
+TEST_CASE("an evaluation split has prompts and references", "[tokens]") {
   // A chat with three assistant turns: the first has no prompt, the last is at the end.
   const Documents documents{
       {10, 11, 12}, {20, 21}, {30, 31, 32}, {40, 41, 42, 43, 44, 45, 46}, {50, 51}};
@@ -357,7 +358,7 @@ TEST_CASE("ids of a file too long to be read at the start are checked with their
              Contains(path) && Contains("document 1 has id 9 at token 3"));
 }
 
-TEST_CASE("settings that cannot be", "[tokens]") {
+TEST_CASE("impossible token settings are refused", "[tokens]") {
   const TokenFolder folder(make_parts(numbered({5})));
   CHECK_THROWS_AS(folder.open(token_options(TokenLayout::Pack, 1)), SettingsError);
   auto negative = token_options(TokenLayout::Pack, 8);

@@ -57,7 +57,7 @@ struct VocabularyParts {
 
 }  // namespace
 
-TEST_CASE("a token file tells documents, targets and its tokenizer", "[tokens]") {
+TEST_CASE("a token file has documents, targets and its tokenizer", "[tokens]") {
   const auto dtype = GENERATE(at::kUInt16, at::kInt);
   const File file;
   const TokenFile tokens(file.write(make_parts(kTwo, Documents{{0, 0, 1, 1}, {1, 0}}, dtype)));
@@ -94,7 +94,7 @@ TEST_CASE("without marks every token is a target", "[tokens]") {
   CHECK(tokens.prompt_references(0).empty());
 }
 
-TEST_CASE("the answers of a document are what decoding is compared with", "[tokens]") {
+TEST_CASE("decoding is compared with the answers of a document", "[tokens]") {
   const File file;
   const Documents ids{{10, 11, 12, 13, 14, 15, 16}, {20, 21, 22}, {30, 31}, {40, 41}};
   const Documents marks{{0, 1, 1, 0, 1, 1, 0}, {0, 0, 1}, {0, 0}, {1, 1}};
@@ -128,7 +128,7 @@ TEST_CASE("a token id out of range names file, document and position", "[tokens]
   }
 }
 
-TEST_CASE("a named pipe is no token file", "[tokens]") {
+TEST_CASE("a named pipe is refused as a token file", "[tokens]") {
   const File file;
   const testing::NamedPipe pipe(file.path());
   CHECK_THAT(refusal(file), Contains(file.path() + ": it is not a regular file"));
@@ -271,7 +271,7 @@ TEST_CASE("a damaged vocabulary is refused by name", "[tokens]") {
   CHECK_THAT(refused(parts), Contains("expected ddp_vocabulary"));
 }
 
-TEST_CASE("parts of a text that are no UTF-8 are replaced", "[tokens]") {
+TEST_CASE("invalid UTF-8 in a text is replaced", "[tokens]") {
   const std::string mark = "\xEF\xBF\xBD";
   CHECK(ddp::valid_utf8("plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80") ==
         "plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80");

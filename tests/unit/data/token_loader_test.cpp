@@ -65,7 +65,7 @@ Documents mixed_documents() {
 
 }  // namespace
 
-TEST_CASE("each target once an epoch, packed as padded, at 1 to 4 ranks", "[tokens]") {
+TEST_CASE("each target occurs once per epoch, packed or padded, at 1 to 4 ranks", "[tokens]") {
   const Documents documents = mixed_documents();
   const TokenFolder folder(make_parts(documents, answers_after(documents, 2)));
   std::map<int64_t, int> expected;
@@ -91,7 +91,7 @@ TEST_CASE("each target once an epoch, packed as padded, at 1 to 4 ranks", "[toke
   }
 }
 
-TEST_CASE("token data goes on where it stopped, at another number of ranks too", "[tokens]") {
+TEST_CASE("token data continues where it stopped, also at another world size", "[tokens]") {
   const Documents documents = mixed_documents();
   const TokenFolder folder(make_parts(documents));
   const Run run = make_run(folder, TokenLayout::Pack);
@@ -158,7 +158,8 @@ TEST_CASE("the embedded samples open, and their answers can be read", "[tokens]"
              Catch::Contains("BRUTUS:\nCaiu"));
 }
 
-TEST_CASE("workers change nothing, and an epoch shifts the windows it should", "[tokens]") {
+TEST_CASE("the number of workers changes nothing, and all windows of an epoch have one shift",
+          "[tokens]") {
   const TokenFolder folder(make_parts(numbered({400})));
   Run run{std::make_shared<TokenDataset>(folder.open(token_options(TokenLayout::Stream, 16)))};
   run.loader.batch_size = 4;

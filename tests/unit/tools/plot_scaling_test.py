@@ -120,7 +120,7 @@ class Reports(unittest.TestCase):
         page = self.read("s/report/report.html")
         self.assertIn("<td>bf16_compress</td>", page)
         write_run(os.path.join(self.folder, "s"), "other", 2, 100)
-        self.assertIn("do not all say the same settings varied", self.plot("s", "--kind", "sensitivity", code=65))
+        self.assertIn("differ in the varied settings", self.plot("s", "--kind", "sensitivity", code=65))
 
     def test_a_dollar_is_a_dollar(self):
         self.study("s")
@@ -149,16 +149,16 @@ class Reports(unittest.TestCase):
         self.study("s")
         path = os.path.join(self.folder, "s/n002_r1/steps.csv")
         text = self.read("s/n002_r1/steps.csv")
-        for bad, message in ((text.replace("interval_seconds", "seconds"), "s/n002_r1/steps.csv: there is no column interval_seconds"),
+        for bad, message in ((text.replace("interval_seconds", "seconds"), "s/n002_r1/steps.csv: the column interval_seconds is missing"),
                              ("", "s/n002_r1/steps.csv: the file is empty"),
                              (text.splitlines()[0] + "\n", "s/n002_r1/steps.csv: there are no rows below the header")):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(bad)
             self.assertIn(message, self.plot("s", code=65))
         rows = [line.split(",") for line in text.splitlines()]
-        for column, value, message in (("step", "", "step is '', and must be a number above 0"),
-                                       ("interval_seconds", "", "interval_seconds is '', and must be"),
-                                       ("step_ms", "0", "step_ms is '0', and must be"),
+        for column, value, message in (("step", "", "step is '', not a number above 0"),
+                                       ("interval_seconds", "", "interval_seconds is '', not a number above 0"),
+                                       ("step_ms", "0", "step_ms is '0', not a number above 0"),
                                        ("exposed_comm_ms", "a", "exposed_comm_ms is 'a', not a number"),
                                        ("images_per_second", "nan", "images_per_second is 'nan', not a number")):
             changed = [list(row) for row in rows]
@@ -172,7 +172,7 @@ class Reports(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         plan = self.read("s/study.json")
-        for bad, message in (('{"name": 3}', "study.json: there is no title"), ("[1]", "study.json: there is no name"), ("{", "not JSON")):
+        for bad, message in (('{"name": 3}', "study.json: title is missing"), ("[1]", "study.json: name is missing"), ("{", "not JSON")):
             with open(os.path.join(self.folder, "s/study.json"), "w", encoding="utf-8") as file:
                 file.write(bad)
             self.assertIn(message, self.plot("s", code=65))

@@ -98,12 +98,12 @@ class Runs(unittest.TestCase):
     def test_bad_files_are_named(self):
         self.fails(r"run/steps\.csv: cannot be read")
         write_run(self.folder, "run", ranks=1, step_ms=125)
-        self.fails(r"run/steps\.csv: no logging interval lies behind the 50 steps", warmup=50)
+        self.fails(r"run/steps\.csv: no logging interval follows the 50 steps", warmup=50)
         steps = os.path.join(self.folder, "run", "steps.csv")
         for column in ("step_ms", "interval_seconds", "energy_j", "exposed_comm_ms", "loader_wait_ms"):
             columns = [name if name != column else "other" for name in STEP_COLUMNS]
             write_csv(steps, columns, [[10] + [1] * 8])
-            self.fails(rf"run/steps\.csv: there is no column {column}; it has step")
+            self.fails(rf"run/steps\.csv: the column {column} is missing; the file has step")
         write_csv(steps, [name.replace("images", "apples") for name in STEP_COLUMNS], [[10] + [1] * 8])
         self.fails(r"run/steps\.csv: there is no throughput column; one of tokens_per_second, images_per_second")
         write_csv(steps, STEP_COLUMNS, [[10] + [1] * 7])
@@ -116,7 +116,7 @@ class Runs(unittest.TestCase):
         self.fails(r"run/steps\.csv: the file is empty")
         write_run(self.folder, "run", ranks=1, step_ms=125)
         write_csv(os.path.join(self.folder, "run", "epochs.csv"), EPOCH_COLUMNS[:-1], [[1] * (len(EPOCH_COLUMNS) - 1)])
-        self.fails(r"run/epochs\.csv: there is no column gpu_utilisation_percent")
+        self.fails(r"run/epochs\.csv: the column gpu_utilisation_percent is missing")
 
 
 class Points(unittest.TestCase):

@@ -65,7 +65,7 @@ class Jobs(StudyCase):
         self.assertEqual(self.states(), {"n001_r1": "lost", "n001_r2": "failed", "n004_r1": "done", "n004_r2": "failed"})
         os.remove(os.path.join(self.fake, "n004_r2"))
         out = self.study()
-        self.assertIn("again: n004_r2, failed (exit code 3)", out)
+        self.assertIn("restart: n004_r2, failed (exit code 3)", out)
         calls = self.read("fake/sbatch.txt").splitlines()
         self.assertIn("--array=1-2%1", calls[2])
         self.assertIn("--array=2%1", calls[3])
@@ -93,13 +93,13 @@ class Jobs(StudyCase):
         os.rmdir(os.path.join(self.out, "strong_scaling.sbatch"))
         # The folder is lost while Slurm takes the first job.
         self.write("bin/sbatch", f"#!/bin/sh\nmkdir '{self.out}/submissions.jsonl'\necho 102\n")
-        self.assertIn("job 102 was submitted, and that cannot be noted here: Is a directory; fix: scancel 102", self.study(code=73))
+        self.assertIn("job 102 was submitted, but this cannot be recorded here: Is a directory; fix: scancel 102", self.study(code=73))
 
     def test_a_lost_peer_is_requeued_by_the_job(self):
         self.write("fake/n001_r2", "76")
         self.study()
         self.assertIn("requeue 1012", self.read("fake/scontrol.txt"))
-        self.assertIn("exit code 76 (a peer was lost): back into the queue", self.read("out/n001_r2/slurm.log"))
+        self.assertIn("exit code 76 (a peer was lost): requeued", self.read("out/n001_r2/slurm.log"))
         self.assertNotIn("requeue 1011", self.read("fake/scontrol.txt"))
 
     def test_the_array_of_a_sensitivity_study_is_its_product(self):
@@ -127,9 +127,9 @@ class Jobs(StudyCase):
 
     def test_an_edited_study_does_not_join_the_runs_of_the_old_one(self):
         self.study()
-        for old, new, said in (("global_batch_size: 8", "global_batch_size: 16", "batch was 8 and is 16"),
-                               ("resnet_ddp", "gpt2_ddp", "program was resnet_ddp and is gpt2_ddp"),
-                               ("steps: 8", "steps: 8\nwarmup_steps: 3", "warmup_steps was 1 and is 3")):
+        for old, new, said in (("global_batch_size: 8", "global_batch_size: 16", "batch was 8 and now is 16"),
+                               ("resnet_ddp", "gpt2_ddp", "program was resnet_ddp and now is gpt2_ddp"),
+                               ("steps: 8", "steps: 8\nwarmup_steps: 3", "warmup_steps was 1 and now is 3")):
             # Also where none of the done runs is one of the new study.
             for ranks in ("[1, 4]", "[2]"):
                 self.write("study.yaml", STUDY.replace(old, new).replace("[1, 4]", ranks))
@@ -137,7 +137,7 @@ class Jobs(StudyCase):
                 self.assertIn(said, out)
                 self.assertIn("give another --output", out)
         self.write("study.yaml", STUDY.replace("global_batch_size: 8", "batch_size_per_gpu: 8").replace("strong", "weak"))
-        self.assertIn("kind was strong and is weak", self.study(code=64))
+        self.assertIn("kind was strong and now is weak", self.study(code=64))
         self.assertEqual(json.loads(self.read("out/study.json"))["batch"], 8)
         self.write("study.yaml", STUDY.replace("[1, 4]", "[2]"))
         self.assertIn("2 runs: 0 done", self.study())
@@ -151,8 +151,8 @@ class Jobs(StudyCase):
         self.assertEqual(self.states()["n001_r1"], "lost")
         with open(os.path.join(self.out, "lock"), encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            self.assertIn("is in use by another start", self.study("--local", code=64))
-            self.assertIn("is in use by another start", self.study(code=64))
+            self.assertIn("is in use by another tools/study.py", self.study("--local", code=64))
+            self.assertIn("is in use by another tools/study.py", self.study(code=64))
             self.assertEqual(self.states(), {"n001_r1": "running", "n001_r2": "done"})
         self.assertFalse(os.path.exists(os.path.join(self.out, "n001_r1", "attempt-1")))
         self.study("--local")

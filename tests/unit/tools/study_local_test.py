@@ -57,7 +57,7 @@ class Local(StudyCase):
 
     def test_a_launcher_that_is_not_there_is_said_before_anything_is_written(self):
         self.write("study.yaml", STUDY.replace("[1, 4]", "[4]"))
-        self.assertRegex(self.study("--local", "--launcher", "ddp_test_launch", code=64), "there is no .*/ddp_test_launch here, which starts 4 ranks")
+        self.assertRegex(self.study("--local", "--launcher", "ddp_test_launch", code=64), "/ddp_test_launch, which starts 4 ranks")
         self.assertFalse(os.path.exists(self.out))
 
     def test_a_host_with_too_few_gpus_says_what_it_leaves_out(self):
@@ -65,9 +65,9 @@ class Local(StudyCase):
         os.chmod(os.path.join(self.folder, "bin/nvidia-smi"), 0o755)
         self.write("study.yaml", STUDY.replace("cpu_ranks: [1, 4]", "gpus: [1, 4]"))
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        self.assertIn("left out: 4 GPUs, this host has 1", self.study("--local"))
+        self.assertIn("skipped: 4 GPUs, this host has 1", self.study("--local"))
         self.assertEqual(self.states(), {"n001_r1": "done", "n001_r2": "done", "n004_r1": "missing", "n004_r2": "missing"})
-        self.assertIn("what is left needs at least 4 GPU(s), and this host has 1", self.study("--local", code=64))
+        self.assertIn("the remaining runs need at least 4 GPU(s), and this host has 1", self.study("--local", code=64))
 
 
 if __name__ == "__main__":

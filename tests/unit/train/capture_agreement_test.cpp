@@ -72,7 +72,7 @@ TEST_CASE("captures of the same collectives are replayed, others are refused") {
   REQUIRE(compare({other}) == "aten::item: it waits");
 }
 
-TEST_CASE("ranks that capture different calls, or something else, get an error") {
+TEST_CASE("ranks that capture different calls, or are in another collective, get an error") {
   auto later = report();
   later.call = 8;
   later.shapes = "[5, 3] [5]";

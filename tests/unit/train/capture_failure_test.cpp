@@ -50,7 +50,7 @@ TEST_CASE("a failed capture's reason is one short line") {
   const c10::SourceLocation here{__func__, __FILE__, __LINE__};
   CHECK(
       failure(c10::Error(here, "operation not permitted when stream is capturing"), "aten::item") ==
-      "aten::item: it waits for the device, or asks it for something that cannot be captured: "
+      "aten::item: it waits for the device, or calls something that cannot be captured: "
       "operation not permitted when stream is capturing");
   CHECK(failure(c10::Error(here, "sizes differ")) == "sizes differ");
   CHECK_THAT(failure(c10::OutOfMemoryError(here, "tried to allocate 4 TiB")),

@@ -5,8 +5,8 @@
 
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
-#include "train/checkpoint_dir.hpp"
-#include "train/save_failure.hpp"
+#include "train/checkpoint_files.hpp"
+#include "train/save_history.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
@@ -46,7 +46,7 @@ struct SmallDisk : FileOps {
 
 }  // namespace
 
-TEST_CASE("a folder is owned from the first save or from open, and open cleans it") {
+TEST_CASE("a folder is owned from open() or the first save on, and open() cleans it") {
   TemporaryFolder folder;
   CheckpointDir dir(ddp::system_file_ops(), in(folder), "77");
   const bool opens = GENERATE(true, false);
@@ -76,7 +76,7 @@ TEST_CASE("known damage does not count as a kept checkpoint until its name is re
   REQUIRE(dir.open(true).size() == 1);  // keep_last evicted step 1
 }
 
-TEST_CASE("a save on a full disk throws the fix, and discarding it leaves nothing") {
+TEST_CASE("a save on a full disk throws an error with the fix, and discarding it leaves no file") {
   TemporaryFolder folder;
   SmallDisk disk;
   CheckpointDir dir(disk, in(folder), "");
@@ -85,7 +85,7 @@ TEST_CASE("a save on a full disk throws the fix, and discarding it leaves nothin
   REQUIRE_THAT(
       message_of<ddp::WriteError>([&] { dir.write_file(saving, "model.safetensors", {"x"}); }),
       Catch::Contains("No space left") &&
-          Catch::Contains("fix: free space there, or name another checkpoint.dir"));
+          Catch::Contains("fix: free space there, or set another checkpoint.dir"));
   REQUIRE(std::filesystem::exists(dir.path_of(saving)));
   dir.discard_save(saving);
   REQUIRE_FALSE(std::filesystem::exists(dir.path_of(saving)));

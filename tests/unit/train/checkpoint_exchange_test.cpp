@@ -44,7 +44,7 @@ TEST_CASE("a digest keeps the first rank of each status, the slowest step, rank 
 }
 
 // Catch's assertions are not thread-safe: ranks record, and the main thread compares.
-TEST_CASE("an exchange gives rank 0 all files, and every rank what it decides by") {
+TEST_CASE("an exchange gives rank 0 all files, and every rank the data for its decisions") {
   const auto own = four_ranks();
   std::vector<std::vector<RankStatus>> received(4);
   const auto errors = run_ranks(4, [&](ddp::ControlPlane& plane) {

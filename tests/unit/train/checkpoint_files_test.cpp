@@ -137,7 +137,7 @@ TEST_CASE("a manifest keeps every value and notices every changed byte") {
   }
 }
 
-TEST_CASE("a manifest that does not say so is of a finite checkpoint") {
+TEST_CASE("a manifest without the field finite describes a finite checkpoint") {
   const auto text = manifest_to_json({.step = 120, .finite = false});
   const std::string said = " \"finite\": false,\n";
   const auto at = text.find(said);
@@ -162,7 +162,7 @@ TEST_CASE("a manifest of a newer format, with a path in a name, or too deep is r
   REQUIRE_THROWS_AS(parse_manifest(text, "m"), ddp::ReadError);
 }
 
-TEST_CASE("numbers of a manifest that are not whole, or out of their range, are refused") {
+TEST_CASE("a manifest with fractional or out-of-range numbers is refused") {
   const Manifest manifest{.step = 3,
                           .world_size = 2,
                           .files = {{"model.safetensors", 400, 7}},
@@ -203,7 +203,7 @@ TEST_CASE("numbers of a manifest that are not whole, or out of their range, are 
   refused("\"growth\": 5", "\"growth\": []");
 }
 
-TEST_CASE("a power loss after the first save takes none of the folders above it") {
+TEST_CASE("a power loss after the first save loses no parent folder") {
   TemporaryFolder folder;
   RecordingOps recording;
   CrashModel model(folder.path());
@@ -216,7 +216,7 @@ TEST_CASE("a power loss after the first save takes none of the folders above it"
   REQUIRE(load_newest(state.file("runs/a/ckpt")) == 10);
 }
 
-TEST_CASE("a save cut at any call leaves the old or the new checkpoint, never neither") {
+TEST_CASE("a save that crashes at any call leaves the old or the new checkpoint") {
   TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   save(system_file_ops(), dir, 10);
@@ -263,7 +263,7 @@ TEST_CASE("a save cut at any call leaves the old or the new checkpoint, never ne
   REQUIRE(new_seen > 20);
 }
 
-TEST_CASE("a save in which any call fails leaves the old checkpoint and no litter") {
+TEST_CASE("a save that fails at any call leaves only the old checkpoint") {
   FailingOps counting(-1, EIO, false);
   {
     TemporaryFolder folder;
@@ -298,7 +298,7 @@ TEST_CASE("a save in which any call fails leaves the old checkpoint and no litte
   }
 }
 
-TEST_CASE("damage anywhere in a checkpoint is found and named") {
+TEST_CASE("damage anywhere in a checkpoint is detected and named") {
   TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const auto checkpoint = save(system_file_ops(), dir, 10);
@@ -334,7 +334,7 @@ TEST_CASE("damage anywhere in a checkpoint is found and named") {
   }
 }
 
-TEST_CASE("a named pipe in place of a checkpoint's file is damage") {
+TEST_CASE("a named pipe in place of a checkpoint's file counts as damage") {
   const TemporaryFolder folder;
   FileOps ops;
   const auto checkpoint = save(ops, folder.path(), 3);
@@ -347,7 +347,7 @@ TEST_CASE("a named pipe in place of a checkpoint's file is damage") {
   }
 }
 
-TEST_CASE("the newest checkpoints stay, and the best") {
+TEST_CASE("the newest checkpoints and the best one are kept") {
   TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   auto& ops = system_file_ops();
@@ -377,7 +377,7 @@ TEST_CASE("the newest checkpoints stay, and the best") {
   REQUIRE(list_checkpoints(folder.file("none")).empty());
 }
 
-TEST_CASE("files of a save can be read by their owner alone") {
+TEST_CASE("only their owner can read the files of a save") {
   TemporaryFolder folder;
   const auto dir = folder.file("a/b/ckpt");
   const testing::Umask umask(022);
@@ -387,7 +387,7 @@ TEST_CASE("files of a save can be read by their owner alone") {
   }
 }
 
-TEST_CASE("damaged checkpoints do not count, and never push out a whole one") {
+TEST_CASE("damaged checkpoints do not count and never evict a complete one") {
   TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   auto& ops = system_file_ops();

@@ -55,7 +55,7 @@ struct OneRank {
 }  // namespace
 
 TEST_CASE(
-    "checkpoints with inf or NaN keep the finite ones, and a start takes the newest of those") {
+    "checkpoints with inf or NaN evict no finite one, and a start restores the newest finite one") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_last = 2;
@@ -78,7 +78,7 @@ TEST_CASE(
   }
   OneRank again(options);
   const auto told = stderr_of([&] { REQUIRE(again.checkpointer.restore() == 30); });
-  CHECK(num_found(told, "holds inf or NaN: a finite one is taken where there is one") == 2);
+  CHECK(num_found(told, "contains inf or NaN: a finite checkpoint is preferred") == 2);
   CHECK(again.weight()[6].item<float>() == 1.0F);
   again.save(40, 1.0);
   REQUIRE(names_in(options.dir) ==
@@ -90,7 +90,7 @@ TEST_CASE(
   REQUIRE(names_in(options.dir) == Names{"step_0000000080", "step_0000000070"});
 }
 
-TEST_CASE("where no checkpoint is finite the newest is taken, and the newest stay") {
+TEST_CASE("without a finite checkpoint the newest is restored, and the newest are kept") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_last = 2;
@@ -106,7 +106,7 @@ TEST_CASE("where no checkpoint is finite the newest is taken, and the newest sta
   CHECK(again.weight()[0].item<float>() == 30.0F);
 }
 
-TEST_CASE("an older program's checkpoint does not win over newer ones of a model with a mask") {
+TEST_CASE("an older program's checkpoint is not preferred to newer ones of a model with a mask") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_last = 5;
@@ -144,7 +144,7 @@ TEST_CASE("the best checkpoint is a finite one") {
   REQUIRE(names_in(options.dir) == Names{"step_0000000030", "step_0000000020", "step_0000000010"});
 }
 
-TEST_CASE("inf is found in numbers of every kind, and nothing in those that have none") {
+TEST_CASE("inf is detected in every dtype, and finite tensors pass") {
   const auto dtype = GENERATE(at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong);
   TemporaryFolder folder;
   const auto options = options_in(folder);
@@ -177,7 +177,7 @@ TEST_CASE("inf is found in numbers of every kind, and nothing in those that have
   CHECK(num_found(save(1), "inf or NaN in optimizer.state.w.exp_avg") == 1);
 }
 
-TEST_CASE("what one rank knows of the state counts for the checkpoint of all") {
+TEST_CASE("one rank's reason makes the checkpoint of all ranks not finite") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_last = 1;

@@ -11,20 +11,19 @@
 namespace {
 
 using ddp::detail::CheckpointDir;
-using ddp::detail::CheckpointRestorer;
 using ddp::detail::CheckpointTexts;
 using testing::Box;
 using testing::stderr_of;
 using testing::TemporaryFolder;
 
-// A restorer on one rank, with a model of one weight.
+// A restore on one rank, with a model of one weight.
 struct RestoredRank {
   RestoredRank(const ddp::CheckpointOptions& options, const ddp::LaunchEnvironment& launch = {})
       : dir(ddp::system_file_ops(), options, ""),
         texts(options, {}, /*is_main=*/true),
         objects{model},
-        restorer(plane, at::kCPU, options, launch,
-                 {.dir = dir, .texts = texts, .objects = objects}) {}
+        parts{plane, at::kCPU, options, launch, dir, texts, objects} {}
+  std::optional<ddp::detail::SavedStep> restore() { return ddp::detail::restore_checkpoint(parts); }
   float weight() const { return model.state.tensors.at("w").item<float>(); }
 
   testing::ThreadJob job{1};
@@ -33,7 +32,7 @@ struct RestoredRank {
   CheckpointTexts texts;
   Box model{"model", {.tensors = {{"w", torch::zeros({})}}, .values = {}}};
   std::vector<ddp::StatefulRef> objects;
-  CheckpointRestorer restorer;
+  ddp::detail::RestoreParts parts;
 };
 
 // Checkpoints after steps 1 (with a metric), 2 and 3, whose weight is the step.
@@ -51,12 +50,12 @@ void save_three(ddp::CheckpointOptions options) {
 
 }  // namespace
 
-TEST_CASE("a restorer loads the newest whole checkpoint, its texts and whether it has a metric") {
+TEST_CASE("a restore loads the newest complete checkpoint, its texts and whether it has a metric") {
   TemporaryFolder folder;
   const auto options = testing::options_in(folder);
   save_three(options);
   RestoredRank newest(options);
-  auto restored = newest.restorer.restore();
+  auto restored = newest.restore();
   REQUIRE(restored.value().done == 3);
   REQUIRE_FALSE(restored->has_metric);
   REQUIRE(newest.weight() == 3);
@@ -67,7 +66,7 @@ TEST_CASE("a restorer loads the newest whole checkpoint, its texts and whether i
     testing::write_file(options.dir + "/" + name + "/model.safetensors", "cut");
   }
   RestoredRank older(options);
-  const auto log = stderr_of([&] { restored = older.restorer.restore(); });
+  const auto log = stderr_of([&] { restored = older.restore(); });
   REQUIRE(restored.value().done == 1);
   REQUIRE(restored->has_metric);
   REQUIRE(older.weight() == 1);
@@ -88,7 +87,7 @@ TEST_CASE("a restart without a checkpoint is reported, a first start is not") {
   const auto log_of_start = [&](int restart) {
     launch.restart_count = restart;
     RestoredRank rank(options, launch);
-    return stderr_of([&] { REQUIRE_FALSE(rank.restorer.restore()); });
+    return stderr_of([&] { REQUIRE_FALSE(rank.restore()); });
   };
   REQUIRE(log_of_start(0).empty());
   REQUIRE_THAT(log_of_start(2), Catch::Contains("restart 2 of job 77 begins at step 0: ") &&
@@ -103,10 +102,10 @@ TEST_CASE("read_only and an absent required folder leave the disk untouched") {
   const bool required = GENERATE(true, false);
   if (required) {
     options.resume = "require";
-    REQUIRE_THROWS_AS(RestoredRank(options).restorer.restore(), ddp::ReadError);
+    REQUIRE_THROWS_AS(RestoredRank(options).restore(), ddp::ReadError);
   } else {
     options.read_only = true;
-    REQUIRE_FALSE(RestoredRank(options).restorer.restore());
+    REQUIRE_FALSE(RestoredRank(options).restore());
   }
   REQUIRE_FALSE(std::filesystem::exists(options.dir));
 }

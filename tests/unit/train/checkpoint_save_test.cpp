@@ -63,7 +63,7 @@ int blamed(const std::exception_ptr& error) {
 
 }  // namespace
 
-TEST_CASE("a full disk on one rank fails the save on all, training goes on, then 73") {
+TEST_CASE("a full disk on one rank fails the save on all; training continues, then ends with 73") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.max_failures = 2;
@@ -99,14 +99,14 @@ TEST_CASE("a full disk on one rank fails the save on all, training goes on, then
         message_of<ddp::WriteError>(error),
         Catch::Contains("No space left") && Catch::Contains("failure 2 of at most 2") &&
             Catch::Contains("rank " + std::to_string(victim) + ": cannot write " + options.dir) &&
-            Catch::Contains("fix: free space there, or name another checkpoint.dir"));
+            Catch::Contains("fix: free space there, or set another checkpoint.dir"));
     REQUIRE(blamed(error) == victim);
   }
   REQUIRE(names_in(options.dir) == std::vector<std::string>{"step_0000000003", "step_0000000001"});
   REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 2);
 }
 
-TEST_CASE("one rank asked to stop: all save after the same step and leave with 75") {
+TEST_CASE("a stop request on one rank makes all save after the same step and end with 75") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.stop_check_seconds = 0.05;
@@ -150,7 +150,7 @@ TEST_CASE("one rank asked to stop: all save after the same step and leave with 7
   REQUIRE(ddp::detail::list_checkpoints(options.dir).front().step == last_step[0] + 1);
 }
 
-TEST_CASE("a stop without a folder for checkpoints does not claim to have saved") {
+TEST_CASE("a stop without checkpoint.dir reports that nothing was saved") {
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
   Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
@@ -169,7 +169,7 @@ TEST_CASE("a stop without a folder for checkpoints does not claim to have saved"
   REQUIRE(told == 1);
 }
 
-TEST_CASE("saves are due by steps, and the ranks talk seldom") {
+TEST_CASE("saves are due by steps, and the ranks exchange messages rarely") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.every_steps = 40;
@@ -188,7 +188,7 @@ TEST_CASE("saves are due by steps, and the ranks talk seldom") {
   REQUIRE(job.num_gathers < 40);
 }
 
-TEST_CASE("an exception in training leaves no unfinished checkpoint that counts") {
+TEST_CASE("an exception in training leaves no committed checkpoint that is unfinished") {
   TemporaryFolder folder;
   const auto options = options_in(folder);
   ThreadJob job(1);
@@ -241,7 +241,7 @@ Box small_model() {
 
 }  // namespace
 
-TEST_CASE("a save by time that fails is tried again when the next one is due, not at once") {
+TEST_CASE("a failed save by time is retried when the next one is due, not at once") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.every_minutes = 0.12 / 60;
@@ -262,7 +262,7 @@ TEST_CASE("a save by time that fails is tried again when the next one is due, no
   REQUIRE(disk.refused >= 1);
 }
 
-TEST_CASE("a state that cannot be copied on one rank fails the save on all, and training goes on") {
+TEST_CASE("a state that one rank cannot copy fails the save on all, and training continues") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.max_failures = 2;
@@ -292,7 +292,7 @@ TEST_CASE("a state that cannot be copied on one rank fails the save on all, and 
   REQUIRE(std::distance(std::filesystem::directory_iterator(options.dir), {}) == 1);
 }
 
-TEST_CASE("a step is saved once, and again only for a metric that keep_best looks at") {
+TEST_CASE("a step is saved once, and again only for a metric that keep_best uses") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.every_steps = 1;
@@ -330,7 +330,7 @@ TEST_CASE("a step is saved once, and again only for a metric that keep_best look
   REQUIRE(names_in(options.dir) == before);
 }
 
-TEST_CASE("the best checkpoint outlives keep_last") {
+TEST_CASE("the best checkpoint is kept beyond keep_last") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_best = "max";
@@ -384,13 +384,13 @@ TEST_CASE("a folder that cannot be made, or is a file, is refused before trainin
     REQUIRE_THAT(message_of<ddp::WriteError>(error),
                  Catch::Contains("checkpoint.dir=/proc/nope/ckpt: cannot make the folder "
                                  "/proc/nope: No such file") &&
-                     Catch::Contains("name another checkpoint.dir"));
+                     Catch::Contains("set another checkpoint.dir"));
   }
   for (const auto& dir : {folder.file("notes"), folder.file("notes") + "/ckpt"}) {
     for (const auto& error : restore(dir)) {
       REQUIRE_THAT(message_of<ddp::SettingsError>(error),
                    Catch::Contains("checkpoint.dir=" + dir +
-                                   " cannot be a folder: " + folder.file("notes") + " is none") &&
+                                   " cannot be a folder: " + folder.file("notes") + " is a file") &&
                        Catch::Contains("fix: give the path of a folder"));
     }
   }
@@ -435,12 +435,12 @@ TEST_CASE("a folder in which a rank cannot write is refused before training, wit
   for (const auto& thrown : errors) {
     REQUIRE_THAT(message_of<ddp::WriteError>(thrown),
                  Catch::Contains("checkpoint.dir=" + options.dir) && Catch::Contains(reason) &&
-                     Catch::Contains(fix) && Catch::Contains(", or name another checkpoint.dir"));
+                     Catch::Contains(fix) && Catch::Contains(", or set another checkpoint.dir"));
   }
   REQUIRE(std::filesystem::is_empty(options.dir));
 }
 
-TEST_CASE("a run whose folder another took saves nothing more there and ends with 73") {
+TEST_CASE("a run that lost its folder to another saves nothing more there and ends with 73") {
   TemporaryFolder folder;
   const auto options = options_in(folder);
   const ddp::detail::OwnerRecord successor{

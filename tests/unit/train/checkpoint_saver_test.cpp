@@ -113,7 +113,7 @@ TEST_CASE("a writer reports that it runs, why it failed, and why a state is not 
   const auto status = writer.status(true);
   REQUIRE(status.state == WriterStatus::State::Failed);
   REQUIRE_THAT(status.error,
-               Catch::Contains("/absent/") && Catch::Contains(", or name another checkpoint.dir"));
+               Catch::Contains("/absent/") && Catch::Contains(", or set another checkpoint.dir"));
   REQUIRE(status.records.empty());
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // When saves and exchanges are due, with a clock that the test moves.
-#include "train/checkpoint_schedule.hpp"
 #include "support/catch.hpp"
+#include "train/checkpoint_exchange.hpp"
 
 namespace {
 
@@ -39,7 +39,7 @@ TEST_CASE("a save is due at every multiple of every_steps") {
   REQUIRE_FALSE(schedule.is_due_by_steps(41));
 }
 
-TEST_CASE("a save is due every_minutes after the begin of the last one") {
+TEST_CASE("a save is due every_minutes after the start of the last one") {
   CheckpointSchedule schedule(scheduled(), kStart);
   REQUIRE_FALSE(schedule.is_due_by_time(kStart + 119s));
   REQUIRE(schedule.is_due_by_time(kStart + 120s));
@@ -87,7 +87,7 @@ TEST_CASE("the next exchange comes after the pause, in steps of the slowest rank
   REQUIRE(fast.is_exchange_due(11 + 10'000));
 }
 
-TEST_CASE("exchanges that take long come seldom") {
+TEST_CASE("long exchanges are rare") {
   CheckpointSchedule schedule(scheduled(), kStart);
   REQUIRE(schedule.pause_seconds() == 1);
   for (int64_t done = 1; done < 3; ++done) {

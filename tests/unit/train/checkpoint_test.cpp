@@ -23,7 +23,7 @@ using testing::TemporaryFolder;
 using testing::ThreadControlPlane;
 using testing::ThreadJob;
 
-TEST_CASE("a resumed run gives the undisturbed run's bits") {
+TEST_CASE("a resumed run gives the bits of an uninterrupted run") {
   const bool async = GENERATE(false, true);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   TemporaryFolder folder;
@@ -71,7 +71,7 @@ TEST_CASE("a resumed run gives the undisturbed run's bits") {
   }
 }
 
-TEST_CASE("files carry the names other programs know") {
+TEST_CASE("files use the names that other programs know") {
   TemporaryFolder folder;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
@@ -95,7 +95,7 @@ TEST_CASE("files carry the names other programs know") {
   REQUIRE(manifest.texts.at("settings") == "a: 1\n");
 }
 
-TEST_CASE("the fp32 master of a bf16 leaf is what model.safetensors holds") {
+TEST_CASE("model.safetensors holds the fp32 master of a bf16 leaf") {
   TemporaryFolder folder;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
@@ -163,7 +163,7 @@ TEST_CASE("a damaged newest checkpoint on one rank alone makes all ranks fall ba
   REQUIRE(names_in(options.dir).front() == "step_0000000003.1");
 }
 
-TEST_CASE("where no checkpoint is whole, restore says so and never starts at step 0") {
+TEST_CASE("without a complete checkpoint a restore throws and never starts at step 0") {
   TemporaryFolder folder;
   const auto options = options_in(folder);
   Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
@@ -207,7 +207,7 @@ TEST_CASE("where no checkpoint is whole, restore says so and never starts at ste
   REQUIRE_THROWS_AS(restore("require", model), ddp::ReadError);
 }
 
-TEST_CASE("a whole checkpoint is kept where a resume skipped a newer one with flipped bits") {
+TEST_CASE("a complete checkpoint is kept if a resume skipped a newer one with flipped bits") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_last = 2;
@@ -236,7 +236,7 @@ TEST_CASE("an empty pointer in a checkpointer's list is refused") {
   REQUIRE_THROWS_WITH(ddp::StatefulRef(none), Catch::Contains("holds an empty pointer"));
 }
 
-TEST_CASE("objects need names of their own") {
+TEST_CASE("objects need different names") {
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
   Box a("model", {}), b("model", {}), c("rank_0", {}), d("a/b", {});

@@ -28,7 +28,7 @@ TEST_CASE("a resumed run keeps its settings and takes the checkpoint's other tex
   REQUIRE(texts.get("plan") == "plan of this run");
   REQUIRE(texts.get("absent").empty());
   const auto log = stderr_of([&] { texts.load(kSaved, "runs/step_3"); });
-  REQUIRE(num_found(log, "another setting than runs/step_3 was saved with: optim.lr=0.1") == 1);
+  REQUIRE(num_found(log, "a setting differs from the checkpoint runs/step_3: optim.lr=0.1") == 1);
   REQUIRE(texts.collect() ==
           TextMap{{"settings", "optim:\n  lr: 0.1\n"}, {"plan", "saved plan"}, {"note", "hi"}});
 }
@@ -40,4 +40,34 @@ TEST_CASE("a program without settings saves the checkpoint's, and other ranks lo
   CheckpointTexts other(with_settings("optim:\n  lr: 0.1\n"), {}, /*is_main=*/false);
   REQUIRE(stderr_of([&] { other.load(kSaved, "runs/step_3"); }).empty());
   REQUIRE(other.get("settings") == "optim:\n  lr: 0.1\n");
+}
+
+TEST_CASE("changed settings of a resumed run are listed by key") {
+  using ddp::detail::changed_settings;
+  const std::string saved =
+      "optimizer:\n  type: sgd\n  momentum: 0.9\nlr_schedule:\n  lr: 0.5\nmodel:\n  depth: 18\n"
+      "checkpoint:\n  dir: a\ntrain:\n  max_grad_norm: 1\n";
+  CHECK(changed_settings(saved, saved, "").empty());
+  const std::string now =
+      "optimizer:\n  type: sgd\n  momentum: 0.8\nlr_schedule:\n  lr: 0.1\nmodel:\n  width: 64\n"
+      "checkpoint:\n  dir: b\ntrain:\n  max_grad_norm: 0\n";
+  CHECK(changed_settings(saved, now, "") ==
+        std::vector<std::string>{
+            "lr_schedule.lr=0.1 (saved with 0.5)", "model.width=64 (saved without this setting)",
+            "optimizer.momentum=0.8 (saved with 0.9)", "train.max_grad_norm=0 (saved with 1)",
+            "model.depth is not set (saved with 18)"});
+  CHECK(changed_settings("no settings: [", now, "").empty());
+  // Settings that only one side has count if not at the default; settings that both have always
+  // count.
+  CHECK(changed_settings(saved, now,
+                         "model:\n  width: 64\n  depth: 18\ntrain:\n  max_grad_norm: 0\n") ==
+        std::vector<std::string>{"lr_schedule.lr=0.1 (saved with 0.5)",
+                                 "optimizer.momentum=0.8 (saved with 0.9)",
+                                 "train.max_grad_norm=0 (saved with 1)"});
+  CHECK(changed_settings("model:\n  depth: 18\n", "model:\n  width: 64\n",
+                         "model:\n  width: 32\n  depth: 50\n") ==
+        std::vector<std::string>{"model.width=64 (saved without this setting)",
+                                 "model.depth is not set (saved with 18)"});
+  const std::string earlier = "optimizer:\n  type: sgd\n  skip_dead_taps: false\n";
+  CHECK(changed_settings(earlier, "optimizer:\n  type: sgd\n", "").empty());
 }

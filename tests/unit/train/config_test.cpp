@@ -64,7 +64,7 @@ TEST_CASE("overrides reach every section") {
   CHECK(config.checkpoint.dir == "/c");
 }
 
-TEST_CASE("settings that follow from others") {
+TEST_CASE("some settings follow from others") {
   CHECK(parse({"train.batch_size=64"}).loader.batch_size == 64);
   CHECK(parse({"loader.batch_size=64"}).train.batch_size == 64);
   CHECK(parse({"loader.batch_size=64", "train.batch_size=64"}).train.batch_size == 64);
@@ -96,13 +96,13 @@ TEST_CASE("settings that follow from others") {
   has(config.checkpoint.settings_text, "batch_size: 64");
 }
 
-TEST_CASE("defaults that users count on") {
+TEST_CASE("the documented defaults hold") {
   const Config config;
   CHECK(config.checkpoint.every_minutes == 10);  // checkpoint.dir alone gives regular saves
   CHECK_FALSE(config.train.allow_tf32);          // float32 means float32
 }
 
-TEST_CASE("the number of steps of a run") {
+TEST_CASE("epochs and max_steps give the number of steps of a run") {
   CHECK(TrainOptions{.max_steps = 7}.num_steps(5) == 7);
   CHECK(TrainOptions{.max_steps = 0, .epochs = 2}.num_steps(5) == 10);
   CHECK(TrainOptions{.max_steps = 7, .epochs = 2}.num_steps(5) == 7);
@@ -121,7 +121,7 @@ TEST_CASE("wrong settings are refused before anything starts") {
   has(refusal({"optimizer.nesterov=true"}), "momentum");
 }
 
-TEST_CASE("a program's own section, asked for later") {
+TEST_CASE("a program can read its own section later") {
   const Config config = parse({"mine.alpha=0.25"});
   CHECK_THROWS_AS(config.require_all_read(), SettingsError);
   has(config.to_yaml(), "mine:\n  alpha: 0.25\n");
@@ -156,7 +156,7 @@ TEST_CASE("an announced section is checked at once and shown") {
   has(settings_help(Config::default_rows(sections)), "mine.alpha=0.5");
 }
 
-TEST_CASE("a program has its own defaults of the library's settings, and not all of them") {
+TEST_CASE("a program can change defaults of the library's settings and leave settings out") {
   const std::vector<Section> sections = {
       {"data", [](FieldVisitor&) {}},
       {"train",
@@ -191,15 +191,16 @@ TEST_CASE("a program has its own defaults of the library's settings, and not all
   CHECK(back.to_canonical() == changed.to_canonical());
 }
 
-TEST_CASE("fields that only a loop can act on are there where the program names them") {
+TEST_CASE("settings of a training loop exist only if the program names them") {
   for (const char* unused :
        {"train.grad_accum_steps=4", "train.max_grad_norm=1", "train.mixup=0.2",
         "train.label_smoothing=0.1", "train.eval_every=2", "train.eval_every_steps=5",
         "train.eval_first=true", "train.eval_batch_size=8", "train.cuda_graph=on"}) {
     const std::string setting = unused;
     const std::string key = setting.substr(0, setting.find('='));
-    has(refusal({unused}), "argument: " + setting + " changes nothing");
-    has(refusal({unused}), "fix: leave it out, or, where the program's own code acts on it");
+    has(refusal({unused}), "argument: " + setting + " has no effect");
+    has(refusal({unused}),
+        "fix: leave it out, or declare it in ddp::run if the program's own code uses it");
     has(refusal({unused}), "{ddp::uses({\"" + key + "\"})}");
     CHECK(refusal({unused}, {uses({key})}) == "(accepted)");
     CHECK(refusal({unused}, {declare_section<mine::Options>("mine"), uses({"train"})}) ==
@@ -217,7 +218,7 @@ TEST_CASE("fields that only a loop can act on are there where the program names 
   CHECK_THROWS_WITH(Config::from_settings(file), Catch::Contains("run.yaml:2: train.eval_every=1"));
 }
 
-TEST_CASE("settings of sections that no object of the library took are refused") {
+TEST_CASE("settings of sections that no object of the library uses are refused") {
   const auto unused = [](const Config& config) {
     try {
       config.require_all_used();
@@ -231,7 +232,7 @@ TEST_CASE("settings of sections that no object of the library took are refused")
         "data.num_samples=80", "sampler.seed=3", "loader.num_workers=1", "metrics.csv=true",
         "checkpoint.keep_last=3", "train.batch_size=8", "loader.batch_size=8"}) {
     const std::string setting = argument;
-    has(unused(parse({argument})), "argument: " + setting + " changes nothing: no object");
+    has(unused(parse({argument})), "argument: " + setting + " has no effect: no object");
     CHECK(unused(parse({argument}, {uses({setting.substr(0, setting.find('='))})})).empty());
     CHECK(unused(
               parse({argument}, {uses({"train.batch_size", setting.substr(0, setting.find('.'))})}))
@@ -258,7 +259,7 @@ TEST_CASE("settings of sections that no object of the library took are refused")
     return Config::from_settings(settings);
   };
   CHECK(unused(from_file(parse({"train.max_steps=70"}).to_yaml())).empty());
-  has(unused(from_file("sampler:\n  seed: 3\n")), "saved.yaml:2: sampler.seed=3 changes nothing");
+  has(unused(from_file("sampler:\n  seed: 3\n")), "saved.yaml:2: sampler.seed=3 has no effect");
 }
 
 TEST_CASE("saved settings give the same run") {

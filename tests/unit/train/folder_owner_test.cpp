@@ -14,7 +14,6 @@
 
 #include "ddp/core/stop_signal.hpp"
 #include "support/catch.hpp"
-#include "train/changed_settings.hpp"
 #include "train/folder_owner.hpp"
 #include "unit/train/temporary_folder.hpp"
 
@@ -105,7 +104,7 @@ double seconds_of(const std::function<void()>& call) {
 
 }  // namespace
 
-TEST_CASE("a folder without a record is taken at once and left without one") {
+TEST_CASE("a folder without a record is taken at once and released without one") {
   TemporaryFolder folder;
   for (int i = 0; i < 2; ++i) {
     std::shared_ptr<FolderOwner> owner, again;
@@ -119,7 +118,7 @@ TEST_CASE("a folder without a record is taken at once and left without one") {
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("an owner that lives is named, and keeps its folder") {
+TEST_CASE("a live owner is named and keeps its folder") {
   TemporaryFolder folder;
   Process first([&] {
     const auto owner = take(folder.path(), kPatient, "77");
@@ -150,7 +149,8 @@ TEST_CASE("the folder of a process that was killed is taken over without waiting
   owner->require_own();
 }
 
-TEST_CASE("an owner elsewhere is dead when its counter stands still, whatever the record says") {
+TEST_CASE(
+    "an owner on another host is dead when its counter stands still, whatever its record holds") {
   TemporaryFolder folder;
   const OwnerRecord elsewhere{.host = "node9", .process = 1, .machine = "other", .start = "a"};
   for (const auto& text :
@@ -167,7 +167,7 @@ TEST_CASE("an owner elsewhere is dead when its counter stands still, whatever th
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("an owner that ends, or is of the same job, is waited for, and not for ever") {
+TEST_CASE("a start waits, for a limited time, for an owner that is ending or of the same job") {
   TemporaryFolder folder;
   const bool ending = GENERATE(false, true), ends = GENERATE(false, true);
   Process first([&] {
@@ -190,7 +190,7 @@ TEST_CASE("an owner that ends, or is of the same job, is waited for, and not for
 }
 
 // Without the request, both waits take a minute.
-TEST_CASE("a stop request ends the wait for another owner, and asks for another start") {
+TEST_CASE("a stop request ends the wait for another owner, and the error requests another start") {
   constexpr OwnerTimes kLong{.beat = 50ms, .watch = 60s, .wait = 60s};
   TemporaryFolder folder;
   const bool lives = GENERATE(true, false), before = GENERATE(true, false);
@@ -230,7 +230,7 @@ TEST_CASE("a stop request ends the wait for another owner, and asks for another 
   CHECK(std::filesystem::exists(record_in(folder.path())));
 }
 
-TEST_CASE("of two processes that take over one folder one wins") {
+TEST_CASE("one of two processes that take over a folder wins") {
   TemporaryFolder folder;
   const OwnerRecord dead{.host = "node9", .process = 1, .machine = "other", .start = "a"};
   testing::write_file(record_in(folder.path()), dead.to_text());
@@ -246,7 +246,7 @@ TEST_CASE("of two processes that take over one folder one wins") {
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("an owner that stood still and lost its folder says so and leaves the record alone") {
+TEST_CASE("a suspended owner that lost its folder reports this and does not change the record") {
   TemporaryFolder folder;
   const OwnerRecord successor{
       .host = "node9", .job = "80", .process = 5, .machine = "other", .start = "a"};
@@ -267,34 +267,4 @@ TEST_CASE("an owner that stood still and lost its folder says so and leaves the 
     CHECK(owner->lost());
   }
   CHECK(testing::read_file(record_in(folder.path())) == successor.to_text());
-}
-
-TEST_CASE("settings that a resumed run has otherwise are listed by key") {
-  using ddp::detail::changed_settings;
-  const std::string saved =
-      "optimizer:\n  type: sgd\n  momentum: 0.9\nlr_schedule:\n  lr: 0.5\nmodel:\n  depth: 18\n"
-      "checkpoint:\n  dir: a\ntrain:\n  max_grad_norm: 1\n";
-  CHECK(changed_settings(saved, saved, "").empty());
-  const std::string now =
-      "optimizer:\n  type: sgd\n  momentum: 0.8\nlr_schedule:\n  lr: 0.1\nmodel:\n  width: 64\n"
-      "checkpoint:\n  dir: b\ntrain:\n  max_grad_norm: 0\n";
-  CHECK(changed_settings(saved, now, "") ==
-        std::vector<std::string>{
-            "lr_schedule.lr=0.1, it had 0.5", "model.width=64, it did not set that",
-            "optimizer.momentum=0.8, it had 0.9", "train.max_grad_norm=0, it had 1",
-            "model.depth is not set, it had 18"});
-  CHECK(changed_settings("no settings: [", now, "").empty());
-  // Settings that only one side has count if not at the default; settings that both have always
-  // count.
-  CHECK(changed_settings(saved, now,
-                         "model:\n  width: 64\n  depth: 18\ntrain:\n  max_grad_norm: 0\n") ==
-        std::vector<std::string>{"lr_schedule.lr=0.1, it had 0.5",
-                                 "optimizer.momentum=0.8, it had 0.9",
-                                 "train.max_grad_norm=0, it had 1"});
-  CHECK(changed_settings("model:\n  depth: 18\n", "model:\n  width: 64\n",
-                         "model:\n  width: 32\n  depth: 50\n") ==
-        std::vector<std::string>{"model.width=64, it did not set that",
-                                 "model.depth is not set, it had 18"});
-  const std::string earlier = "optimizer:\n  type: sgd\n  skip_dead_taps: false\n";
-  CHECK(changed_settings(earlier, "optimizer:\n  type: sgd\n", "").empty());
 }

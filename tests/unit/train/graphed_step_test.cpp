@@ -48,7 +48,7 @@ struct Trained {
 
 }  // namespace
 
-TEST_CASE("on the CPU a step is its lambda, with the host's numbers") {
+TEST_CASE("on the CPU a step runs its lambda with the host's numbers") {
   auto ctx = make_context();
   const auto train = [&](bool graphed) {
     torch::manual_seed(1);
@@ -89,7 +89,7 @@ TEST_CASE("on the CPU a step is its lambda, with the host's numbers") {
   REQUIRE(plain.losses.front() != plain.losses.back());
 }
 
-TEST_CASE("a step's log holds the numbers of one element, in the order of its outputs") {
+TEST_CASE("a step's log holds the outputs of one element in order") {
   auto ctx = make_context();
   GraphedStep step(ctx, {}, [](const std::vector<Batch>& batches, const StepScalars& scalars) {
     return Outputs{.loss = batches[0].data.sum() + batches[1].data.sum(),
@@ -189,7 +189,7 @@ TEST_CASE("unknown types and invalid options are refused by name") {
 }
 
 #ifdef DDP_HAS_CUDA
-TEST_CASE("graphs share a pool while one of them lives; later ones get another") {
+TEST_CASE("graphs share a pool while one of them exists; later ones get another") {
   GraphPool pool;
   auto first = pool.id();
   const auto id = *first;

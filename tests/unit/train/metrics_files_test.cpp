@@ -72,7 +72,7 @@ TEST_CASE("an epoch's row has the constants of the run and the numbers of the jo
   REQUIRE(row["tokens_per_second"] == "20");
 }
 
-TEST_CASE("the settings choose the files") {
+TEST_CASE("the settings select the files") {
   TemporaryFolder folder;
   auto options = written_to(folder);
   options.run_name = "named";

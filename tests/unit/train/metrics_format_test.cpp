@@ -7,7 +7,7 @@
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 #include "train/background_task.hpp"
-#include "train/gpu_monitor.hpp"
+#include "train/device_sensors.hpp"
 #include "train/metrics_format.hpp"
 #include "train/run_folder.hpp"
 #include "unit/train/temporary_folder.hpp"
@@ -15,7 +15,7 @@
 using namespace ddp::detail;
 using testing::TemporaryFolder;
 
-TEST_CASE("csv and jsonl hold the same numbers; the unknown is left out") {
+TEST_CASE("csv and jsonl hold the same numbers and omit unknown ones") {
   const Row row = {{.name = "step", .integer = 3},
                    {.name = "loss", .number = 0.1},
                    {.name = "accuracy"},
@@ -26,7 +26,7 @@ TEST_CASE("csv and jsonl hold the same numbers; the unknown is left out") {
   REQUIRE(json_line(row) == R"({"step":3,"loss":0.1,"note":"a \"quoted\", one","norm":"inf"})");
 }
 
-TEST_CASE("a NaN is shown, it is not unknown") {
+TEST_CASE("a NaN is shown and does not count as unknown") {
   const double nan = GENERATE(NAN, -NAN);
   const Row row = {{.name = "loss", .number = nan}, {.name = "low", .number = -INFINITY}};
   REQUIRE(csv_line(row) == "nan,-inf");
@@ -37,11 +37,11 @@ TEST_CASE("a NaN is shown, it is not unknown") {
   REQUIRE(if_measured(nan) == std::nullopt);
 }
 
-TEST_CASE("the log line says what is known") {
+TEST_CASE("the log line shows the known numbers") {
   LoggedNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .samples_per_second = 2000};
   numbers.samples_per_second_per_rank = 500;
   REQUIRE(log_line(numbers, 0, NAN) ==
-          "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 a rank)");
+          "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 per rank)");
   numbers.accuracy = 0.5;
   REQUIRE_THAT(log_line(numbers, 1000, 3725),
                Catch::StartsWith("step 120/1000 | loss 1.2500 | accuracy 50.00 % |") &&
@@ -49,7 +49,7 @@ TEST_CASE("the log line says what is known") {
   REQUIRE(step_row(numbers, 1).size() == 15);
   REQUIRE(step_row(numbers, 1)[7].name == "images_per_second");
   numbers.sample_unit = "tokens";
-  REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000.0 tokens/s (500.0 a rank)"));
+  REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000.0 tokens/s (500.0 per rank)"));
   REQUIRE(step_row(numbers, 1)[7].name == "tokens_per_second");
   REQUIRE(step_row(numbers, 1)[8].name == "tokens_per_second_per_rank");
   REQUIRE(evaluation_line(5, 20, 1.5, 0.25) ==
@@ -93,7 +93,7 @@ TEST_CASE("the commit is read from Git's files") {
   REQUIRE(read_git_commit(folder.file("linked")) == commit);
 }
 
-TEST_CASE("a run folder is appended to by the next start of the same job") {
+TEST_CASE("the next start of a job appends to its run folder") {
   TemporaryFolder folder;
   for (int start = 0; start < 2; ++start) {
     RunFolder run(folder.path(), "42");
@@ -111,7 +111,7 @@ TEST_CASE("a run folder is appended to by the next start of the same job") {
   REQUIRE_NOTHROW(lost.append("steps.csv", "x"));
 }
 
-TEST_CASE("background tasks run one after another and hand over their errors") {
+TEST_CASE("background tasks run one after another and report their errors") {
   int count = 0;
   {
     BackgroundTask task;
@@ -133,7 +133,7 @@ TEST_CASE("without a driver there is no GPU monitor, and no error") {
   REQUIRE(GpuMonitor::open("ffff:ff:1f.7") == nullptr);
 }
 
-TEST_CASE("a GPU that answers slowly holds nobody up, and its answers come in") {
+TEST_CASE("a GPU that answers slowly blocks no caller, and its answers arrive") {
   using namespace std::chrono_literals;
   std::atomic<int> answers{0};
   std::atomic<bool> slow{false};

@@ -165,7 +165,7 @@ void check_epochs(const Rows& epochs, const ddp::EpochResult& result) {
 
 }  // namespace
 
-TEST_CASE("losses and rates of all ranks are weighted by samples and never doubled") {
+TEST_CASE("losses and rates of all ranks are weighted by samples and counted once") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);
   options.run = {.precision = "fp32",
@@ -216,7 +216,7 @@ TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph 
   REQUIRE(rows.at(1).at("lr") == "");
 }
 
-TEST_CASE("a loss that became NaN is seen in every file") {
+TEST_CASE("a NaN loss appears in every file") {
   TemporaryFolder folder;
   const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
@@ -238,7 +238,7 @@ TEST_CASE("a loss that became NaN is seen in every file") {
   REQUIRE(epoch.at("test_accuracy") == "");
 }
 
-TEST_CASE("energy is the sum of all ranks, unknown where one does not know its own") {
+TEST_CASE("energy is the sum over all ranks, and unknown if one rank does not report it") {
   ddp::detail::RankNumbers one{.energy_j = 1.5}, two{.energy_j = 2.25}, unknown;
   using ddp::detail::JobNumbers;
   using ddp::detail::RankNumbers;
@@ -248,7 +248,7 @@ TEST_CASE("energy is the sum of all ranks, unknown where one does not know its o
   REQUIRE(std::isnan(JobNumbers({one, unknown}).total.energy_j));
 }
 
-TEST_CASE("a global batch that the ranks share is told as such") {
+TEST_CASE("an uneven global batch is reported with its mean size per GPU") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);
   options.run = {.batch_size_per_rank = 32, .global_batch_size = 101};
@@ -292,7 +292,7 @@ std::vector<int> traced_steps(MetricsOptions options, int64_t first_step, bool t
 
 }  // namespace
 
-TEST_CASE("traced steps of all ranks end in one file") {
+TEST_CASE("the traced steps of all ranks are written to one file") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);
   options.trace_first_step = 2;
@@ -300,7 +300,7 @@ TEST_CASE("traced steps of all ranks end in one file") {
   REQUIRE(traced_steps(options, 0, false) == std::vector<int>{2, 3, 4});
 }
 
-TEST_CASE("a resumed run traces its first step, and never names a step that was not run") {
+TEST_CASE("a resumed run traces its first step, and never names a step that did not run") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);
   options.trace_steps = 2;
@@ -315,7 +315,7 @@ TEST_CASE("a resumed run traces its first step, and never names a step that was 
   REQUIRE(traced_steps(options, 5, told) == std::vector<int>{6, 7});
 }
 
-TEST_CASE("tokens are the samples of a language run, its targets weigh the loss") {
+TEST_CASE("a language run counts tokens as samples and weights the loss by targets") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);
   options.run.sample_unit = "tokens";
@@ -346,7 +346,7 @@ TEST_CASE("tokens are the samples of a language run, its targets weigh the loss"
   REQUIRE(read_csv(folder.file("run/epochs.csv"))[0].count("tokens_per_second") == 1);
 }
 
-TEST_CASE("numbers that come by a step's log count as tensors do") {
+TEST_CASE("numbers from a step's log count like tensors") {
   const auto epoch_of = [](bool by_log) {
     const TemporaryFolder folder;
     testing::ThreadJob job(1);

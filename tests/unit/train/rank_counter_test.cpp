@@ -54,7 +54,7 @@ TEST_CASE("a log line has its own interval within the epoch") {
   REQUIRE(counter.since_log().samples == 0);
 }
 
-TEST_CASE("the wait for the loader is a mean per timed step, without the first step's") {
+TEST_CASE("the loader wait is a mean over timed steps, without the first step") {
   RankCounter counter;
   counter.add_step(8, false);
   counter.begin_loader_wait(100);
@@ -66,7 +66,9 @@ TEST_CASE("the wait for the loader is a mean per timed step, without the first s
   REQUIRE(counter.since_log().loader_wait_ms == 3);
 }
 
-TEST_CASE("a job's numbers are sums, the slowest rank's time, and means of ranks that know them") {
+TEST_CASE(
+    "a job's numbers are sums, the slowest rank's time, and means over the ranks that report "
+    "them") {
   const JobNumbers job({{.loss_sum = 6,
                          .loss_samples = 2,
                          .samples = 10,

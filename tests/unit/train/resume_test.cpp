@@ -92,7 +92,7 @@ TEST_CASE("a checkpoint of another model is refused with the first key, nothing 
   REQUIRE(other->parameters()[0].equal(before));
 }
 
-TEST_CASE("two models and their optimizers lie in one checkpoint under names of the list") {
+TEST_CASE("one checkpoint holds two models and their optimizers under the list's names") {
   const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves);
   const auto communicator = ddp::make_single_communicator(at::kCPU);
   testing::TemporaryFolder folder;

@@ -68,7 +68,7 @@ int close_and_report(Context& context) {
 
 }  // namespace
 
-TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or not") {
+TEST_CASE("a run whose last save failed ends with 73, with and without wait()") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const bool waits = GENERATE(false, true), retries = GENERATE(false, true);
@@ -93,14 +93,14 @@ TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or
   INFO(ended.output);
   CHECK(ended.code() == (retries ? 0 : 73));
   CHECK(ended.says("summary") == (waits && retries));
-  CHECK(ended.says("training goes on") == retries);
+  CHECK(ended.says("training continues") == retries);
   CHECK(ended.says("the checkpoint after 1 steps was not saved"));
   CHECK(ended.says(dir + ": Not a directory; fix: remove the file that stands where a folder is "
-                         "needed, or name another checkpoint.dir"));
+                         "needed, or set another checkpoint.dir"));
   CHECK(ended.says("first cause: rank 0") == !retries);
 }
 
-TEST_CASE("a context throws at its close that a checkpointer's last save failed") {
+TEST_CASE("the close of a context throws if a checkpointer's last save failed") {
   testing::TemporaryFolder folder;
   CheckpointOptions options;
   options.dir = folder.file("ckpt");
@@ -122,7 +122,7 @@ TEST_CASE("a context throws at its close that a checkpointer's last save failed"
   CHECK(ended.says("thrown: rank 0 failed before the first step: the checkpoint after 1 steps"));
 }
 
-TEST_CASE("a checkpointer and metrics report to a context that moved after they were made") {
+TEST_CASE("a checkpointer and metrics report to a context that moved after their construction") {
   testing::TemporaryFolder folder;
   CheckpointOptions options;
   options.dir = folder.file("ckpt");
@@ -157,7 +157,8 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after they 
   CHECK(ended.says("thrown: "));
 }
 
-TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, the first goes on") {
+TEST_CASE(
+    "a second job on a checkpoint.dir or a run folder in use is refused, and the first continues") {
   testing::TemporaryFolder folder;
   const auto stop = folder.file("stop");
   const auto dir = folder.file("ckpt");
@@ -178,7 +179,7 @@ TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, t
   CHECK(second.code() == 64);
   CHECK(second.says("checkpoint.dir=" + dir + " is in use by host "));
   CHECK(second.says(owner));
-  CHECK(second.says("fix: end that job first, or name another checkpoint.dir"));
+  CHECK(second.says("fix: end that job first, or set another checkpoint.dir"));
   CHECK_FALSE(second.says("loop from"));
 
   const Ended third = run_program(saves_until(stop), with("checkpoint.dir="));
@@ -186,7 +187,7 @@ TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, t
   CHECK(third.code() == 64);
   CHECK(third.says("the run folder " + folder.file("a")));
   CHECK(third.says(owner));
-  CHECK(third.says("name another metrics.run_name"));
+  CHECK(third.says("set another metrics.run_name"));
 
   testing::write_file(stop, "");
   const Ended ended = end_of(first);
@@ -202,7 +203,7 @@ TEST_CASE("a second job on a checkpoint.dir or a run folder in use is refused, t
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));  // a wait is 10 s
 }
 
-TEST_CASE("a start waits for a job that was asked to stop, and goes on behind it") {
+TEST_CASE("a start waits for a job that was asked to stop, and continues after it") {
   testing::TemporaryFolder folder;
   const auto told = folder.file("told"), heard = folder.file("heard");
   const auto dir = folder.file("ckpt");
@@ -277,7 +278,7 @@ TEST_CASE("a start that waits for a folder ends with 75 on SIGTERM") {
   CHECK(end_of(first).code() == 0);
 }
 
-TEST_CASE("a run goes on and saves when nobody reads its output any more") {
+TEST_CASE("a run continues and saves when nobody reads its output") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const auto program = start_program(
@@ -305,8 +306,7 @@ TEST_CASE("a run goes on and saves when nobody reads its output any more") {
   CHECK(saved.front() == "step_0000000050");
 }
 
-TEST_CASE(
-    "a resumed run tells which settings it has otherwise, a requeued one that it begins anew") {
+TEST_CASE("a resumed run logs its changed settings, a requeued one that it starts at step 0") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const auto start = [&](const std::vector<std::string>& more, const char* restarts = "0") {
@@ -334,11 +334,10 @@ TEST_CASE(
   const Ended changed =
       start({"lr_schedule.lr=0.1", "optimizer.momentum=0.8", "train.max_grad_norm=0"});
   INFO(changed.output);
-  CHECK(changed.says("[warning] another setting than " + dir +
-                     "/step_0000000002 was saved with: "
-                     "lr_schedule.lr=0.1, it had 0.5"));
-  CHECK(changed.says("optimizer.momentum=0.8, it had 0"));
-  CHECK(changed.says("train.max_grad_norm=0, it had 1"));
+  CHECK(changed.says("[warning] a setting differs from the checkpoint " + dir +
+                     "/step_0000000002: lr_schedule.lr=0.1 (saved with 0.5)"));
+  CHECK(changed.says("optimizer.momentum=0.8 (saved with 0)"));
+  CHECK(changed.says("train.max_grad_norm=0 (saved with 1)"));
   std::filesystem::remove_all(dir);
   CHECK(start({}, "2").says("[warning] restart 2 of job 4711 begins at step 0: checkpoint.dir=" +
                             dir + " holds no checkpoint; fix: "));
@@ -356,7 +355,7 @@ void describe_fields(Upgrade& options, FieldVisitor& visitor) {
 
 }  // namespace
 
-TEST_CASE("a setting that only one of two versions has is logged where it is not the default") {
+TEST_CASE("a setting that only one of two versions has is logged if it is not the default") {
   testing::TemporaryFolder folder;
   const auto dir = folder.file("ckpt");
   const auto start = [&](std::vector<std::string> settings, const std::vector<Section>& sections) {
@@ -378,19 +377,19 @@ TEST_CASE("a setting that only one of two versions has is logged where it is not
   };
   // This version announces all of section train, and its own section.
   const std::vector<Section> more{uses({"train"}), declare_section<Upgrade>("upgrade")};
-  CHECK_FALSE(start({}, {}).says("another setting"));
-  CHECK_FALSE(start({}, more).says("another setting"));
+  CHECK_FALSE(start({}, {}).says("a setting differs"));
+  CHECK_FALSE(start({}, more).says("a setting differs"));
   // The program has no default for comparison.
   const Ended unknown = start({}, {});
-  CHECK(unknown.says("upgrade.heads is not set, it had 8"));
+  CHECK(unknown.says("upgrade.heads is not set (saved with 8)"));
   CHECK_FALSE(unknown.says("saved with: train."));
   const Ended added = start({"upgrade.heads=4", "train.mixup=0.5"}, more);
-  CHECK(added.says("upgrade.heads=4, it did not set that"));
-  CHECK(added.says("train.mixup=0.5, it did not set that"));
+  CHECK(added.says("upgrade.heads=4 (saved without this setting)"));
+  CHECK(added.says("train.mixup=0.5 (saved without this setting)"));
   CHECK_FALSE(added.says("train.label_smoothing"));
   const Ended removed = start({}, {});
-  CHECK(removed.says("upgrade.heads is not set, it had 4"));
-  CHECK(removed.says("train.mixup is not set, it had 0.5"));
+  CHECK(removed.says("upgrade.heads is not set (saved with 4)"));
+  CHECK(removed.says("train.mixup is not set (saved with 0.5)"));
   CHECK_FALSE(removed.says("train.label_smoothing"));
 }
 

@@ -35,7 +35,7 @@ void describe_fields(Mine& options, FieldVisitor& visitor) {
 
 }  // namespace
 
-TEST_CASE("a run that ends well returns 0") {
+TEST_CASE("a successful run returns 0") {
   const Ended ended = run_program(
       [](Context& context, const Config& config) {
         std::printf("rank %d of %d, batch %d\n", context.rank(), context.world_size(),
@@ -104,7 +104,7 @@ TEST_CASE("keys that nobody reads are refused when the first step begins") {
   CHECK(run_program([](Context&, const Config&) {}, {"far.off=5"}).code() == 64);
 }
 
-TEST_CASE("settings that change nothing end the program with 64") {
+TEST_CASE("settings without an effect end the program with 64") {
   const RunFunction program = [](Context& context, const Config& config) {
     std::puts("called");
     const LrSchedule lr_schedule(config.lr_schedule);
@@ -131,7 +131,7 @@ TEST_CASE("settings that change nothing end the program with 64") {
     const Ended ended = run_with(unused);
     INFO(ended.output);
     CHECK(ended.code() == 64);
-    CHECK(ended.says(std::string(unused) + " changes nothing"));
+    CHECK(ended.says(std::string(unused) + " has no effect"));
     CHECK_FALSE(ended.says("ended step 1"));
   }
   const Ended at_start = run_with("train.grad_accum_steps=4");
@@ -142,7 +142,7 @@ TEST_CASE("settings that change nothing end the program with 64") {
   CHECK(run_program([](Context&, const Config&) {}, {"amp.dtype=bf16"}).code() == 64);
 }
 
-TEST_CASE("a training loop announces its steps by itself") {
+TEST_CASE("a training loop announces its steps automatically") {
   const auto loop = [](bool restores) {
     return [restores](Context& context, const Config& config) {
       Metrics metrics(context, config.metrics);
@@ -178,7 +178,7 @@ TEST_CASE("--help shows every key and returns 0") {
   CHECK_FALSE(ended.says("the function ran"));
 }
 
-TEST_CASE("a signal is a flag until the program asks; a second Ctrl-C is not") {
+TEST_CASE("a signal sets a flag; a second Ctrl-C ends the program") {
   const auto stops = [](int number) {
     return [number](Context& context, const Config&) {
       StopSignal stop(context.control_plane());
@@ -237,7 +237,7 @@ TEST_CASE("a collective that a destructor calls while an exception unwinds is re
   CHECK(ended.says("went on\nrefused: barrier: a destructor called it while an exception unwinds"));
 }
 
-TEST_CASE("a rank that cannot end leaves with the cause's code") {
+TEST_CASE("a rank that cannot unwind exits with the cause's code") {
   const Ended ended = run_program([](Context& context, const Config&) {
     context.add_teardown([] { pause(); });
     throw DataError("shard 7");

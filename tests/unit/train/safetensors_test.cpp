@@ -76,7 +76,7 @@ TEST_CASE("safetensors files have the rights that the umask leaves") {
 }
 
 TEST_CASE(
-    "safetensors of strided tensors hold their logical order; loaded ones may be written to") {
+    "safetensors files hold strided tensors in logical order, and loaded tensors are writable") {
   TemporaryFolder folder;
   const auto path = folder.file("a.safetensors");
   const auto nhwc = torch::arange(24, torch::kFloat)
@@ -91,7 +91,7 @@ TEST_CASE(
   REQUIRE(ddp::load_safetensors(path).tensors.at("w").equal(nhwc));
 }
 
-TEST_CASE("safetensors headers that lie are refused") {
+TEST_CASE("false safetensors headers are refused") {
   TemporaryFolder folder;
   const auto path = folder.file("bad.safetensors");
   const auto [json, data, reason] = GENERATE(table<std::string, std::string, std::string>({
@@ -134,7 +134,7 @@ TEST_CASE("safetensors headers that lie are refused") {
   REQUIRE_THAT(refusal(path), Catch::Contains(reason) && Catch::Contains(path));
 }
 
-TEST_CASE("what a safetensors file cannot hold is refused with the file's name") {
+TEST_CASE("tensors that a safetensors file cannot hold are refused with the file's name") {
   TemporaryFolder folder;
   const auto path = folder.file("a.safetensors");
   const auto refused = [&](const TensorMap& tensors, const std::map<std::string, std::string>& m) {
@@ -158,7 +158,7 @@ TEST_CASE("what a safetensors file cannot hold is refused with the file's name")
   CHECK_FALSE(std::filesystem::exists(path));
 }
 
-TEST_CASE("safetensors lengths are checked before memory is taken") {
+TEST_CASE("safetensors lengths are checked before memory is allocated") {
   TemporaryFolder folder;
   const auto path = folder.file("bad.safetensors");
   testing::write_file(path, "");
@@ -171,7 +171,7 @@ TEST_CASE("safetensors lengths are checked before memory is taken") {
   REQUIRE_THAT(refusal(folder.path()), Catch::Contains("cannot read"));
 }
 
-TEST_CASE("safetensors with any header byte flipped are refused or read whole") {
+TEST_CASE("a safetensors file with a flipped header byte is refused or read completely") {
   // A flipped bit inside a name or digit can give another valid header. It must never give a tensor
   // with bytes outside the file, which the address sanitizer detects.
   TemporaryFolder folder;

@@ -55,7 +55,7 @@ TEST_CASE("max_failures counts failures in a row") {
   REQUIRE(num_found(log, "failure 2 of") == 0);
 }
 
-TEST_CASE("a failure is taken once; a restore forgets no failure") {
+TEST_CASE("a failure is returned once, and a restore does not clear it") {
   auto history = history_with("off");
   stderr_of([&] { history.note_failure(10, 1, "disk full"); });
   history.note_restored({5, false});
@@ -64,7 +64,7 @@ TEST_CASE("a failure is taken once; a restore forgets no failure") {
   REQUIRE_FALSE(history.take_failure());
 }
 
-TEST_CASE("rank 0 logs that training goes on at the first later step, once") {
+TEST_CASE("rank 0 logs once, at the first later step, that training continues") {
   const bool is_main = GENERATE(true, false);
   auto history = history_with("off", is_main);
   history.note_saved({8, false});
@@ -73,12 +73,13 @@ TEST_CASE("rank 0 logs that training goes on at the first later step, once") {
     history.note_failure(10, 1, "disk full");
     history.note_call(9);
   });
-  REQUIRE(num_found(log, "training goes on") == 0);
+  REQUIRE(num_found(log, "training continues") == 0);
   const auto later = stderr_of([&] {
     history.note_call(10);
     history.note_call(11);
   });
-  REQUIRE(num_found(later,
-                    "training goes on; the next checkpoint is due as usual, the newest is "
-                    "of 8 steps") == (is_main ? 1 : 0));
+  REQUIRE(
+      num_found(later,
+                "training continues after the failed save; the newest checkpoint has 8 steps") ==
+      (is_main ? 1 : 0));
 }

@@ -96,7 +96,7 @@ TEST_CASE("calls share a graph if their layouts, numbers and modes are equal") {
   CHECK(is_known(cache.find(input)));
 }
 
-TEST_CASE("kinds of batches that come once take no graph's place") {
+TEST_CASE("kinds of batches that occur once displace no graph") {
   Cache cache({}, /*max_graphs=*/2);
   for (int64_t size = 1; size <= 300; ++size) {  // more than the cache remembers
     cache.find(size)->eager_steps = 1;
@@ -115,7 +115,7 @@ TEST_CASE("kinds of batches that come once take no graph's place") {
   CHECK_FALSE(cache.has_graph(800));
 }
 
-TEST_CASE("a kind of batch that comes again between many that do not is remembered") {
+TEST_CASE("a recurring kind of batch is remembered among many that occur once") {
   Cache cache({}, /*max_graphs=*/2);
   for (int64_t i = 0; i < 500; ++i) {
     if (i % 100 == 0) {
@@ -125,14 +125,14 @@ TEST_CASE("a kind of batch that comes again between many that do not is remember
   }
 }
 
-TEST_CASE("a cycle of kinds longer than graphs are kept is remembered") {
+TEST_CASE("a cycle of more kinds than max_graphs is remembered") {
   Cache cache({}, /*max_graphs=*/2);
   for (int64_t i = 0; i < 10; ++i) {
     CHECK(cache.find(1 + i % 5)->eager_steps++ == i / 5);
   }
 }
 
-TEST_CASE("graphs become stale when what they have baked in changes") {
+TEST_CASE("graphs become stale when the state that is baked into them changes") {
   Trainable trained;
   Cache cache(trained.parts());
   cache.cache.drop_stale();

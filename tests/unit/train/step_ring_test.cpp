@@ -41,7 +41,7 @@ TEST_CASE("a log is readable once its step was published, and outlives its Graph
   CHECK_THROWS_WITH(log[2], Catch::Contains("there is no number 2"));
 }
 
-TEST_CASE("a step waits for the one that is too many steps behind") {
+TEST_CASE("a step waits if the device is too many steps behind") {
   const auto ring = make_ring([] {});
   constexpr uint64_t kAhead = StepLog::kMaxStepsAhead;
   for (uint64_t sequence = 1; sequence <= kAhead; ++sequence) {

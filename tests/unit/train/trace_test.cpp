@@ -27,7 +27,7 @@ struct FakeDevice : ddp::TraceDevice {
 
 }  // namespace
 
-TEST_CASE("scopes are recorded while a recorder is active, and only then") {
+TEST_CASE("scopes are recorded only while a recorder is active") {
   TraceRecorder recorder;
   { TraceScope before("before", "compute"); }
   recorder.start();
@@ -65,7 +65,7 @@ TEST_CASE("marks of a device become spans when they are taken") {
   REQUIRE(std::abs(by_track.at("reduction").end_ns - by_track.at("reduction").begin_ns) == 1000);
 }
 
-TEST_CASE("a recorder takes from many threads and is bounded") {
+TEST_CASE("a recorder accepts spans of many threads up to its limit") {
   TraceRecorder recorder(1000);
   recorder.start();
   std::vector<std::thread> threads;

@@ -19,10 +19,10 @@ std::string one_line(std::string text) {
 }
 
 constexpr const char* kVariantFix =
-    ". Whether a step is captured or replayed follows from shapes, numbers and modes on each rank "
-    "by itself, so that they have to change in the same call on all ranks; fix: give calls whose "
-    "batches may differ from rank to rank a StepNumbers::variant of their own on every rank (for "
-    "example the global batch size), or train.cuda_graph=off";
+    ". Each rank decides by its own shapes, numbers and modes whether it captures or replays a "
+    "call, so these must change in the same call on all ranks; fix: if batches may differ between "
+    "ranks, give such calls a separate StepNumbers::variant on every rank (for example the global "
+    "batch size), or set train.cuda_graph=off";
 
 std::string describe(const CaptureReport& report) {
   return concat("batch ", report.shapes.empty() ? "without tensors" : report.shapes, ", variant ",
@@ -141,12 +141,6 @@ void CaptureAgreement::check_missed_captures() {
                                 step_id_, calls_done_, last_captured_, name_, last_shapes_);
   if (!is_pending) {
     checked_version_ = version;
-  }
-}
-
-void CaptureAgreement::set_last_shapes(const std::string& shapes) {
-  if (board_ != nullptr) {
-    last_shapes_ = shapes;
   }
 }
 

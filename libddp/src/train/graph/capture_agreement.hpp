@@ -57,15 +57,17 @@ bool require_no_missed_capture(const std::vector<std::string>& announcements, si
 /// One per GraphedStep. Use from one thread.
 class CaptureAgreement {
  public:
-  /// All ranks count their steps alike, so `step_id` is the same everywhere. 0: the step calls no
-  /// collective, ranks need not run it alike, and nothing is exchanged.
+  /// All ranks count their steps in the same way, so `step_id` is the same on all ranks. 0: the
+  /// step calls no collective, ranks may run it differently, and nothing is exchanged.
   CaptureAgreement(ControlPlane& plane, int64_t step_id, std::string name);
 
   /// Throws PeerLostError if the job failed, because a replay makes no call that would notice it.
   /// Throws SettingsError if another rank waits to capture a call that this rank did not capture.
   void check();
   /// Call with the batch's shapes before a call runs, for messages.
-  void set_last_shapes(const std::string& shapes);
+  void set_last_shapes(const std::string& shapes) {
+    last_shapes_ = board_ != nullptr ? shapes : "";
+  }
   /// `call` has run; a rank that captures it from here on would wait forever.
   void end_call(uint64_t call) { calls_done_ = static_cast<int64_t>(call); }
 

@@ -67,15 +67,14 @@ std::string capture_failure(const std::exception_ptr& error, const std::string& 
   try {
     std::rethrow_exception(error);
   } catch (const c10::OutOfMemoryError& memory) {
-    return in + "out of memory while it was captured (a graph keeps its memory for itself): " +
+    return in + "out of memory during the capture (a graph does not share its memory): " +
            first_lines(memory.what_without_backtrace()) +
-           "; fix: a smaller batch, or train.cuda_graph=off";
+           "; fix: use a smaller batch, or set train.cuda_graph=off";
   } catch (const c10::Error& torch) {
     const std::string text = torch.what_without_backtrace();
     const bool waits = text.find("captur") != std::string::npos;
     return in +
-           (waits ? "it waits for the device, or asks it for something that cannot be captured: "
-                  : "") +
+           (waits ? "it waits for the device, or calls something that cannot be captured: " : "") +
            first_lines(text);
   } catch (const std::exception& other) {
     return in + first_lines(other.what());

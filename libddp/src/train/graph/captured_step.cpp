@@ -2,15 +2,225 @@
 #include "train/graph/captured_step.hpp"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
 
+#include <iterator>
+#include <utility>
+
+#include "comm/cuda_check.hpp"
+#include "core/fnv_hash.hpp"
 #include "train/graph/capture_failure.hpp"
 #include "train/graph/step_publisher.hpp"
 
 namespace ddp::detail {
+namespace {
 
-CapturedStep::CapturedStep(const StepFeed& feed, GraphPool& pool)
-    : arguments_(feed.arguments()), pool_(pool.id()) {}
+// The node before the stream's next node.
+cudaGraphNode_t last_node(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+  const cudaGraphNode_t* nodes = nullptr;
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  const auto code =
+      cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &nodes, nullptr, &count);
+#else
+  const auto code = cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, &nodes, &count);
+#endif
+  check_cuda(code, "cudaStreamGetCaptureInfo");
+  DDP_CHECK(status == cudaStreamCaptureStatusActive && count == 1);
+  return nodes[0];
+}
+
+template <typename Call>
+void try_call(const Call& call) noexcept {
+  try {
+    call();
+  } catch (const std::exception&) {
+    // Already done, or never begun: the state of an abandoned capture is unknown.
+  }
+}
+
+bool is_on_host(const void* pointer) {
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+    cudaGetLastError();
+    return true;
+  }
+  return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeUnregistered;
+}
+
+// Returns the nodes of a query, which reports their number if it is called with null.
+template <typename Query>
+std::vector<cudaGraphNode_t> nodes_from(const Query& query) {
+  size_t count = 0;
+  check_cuda(query(nullptr, &count), "a query of a graph's nodes");
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count > 0) {
+    check_cuda(query(nodes.data(), &count), "a query of a graph's nodes");
+  }
+  return nodes;
+}
+
+std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph) {
+  return nodes_from([graph](cudaGraphNode_t* nodes, size_t* count) {
+    return cudaGraphGetNodes(graph, nodes, count);
+  });
+}
+
+// CUDA 13's functions for edges have one more argument, the edges' data. These edges have none.
+#if CUDART_VERSION >= 13000
+#define DDP_NO_EDGE_DATA nullptr,
+#else
+#define DDP_NO_EDGE_DATA
+#endif
+
+bool is_small_memset(cudaGraphNode_t node, cudaMemsetParams& memset) {
+  cudaGraphNodeType type{};
+  check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+  if (type != cudaGraphNodeTypeMemset) {
+    return false;
+  }
+  check_cuda(cudaGraphMemsetNodeGetParams(node, &memset), "cudaGraphMemsetNodeGetParams");
+  return memset.height <= 1 && memset.width > 0 && memset.width * memset.elementSize < 8192;
+}
+
+void replace(cudaGraph_t graph, cudaGraphNode_t node, const cudaMemsetParams& memset) {
+  const auto before = nodes_from([node](cudaGraphNode_t* nodes, size_t* count) {
+    return cudaGraphNodeGetDependencies(node, nodes, DDP_NO_EDGE_DATA count);
+  });
+  const auto behind = nodes_from([node](cudaGraphNode_t* nodes, size_t* count) {
+    return cudaGraphNodeGetDependentNodes(node, nodes, DDP_NO_EDGE_DATA count);
+  });
+  cudaGraphNode_t kernel = nullptr;
+  check_cuda(add_fill(graph, before.data(), before.size(), memset, &kernel),
+             "cudaGraphAddKernelNode");
+  if (!behind.empty()) {
+    const std::vector<cudaGraphNode_t> from(behind.size(), kernel);
+    check_cuda(
+        cudaGraphAddDependencies(graph, from.data(), behind.data(), DDP_NO_EDGE_DATA behind.size()),
+        "cudaGraphAddDependencies");
+  }
+  check_cuda(cudaGraphDestroyNode(node), "cudaGraphDestroyNode");
+}
+
+}  // namespace
+
+uint64_t hash_defined_gradients(const GraphedParts& parts) {
+  FnvHash hash;
+  for (auto* model : parts.models) {
+    for (const auto& parameter : model->named_parameters()) {
+      hash.add(parameter.tensor.grad().defined() ? 1 : 2);
+    }
+  }
+  return hash.value();
+}
+
+int64_t replace_small_memsets(cudaGraph_t graph) {
+  int64_t replaced = 0;
+  for (cudaGraphNode_t node : nodes_of(graph)) {
+    cudaMemsetParams memset{};
+    if (is_small_memset(node, memset)) {
+      replace(graph, node, memset);
+      ++replaced;
+    }
+  }
+  return replaced;
+}
+
+void CapturedGraph::begin(at::cuda::MempoolId_t pool, const std::vector<at::Generator>& generators,
+                          const FeedArguments& feed) {
+  for (const auto& generator : generators) {
+    register_generator_state(generator);
+  }
+  begun_ = true;
+  // Other threads of this process (loader, watchdog, checkpoint writer) may call CUDA meanwhile.
+  capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+  check_cuda(launch_feed(feed, capture_stream_.stream()), "the kernel that feeds a step");
+  feed_node_ = last_node(capture_stream_.stream());
+}
+
+void CapturedGraph::end() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(capture_stream_.stream(), &status), "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusActive) {
+    throw SettingsError(
+        "an operation that is not permitted during a capture ended the capture, and its error was "
+        "lost");
+  }
+  capture_end();
+  begun_ = false;
+  replace_small_memsets(graph_);
+}
+
+void CapturedGraph::abandon() noexcept {
+  if (!begun_) {
+    return;
+  }
+  begun_ = false;
+  const auto stream = capture_stream_.stream();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+      status != cudaStreamCaptureStatusNone) {
+    cudaGraph_t partial = nullptr;
+    cudaStreamEndCapture(stream, &partial);
+    if (partial != nullptr) {
+      cudaGraphDestroy(partial);
+    }
+  }
+  cudaGetLastError();  // clears the known error, which the next check must not report
+  auto* host = at::getHostAllocator(at::kCUDA);
+  try_call([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_); });
+  try_call([&] { host->end_allocate_to_pool(mempool_id_); });
+  if (!capture_ended_) {  // else reset() does it
+    try_call([&] { c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_); });
+    try_call([&] { host->release_pool(mempool_id_); });
+  }
+  // Otherwise the next eager dropout would fail with "outside graph capture".
+  for (auto& [state, increment] : captured_generator_states_) {
+    state->capturing_ = false;
+  }
+}
+
+std::string CapturedGraph::host_copies() const {
+  for (cudaGraphNode_t node : nodes_of(graph_)) {
+    cudaGraphNodeType type{};
+    check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+    if (type != cudaGraphNodeTypeMemcpy) {
+      continue;
+    }
+    cudaMemcpy3DParms copy{};
+    check_cuda(cudaGraphMemcpyNodeGetParams(node, &copy), "cudaGraphMemcpyNodeGetParams");
+    const bool from = copy.srcPtr.ptr != nullptr && is_on_host(copy.srcPtr.ptr);
+    const bool to = copy.dstPtr.ptr != nullptr && is_on_host(copy.dstPtr.ptr);
+    if (from || to) {
+      const auto bytes = copy.extent.width * copy.extent.height * copy.extent.depth;
+      return concat("copies ", bytes, " bytes ", from ? "from" : "to",
+                    " host memory (a CPU tensor inside the step), which a replay would ",
+                    from ? "read" : "write", " after it may have been freed");
+    }
+  }
+  return {};
+}
+
+int64_t CapturedGraph::num_nodes() const {
+  return std::ssize(nodes_of(graph_));
+}
+
+void CapturedGraph::launch(const FeedArguments& feed) {
+  check_cuda(set_feed(graph_exec_, feed_node_, feed), "cudaGraphExecKernelNodeSetParams");
+  replay();
+}
+
+CapturedStep::CapturedStep(const Request& request)
+    : parts_(request.parts),
+      ring_(request.ring),
+      arguments_(request.feed.arguments()),
+      pool_(request.pool.id()) {}
 
 // The call's inputs become this graph's. Their contents are the first arguments.
 void CapturedStep::make_inputs(const Request& request) {
@@ -29,23 +239,23 @@ void CapturedStep::make_inputs(const Request& request) {
       own.set_requires_grad(input->requires_grad());
     }
   }
-  set_arguments(request.call.numbers, request.sequence, request.call.inputs);
+  set_arguments(request.call, request.sequence);
   for (size_t i = 0; i < inputs_.size(); ++i) {
     *request.call.inputs[i] = inputs_[i];
   }
 }
 
-void CapturedStep::set_arguments(const StepNumbers& numbers, uint64_t sequence,
-                                 const std::vector<at::Tensor*>& from) {
-  set_step_numbers(numbers, sequence, arguments_);
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (!from[i]->defined()) {
+void CapturedStep::set_arguments(const StepCall& call, uint64_t sequence) {
+  set_step_numbers(call.numbers, sequence, arguments_);
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    const at::Tensor& from = *call.inputs[i];
+    if (!from.defined()) {
       continue;
     }
-    if (from[i]->is_cpu()) {
-      append_numbers(*from[i], arguments_);
+    if (from.is_cpu()) {
+      append_numbers(from, arguments_);
     } else {
-      append_copy(*from[i], inputs_[i].mutable_data_ptr(), arguments_);
+      append_copy(from, inputs_[i].mutable_data_ptr(), arguments_);
     }
   }
 }
@@ -60,7 +270,7 @@ void CapturedStep::run(const Request& request) {
 }
 
 std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std::string* failing) {
-  std::unique_ptr<CapturedStep> step(new CapturedStep(request.feed, request.pool));
+  std::unique_ptr<CapturedStep> step(new CapturedStep(request));
   step->make_inputs(request);
   const auto device = request.feed.device();
   const int64_t missing = missing_bytes(device, *step->pool_, request.step_bytes);
@@ -70,7 +280,7 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
   const FailingOperation failing_operation;
   auto& graph = step->graph_;
   try {
-    graph.begin(*step->pool_, request.generators, step->arguments_);
+    graph.begin(*step->pool_, request.parts.generators, step->arguments_);
     reserve_block(missing, device);
     step->run(request);
     at::autocast::clear_cache();
@@ -88,18 +298,22 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
   return step;
 }
 
-void CapturedStep::instantiate() {
-  graph_.instantiate();
+void CapturedStep::set_backward(uint64_t defined, std::vector<Reducer::State> after) {
+  gradients_before_ = defined;
+  states_after_ = std::move(after);
 }
 
-void CapturedStep::replay(const StepNumbers& numbers, uint64_t sequence,
-                          const std::vector<at::Tensor*>& inputs) {
-  set_arguments(numbers, sequence, inputs);
+bool CapturedStep::gradients_match() const {
+  return !gradients_before_ || *gradients_before_ == hash_defined_gradients(parts_);
+}
+
+StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {
+  set_arguments(call, sequence);
   graph_.launch(arguments_);
-}
-
-int64_t CapturedStep::num_nodes() const {
-  return graph_.num_nodes();
+  for (size_t i = 0; i < states_after_.size(); ++i) {
+    parts_.models[i]->reducer().restore(states_after_[i]);  // .grad as after the step
+  }
+  return {object_, ring_.log(sequence, num_scalars_)};
 }
 
 }  // namespace ddp::detail

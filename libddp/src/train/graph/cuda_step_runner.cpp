@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/grad_mode.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/trace_scope.hpp"
+#include "reduce/reducer.hpp"
 #include "train/graph/capture_agreement.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"
@@ -50,30 +52,201 @@ std::shared_ptr<GraphPool> pool_or_new(std::shared_ptr<GraphPool> pool, CudaGrap
   return pool == nullptr && mode != CudaGraph::Off ? std::make_shared<GraphPool>() : pool;
 }
 
-/// Runs steps on a GPU. StepCache finds the graph of a call's kind of batch, StepCapture makes it
-/// after eager steps, and CaptureAgreement compares it with the other ranks'. StepFeed sends
+/// Runs steps on a GPU. StepCache finds the graph of a call's kind of batch, capture_step() makes
+/// it after eager steps, and CaptureAgreement compares it with the other ranks'. StepFeed sends
 /// numbers to the device, and StepRing brings the step's scalars back.
 class CudaStepRunner final : public StepRunner {
  public:
   CudaStepRunner(Context& context, GraphedParts parts, GraphedStepOptions options,
-                 std::shared_ptr<GraphPool> pool);
+                 std::shared_ptr<GraphPool> pool)
+      : context_(context),
+        parts_(std::move(parts)),
+        options_(std::move(options)),
+        device_(context.device()),
+        pool_(pool_or_new(std::move(pool), options_.mode)),
+        agreement_(std::make_shared<CaptureAgreement>(
+            context.control_plane(), next_step_id(options_.collective), options_.name)),
+        ring_(make_ring(device_, agreement_)),
+        feed_(device_),
+        cache_(parts_, options_, device_, context.is_main()),
+        captures_enabled_(options_.mode != CudaGraph::Off) {}
 
-  StepDone run(StepCall& call) override;
+  StepDone run(StepCall& call) override {
+    agreement_->check();
+    ++sequence_;
+    try {
+      ring_->begin(sequence_);
+      // A graph's inputs are fed by plain copies, so slices and expanded tensors are made dense
+      // first.
+      for (at::Tensor* input : call.inputs) {
+        if (input->defined() && !input->is_non_overlapping_and_dense()) {
+          *input = input->contiguous();
+        }
+      }
+      for (auto* model : parts_.models) {
+        model->reducer().join_broken_backward();
+        // A graph neither waits for pending broadcasts nor may capture the wait.
+        model->reducer().finish_pending();
+      }
+      auto done = run_fed(call);
+      agreement_->end_call(sequence_);
+      return done;
+    } catch (...) {
+      --sequence_;  // nothing is published under this number, so no reader may wait for it
+      throw;
+    }
+  }
+
   void drop_graphs() override { cache_.clear(); }
-  GraphedStepCounts counts() const override;
+  GraphedStepCounts counts() const override {
+    auto counts = counts_;
+    counts.graphs = cache_.num_graphs();
+    return counts;
+  }
+
   const std::shared_ptr<GraphPool>& pool() const override { return pool_; }
-  void end() override;
+  void end() override {
+    captures_enabled_ = false;
+    agreement_->end();
+    cache_.clear();
+  }
 
  private:
-  StepDone run_fed(StepCall& call);
-  StepDone run_eager(StepCall& call);
-  StepDone warm_up(StepCache::Kind& kind, StepCall& call);
-  StepDone replay(StepCache::Kind& kind, StepCall& call);
-  bool is_settled() const;
-  bool may_capture(const StepCache::Kind& kind) const;
-  bool capture(StepCache::Kind& kind, StepCall& call);
-  std::string why_not_captured() const;
-  void disable_captures(const std::string& reason);
+  StepDone run_fed(StepCall& call) {
+    if (!captures_enabled_) {
+      return run_eager(call);
+    }
+    cache_.drop_stale();
+    StepCache::Kind* kind = cache_.find(call);
+    if (kind == nullptr) {
+      return run_eager(call);
+    }
+    agreement_->set_last_shapes(kind->shapes);
+    if (kind->graph == nullptr) {
+      if (const auto reason = why_not_captured(); !reason.empty()) {
+        disable_captures(reason);
+        return run_eager(call);
+      }
+      if (!may_capture(*kind) || !capture(*kind, call)) {
+        return captures_enabled_ ? warm_up(*kind, call) : run_eager(call);
+      }
+      return replay(*kind, call);
+    }
+    return kind->graph->gradients_match() ? replay(*kind, call) : run_eager(call);
+  }
+
+  StepDone run_eager(StepCall& call) {
+    ++counts_.eager;
+    const auto& numbers = call.numbers;
+    StepScalars scalars{.lr = numbers.lr, .step = static_cast<double>(numbers.step)};
+    feed_.feed(numbers, sequence_, call.inputs);
+    if (captures_enabled_) {  // as in the later graph
+      scalars = feed_.scalars();
+    }
+    auto output = call.run(scalars);
+    const auto logged = StepRing::scalars_of(output.tensors);
+    publish(logged, feed_, *ring_);
+    return {std::move(output.object), ring_->log(sequence_, static_cast<int>(logged.size()))};
+  }
+
+  StepDone warm_up(StepCache::Kind& kind, StepCall& call) {
+    // Not earlier: lasting allocations of a step (a new bucket layout) would stay in the block
+    // forever.
+    if (!kind.has_block && kind.all_steps() > 0 && is_settled()) {
+      c10::cuda::CUDACachingAllocator::emptyCache();  // returns the first step's memory
+      reserve_block(missing_bytes(device_, {0, 0}, kind.step_bytes), device_);
+      kind.has_block = true;
+    }
+    const PeakBytes peak(device_);
+    auto done = run_eager(call);
+    kind.step_bytes = peak.bytes();
+    cache_.drop_stale_parts();  // changes that this step followed must not delay the capture again
+    ++kind.eager_steps;         // a step that threw does not count
+    return done;
+  }
+
+  StepDone replay(StepCache::Kind& kind, StepCall& call) {
+    const TraceScope trace("graphed step", "compute");
+    auto done = kind.graph->replay(call, sequence_);
+    ++counts_.replayed;
+    return done;
+  }
+
+  bool is_settled() const {
+    return !at::GradMode::is_enabled() ||
+           std::all_of(parts_.models.begin(), parts_.models.end(),
+                       [](DataParallelModel* model) { return model->reducer().is_settled(); });
+  }
+
+  bool may_capture(const StepCache::Kind& kind) const {
+    const bool first = counts_.captures == 0;
+    return kind.eager_steps > 0 && kind.all_steps() >= (first ? options_.warmup_steps : 1) &&
+           is_settled();
+  }
+
+  /// False: this step and all others must run eagerly.
+  bool capture(StepCache::Kind& kind, StepCall& call) {
+    // In the first step libraries search for algorithms, which takes more memory.
+    const int64_t step_bytes = kind.all_steps() > 1 ? kind.step_bytes : 0;
+    std::string reason;
+    auto graph = capture_step({context_, parts_, feed_, *ring_, pool_.get(), *agreement_}, call,
+                              sequence_, step_bytes, &reason);
+    if (graph == nullptr) {
+      disable_captures(reason);
+      return false;
+    }
+    ++counts_.captures;
+    if (context_.is_main()) {
+      log_info(concat("captured ", options_.name, " as a CUDA graph: ", graph->num_nodes(),
+                      " nodes, batch ", shapes_of(call)));
+    }
+    cache_.add_graph(kind, std::move(graph));
+    return true;
+  }
+
+  /// Why this step cannot be captured, as far as known beforehand. Empty: it may be.
+  std::string why_not_captured() const {
+    for (const auto* optimizer : parts_.optimizers) {
+      if (!optimizer->capturable()) {
+        return concat("the optimizer (", optimizer->state_name(),
+                      ") cannot be captured: its step needs numbers on the host, as torch::optim's "
+                      "do; use ddp::make_optimizer");
+      }
+    }
+    for (auto* model : parts_.models) {
+      if (auto reason = model->reducer().why_not_captured(); !reason.empty()) {
+        return reason;
+      }
+      if (model->is_joining()) {
+        return "inside join() the ranks agree before every forward which of them still have input";
+      }
+      const std::string backend = model->communicator()->backend();
+      if (backend != "nccl" && backend != "single") {
+        return concat("the communicator is ", backend, ", which runs its collectives on the host");
+      }
+    }
+    if (c10::cuda::getCurrentCUDAStream(device_.index()) ==
+        c10::cuda::getDefaultCUDAStream(device_.index())) {
+      return "this thread's current stream is the default stream, which cannot be captured: run "
+             "steps in the thread that made the Context, before another stream is set";
+    }
+    return {};
+  }
+
+  void disable_captures(const std::string& reason) {
+    captures_enabled_ = false;
+    cache_.clear();
+    counts_.why_eager = reason;
+    if (options_.mode == CudaGraph::On) {
+      throw SettingsError(concat("CUDA graphs are on (train.cuda_graph=on), but ", options_.name,
+                                 " cannot be captured: ", reason,
+                                 "; fix: remove this cause, or set train.cuda_graph=auto (eager "
+                                 "steps) or off"));
+    }
+    if (context_.is_main()) {
+      log_warning(concat(options_.name, " runs without a CUDA graph: ", reason));
+    }
+  }
 
   Context& context_;
   const GraphedParts parts_;
@@ -83,199 +256,11 @@ class CudaStepRunner final : public StepRunner {
   const std::shared_ptr<CaptureAgreement> agreement_;
   const std::shared_ptr<StepRing> ring_;
   const StepFeed feed_;
-  StepCapture capture_;
   StepCache cache_;
   bool captures_enabled_;
   uint64_t sequence_ = 0;  // of the current or last call
   GraphedStepCounts counts_;
 };
-
-CudaStepRunner::CudaStepRunner(Context& context, GraphedParts parts, GraphedStepOptions options,
-                               std::shared_ptr<GraphPool> pool)
-    : context_(context),
-      parts_(std::move(parts)),
-      options_(std::move(options)),
-      device_(context.device()),
-      pool_(pool_or_new(std::move(pool), options_.mode)),
-      agreement_(std::make_shared<CaptureAgreement>(
-          context.control_plane(), next_step_id(options_.collective), options_.name)),
-      ring_(make_ring(device_, agreement_)),
-      feed_(device_),
-      capture_(context, parts_, feed_, *ring_, pool_.get(), *agreement_),
-      cache_(parts_, options_, device_, context.is_main()),
-      captures_enabled_(options_.mode != CudaGraph::Off) {}
-
-GraphedStepCounts CudaStepRunner::counts() const {
-  auto counts = counts_;
-  counts.graphs = cache_.num_graphs();
-  return counts;
-}
-
-void CudaStepRunner::end() {
-  captures_enabled_ = false;
-  agreement_->end();
-  cache_.clear();
-}
-
-StepDone CudaStepRunner::run(StepCall& call) {
-  agreement_->check();
-  ++sequence_;
-  try {
-    ring_->begin(sequence_);
-    // A graph's inputs are fed by plain copies, so slices and expanded tensors are made dense
-    // first.
-    for (at::Tensor* input : call.inputs) {
-      if (input->defined() && !input->is_non_overlapping_and_dense()) {
-        *input = input->contiguous();
-      }
-    }
-    for (auto* model : parts_.models) {
-      model->reducer().join_broken_backward();
-      // A graph neither waits for pending broadcasts nor may capture the wait.
-      model->reducer().finish_pending();
-    }
-    auto done = run_fed(call);
-    agreement_->end_call(sequence_);
-    return done;
-  } catch (...) {
-    --sequence_;  // nothing was published under it, and nobody may wait for it
-    throw;
-  }
-}
-
-StepDone CudaStepRunner::run_fed(StepCall& call) {
-  if (!captures_enabled_) {
-    return run_eager(call);
-  }
-  cache_.drop_stale();
-  StepCache::Kind* kind = cache_.find(call);
-  if (kind == nullptr) {
-    return run_eager(call);
-  }
-  agreement_->set_last_shapes(kind->shapes);
-  if (kind->graph == nullptr) {
-    if (const auto reason = why_not_captured(); !reason.empty()) {
-      disable_captures(reason);
-      return run_eager(call);
-    }
-    if (!may_capture(*kind) || !capture(*kind, call)) {
-      return captures_enabled_ ? warm_up(*kind, call) : run_eager(call);
-    }
-    return replay(*kind, call);
-  }
-  return kind->graph->gradients_match() ? replay(*kind, call) : run_eager(call);
-}
-
-StepDone CudaStepRunner::run_eager(StepCall& call) {
-  ++counts_.eager;
-  const auto& numbers = call.numbers;
-  StepScalars scalars{.lr = numbers.lr, .step = static_cast<double>(numbers.step)};
-  feed_.feed(numbers, sequence_, call.inputs);
-  if (captures_enabled_) {  // as in the later graph
-    scalars = feed_.scalars();
-  }
-  auto output = call.run(scalars);
-  const auto logged = StepRing::scalars_of(output.tensors);
-  publish(logged, feed_, *ring_);
-  return {std::move(output.object), ring_->log(sequence_, static_cast<int>(logged.size()))};
-}
-
-StepDone CudaStepRunner::warm_up(StepCache::Kind& kind, StepCall& call) {
-  // Not earlier: lasting allocations of a step (a new bucket layout) would stay in the block
-  // forever.
-  if (!kind.has_block && kind.all_steps() > 0 && is_settled()) {
-    free_cached_memory();  // of the first step
-    reserve_block(missing_bytes(device_, {0, 0}, kind.step_bytes), device_);
-    kind.has_block = true;
-  }
-  const PeakBytes peak(device_);
-  auto done = run_eager(call);
-  kind.step_bytes = peak.bytes();
-  cache_.drop_stale_parts();  // changes that this step followed must not delay the capture again
-  ++kind.eager_steps;         // a step that threw does not count
-  return done;
-}
-
-StepDone CudaStepRunner::replay(StepCache::Kind& kind, StepCall& call) {
-  const TraceScope trace("graphed step", "compute");
-  auto done = kind.graph->replay(call, sequence_);
-  ++counts_.replayed;
-  return done;
-}
-
-bool CudaStepRunner::is_settled() const {
-  return !at::GradMode::is_enabled() ||
-         std::all_of(parts_.models.begin(), parts_.models.end(),
-                     [](DataParallelModel* model) { return model->reducer().is_settled(); });
-}
-
-bool CudaStepRunner::may_capture(const StepCache::Kind& kind) const {
-  const bool first = counts_.captures == 0;
-  return kind.eager_steps > 0 && kind.all_steps() >= (first ? options_.warmup_steps : 1) &&
-         is_settled();
-}
-
-/// False: this step and all others must run eagerly.
-bool CudaStepRunner::capture(StepCache::Kind& kind, StepCall& call) {
-  // In the first step libraries search for algorithms, which takes more memory.
-  const int64_t step_bytes = kind.all_steps() > 1 ? kind.step_bytes : 0;
-  std::string reason;
-  auto graph = capture_.capture(call, sequence_, step_bytes, &reason);
-  if (graph == nullptr) {
-    disable_captures(reason);
-    return false;
-  }
-  ++counts_.captures;
-  if (context_.is_main()) {
-    log_info(concat(options_.name, " is a CUDA graph now: ", graph->num_nodes(), " nodes, batch ",
-                    shapes_of(call)));
-  }
-  cache_.add_graph(kind, std::move(graph));
-  return true;
-}
-
-/// Why this step cannot be captured, as far as known beforehand. Empty: it may be.
-std::string CudaStepRunner::why_not_captured() const {
-  for (const auto* optimizer : parts_.optimizers) {
-    if (!optimizer->capturable()) {
-      return concat("the optimizer (", optimizer->state_name(),
-                    ") cannot be captured: its step needs numbers on the host, as torch::optim's "
-                    "do; use ddp::make_optimizer");
-    }
-  }
-  for (auto* model : parts_.models) {
-    if (auto reason = model->reducer().why_not_captured(); !reason.empty()) {
-      return reason;
-    }
-    if (model->is_joining()) {
-      return "inside join() the ranks agree before every forward which of them still have input";
-    }
-    const std::string backend = model->communicator()->backend();
-    if (backend != "nccl" && backend != "single") {
-      return concat("the communicator is ", backend, ", whose collectives the host carries out");
-    }
-  }
-  if (c10::cuda::getCurrentCUDAStream(device_.index()) ==
-      c10::cuda::getDefaultCUDAStream(device_.index())) {
-    return "this thread's current stream is the default stream, which cannot be captured: run "
-           "steps in the thread that made the Context, before another stream is set";
-  }
-  return {};
-}
-
-void CudaStepRunner::disable_captures(const std::string& reason) {
-  captures_enabled_ = false;
-  cache_.clear();
-  counts_.why_eager = reason;
-  if (options_.mode == CudaGraph::On) {
-    throw SettingsError(concat("CUDA graphs are on (train.cuda_graph=on), but ", options_.name,
-                               " cannot be captured: ", reason,
-                               "; fix that, or use auto (eager steps) or off"));
-  }
-  if (context_.is_main()) {
-    log_warning(concat(options_.name, " runs without a CUDA graph: ", reason));
-  }
-}
 
 }  // namespace
 

@@ -67,9 +67,5 @@ void reserve_block(int64_t bytes, at::Device device) {
   }
 }
 
-void free_cached_memory() {
-  c10::cuda::CUDACachingAllocator::emptyCache();
-}
-
 }  // namespace detail
 }  // namespace ddp

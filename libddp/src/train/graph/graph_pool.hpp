@@ -44,8 +44,5 @@ int64_t missing_bytes(at::Device device, GraphPool::Id pool, int64_t bytes);
 /// a backward grow, so a step would keep a fifth more than its peak memory.
 void reserve_block(int64_t bytes, at::Device device);
 
-/// Before captures: returns the allocator's cached memory of eager steps to the device.
-void free_cached_memory();
-
 }  // namespace detail
 }  // namespace ddp

@@ -12,16 +12,17 @@ namespace {
 void check_options(const GraphedStepOptions& options, at::Device device) {
   if (options.warmup_steps < 1) {
     throw SettingsError(concat("GraphedStep: warmup_steps is ", options.warmup_steps,
-                               ": must be 1 or more, for what is made once must not be captured"));
+                               "; it must be at least 1, because one-time initialization must not "
+                               "be captured"));
   }
   if (options.max_graphs < 1) {
     throw SettingsError(concat("GraphedStep: max_graphs is ", options.max_graphs,
-                               ": must be 1 or more; CudaGraph::Off captures nothing"));
+                               "; it must be at least 1; fix: CudaGraph::Off captures nothing"));
   }
   if (options.mode == CudaGraph::On && !device.is_cuda()) {
     throw SettingsError(concat("CUDA graphs are on (train.cuda_graph=on) for ", options.name,
                                ", but this run is on ", device,
-                               ": use auto, or a GPU (context.device=cuda)"));
+                               "; fix: set train.cuda_graph=auto, or context.device=cuda"));
   }
 }
 
@@ -46,13 +47,15 @@ class CpuStepRunner final : public StepRunner {
   GraphedStepCounts counts_;
 };
 
-std::unique_ptr<StepRunner> make_step_runner(Context& context, GraphedParts parts,
+std::unique_ptr<StepRunner> make_step_runner(Context& context, [[maybe_unused]] GraphedParts parts,
                                              GraphedStepOptions options,
                                              std::shared_ptr<GraphPool> pool) {
   check_options(options, context.device());
+#ifdef DDP_HAS_CUDA
   if (context.device().is_cuda()) {
     return make_cuda_step_runner(context, std::move(parts), std::move(options), std::move(pool));
   }
+#endif
   return std::make_unique<CpuStepRunner>(std::move(pool));
 }
 

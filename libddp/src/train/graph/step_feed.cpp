@@ -69,10 +69,12 @@ void set_step_numbers(const StepNumbers& numbers, uint64_t sequence, FeedArgumen
 void require_fed(const at::Tensor& tensor, int first) {
   if (!is_fed(tensor, first)) {
     throw SettingsError(concat(
-        "the batch holds a tensor of ", tensor.numel(), " ", c10::toString(tensor.scalar_type()),
-        " on the CPU; only a few float32 numbers (", kMaxFeedNumbers - StepFeed::kFirstFree,
-        " a step, of all its micro-batches) travel to the device with it: move the tensor there in "
-        "the loader, or lower train.grad_accum_steps"));
+        "the batch has a CPU tensor of ", tensor.numel(), " ", c10::toString(tensor.scalar_type()),
+        "; a captured step takes only float32 numbers from the CPU, at most ",
+        kMaxFeedNumbers - StepFeed::kFirstFree,
+        " in all micro-batches together; fix: move the tensor to the device in the loader, or "
+        "lower "
+        "train.grad_accum_steps"));
   }
 }
 
@@ -87,7 +89,8 @@ int append_numbers(const at::Tensor& tensor, FeedArguments& arguments) {
 void append_copy(const at::Tensor& from, void* to, FeedArguments& arguments) {
   if (arguments.num_copies == kMaxFeedCopies) {
     throw SettingsError(
-        concat("a batch of more than ", kMaxFeedCopies, " tensors: stack some of them into one"));
+        concat("the batch has more than ", kMaxFeedCopies,
+               " tensors, the limit of a captured step; fix: stack some of them into one"));
   }
   const auto bytes = from.const_data_ptr() == to ? 0 : from.nbytes();
   arguments.copies[arguments.num_copies++] = {from.const_data_ptr(), to, bytes};

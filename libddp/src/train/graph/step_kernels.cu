@@ -100,6 +100,28 @@ __global__ void publish(const __grid_constant__ PublishArguments arguments) {
   }
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kThreads) fill(T* to, T value, uint64_t count) {
+  const uint64_t stride = uint64_t{gridDim.x} * kThreads;
+  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) {
+    to[i] = value;
+  }
+}
+
+template <typename T>
+cudaError_t add_fill_of(cudaGraph_t graph, const cudaGraphNode_t* after, size_t num_after, void* to,
+                        unsigned value, uint64_t count, cudaGraphNode_t* node) {
+  auto* target = static_cast<T*>(to);
+  auto element = static_cast<T>(value);
+  void* arguments[] = {&target, &element, &count};
+  cudaKernelNodeParams parameters{};
+  parameters.func = reinterpret_cast<void*>(fill<T>);
+  parameters.gridDim = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads));
+  parameters.blockDim = dim3(kThreads);
+  parameters.kernelParams = arguments;
+  return cudaGraphAddKernelNode(node, graph, after, num_after, &parameters);
+}
+
 }  // namespace
 
 cudaError_t launch_feed(const FeedArguments& arguments, cudaStream_t stream) {
@@ -120,6 +142,21 @@ cudaError_t set_feed(cudaGraphExec_t graph, cudaGraphNode_t node, const FeedArgu
 cudaError_t launch_publish(const PublishArguments& arguments, cudaStream_t stream) {
   publish<<<1, 32, 0, stream>>>(arguments);
   return cudaGetLastError();
+}
+
+cudaError_t add_fill(cudaGraph_t graph, const cudaGraphNode_t* after, size_t num_after,
+                     const cudaMemsetParams& memset, cudaGraphNode_t* node) {
+  switch (memset.elementSize) {
+    case 1:
+      return add_fill_of<uint8_t>(graph, after, num_after, memset.dst, memset.value, memset.width,
+                                  node);
+    case 2:
+      return add_fill_of<uint16_t>(graph, after, num_after, memset.dst, memset.value, memset.width,
+                                   node);
+    default:
+      return add_fill_of<uint32_t>(graph, after, num_after, memset.dst, memset.value, memset.width,
+                                   node);
+  }
 }
 
 }  // namespace ddp::detail

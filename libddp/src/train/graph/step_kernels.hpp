@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs and outputs of a captured step, one kernel each.
+// The kernels of a captured step: inputs, outputs and fills.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -50,5 +50,9 @@ struct PublishArguments {
 
 /// slots[*sequence % num_slots] = {*sequence, numbers}.
 cudaError_t launch_publish(const PublishArguments& arguments, cudaStream_t stream);
+
+/// Adds a kernel node equivalent to the one-row `memset`, after the `num_after` nodes.
+cudaError_t add_fill(cudaGraph_t graph, const cudaGraphNode_t* after, size_t num_after,
+                     const cudaMemsetParams& memset, cudaGraphNode_t* node);
 
 }  // namespace ddp::detail

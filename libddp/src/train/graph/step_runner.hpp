@@ -19,7 +19,7 @@ class StepRunner {
   virtual void end() = 0;
 };
 
-/// For a CUDA device. Throws InternalError in a build without CUDA.
+/// For a CUDA device, in builds with CUDA.
 std::unique_ptr<StepRunner> make_cuda_step_runner(Context& context, GraphedParts parts,
                                                   GraphedStepOptions options,
                                                   std::shared_ptr<GraphPool> pool);
