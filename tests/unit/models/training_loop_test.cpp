@@ -186,7 +186,7 @@ TEST_CASE("a run that is not finite ends with the step, the parameter and the ra
   CHECK_THAT(end_of({.spoil = bad_gradient(kLogged)}),
              Catch::Contains("step 4 is not finite (train.non_finite=error): the first gradient "
                              "with inf or NaN is that of bias; the losses of all 1 ranks are "
-                             "finite (told by rank 0); fix: a lower lr_schedule.lr"));
+                             "finite (reported by rank 0); fix: a lower lr_schedule.lr"));
   CHECK_THAT(end_of({.max_grad_norm = 1.0, .spoil = bad_gradient(kUnlogged)}),
              Catch::Contains("step 3 is not finite"));
   // Gradients are checked only in logged steps, losses in all: NaN shows in the next loss.

@@ -29,12 +29,10 @@ TEST_CASE("a loss counts once per target, correct answers count as they are") {
 TEST_CASE("steps with tensors and steps with a log add up, in either order") {
   const bool log_first = GENERATE(true, false);
   const StepMetrics by_tensor{.loss = torch::tensor(2.0F), .num_samples = 4};
+  const auto log =
+      StepRing::log_now({torch::tensor(9.0F), torch::tensor(5.0F), torch::tensor(2.0F)});
   const StepMetrics by_log{
-      .num_samples = 3,
-      .log = StepRing::log_now({torch::tensor(9.0F), torch::tensor(5.0F), torch::tensor(2.0F)}),
-      .loss_at = 1,
-      .num_correct_at = 2,
-      .grad_norm_at = 0};
+      .loss = log[1], .num_samples = 3, .grad_norm = log[0], .num_correct = log[2]};
   LossSums sums(at::kCPU);
   sums.add(log_first ? by_log : by_tensor);
   sums.add(log_first ? by_tensor : by_log);
