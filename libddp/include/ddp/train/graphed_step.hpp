@@ -89,8 +89,8 @@ class GraphPool;
 
 /// The result of one step. The defined one-element tensors among its outputs are logged:
 ///
-///   result.log[0]                       // by position, for outputs such as std::vector{loss, norm}
-///   result.logged(result.outputs.loss)  // by name, for outputs of a struct
+///   result.log[0]                       // by position, for outputs such as std::vector{loss,
+///   norm} result.logged(result.outputs.loss)  // by name, for outputs of a struct
 template <typename Outputs>
 struct StepResult {
   /// The lambda's result. The next replay overwrites tensors of a graph.

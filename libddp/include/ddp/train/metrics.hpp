@@ -58,7 +58,7 @@ struct MetricValue {
 
 /// The numbers of one step of this rank.
 struct StepMetrics {
-  MetricValue loss = {};      ///< mean over the targets
+  MetricValue loss = {};    ///< mean over the targets
   int64_t num_samples = 0;  ///< the unit of the rates
   std::optional<double> lr = {};
   MetricValue grad_norm = {};

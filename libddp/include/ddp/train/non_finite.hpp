@@ -94,7 +94,7 @@ class NonFiniteGuard {
   const Optimizer& optimizer_;
   const GradScaler& scaler_;
   std::deque<std::pair<int64_t, Logged>> steps_;  // not checked yet
-  int64_t bad_in_a_row_ = 0;  // up to the last checked step
+  int64_t bad_in_a_row_ = 0;                      // up to the last checked step
 };
 
 }  // namespace ddp
