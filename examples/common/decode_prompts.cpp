@@ -114,7 +114,7 @@ void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
            .max = 1 << 20},
           s.max_new_tokens);
   v.field({.name = "batch_size",
-           .doc = "Prompts that a rank decodes at the same time.",
+           .doc = "Prompts per rank that are decoded at the same time.",
            .min = 1,
            .max = 4096},
           s.batch_size);
@@ -127,10 +127,10 @@ std::string DecodeResult::to_string() const {
   auto text = num_calls > 0
                   ? concat(share(num_equal_calls, num_calls), " API calls equal the reference, ",
                            share(num_equal_names, num_calls), " call the same API")
-                  : concat("no reference of ", num_prompts, " calls an API");
+                  : concat("none of ", num_prompts, " references calls an API");
   if (num_calls < num_prompts) {
     text = concat(text, ", ", share(num_undue_calls, num_prompts - num_calls),
-                  " answers call one where none was due");
+                  " answers call one where the reference does not");
   }
   text = concat(text, "; ", share(num_equal, num_prompts), " answers equal the reference");
   return num_too_long > 0 ? concat(text, "; ", num_too_long, " too long for the model") : text;
@@ -140,7 +140,7 @@ void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& set
   if (dataset.prompt_references(1).empty()) {
     throw ddp::DataError(concat(dataset.file().path(),
                                 " has no answers to decode (decode.num_prompts=",
-                                settings.num_prompts, "): it holds no chats"));
+                                settings.num_prompts, "), because it holds no chats"));
   }
 }
 

@@ -24,8 +24,8 @@ const std::vector<std::pair<std::string, torch::Dtype>> kDtypes = {{"fp32", torc
 
 void describe_vocab_size(int64_t& value, ddp::FieldVisitor& v) {
   v.field({.name = "vocab_size",
-           .doc = "Rows of the embedding, at least the token files' vocabulary. 0: that "
-                  "vocabulary, or the released size's.",
+           .doc = "Rows of the embedding, at least the size of the token files' vocabulary. 0: "
+                  "that size, or the released model's.",
            .unit = "tokens",
            .min = 0,
            .max = 1 << 24},
@@ -101,16 +101,18 @@ bool is_pretrained(const LanguageModelSettings& settings, int64_t vocab_size) {
   if (pretrained && settings.path.empty()) {
     throw ddp::SettingsError(
         "model.init=pretrained needs model.path, a Hugging Face folder with config.json and "
-        "safetensors; fix: name it, or model.init=random");
+        "safetensors; fix: set model.path, or model.init=random");
   }
   if (!pretrained && !settings.path.empty()) {
     throw ddp::SettingsError("model.path=" + settings.path +
-                             " would not be read; fix: model.init=pretrained");
+                             " has no effect with model.init=random; fix: model.init=pretrained, "
+                             "or leave model.path empty");
   }
   if (pretrained && vocab_size > 0) {
-    throw ddp::SettingsError(ddp::concat("model.vocab_size=", vocab_size,
-                                         " with model.init=pretrained: ", settings.path,
-                                         "/config.json says how large it is; leave it 0"));
+    throw ddp::SettingsError(
+        ddp::concat("model.vocab_size=", vocab_size,
+                    " contradicts model.init=pretrained: the vocabulary has the size in ",
+                    settings.path, "/config.json; fix: leave it 0"));
   }
   return pretrained;
 }
@@ -238,7 +240,7 @@ models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_v
 models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab) {
   if (settings.hidden % settings.heads != 0) {
     throw ddp::SettingsError(ddp::concat("model.hidden=", settings.hidden,
-                                         " is no multiple of model.heads=", settings.heads));
+                                         " is not a multiple of model.heads=", settings.heads));
   }
   return {.vocab_size = settings.vocab_size > 0 ? settings.vocab_size : file_vocab,
           .max_positions = settings.positions,
@@ -283,7 +285,7 @@ models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& s
   if (settings.options.rank == 0) {
     if (!settings.adapter.empty()) {
       throw ddp::SettingsError("lora.adapter=" + settings.adapter +
-                               " would not be read with lora.rank=0, which trains the whole model; "
+                               " has no effect with lora.rank=0, which trains the whole model; "
                                "fix: set lora.rank, or leave lora.adapter empty");
     }
     models::LoraSummary summary;

@@ -42,7 +42,7 @@ struct TrainingSettings {
   std::string keep_best = "off";  ///< min: smallest test loss, max: largest test accuracy
 };
 
-/// What one optimizer step reads.
+/// What one optimizer step reads. Steps with and without a gradient norm have graphs of their own.
 template <TrainingBatch Batch>
 struct StepInput {
   std::vector<Batch> batches;  ///< accumulated in this order

@@ -87,10 +87,8 @@ struct StepNumbers {
 /// outputs are valid until the next replay in its pool.
 class GraphPool;
 
-/// The result of one step. The defined one-element tensors among its outputs are logged:
-///
-///   result.log[0]                       // by position, for outputs such as std::vector{loss,
-///   norm} result.logged(result.outputs.loss)  // by name, for outputs of a struct
+/// The result of one step. Its defined one-element outputs are logged for the host. It reads them
+/// by position, `result.log[0]`, or by name, `result.logged(result.outputs.loss)`.
 template <typename Outputs>
 struct StepResult {
   /// The lambda's result. The next replay overwrites tensors of a graph.
