@@ -58,8 +58,8 @@ int check(const ddp::ContextOptions& options) {
     for (const auto& line : lines) {
       std::cout << line << '\n';
     }
-    std::cout << "all_reduce of 32 MiB: " << ms << " ms, the sum is right on every rank\n"
-              << "all is well" << std::endl;
+    std::cout << "all_reduce of 32 MiB: " << ms << " ms, the sum is correct on every rank\n"
+              << "all checks passed" << std::endl;
   }
   context.close();
   return 0;

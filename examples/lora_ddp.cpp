@@ -6,11 +6,10 @@
 //   srun build/examples/lora_ddp --config examples/configs/lora_qwen2_7b.yaml model.path=FOLDER …
 //   … run.mode=evaluate decode.num_prompts=100
 //
-// The last command trains nothing. It reports loss, accuracy and answers of the newest checkpoint,
+// The last command does not train. It reports loss, accuracy and answers of the newest checkpoint,
 // or of lora.adapter=FOLDER.
 #include <torch/torch.h>
 
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -18,10 +17,9 @@
 #include "common/base_tokenizer.hpp"
 #include "common/decode_prompts.hpp"
 #include "common/language_options.hpp"
-#include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
-#include "common/parameter_hash.hpp"
 #include "common/trained_folder.hpp"
+#include "common/training_report.hpp"
 #include "ddp/ddp.hpp"
 #include "models/lora.hpp"
 #include "models/pretrained/peft_adapter.hpp"
@@ -39,15 +37,12 @@ using examples::TrainedFolder;
 std::string trainable_line(const models::LoraSummary& lora) {
   const auto trainable = static_cast<double>(lora.num_trainable);
   const double all = trainable + static_cast<double>(lora.num_frozen);
-  char text[160];
   if (lora.layers.empty()) {
-    std::snprintf(text, sizeof text, "trainable       all %.4g M parameters", all / 1e6);
-  } else {
-    std::snprintf(text, sizeof text,
-                  "trainable       %.4g M of %.4g M parameters (%.2f %%), adapters on %zu layers",
-                  trainable / 1e6, all / 1e6, 100 * trainable / all, lora.layers.size());
+    return examples::format("trainable       all %.4g M parameters", all / 1e6);
   }
-  return text;
+  return examples::format(
+      "trainable       %.4g M of %.4g M parameters (%.2f %%), adapters on %zu layers",
+      trainable / 1e6, all / 1e6, 100 * trainable / all, lora.layers.size());
 }
 
 void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp::Config& cfg,
@@ -103,12 +98,11 @@ void evaluate(LanguageTrainer& trainer, const Run& run) {
   }
   const auto result = trainer.evaluate();
   if (run.ctx.is_main()) {
-    char text[160];
-    std::cout << "\nevaluated       " << what;
-    std::snprintf(text, sizeof text,
-                  "\neval loss       %.4f, token accuracy %.2f %%, over %lld targets\n",
-                  result.loss, 100 * result.accuracy, static_cast<long long>(result.num_targets));
-    std::cout << text << std::flush;
+    std::cout << "\nevaluated       " << what
+              << examples::format(
+                     "\neval loss       %.4f, token accuracy %.2f %%, over %lld targets\n",
+                     result.loss, 100 * result.accuracy, static_cast<long long>(result.num_targets))
+              << std::flush;
   }
   decode(trainer, run.decode, run.cfg, run.ctx, "");
 }
@@ -117,7 +111,7 @@ const models::Qwen2Impl& qwen2_of(LanguageTrainer& trainer) {
   return dynamic_cast<const models::Qwen2Impl&>(trainer.module());
 }
 
-/// Text for settings that a checkpoint's tensors do not show.
+/// Describes settings that a checkpoint's tensors do not show.
 std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& summary) {
   if (summary.layers.empty()) {
     return "no adapters";
@@ -131,10 +125,10 @@ void save_at_stop(TrainedFolder& folder, int64_t steps_done, const ddp::Context&
   try {
     folder.save_last();
     if (ctx.is_main() && !folder.summary().empty()) {
-      ddp::log_info(ddp::concat("stopped after ", steps_done, " steps: ", folder.summary()));
+      ddp::log_info(ddp::concat("stopped after ", steps_done, " steps: saved ", folder.summary()));
     }
   } catch (const std::exception& error) {  // the run ends with the stop, not with this error
-    ddp::log_error(std::string("what was trained until the stop was not saved: ") + error.what());
+    ddp::log_error(std::string("the weights at the stop were not saved: ") + error.what());
   }
 }
 
@@ -146,7 +140,7 @@ void train(LanguageTrainer& trainer, const Run& run) {
   auto saved = trained_folder(run.lora, run.cfg, run.model.common.path, *trainer.data().train);
   saved.from.base_identity = adapts ? base_identity(trainer) : "";
   TrainedFolder folder(run.ctx, trainer.checkpointer(), qwen2_of(trainer), saved);
-  folder.open(first_step);  // refuses before training, not after
+  folder.open(first_step);  // throws before training, not after it
   if (first_step == 0 && run.cfg.train.eval_first) {
     decode(trainer, run.decode, run.cfg, run.ctx, " before training");
   }
@@ -155,8 +149,8 @@ void train(LanguageTrainer& trainer, const Run& run) {
       folder.save_best(steps_done);
     }
   };
-  // The time after a signal is short, and writing a whole model takes long. The checkpoint holds
-  // the whole model already.
+  // Writing a whole model takes longer than the time after a signal, and the checkpoint already
+  // holds it.
   if (adapts || run.cfg.checkpoint.dir.empty()) {
     trainer.checkpointer().set_before_stop(
         [&](int64_t steps_done) { save_at_stop(folder, steps_done, run.ctx); });
@@ -199,7 +193,7 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
   if (evaluates) {
     run.cfg.metrics.dir = "";
   }
-  if (run.decode.num_prompts > 0) {  // refuses before training
+  if (run.decode.num_prompts > 0) {  // throws before training
     data.eval->vocabulary();
     examples::require_prompts(*data.eval, run.decode);
   }

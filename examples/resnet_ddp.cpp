@@ -8,8 +8,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -20,16 +18,14 @@
 #include "common/data_path.hpp"
 #include "common/image_task.hpp"
 #include "common/model_options.hpp"
-#include "common/parameter_hash.hpp"
-#include "common/run_checks.hpp"
 #include "common/run_plan.hpp"
 #include "common/training_loop.hpp"
+#include "common/training_report.hpp"
 #include "ddp/ddp.hpp"
 
 namespace {
 
 using examples::ModelOptions;
-using examples::TrainingLoop;
 using examples::TrainingSummary;
 
 struct Data {
@@ -61,8 +57,8 @@ std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
     return program + " --help     (every setting, its default and meaning)";
   }
   if (!ctx.device().is_cuda()) {
-    return "./quickstart.sh train.epochs=30     (the sample for longer; all of CIFAR-10 wants a "
-           "GPU)";
+    return "./quickstart.sh train.epochs=30     (trains longer on the sample; all of CIFAR-10 "
+           "needs a GPU)";
   }
   std::ostringstream line;
   if (ctx.world_size() > 1) {
@@ -70,13 +66,12 @@ std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
   }
   line << "build/examples/" << program
        << " --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batch_size="
-       << 512 / ctx.world_size()
-       << " data.path=FOLDER     (all of CIFAR-10; data/README.md says how to get it)";
+       << 512 / ctx.world_size() << " data.path=FOLDER     (all of CIFAR-10; see data/README.md)";
   return line.str();
 }
 
 /// A line of the summary; empty if a corrupt image ends the run. Each rank counts the corrupt
-/// images it has met; reports the maximum over ranks. Collective.
+/// images that it has read; the line has the maximum over ranks. Collective.
 std::string corrupt_images(const Data& data, ddp::Context& ctx, const ddp::Config& cfg) {
   if (cfg.data.corrupt != ddp::CorruptPolicy::Skip) {
     return {};
@@ -100,28 +95,16 @@ void print_summary(const TrainingSummary& summary, const std::string& hash,
   if (!ctx.is_main()) {
     return;
   }
-  char text[256];
   std::ostringstream out;
-  out << '\n';
-  if (summary.first_step > 0) {
-    out << "resumed         at step " << summary.first_step << " of " << summary.num_steps << '\n';
-  }
-  if (summary.first_epoch.train_loss && summary.last_epoch.train_loss) {
-    std::snprintf(text, sizeof(text),
-                  "train loss      %.4f in this run's first epoch, %.4f in its last\n",
-                  *summary.first_epoch.train_loss, *summary.last_epoch.train_loss);
-    out << text;
-  }
+  out << '\n' << summary.first_lines();
   if (summary.test.num_targets > 0) {
-    std::snprintf(text, sizeof(text), "test accuracy   %.2f %% of %lld images (loss %.4f)\n",
-                  100 * summary.test.accuracy, static_cast<long long>(summary.test.num_targets),
-                  summary.test.loss);
-    out << text;
+    out << examples::format("test accuracy   %.2f %% of %lld images (loss %.4f)\n",
+                            100 * summary.test.accuracy,
+                            static_cast<long long>(summary.test.num_targets), summary.test.loss);
   }
-  if (summary.samples_per_second > 0) {
-    std::snprintf(text, sizeof(text), "images/s        %.1f on %d rank(s)\n",
-                  summary.samples_per_second, ctx.world_size());
-    out << text;
+  if (summary.samples_per_second() > 0) {
+    out << examples::format("images/s        %.1f on %d rank(s)\n", summary.samples_per_second(),
+                            ctx.world_size());
   }
   out << corrupt;
   out << "parameters      " << hash << ", equal on all " << ctx.world_size() << " rank(s)\n";
@@ -135,7 +118,7 @@ void print_summary(const TrainingSummary& summary, const std::string& hash,
   std::cout << out.str() << std::flush;
 }
 
-/// The dtype to which the model would round the images anyway; mixup needs unrounded ones.
+/// The dtype to which the model would round the images anyway. Mixup needs unrounded images.
 ddp::ImageDtype image_dtype(const ddp::Config& cfg, const ModelOptions& model) {
   if (cfg.loader.image_dtype != ddp::ImageDtype::Auto || cfg.train.mixup > 0) {
     return cfg.loader.image_dtype;
@@ -157,7 +140,7 @@ ddp::ImageDtype image_dtype(const ddp::Config& cfg, const ModelOptions& model) {
 void require_one_dtype(const ddp::Config& cfg, const ModelOptions& model) {
   if (model.dtype == torch::kBFloat16 && cfg.amp.dtype == ddp::AmpDtype::Fp16) {
     throw ddp::SettingsError(
-        "model.dtype=bf16 with amp.dtype=fp16: leave amp.dtype out, or take model.dtype=fp32");
+        "model.dtype=bf16 contradicts amp.dtype=fp16; fix: amp.dtype=off, or model.dtype=fp32");
   }
 }
 
@@ -194,20 +177,20 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
                             .seed = static_cast<uint64_t>(cfg.sampler.seed),
                             .rank = ctx.rank(),
                             .weighted = weighted});
-  TrainingLoop loop({.context = ctx,
-                     .model = model,
-                     .module = *module,
-                     .task = task,
-                     .optimizer = *optimizer,
-                     .lr_schedule = lr_schedule,
-                     .scaler = scaler,
-                     .metrics = metrics,
-                     .ema = ema.get()},
-                    {.train = cfg.train,
-                     .amp = cfg.amp,
-                     .num_steps = plan.num_steps,
-                     .log_every = cfg.metrics.log_every,
-                     .keep_best = cfg.checkpoint.keep_best});
+  examples::TrainingLoop loop(task,
+                              {.context = ctx,
+                               .model = model,
+                               .module = *module,
+                               .optimizer = *optimizer,
+                               .lr_schedule = lr_schedule,
+                               .scaler = scaler,
+                               .metrics = metrics,
+                               .ema = ema.get()},
+                              {.train = cfg.train,
+                               .amp = cfg.amp,
+                               .num_steps = plan.num_steps,
+                               .log_every = cfg.metrics.log_every,
+                               .keep_best = cfg.checkpoint.keep_best});
   auto checkpointer =
       ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader, ema})
           : ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader});

@@ -116,7 +116,7 @@ void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t ma
       (cache == nullptr || seq != 1 ||
        input.key_mask.sizes() != torch::IntArrayRef({input.input_ids.size(0), held + 1}))) {
     refuse("key_mask must be [batch, ", held + 1,
-           "] and go with a cache and single new tokens, it is ", input.key_mask.sizes(), " with ",
+           "] and needs a cache and single new tokens; it is ", input.key_mask.sizes(), " with ",
            seq, " tokens");
   }
   if (cache == nullptr) {
@@ -127,7 +127,7 @@ void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t ma
            " more do not fit");
   }
   if (held > 0 && seq > 1) {
-    refuse("a cache that holds tokens is continued one token at a time, not ", seq);
+    refuse("a non-empty cache is extended by one token at a time, not ", seq);
   }
   if (input.document_offsets.defined()) {
     refuse("packed documents cannot continue a cache");

@@ -26,7 +26,7 @@ void check(const LoraOptions& options) {
     detail::refuse("LoRA: dropout = ", options.dropout, ": it must be at least 0 and below 1");
   }
   if (options.target_modules.empty()) {
-    detail::refuse("LoRA: no target modules are named");
+    detail::refuse("LoRA: target_modules is empty");
   }
 }
 
@@ -52,7 +52,7 @@ torch::Tensor LinearImpl::forward(const torch::Tensor& input) {
 void LinearImpl::add_lora(const LoraOptions& options) {
   check(options);
   if (has_lora()) {
-    detail::refuse("LoRA: this layer has an adapter already");
+    detail::refuse("LoRA: this layer already has an adapter");
   }
   weight.requires_grad_(false);
   if (bias.defined()) {

@@ -17,7 +17,7 @@ NormType& select_norm(const std::string& name,
       return *norm;
     }
   }
-  throw std::invalid_argument("no normalisation layer is called \"" + name + "\" here");
+  throw std::invalid_argument("there is no normalisation layer called \"" + name + "\"");
 }
 
 }  // namespace models::detail

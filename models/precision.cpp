@@ -50,7 +50,7 @@ std::unordered_set<const torch::nn::Module*> norms_of(torch::nn::Module& root) {
 void to_half_but_norms(torch::nn::Module& module, c10::ScalarType dtype) {
   if (dtype != torch::kBFloat16 && dtype != torch::kHalf) {
     throw std::invalid_argument(std::string("to_half_but_norms: dtype ") + c10::toString(dtype) +
-                                ": give bfloat16 or float16");
+                                " is neither bfloat16 nor float16");
   }
   const torch::NoGradGuard no_grad;
   const auto norms = norms_of(module);

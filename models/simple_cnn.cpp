@@ -67,7 +67,7 @@ std::size_t SimpleCnnImpl::norm_index(const std::string& name) const {
       return i;
     }
   }
-  throw std::invalid_argument("no normalisation layer is called \"" + name + "\" here");
+  throw std::invalid_argument("there is no normalisation layer called \"" + name + "\"");
 }
 
 std::shared_ptr<torch::nn::Module> SimpleCnnImpl::norm(const std::string& name) const {

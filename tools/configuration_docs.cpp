@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/image_task.hpp"
-#include "common/language_sections.hpp"
+#include "common/language_options.hpp"
 #include "core/setting_row.hpp"
 #include "ddp/train/config.hpp"
 

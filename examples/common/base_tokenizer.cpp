@@ -37,8 +37,8 @@ struct Differences {
   void add(int64_t id) { first = count++ == 0 ? id : first; }
 };
 
-std::string told(const Differences& ids, const ddp::Vocabulary& data,
-                 const models::HfVocabulary& base) {
+std::string description(const Differences& ids, const ddp::Vocabulary& data,
+                        const models::HfVocabulary& base) {
   const auto i = static_cast<std::size_t>(ids.first);
   return concat(
       ids.count, ids.count == 1 ? " id, " : " ids, the first ", ids.first, ", which is ",
@@ -61,14 +61,14 @@ TokenizerComparison compare(const ddp::Vocabulary& data, const models::HfVocabul
   }
   TokenizerComparison result;
   if (plain.count > 0) {
-    result.refusal = concat(
-        "tokens.path was not prepared with the tokenizer of model.path: they differ in ",
-        told(plain, data, base), "; fix: prepare the data with --tokenizer ", folder,
-        " (or, to train other ids on purpose, use a copy of the model without its tokenizer)");
+    result.refusal =
+        concat("tokens.path was not prepared with the tokenizer of model.path: they differ in ",
+               description(plain, data, base), "; fix: prepare the data with --tokenizer ", folder,
+               " (or use a copy of the model without its tokenizer if other ids are intended)");
   } else if (lacking.count + special.count > 0) {
     result.warning = concat("tokens.path has tokens that the tokenizer of model.path does not: ",
-                            told(special.count > 0 ? special : lacking, data, base),
-                            "; the model has not learned what they mean");
+                            description(special.count > 0 ? special : lacking, data, base),
+                            "; the model has not learned their meaning");
   }
   return result;
 }
@@ -79,13 +79,13 @@ TokenizerComparison compare_tokenizers(const ddp::TokenDataset& data, const std:
   const auto unknown = [&](const std::string& why) {
     return TokenizerComparison{
         .refusal = "",
-        .warning =
-            concat("whether ", data.file().path(), " (tokenizer '", data.file().tokenizer().name,
-                   "') was prepared with the tokenizer of ", base, " cannot be told: ", why)};
+        .warning = concat("it is unknown whether ", data.file().path(), " (tokenizer '",
+                          data.file().tokenizer().name, "') was prepared with the tokenizer of ",
+                          base, ": ", why)};
   };
   const auto vocabulary = models::read_hf_vocabulary(base);
   if (!vocabulary) {
-    return unknown("that folder has no tokenizer.json that can be compared");
+    return unknown("this folder has no tokenizer.json that can be compared");
   }
   std::error_code ignored;
   const auto& path = data.options().path;

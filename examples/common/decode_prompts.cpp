@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
-#include "common/api_call.hpp"
 #include "ddp/amp/amp.hpp"
 #include "ddp/core/error.hpp"
 
@@ -113,7 +114,7 @@ void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
            .max = 1 << 20},
           s.max_new_tokens);
   v.field({.name = "batch_size",
-           .doc = "Prompts that a rank decodes at the same time.",
+           .doc = "Prompts per rank that are decoded at the same time.",
            .min = 1,
            .max = 4096},
           s.batch_size);
@@ -126,10 +127,10 @@ std::string DecodeResult::to_string() const {
   auto text = num_calls > 0
                   ? concat(share(num_equal_calls, num_calls), " API calls equal the reference, ",
                            share(num_equal_names, num_calls), " call the same API")
-                  : concat("no reference of ", num_prompts, " calls an API");
+                  : concat("none of ", num_prompts, " references calls an API");
   if (num_calls < num_prompts) {
     text = concat(text, ", ", share(num_undue_calls, num_prompts - num_calls),
-                  " answers call one where none was due");
+                  " answers call one where the reference does not");
   }
   text = concat(text, "; ", share(num_equal, num_prompts), " answers equal the reference");
   return num_too_long > 0 ? concat(text, "; ", num_too_long, " too long for the model") : text;
@@ -139,7 +140,7 @@ void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& set
   if (dataset.prompt_references(1).empty()) {
     throw ddp::DataError(concat(dataset.file().path(),
                                 " has no answers to decode (decode.num_prompts=",
-                                settings.num_prompts, "): it holds no chats"));
+                                settings.num_prompts, "), because it holds no chats"));
   }
 }
 
@@ -168,6 +169,61 @@ DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& da
   }
   sum_over_ranks(result, ctx.control_plane());
   return result;
+}
+namespace {
+
+using Json = nlohmann::json;  // sorts an object's keys
+
+constexpr const char* kMark = "<functioncall>";
+
+std::string single_spaced(const std::string& text) {
+  std::istringstream words(text);
+  std::string result;
+  for (std::string word; words >> word;) {
+    result += (result.empty() ? "" : " ") + word;
+  }
+  return result;
+}
+
+/// Removes the single quotes around an object: 'arguments': '{"a": 1}' is not JSON.
+std::string without_single_quotes(const std::string& text) {
+  const auto begin = text.find("'{");
+  const auto end = text.rfind("}'");
+  if (begin == std::string::npos || end == std::string::npos || end < begin) {
+    return text;
+  }
+  return text.substr(0, begin) + text.substr(begin + 1, end - begin) + text.substr(end + 2);
+}
+
+std::optional<Json> parse_object(const std::string& text) {
+  auto json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? std::optional(std::move(json)) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<ApiCall> find_api_call(const std::string& answer) {
+  const auto mark = answer.find(kMark);
+  if (mark == std::string::npos) {
+    return std::nullopt;
+  }
+  const auto text = single_spaced(answer.substr(mark + std::string(kMark).size()));
+  auto call = parse_object(text);
+  if (!call) {
+    call = parse_object(without_single_quotes(text));
+  }
+  if (!call) {
+    return ApiCall{.name = "", .canonical = text};
+  }
+  if (auto arguments = call->find("arguments");
+      arguments != call->end() && arguments->is_string()) {
+    if (const auto inner = parse_object(arguments->get<std::string>())) {
+      *arguments = *inner;
+    }
+  }
+  const auto name = call->find("name");
+  return ApiCall{.name = name != call->end() && name->is_string() ? name->get<std::string>() : "",
+                 .canonical = call->dump(-1, ' ', false, Json::error_handler_t::replace)};
 }
 
 }  // namespace examples

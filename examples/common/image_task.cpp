@@ -3,51 +3,18 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
 #include <utility>
 
-#include "common/mixup.hpp"
 #include "common/model_options.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/data/counter_rng.hpp"
 
 namespace examples {
 namespace {
 
-/// Either the images, or a description from which the step makes them.
-struct Images {
-  ddp::Batch batch;
-  at::Tensor mixup_weight;  // undefined: no mixup
-  ddp::PreparedBatch prepared;
-};
-
-const Images& of(const TrainingBatch& batch) {
-  return *static_cast<const Images*>(batch.object.get());
-}
-
-TrainingBatch make_batch(Images images, int64_t size) {
-  auto kept = std::make_shared<Images>(std::move(images));
-  return {.object = kept,
-          .tensors = {&kept->batch.data, &kept->batch.target, &kept->mixup_weight,
-                      &kept->prepared.place},
-          .num_targets = size,
-          .num_samples = size,
-          .host_numbers = {size}};
-}
-
-TrainingBatch make_batch(ddp::Batch batch, at::Tensor mixup_weight) {
-  const auto size = batch.size();
-  return make_batch({std::move(batch), std::move(mixup_weight), {}}, size);
-}
-
-/// Prepares a batch of a data set in GPU memory; the step's first kernel makes the images.
-TrainingBatch prepare_batch(ddp::DeviceImageLoader& loader) {
-  auto prepared = loader.prepare();
-  const auto size = prepared.size;
-  return make_batch({{}, {}, std::move(prepared)}, size);
-}
-
-ddp::Batch made_by_step(const Images& images, ddp::DataLoader<>& loader) {
-  const bool prepared = images.prepared.place.defined();
-  return prepared ? loader.device_images()->make(images.prepared) : images.batch;
+ddp::Batch images_of(const ImageBatch& batch, ddp::DataLoader<>& loader) {
+  return batch.is_prepared() ? loader.device_images()->make(batch.prepared) : batch.images;
 }
 
 }  // namespace
@@ -59,56 +26,86 @@ std::vector<ddp::Section> image_sections() {
 ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
     : parts_(parts), settings_(settings) {
   if (settings.mixup > kMaxMixupAlpha) {
-    throw ddp::SettingsError(ddp::concat("train.mixup = ", settings.mixup,
-                                         ": give an alpha of at most ", kMaxMixupAlpha));
+    throw ddp::SettingsError(ddp::concat("train.mixup=", settings.mixup, " exceeds ",
+                                         kMaxMixupAlpha, "; fix: set a smaller alpha"));
   }
 }
 
-TrainingBatch ImageTask::load(int64_t draw) {
+ImageBatch ImageTask::load(int64_t draw) {
   auto* resident = parts_.train_loader.device_images();
   if (resident != nullptr && settings_.mixup <= 0) {
-    return prepare_batch(*resident);
+    return {.prepared = resident->prepare()};
   }
-  auto images = parts_.train_loader.next();
-  at::Tensor weight;
+  ImageBatch batch{.images = parts_.train_loader.next()};
   if (settings_.mixup > 0) {
-    const double mixed = mixup_weight(settings_.mixup, settings_.seed, draw, settings_.rank);
-    images.data = mix_images(images.data, mixed);
-    weight = torch::tensor({mixed, 1.0 - mixed}, torch::kFloat32);
+    const double weight = mixup_weight(settings_.mixup, settings_.seed, draw, settings_.rank);
+    batch.images.data = mix_images(batch.images.data, weight);
+    batch.mixup_weights = torch::tensor({weight, 1.0 - weight}, torch::kFloat32);
   }
-  return make_batch(std::move(images), std::move(weight));
+  return batch;
 }
 
-MicroBatchResult ImageTask::forward(const TrainingBatch& batch) {
-  const auto& images = of(batch);
-  const auto made = made_by_step(images, parts_.train_loader);
-  const auto logits = parts_.forward(made.data);
+BatchResult ImageTask::forward(const ImageBatch& batch) {
+  const auto images = images_of(batch, parts_.train_loader);
+  const auto logits = parts_.forward(images.data);
   auto [loss, num_correct] =
-      classification_loss(logits, made.target, settings_.label_smoothing, images.mixup_weight);
+      classification_loss(logits, images.target, settings_.label_smoothing, batch.mixup_weights);
   if (settings_.weighted) {
-    loss = loss * static_cast<double>(made.size());
+    loss = loss * static_cast<double>(images.size());
   }
-  return {.loss = loss, .num_correct = num_correct};
+  return {.loss = loss, .num_correct = num_correct, .num_targets = {.on_host = images.size()}};
 }
 
-void ImageTask::for_each_evaluation_batch(
-    const std::function<void(TrainingBatch batch)>& evaluate) {
+void ImageTask::for_each_evaluation_batch(const std::function<void(ImageBatch batch)>& evaluate) {
   if (auto* resident = parts_.eval_loader.device_images()) {
     for (int64_t left = parts_.eval_loader.batches_left(); left > 0; --left) {
-      evaluate(prepare_batch(*resident));
+      evaluate({.prepared = resident->prepare()});
     }
     return;
   }
   for (auto& batch : parts_.eval_loader) {
-    evaluate(make_batch(batch, {}));
+    evaluate({.images = batch});
   }
 }
 
-MicroBatchResult ImageTask::evaluate(const TrainingBatch& batch) {
-  const auto images = made_by_step(of(batch), parts_.eval_loader);
+BatchResult ImageTask::evaluate(const ImageBatch& batch) {
+  const auto images = images_of(batch, parts_.eval_loader);
   const auto [mean, num_correct] =
       classification_loss(parts_.forward(images.data), images.target, /*label_smoothing=*/0);
-  return {.loss = mean * static_cast<double>(images.size()), .num_correct = num_correct};
+  return {.loss = mean * static_cast<double>(images.size()),
+          .num_correct = num_correct,
+          .num_targets = {.on_host = images.size()}};
+}
+
+double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank) {
+  // Joehnk's method: keep (x, y) = (u^(1/alpha), v^(1/alpha)) if x + y <= 1. At alpha = 4 it keeps
+  // one pair in seventy, which limits alpha.
+  ddp::SampleRng rng(seed ^ 0x6D69787570ULL, static_cast<uint64_t>(rank),
+                     static_cast<uint64_t>(draw));
+  for (;;) {
+    const double x = std::pow(rng.uniform(), 1.0 / alpha);
+    const double y = std::pow(rng.uniform(), 1.0 / alpha);
+    if (x + y <= 1.0 && x + y > 0.0) {
+      return x / (x + y);
+    }
+  }
+}
+
+at::Tensor mix_images(const at::Tensor& images, double weight) {
+  return torch::lerp(images.flip(0), images, weight);
+}
+
+ddp::ops::CrossEntropyResult classification_loss(const at::Tensor& logits, const at::Tensor& target,
+                                                 double label_smoothing,
+                                                 const at::Tensor& mixup_weights) {
+  const ddp::ops::CrossEntropyOptions options{.label_smoothing = label_smoothing};
+  auto result = ddp::ops::cross_entropy(logits, target, options);
+  if (mixup_weights.defined()) {
+    const auto weights = mixup_weights.to(logits.device(), /*non_blocking=*/true);
+    const auto reversed = ddp::ops::cross_entropy(logits, target.flip(0), options);
+    result.loss = weights[0] * result.loss + weights[1] * reversed.loss;
+  }
+  return result;
 }
 
 }  // namespace examples

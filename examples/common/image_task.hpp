@@ -9,9 +9,30 @@
 #include "common/training_task.hpp"
 #include "ddp/core/fields.hpp"
 #include "ddp/data/data_loader.hpp"
+#include "ddp/ops/vision.hpp"
 #include "ddp/train/options.hpp"
 
 namespace examples {
+
+/// Either loaded images, or (of a data set in GPU memory) a description from which the step's first
+/// kernel makes them.
+struct ImageBatch {
+  ddp::Batch images = {};
+  at::Tensor mixup_weights = {};  ///< float32 {weight, 1 - weight}; undefined: no mixup
+  ddp::PreparedBatch prepared = {};
+
+  bool is_prepared() const { return prepared.place.defined(); }
+  int64_t size() const { return is_prepared() ? prepared.size : images.size(); }
+  int64_t num_targets() const { return size(); }
+  int64_t num_samples() const { return size(); }
+};
+inline void for_each_tensor(ImageBatch& batch, const ddp::TensorVisitor& visit) {
+  visit(batch.images.data);
+  visit(batch.images.target);
+  visit(batch.mixup_weights);
+  visit(batch.prepared.place);
+  visit(batch.size());
+}
 
 /// Objects that the task uses; all outlive the task.
 struct ImageParts {
@@ -28,17 +49,17 @@ struct ImageSettings {
   bool weighted = false;  ///< batch sizes differ between ranks: average over samples, not ranks
 };
 
-class ImageTask : public TrainingTask {
+class ImageTask : public TrainingTask<ImageBatch> {
  public:
   /// Throws SettingsError if mixup exceeds kMaxMixupAlpha.
   ImageTask(const ImageParts& parts, const ImageSettings& settings);
 
   int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
   bool loss_is_sum() const override { return settings_.weighted; }
-  TrainingBatch load(int64_t draw) override;
-  MicroBatchResult forward(const TrainingBatch& batch) override;
-  void for_each_evaluation_batch(const std::function<void(TrainingBatch batch)>& evaluate) override;
-  MicroBatchResult evaluate(const TrainingBatch& batch) override;
+  ImageBatch load(int64_t draw) override;
+  BatchResult forward(const ImageBatch& batch) override;
+  void for_each_evaluation_batch(const std::function<void(ImageBatch batch)>& evaluate) override;
+  BatchResult evaluate(const ImageBatch& batch) override;
 
  private:
   ImageParts parts_;
@@ -48,5 +69,21 @@ class ImageTask : public TrainingTask {
 /// Sections of a program that trains this task in a TrainingLoop: section model, and all of section
 /// train.
 std::vector<ddp::Section> image_sections();
+
+inline constexpr double kMaxMixupAlpha = 4;
+
+/// Returns a weight from Beta(alpha, alpha), 0 < alpha <= kMaxMixupAlpha. It is a pure function of
+/// its arguments: ranks and batches draw independently, and a resumed run draws the same.
+double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank);
+
+/// weight * images + (1 - weight) * images in reverse order; [batch, …].
+at::Tensor mix_images(const at::Tensor& images, double weight);
+
+/// Returns the mean cross entropy of the batch and the number of correct targets. With
+/// `mixup_weights`, float32 {weight, 1 - weight}, the loss is that of the images mixed by
+/// mix_images: weight * loss(target) + (1 - weight) * loss(target reversed).
+ddp::ops::CrossEntropyResult classification_loss(const at::Tensor& logits, const at::Tensor& target,
+                                                 double label_smoothing,
+                                                 const at::Tensor& mixup_weights = {});
 
 }  // namespace examples

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections of the language examples: model (Qwen2Settings of lora_ddp, Gpt2Settings of gpt2_ddp),
-// lora, run.
+// Settings of the language examples, and the models that they describe.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/fields.hpp"
+#include "ddp/data/token_dataset.hpp"
 #include "models/causal_lm.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
@@ -74,5 +75,20 @@ std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_
 /// lora.rank=0 it only counts the parameters. Throws SettingsError naming lora.target_modules if a
 /// pattern matches nothing, MismatchError for an adapter of another rank, alpha or base.
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings);
+
+/// Section tokens of gpt2_ddp: one text as a stream, with the defaults of its sample.
+struct StreamOptions : ddp::TokenDataOptions {
+  StreamOptions();
+};
+
+/// Section tokens of lora_ddp.
+struct ChatOptions : ddp::TokenDataOptions {
+  ChatOptions();
+};
+
+/// The program's own sections, and the library's with the defaults of a run on the embedded sample.
+/// Settings for images alone (data, train.label_smoothing, train.mixup) are refused.
+std::vector<ddp::Section> lora_sections();  ///< run, tokens, model, lora, decode
+std::vector<ddp::Section> gpt2_sections();  ///< tokens, model, sample
 
 }  // namespace examples

@@ -16,11 +16,6 @@ models::TokenInput token_input(const ddp::TokenBatch& batch) {
 
 namespace {
 
-struct Tokens {
-  ddp::TokenBatch batch;
-  at::Tensor target_count;  // on the CPU: a step copies it to the device with its other numbers
-};
-
 constexpr int64_t kOffsetsStep = 64;
 
 // Rounds up the number of documents by appending documents without a token. Few lengths mean few
@@ -30,44 +25,47 @@ at::Tensor rounded_up(const at::Tensor& offsets) {
   return torch::cat({offsets, offsets.narrow(0, offsets.numel() - 1, 1).expand({missing})});
 }
 
-TrainingBatch make_batch(ddp::TokenBatch batch) {
-  auto tokens = std::make_shared<Tokens>();
-  tokens->batch = std::move(batch);
-  auto& held = tokens->batch;
-  tokens->target_count = torch::full({}, static_cast<double>(held.num_targets), torch::kFloat32);
-  if (held.document_offsets.defined() && held.document_offsets.is_cuda()) {
-    held.document_offsets = rounded_up(held.document_offsets);
+LanguageBatch make_batch(ddp::TokenBatch tokens) {
+  if (tokens.document_offsets.defined() && tokens.document_offsets.is_cuda()) {
+    tokens.document_offsets = rounded_up(tokens.document_offsets);
     // All rows have the same length, and no document is longer.
-    held.max_document_length = held.input_ids.size(1);
+    tokens.max_document_length = tokens.input_ids.size(1);
   }
-  return {.object = tokens,
-          .tensors = {&held.input_ids, &held.labels, &held.position_ids, &held.document_offsets,
-                      &tokens->target_count},
-          .num_targets = held.num_targets,
-          .num_samples = held.num_tokens,
-          .target_count = &tokens->target_count,
-          .host_numbers = {held.max_document_length}};
+  LanguageBatch batch{.tokens = std::move(tokens)};
+  batch.target_count =
+      torch::full({}, static_cast<double>(batch.tokens.num_targets), torch::kFloat32);
+  return batch;
+}
+
+/// The count on the loss's device, if it is there. Few numbers are sent to the device per step, so
+/// those of later batches may stay on the host.
+TargetCount target_count(const LanguageBatch& batch, at::Device device) {
+  if (batch.target_count.device() == device) {
+    return {.on_device = batch.target_count};
+  }
+  return {.on_host = batch.tokens.num_targets};
 }
 
 }  // namespace
 
-TrainingBatch LanguageTask::load(int64_t /*draw*/) {
-  auto batch = parts_.train_loader.next();
-  num_tokens_ += batch.num_tokens;
-  num_places_ += batch.input_ids.numel();
-  return make_batch(std::move(batch));
+LanguageBatch LanguageTask::load(int64_t /*draw*/) {
+  auto tokens = parts_.train_loader.next();
+  num_tokens_ += tokens.num_tokens;
+  num_positions_ += tokens.input_ids.numel();
+  return make_batch(std::move(tokens));
 }
 
-MicroBatchResult LanguageTask::forward(const TrainingBatch& batch) {
-  const auto& tokens = static_cast<const Tokens*>(batch.object.get())->batch;
-  const auto output = parts_.forward(token_input(tokens), tokens.labels);
-  return {.loss = output.loss_sum, .num_correct = output.num_correct};
+BatchResult LanguageTask::forward(const LanguageBatch& batch) {
+  const auto output = parts_.forward(token_input(batch.tokens), batch.tokens.labels);
+  return {.loss = output.loss_sum,
+          .num_correct = output.num_correct,
+          .num_targets = target_count(batch, output.loss_sum.device())};
 }
 
 void LanguageTask::for_each_evaluation_batch(
-    const std::function<void(TrainingBatch batch)>& evaluate) {
-  for (auto& batch : parts_.eval_loader) {
-    evaluate(make_batch(batch));
+    const std::function<void(LanguageBatch batch)>& evaluate) {
+  for (auto& tokens : parts_.eval_loader) {
+    evaluate(make_batch(tokens));
   }
 }
 

@@ -14,6 +14,24 @@ namespace examples {
 
 using TokenLoader = ddp::DataLoader<ddp::TokenDataset, ddp::TokenCollate>;
 
+struct LanguageBatch {
+  ddp::TokenBatch tokens = {};
+  /// tokens.num_targets as a float32 of one element. Batches of equal shapes have different counts,
+  /// so a captured step gets the count on the device with its other numbers.
+  at::Tensor target_count = {};
+
+  int64_t num_targets() const { return tokens.num_targets; }
+  int64_t num_samples() const { return tokens.num_tokens; }  ///< without padding
+};
+inline void for_each_tensor(LanguageBatch& batch, const ddp::TensorVisitor& visit) {
+  visit(batch.tokens.input_ids);
+  visit(batch.tokens.labels);
+  visit(batch.tokens.position_ids);
+  visit(batch.tokens.document_offsets);
+  visit(batch.target_count);
+  visit(batch.tokens.max_document_length);
+}
+
 /// Objects that the task uses; all outlive the task.
 struct LanguageParts {
   /// The wrapper's forward.
@@ -26,26 +44,26 @@ struct LanguageParts {
 /// Converts a batch to a model's input.
 models::TokenInput token_input(const ddp::TokenBatch& batch);
 
-class LanguageTask : public TrainingTask {
+class LanguageTask : public TrainingTask<LanguageBatch> {
  public:
   explicit LanguageTask(const LanguageParts& parts) : parts_(parts) {}
 
   int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
   bool loss_is_sum() const override { return true; }
   double target_weight() const override { return parts_.target_weight; }
-  TrainingBatch load(int64_t draw) override;
-  MicroBatchResult forward(const TrainingBatch& batch) override;
-  void for_each_evaluation_batch(const std::function<void(TrainingBatch batch)>& evaluate) override;
-  MicroBatchResult evaluate(const TrainingBatch& batch) override { return forward(batch); }
+  LanguageBatch load(int64_t draw) override;
+  BatchResult forward(const LanguageBatch& batch) override;
+  void for_each_evaluation_batch(const std::function<void(LanguageBatch batch)>& evaluate) override;
+  BatchResult evaluate(const LanguageBatch& batch) override { return forward(batch); }
 
   /// Counts over this rank's training so far: tokens, and positions in its batches.
   int64_t num_tokens() const { return num_tokens_; }
-  int64_t num_places() const { return num_places_; }
+  int64_t num_positions() const { return num_positions_; }
 
  private:
   LanguageParts parts_;
   int64_t num_tokens_ = 0;
-  int64_t num_places_ = 0;
+  int64_t num_positions_ = 0;
 };
 
 }  // namespace examples

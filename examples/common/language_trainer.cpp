@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <sstream>
 #include <utility>
 
 #include "common/data_path.hpp"
-#include "common/parameter_hash.hpp"
 
 namespace examples {
 namespace {
@@ -33,13 +31,13 @@ ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const Token
   return cfg;
 }
 
-/// 1 / (positions of the largest rank's step), rounded to a power of two.
+/// 1 / (positions in the largest rank's step), rounded to a power of two.
 double target_weight(const ddp::Config& cfg, int64_t max_seq_len, const ddp::Context& ctx) {
   const int64_t global = cfg.loader.global_batch_size;
   const int64_t rows =
       global > 0 ? (global + ctx.world_size() - 1) / ctx.world_size() : cfg.loader.batch_size;
-  const auto places = static_cast<double>(rows * max_seq_len * cfg.train.grad_accum_steps);
-  return std::exp2(-std::round(std::log2(places)));
+  const auto positions = static_cast<double>(rows * max_seq_len * cfg.train.grad_accum_steps);
+  return std::exp2(-std::round(std::log2(positions)));
 }
 
 // Keys of texts in a checkpoint.
@@ -56,13 +54,6 @@ bool has_frozen(const models::CausalLm& module) {
                      [](const torch::Tensor& tensor) { return !tensor.requires_grad(); });
 }
 
-template <typename... Args>
-std::string line(const char* pattern, Args... args) {
-  char text[256];
-  std::snprintf(text, sizeof text, pattern, args...);
-  return text;
-}
-
 std::string eval_report(const LanguageSummary& summary) {
   const auto& test = summary.training.test;
   const auto& before = summary.training.test_before;
@@ -70,17 +61,17 @@ std::string eval_report(const LanguageSummary& summary) {
     return "";
   }
   auto text = std::string("eval loss       ");
-  text += before ? line("%.4f before training, %.4f after", before->loss, test.loss)
-                 : line("%.4f", test.loss);
+  text += before ? format("%.4f before training, %.4f after", before->loss, test.loss)
+                 : format("%.4f", test.loss);
   if (summary.best_steps_done >= 0) {
-    text += line(" (best %.4f after step %lld)", summary.best_loss,
-                 static_cast<long long>(summary.best_steps_done));
+    text += format(" (best %.4f after step %lld)", summary.best_loss,
+                   static_cast<long long>(summary.best_steps_done));
   }
-  text += line(", over %lld targets\n", static_cast<long long>(test.num_targets));
+  text += format(", over %lld targets\n", static_cast<long long>(test.num_targets));
   text += "token accuracy  ";
-  text += before ? line("%.2f %% before training, %.2f %% after\n", 100 * before->accuracy,
-                        100 * test.accuracy)
-                 : line("%.2f %%\n", 100 * test.accuracy);
+  text += before ? format("%.2f %% before training, %.2f %% after\n", 100 * before->accuracy,
+                          100 * test.accuracy)
+                 : format("%.2f %%\n", 100 * test.accuracy);
   return text;
 }
 
@@ -96,13 +87,15 @@ TokenData open_token_data(ddp::TokenDataOptions options) {
   const auto& eval = data.eval->file();
   if (train.tokenizer().identity != eval.tokenizer().identity) {
     throw ddp::DataError(concat(train.path(), " was made with the vocabulary ",
-                                train.tokenizer().identity, ", ", eval.path(), " with ",
+                                train.tokenizer().identity, " but ", eval.path(), " with ",
                                 eval.tokenizer().identity,
-                                ": their ids mean different text; fix: prepare both in one call"));
+                                ", so their ids mean different text; fix: prepare both in one "
+                                "call"));
   }
   if (data.eval->statistics().num_targets == 0) {
-    throw ddp::DataError(concat(eval.path(), " holds no target within tokens.max_seq_len=",
-                                options.max_seq_len, ": there is nothing to evaluate"));
+    throw ddp::DataError(concat(eval.path(),
+                                " has no targets within tokens.max_seq_len=", options.max_seq_len,
+                                ", so there is nothing to evaluate; fix: a larger value"));
   }
   return data;
 }
@@ -134,17 +127,17 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
            .target_weight = target_weight(cfg_, data.train->options().max_seq_len, ctx)}),
       checkpointer_(ctx, cfg_.checkpoint, {model_, optimizer_, scaler_, train_loader_}),
       best_(checkpointer_),
-      loop_({.context = ctx,
+      loop_(task_,
+            {.context = ctx,
              .model = model_,
              .module = *module_,
-             .task = task_,
              .optimizer = *optimizer_,
              .lr_schedule = lr_schedule_,
              .scaler = scaler_,
              .metrics = metrics_,
              .on_evaluation =
                  [this](int64_t steps_done, const EvalResult& result) {
-                   const bool is_best = steps_done > 0 && best_.note(steps_done, result.loss);
+                   const bool is_best = steps_done > 0 && best_.add(steps_done, result.loss);
                    if (on_evaluation) {
                      on_evaluation(steps_done, result, is_best);
                    }
@@ -170,8 +163,8 @@ void LanguageTrainer::require_same_meaning(const ddp::Checkpointer& checkpointer
     const auto saved = checkpointer.text(name);
     if (!saved.empty() && saved != now) {
       throw ddp::MismatchError(concat("the checkpoint in ", cfg_.checkpoint.dir,
-                                      " was trained with ", saved, ", this run has ", now,
-                                      "; fix: ", what, ", or another checkpoint.dir"));
+                                      " was trained with ", saved, ", but this run has ", now,
+                                      "; fix: use ", what, ", or another checkpoint.dir"));
     }
   };
   require(kAdapters, adapters_, "the same lora.rank, lora.alpha and lora.target_modules");
@@ -217,13 +210,13 @@ EvalResult LanguageTrainer::evaluate() {
 }
 
 double LanguageTrainer::padding_share() const {
-  double tokens = 0, places = 0;
+  double tokens = 0, positions = 0;
   for (const auto& counts :
-       ctx_.control_plane().all_gather_numbers({task_.num_tokens(), task_.num_places()})) {
+       ctx_.control_plane().all_gather_numbers({task_.num_tokens(), task_.num_positions()})) {
     tokens += static_cast<double>(counts.at(0));
-    places += static_cast<double>(counts.at(1));
+    positions += static_cast<double>(counts.at(1));
   }
-  return places > 0 ? 1 - tokens / places : 0;
+  return positions > 0 ? 1 - tokens / positions : 0;
 }
 
 std::string language_report(const LanguageSummary& summary, const LanguageTrainer& trainer,
@@ -231,18 +224,10 @@ std::string language_report(const LanguageSummary& summary, const LanguageTraine
   const auto& training = summary.training;
   std::ostringstream out;
   out << '\n';
-  if (training.first_step > 0) {
-    out << "resumed         at step " << training.first_step << " of " << training.num_steps
-        << '\n';
-  }
-  if (training.first_epoch.train_loss && training.last_epoch.train_loss) {
-    out << line("train loss      %.4f in this run's first epoch, %.4f in its last\n",
-                *training.first_epoch.train_loss, *training.last_epoch.train_loss);
-  }
-  out << eval_report(summary);
-  if (training.samples_per_second > 0) {
-    out << line("tokens/s        %.1f on %d rank(s), without the padding: %.2f %% of the batches\n",
-                training.samples_per_second, ctx.world_size(), 100 * summary.padding_share);
+  out << training.first_lines() << eval_report(summary);
+  if (training.samples_per_second() > 0) {
+    out << format("tokens/s        %.1f on %d rank(s), without padding (%.2f %% of the batches)\n",
+                  training.samples_per_second(), ctx.world_size(), 100 * summary.padding_share);
   }
   out << "training data   " << trainer.data().train->summary() << '\n'
       << "evaluation data " << trainer.data().eval->summary() << '\n'

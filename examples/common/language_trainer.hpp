@@ -8,10 +8,11 @@
 #include <optional>
 #include <string>
 
-#include "common/best_evaluation.hpp"
+#include "common/evaluation.hpp"
 #include "common/language_task.hpp"
 #include "common/run_plan.hpp"
 #include "common/training_loop.hpp"
+#include "common/training_report.hpp"
 #include "ddp/data/token_dataset.hpp"
 #include "ddp/ddp.hpp"
 #include "models/causal_lm.hpp"
@@ -39,10 +40,10 @@ struct LanguageSummary {
 class LanguageTrainer {
  public:
   /// `module` is on the device and has its adapters, if any. Checkpoints keep only a fingerprint of
-  /// its frozen parameters. They also keep `adapters`, a text for settings that the weights do not
-  /// show (their scale); a resume with another text is refused. Throws DataError if the data has
-  /// tokens that the model lacks, SettingsError if rows are longer than the model's positions.
-  /// Collective.
+  /// its frozen parameters. They also keep `adapters`, a description of settings that the weights
+  /// do not show (their scale); a resume with another description is refused. Throws DataError if
+  /// the data has tokens that the model lacks, SettingsError if rows are longer than the model's
+  /// positions. Collective.
   LanguageTrainer(ddp::Context& ctx, ddp::Config cfg, std::shared_ptr<models::CausalLm> module,
                   const TokenData& data, const std::string& adapters = "");
 
@@ -85,7 +86,7 @@ class LanguageTrainer {
   LanguageTask task_;
   ddp::Checkpointer checkpointer_;
   BestEvaluation best_;
-  TrainingLoop loop_;
+  TrainingLoop<LanguageBatch> loop_;
   std::string adapters_;
   std::optional<int64_t> first_step_{};  ///< set by restore()
 };

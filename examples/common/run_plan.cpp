@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/run_plan.hpp"
 
-#include "common/training_loop.hpp"
+#include <algorithm>
+
+#include "ddp/core/error.hpp"
 
 namespace examples {
+
+using ddp::concat;
+
+std::string EpochLength::to_string() const {
+  return concat(steps, " steps per epoch of ", samples_per_step, " samples");
+}
 
 RunPlan plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch) {
   require_equal_batches(batches_per_epoch, ctx.control_plane());
@@ -29,6 +37,94 @@ ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
     options.batch_size = cfg.train.eval_batch_size;
   }
   return options;
+}
+
+int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps) {
+  return std::max<int64_t>(1, (batches_per_epoch + grad_accum_steps - 1) / grad_accum_steps);
+}
+
+StepSchedule::StepSchedule(const ddp::TrainOptions& train, int64_t batches_per_epoch,
+                           int64_t num_steps, int64_t log_every)
+    : grad_accum_steps_(train.grad_accum_steps),
+      eval_every_(train.eval_every),
+      eval_every_steps_(train.eval_every_steps),
+      batches_per_epoch_(batches_per_epoch),
+      steps_per_epoch_(steps_per_epoch(batches_per_epoch, train.grad_accum_steps)),
+      num_steps_(num_steps),
+      log_every_(log_every) {}
+
+int64_t StepSchedule::first_batch(int64_t step) const {
+  return step % steps_per_epoch_ * grad_accum_steps_;
+}
+
+int64_t StepSchedule::num_batches(int64_t step) const {
+  return std::clamp<int64_t>(batches_per_epoch_ - first_batch(step), 1, grad_accum_steps_);
+}
+
+bool StepSchedule::takes_last_batch(int64_t step) const {
+  return first_batch(step) + num_batches(step) >= batches_per_epoch_;
+}
+
+bool StepSchedule::is_logged(int64_t step) const {
+  return log_every_ > 0 && (step + 1) % log_every_ == 0;
+}
+
+bool StepSchedule::ends_epoch(int64_t step) const {
+  return is_last(step) || (step + 1) % steps_per_epoch_ == 0;
+}
+
+bool StepSchedule::evaluates_after(int64_t step) const {
+  if (eval_every_steps_ > 0) {
+    return is_last(step) || (step + 1) % eval_every_steps_ == 0;
+  }
+  return ends_epoch(step) && eval_every_ > 0 &&
+         (is_last(step) || (epoch_of(step) + 1) % eval_every_ == 0);
+}
+
+void require_equal_batches(int64_t batches_per_epoch, ddp::ControlPlane& control_plane) {
+  const auto counts = control_plane.all_gather_numbers({batches_per_epoch});
+  const auto other = std::find_if(counts.begin(), counts.end(),
+                                  [&](const auto& count) { return count != counts[0]; });
+  if (other != counts.end()) {
+    throw ddp::SettingsError(
+        concat("sampler.pad=false gives rank 0 ", counts[0].at(0),
+               " training batches per epoch and rank ", other - counts.begin(), " ", other->at(0),
+               ", but every rank needs the same number; fix: sampler.pad=true, "
+               "or sampler.drop_last=true"));
+  }
+}
+
+void require_same_classes(const ddp::Dataset& train, const ddp::Dataset& test) {
+  const auto of_train = train.class_names(), of_test = test.class_names();
+  if (of_train.empty() || of_test.empty() || of_train == of_test) {
+    return;
+  }
+  std::size_t i = 0;
+  while (i < of_train.size() && i < of_test.size() && of_train[i] == of_test[i]) {
+    ++i;
+  }
+  const auto name = [i](const std::vector<std::string>& names) {
+    return i < names.size() ? "'" + names[i] + "'" : std::string("missing");
+  };
+  throw ddp::DataError(
+      concat("the splits number their classes differently: class ", i, " is ", name(of_train),
+             " in the training data and ", name(of_test),
+             " in the test data; fix: data.path must hold the same classes in both splits "
+             "(tar shards: the same classes.txt)"));
+}
+
+void require_same_epochs(ddp::Checkpointer& checkpointer, const EpochLength& length) {
+  constexpr const char* kText = "epoch_length";
+  const auto saved = checkpointer.text(kText);
+  const auto now = length.to_string();
+  if (!saved.empty() && saved != now) {
+    throw ddp::SettingsError(concat(
+        "the checkpoint was saved by a run with ", saved, ", but this run has ", now,
+        ": its learning rates and its end would change; fix: set train.batch_size or "
+        "loader.global_batch_size so that all ranks together have the same batch (on the same "
+        "data), or start over in another checkpoint.dir"));
+  }
+  checkpointer.set_text(kText, now);
 }
 
 }  // namespace examples

@@ -1,14 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that the examples derive from their settings before a run.
+// What a run's settings mean before its first step: the length of the run and its epochs, the steps
+// that evaluate and log, and checks that resuming keeps this meaning.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
-#include "common/run_checks.hpp"
 #include "ddp/comm/context.hpp"
+#include "ddp/core/control_plane.hpp"
+#include "ddp/data/dataset.hpp"
+#include "ddp/train/checkpoint.hpp"
 #include "ddp/train/config.hpp"
 
 namespace examples {
+
+/// Length of an epoch, which gives step numbers their meaning: epochs, learning rates and the end
+/// of the run follow from it.
+struct EpochLength {
+  int64_t steps = 0;             ///< optimizer steps per epoch
+  int64_t samples_per_step = 0;  ///< over all ranks
+  std::string to_string() const;
+};
 
 struct RunPlan {
   int64_t num_steps = 0;  ///< optimizer steps of the whole run
@@ -22,5 +34,48 @@ RunPlan plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_
 
 /// Options of a loader for an evaluation set: all samples, batches of train.eval_batch_size.
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg);
+
+/// Optimizer steps per epoch of `batches_per_epoch` batches; the last step may have fewer batches.
+int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps);
+
+/// The steps of a run: which batches they take, and which of them log, evaluate or end an epoch.
+class StepSchedule {
+ public:
+  /// `log_every` 0: no step logs.
+  StepSchedule(const ddp::TrainOptions& train, int64_t batches_per_epoch, int64_t num_steps,
+               int64_t log_every);
+
+  int64_t epoch_of(int64_t step) const { return step / steps_per_epoch_; }
+  /// Batches that the step accumulates. An epoch's last step takes the remaining ones.
+  int64_t num_batches(int64_t step) const;
+  /// Whether the step takes its epoch's last batch, which may be smaller than the others.
+  bool takes_last_batch(int64_t step) const;
+  bool is_last(int64_t step) const { return step + 1 == num_steps_; }
+  bool is_logged(int64_t step) const;
+  bool ends_epoch(int64_t step) const;
+  bool evaluates_after(int64_t step) const;
+
+ private:
+  int64_t first_batch(int64_t step) const;
+
+  int64_t grad_accum_steps_;
+  int64_t eval_every_, eval_every_steps_;
+  int64_t batches_per_epoch_;
+  int64_t steps_per_epoch_;
+  int64_t num_steps_;
+  int64_t log_every_;
+};
+
+/// Throws SettingsError on all ranks if their numbers of batches per epoch differ: ranks with more
+/// batches would wait for the others in the middle of a step. Collective.
+void require_equal_batches(int64_t batches_per_epoch, ddp::ControlPlane& control_plane);
+
+/// Throws DataError if both splits have class names and the names differ: the test figures would be
+/// meaningless.
+void require_same_classes(const ddp::Dataset& train, const ddp::Dataset& test);
+
+/// Call it after `restore`. Throws SettingsError if the checkpoint comes from a run with another
+/// epoch length. Records the length for later checkpoints.
+void require_same_epochs(ddp::Checkpointer& checkpointer, const EpochLength& length);
 
 }  // namespace examples

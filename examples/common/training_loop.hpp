@@ -1,34 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training loop of the examples. It runs epochs of optimizer steps with gradient accumulation,
-// autocast, loss scaling, clipping, schedule and weight averaging. It evaluates on all ranks with
-// every target counted once, and writes metrics and checkpoints. A TrainingTask defines batches and
-// their loss.
+// Training loop of the examples. run() trains with evaluations and checkpoints on the way, and
+// run_step() is one optimizer step. A TrainingTask defines the batches and their loss.
 #pragma once
 
-#include <torch/nn/module.h>
+#include <torch/torch.h>
 
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "common/evaluation.hpp"
+#include "common/run_plan.hpp"
+#include "common/training_report.hpp"
 #include "common/training_task.hpp"
 #include "ddp/ddp.hpp"
 
 namespace examples {
-
-struct EvalResult {
-  double loss = 0;
-  double accuracy = 0;  ///< 0 … 1
-  int64_t num_targets = 0;
-};
 
 /// Objects that the loop uses; all outlive the loop.
 struct TrainingParts {
   ddp::Context& context;
   ddp::DataParallelModel& model;
   torch::nn::Module& module;  ///< inside `model`; switched between training and evaluation
-  TrainingTask& task;
   ddp::Optimizer& optimizer;
   const ddp::LrSchedule& lr_schedule;
   ddp::GradScaler& scaler;
@@ -46,22 +42,44 @@ struct TrainingSettings {
   std::string keep_best = "off";  ///< min: smallest test loss, max: largest test accuracy
 };
 
-/// Optimizer steps per epoch of `batches_per_epoch` batches; the last step may have fewer batches.
-int64_t steps_per_epoch(int64_t batches_per_epoch, int64_t grad_accum_steps);
-
-struct TrainingSummary {
-  int64_t first_step = 0;        ///< > 0: the run resumed at this step
-  int64_t num_steps = 0;         ///< optimizer steps in total
-  ddp::EpochResult first_epoch;  ///< first epoch of this run
-  ddp::EpochResult last_epoch;
-  std::optional<EvalResult> test_before;  ///< result of train.eval_first
-  EvalResult test;                        ///< num_targets is 0 if nothing was evaluated
-  double samples_per_second = 0;          ///< all ranks, training only, without the first step
+/// What one optimizer step reads. Steps with and without a gradient norm have graphs of their own.
+template <TrainingBatch Batch>
+struct StepInput {
+  std::vector<Batch> batches;  ///< accumulated in this order
+  bool wants_grad_norm = false;
 };
+template <TrainingBatch Batch>
+void for_each_tensor(StepInput<Batch>& input, const ddp::TensorVisitor& visit) {
+  for (Batch& batch : input.batches) {
+    for_each_tensor(batch, visit);
+  }
+  visit(input.batches.size());
+  visit(input.wants_grad_norm);
+}
 
+/// What one optimizer step returns.
+struct StepOutputs {
+  at::Tensor loss;  ///< this rank's mean
+  at::Tensor num_correct;
+  at::Tensor grad_norm;         ///< undefined if not wanted
+  at::Tensor first_non_finite;  ///< GradientScan's result; undefined without a scan
+};
+inline void for_each_tensor(StepOutputs& outputs, const ddp::TensorVisitor& visit) {
+  visit(outputs.loss);
+  visit(outputs.num_correct);
+  visit(outputs.grad_norm);
+  visit(outputs.first_non_finite);
+}
+
+/// Values of StepNumbers::variant. In an uneven step the ranks' batches may differ in size.
+enum class StepVariant : int64_t { EvenBatches, UnevenBatches };
+
+template <TrainingBatch Batch>
 class TrainingLoop {
  public:
-  TrainingLoop(const TrainingParts& parts, const TrainingSettings& settings);
+  /// `task` outlives the loop.
+  TrainingLoop(TrainingTask<Batch>& task, const TrainingParts& parts,
+               const TrainingSettings& settings);
 
   /// Trains from `first_step` (returned by Checkpointer::restore) to num_steps, with evaluations
   /// and checkpoints on the way and at the end. Collective. After an agreed stop it throws
@@ -73,55 +91,259 @@ class TrainingLoop {
   EvalResult evaluate();
 
  private:
-  /// Result of a step's lambda; logged in this order.
-  struct StepOutputs {
-    at::Tensor loss;
-    at::Tensor num_correct;
-    at::Tensor grad_norm;         ///< undefined if not wanted
-    at::Tensor first_non_finite;  ///< GradientScan's result; undefined without a scan
-    friend void for_each_tensor(StepOutputs& outputs, const ddp::TensorVisitor& visit) {
-      visit(outputs.loss);
-      visit(outputs.num_correct);
-      visit(outputs.grad_norm);
-      visit(outputs.first_non_finite);
-    }
-  };
-  using Batches = std::vector<TrainingBatch>;
+  void train_step(int64_t step);
+  /// A whole optimizer step, eager or captured. Only its arguments may differ between steps.
+  StepOutputs run_step(const StepInput<Batch>& input, const ddp::StepScalars& scalars);
+  /// Adds the batch's gradients. The result's loss is the batch's share of the step's loss.
+  BatchResult forward_backward(const Batch& batch, size_t num_batches);
+  bool wants_grad_norm(int64_t step) const {
+    return settings_.train.max_grad_norm > 0 || guard_.skips() || schedule_.is_logged(step);
+  }
 
-  ddp::GraphedStepOptions training_options() const;
-  ddp::GraphedStepOptions evaluation_options() const;
-  ddp::StepMetrics train_step(int64_t step);
-  bool is_logged(int64_t step) const;
-  bool wants_norm(int64_t step) const;
-  void tell_of_non_finite_gradients(int64_t step);
-  /// Runs a whole optimizer step, eager or captured. Only its arguments may differ between steps.
-  /// The wish for a gradient norm selects another variant.
-  StepOutputs run_step(const Batches& batches, const ddp::StepScalars& scalars);
-  /// Runs forward and backward of one batch; adds its share to the step's loss and correct answers.
-  void micro_step(const TrainingBatch& batch, size_t num_micro_steps, StepOutputs& outputs);
-  /// Unscales, clips and updates. Outputs the gradient norm and the scan's result, if wanted.
-  void update(const ddp::StepScalars& scalars, StepOutputs& outputs);
-  bool is_last(int64_t step) const { return step + 1 == settings_.num_steps; }
-  bool ends_epoch(int64_t step) const;
-  bool evaluates_after(int64_t step) const;
   EvalResult evaluate_after(int64_t steps_done);
   void end_epoch(int64_t step, bool evaluated, TrainingSummary& summary);
-  double metric_of(const EvalResult& test) const;
+  double metric_of(const EvalResult& test) const {
+    return settings_.keep_best == "min" ? test.loss : test.accuracy;
+  }
 
+  ddp::GraphedStepOptions step_options() const;
+  ddp::GraphedStepOptions evaluation_options() const;
+
+  TrainingTask<Batch>& task_;
   TrainingParts parts_;
   TrainingSettings settings_;
+  StepSchedule schedule_;
   ddp::NonFiniteGuard guard_;
+  NonFiniteLog non_finite_log_;
   EvaluationSums sums_;
-  ddp::GraphedStep<Batches, StepOutputs> step_;
-  ddp::GraphedStep<TrainingBatch, std::vector<at::Tensor>> evaluation_;
-  ddp::StepLog last_log_;         // of the latest training step
-  bool norm_is_wanted_ = false;   // in the current step
-  int64_t non_finite_steps_ = 0;  // steps already reported
-  int64_t batches_per_epoch_;
-  int64_t steps_per_epoch_;
-  bool first_epoch_ = true;
-  double train_seconds_ = 0;
-  double timed_samples_ = 0;
+  ddp::GraphedStep<StepInput<Batch>, StepOutputs> step_;
+  ddp::GraphedStep<Batch, std::vector<at::Tensor>> evaluation_;
+  ddp::LoggedScalar last_loss_;  // of the latest training step
 };
+
+template <TrainingBatch Batch>
+TrainingLoop<Batch>::TrainingLoop(TrainingTask<Batch>& task, const TrainingParts& parts,
+                                  const TrainingSettings& settings)
+    : task_(task),
+      parts_(parts),
+      settings_(settings),
+      schedule_(settings.train, task.num_batches(), settings.num_steps, settings.log_every),
+      guard_(parts.context, settings.train.non_finite, parts.optimizer, parts.scaler),
+      non_finite_log_(parts.optimizer, settings.train, parts.scaler.is_enabled()),
+      sums_(parts.context.device()),
+      step_(
+          parts_.context,
+          {.models = {&parts_.model}, .optimizers = {&parts_.optimizer}, .scaler = &parts_.scaler},
+          [this](const StepInput<Batch>& input, const ddp::StepScalars& scalars) {
+            return run_step(input, scalars);
+          },
+          step_options()),
+      evaluation_(
+          parts_.context, {.models = {&parts_.model}},
+          [this](const Batch& batch, const ddp::StepScalars&) {
+            ddp::Autocast autocast(settings_.amp);
+            sums_.add(task_.evaluate(batch));
+            return std::vector<at::Tensor>{};
+          },
+          evaluation_options(), step_.pool()) {}
+
+template <TrainingBatch Batch>
+TrainingSummary TrainingLoop<Batch>::run(ddp::Checkpointer& checkpointer, int64_t first_step) {
+  TrainingSummary summary;
+  summary.first_step = first_step;
+  summary.num_steps = settings_.num_steps;
+  if (first_step >= settings_.num_steps) {
+    summary.test = evaluate();  // nothing left to train
+    return summary;
+  }
+  parts_.module.train();
+  checkpointer.set_before_save([this] { return guard_.before_save(); });
+  parts_.metrics.begin(first_step);
+  if (settings_.train.eval_first && first_step == 0) {
+    summary.test_before = evaluate_after(0);
+  }
+  for (int64_t step = first_step; step < settings_.num_steps; ++step) {
+    train_step(step);
+    const bool evaluated = schedule_.evaluates_after(step);
+    if (evaluated) {
+      summary.test = evaluate_after(step + 1);
+    }
+    if (schedule_.ends_epoch(step)) {
+      end_epoch(step, evaluated, summary);
+    }
+    if (schedule_.is_last(step) || (evaluated && settings_.keep_best != "off")) {
+      checkpointer.save(step, evaluated ? std::optional(metric_of(summary.test)) : std::nullopt);
+    }
+    checkpointer.save_if_due(step);
+  }
+  checkpointer.wait();               // throws if the last save failed, instead of a summary
+  checkpointer.set_before_save({});  // the checkpointer may outlive the loop
+  guard_.check_weights();
+  return summary;
+}
+
+template <TrainingBatch Batch>
+void TrainingLoop<Batch>::train_step(int64_t step) {
+  const double lr = parts_.lr_schedule.at(step);
+  StepInput<Batch> input{.batches = {}, .wants_grad_norm = wants_grad_norm(step)};
+  int64_t num_samples = 0;
+  int64_t num_targets = 0;
+  for (int64_t i = 0; i < schedule_.num_batches(step); ++i) {
+    const auto& batch =
+        input.batches.emplace_back(task_.load(step * settings_.train.grad_accum_steps + i));
+    num_samples += batch.num_samples();
+    num_targets += batch.num_targets();
+  }
+  const bool uneven = schedule_.takes_last_batch(step) && parts_.context.world_size() > 1;
+  const auto variant = uneven ? StepVariant::UnevenBatches : StepVariant::EvenBatches;
+
+  const auto result =
+      step_(std::move(input), {.lr = lr, .step = step, .variant = static_cast<int64_t>(variant)});
+  const auto& outputs = result.outputs;
+  last_loss_ = result.logged(outputs.loss);
+  parts_.metrics.end_step(step, {.loss = last_loss_,
+                                 .num_samples = num_samples,
+                                 .lr = lr,
+                                 .grad_norm = result.logged(outputs.grad_norm),
+                                 .num_correct = result.logged(outputs.num_correct),
+                                 .num_targets = num_targets});
+  guard_.end_step(
+      step, {.loss = last_loss_, .first_non_finite = result.logged(outputs.first_non_finite)});
+  if (schedule_.is_logged(step) || schedule_.is_last(step)) {
+    guard_.check_steps();
+    if (parts_.context.is_main()) {
+      non_finite_log_.report(step + 1);
+    }
+  }
+}
+
+template <TrainingBatch Batch>
+StepOutputs TrainingLoop<Batch>::run_step(const StepInput<Batch>& input,
+                                          const ddp::StepScalars& scalars) {
+  StepOutputs outputs;
+  TargetCount num_targets;
+  const auto add = [](at::Tensor& sum, const at::Tensor& value) {
+    sum = sum.defined() ? sum + value : value;
+  };
+  parts_.model.zero_grad();
+  for (const Batch& batch : input.batches) {
+    std::optional<ddp::NoSync> no_sync;
+    if (&batch != &input.batches.back()) {
+      no_sync.emplace(parts_.model);  // only the last backward averages over the ranks
+    }
+    const auto result = forward_backward(batch, input.batches.size());
+    add(outputs.loss, result.loss);
+    add(outputs.num_correct, result.num_correct);
+    num_targets += result.num_targets;
+  }
+  if (task_.loss_is_sum()) {
+    outputs.loss = num_targets.mean_of(outputs.loss);
+  }
+  if (input.wants_grad_norm) {
+    const auto scan = parts_.scaler.clip_and_step(parts_.optimizer, scalars,
+                                                  settings_.train.max_grad_norm, guard_.skips());
+    outputs.grad_norm = scan.norm;
+    outputs.first_non_finite = scan.first_non_finite;
+  } else {
+    parts_.scaler.step(parts_.optimizer, scalars);
+  }
+  parts_.scaler.update();
+  if (parts_.ema != nullptr) {
+    parts_.ema->update();
+  }
+  return outputs;
+}
+
+template <TrainingBatch Batch>
+BatchResult TrainingLoop<Batch>::forward_backward(const Batch& batch, size_t num_batches) {
+  BatchResult result;
+  {
+    ddp::Autocast autocast(settings_.amp);
+    result = task_.forward(batch);
+  }
+  if (task_.loss_is_sum()) {
+    const double weight = task_.target_weight();
+    const auto scaled = parts_.scaler.scale(guard_.watch(result.loss * weight));
+    const auto& [on_host, on_device] = result.num_targets;
+    if (on_device.defined()) {
+      parts_.model.weighted_backward(scaled, on_device * weight);
+    } else {
+      parts_.model.weighted_backward(scaled, static_cast<double>(on_host) * weight);
+    }
+  } else {
+    if (num_batches > 1) {
+      result.loss = result.loss / static_cast<double>(num_batches);
+    }
+    parts_.scaler.scale(guard_.watch(result.loss)).backward();
+  }
+  result.loss = result.loss.detach();
+  return result;
+}
+
+template <TrainingBatch Batch>
+EvalResult TrainingLoop<Batch>::evaluate() {
+  if (last_loss_.has_value()) {
+    // If another rank left the step, this wait reports it; the evaluation's waits do not.
+    last_loss_.value();
+  }
+  torch::NoGradGuard no_grad;
+  parts_.model.sync_buffers();  // all ranks get rank 0's running statistics
+  std::optional<ddp::Ema::Swap> swap;
+  if (parts_.ema != nullptr) {
+    swap.emplace(parts_.ema->swap_in());
+  }
+  parts_.module.eval();
+  sums_.clear();
+  {
+    ddp::Autocast autocast(settings_.amp);  // one scope: each weight is cast once
+    task_.for_each_evaluation_batch([this](Batch batch) { evaluation_(std::move(batch), {}); });
+  }
+  parts_.module.train();
+  return sums_.reduce(*parts_.context.communicator());
+}
+
+template <TrainingBatch Batch>
+EvalResult TrainingLoop<Batch>::evaluate_after(int64_t steps_done) {
+  ddp::Metrics::ClockPause pause(parts_.metrics);
+  const auto test = evaluate();
+  if (settings_.train.eval_every_steps > 0 || steps_done == 0) {
+    parts_.metrics.add_evaluation(steps_done - 1,
+                                  {.test_loss = test.loss, .test_accuracy = test.accuracy});
+  }
+  if (parts_.on_evaluation) {
+    parts_.on_evaluation(steps_done, test);
+  }
+  return test;
+}
+
+template <TrainingBatch Batch>
+void TrainingLoop<Batch>::end_epoch(int64_t step, bool evaluated, TrainingSummary& summary) {
+  ddp::EpochMetrics metrics;
+  if (evaluated) {
+    metrics = {.test_loss = summary.test.loss, .test_accuracy = summary.test.accuracy};
+  }
+  summary.add_epoch(parts_.metrics.end_epoch(schedule_.epoch_of(step), metrics));
+}
+
+template <TrainingBatch Batch>
+ddp::GraphedStepOptions TrainingLoop<Batch>::step_options() const {
+  ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
+  const bool cuda = parts_.context.device().is_cuda();
+  if (options.mode == ddp::CudaGraph::Auto && cuda && parts_.context.world_size() > 1 &&
+      task_.loss_is_sum()) {
+    // By default, weighted means over several GPUs are not captured: only runs with plain means
+    // were compared with eager ones.
+    options.mode = ddp::CudaGraph::Off;
+  }
+  return options;
+}
+
+template <TrainingBatch Batch>
+ddp::GraphedStepOptions TrainingLoop<Batch>::evaluation_options() const {
+  auto options = step_options();
+  options.collective = false;
+  options.name = "the evaluation step";
+  return options;
+}
 
 }  // namespace examples

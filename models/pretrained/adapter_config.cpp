@@ -54,7 +54,7 @@ void refuse_unsupported(const JsonObject& json) {
     const auto& value = json.json().at("init_lora_weights");
     if (!value.is_boolean() && value != "gaussian" && value != "orthogonal" && value != "eva") {
       json.refuse("init_lora_weights", json.shown("init_lora_weights") +
-                                           ": adapters whose start changed the base are not "
+                                           ": initialisations that change the base are not "
                                            "supported");
     }
   }

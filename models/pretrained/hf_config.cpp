@@ -95,15 +95,15 @@ void read_rope(const JsonObject& json, Qwen2Options& options) {
   const JsonObject& part_at = rope && rope->has("partial_rotary_factor") ? *rope : json;
   if (part_at.number("partial_rotary_factor", 0, 1, 1.0) != 1) {
     part_at.refuse("partial_rotary_factor", part_at.shown("partial_rotary_factor") +
-                                                ": positions that turn only a part of each head "
-                                                "are not supported");
+                                                ": rotary embeddings of only a part of each "
+                                                "head are not supported");
   }
   if (rope) {
     const std::string key = rope->has("rope_type") || !rope->has("type") ? "rope_type" : "type";
     const bool nested = std::any_of(rope->json().begin(), rope->json().end(),
                                     [](const auto& value) { return value.is_object(); });
     if (nested) {
-      json.refuse("rope_parameters", "differs by kind of layer, which is not supported");
+      json.refuse("rope_parameters", "differs between kinds of layers, which is not supported");
     }
     const std::string type = rope->text(key, "default");
     if (type == "linear") {
@@ -217,7 +217,8 @@ Gpt2Options read_gpt2(const JsonObject& json) {
   options.dropout = json.number("resid_pdrop", 0, 1, 0.1);
   for (const char* key : {"embd_pdrop", "attn_pdrop"}) {
     refuse_if(json, key, json.number(key, 0, 1, 0.1) != options.dropout,
-              concat("one dropout for all is supported, and resid_pdrop is ", options.dropout));
+              concat("differs from resid_pdrop (", options.dropout,
+                     "); only one dropout for all is supported"));
   }
   refuse_if(json, "tie_word_embeddings", !json.boolean("tie_word_embeddings", true),
             "only a GPT-2 with tied embeddings is supported");
@@ -239,7 +240,7 @@ std::optional<at::ScalarType> read_dtype(const JsonObject& json) {
     }
   }
   if (!name.empty() && name != "auto") {
-    json.refuse(key, json.shown(key) + ": weights are float32, bfloat16 or float16 here");
+    json.refuse(key, json.shown(key) + ": only float32, bfloat16 and float16 are supported");
   }
   return std::nullopt;
 }

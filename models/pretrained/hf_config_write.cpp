@@ -20,7 +20,7 @@ const char* dtype_name(at::ScalarType dtype) {
       return "float16";
     default:
       throw ddp::SettingsError(std::string("a model of ") + at::toString(dtype) +
-                               " cannot be saved: float32, bfloat16 or float16");
+                               " cannot be saved; float32, bfloat16 and float16 can");
   }
 }
 
@@ -116,8 +116,8 @@ std::string hf_model_type(const Qwen2Options& options) {
     return divides || !has_biases_of(options, "mistral") ? "llama" : "mistral";
   }
   throw ddp::SettingsError(
-      "no model of Hugging Face has the biases of this one: biases on q, k and v alone (qwen2), or "
-      "on all of attention or none of it, and on all of the MLP or none of it (llama)");
+      "Hugging Face has no model type with the biases of this model; supported are biases on q, k "
+      "and v alone (qwen2), or on all or none of attention and on all or none of the MLP (llama)");
 }
 
 HfConfig make_hf_config(const Qwen2Options& options, at::ScalarType dtype) {

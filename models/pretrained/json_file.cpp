@@ -24,7 +24,7 @@ std::string read_text_file(const std::string& path, uint64_t max_bytes) {
   const PositionedFile file(path);
   if (file.size() > max_bytes) {
     throw ddp::ReadError(
-        concat(path, " is larger than ", max_bytes >> 20, " MiB: this is no such file of a model"));
+        concat(path, " is larger than ", max_bytes >> 20, " MiB, which no file of this kind is"));
   }
   std::string text(file.size(), '\0');
   file.read(0, text.data(), text.size());
@@ -46,7 +46,7 @@ JsonObject::JsonObject(const std::string& path, uint64_t max_bytes) : path_(path
     throw ddp::ReadError(concat(path, " is not JSON: ", error.what()));
   }
   if (!json_.is_object()) {
-    throw ddp::ReadError(path + " holds no JSON object, but " + json_.type_name());
+    throw ddp::ReadError(path + " is not a JSON object but of type " + json_.type_name());
   }
 }
 
@@ -76,7 +76,7 @@ const Json* JsonObject::find(const std::string& key, bool required) const {
     return &json_.at(key);
   }
   if (required) {
-    fail(key, mentions(key) ? "is null, but needed" : "is missing");
+    fail(key, mentions(key) ? "is null but required" : "is missing");
   }
   return nullptr;
 }
@@ -88,7 +88,7 @@ int64_t JsonObject::integer(const std::string& key, int64_t min, int64_t max,
     return *fallback;
   }
   if (!value->is_number_integer()) {
-    fail(key, shown(key) + ", expected a whole number");
+    fail(key, shown(key) + ", expected an integer");
   }
   // A number beyond int64 is kept unsigned and would turn negative in the cast.
   const bool too_large =
@@ -133,7 +133,7 @@ std::string JsonObject::text(const std::string& key, std::optional<std::string> 
     return *fallback;
   }
   if (!value->is_string()) {
-    fail(key, shown(key) + ", expected a text");
+    fail(key, shown(key) + ", expected a string");
   }
   return value->get<std::string>();
 }

@@ -42,11 +42,11 @@ void agree(ddp::Communicator* communicator, const std::exception_ptr& error, int
     const auto* vote = votes.const_data_ptr<int64_t>();
     if (vote[0] == 0 && !error) {
       throw ddp::ReadError("the weights in " + source +
-                           " could not be loaded on another rank: its message says why");
+                           " could not be loaded on another rank, whose message has the reason");
     }
     if (vote[0] != 0 && vote[1] != -vote[2]) {
       throw ddp::MismatchError("the ranks see different weights in " + source +
-                               ": is it the same file on every node?");
+                               "; fix: the path must be the same file on every node");
     }
   }
   if (error) {
@@ -134,8 +134,8 @@ PretrainedLoad load_pretrained(torch::nn::Module& module, const std::string& pat
                                const PretrainedLoadOptions& options) {
   if (options.chunk_mb < 1 || options.num_threads < 0) {
     throw ddp::SettingsError(concat("loading weights: chunk_mb is ", options.chunk_mb,
-                                    " and num_threads ", options.num_threads,
-                                    ", expected at least 1 and 0"));
+                                    " (expected at least 1) and num_threads is ",
+                                    options.num_threads, " (expected at least 0)"));
   }
   const auto begin = std::chrono::steady_clock::now();
   const auto targets = ddp::named_weights(module);

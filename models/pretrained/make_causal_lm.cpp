@@ -37,8 +37,8 @@ std::string needs_text(const HfConfig& config, const torch::TensorOptions& tenso
 }
 
 [[noreturn]] void refuse_memory(const std::string& needs, const std::string& why) {
-  throw ddp::SettingsError(needs + " cannot be made: " + why +
-                           "; fix: look at the sizes in its config.json, or use bf16 or a larger "
+  throw ddp::SettingsError(needs + " cannot be created: " + why +
+                           "; fix: check the sizes in its config.json, or use bf16 or a larger "
                            "device");
 }
 
@@ -69,7 +69,7 @@ std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
   } catch (const c10::Error& error) {
     refuse_memory(needs, error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    refuse_memory(needs, "the memory of this machine is used up");
+    refuse_memory(needs, "this machine is out of memory");
   }
 }
 

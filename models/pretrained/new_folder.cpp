@@ -46,12 +46,12 @@ NewFolder::NewFolder(std::string path, bool replaces)
   std::error_code error;
   if (fs::exists(fs::symlink_status(path_, error)) &&
       (!fs::is_directory(path_, error) || (!replaces && holds_files(path_)))) {
-    throw ddp::SettingsError(path_ + " is there already: name a new folder, or remove it");
+    throw ddp::SettingsError(path_ + " already exists; fix: name a new folder, or remove it");
   }
   fs::create_directories(parent_of(path_), error);
   temporary_ = temporary_beside(path_);
   if (system_file_ops().mkdir(temporary_.c_str(), 0777) != 0) {
-    throw ddp::WriteError("cannot make the folder " + temporary_ + ": " +
+    throw ddp::WriteError("cannot create the folder " + temporary_ + ": " +
                           std::generic_category().message(errno));
   }
 }

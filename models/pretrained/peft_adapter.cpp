@@ -244,9 +244,9 @@ void require_base(const std::string& folder, const std::string& identity) {
                            ", here ", identity);
   const auto dtype_of = [](const std::string& of) { return of.substr(0, of.find(' ')); };
   if (dtype_of(trained) == dtype_of(identity)) {
-    throw ddp::MismatchError(text + "; fix: give that base");
+    throw ddp::MismatchError(text + "; fix: use that base");
   }
-  ddp::log_warning(text + ": whether only the dtype differs cannot be told");
+  ddp::log_warning(text + "; it is unknown whether only the dtype differs");
 }
 
 LoraSummary add_adapter(torch::nn::Module& module, const std::string& folder, torch::Dtype dtype) {

@@ -81,13 +81,13 @@ void remove_but_keep_rest(FileOps& ops, const fs::path& old, const fs::path& fol
     }
   }
   if (ops.rmdir(old.c_str()) != 0) {
-    ddp::log_warning("what is left in " + old.string() + " has no place in " + folder.string() +
-                     ": move or remove it");
+    ddp::log_warning("some files of " + old.string() + " could not be moved to " + folder.string() +
+                     "; fix: move or remove them");
   }
 }
 
 [[noreturn]] void fail_replace(const std::string& fresh, const std::string& folder, int error) {
-  throw ddp::WriteError("cannot put " + fresh + " in the place of " + folder + ": " +
+  throw ddp::WriteError("cannot replace " + folder + " by " + fresh + ": " +
                         std::generic_category().message(error));
 }
 

@@ -23,8 +23,9 @@ Weights ordered_weights(const torch::nn::Module& module) {
   Weights weights;
   for (const auto& item : module.named_parameters()) {
     if (item.key().ends_with(".lora_A.weight")) {
-      throw std::invalid_argument("the module has an adapter at " + item.key() +
-                                  ": merge_lora() before saving all of it, or save the adapter");
+      throw std::invalid_argument(
+          "the module has an adapter at " + item.key() +
+          "; fix: call merge_lora() before saving the model, or save the adapter");
     }
     weights.emplace_back(item.key(), item.value().detach());
   }

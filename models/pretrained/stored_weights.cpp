@@ -38,7 +38,8 @@ std::map<std::string, std::string> read_index(const JsonObject& index) {
   for (const auto& [name, value] : weight_map.json().items()) {
     const std::string shard = weight_map.text(name);
     if (shard.empty() || shard.find('/') != std::string::npos || shard == "..") {
-      weight_map.fail(name, weight_map.shown(name) + ", expected the name of a file beside it");
+      weight_map.fail(name,
+                      weight_map.shown(name) + ", expected the name of a file in the same folder");
     }
     shards.emplace(name, shard);
   }
@@ -103,8 +104,8 @@ StoredWeights open_stored_weights(const std::string& path) {
   const bool pickled = fs::exists(path + "/pytorch_model.bin", ignored) ||
                        fs::exists(path + "/pytorch_model.bin.index.json", ignored);
   throw ReadError(path + " holds neither " + kSingle + " nor " + kIndex +
-                  (pickled ? ": save its pytorch_model.bin again as safetensors (transformers: "
-                             "save_pretrained)"
+                  (pickled ? "; fix: save its pytorch_model.bin again as safetensors "
+                             "(transformers: save_pretrained)"
                            : ""));
 }
 

@@ -135,10 +135,11 @@ TEST_CASE("decoded answers are compared with those of every turn") {
     CHECK(result.num_undue_calls == 0);
     CHECK(result.num_equal == 5);
     CHECK(result.num_too_long == 0);
-    CHECK(result.to_string() ==
-          "2 of 2 (100.00 %) API calls equal the reference, 2 of 2 (100.00 %) call the same API, "
-          "0 of 3 (0.00 %) answers call one where none was due; 5 of 5 (100.00 %) answers equal "
-          "the reference");
+    CHECK(
+        result.to_string() ==
+        "2 of 2 (100.00 %) API calls equal the reference, 2 of 2 (100.00 %) call the same API, "
+        "0 of 3 (0.00 %) answers call one where the reference does not; 5 of 5 (100.00 %) answers "
+        "equal the reference");
   }
   CHECK_THAT(known.decode(*model, 1).to_string(),
              Contains("1 of 1 (100.00 %) API calls equal the reference"));
@@ -150,12 +151,12 @@ TEST_CASE("decoded answers are compared with those of every turn") {
   const auto wrong = other.decode(*model, 100);
   CHECK(wrong.to_string() ==
         "0 of 1 (0.00 %) API calls equal the reference, 1 of 1 (100.00 %) call the same API, 1 of "
-        "1 (100.00 %) answers call one where none was due; 0 of 2 (0.00 %) answers equal the "
-        "reference");
+        "1 (100.00 %) answers call one where the reference does not; 0 of 2 (0.00 %) answers equal "
+        "the reference");
 
   CHECK(ChatFolder({kChats[2]}).decode(*model, 100).to_string() ==
-        "no reference of 1 calls an API, 0 of 1 (0.00 %) answers call one where none was due; 1 of "
-        "1 (100.00 %) answers equal the reference");
+        "none of 1 references calls an API, 0 of 1 (0.00 %) answers call one where the reference "
+        "does not; 1 of 1 (100.00 %) answers equal the reference");
 }
 
 }  // namespace

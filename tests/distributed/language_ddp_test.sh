@@ -131,7 +131,7 @@ case $scenario in
     wait_for_checkpoint $pid
     stop_run $pid 75
     steps=$(sed -n 's/.*asked to stop: stopped after \([0-9]*\) steps.*/\1/p' "$work/cut.log" | head -n 1)
-    grep -q "stopped after $steps steps: last in $work/checkpoints/adapters" "$work/cut.log" || fail "the adapters at the stop are not told"
+    grep -q "stopped after $steps steps: saved last in $work/checkpoints/adapters" "$work/cut.log" || fail "the adapters at the stop are not reported"
     for source in "checkpoint.dir=$work/checkpoints" "checkpoint.dir= lora.adapter=$work/checkpoints/adapters/last"; do
       # shellcheck disable=SC2086
       (run_on 1 "$work/eval.log" "${saving[@]}" run.mode=evaluate $source) || fail "exit code $? of the evaluation"
@@ -155,11 +155,11 @@ case $scenario in
     contents() { find "$work/first/adapters" -type f -exec sha256sum {} + | sort; }
     before=$(contents)
     [ "$(wc -l <<< "$before")" = 4 ] || fail "not two adapters: $before"
-    refused 64 "failed at step 0: lora.save_dir: .*first/adapters/best holds what another run trained, and this one starts at step 0" \
+    refused 64 "failed at step 0: lora.save_dir: .*first/adapters/best holds the weights of another run; this run starts at step 0" \
       checkpoint.dir="$work/second" lora.save_dir="$work/first/adapters"
-    refused 64 "first/adapters/best holds what another run trained" checkpoint.dir= lora.save_dir="$work/first/adapters"
+    refused 64 "first/adapters/best holds the weights of another run" checkpoint.dir= lora.save_dir="$work/first/adapters"
     (run "$work/second.log" "${saving[@]}" checkpoint.dir="$work/second") || fail "exit code $? in a folder of its own"
-    refused 64 "another run trained, and this one goes on from a checkpoint whose run wrote to checkpoint.dir" train.max_steps=3 \
+    refused 64 "the weights of another run; this run resumes from a checkpoint whose run wrote to checkpoint.dir" train.max_steps=3 \
       checkpoint.dir="$work/second" lora.save_dir="$work/first/adapters"
     [ "$(contents)" = "$before" ] || fail "a refused run changed the adapters"
     (run "$work/on.log" "${saving[@]}" train.max_steps=3 checkpoint.dir="$work/first") || fail "exit code $? of the resumed run"
@@ -218,8 +218,8 @@ case $scenario in
     echo "trained $trained, evaluated from its folder $evaluated"
     { [ -n "$trained" ] && close_to "$trained" "$evaluated"; } || fail "the losses differ"
     grep -q "tokenizer" "$work/eval.log" && fail "a warning without a reason"
-    refused 64 "would not be read with lora.rank=0" lora.adapter="$work/models/last"
-    refused 64 "models/best holds what another run trained" "${training[@]}"
+    refused 64 "has no effect with lora.rank=0" lora.adapter="$work/models/last"
+    refused 64 "models/best holds the weights of another run" "${training[@]}"
     # Nothing is lost: neither what somebody put there nor the base, which gives the model what stands beside its weights.
     mkdir -p "$work/theirs/last"
     echo precious > "$work/theirs/last/notes.txt"
@@ -227,7 +227,7 @@ case $scenario in
     [ "$(cat "$work/theirs/last/notes.txt")" = precious ] || fail "a refused run removed a file"
     on_base=(model.init=pretrained model.path="$work/models/last" train.max_steps=2 train.eval_every_steps=1)
     weights=$(sha256sum "$work/models/last/model.safetensors")
-    refused 64 "failed at step 0: lora.save_dir: .*models/last is the base" "${training[@]}" "${on_base[@]}"
+    refused 64 "failed at step 0: lora.save_dir: .*models/last is the base of this run" "${training[@]}" "${on_base[@]}"
     [ "$(sha256sum "$work/models/last/model.safetensors")" = "$weights" ] || fail "a refused run changed its base"
     rm "$work/models/last/tokenizer_config.json"
     (run "$work/tuned.log" "${training[@]}" "${on_base[@]}" lora.save_dir="$work/tuned") || fail "exit code $? on a saved base"
@@ -240,7 +240,7 @@ case $scenario in
     base=(run.mode=evaluate checkpoint.dir= decode.num_prompts=0 model.init=pretrained model.path="$work/models/last")
     rm "$work/models/last/tokenizer.json"
     (run_on 1 "$work/eval.log" "${base[@]}") || fail "exit code $? without a tokenizer"
-    grep -q "cannot be told: that folder has no tokenizer.json" "$work/eval.log" || fail "no word of an unknown tokenizer"
+    grep -q "has no tokenizer.json that can be compared" "$work/eval.log" || fail "no warning about an unknown tokenizer"
     sed 's/"A":35,"B":36,/"B":35,"A":36,/' "$data/tokenizer.json" > "$work/models/last/tokenizer.json"
     refused 65 "not prepared with the tokenizer of model.path: .* 2 ids, the first 35, which is 'A' in .* and 'B' in .*--tokenizer" "${base[@]}"
     # Sizes that no machine holds: refused by key, and as a whole.
@@ -251,7 +251,7 @@ case $scenario in
     done
     sed 's/"intermediate_size": *[0-9]*/"intermediate_size": 1000000/; s/"hidden_size": *[0-9]*/"hidden_size": 131072/' \
       "$work/models/last/config.json" > "$work/huge/config.json"
-    refused 64 "model.path=.*huge: a (qwen2|llama) model of .* GB of parameters .* cannot be made: this machine has" "${base[@]}" model.path="$work/huge"
+    refused 64 "model.path=.*huge: a (qwen2|llama) model of .* GB of parameters .* cannot be created: this machine has" "${base[@]}" model.path="$work/huge"
     ;;
   refuses)
     saving=(train.max_steps=2)

@@ -44,7 +44,7 @@ struct GuardedRun {
                            torch::full({}, offset, on_device())},
                           {.lr = 1.0 / 64, .step = i})
                          .log;
-    guard.end_step(i, log, {.loss = 0, .first_non_finite = 1});
+    guard.end_step(i, {.loss = log[0], .first_non_finite = log[1]});
     return log;
   }
   std::vector<torch::Tensor> weights() const {
@@ -110,12 +110,12 @@ TEST_CASE("a run that is not finite ends on all ranks with step, parameter and r
   GuardedRun run(NonFinite::Error, OptimizerImplementation::Flat, GENERATE(false, true));
   for (int64_t i = 0; i < 4; ++i) {
     run.run(i, 1.0F, 0.0F);
-    run.guard.look();
+    run.guard.check_steps();
   }
   std::string message;
   try {
     run.run(4, last_rank() ? kInf : 1.0F, 0.0F);
-    run.guard.look();
+    run.guard.check_steps();
   } catch (const NonFiniteError& error) {
     CHECK(error.exit_code() == ExitCode::Mismatch);
     message = error.what();
@@ -131,7 +131,7 @@ TEST_CASE("a loss that is not finite ends the run of its own rank") {
   std::string message;
   try {
     run.run(0, 1.0F, last_rank() ? -kInf : 0.0F);
-    run.guard.look();
+    run.guard.check_steps();
   } catch (const NonFiniteError& error) {
     message = error.what();
   }

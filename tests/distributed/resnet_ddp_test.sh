@@ -11,8 +11,8 @@
 #   finishes  a checkpoint with its metric after each epoch's test, and a finished run that is started again says so and saves nothing
 #   refuses   resuming with another global batch; ranks with different numbers of batches
 #   unsaved   the last save fails, for no file may be as large as the model: 73, and no checkpoint is claimed
-#   skips     a corrupt image is replaced and told of at the end, once for all ranks
-#   diverges  with train.non_finite=ignore gradients that are not finite are told of with the first parameter's name, by one rank
+#   skips     a corrupt image is replaced and reported at the end, once for all ranks
+#   diverges  with train.non_finite=ignore one rank reports gradients that are not finite, with the first parameter's name
 #   protects  a run that diverges ends with 70, and keeps its finite checkpoint whatever train.non_finite is
 # The data are 163 images: no number of ranks divides them, so padding and doubled images would be seen.
 set -u
@@ -71,23 +71,23 @@ case $scenario in
     ;;
   diverges)
     (run "$work/1.log" train.max_steps=6 lr_schedule.lr=1e30 metrics.log_every=2 train.non_finite=ignore) || fail "exit code $?"
-    grep "inf or NaN" "$work/1.log" > "$work/told.log"
-    cat "$work/told.log"
-    # Looked at with the steps that are logged: the second, the fourth, the sixth.
+    grep "inf or NaN" "$work/1.log" > "$work/reported.log"
+    cat "$work/reported.log"
+    # Only logged steps are checked: the second, the fourth, the sixth.
     for steps in 2 4 6; do
-      [ "$(grep -c "inf or NaN in the gradients of 1 of the steps up to $steps, in the last of them first in conv1.weight: taken over by the weights" \
-        "$work/told.log")" = 1 ] || fail "step $steps is not told of once"
+      [ "$(grep -c "inf or NaN in the gradients of 1 step up to step $steps; the first such parameter in the last of them is conv1.weight; the updates were applied" \
+        "$work/reported.log")" = 1 ] || fail "step $steps is not reported once"
     done
-    # Clipping looks at every step; the run's last one is told of too.
+    # Clipping checks every step; the run's last one is reported too.
     (run "$work/3.log" train.max_steps=5 lr_schedule.lr=1e30 metrics.log_every=2 train.max_grad_norm=20 \
       train.non_finite=ignore) || fail "exit code $?"
     grep "inf or NaN" "$work/3.log" > "$work/clipped.log"
     cat "$work/clipped.log"
-    grep -q "gradients of 2 of the steps up to 4" "$work/clipped.log" || fail "not both steps between two lines are told of"
-    grep -q "gradients of 1 of the steps up to 5, .*: lower lr_schedule.lr or train.max_grad_norm" "$work/clipped.log" ||
-      fail "the last step is not told of"
+    grep -q "gradients of 2 steps up to step 4" "$work/clipped.log" || fail "not both steps between two lines are reported"
+    grep -q "gradients of 1 step up to step 5; .*lower lr_schedule.lr or train.max_grad_norm" "$work/clipped.log" ||
+      fail "the last step is not reported"
     (run "$work/2.log" train.max_steps=2 metrics.log_every=2) || fail "exit code $? of a run that goes well"
-    ! grep -q "inf or NaN" "$work/2.log" || fail "a run that goes well is told of"
+    ! grep -q "inf or NaN" "$work/2.log" || fail "a run that goes well is reported"
     ;;
   protects)
     saving=(checkpoint.dir="$work/checkpoints" checkpoint.every_steps=2 checkpoint.keep_last=2 train.eval_every=0)
@@ -101,7 +101,7 @@ case $scenario in
     (run "$work/3.log" "${diverging[@]}" train.non_finite=skip) || fail "exit code $? of the run that skips"
     grep -q "counts as not finite (the last [0-9]* updates were skipped" "$work/3.log" || fail "nothing is said of skipped updates"
     (run "$work/4.log" "${diverging[@]}" train.non_finite=ignore) || fail "exit code $? of the run that ignores"
-    grep -q "counts as not finite (inf or NaN in " "$work/4.log" || fail "no checkpoint is told to hold NaN"
+    grep -q "counts as not finite (inf or NaN in " "$work/4.log" || fail "no checkpoint is reported to hold NaN"
     ls "$work/checkpoints"
     ls "$work"/checkpoints/step_0000000002/manifest.json > /dev/null || fail "the finite checkpoint is lost"
     ;;
@@ -111,14 +111,14 @@ case $scenario in
     (run "$work/2.log" "${saving[@]}" train.batch_size=$((16 / ranks)))
     code=$?
     [ $code = 64 ] || fail "exit code $code with another batch, expected 64"
-    grep -q "saved by a run with 5 steps an epoch of 32 samples, this one has 10 steps an epoch of 16" "$work/2.log" ||
+    grep -q "saved by a run with 5 steps per epoch of 32 samples, but this run has 10 steps per epoch of 16" "$work/2.log" ||
       fail "the message does not name both lengths"
     [ "$ranks" -gt 1 ] || exit 0
     # One image for each of the first 163 - 160 ranks of an extra batch.
     (run "$work/3.log" train.max_steps=2 sampler.pad=false train.batch_size=1 loader.drop_last=false)
     code=$?
     [ $code = 64 ] || fail "exit code $code with sampler.pad=false, expected 64"
-    grep -q "sampler.pad=false gives rank 0 82 training batches an epoch and rank 1 81" "$work/3.log" || fail "no message"
+    grep -q "sampler.pad=false gives rank 0 82 training batches per epoch and rank 1 81" "$work/3.log" || fail "no message"
     ;;
   unsaved)
     # A write beyond the limit then fails with EFBIG instead of ending the process.
@@ -138,7 +138,7 @@ case $scenario in
     data=$work/data
     (run "$work/1.log" train.max_steps=2 data.corrupt=skip data.max_corrupt_fraction=0.01) || fail "exit code $?"
     grep -q "^corrupt images  1 of 163 training images, 0 of 163 test images, replaced by others" "$work/1.log" ||
-      fail "the summary does not tell of the corrupt image"
+      fail "the summary does not report the corrupt image"
     ;;
   resumes | stops)
     model=(model.ema_decay=0.9)

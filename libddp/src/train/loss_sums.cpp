@@ -15,43 +15,47 @@ void LossSums::add(const StepMetrics& metrics) {
   const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
   add_on_device(metrics, n);
   add_logged(metrics, n);
-  has_steps_ = true;
 }
 
 // Two one-element kernels; a loss in a graph's memory is read before the next replay.
 void LossSums::add_on_device(const StepMetrics& metrics, double num_targets) {
   at::NoGradGuard no_grad;
-  if (metrics.loss.defined()) {
-    loss_sum_.add_(metrics.loss.detach().reshape({}), num_targets);
+  if (const auto& loss = metrics.loss.tensor; loss.defined()) {
+    loss_sum_.add_(loss.detach().reshape({}), num_targets);
     loss_samples_ += num_targets;
+    reads_device_ = true;
   }
-  if (metrics.num_correct.defined()) {
-    correct_sum_.add_(metrics.num_correct.detach().reshape({}));
+  if (const auto& num_correct = metrics.num_correct.tensor; num_correct.defined()) {
+    correct_sum_.add_(num_correct.detach().reshape({}));
     correct_samples_ += num_targets;
+    reads_device_ = true;
   }
 }
 
 void LossSums::add_logged(const StepMetrics& metrics, double num_targets) {
-  if (metrics.loss_at < 0 && metrics.num_correct_at < 0) {
-    reads_device_ = true;
+  const Logged step{metrics.loss.logged, metrics.num_correct.logged, num_targets};
+  if (!step.loss.has_value() && !step.num_correct.has_value()) {
+    reads_device_ = true;  // reading must wait for the device
     return;
   }
-  reads_device_ = reads_device_ && has_steps_;
-  loss_samples_ += metrics.loss_at >= 0 ? num_targets : 0;
-  correct_samples_ += metrics.num_correct_at >= 0 ? num_targets : 0;
-  logged_.push_back({metrics.log, metrics.loss_at, metrics.num_correct_at, num_targets});
-  read_logs(/*all=*/false);
+  loss_samples_ += step.loss.has_value() ? num_targets : 0;
+  correct_samples_ += step.num_correct.has_value() ? num_targets : 0;
+  logged_.push_back(step);
+  read_logged(/*all=*/false);
 }
 
-// Without `all`, reads only available logs: the host does not wait.
-void LossSums::read_logs(bool all) {
-  while (!logged_.empty() && (all || logged_.front().log.is_ready())) {
-    const auto& [log, loss_at, num_correct_at, n] = logged_.front();
-    if (loss_at >= 0) {
-      logged_loss_sum_ += n * log[loss_at];
+// Without `all`, reads only available numbers: the host does not wait.
+void LossSums::read_logged(bool all) {
+  while (!logged_.empty()) {
+    const auto& [loss, num_correct, num_targets] = logged_.front();
+    if (!all && !(loss.is_ready() && num_correct.is_ready())) {
+      return;
     }
-    if (num_correct_at >= 0) {
-      logged_correct_ += log[num_correct_at];
+    if (loss.has_value()) {
+      logged_loss_sum_ += num_targets * loss.value();
+    }
+    if (num_correct.has_value()) {
+      logged_correct_ += num_correct.value();
     }
     logged_.pop_front();
   }
@@ -59,24 +63,25 @@ void LossSums::read_logs(bool all) {
 
 LossSums::Reading LossSums::read(const StepMetrics& metrics) {
   at::NoGradGuard no_grad;
-  read_logs(/*all=*/true);
+  read_logged(/*all=*/true);
   Reading reading{.totals = {.loss_sum = logged_loss_sum_,
                              .correct = logged_correct_,
                              .loss_samples = loss_samples_,
                              .correct_samples = correct_samples_}};
-  if (metrics.grad_norm_at >= 0) {
-    reading.grad_norm = metrics.log[metrics.grad_norm_at];
+  const auto& [norm, logged_norm] = metrics.grad_norm;
+  if (logged_norm.has_value()) {
+    reading.grad_norm = logged_norm.value();
   }
-  if (reads_device_) {
+  if (reads_device_ || norm.defined()) {
     auto values = sums_;
-    if (metrics.grad_norm.defined()) {
-      values = at::cat({sums_, metrics.grad_norm.detach().reshape({1}).to(sums_.options())});
+    if (norm.defined()) {
+      values = at::cat({sums_, norm.detach().reshape({1}).to(sums_.options())});
     }
     const auto host = values.cpu();
     const double* data = host.const_data_ptr<double>();
     reading.totals.loss_sum += data[0];
     reading.totals.correct += data[1];
-    reading.grad_norm = metrics.grad_norm.defined() ? std::optional(data[2]) : reading.grad_norm;
+    reading.grad_norm = norm.defined() ? std::optional(data[2]) : reading.grad_norm;
   }
   return reading;
 }

@@ -12,7 +12,6 @@
 
 namespace ddp::detail {
 
-/// A step gives its numbers as tensors or by a StepLog.
 class LossSums {
  public:
   explicit LossSums(at::Device device);
@@ -30,17 +29,15 @@ class LossSums {
  private:
   void add_on_device(const StepMetrics& metrics, double num_targets);
   void add_logged(const StepMetrics& metrics, double num_targets);
-  void read_logs(bool all);
+  void read_logged(bool all);
 
   at::Tensor sums_;  ///< float64 [2] on the device: loss times samples, correct answers
   at::Tensor loss_sum_, correct_sum_;
-  bool reads_device_ = true;  ///< false: all numbers so far came from logs
-  bool has_steps_ = false;
+  bool reads_device_ = false;  ///< a step logged nothing, or gave a tensor
   /// Steps whose numbers the host has not read yet, and the sums of the read ones.
   struct Logged {
-    StepLog log;
-    int loss_at;
-    int num_correct_at;
+    LoggedScalar loss;
+    LoggedScalar num_correct;
     double num_targets;
   };
   std::deque<Logged> logged_;

@@ -11,8 +11,8 @@ namespace ddp {
 namespace {
 
 // Steps that the host may be ahead of its last check on a GPU. Equal on all ranks, which then throw
-// after the same step. Less than the number of steps whose StepLog is readable.
-constexpr size_t kStepsUnseenOnGpu = 32;
+// after the same step. Less than the number of steps whose numbers are readable.
+constexpr size_t kStepsUncheckedOnGpu = 32;
 
 constexpr const char* kNonFiniteFix =
     "; fix: a lower lr_schedule.lr, train.max_grad_norm, or train.non_finite=skip";
@@ -51,40 +51,40 @@ at::Tensor NonFiniteGuard::watch(const at::Tensor& loss) const {
   return skips() ? loss * (loss.detach() * 0.0 + 1.0) : loss;
 }
 
-void NonFiniteGuard::end_step(int64_t step, const StepLog& log, const Places& places) {
+void NonFiniteGuard::end_step(int64_t step, const Logged& logged) {
   if (action_ == NonFinite::Ignore) {
     return;
   }
-  steps_.push_back({step, log, places});
-  look_at_all_but(context_.device().is_cuda() ? kStepsUnseenOnGpu : 0);
+  steps_.emplace_back(step, logged);
+  check_all_but(context_.device().is_cuda() ? kStepsUncheckedOnGpu : 0);
 }
 
-void NonFiniteGuard::look() {
-  look_at_all_but(0);
+void NonFiniteGuard::check_steps() {
+  check_all_but(0);
 }
 
-void NonFiniteGuard::look_at_all_but(size_t unseen) {
-  while (steps_.size() > unseen) {
-    const Step step = std::move(steps_.front());
+void NonFiniteGuard::check_all_but(size_t num_latest) {
+  while (steps_.size() > num_latest) {
+    const auto [step, logged] = std::move(steps_.front());
     steps_.pop_front();
-    look_at(step);
+    check(step, logged);
   }
 }
 
-void NonFiniteGuard::look_at(const Step& step) {
-  const double loss = step.log[step.places.loss];
-  const bool looked = step.places.first_non_finite >= 0 && !scaler_.is_enabled();
-  const auto parameter = looked ? static_cast<int64_t>(step.log[step.places.first_non_finite]) : -1;
+void NonFiniteGuard::check(int64_t step, const Logged& logged) {
+  const double loss = logged.loss.value();
+  const bool has_scan = logged.first_non_finite.has_value() && !scaler_.is_enabled();
+  const auto parameter = has_scan ? static_cast<int64_t>(logged.first_non_finite.value()) : -1;
   const bool bad = parameter >= 0 || !std::isfinite(loss);
   bad_in_a_row_ = bad ? bad_in_a_row_ + 1 : 0;
   if (bad && action_ == NonFinite::Error) {
-    refuse(step.step, loss, parameter);
+    throw_error(step, loss, parameter);
   }
 }
 
 // Reduced gradients are equal on all ranks, so all ranks call this and exchange their losses. A
 // rank's loss is known only to itself.
-void NonFiniteGuard::refuse(int64_t step, double loss, int64_t parameter) const {
+void NonFiniteGuard::throw_error(int64_t step, double loss, int64_t parameter) const {
   const auto begin = concat("step ", step + 1, " is not finite (train.non_finite=error): ");
   if (parameter < 0) {
     const std::string weight = first_non_finite(optimizer_.named_parameters());
@@ -98,20 +98,20 @@ void NonFiniteGuard::refuse(int64_t step, double loss, int64_t parameter) const 
                               ? ""
                               : concat("the loss of rank ", context_.rank(), " is ", text_of(loss));
   std::string first;
-  for (const std::string& told : context_.control_plane().all_gather(own)) {
-    first = first.empty() ? told : first;
+  for (const std::string& loss_of_rank : context_.control_plane().all_gather(own)) {
+    first = first.empty() ? loss_of_rank : first;
   }
   throw NonFiniteError(
       concat(begin, "the first gradient with inf or NaN is that of ",
              optimizer_.named_parameters().at(static_cast<size_t>(parameter)).name, "; ",
              first.empty() ? concat("the losses of all ", context_.world_size(),
-                                    " ranks are finite (told by rank ", context_.rank(), ")")
+                                    " ranks are finite (reported by rank ", context_.rank(), ")")
                            : first,
              kNonFiniteFix));
 }
 
 std::string NonFiniteGuard::before_save() {
-  look();
+  check_steps();
   return skips() && bad_in_a_row_ > 1
              ? concat("the last ", bad_in_a_row_, " updates were skipped (train.non_finite=skip)")
              : "";

@@ -9,11 +9,9 @@
 
 #include "common/data_path.hpp"
 #include "common/image_task.hpp"
-#include "common/language_sections.hpp"
-#include "common/mixup.hpp"
-#include "common/parameter_hash.hpp"
-#include "common/run_checks.hpp"
-#include "common/training_loop.hpp"
+#include "common/language_options.hpp"
+#include "common/run_plan.hpp"
+#include "common/training_report.hpp"
 #include "ddp/ddp.hpp"
 #include "models/resnet.hpp"
 #include "support/catch.hpp"
@@ -26,6 +24,36 @@ TEST_CASE("an epoch's steps hold all its batches") {
   CHECK(examples::steps_per_epoch(10, 3) == 4);
   CHECK(examples::steps_per_epoch(9, 3) == 3);
   CHECK(examples::steps_per_epoch(0, 2) == 1);
+}
+
+TEST_CASE("a schedule takes every batch once per epoch, and evaluates and logs when it should") {
+  ddp::TrainOptions train;
+  train.grad_accum_steps = 3;
+  train.eval_every = 2;
+  // Three epochs of four steps; the last step of an epoch has one batch.
+  const examples::StepSchedule schedule(train, 10, 12, 5);
+  std::string batches, epochs, last_batches, logged, ends, evaluations;
+  for (int64_t step = 0; step < 12; ++step) {
+    batches += std::to_string(schedule.num_batches(step));
+    epochs += std::to_string(schedule.epoch_of(step));
+    last_batches += schedule.takes_last_batch(step) ? "x" : ".";
+    logged += schedule.is_logged(step) ? "x" : ".";
+    ends += schedule.ends_epoch(step) ? "x" : ".";
+    evaluations += schedule.evaluates_after(step) ? "x" : ".";
+  }
+  CHECK(batches == "333133313331");
+  CHECK(epochs == "000011112222");
+  CHECK(last_batches == "...x...x...x");
+  CHECK(logged == "....x....x..");
+  CHECK(ends == "...x...x...x");
+  CHECK(evaluations == ".......x...x");
+  train.eval_every_steps = 5;
+  const examples::StepSchedule by_steps(train, 10, 11, 0);
+  CHECK(by_steps.evaluates_after(4));
+  CHECK_FALSE(by_steps.evaluates_after(7));
+  CHECK(by_steps.evaluates_after(10));  // the last step
+  CHECK(by_steps.ends_epoch(10));
+  CHECK_FALSE(by_steps.is_logged(4));
 }
 
 using testing::message_of;
@@ -64,7 +92,7 @@ TEST_CASE("ranks with different numbers of batches are refused on all") {
   for (const auto& error : errors) {
     REQUIRE(error);
     CHECK_THAT(message_of<ddp::SettingsError>([&] { std::rethrow_exception(error); }),
-               Catch::Contains("gives rank 0 6 training batches an epoch and rank 2 5") &&
+               Catch::Contains("gives rank 0 6 training batches per epoch and rank 2 5") &&
                    Catch::Contains("fix: sampler.pad=true"));
   }
 }
@@ -85,7 +113,7 @@ TEST_CASE("a run is not resumed with epochs of another length") {
   start({.steps = 6, .samples_per_step = 32});
   for (const examples::EpochLength other : {examples::EpochLength{3, 64}, {5, 32}}) {
     CHECK_THAT(message_of<ddp::SettingsError>([&] { start(other); }),
-               Catch::Contains("6 steps an epoch of 32 samples") &&
+               Catch::Contains("6 steps per epoch of 32 samples") &&
                    Catch::Contains(other.to_string()) && Catch::Contains("train.batch_size"));
   }
 }

@@ -82,9 +82,9 @@ class AdapterRuns {
 
 }  // namespace
 
-TEST_CASE("what another run trained is not replaced") {
+TEST_CASE("weights of another run are not replaced") {
   AdapterRuns runs;
-  const auto other = Catch::Contains("holds what another run trained");
+  const auto other = Catch::Contains("holds the weights of another run");
   CHECK(runs.run("a") == "");
   CHECK(runs.run("a") == "");  // resumes
   CHECK_THAT(runs.run("b", "a/adapters"), other &&
@@ -104,7 +104,7 @@ TEST_CASE("what another run trained is not replaced") {
 TEST_CASE("adapters belong to the checkpoints beside them, whatever their folder is called") {
   namespace fs = std::filesystem;
   AdapterRuns runs;
-  const auto other = Catch::Contains("holds what another run trained");
+  const auto other = Catch::Contains("holds the weights of another run");
   CHECK(runs.run("c") == "");
   fs::rename(runs.file("c"), runs.file("d"));
   CHECK(runs.run("d") == "");
@@ -119,7 +119,7 @@ TEST_CASE("adapters belong to the checkpoints beside them, whatever their folder
   CHECK(fs::exists(runs.file("e/adapters/last.old/adapter_model.safetensors")));
 }
 
-TEST_CASE("places that cannot be used are told before training, and nothing in them changes") {
+TEST_CASE("unusable folders are refused before training, and nothing in them changes") {
   namespace fs = std::filesystem;
   const int64_t rank = GENERATE(0, 2);
   AdapterRuns runs(rank);
@@ -128,11 +128,12 @@ TEST_CASE("places that cannot be used are told before training, and nothing in t
   fs::create_directories(runs.file("proj"));
   const auto begin = Catch::Contains("lora.save_dir: " + place);
   testing::write_file(place, "a file");
-  CHECK_THAT(runs.run("", "proj"), begin && Catch::Contains("is no folder"));
+  CHECK_THAT(runs.run("", "proj"), begin && Catch::Contains("is not a folder"));
   CHECK(testing::read_file(place) == "a file");
   fs::remove(place);
   fs::create_directory_symlink("none", place);
-  CHECK_THAT(runs.run("", "proj"), begin && Catch::Contains("a link that leads nowhere"));
+  CHECK_THAT(runs.run("", "proj"),
+             begin && Catch::Contains("is a link to a path that does not exist"));
   fs::remove(place);
   fs::create_directory(place);
   testing::write_file(place + "/notes.txt", "precious");
@@ -147,7 +148,7 @@ TEST_CASE("places that cannot be used are told before training, and nothing in t
   fs::create_directory(runs.file("other"));
   for (const char* checkpoints : {"", "a"}) {
     CHECK_THAT(runs.run(checkpoints, "proj"),
-               begin && Catch::Contains("is the base that this run starts from (model.path)"));
+               begin && Catch::Contains("is the base of this run (model.path)"));
   }
   runs.from.base_path = "";
   // Other files in its own folder stay.

@@ -12,7 +12,16 @@ namespace {
 
 using testing::message_of;
 
-class LinearTask : public examples::TrainingTask {
+struct LinearBatch {
+  torch::Tensor data;
+  int64_t num_targets() const { return data.size(0); }
+  int64_t num_samples() const { return data.size(0); }
+};
+void for_each_tensor(LinearBatch& batch, const ddp::TensorVisitor& visit) {
+  visit(batch.data);
+}
+
+class LinearTask : public examples::TrainingTask<LinearBatch> {
  public:
   using Model = ddp::DistributedDataParallel<torch::nn::Linear>;
   using Spoil = std::function<torch::Tensor(int64_t forward, const torch::Tensor& loss)>;
@@ -21,29 +30,32 @@ class LinearTask : public examples::TrainingTask {
 
   int64_t num_batches() const override { return 2; }
   bool loss_is_sum() const override { return sum_; }
-  examples::TrainingBatch load(int64_t draw) override {
+  LinearBatch load(int64_t draw) override {
     torch::manual_seed(static_cast<uint64_t>(draw));
-    auto object = std::make_shared<torch::Tensor>(torch::randn({4, 3}));
-    return {.object = object, .tensors = {object.get()}, .num_targets = 4, .num_samples = 4};
+    return {.data = torch::randn({4, 3})};
   }
-  examples::MicroBatchResult forward(const examples::TrainingBatch& batch) override {
+  examples::BatchResult forward(const LinearBatch& batch) override {
     auto loss = loss_of(batch);
     loss = spoil_ ? spoil_(num_forwards_, loss) : loss;
     ++num_forwards_;
-    return {loss, torch::zeros({})};
+    return result_of(batch, loss);
   }
-  void for_each_evaluation_batch(
-      const std::function<void(examples::TrainingBatch)>& evaluate) override {
+  void for_each_evaluation_batch(const std::function<void(LinearBatch)>& evaluate) override {
     evaluate(load(0));
   }
-  examples::MicroBatchResult evaluate(const examples::TrainingBatch& batch) override {
-    return {loss_of(batch), torch::zeros({})};
+  examples::BatchResult evaluate(const LinearBatch& batch) override {
+    return result_of(batch, loss_of(batch));
   }
 
  private:
-  torch::Tensor loss_of(const examples::TrainingBatch& batch) {
-    const auto loss = model_.forward(*static_cast<torch::Tensor*>(batch.object.get())).square();
+  torch::Tensor loss_of(const LinearBatch& batch) {
+    const auto loss = model_.forward(batch.data).square();
     return sum_ ? loss.sum() : loss.mean();
+  }
+  static examples::BatchResult result_of(const LinearBatch& batch, const torch::Tensor& loss) {
+    return {.loss = loss,
+            .num_correct = torch::zeros({}),
+            .num_targets = {.on_host = batch.num_targets()}};
   }
   Model& model_;
   bool sum_;
@@ -132,10 +144,10 @@ Result train(const Wanted& wanted) {
   settings.amp = wanted.amp;
   settings.num_steps = wanted.num_steps;
   settings.log_every = 2;
-  examples::TrainingLoop loop({.context = ctx,
+  examples::TrainingLoop loop(task,
+                              {.context = ctx,
                                .model = model,
                                .module = *module,
-                               .task = task,
                                .optimizer = optimizer,
                                .lr_schedule = lr_schedule,
                                .scaler = scaler,
@@ -170,6 +182,19 @@ std::string end_of(const Wanted& wanted) {
 
 }  // namespace
 
+TEST_CASE("steps with and without a gradient norm are different kinds of steps") {
+  const auto kind_of = [](bool wants_grad_norm) {
+    examples::StepInput<LinearBatch> input{.batches = {{torch::ones({4, 3})}},
+                                           .wants_grad_norm = wants_grad_norm};
+    std::vector<int64_t> numbers;
+    for_each_tensor(
+        input, ddp::TensorVisitor([](torch::Tensor&) {}, [&](int64_t n) { numbers.push_back(n); }));
+    return numbers;
+  };
+  CHECK(kind_of(true) == kind_of(true));
+  CHECK(kind_of(true) != kind_of(false));
+}
+
 TEST_CASE("a sharded optimizer trains the same weights") {
   CHECK(torch::equal(train({.zero1 = true}).weight, train({}).weight));
 }
@@ -186,7 +211,7 @@ TEST_CASE("a run that is not finite ends with the step, the parameter and the ra
   CHECK_THAT(end_of({.spoil = bad_gradient(kLogged)}),
              Catch::Contains("step 4 is not finite (train.non_finite=error): the first gradient "
                              "with inf or NaN is that of bias; the losses of all 1 ranks are "
-                             "finite (told by rank 0); fix: a lower lr_schedule.lr"));
+                             "finite (reported by rank 0); fix: a lower lr_schedule.lr"));
   CHECK_THAT(end_of({.max_grad_norm = 1.0, .spoil = bad_gradient(kUnlogged)}),
              Catch::Contains("step 3 is not finite"));
   // Gradients are checked only in logged steps, losses in all: NaN shows in the next loss.
@@ -215,7 +240,7 @@ TEST_CASE("a last update that leaves weights that are not finite ends the run to
                  Catch::Contains("the first with inf or NaN is weight, on rank 0"));
 }
 
-TEST_CASE("an update that is not finite is dropped, and training goes on") {
+TEST_CASE("an update that is not finite is dropped, and training continues") {
   const bool zero1 = GENERATE(false, true);
   const auto plain = train({.zero1 = zero1});
   const auto skip = ddp::NonFinite::Skip;
@@ -237,13 +262,13 @@ TEST_CASE("an update that is not finite is dropped, and training goes on") {
   }
 }
 
-TEST_CASE("with train.non_finite=ignore training goes on with what it has") {
+TEST_CASE("with train.non_finite=ignore training continues with such weights") {
   const auto result =
       train({.non_finite = ddp::NonFinite::Ignore, .spoil = bad_gradient(kUnlogged)});
   CHECK(torch::isnan(result.weight).any().item<bool>());
 }
 
-TEST_CASE("what a loss scaler skips is no fault") {
+TEST_CASE("a step that the loss scaler skips is not an error") {
   Wanted wanted;
   wanted.amp.grad_scaling = ddp::GradScaling::On;
   wanted.spoil = bad_gradient(kLogged);

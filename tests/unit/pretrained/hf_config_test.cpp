@@ -249,14 +249,14 @@ TEST_CASE("missing, ill-typed and unfitting keys are told by name") {
   }
   expect_error<ReadError>(with(qwen2_json(), "hidden_size", "896"), {"\"896\"", "whole number"});
   expect_error<ReadError>(with(qwen2_json(), "hidden_size", 896.0), {"896.0", "whole number"});
-  expect_error<ReadError>(with(qwen2_json(), "hidden_size", nullptr), {"is null, but needed"});
+  expect_error<ReadError>(with(qwen2_json(), "hidden_size", nullptr), {"is null but required"});
   expect_error<ReadError>(with(qwen2_json(), "num_hidden_layers", 0), {"is 0", "expected 1 to"});
   expect_error<ReadError>(with(qwen2_json(), "vocab_size", 1ull << 63), {"9223372036854775808"});
   expect_error<ReadError>(with(qwen2_json(), "vocab_size", -5), {"is -5"});
   expect_error<ReadError>(with(qwen2_json(), "rope_theta", "big"), {"\"rope_theta\"", "a number"});
   expect_error<ReadError>(with(qwen2_json(), "rope_theta", 0), {"\"rope_theta\""});
   expect_error<ReadError>(with(qwen2_json(), "tie_word_embeddings", 1), {"true or false"});
-  expect_error<ReadError>(with(qwen2_json(), "model_type", 7), {"expected a text"});
+  expect_error<ReadError>(with(qwen2_json(), "model_type", 7), {"expected a string"});
   expect_error<ReadError>(with(qwen2_json(), "rope_scaling", "linear"), {"expected an object"});
   expect_error<ReadError>(with(qwen2_json(), "eos_token_id", "x"), {"token ids"});
   expect_error<ReadError>(with(qwen2_json(), "hidden_size", 900), {"multiple", "(14)"});
@@ -272,7 +272,7 @@ TEST_CASE("missing, ill-typed and unfitting keys are told by name") {
                           {"\"rope_scaling.factor\" is 0.5"});
 }
 
-TEST_CASE("a config.json that is no JSON object is told") {
+TEST_CASE("a config.json that is not a JSON object is refused") {
   TemporaryFolder folder;
   const auto message = [&folder] {
     return message_of<ddp::ReadError>([&] { models::read_hf_config(folder.path()); });
@@ -282,7 +282,7 @@ TEST_CASE("a config.json that is no JSON object is told") {
   write_file(folder.file("config.json"), "{\"model_type\": \"qwen2\",");
   CHECK_THAT(message(), Catch::Contains("is not JSON: broken at byte"));
   write_file(folder.file("config.json"), "[1, 2]");
-  CHECK_THAT(message(), Catch::Contains("no JSON object"));
+  CHECK_THAT(message(), Catch::Contains("is not a JSON object but of type"));
   write_file(folder.file("config.json"), "");
   CHECK_THAT(message(), Catch::Contains("is not JSON"));
   write_file(folder.file("config.json"), "{\"rope_theta\": 1e999}");
@@ -338,7 +338,7 @@ TEST_CASE("a model that no memory holds is refused before it is made") {
     return message_of<SettingsError>([&] { models::make_causal_lm(read(config), options); });
   };
   CHECK_THAT(on(huge, at::kFloat), Catch::Contains("a qwen2 model of ") &&
-                                       Catch::Contains("GB of parameters (Float) cannot be made") &&
+                                       Catch::Contains("GB of parameters (Float) cannot be created") &&
                                        Catch::Contains("this machine has "));
   auto wide = gpt2_json();
   wide["n_embd"] = 12 * 8'192;

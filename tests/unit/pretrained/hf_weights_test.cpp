@@ -106,7 +106,7 @@ TEST_CASE("a module is saved whole or not at all, in the dtype asked for") {
 
   CHECK_THAT(message_of<ddp::SettingsError>(
                  [&] { models::save_pretrained(module, any_config(), folder.file("a/full")); }),
-             Catch::Contains("is there already"));
+             Catch::Contains("already exists"));
   CHECK_THROWS_AS(models::save_pretrained(module, any_config(), "/proc/none/full"),
                   ddp::WriteError);
   CHECK_THROWS(models::save_pretrained(module, any_config(), folder.file("b"),

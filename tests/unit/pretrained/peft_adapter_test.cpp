@@ -238,7 +238,7 @@ TEST_CASE("broken adapter files are told by file and key") {
     return message_of<ddp::ReadError>([&] { models::read_adapter(path); });
   };
   for (const auto& [key, value, part] : std::vector<std::tuple<std::string, json, std::string>>{
-           {"r", nullptr, "is null, but needed"},
+           {"r", nullptr, "is null but required"},
            {"r", 0, "expected 1 to"},
            {"r", "4", "whole number"},
            {"r", 8, "[4, 24], but adapter_config.json says r = 8"},

@@ -129,7 +129,7 @@ TEST_CASE("an index that its shards contradict is refused") {
              Catch::Contains(index + " says that two.safetensors holds 'model.b.weight'"));
   CHECK_THAT(use(R"({"model.a.weight": "../one.safetensors"})"),
              Catch::Contains("\"weight_map.model.a.weight\"") && Catch::Contains("file beside it"));
-  CHECK_THAT(use(R"({"model.a.weight": 1})"), Catch::Contains("expected a text"));
+  CHECK_THAT(use(R"({"model.a.weight": 1})"), Catch::Contains("expected a string"));
   CHECK_THAT(use("[]"), Catch::Contains("\"weight_map\" is [], expected an object"));
   write_file(index, "{}");
   CHECK_THAT(refusal(index), Catch::Contains("\"weight_map\" is missing"));

@@ -111,6 +111,24 @@ TEST_CASE("a step's log holds the outputs of one element in order") {
   CHECK_THROWS_AS(result.log[-1], SettingsError);
 }
 
+TEST_CASE("a step's log gives the numbers by the names of its outputs too") {
+  auto ctx = make_context();
+  GraphedStep step(ctx, {}, [](const Batch& batch, const StepScalars& scalars) {
+    return Outputs{
+        .loss = batch.data.sum(),
+        .others = {
+            {"all", batch.data}, {"lr", scalars.lr.tensor(at::kCPU)}, {"none", at::Tensor()}}};
+  });
+  const auto result = step({torch::ones({2, 3}), torch::zeros({2})}, {.lr = 0.5});
+  const auto& others = result.outputs.others;
+  CHECK(result.logged(result.outputs.loss) == 6);
+  CHECK(result.logged(others.at("lr")) == 0.5);
+  CHECK_FALSE(result.logged(others.at("none")).has_value());
+  CHECK_THROWS_AS(result.logged(others.at("none")).value(), SettingsError);
+  CHECK_THROWS_AS(result.logged(others.at("all")), SettingsError);
+  CHECK_THROWS_AS(result.logged(torch::ones({})), SettingsError);
+}
+
 TEST_CASE("outputs are detached, views too, and outputs that the lambda keeps stay unchanged") {
   auto ctx = make_context();
   const auto weight = torch::ones({3, 1}, torch::kFloat).requires_grad_();

@@ -26,15 +26,28 @@ TEST_CASE("a loss counts once per target, correct answers count as they are") {
   REQUIRE_FALSE(sums.read({}).grad_norm);
 }
 
+TEST_CASE("a step may log some numbers and give others as tensors") {
+  LossSums sums(at::kCPU);
+  const StepMetrics mixed{.loss = StepRing::log_now({torch::tensor(2.0F)})[0],
+                          .num_samples = 3,
+                          .grad_norm = torch::tensor(7.0F),
+                          .num_correct = torch::tensor(1)};
+  sums.add(mixed);
+  const auto [totals, grad_norm] = sums.read(mixed);
+  REQUIRE(totals.loss_sum == 6);
+  REQUIRE(totals.loss_samples == 3);
+  REQUIRE(totals.correct == 1);
+  REQUIRE(totals.correct_samples == 3);
+  REQUIRE(grad_norm == 7);
+}
+
 TEST_CASE("steps with tensors and steps with a log add up, in either order") {
   const bool log_first = GENERATE(true, false);
   const StepMetrics by_tensor{.loss = torch::tensor(2.0F), .num_samples = 4};
+  const auto log =
+      StepRing::log_now({torch::tensor(9.0F), torch::tensor(5.0F), torch::tensor(2.0F)});
   const StepMetrics by_log{
-      .num_samples = 3,
-      .log = StepRing::log_now({torch::tensor(9.0F), torch::tensor(5.0F), torch::tensor(2.0F)}),
-      .loss_at = 1,
-      .num_correct_at = 2,
-      .grad_norm_at = 0};
+      .loss = log[1], .num_samples = 3, .grad_norm = log[0], .num_correct = log[2]};
   LossSums sums(at::kCPU);
   sums.add(log_first ? by_log : by_tensor);
   sums.add(log_first ? by_tensor : by_log);

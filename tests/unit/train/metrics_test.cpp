@@ -358,10 +358,10 @@ TEST_CASE("numbers from a step's log count like tensors") {
       const auto norm = torch::full({}, 3.0 * step);
       ddp::StepMetrics given{.num_samples = 8, .num_targets = 2 + step};
       if (by_log) {
-        given.log = ddp::detail::StepRing::log_now({norm, loss, correct});
-        given.grad_norm_at = 0;
-        given.loss_at = 1;
-        given.num_correct_at = 2;
+        const auto log = ddp::detail::StepRing::log_now({norm, loss, correct});
+        given.grad_norm = log[0];
+        given.loss = log[1];
+        given.num_correct = log[2];
       } else {
         given.loss = loss;
         given.num_correct = correct;

@@ -87,11 +87,17 @@ struct StepNumbers {
 /// outputs are valid until the next replay in its pool.
 class GraphPool;
 
+/// The result of one step. Its defined one-element outputs are logged for the host. It reads them
+/// by position, `result.log[0]`, or by name, `result.logged(result.outputs.loss)`.
 template <typename Outputs>
 struct StepResult {
   /// The lambda's result. The next replay overwrites tensors of a graph.
   Outputs outputs;
   StepLog log;
+
+  /// The logged number of one of `outputs`; none if that tensor is undefined. Throws SettingsError
+  /// for a tensor that is not among them or has more than one element.
+  LoggedScalar logged(const at::Tensor& output) const;
 };
 
 /// How the steps of a GraphedStep have run so far.
@@ -159,6 +165,25 @@ class GraphedStepCore {
 };
 
 }  // namespace detail
+
+template <typename Outputs>
+LoggedScalar StepResult<Outputs>::logged(const at::Tensor& output) const {
+  if (!output.defined()) {
+    return {};
+  }
+  int count = 0;
+  int index = -1;
+  detail::visit_tensors(outputs, TensorVisitor([&](at::Tensor& tensor) {
+                          if (detail::is_logged(tensor)) {
+                            index = tensor.is_same(output) ? count : index;
+                            ++count;
+                          }
+                        }));
+  if (index < 0) {
+    throw SettingsError("StepResult::logged needs a one-element tensor of the step's outputs");
+  }
+  return log[index];
+}
 
 /// Use from one thread. Collective: with several ranks all ranks run the same steps in the same
 /// order.

@@ -30,6 +30,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
@@ -42,21 +43,29 @@ namespace detail {
 class MetricsImpl;
 }
 
+/// A number of a step: a one-element tensor, or a number that a GraphedStep logged. Default: not
+/// known. The host reads a logged number once the device is done, without another kernel.
+struct MetricValue {
+  MetricValue() = default;
+  MetricValue(at::Tensor one_element)  // NOLINT(google-explicit-constructor)
+      : tensor(std::move(one_element)) {}
+  MetricValue(LoggedScalar scalar)  // NOLINT(google-explicit-constructor)
+      : logged(std::move(scalar)) {}
+
+  at::Tensor tensor = {};  ///< may require grad
+  LoggedScalar logged = {};
+};
+
+/// The numbers of one step of this rank.
 struct StepMetrics {
-  at::Tensor loss = {};     ///< one element: mean of this rank's targets; may require grad
-  int64_t num_samples = 0;  ///< of this rank in this step; the unit of the rates
+  MetricValue loss = {};    ///< mean over the targets
+  int64_t num_samples = 0;  ///< the unit of the rates
   std::optional<double> lr = {};
-  at::Tensor grad_norm = {};    ///< one element
-  at::Tensor num_correct = {};  ///< one element: this rank's correct answers, for the accuracy
+  MetricValue grad_norm = {};
+  MetricValue num_correct = {};  ///< correct targets, for the accuracy
   /// The count behind `loss` (a mean) and `num_correct`, if not num_samples: for a language model
   /// the tokens with a label.
   std::optional<int64_t> num_targets = {};
-  /// If a GraphedStep ran the step: its numbers, instead of the tensors above, and their indices
-  /// (-1: none). The host reads them once the device is done, without another kernel.
-  StepLog log = {};
-  int loss_at = -1;
-  int num_correct_at = -1;
-  int grad_norm_at = -1;
 };
 
 struct EpochMetrics {

@@ -12,7 +12,7 @@
 //   checkpointer.set_before_save([&] { return guard.before_save(); });
 //   for (…) {
 //     auto result = step(loader.next(), {.lr = lr, .step = i});
-//     guard.end_step(i, result.log, {.loss = 0, .first_non_finite = 1});
+//     guard.end_step(i, {.loss = result.log[0], .first_non_finite = result.log[1]});
 //     checkpointer.save_if_due(i);
 //   }
 //   guard.check_weights();
@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
@@ -46,8 +47,7 @@ struct NonFiniteError : Error {
 /// The first of `parameters` with inf or NaN; empty if there is none. The host waits.
 std::string first_non_finite(const NamedParameters& parameters);
 
-/// Checks each step's loss and its first parameter with a non-finite gradient, both from the step's
-/// StepLog.
+/// Checks the loss that each step logged, and the first parameter with a non-finite gradient.
 ///
 ///   Error   throws NonFiniteError naming step, parameter and rank. On GPUs up to 32 steps late,
 ///           because the host does not wait for the device.
@@ -59,10 +59,10 @@ std::string first_non_finite(const NamedParameters& parameters);
 /// except watch() are called by all ranks in the same order. The objects given must outlive it.
 class NonFiniteGuard {
  public:
-  /// Indices into the StepLog; first_non_finite -1: not checked in this step.
-  struct Places {
-    int loss = 0;
-    int first_non_finite = -1;
+  /// What a step logged. The gradients of a step without `first_non_finite` are not checked.
+  struct Logged {
+    LoggedScalar loss = {};
+    LoggedScalar first_non_finite = {};  ///< GradientScan::first_non_finite
   };
 
   NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
@@ -75,31 +75,26 @@ class NonFiniteGuard {
   at::Tensor watch(const at::Tensor& loss) const;
 
   /// Call after each step.
-  void end_step(int64_t step, const StepLog& log, const Places& places);
+  void end_step(int64_t step, const Logged& logged);
   /// Checks all steps so far; the host waits for the last one. For logging steps.
-  void look();
-  /// For Checkpointer::set_before_save: look(), and the reason if the state is invalid, which it is
-  /// if at least the last two updates were skipped.
+  void check_steps();
+  /// For Checkpointer::set_before_save: check_steps(), and the reason if the state is invalid,
+  /// which it is if at least the last two updates were skipped.
   std::string before_save();
   /// Call at the end of training. With NonFinite::Error, throws if a weight is not finite.
   void check_weights() const;
 
  private:
-  struct Step {
-    int64_t step;
-    StepLog log;
-    Places places;
-  };
-  void look_at_all_but(size_t unseen);
-  void look_at(const Step& step);
-  [[noreturn]] void refuse(int64_t step, double loss, int64_t parameter) const;
+  void check_all_but(size_t num_latest);
+  void check(int64_t step, const Logged& logged);
+  [[noreturn]] void throw_error(int64_t step, double loss, int64_t parameter) const;
 
   const Context& context_;
   const NonFinite action_;
   const Optimizer& optimizer_;
   const GradScaler& scaler_;
-  std::deque<Step> steps_;    // not checked yet
-  int64_t bad_in_a_row_ = 0;  // up to the last checked step
+  std::deque<std::pair<int64_t, Logged>> steps_;  // not checked yet
+  int64_t bad_in_a_row_ = 0;                      // up to the last checked step
 };
 
 }  // namespace ddp

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalars of one step, which the host reads after the device has finished the step.
+// The numbers of one step, which the host reads after the device has finished the step.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <array>
 #include <cstdint>
@@ -10,11 +12,36 @@ namespace ddp {
 
 namespace detail {
 class StepRing;
+
+/// Whether the host gets this output of a step.
+inline bool is_logged(const at::Tensor& output) {
+  return output.defined() && output.numel() == 1;
 }
+}  // namespace detail
+
+/// One number of a step, which the host may read later. Cheap to copy. Default-constructed: none.
+/// Readable until 2 * StepLog::kMaxStepsAhead later steps have run.
+class LoggedScalar {
+ public:
+  LoggedScalar() = default;
+
+  bool has_value() const { return index_ >= 0; }
+  bool is_ready() const;  ///< as StepLog::is_ready()
+  /// The *host* waits until the step has finished. Throws PeerLostError if a rank of the job failed
+  /// meanwhile, SettingsError if there is no number, InternalError if it is read too late.
+  double value() const;
+  operator double() const { return value(); }  // NOLINT(google-explicit-constructor)
+
+ private:
+  friend class StepLog;
+
+  std::shared_ptr<const detail::StepRing> ring_;  // null: `value_` is the number
+  uint64_t sequence_ = 0;
+  int index_ = -1;
+  double value_ = 0;
+};
 
 /// The one-element results of a GraphedStep's step, in the order of for_each_tensor. Cheap to copy.
-/// Readable until 2 * kMaxStepsAhead later steps have run; then its slot is reused, and operator[]
-/// throws InternalError.
 class StepLog {
  public:
   static constexpr int kMaxScalars = 16;
@@ -26,9 +53,8 @@ class StepLog {
   int size() const { return size_; }
   /// Whether the device has finished the step. Never waits, makes no CUDA call.
   bool is_ready() const;
-  /// The number. The *host* waits until the step has finished. Throws PeerLostError if a rank of
-  /// the job failed meanwhile.
-  double operator[](int index) const;
+  /// Never waits; reading the number may. Throws SettingsError for an index out of range.
+  LoggedScalar operator[](int index) const;
 
  private:
   friend class detail::StepRing;

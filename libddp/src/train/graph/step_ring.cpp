@@ -19,7 +19,7 @@ StepRing::StepRing(Slots slots, std::function<void()> check)
 std::vector<at::Tensor> StepRing::scalars_of(const std::vector<at::Tensor>& outputs) {
   std::vector<at::Tensor> scalars;
   for (const auto& tensor : outputs) {
-    if (tensor.defined() && tensor.numel() == 1) {
+    if (is_logged(tensor)) {
       scalars.push_back(tensor);
     }
   }
@@ -84,7 +84,7 @@ double StepRing::value(uint64_t sequence, int index) const {
   std::atomic_thread_fence(std::memory_order_acquire);
   if (latest_ >= sequence + kNumSlots) {
     throw InternalError(concat("the numbers of a step were asked for after ", kNumSlots,
-                               " or more later steps: read a StepLog earlier"));
+                               " or more later steps: read a LoggedScalar earlier"));
   }
   return value;
 }
@@ -95,12 +95,28 @@ bool StepLog::is_ready() const {
   return ring_ == nullptr || ring_->is_ready(sequence_);
 }
 
-double StepLog::operator[](int index) const {
+bool LoggedScalar::is_ready() const {
+  return ring_ == nullptr || ring_->is_ready(sequence_);
+}
+
+double LoggedScalar::value() const {
+  if (!has_value()) {
+    throw SettingsError("LoggedScalar: the step did not log this number");
+  }
+  return ring_ == nullptr ? value_ : ring_->value(sequence_, index_);
+}
+
+LoggedScalar StepLog::operator[](int index) const {
   if (index < 0 || index >= size_) {
     throw SettingsError(
         concat("StepLog: the step returned ", size_, " numbers; there is no number ", index));
   }
-  return ring_ == nullptr ? values_[static_cast<size_t>(index)] : ring_->value(sequence_, index);
+  LoggedScalar scalar;
+  scalar.ring_ = ring_;
+  scalar.sequence_ = sequence_;
+  scalar.index_ = index;
+  scalar.value_ = values_[static_cast<size_t>(index)];
+  return scalar;
 }
 
 }  // namespace ddp
