@@ -337,9 +337,10 @@ TEST_CASE("a model that no memory holds is refused before it is made") {
   const auto on = [](const json& config, const at::TensorOptions& options) {
     return message_of<SettingsError>([&] { models::make_causal_lm(read(config), options); });
   };
-  CHECK_THAT(on(huge, at::kFloat), Catch::Contains("a qwen2 model of ") &&
-                                       Catch::Contains("GB of parameters (Float) cannot be created") &&
-                                       Catch::Contains("this machine has "));
+  CHECK_THAT(on(huge, at::kFloat),
+             Catch::Contains("a qwen2 model of ") &&
+                 Catch::Contains("GB of parameters (Float) cannot be created") &&
+                 Catch::Contains("this machine has "));
   auto wide = gpt2_json();
   wide["n_embd"] = 12 * 8'192;
   wide["n_layer"] = 4'096;
