@@ -2,6 +2,7 @@
 #include "common/run_plan.hpp"
 
 #include <algorithm>
+#include <string_view>
 
 #include "ddp/core/error.hpp"
 
@@ -115,7 +116,12 @@ void require_same_classes(const ddp::Dataset& train, const ddp::Dataset& test) {
 
 void require_same_epochs(ddp::Checkpointer& checkpointer, const EpochLength& length) {
   constexpr const char* kText = "epoch_length";
-  const auto saved = checkpointer.text(kText);
+  auto saved = checkpointer.text(kText);
+  // Version 0.1 wrote "steps an epoch".
+  constexpr std::string_view kOldWords = " an epoch ";
+  if (const auto found = saved.find(kOldWords); found != std::string::npos) {
+    saved.replace(found, kOldWords.size(), " per epoch ");
+  }
   const auto now = length.to_string();
   if (!saved.empty() && saved != now) {
     throw ddp::SettingsError(concat(
