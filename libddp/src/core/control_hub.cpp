@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "core/byte_codec.hpp"
+#include "core/message_codec.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -110,40 +110,34 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
   }
 }
 
+// Ignores frames that cannot be read.
 void ControlHub::handle(int rank, const Frame& frame) {
   if (frame.type == FrameType::Progress) {
-    ByteReader reader(frame.payload);
-    Progress progress;
-    progress.step = reader.signed_number();
-    progress.where = reader.text();
-    peers_.set_progress(rank, std::move(progress));
+    if (auto progress = try_decode_message<Progress>(frame.payload)) {
+      peers_.set_progress(rank, *std::move(progress));
+    }
   } else if (frame.type == FrameType::Position) {
-    RankPosition position;
-    if (decode_position(frame.payload, position)) {
-      waiting_.set_position(rank, std::move(position), state_.monitor.now());
+    if (auto position = try_decode_message<RankPosition>(frame.payload)) {
+      waiting_.set_position(rank, *std::move(position), state_.monitor.now());
     }
   } else if (frame.type == FrameType::Contribution) {
-    Contribution contribution;
-    if (decode_contribution(frame.payload, contribution)) {
-      note_contribution(rank, std::move(contribution));
+    if (auto contribution = try_decode_message<Contribution>(frame.payload)) {
+      note_contribution(rank, *std::move(contribution));
     }
   } else if (frame.type == FrameType::Announcement) {
-    ByteReader reader(frame.payload);
-    reader.number<uint32_t>();  // the sender is known from the connection
-    auto text = reader.text();
-    if (reader.finished() && text.size() <= AnnouncementBoard::kMaxAnnouncementBytes) {
-      pass_on(rank, text);
-      state_.announcements.set(rank, std::move(text));
+    if (auto announcement = try_decode_message<Announcement>(frame.payload)) {
+      announcement->rank = rank;  // known from the connection
+      pass_on(*announcement);
+      state_.announcements.set(rank, std::move(announcement->text));
     }
   } else if (frame.type == FrameType::Exchange) {
-    ExchangeValue value;
-    if (decode_exchange(frame.payload, value)) {
-      note_exchange(rank, std::move(value));
+    if (auto value = try_decode_message<ExchangeValue>(frame.payload)) {
+      note_exchange(rank, *std::move(value));
     }
   } else if (frame.type == FrameType::Failure) {
-    FailureCause cause;
-    if (decode_cause(frame.payload, cause) && !state_.monitor.failed()) {
-      send_failure(cause);
+    const auto cause = try_decode_message<FailureCause>(frame.payload);
+    if (cause && !state_.monitor.failed()) {
+      send_failure(*cause);
     }
   }
 }
@@ -168,8 +162,7 @@ void ControlHub::send_result(CollectiveRounds::Result result) {
   }
   const bool to_all = result.kind != CollectiveKind::Gather;
   if (to_all || result.root != 0) {
-    const std::vector<std::string_view> values(result.values.begin(), result.values.end());
-    for (const auto& message : encode_result(result.sequence, values)) {
+    for (const auto& message : encode_result(result.sequence, result.values)) {
       to_all ? peers_.broadcast(FrameType::Result, message)
              : peers_.send(static_cast<int>(result.root), FrameType::Result, message);
     }
@@ -201,7 +194,7 @@ void ControlHub::note_exchange(int rank, ExchangeValue value) {
     return;
   }
   ExchangeResult result{value.key, std::move(exchanges_.extract(value.key).mapped())};
-  const auto payload = encode_exchanged(result);
+  const auto payload = encode_message(result);
   for (const auto& entry : result.values) {
     peers_.send(entry.first, FrameType::Exchanged, payload);
   }
@@ -212,14 +205,12 @@ void ControlHub::note_exchange(int rank, ExchangeValue value) {
 }
 
 void ControlHub::send_announcement(const std::string& text) {
-  pass_on(0, text);
+  pass_on({0, text});
 }
 
 // Also sent back to its author, which is harmless.
-void ControlHub::pass_on(int rank, const std::string& text) {
-  ByteWriter writer;
-  peers_.broadcast(FrameType::Announcement,
-                   writer.number(static_cast<uint32_t>(rank)).text(text).take());
+void ControlHub::pass_on(const Announcement& announcement) {
+  peers_.broadcast(FrameType::Announcement, encode_message(announcement));
 }
 
 // Reports a rank's own failure. A rank that waited for others knows only that it waited.

@@ -38,7 +38,7 @@ class ControlHub final : public ControlLink {
   void note_contribution(int rank, Contribution contribution);
   void send_result(CollectiveRounds::Result result);
   void note_exchange(int rank, ExchangeValue value);
-  void pass_on(int rank, const std::string& text);
+  void pass_on(const Announcement& announcement);
 
   void fail(const FailureCause& cause);
   void fail_job(ExitCode code, const std::string& message);

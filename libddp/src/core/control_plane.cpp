@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "core/authentication.hpp"
-#include "core/byte_codec.hpp"
 #include "core/control_hub.hpp"
 #include "core/control_leaf.hpp"
 #include "core/message_codec.hpp"
@@ -67,10 +66,8 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
   try {
     const auto hub = detail::join_hub(address, port, secret, make_hello(launch, secret),
                                       Clock::now() + kAttemptTimeout);
-    FailureCause cause;
-    if (hub.frames.front().type == detail::FrameType::Failure &&
-        detail::decode_cause(hub.frames.front().payload, cause)) {
-      answer = cause;
+    if (hub.frames.front().type == detail::FrameType::Failure) {
+      answer = detail::try_decode_message<FailureCause>(hub.frames.front().payload);
     }
   } catch (const std::runtime_error&) {
     // Not a rank 0 of this job.

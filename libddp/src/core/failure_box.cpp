@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/failure_box.hpp"
 
+#include <algorithm>
 #include <vector>
 
-#include "core/byte_codec.hpp"
+#include "core/message_codec.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp {
@@ -120,23 +121,11 @@ void throw_failure(const FailureCause& cause) {
   throw Error(cause.exit_code, line);
 }
 
-std::string encode_cause(const FailureCause& cause) {
-  ByteWriter writer;
-  writer.signed_number(cause.rank).signed_number(cause.step);
-  writer.number(static_cast<uint32_t>(cause.exit_code));
-  writer.text(cause.host.substr(0, 255)).text(cause.where.substr(0, 4096));
-  return writer.text(cause.message.substr(0, 65536)).take();
-}
-
-bool decode_cause(std::string_view bytes, FailureCause& cause) {
-  ByteReader reader(bytes);
-  cause.rank = static_cast<int>(reader.signed_number());
-  cause.step = reader.signed_number();
-  cause.exit_code = static_cast<ExitCode>(reader.number<uint32_t>());
-  cause.host = reader.text();
-  cause.where = reader.text();
-  cause.message = reader.text();
-  return reader.finished();
+std::string encode_cause(FailureCause cause) {
+  cause.host.resize(std::min<std::size_t>(cause.host.size(), 255));
+  cause.where.resize(std::min<std::size_t>(cause.where.size(), 4096));
+  cause.message.resize(std::min<std::size_t>(cause.message.size(), 65536));
+  return encode_message(cause);
 }
 
 }  // namespace detail

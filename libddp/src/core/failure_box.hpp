@@ -42,7 +42,15 @@ class FailureBox {
 /// Throws the error of the cause's exit code, with the cause's line as the message.
 [[noreturn]] void throw_failure(const FailureCause& cause);
 
-std::string encode_cause(const FailureCause& cause);
-bool decode_cause(std::string_view bytes, FailureCause& cause);
+/// The message of `cause` with texts cut to the frame limit. try_decode_message() reads it.
+std::string encode_cause(FailureCause cause);
 
 }  // namespace ddp::detail
+
+namespace ddp {
+
+inline auto message_fields(FailureCause& cause) {
+  return std::tie(cause.rank, cause.step, cause.exit_code, cause.host, cause.where, cause.message);
+}
+
+}  // namespace ddp

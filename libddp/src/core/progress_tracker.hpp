@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "core/tcp_socket.hpp"
 
@@ -15,6 +16,8 @@ namespace ddp::detail {
 struct Progress {
   int64_t step = -1;
   std::string where;
+
+  friend auto message_fields(Progress& progress) { return std::tie(progress.step, progress.where); }
 };
 
 /// Has its own mutex, below which no other is locked: setting the progress never waits for sockets.

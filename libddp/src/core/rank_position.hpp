@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "ddp/core/control_plane.hpp"
@@ -41,6 +42,10 @@ struct GroupPosition {
   CallerThread caller = std::thread::id();  ///< not sent to other ranks
 
   bool operator==(const GroupPosition&) const = default;
+  friend auto message_fields(GroupPosition& group) {
+    return std::tie(group.id, group.num_called, group.pending, group.operation, group.waited,
+                    group.is_check);
+  }
 };
 
 struct RankPosition {
@@ -55,10 +60,14 @@ struct RankPosition {
   bool waits() const;
   const GroupPosition* find(std::string_view id) const;
   bool operator==(const RankPosition&) const = default;
+  friend auto message_fields(RankPosition& position) {
+    return std::tie(position.step, position.where, position.plane_call, position.one_thread,
+                    position.groups);
+  }
 };
 
-std::string encode_position(const RankPosition& position);
-bool decode_position(std::string_view bytes, RankPosition& position);
+/// The message of `position` without what exceeds the limits: positions are only a diagnostic.
+std::string encode_position(RankPosition position);
 
 /// Also implemented by a control plane of several ranks. Any thread.
 class PositionBoard {

@@ -12,6 +12,7 @@ namespace {
 
 // A failing rank waits this long for its message to be sent.
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
+constexpr std::size_t kMaxActivityBytes = 64;
 // A waiting exchange calls its caller's `look` at this interval.
 constexpr std::chrono::milliseconds kExchangeLook{100};
 
@@ -85,7 +86,8 @@ std::vector<std::string> StarPlane::collective(CollectiveKind kind, uint32_t roo
   DDP_CHECK(!closed_, to_string(kind), " after close()");
   const uint64_t sequence = state_.replies.next_sequence();
   state_.position.add_plane_caller();
-  link_->contribute({sequence, kind, root, state_.progress.activity(), value});
+  link_->contribute(
+      {sequence, kind, root, state_.progress.activity().substr(0, kMaxActivityBytes), value});
   if (kind == CollectiveKind::Gather && rank() != static_cast<int>(root)) {
     return {};
   }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/collective_rounds.hpp"
+#include "core/message_codec.hpp"
 #include "core/peer_acceptor.hpp"
 #include "core/peer_table.hpp"
 #include "core/waiting_ranks.hpp"
@@ -351,11 +352,11 @@ TEST_CASE("peer acceptor: who knows the secret is admitted, or refused with a re
   std::vector<Frame> frames;
   REQUIRE(detail::wait_for(leaf->fd(), false, Clock::now() + 5s));
   leaf->receive(frames);
-  FailureCause cause;
   REQUIRE(frames.size() == 1);
-  REQUIRE(detail::decode_cause(frames[0].payload, cause));
-  REQUIRE(cause.message == "this place is taken");
-  REQUIRE(cause.exit_code == ExitCode::Settings);
+  const auto cause = detail::try_decode_message<FailureCause>(frames[0].payload);
+  REQUIRE(cause);
+  REQUIRE(cause->message == "this place is taken");
+  REQUIRE(cause->exit_code == ExitCode::Settings);
 
   door.serve(Clock::now() + 10s);
   REQUIRE(door.num_newcomers(Clock::now()) == 0);  // its time is over
