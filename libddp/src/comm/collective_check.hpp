@@ -3,7 +3,7 @@
 // before making it. A mistake gives an error message, not a wrong sum or a hang.
 //
 // The host waits for the slowest rank at each collective. The rank's position shows this wait, so a
-// rank that can make no further call is reported (control_verdict.hpp). The check uses no device,
+// rank that can make no further call is reported (wait_monitor.hpp). The check uses no device,
 // so it works inside GroupScopes. Point-to-point messages and CUDA graph captures are not compared.
 // If only some ranks captured, they would wait for ranks that must not call anything. GraphedStep
 // compares captured calls afterwards.
@@ -17,7 +17,7 @@
 #include <optional>
 #include <string>
 
-#include "core/group_exchange.hpp"
+#include "core/plane_interfaces.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"

@@ -27,7 +27,6 @@
 #include "comm/eager_collectives.hpp"
 #include "comm/watchdog_core.hpp"
 #include "core/rank_position.hpp"
-#include "core/revocable_probe.hpp"
 
 namespace ddp::detail {
 
@@ -86,7 +85,7 @@ class CollectiveCounters {
   /// This rank's position in the eager collectives, without an id. The host does not count replays,
   /// so a captured communicator never looks behind. The probe owns no CUDA memory and may outlive
   /// the counters.
-  std::shared_ptr<RevocableProbe> position_probe() const { return position_probe_; }
+  std::shared_ptr<PositionSource> position_source() const { return position_source_; }
 
  private:
   // Counter 0 counts eager ends. Those of the graphs follow.
@@ -99,8 +98,8 @@ class CollectiveCounters {
   EagerCollectives eager_;
   CapturedCollectives captured_;
   std::mutex mark_mutex_;  // orders the marks; held in CUDA calls, so the watchdog never locks it
-  const std::shared_ptr<RevocableProbe> position_probe_ =
-      std::make_shared<RevocableProbe>([this] { return position(); });
+  const std::shared_ptr<PositionSource> position_source_ =
+      std::make_shared<PositionSource>([this] { return position(); });
 };
 
 }  // namespace ddp::detail

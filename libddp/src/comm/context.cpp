@@ -17,7 +17,7 @@
 #include "comm/job_rendezvous.hpp"
 #include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
-#include "core/failure_box.hpp"
+#include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
 #include "core/plan_file.hpp"
 #include "core/rank_position.hpp"

@@ -14,7 +14,7 @@
 #include "comm/step_timeouts.hpp"
 #include "comm/thread_group.hpp"
 #include "core/trace_recorder.hpp"
-#include "core/unwinding.hpp"
+#include "core/first_failure.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {

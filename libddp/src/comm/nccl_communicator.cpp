@@ -73,8 +73,8 @@ void NcclCommunicator::start(std::string id, const WatchPosition& watch) {
   if (!watch_) {
     return;
   }
-  watch_([id = id_, probe = counters().position_probe()] {
-    auto position = probe->read();
+  watch_([id = id_, source = counters().position_source()] {
+    auto position = source->read();
     if (position) {
       position->id = id;
     }

@@ -9,7 +9,7 @@
 #include "comm/nccl_connect.hpp"
 #include "comm/thread_group.hpp"
 #include "core/trace_recorder.hpp"
-#include "core/unwinding.hpp"
+#include "core/first_failure.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ops/streams/private_stream.hpp"

@@ -11,7 +11,7 @@
 #include "comm/argument_checks.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/thread_group.hpp"
-#include "core/unwinding.hpp"
+#include "core/first_failure.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 

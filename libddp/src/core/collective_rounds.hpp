@@ -11,10 +11,16 @@
 #include <vector>
 
 #include "core/control_messages.hpp"
-#include "core/control_verdict.hpp"
 #include "core/peer_table.hpp"
 
 namespace ddp::detail {
+
+/// The last control-plane collective a rank called, while incomplete.
+struct PlaneCall {
+  uint64_t sequence = 0;
+  std::string name;     ///< "all_gather of metrics"
+  bool leaves = false;  ///< the rank is ending: no collective of a communicator follows
+};
 
 /// The owner's mutex guards it.
 class CollectiveRounds {

@@ -29,7 +29,7 @@ ControlHub::ControlHub(RankState& state, Listener listener, std::string secret, 
       peers_(state),
       acceptor_(std::move(listener), std::move(secret), newcomer_limit(state.world_size)),
       rounds_(peers_, state.options.collective_timeout),
-      waiting_(peers_, state.options.heartbeat_interval * kReportAfterHeartbeats) {}
+      waits_(peers_, state.options.heartbeat_interval * kReportAfterHeartbeats) {}
 
 void ControlHub::wait_for_all(JobMonitor::Lock& lock) {
   // The background thread ends the wait: either all ranks joined or the rendezvous failed.
@@ -118,7 +118,7 @@ void ControlHub::handle(int rank, const Frame& frame) {
     }
   } else if (frame.type == FrameType::Position) {
     if (auto position = try_decode_message<RankPosition>(frame.payload)) {
-      waiting_.set_position(rank, *std::move(position), state_.monitor.now());
+      waits_.set_position(rank, *std::move(position), state_.monitor.now());
     }
   } else if (frame.type == FrameType::Contribution) {
     if (auto contribution = try_decode_message<Contribution>(frame.payload)) {
@@ -179,7 +179,7 @@ void ControlHub::send_result(CollectiveRounds::Result result) {
 }
 
 void ControlHub::send_position(const RankPosition& position) {
-  waiting_.set_position(0, position, state_.monitor.now());
+  waits_.set_position(0, position, state_.monitor.now());
 }
 
 void ControlHub::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
@@ -216,8 +216,8 @@ void ControlHub::pass_on(const Announcement& announcement) {
 // Reports a rank's own failure. A rank that waited for others knows only that it waited.
 void ControlHub::send_failure(const FailureCause& cause) {
   auto full = cause;
-  if (cause.rank >= 0 && cause.rank < state_.world_size && waiting_.waits(cause.rank)) {
-    if (const auto busy = waiting_.describe_busy({cause.rank}); !busy.empty()) {
+  if (cause.rank >= 0 && cause.rank < state_.world_size && waits_.waits(cause.rank)) {
+    if (const auto busy = waits_.describe_busy({cause.rank}); !busy.empty()) {
       full.message += "; meanwhile " + busy;
     }
   }
@@ -256,10 +256,10 @@ void ControlHub::check_limits(SteadyTime now) {
   if (state_.monitor.is_over()) {
     return;
   }
-  if (const auto deadlock = waiting_.find_new_deadlock(rounds_); !deadlock.empty()) {
+  if (const auto deadlock = waits_.find_new_deadlock(rounds_); !deadlock.empty()) {
     fail_job(ExitCode::Mismatch, deadlock);
   }
-  if (const auto warning = waiting_.report_long_waits(now); !warning.empty()) {
+  if (const auto warning = waits_.report_long_waits(now); !warning.empty()) {
     log_warning(warning);
   }
   if (const auto silent = peers_.find_silent(now, state_.dead_after())) {

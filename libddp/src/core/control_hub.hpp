@@ -10,7 +10,7 @@
 #include "core/control_link.hpp"
 #include "core/peer_acceptor.hpp"
 #include "core/peer_table.hpp"
-#include "core/waiting_ranks.hpp"
+#include "core/wait_monitor.hpp"
 
 namespace ddp::detail {
 
@@ -52,7 +52,7 @@ class ControlHub final : public ControlLink {
   PeerTable peers_;
   PeerAcceptor acceptor_;
   CollectiveRounds rounds_;
-  WaitingRanks waiting_;
+  WaitMonitor waits_;
   std::map<uint64_t, std::map<int, std::string>> exchanges_;  // incomplete; by key, then rank
   SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
 };

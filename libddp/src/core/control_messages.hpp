@@ -8,8 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/announcement_board.hpp"
-#include "core/group_exchange.hpp"
+#include "core/plane_interfaces.hpp"
 
 namespace ddp::detail {
 

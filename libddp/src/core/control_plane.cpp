@@ -179,7 +179,7 @@ class SinglePlane final : public ControlPlane {
   std::mutex mutex_;
   int64_t step_ = -1;
   std::string where_;
-  detail::FailureBox failure_;
+  detail::FirstFailure failure_;
 };
 
 std::string shortened(const std::string& value) {

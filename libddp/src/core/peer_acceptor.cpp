@@ -5,7 +5,7 @@
 #include <iterator>
 #include <utility>
 
-#include "core/failure_box.hpp"
+#include "core/first_failure.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/logging.hpp"
 

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's position: which collective it waits for, on which communicator. Rank 0 finds deadlocks
-// from all positions (control_verdict.hpp).
+// from all positions (wait_monitor.hpp).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ddp/core/control_plane.hpp"
@@ -83,6 +85,28 @@ class PositionBoard {
   /// Called when the context ends and this control plane stays open. Removes all failure callbacks
   /// and probes.
   virtual void outlive_context() = 0;
+};
+
+/// Reads the position of an object without owning it, so the control plane's thread never destroys
+/// the object. Any thread.
+class PositionSource {
+ public:
+  explicit PositionSource(std::function<GroupPosition()> read) : read_(std::move(read)) {}
+
+  /// Returns nothing after close().
+  std::optional<GroupPosition> read() {
+    const std::lock_guard lock(mutex_);
+    return read_ ? std::optional(read_()) : std::nullopt;
+  }
+  /// The object's destructor calls this first. Waits for a read() in progress.
+  void close() {
+    const std::lock_guard lock(mutex_);
+    read_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::function<GroupPosition()> read_;
 };
 
 /// Receives a probe of each new communicator; may be empty.

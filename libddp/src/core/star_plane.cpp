@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/control_channel.hpp"
-#include "core/unwinding.hpp"
+#include "core/first_failure.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -14,7 +14,7 @@ namespace {
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
 constexpr std::size_t kMaxActivityBytes = 64;
 // A waiting exchange calls its caller's `look` at this interval.
-constexpr std::chrono::milliseconds kExchangeLook{100};
+constexpr std::chrono::milliseconds kExchangePoll{100};
 
 void check_root(const char* what, int root, int world_size) {
   if (root < 0 || root >= world_size) {
@@ -125,11 +125,11 @@ void StarPlane::publish_failure(const FailureCause& cause) {
 }
 
 int StarPlane::add_failure_callback(std::function<void(const FailureCause&)> callback) {
-  return state_.monitor.failure_box().add_callback(std::move(callback));
+  return state_.monitor.failure().add_callback(std::move(callback));
 }
 
 void StarPlane::remove_failure_callback(int token) {
-  state_.monitor.failure_box().remove_callback(token);
+  state_.monitor.failure().remove_callback(token);
 }
 
 void StarPlane::close() {
@@ -157,7 +157,7 @@ std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,
   auto lock = monitor.lock();
   monitor.throw_if_failed();
   link_->send_exchange(key, static_cast<uint32_t>(num_ranks), value.substr(0, kMaxExchangeBytes));
-  while (!monitor.wait_until(lock, monitor.now() + kExchangeLook,
+  while (!monitor.wait_until(lock, monitor.now() + kExchangePoll,
                              [&] { return state_.replies.has_exchanged(key); })) {
     lock.unlock();
     look();
@@ -180,7 +180,7 @@ void StarPlane::outlive_context() {
     const auto lock = state_.monitor.lock();
     state_.position.remove_probes();
   }
-  state_.monitor.failure_box().remove_callbacks();
+  state_.monitor.failure().remove_callbacks();
   set_activity(kAfterCloseActivity);
 }
 

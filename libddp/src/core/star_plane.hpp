@@ -8,10 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/announcement_board.hpp"
 #include "core/control_link.hpp"
-#include "core/event_loop.hpp"
-#include "core/group_exchange.hpp"
+#include "core/plane_interfaces.hpp"
 #include "core/plane_service.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/control_plane.hpp"

@@ -11,9 +11,9 @@
 
 #include "core/authentication.hpp"
 #include "core/control_messages.hpp"
-#include "core/failure_box.hpp"
-#include "core/group_exchange.hpp"
+#include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
+#include "core/plane_interfaces.hpp"
 #include "support/catch.hpp"
 
 namespace ddp::detail {

@@ -7,10 +7,10 @@
 
 #include "core/authentication.hpp"
 #include "core/control_leaf.hpp"
-#include "core/control_verdict.hpp"
 #include "core/message_codec.hpp"
-#include "core/revocable_probe.hpp"
+#include "core/rank_position.hpp"
 #include "core/running_clock.hpp"
+#include "core/wait_monitor.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
 #include "unit/core/plane_ranks.hpp"
@@ -23,7 +23,7 @@ using detail::find_deadlock;
 using detail::GroupPosition;
 using detail::PlaneCall;
 using detail::RankPosition;
-using detail::RankView;
+using detail::RankStatus;
 
 constexpr int kMismatchCode = static_cast<int>(ExitCode::Mismatch);
 
@@ -36,8 +36,8 @@ GroupPosition group_at(uint64_t num_called, uint64_t pending = 0, uint64_t waite
           .waited = waited};
 }
 
-RankView view_of(int64_t step, const GroupPosition& group, std::optional<PlaneCall> call = {}) {
-  RankView view;
+RankStatus view_of(int64_t step, const GroupPosition& group, std::optional<PlaneCall> call = {}) {
+  RankStatus view;
   view.host = "node";
   view.call = call;
   view.num_calls = call ? call->sequence + 1 : 7;
@@ -120,7 +120,7 @@ TEST_CASE("verdict: calls that are being compared", "[control_plane]") {
 }
 
 TEST_CASE("verdict: a rank that waits for nobody is never judged", "[control_plane]") {
-  RankView busy;  // it tells no position
+  RankStatus busy;  // it tells no position
   busy.host = "node";
   REQUIRE(find_deadlock({view_of(4, group_at(12, 12, 12)), busy}).empty());
   REQUIRE(find_deadlock({view_of(4, group_at(12), kLeaving), busy}).empty());
@@ -368,20 +368,20 @@ TEST_CASE("revocable probe: its object may go at any time", "[control_plane]") {
   auto object = std::make_unique<std::atomic<uint64_t>>(1);
   std::promise<void> reads;
   std::atomic<bool> is_read = false;
-  detail::RevocableProbe probe([&, raw = object.get()] {
+  detail::PositionSource source([&, raw = object.get()] {
     reads.set_value();
     std::this_thread::sleep_for(50ms);
     const auto number = raw->load();
     is_read = true;
     return group_at(number);
   });
-  auto position = std::async(std::launch::async, [&] { return probe.read(); });
+  auto position = std::async(std::launch::async, [&] { return source.read(); });
   reads.get_future().wait();
-  probe.revoke();
+  source.close();
   REQUIRE(is_read);
   object.reset();
   REQUIRE(position.get() == group_at(1));
-  REQUIRE_FALSE(probe.read());
+  REQUIRE_FALSE(source.read());
 }
 
 TEST_CASE("running clock: a suspension does not count", "[control_plane]") {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/failure_box.hpp"
+#include "core/first_failure.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 #include "core/message_codec.hpp"
@@ -27,7 +28,7 @@ std::string FailureCause::to_line() const {
 
 namespace detail {
 
-bool FailureBox::set(const FailureCause& cause) {
+bool FirstFailure::set(const FailureCause& cause) {
   const std::lock_guard lock(mutex_);
   if (cause_) {
     return false;
@@ -36,22 +37,22 @@ bool FailureBox::set(const FailureCause& cause) {
   return true;
 }
 
-bool FailureBox::failed() const {
+bool FirstFailure::failed() const {
   const std::lock_guard lock(mutex_);
   return cause_.has_value();
 }
 
-FailureCause FailureBox::get() const {
+FailureCause FirstFailure::get() const {
   const std::lock_guard lock(mutex_);
   return cause_.value_or(FailureCause{});
 }
 
-bool FailureBox::callbacks_ran() const {
+bool FirstFailure::callbacks_ran() const {
   const std::lock_guard lock(mutex_);
   return ran_;
 }
 
-void FailureBox::call(const std::function<void(const FailureCause&)>& callback) const {
+void FirstFailure::call(const std::function<void(const FailureCause&)>& callback) const {
   try {
     callback(get());
   } catch (const std::exception& error) {
@@ -59,7 +60,7 @@ void FailureBox::call(const std::function<void(const FailureCause&)>& callback) 
   }
 }
 
-int FailureBox::add_callback(std::function<void(const FailureCause&)> callback) {
+int FirstFailure::add_callback(std::function<void(const FailureCause&)> callback) {
   const std::lock_guard lock(callbacks_mutex_);
   const int token = next_token_++;
   if (callbacks_ran()) {
@@ -70,17 +71,17 @@ int FailureBox::add_callback(std::function<void(const FailureCause&)> callback) 
   return token;
 }
 
-void FailureBox::remove_callback(int token) {
+void FirstFailure::remove_callback(int token) {
   const std::lock_guard lock(callbacks_mutex_);
   callbacks_.erase(token);
 }
 
-void FailureBox::remove_callbacks() {
+void FirstFailure::remove_callbacks() {
   const std::lock_guard lock(callbacks_mutex_);
   callbacks_.clear();
 }
 
-void FailureBox::run_callbacks() {
+void FirstFailure::run_callbacks() {
   const std::lock_guard lock(callbacks_mutex_);
   {
     const std::lock_guard state_lock(mutex_);
@@ -94,6 +95,17 @@ void FailureBox::run_callbacks() {
     const auto callback = std::move(newest->second);
     callbacks_.erase(newest);
     call(callback);
+  }
+}
+
+void refuse_while_unwinding(const char* operation) {
+  if (std::uncaught_exceptions() > 0) [[unlikely]] {
+    throw Error(
+        ExitCode::UserException,
+        concat(operation,
+               ": a destructor called it while an exception unwinds, and the other ranks do "
+               "not know of the exception yet; fix: skip the call while "
+               "std::uncaught_exceptions() is above 0"));
   }
 }
 

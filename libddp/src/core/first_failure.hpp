@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first cause of a failure and the callbacks to notify. Thread safe.
+// The first cause of the job's failure: who is notified, which error it throws, and how it travels.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,10 @@
 
 namespace ddp::detail {
 
-class FailureBox {
+/// The first cause and the callbacks that it notifies. Any thread.
+class FirstFailure {
  public:
-  /// False if an earlier cause is already set.
+  /// Returns false if an earlier cause is set.
   bool set(const FailureCause& cause);
   bool failed() const;
   FailureCause get() const;  ///< a default cause if none is set
@@ -38,6 +39,10 @@ class FailureBox {
   std::map<int, std::function<void(const FailureCause&)>> callbacks_;
   int next_token_ = 1;
 };
+
+/// Throws while an exception unwinds in this thread. Its peers do not know of the exception yet, so
+/// a destructor that waits for them would deadlock.
+void refuse_while_unwinding(const char* operation);
 
 /// Throws the error of the cause's exit code, with the cause's line as the message.
 [[noreturn]] void throw_failure(const FailureCause& cause);

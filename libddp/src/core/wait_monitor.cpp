@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/control_verdict.hpp"
+#include "core/wait_monitor.hpp"
 
 #include <algorithm>
 #include <map>
@@ -10,11 +10,13 @@
 namespace ddp::detail {
 namespace {
 
-constexpr const char* kWayOut =
+constexpr std::size_t kMaxNamed = 4;
+
+constexpr const char* kFix =
     ". All ranks make the same calls in the same order; where they have different numbers of "
     "batches, use ddp::join or a DistributedSampler";
 
-std::string describe(const std::vector<RankView>& ranks, std::size_t rank) {
+std::string describe(const std::vector<RankStatus>& ranks, std::size_t rank) {
   return ranks[rank].host.empty() ? concat("rank ", rank)
                                   : concat("rank ", rank, " (", ranks[rank].host, ")");
 }
@@ -34,14 +36,14 @@ std::string operation_of(const GroupPosition& group, uint64_t number) {
 }
 
 // A rank in a control-plane call, according to its own report.
-bool is_held(const RankView& rank) {
+bool is_held(const RankStatus& rank) {
   return rank.call && rank.position && rank.position->plane_call == rank.call->sequence + 1;
 }
 
 // The held rank with the fewest collectives in each group.
 using Behind = std::map<std::string, std::pair<std::size_t, uint64_t>>;
 
-Behind find_behind(const std::vector<RankView>& ranks, bool leaves) {
+Behind find_behind(const std::vector<RankStatus>& ranks, bool leaves) {
   Behind behind;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& view = ranks[rank];
@@ -58,7 +60,7 @@ Behind find_behind(const std::vector<RankView>& ranks, bool leaves) {
   return behind;
 }
 
-std::string find_left(const std::vector<RankView>& ranks) {
+std::string find_left(const std::vector<RankStatus>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/true);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     for (const auto& group : ranks[rank].position.value_or(RankPosition{}).groups) {
@@ -68,14 +70,14 @@ std::string find_left(const std::vector<RankView>& ranks) {
         return concat(describe(ranks, left), " left", place_of(*ranks[left].position), " after ",
                       found->second.second, " collectives, while ", describe(ranks, rank), " waits",
                       place_of(*ranks[rank].position), " in ", operation_of(group, group.pending),
-                      kWayOut);
+                      kFix);
       }
     }
   }
   return {};
 }
 
-std::string find_other_way(const std::vector<RankView>& ranks) {
+std::string find_other_way(const std::vector<RankStatus>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/false);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     const auto& view = ranks[rank];
@@ -94,14 +96,14 @@ std::string find_other_way(const std::vector<RankView>& ranks) {
                       place_of(*ranks[other].position), " in the control plane's ",
                       ranks[other].call->name, " after ", found->second.second,
                       " collectives, while ", describe(ranks, rank), " waits",
-                      place_of(*view.position), " in ", operation_of(group, group.waited), kWayOut);
+                      place_of(*view.position), " in ", operation_of(group, group.waited), kFix);
       }
     }
   }
   return {};
 }
 
-std::string find_other_operation(const std::vector<RankView>& ranks) {
+std::string find_other_operation(const std::vector<RankStatus>& ranks) {
   std::map<std::pair<std::string, uint64_t>, std::pair<std::size_t, std::string>> pending;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].position) {
@@ -120,7 +122,7 @@ std::string find_other_operation(const std::vector<RankView>& ranks) {
                       operation_of(*ranks[other].position->find(group.id), group.pending),
                       ", while ", describe(ranks, rank), " waits", place_of(*ranks[rank].position),
                       " in ", operation_of(group, group.pending), " of the same communicator",
-                      kWayOut);
+                      kFix);
       }
     }
   }
@@ -129,13 +131,80 @@ std::string find_other_operation(const std::vector<RankView>& ranks) {
 
 }  // namespace
 
-std::string find_deadlock(const std::vector<RankView>& ranks) {
+std::string find_deadlock(const std::vector<RankStatus>& ranks) {
   for (const auto find : {find_left, find_other_operation, find_other_way}) {
     if (auto verdict = find(ranks); !verdict.empty()) {
       return verdict;
     }
   }
   return {};
+}
+
+WaitMonitor::WaitMonitor(const PeerTable& peers, std::chrono::milliseconds report_after)
+    : peers_(peers), report_after_(report_after), waits_(static_cast<std::size_t>(peers.size())) {}
+
+void WaitMonitor::set_position(int rank, RankPosition position, SteadyTime now) {
+  auto& wait = at(rank);
+  if (!position.waits()) {
+    wait.position.reset();
+    return;
+  }
+  if (wait.position != position) {
+    wait.since = now;
+    wait.is_reported = false;
+    positions_are_new_ = true;
+  }
+  wait.position = std::move(position);
+}
+
+std::string WaitMonitor::find_new_deadlock(const CollectiveRounds& rounds) {
+  if (!std::exchange(positions_are_new_, false)) {
+    return {};
+  }
+  std::vector<RankStatus> views;
+  for (int rank = 0; rank < peers_.size(); ++rank) {
+    views.push_back(
+        {peers_.host(rank), rounds.pending_call(rank), rounds.num_calls(rank), at(rank).position});
+  }
+  return find_deadlock(views);
+}
+
+std::string WaitMonitor::report_long_waits(SteadyTime now) {
+  std::vector<int> waiting;
+  bool report = false;
+  for (int rank = 0; rank < peers_.size(); ++rank) {
+    auto& wait = at(rank);
+    if (wait.position && now - wait.since >= report_after_) {
+      waiting.push_back(rank);
+      const bool is_new = !std::exchange(wait.is_reported, true);
+      report = report || is_new;
+    }
+  }
+  if (!report) {
+    return {};
+  }
+  const auto busy = describe_busy(waiting);
+  const auto verb =
+      waiting.size() == 1 ? " waits" : concat(" and ", waiting.size() - 1, " more wait");
+  return concat(peers_.name(waiting.front()), verb, " for ", report_after_.count(), " ms or longer",
+                busy.empty() ? "" : "; meanwhile " + busy);
+}
+
+std::string WaitMonitor::describe_busy(const std::vector<int>& except) const {
+  std::string text;
+  std::size_t num_busy = 0;
+  for (int rank = 0; rank < peers_.size(); ++rank) {
+    if (std::find(except.begin(), except.end(), rank) != except.end() || waits(rank)) {
+      continue;
+    }
+    if (++num_busy <= kMaxNamed) {
+      const auto [step, where] = peers_.progress(rank);
+      text += concat(num_busy == 1 ? "" : ", ", peers_.name(rank), " is",
+                     step < 0 ? std::string(" before the first step") : concat(" at step ", step),
+                     where.empty() ? "" : " in " + where);
+    }
+  }
+  return num_busy > kMaxNamed ? concat(text, ", … (", num_busy, " ranks in all)") : text;
 }
 
 }  // namespace ddp::detail

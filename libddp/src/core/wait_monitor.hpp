@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks that wait in collectives, on rank 0: long waits are reported, deadlocks are detected.
+// Waits of ranks in collectives, on rank 0: it reports long waits and detects deadlocks. Deadlocks
+// are detected from the positions that ranks report, never by guessing. A rank that may still
+// continue by itself (it saves, loads, computes, waits for the device) is never blamed.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,11 +16,28 @@
 
 namespace ddp::detail {
 
+struct RankStatus {
+  std::string host;
+  std::optional<PlaneCall> call;
+  uint64_t num_calls = 0;                ///< control-plane calls, including `call`
+  std::optional<RankPosition> position;  ///< the last one reported; may be stale
+};
+
+/// Returns an empty string if no deadlock is certain, else both sides of the deadlock. Every
+/// verdict holds for stale positions too:
+/// - A rank in a control-plane call (close() included) stays there until that call completes.
+///   So the number of its collectives has not changed since its report.
+/// - A collective that one rank of the group has not called cannot complete on the others.
+/// - A rank that waits for a collective cannot call the control plane if one thread makes all
+///   calls.
+/// - Different operations with one number are always a mistake.
+std::string find_deadlock(const std::vector<RankStatus>& ranks);
+
 /// The owner's mutex guards it.
-class WaitingRanks {
+class WaitMonitor {
  public:
   /// `peers` names ranks and their progress in messages. A wait is reported after `report_after`.
-  WaitingRanks(const PeerTable& peers, std::chrono::milliseconds report_after);
+  WaitMonitor(const PeerTable& peers, std::chrono::milliseconds report_after);
 
   /// An empty position ends the rank's wait.
   void set_position(int rank, RankPosition position, SteadyTime now);
