@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "core/setting_row.hpp"
-#include "core/setting_text.hpp"
 
 namespace ddp {
 namespace {

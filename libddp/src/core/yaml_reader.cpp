@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/yaml_reader.hpp"
-
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <sstream>
 #include <vector>
 
+#include "core/settings_reader.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 namespace {
 
 using Given = Settings::Given;
+
+constexpr std::size_t kMaxYamlDepth = 32;
 
 // Handles parser events without yaml-cpp's node graph. Input that is too deep or shared is refused
 // during parsing, before it costs stack or memory.

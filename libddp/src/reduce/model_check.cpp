@@ -15,48 +15,6 @@
 namespace ddp::detail {
 namespace {
 
-// One line per fact, so that the first line that differs is the first difference.
-class SettingLines final : public FieldVisitor {
- public:
-  explicit SettingLines(std::ostringstream& out) : out_(out) {}
-  void field(const Field& field, bool& value) override { line(field, value ? "true" : "false"); }
-  void field(const Field& field, int64_t& value) override { line(field, value); }
-  void field(const Field& field, double& value) override { line(field, value); }
-  void field(const Field& field, NumberOrAuto& value) override {
-    if (value) {
-      line(field, *value);
-    } else {
-      line(field, "auto");
-    }
-  }
-  void field(const Field& field, std::string& value) override { line(field, value); }
-  void field(const Field& field, std::vector<int64_t>& value) override { list(field, value); }
-  void field(const Field& field, std::vector<double>& value) override { list(field, value); }
-  void field(const Field& field, std::vector<std::string>& value) override { list(field, value); }
-
- protected:
-  void enter_section(const std::string& name) override { prefix_ += name + "."; }
-  void leave_section() override {
-    prefix_ = prefix_.substr(0, prefix_.rfind('.', prefix_.size() - 2) + 1);
-  }
-
- private:
-  template <typename T>
-  void line(const Field& field, const T& value) {
-    out_ << "setting " << prefix_ << field.name << " = " << value << '\n';
-  }
-  template <typename T>
-  void list(const Field& field, const std::vector<T>& values) {
-    out_ << "setting " << prefix_ << field.name << " = [";
-    for (const auto& value : values) {
-      out_ << value << ' ';
-    }
-    out_ << "]\n";
-  }
-  std::string prefix_ = "ddp.";
-  std::ostringstream& out_;
-};
-
 void describe_tensors(std::ostringstream& out, const char* kind, const NamedParameters& tensors) {
   out << "number of " << kind << "s = " << tensors.size() << '\n';
   for (const auto& [name, tensor] : tensors) {
@@ -67,12 +25,14 @@ void describe_tensors(std::ostringstream& out, const char* kind, const NamedPara
   }
 }
 
-std::string fingerprint(const ModelTensors& tensors, DdpOptions options) {
+// One line per fact, so that the first line that differs is the first difference.
+std::string fingerprint(const ModelTensors& tensors, const DdpOptions& options) {
   std::ostringstream out;
   out << "libddp version = " << DDP_VERSION_STRING << '\n';
   out << "LibTorch version = " << TORCH_VERSION << '\n';
-  SettingLines lines(out);
-  describe_fields(options, lines);
+  for (const auto& row : list_settings("ddp", options)) {
+    out << "setting " << row.key << " = " << row.text() << '\n';
+  }
   describe_tensors(out, "parameter", tensors.parameters);
   describe_tensors(out, "buffer", tensors.buffers);
   return out.str();

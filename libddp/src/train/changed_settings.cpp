@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "core/removed_settings.hpp"
+#include "core/setting_row.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
 

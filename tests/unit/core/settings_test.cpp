@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "core/setting_row.hpp"
-#include "core/setting_text.hpp"
 #include "support/catch.hpp"
 #include "support/named_pipe.hpp"
 #include "unit/core/sample_options.hpp"
