@@ -2,7 +2,9 @@
 #include "ddp/comm/context.hpp"
 
 #include <ATen/Context.h>
+#include <fcntl.h>
 #include <torch/utils.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <exception>
@@ -21,7 +23,6 @@
 #include "core/message_codec.hpp"
 #include "core/plan_file.hpp"
 #include "core/rank_position.hpp"
-#include "core/start_roll.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -61,14 +62,63 @@ void complete_from_mpi(const detail::MpiRuntime& mpi, LaunchEnvironment& launch)
   }
 }
 
+// Records which processes reached MPI_Init, which returns on no rank before all have called it.
+// Each process leaves an empty file in a folder of this job and host, which its launcher removes at
+// the job's end. Without such a folder nothing is recorded.
+class StartedProcesses {
+ public:
+  StartedProcesses(const LaunchEnvironment& launch, const EnvironmentLookup& environment)
+      : launch_(launch) {
+    // Set by Open MPI, and by Slurm with PMIx. One launcher may run several jobs, one namespace
+    // each.
+    const auto folder = environment("PMIX_SERVER_TMPDIR").value_or("");
+    const auto name = environment("PMIX_NAMESPACE").value_or("");
+    if (folder.empty() || name.empty() || name.find('/') != std::string::npos ||
+        launch.local_world_size <= 1) {
+      return;
+    }
+    prefix_ = concat(folder, "/ddp_start_", name, "_");
+    const detail::UniqueFd fd(open(concat(prefix_, launch.local_rank).c_str(),
+                                   O_CREAT | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!fd.valid()) {
+      prefix_.clear();
+    }
+  }
+
+  // "; missing: rank 1, 3" if the whole job is on this host, else the missing ranks of this host.
+  // Empty if nothing is recorded.
+  std::string describe_missing() const {
+    if (prefix_.empty()) {
+      return {};
+    }
+    const bool one_host = launch_.local_world_size == launch_.world_size;
+    std::string missing;
+    for (int rank = 0; rank < launch_.local_world_size; ++rank) {
+      if (access(concat(prefix_, rank).c_str(), F_OK) != 0) {
+        missing += concat(missing.empty() ? "" : ", ", rank);
+      }
+    }
+    if (missing.empty()) {
+      return one_host ? "; every rank has begun it"
+                      : concat("; every rank of ", detail::host_name(), " has begun it");
+    }
+    return one_host ? "; missing: rank " + missing
+                    : concat("; missing of ", detail::host_name(), ": local rank ", missing);
+  }
+
+ private:
+  const LaunchEnvironment& launch_;
+  std::string prefix_;  // path prefix of the files; empty: nothing is recorded
+};
+
 std::shared_ptr<detail::MpiRuntime> initialize_mpi(const LaunchEnvironment& launch,
                                                    const EnvironmentLookup& environment,
                                                    std::chrono::milliseconds timeout) {
-  const detail::StartRoll roll(launch, environment);
+  const StartedProcesses started(launch, environment);
   try {
     return detail::MpiRuntime::create(timeout);
   } catch (const PeerLostError& error) {
-    throw PeerLostError(error.what() + roll.tell_missing());
+    throw PeerLostError(error.what() + started.describe_missing());
   }
 }
 

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/detail/plan.hpp"
 
-#include <sys/stat.h>
 #include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/bounded_json.hpp"
 #include "core/file_ops.hpp"
@@ -114,23 +110,18 @@ std::string Plan::adopt(const std::string& json, const std::string& origin) {
 }
 
 std::string read_plan_file(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) {
+  std::string why;
+  auto text = detail::read_start(path, kMaxBytes + 1, why);
+  if (!text) {
     if (errno == ENOENT) {
       return {};
     }
-    throw ReadError(concat(path, ": ", std::strerror(errno)));
+    throw ReadError(concat(path, ": ", why));
   }
-  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) > kMaxBytes) {
+  if (text->size() > kMaxBytes) {
     fail(path, concat("a file of at most ", kMaxBytes, " bytes is expected"));
   }
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    throw ReadError(concat(path, ": cannot be read"));
-  }
-  return text.str();
+  return *std::move(text);
 }
 
 void write_plan_file(const std::string& path, const Plan& plan) {
