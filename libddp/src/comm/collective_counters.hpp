@@ -21,11 +21,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/captured_collectives.hpp"
-#include "comm/collective_record.hpp"
+#include "comm/collective_progress.hpp"
 #include "comm/counter_memory.hpp"
-#include "comm/eager_collectives.hpp"
-#include "comm/watchdog_core.hpp"
+#include "comm/watchdog.hpp"
 #include "core/rank_position.hpp"
 
 namespace ddp::detail {

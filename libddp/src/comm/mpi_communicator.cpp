@@ -9,12 +9,12 @@
 #include "comm/argument_checks.hpp"
 #include "comm/call_log.hpp"
 #include "comm/child_groups.hpp"
+#include "comm/communicator_state.hpp"
 #include "comm/mpi_collectives.hpp"
 #include "comm/mpi_internal.hpp"
-#include "comm/step_timeouts.hpp"
 #include "comm/thread_group.hpp"
-#include "core/trace_recorder.hpp"
 #include "core/first_failure.hpp"
+#include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "comm/collective_check.hpp"
-#include "comm/collective_failure.hpp"
+#include "comm/communicator_state.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"

@@ -65,7 +65,7 @@ void NcclCommunicator::start(std::string id, const WatchPosition& watch) {
   watchdog_ = std::make_unique<Watchdog<std::function<bool()>>>(
       [weak = weak_from_this()] {
         const auto self = weak.lock();
-        return self != nullptr && self->failures_.look();
+        return self != nullptr && self->failures_.check();
       },
       std::clamp<std::chrono::milliseconds>(timeouts_->shortest() / 10, 10ms, 1000ms));
   id_ = std::move(id);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/collective_check.hpp"
-#include "comm/collective_failure.hpp"
+#include "comm/communicator_state.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"

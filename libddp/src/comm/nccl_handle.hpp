@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 
-#include "comm/abort_state.hpp"
+#include "comm/communicator_state.hpp"
 
 namespace ddp::detail {
 

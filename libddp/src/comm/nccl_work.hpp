@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "comm/abort_state.hpp"
 #include "comm/collective_counters.hpp"
+#include "comm/communicator_state.hpp"
 #include "comm/cuda_event.hpp"
 #include "comm/launch_ends.hpp"
 #include "ddp/comm/communicator.hpp"

@@ -7,8 +7,8 @@
 
 #include <thread>
 
-#include "comm/abort_state.hpp"
 #include "comm/argument_checks.hpp"
+#include "comm/communicator_state.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/thread_group.hpp"
 #include "core/first_failure.hpp"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "comm/operation_log.hpp"
+#include "comm/collective_progress.hpp"
 #include "core/fnv_hash.hpp"
 #include "train/graph/capture_failure.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Free of LibTorch: also runs under the thread sanitizer.
-#include "comm/abort_state.hpp"
+#include "comm/communicator_state.hpp"
 
 #include <atomic>
 #include <string>
@@ -10,7 +10,9 @@
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 
+using namespace std::chrono_literals;
 using ddp::detail::AbortState;
+using ddp::detail::StepTimeouts;
 
 TEST_CASE("calls fail after an abort and name its reason") {
   AbortState state;
@@ -40,4 +42,20 @@ TEST_CASE("the first of several aborts gives the reason") {
   CHECK(num_first == 1);
   CHECK(testing::message_of([&] { state.check("send"); }) ==
         "send: the communicator was aborted: " + std::to_string(first));
+}
+
+TEST_CASE("the limit of the first step holds until step 1") {
+  StepTimeouts timeouts(/*first_step=*/30s, /*later=*/10s);
+  CHECK(timeouts.step() == 0);
+  CHECK(timeouts.current() == 30s);
+  timeouts.set_step(1);
+  CHECK(timeouts.step() == 1);
+  CHECK(timeouts.current() == 10s);
+  timeouts.set_step(0);  // a restarted run
+  CHECK(timeouts.current() == 30s);
+}
+
+TEST_CASE("the shortest limit is either of the two") {
+  CHECK(StepTimeouts(30s, 10s).shortest() == 10s);
+  CHECK(StepTimeouts(10s, 30s).shortest() == 10s);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Free of LibTorch: also runs under the thread sanitizer.
-#include "comm/watchdog_core.hpp"
+#include "comm/watchdog.hpp"
 
 #include <atomic>
 #include <functional>
@@ -20,9 +20,9 @@ const auto kStart = StallDetector::TimePoint{} + 1h;
 
 TEST_CASE("a counter that stands for the limit is a stall, and says where it stands") {
   StallDetector detector;
-  CHECK_FALSE(detector.look({{3, 2}}, kStart, 1000ms));
-  CHECK_FALSE(detector.look({{5, 2}}, kStart + 999ms, 1000ms));  // enqueuing more is not progress
-  const auto stall = detector.look({{5, 2}}, kStart + 1000ms, 1000ms);
+  CHECK_FALSE(detector.check({{3, 2}}, kStart, 1000ms));
+  CHECK_FALSE(detector.check({{5, 2}}, kStart + 999ms, 1000ms));  // enqueuing more is not progress
+  const auto stall = detector.check({{5, 2}}, kStart + 1000ms, 1000ms);
   REQUIRE(stall);
   CHECK(stall->lane == 0);
   CHECK(stall->progress.completed == 2);
@@ -33,42 +33,42 @@ TEST_CASE("a counter that stands for the limit is a stall, and says where it sta
 TEST_CASE("progress starts the clock anew") {
   StallDetector detector;
   for (uint64_t i = 0; i < 100; ++i) {  // 90 s in total, never 1 s without progress
-    CHECK_FALSE(detector.look({{1000, i}}, kStart + i * 900ms, 1000ms));
+    CHECK_FALSE(detector.check({{1000, i}}, kStart + i * 900ms, 1000ms));
   }
-  CHECK_FALSE(detector.look({{1000, 99}}, kStart + 99 * 900ms + 999ms, 1000ms));
-  CHECK(detector.look({{1000, 99}}, kStart + 99 * 900ms + 1000ms, 1000ms));
+  CHECK_FALSE(detector.check({{1000, 99}}, kStart + 99 * 900ms + 999ms, 1000ms));
+  CHECK(detector.check({{1000, 99}}, kStart + 99 * 900ms + 1000ms, 1000ms));
 }
 
 TEST_CASE("idle time does not count") {
   StallDetector detector;
-  CHECK_FALSE(detector.look({{7, 7}}, kStart, 1000ms));
-  CHECK_FALSE(detector.look({{7, 7}}, kStart + 1h, 1000ms));  // evaluation, checkpoint, …
-  CHECK_FALSE(detector.look({{8, 7}}, kStart + 1h + 1ms, 1000ms));
-  CHECK_FALSE(detector.look({{8, 7}}, kStart + 1h + 1000ms, 1000ms));
-  CHECK(detector.look({{8, 7}}, kStart + 1h + 1001ms, 1000ms));
+  CHECK_FALSE(detector.check({{7, 7}}, kStart, 1000ms));
+  CHECK_FALSE(detector.check({{7, 7}}, kStart + 1h, 1000ms));  // evaluation, checkpoint, …
+  CHECK_FALSE(detector.check({{8, 7}}, kStart + 1h + 1ms, 1000ms));
+  CHECK_FALSE(detector.check({{8, 7}}, kStart + 1h + 1000ms, 1000ms));
+  CHECK(detector.check({{8, 7}}, kStart + 1h + 1001ms, 1000ms));
 }
 
 TEST_CASE("the limit of the moment holds: the first step may take longer") {
   StallDetector detector;
-  CHECK_FALSE(detector.look({{1, 0}}, kStart, 30min));
-  CHECK_FALSE(detector.look({{1, 0}}, kStart + 29min, 30min));
-  CHECK(detector.look({{1, 0}}, kStart + 29min, 10min));
+  CHECK_FALSE(detector.check({{1, 0}}, kStart, 30min));
+  CHECK_FALSE(detector.check({{1, 0}}, kStart + 29min, 30min));
+  CHECK(detector.check({{1, 0}}, kStart + 29min, 10min));
 }
 
 TEST_CASE("a suspension of this process is no stall") {
   StallDetector detector(100ms);
-  CHECK_FALSE(detector.look({{3, 2}}, kStart, 1000ms));
-  CHECK_FALSE(detector.look({{3, 2}}, kStart + 1h, 1000ms));
+  CHECK_FALSE(detector.check({{3, 2}}, kStart, 1000ms));
+  CHECK_FALSE(detector.check({{3, 2}}, kStart + 1h, 1000ms));
   for (int i = 1; i < 9; ++i) {
-    CHECK_FALSE(detector.look({{3, 2}}, kStart + 1h + i * 100ms, 1000ms));
+    CHECK_FALSE(detector.check({{3, 2}}, kStart + 1h + i * 100ms, 1000ms));
   }
-  CHECK(detector.look({{3, 2}}, kStart + 1h + 900ms, 1000ms));
+  CHECK(detector.check({{3, 2}}, kStart + 1h + 900ms, 1000ms));
 }
 
 TEST_CASE("a replay that stands is named, not what was enqueued behind it") {
   StallDetector detector;
-  CHECK_FALSE(detector.look({{2, 1}, {4, 2}}, kStart, 1000ms));
-  const auto stall = detector.look({{2, 1}, {4, 2}}, kStart + 1000ms, 1000ms);
+  CHECK_FALSE(detector.check({{2, 1}, {4, 2}}, kStart, 1000ms));
+  const auto stall = detector.check({{2, 1}, {4, 2}}, kStart + 1000ms, 1000ms);
   REQUIRE(stall);
   CHECK(stall->lane == 1);
 }
@@ -76,10 +76,10 @@ TEST_CASE("a replay that stands is named, not what was enqueued behind it") {
 TEST_CASE("graph replays are watched as lanes of their own") {
   StallDetector detector;
   // Lane 0 is done; lane 1 replays a graph of 4 collectives: 3 of 8 have ended.
-  CHECK_FALSE(detector.look({{10, 10}, {8, 2}}, kStart, 1000ms));
-  CHECK_FALSE(detector.look({{10, 10}, {8, 3}}, kStart + 900ms, 1000ms));
-  CHECK_FALSE(detector.look({{10, 10}, {8, 3}}, kStart + 1800ms, 1000ms));
-  const auto stall = detector.look({{10, 10}, {8, 3}}, kStart + 1900ms, 1000ms);
+  CHECK_FALSE(detector.check({{10, 10}, {8, 2}}, kStart, 1000ms));
+  CHECK_FALSE(detector.check({{10, 10}, {8, 3}}, kStart + 900ms, 1000ms));
+  CHECK_FALSE(detector.check({{10, 10}, {8, 3}}, kStart + 1800ms, 1000ms));
+  const auto stall = detector.check({{10, 10}, {8, 3}}, kStart + 1900ms, 1000ms);
   REQUIRE(stall);
   CHECK(stall->lane == 1);
   CHECK(stall->progress.completed == 3);
@@ -87,9 +87,9 @@ TEST_CASE("graph replays are watched as lanes of their own") {
 
 TEST_CASE("a new lane that is idle is no progress and no stall") {
   StallDetector detector;
-  CHECK_FALSE(detector.look({{5, 4}}, kStart, 1000ms));
-  CHECK_FALSE(detector.look({{5, 4}, {0, 0}}, kStart + 500ms, 1000ms));
-  const auto stall = detector.look({{5, 4}, {0, 0}}, kStart + 1000ms, 1000ms);
+  CHECK_FALSE(detector.check({{5, 4}}, kStart, 1000ms));
+  CHECK_FALSE(detector.check({{5, 4}, {0, 0}}, kStart + 500ms, 1000ms));
+  const auto stall = detector.check({{5, 4}, {0, 0}}, kStart + 1000ms, 1000ms);
   REQUIRE(stall);
   CHECK(stall->lane == 0);
 }
@@ -100,7 +100,7 @@ TEST_CASE("the watchdog's thread reads counters that others move, and fires once
   std::atomic<int> fired{0};
   auto probe = [&, detector = std::make_shared<StallDetector>()] {
     const auto done = completed.load();
-    if (detector->look({{enqueued.load(), done}}, std::chrono::steady_clock::now(), 100ms)) {
+    if (detector->check({{enqueued.load(), done}}, std::chrono::steady_clock::now(), 100ms)) {
       ++fired;
       return false;
     }
