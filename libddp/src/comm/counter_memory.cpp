@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "comm/counter_kernels.hpp"
 #include "comm/cuda_check.hpp"
+#include "comm/nccl_kernels.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {

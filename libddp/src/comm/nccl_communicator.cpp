@@ -248,9 +248,8 @@ Plan::Identity NcclCommunicator::plan_identity() const {
 std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
   const auto group = split(/*color=*/0, /*key=*/info_.rank);
   auto& measured = static_cast<NcclCommunicator&>(*group);
-  NcclAllReduceTimer timer(measured, measured.launcher_, measured.reductions_,
-                           measured.memory_.get());
-  return timer.rows();
+  return time_all_reduce(measured, measured.launcher_, measured.reductions_,
+                         measured.memory_.get());
 }
 
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "comm/current_device.hpp"
+#include "comm/cuda_event.hpp"
 #include "comm/nccl_connect.hpp"
 #include "comm/thread_group.hpp"
 #include "core/first_failure.hpp"

@@ -8,13 +8,56 @@
 
 #include "comm/all_reduce_form.hpp"
 #include "comm/nccl_connect.hpp"
-#include "comm/nccl_types.hpp"
-#include "comm/scale_kernel.hpp"
+#include "comm/nccl_kernels.hpp"
 
 namespace ddp::detail {
 namespace {
 
 constexpr size_t kLargestSharingEnd = (size_t{4} << 20) - 1;  // larger ones take longer than a wait
+
+// NCCL has no int16 and no bool: bool reduces as bytes of 0 and 1, int16 as int32.
+ncclDataType_t to_nccl(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return ncclFloat32;
+    case c10::kDouble:
+      return ncclFloat64;
+    case c10::kHalf:
+      return ncclFloat16;
+    case c10::kBFloat16:
+      return ncclBfloat16;
+    case c10::kChar:
+      return ncclInt8;
+    case c10::kInt:
+      return ncclInt32;
+    case c10::kLong:
+      return ncclInt64;
+    case c10::kByte:
+    case c10::kBool:
+      return ncclUint8;
+    default:
+      throw InternalError("a dtype without an NCCL datatype passed the argument checks");
+  }
+}
+
+ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
+  if (dtype == c10::kBool) {
+    return op == ReduceOp::Sum || op == ReduceOp::Max ? ncclMax : ncclMin;
+  }
+  switch (op) {
+    case ReduceOp::Sum:
+      return ncclSum;
+    case ReduceOp::Avg:
+      return ncclAvg;
+    case ReduceOp::Min:
+      return ncclMin;
+    case ReduceOp::Max:
+      return ncclMax;
+    case ReduceOp::Product:
+      return ncclProd;
+  }
+  throw InternalError("unknown ReduceOp");
+}
 
 }  // namespace
 

@@ -8,7 +8,7 @@
 #include <limits>
 #include <thread>
 
-#include "comm/current_device.hpp"
+#include "comm/cuda_event.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/scale_kernel.hpp"
+#include "comm/nccl_kernels.hpp"
 
 #include <cuda_bf16.h>
 
@@ -10,6 +10,16 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = 1024;
+
+__global__ void counter_add(uint32_t* total, volatile uint32_t* shown, uint32_t by) {
+  const uint32_t value = *total + by;
+  *total = value;
+  *shown = value;
+}
+
+__global__ void counter_set(volatile uint32_t* shown, uint32_t value) {
+  *shown = value;
+}
 
 __device__ float scaled(float value, float factor) {
   return value * factor;
@@ -72,6 +82,16 @@ cudaError_t launch(T* data, int64_t count, float factor, cudaStream_t stream) {
 }
 
 }  // namespace
+
+cudaError_t launch_counter_add(uint32_t* total, uint32_t* shown, uint32_t by, cudaStream_t stream) {
+  counter_add<<<1, 1, 0, stream>>>(total, shown, by);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_counter_set(uint32_t* shown, uint32_t value, cudaStream_t stream) {
+  counter_set<<<1, 1, 0, stream>>>(shown, value);
+  return cudaGetLastError();
+}
 
 cudaError_t launch_scale(void* data, int64_t count, ScaleDtype dtype, float factor,
                          cudaStream_t stream) {
