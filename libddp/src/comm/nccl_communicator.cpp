@@ -10,7 +10,7 @@
 
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_communicator_impl.hpp"
-#include "comm/nccl_connect.hpp"
+#include "comm/nccl_handle.hpp"
 #include "comm/nccl_timing.hpp"
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
@@ -28,8 +28,7 @@ constexpr int64_t kMostReserved = 24;
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
-                                   const CommunicatorOptions& options,
+NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
                                    std::shared_ptr<StepTimeouts> timeouts, std::string no_windows,
                                    std::shared_ptr<CollectiveCheck> check,
@@ -40,11 +39,11 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
       check_(std::move(check)),
       timeouts_(std::move(timeouts)),
       no_windows_(std::move(no_windows)),
-      handle_(comm, device),
-      info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, device}},
+      handle_(std::move(comm)),
+      info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, handle_.device()}},
       launcher_(handle_),
       memory_(options_.nccl_algorithm != "ring" && no_windows_.empty() && info_.world_size > 1
-                  ? std::make_shared<NcclMemory>(comm, device)
+                  ? std::make_shared<NcclMemory>(handle_.get("start"), handle_.device())
                   : nullptr),
       reductions_(handle_, launcher_, memory_, options_.nccl_algorithm),
       failures_({.name = "the nccl communicator",
@@ -123,21 +122,20 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   RunningLimit running_limit(bound);
   const auto split_number = ++num_splits_;
   const auto& state = *handle_.state();
-  ncclComm_t child =
-      split_nccl(handle_.get("split"), info_.device.index(), color, key, options_, [&] {
-        state.check("split");
-        if (running_limit.is_over()) {
-          throw PeerLostError(concat("split did not end within ", bound.count(),
-                                     " ms: a peer is lost, stuck, or did not call it"));
-        }
-      });
+  auto child = split_nccl(handle_.get("split"), info_.device.index(), color, key, options_, [&] {
+    state.check("split");
+    if (running_limit.is_over()) {
+      throw PeerLostError(concat("split did not end within ", bound.count(),
+                                 " ms: a peer is lost, stuck, or did not call it"));
+    }
+  });
   if (child == nullptr) {
     return nullptr;
   }
   int num_ranks = 0;
-  check_nccl(ncclCommCount(child, &num_ranks), child, "ncclCommCount");
+  check_nccl(ncclCommCount(child.get(), &num_ranks), child.get(), "ncclCommCount");
   auto made = std::make_shared<NcclCommunicator>(
-      child, info_.device.index(), options_, on_failure_, timeouts_, no_windows_,
+      std::move(child), options_, on_failure_, timeouts_, no_windows_,
       check_ ? check_->of_group(call_number, color, num_ranks) : nullptr, this);
   made->start(concat(id_, "/", split_number, ":", color), watch_);
   children_.add(made);
@@ -259,7 +257,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
                                        const WatchPosition& watch) {
   DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
   const c10::cuda::CUDAGuard guard(device.index());
-  ncclComm_t comm = connect_nccl(control_plane, device.index(), options);
+  auto comm = connect_nccl(control_plane, device.index(), options);
   std::string no_windows;
   if (options.nccl_algorithm != "ring" && control_plane.world_size() > 1) {
     no_windows = why_no_windows(control_plane);
@@ -270,7 +268,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
     }
   }
   auto made = std::make_shared<NcclCommunicator>(
-      comm, device.index(), options, std::move(on_failure),
+      std::move(comm), options, std::move(on_failure),
       std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout),
       std::move(no_windows), std::move(check), /*parent=*/nullptr);
   made->start("world", watch);

@@ -32,7 +32,7 @@ class NcclCommunicator final : public Communicator,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
   /// `no_windows`: why memory cannot be registered, see why_no_windows(). `check` may be null.
-  NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device, const CommunicatorOptions& options,
+  NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
                    CollectiveFailureHandler on_failure, std::shared_ptr<StepTimeouts> timeouts,
                    std::string no_windows, std::shared_ptr<CollectiveCheck> check,
                    const Communicator* parent);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "comm/cuda_event.hpp"
-#include "comm/nccl_connect.hpp"
+#include "comm/nccl_handle.hpp"
 #include "comm/thread_group.hpp"
 #include "core/first_failure.hpp"
 #include "core/trace_recorder.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/cuda_check.hpp"
-#include "comm/nccl_connect.hpp"
+#include "comm/nccl_handle.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "comm/all_reduce_form.hpp"
-#include "comm/nccl_connect.hpp"
+#include "comm/nccl_handle.hpp"
 #include "comm/nccl_kernels.hpp"
 
 namespace ddp::detail {
