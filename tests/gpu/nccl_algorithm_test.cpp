@@ -18,7 +18,7 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/nccl_communicator.hpp"
+#include "comm/create_communicator.hpp"
 #include "comm/text_exchange.hpp"
 #include "ddp/core/error.hpp"
 #include "gpu/capture.hpp"

@@ -7,20 +7,9 @@
 
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 
 namespace ddp::detail {
-namespace {
-
-// FNV-1a: only a few calls are pending at once, so their keys do not collide in practice.
-uint64_t key_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037U;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-  }
-  return hash;
-}
-
-}  // namespace
 
 /// Calls that wait for other ranks' calls.
 class CollectiveCheck::Calls {
@@ -121,15 +110,14 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
     return number;  // the context was closed: the call itself will report that
   }
   RunningLimit running_limit(limit);
-  const auto calls =
-      exchange->exchange(key_of(concat(group_, " #", number)), num_ranks_, call, [&] {
-        look();
-        if (running_limit.is_over()) {
-          throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
-                                     call, ", and not all of the ", num_ranks_,
-                                     " ranks called one within ", limit.count(), " ms"));
-        }
-      });
+  const auto calls = exchange->exchange(xxh3(concat(group_, " #", number)), num_ranks_, call, [&] {
+    look();
+    if (running_limit.is_over()) {
+      throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
+                                 call, ", and not all of the ", num_ranks_,
+                                 " ranks called one within ", limit.count(), " ms"));
+    }
+  });
   const auto& [first_rank, first_call] = *calls.begin();
   for (const auto& [rank, other_call] : calls) {
     if (other_call != first_call) {

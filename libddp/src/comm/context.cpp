@@ -43,8 +43,6 @@ struct Context::State {
   int exceptions_at_start = std::uncaught_exceptions();
   bool closed = false;
 
-  void set_progress(int64_t step, const std::string& where) const;
-  void defer_failure(const FailureCause& cause);
   void read_plan();
   void write_plan();
   void run_teardowns();
@@ -122,18 +120,6 @@ std::shared_ptr<detail::MpiRuntime> initialize_mpi(const LaunchEnvironment& laun
   }
 }
 
-void require_mpi_for_cpu(const LaunchEnvironment& launch, bool cuda) {
-  if (launch.world_size <= 1 || cuda || launch.use_mpi) {
-    return;
-  }
-  // Detected before any rank waits for another.
-  throw SettingsError(
-      concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
-             " did not start this program with it; use `mpirun -n ", launch.world_size,
-             " …` or `srun --mpi=pmix …` (ranks on GPUs need no "
-             "MPI)"));
-}
-
 // If the launcher did not say which ranks share a host, the ranks find out. mpirun gives local
 // ranks but no node information.
 void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
@@ -197,7 +183,9 @@ Context Context::create(const ContextOptions& options) {
   launch = detect_launch_environment(options.launch, environment);
   const int visible_gpus = options.device == "cpu" ? 0 : detail::count_gpus();
   const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
-  require_mpi_for_cpu(launch, cuda);
+  if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
+    detail::refuse_without_mpi(launch);  // before any rank waits for another
+  }
   if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
     state->mpi = initialize_mpi(launch, environment, options.control_plane.rendezvous_timeout);
     complete_from_mpi(*state->mpi, launch);
@@ -344,14 +332,14 @@ Context::~Context() {
   }
 }
 
-void Context::State::defer_failure(const FailureCause& cause) {
-  if (!deferred_failure) {
-    deferred_failure = cause;
+void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
+  if (!state_->deferred_failure) {
+    state_->deferred_failure = cause;
   }
 }
 
 void Context::defer_failure(const FailureCause& cause) const {
-  state_->defer_failure(cause);
+  detail::ContextHandle(*this).defer_failure(cause);
 }
 
 void Context::throw_deferred_failure() const {
@@ -419,27 +407,19 @@ void Context::seed_ranks(int64_t seed) const {
   torch::manual_seed(static_cast<uint64_t>(seed * world_size() + rank()));
 }
 
-void Context::State::set_progress(int64_t step, const std::string& where) const {
-  if (step >= 0 && before_step) {
-    before_step(step);
+void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
+  if (step >= 0 && state_->before_step) {
+    state_->before_step(step);
   }
-  DDP_CHECK(control_plane != nullptr, "the context was closed");
-  control_plane->set_progress(step, where);
+  DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
+  state_->control_plane->set_progress(step, where);
   if (step >= 0) {
-    communicator->set_step(step);
+    state_->communicator->set_step(step);
   }
 }
 
 void Context::set_progress(int64_t step, const std::string& where) const {
-  state_->set_progress(step, where);
-}
-
-void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
-  state_->set_progress(step, where);
-}
-
-void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
-  state_->defer_failure(cause);
+  detail::ContextHandle(*this).set_progress(step, where);
 }
 
 void Context::add_teardown(std::function<void()> teardown) {

@@ -3,8 +3,7 @@
 
 #include <utility>
 
-#include "comm/mpi_communicator.hpp"
-#include "comm/nccl_communicator.hpp"
+#include "comm/create_communicator.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 
@@ -75,13 +74,7 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
                            std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
                            std::shared_ptr<CollectiveCheck> check, WatchPosition watch) {
   if (mpi == nullptr) {
-    MpiRuntime::is_built_in()
-        ? refuse(options.backend,
-                 concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
-                        " did not start this program with it; use `mpirun -n ", launch.world_size,
-                        " …` or `srun --mpi=pmix …` (ranks on GPUs need no MPI)"))
-        : static_cast<void>(
-              MpiRuntime::create(std::chrono::milliseconds(0)));  // throws: built without MPI
+    refuse_without_mpi(launch);
   }
   if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
     refuse(options.backend,
@@ -108,6 +101,13 @@ std::string message_of(const std::exception_ptr& error) {
   } catch (...) {
     return "unknown error";
   }
+}
+
+void refuse_without_mpi(const LaunchEnvironment& launch) {
+  throw SettingsError(
+      concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
+             " did not start this program with it; fix: use `mpirun -n ", launch.world_size,
+             " …` or `srun --mpi=pmix …` (ranks on GPUs need no MPI)"));
 }
 
 CommunicatorPtr create_communicator(const LaunchEnvironment& launch,

@@ -3,6 +3,7 @@
 // folder.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <mpi.h>
 
 #include <atomic>
@@ -13,15 +14,38 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi_reduce_ops.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "comm/progress_engine.hpp"
+#include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
 
 /// Throws PeerLostError (MismatchError if the ranks' sizes differ) with MPI's own text.
 void check_mpi(int code, const char* call);
+
+/// Reductions of LibTorch dtypes. Created and used on the MPI thread.
+///
+/// MPI has no float16 and bfloat16: they travel as 2-byte integers. Our own MPI_Op reduces each
+/// pair in float32 and rounds once.
+class MpiReduceOps {
+ public:
+  MpiReduceOps();
+  ~MpiReduceOps() = default;  // the ops live until MPI_Finalize
+  MpiReduceOps(const MpiReduceOps&) = delete;
+  MpiReduceOps& operator=(const MpiReduceOps&) = delete;
+
+  static MPI_Datatype datatype(c10::ScalarType dtype);
+  /// Avg maps to Sum; divide_by() finishes it.
+  MPI_Op op(c10::ScalarType dtype, ReduceOp op) const;
+
+ private:
+  MPI_Op half_[4];      // sum, min, max, product
+  MPI_Op bfloat16_[4];  // the same
+};
+
+/// data[i] /= divisor, in float32 for the 2-byte types. Floating dtypes only.
+void divide_by(void* data, int64_t num_elements, c10::ScalarType dtype, int divisor);
 
 /// Work for the MPI thread: `launch` makes the calls and appends their requests; `finish` runs when
 /// all requests have ended. Closures hold the tensors.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/nccl_communicator.hpp"
+#include "comm/create_communicator.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "comm/cuda_device.hpp"
-#include "comm/nccl_communicator_impl.hpp"
+#include "comm/nccl_communicator.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_timing.hpp"
 #include "core/running_clock.hpp"
