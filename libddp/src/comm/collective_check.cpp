@@ -73,7 +73,7 @@ std::string describe_call(const char* operation, const at::Tensor& tensor,
 }
 
 std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
-    const std::shared_ptr<ControlPlane>& control_plane, bool wanted, const WatchPosition& watch) {
+    const std::shared_ptr<ControlPlane>& control_plane, bool wanted, const AddProbe& add_probe) {
   if (control_plane->world_size() == 1) {
     return nullptr;
   }
@@ -83,18 +83,18 @@ std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
     return nullptr;
   }
   return std::make_shared<CollectiveCheck>(exchange, control_plane->world_size(), "the world",
-                                           watch);
+                                           add_probe);
 }
 
 CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks,
-                                 std::string group, WatchPosition watch)
+                                 std::string group, AddProbe add_probe)
     : exchange_(std::move(exchange)),
       num_ranks_(num_ranks),
       group_(std::move(group)),
-      watch_(std::move(watch)),
+      add_probe_(std::move(add_probe)),
       calls_(std::make_shared<Calls>("check of " + group_)) {
-  if (watch_) {
-    watch_([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
+  if (add_probe_) {
+    add_probe_([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
       const auto calls = weak.lock();
       return calls == nullptr ? std::nullopt : std::optional(calls->position());
     });
@@ -134,7 +134,7 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
 std::shared_ptr<CollectiveCheck> CollectiveCheck::of_group(int64_t split, int color,
                                                            int num_ranks) const {
   return std::make_shared<CollectiveCheck>(
-      exchange_, num_ranks, concat(group_, ", split #", split, ", color ", color), watch_);
+      exchange_, num_ranks, concat(group_, ", split #", split, ", color ", color), add_probe_);
 }
 
 }  // namespace ddp::detail

@@ -34,10 +34,10 @@ class CollectiveCheck {
   /// For the world. Null if `control_plane` has one rank, or the setting is off. Collective: the
   /// setting must be equal on all ranks.
   static std::shared_ptr<CollectiveCheck> create(const std::shared_ptr<ControlPlane>& control_plane,
-                                                 bool wanted, const WatchPosition& watch);
+                                                 bool wanted, const AddProbe& add_probe);
 
   CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks, std::string group,
-                  WatchPosition watch = {});
+                  AddProbe add_probe = {});
 
   /// Throws MismatchError naming both sides, on all ranks of the group, if `call` differs on any.
   /// Throws PeerLostError if a rank makes no call within `limit`. Calls `look` while waiting;
@@ -54,7 +54,7 @@ class CollectiveCheck {
   const std::weak_ptr<GroupExchange> exchange_;  // groups may outlive their control plane
   const int num_ranks_;
   const std::string group_;  // "the world", "the world, split #3, color 1"
-  const WatchPosition watch_;
+  const AddProbe add_probe_;
   const std::shared_ptr<Calls> calls_;  // shared with the position's probe
 };
 

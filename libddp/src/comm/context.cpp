@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "comm/algorithm_choices.hpp"
 #include "comm/context_handle.hpp"
 #include "comm/create_communicator.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/device_choice.hpp"
 #include "comm/job_rendezvous.hpp"
-#include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
@@ -241,7 +241,7 @@ void Context::State::write_plan() {
   if (launch.rank != 0 || plan_file.empty()) {
     return;
   }
-  detail::keep_kernel_choices(communicator->plan());
+  detail::save_algorithm_choices(communicator->plan());
   if (communicator->plan().version() == plan_version) {
     return;
   }

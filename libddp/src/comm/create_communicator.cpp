@@ -34,7 +34,7 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
 }
 
 // A communicator may outlive the control plane and be split afterwards.
-WatchPosition probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
+AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
     const auto alive = weak.lock();
     if (auto* board = dynamic_cast<PositionBoard*>(alive.get())) {
@@ -72,7 +72,7 @@ std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
 
 CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOptions& options,
                            std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
-                           std::shared_ptr<CollectiveCheck> check, WatchPosition watch) {
+                           std::shared_ptr<CollectiveCheck> check, AddProbe add_probe) {
   if (mpi == nullptr) {
     refuse_without_mpi(launch);
   }
@@ -87,7 +87,7 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
   mpi_options.first_step_timeout = options.first_step_timeout;
   mpi_options.on_failure = std::move(on_failure);
   mpi_options.check = std::move(check);
-  mpi_options.watch = std::move(watch);
+  mpi_options.add_probe = std::move(add_probe);
   return make_mpi_communicator(std::move(mpi), mpi_options);
 }
 

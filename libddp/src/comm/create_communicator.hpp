@@ -36,7 +36,7 @@ struct MpiCommunicatorOptions {
   std::chrono::milliseconds first_step_timeout{1'800'000};
   CollectiveFailureHandler on_failure;
   std::shared_ptr<CollectiveCheck> check;  ///< for the world; null: calls are not compared
-  WatchPosition watch;  ///< receives probes of the world and of groups split from it
+  AddProbe add_probe;  ///< receives probes of the world and of groups split from it
   /// Longer messages are cut into pieces of this many elements: MPI counts in int, and libraries
   /// sum the counts of all ranks in int. Tests make it small.
   int64_t max_count = int64_t{1} << 28;
@@ -48,12 +48,12 @@ CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
 
 /// All ranks of `control_plane`, for tensors of `device` (with an index). Collective. Throws
 /// SettingsError in a build without CUDA, PeerLostError if NCCL cannot connect the ranks. `check`
-/// is for the world; null: calls are not compared. `watch` receives the probes of the world and of
-/// groups split from it.
+/// is for the world; null: calls are not compared. `add_probe` receives the probes of the world and
+/// of groups split from it.
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
                                        const CommunicatorOptions& options,
                                        CollectiveFailureHandler on_failure,
                                        std::shared_ptr<CollectiveCheck> check = nullptr,
-                                       const WatchPosition& watch = nullptr);
+                                       const AddProbe& add_probe = nullptr);
 
 }  // namespace ddp::detail

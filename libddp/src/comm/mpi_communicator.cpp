@@ -110,8 +110,8 @@ class MpiCommunicator final : public Communicator {
         timeouts_(std::move(timeouts)),
         lane_(runtime_->make_lane()),
         calls_(std::make_shared<CallLog>(std::move(id))) {
-    if (options_.watch) {
-      options_.watch([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
+    if (options_.add_probe) {
+      options_.add_probe([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
         const auto calls = weak.lock();
         return calls == nullptr ? std::nullopt : std::optional(calls->position());
       });

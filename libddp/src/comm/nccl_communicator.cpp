@@ -60,7 +60,7 @@ NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& 
   }
 }
 
-void NcclCommunicator::start(std::string id, const WatchPosition& watch) {
+void NcclCommunicator::start(std::string id, const AddProbe& add_probe) {
   watchdog_ = std::make_unique<Watchdog<std::function<bool()>>>(
       [weak = weak_from_this()] {
         const auto self = weak.lock();
@@ -68,11 +68,11 @@ void NcclCommunicator::start(std::string id, const WatchPosition& watch) {
       },
       std::clamp<std::chrono::milliseconds>(timeouts_->shortest() / 10, 10ms, 1000ms));
   id_ = std::move(id);
-  watch_ = watch;
-  if (!watch_) {
+  add_probe_ = add_probe;
+  if (!add_probe_) {
     return;
   }
-  watch_([id = id_, source = counters().position_source()] {
+  add_probe_([id = id_, source = counters().position_source()] {
     auto position = source->read();
     if (position) {
       position->id = id;
@@ -137,7 +137,7 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   auto made = std::make_shared<NcclCommunicator>(
       std::move(child), options_, on_failure_, timeouts_, no_windows_,
       check_ ? check_->of_group(call_number, color, num_ranks) : nullptr, this);
-  made->start(concat(id_, "/", split_number, ":", color), watch_);
+  made->start(concat(id_, "/", split_number, ":", color), add_probe_);
   children_.add(made);
   if (state.aborted()) {  // the concurrent abort may not have seen this child
     made->abort("the communicator it was split from was aborted");
@@ -254,7 +254,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
                                        const CommunicatorOptions& options,
                                        CollectiveFailureHandler on_failure,
                                        std::shared_ptr<CollectiveCheck> check,
-                                       const WatchPosition& watch) {
+                                       const AddProbe& add_probe) {
   DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
   const c10::cuda::CUDAGuard guard(device.index());
   auto comm = connect_nccl(control_plane, device.index(), options);
@@ -271,7 +271,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
       std::move(comm), options, std::move(on_failure),
       std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout),
       std::move(no_windows), std::move(check), /*parent=*/nullptr);
-  made->start("world", watch);
+  made->start("world", add_probe);
   return made;
 }
 

@@ -38,7 +38,7 @@ class NcclCommunicator final : public Communicator,
                    const Communicator* parent);
   ~NcclCommunicator() override;
   /// Starts the watchdog and reports positions. `id`: see GroupPosition.
-  void start(std::string id, const WatchPosition& watch);
+  void start(std::string id, const AddProbe& add_probe);
   const CollectiveCounters& counters() const { return launcher_.counters(); }
 
   const char* backend() const override { return info_.backend; }
@@ -98,7 +98,7 @@ class NcclCommunicator final : public Communicator,
   at::Tensor barrier_buffer_;                                  // guarded by the launcher's lock
   std::optional<ops::MultiprocessorReservation> reservation_;  // held until destruction
   std::string id_;                                             // used in positions
-  WatchPosition watch_;
+  AddProbe add_probe_;
   int64_t num_splits_ = 0;  // guarded by the launcher's lock
   ChildGroups children_;
   FailureDetector failures_;  // used by the watchdog only

@@ -8,7 +8,7 @@
 //                                         └─ "n collectives ended" into mapped host memory
 //
 // The host never waits here. collective_counters.hpp explains the counting. Consecutive all_reduces
-// below 4 MiB share an event, unless overlapped, grouped or captured: launch_ends.hpp.
+// below 4 MiB share an event, unless overlapped, grouped or captured: launch_events.hpp.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -51,12 +51,12 @@ class NcclLauncher {
   bool in_group() const { return group_depth_ > 0; }
 
   /// `described` is the tensor in messages; `tensors` stay alive. `after` runs once the call is
-  /// enqueued, even if a group defers it. `shares_end`: see LaunchEnds.
+  /// enqueued, even if a group defers it. `shares_event`: see LaunchEvents.
   WorkPtr launch(const char* name, const at::Tensor& described, KeptTensors tensors, Call call,
-                 std::function<void()> after = nullptr, bool shares_end = false);
+                 std::function<void()> after = nullptr, bool shares_event = false);
   /// Makes the communicator's stream wait for the caller's enqueued work. Returns true inside a
   /// capture. launch() includes it. Call it with the lock.
-  bool begin(bool shares_end);
+  bool begin(bool shares_event);
   /// Neither waited for nor counted. launch() includes it. Call it with the lock.
   void enqueue(const char* name, Call call);
   /// Takes the lock until the matching group_end().
@@ -75,7 +75,7 @@ class NcclLauncher {
   using Works = std::span<const std::shared_ptr<NcclWork>>;
 
   /// Adds events and counters behind `works`, which were just enqueued.
-  void finish(Works works, bool captured, bool shares_end);
+  void finish(Works works, bool captured, bool shares_event);
   void trace(Works works);
 
   NcclHandle& handle_;

@@ -31,7 +31,7 @@ uint64_t number_of(cudaStream_t stream) {
 }  // namespace
 
 NcclWork::~NcclWork() {
-  if (!tensors_[0].defined() || !ended_ || captured_) {
+  if (!tensors_[0].defined() || !launch_ || captured_) {
     return;  // waited for, never launched, or captured (the graph owns its memory)
   }
   // Nobody waited: the memory may be reused while the communicator's stream still uses it, so the
@@ -55,7 +55,7 @@ void NcclWork::check() const {
   if (error_) {
     std::rethrow_exception(error_);
   }
-  if (!ended_) {
+  if (!launch_) {
     throw SettingsError(concat(record.name, " #", record.sequence,
                                " was not launched yet: wait after the GroupScope ended"));
   }
@@ -65,16 +65,17 @@ void NcclWork::wait() {
   check();
   const auto stream = c10::cuda::getCurrentCUDAStream(origin_->device).stream();
   if (!captured_) {
-    origin_->ends->join(ended_, number_of(stream), [&](const CudaEventPool::Event& ended) {
-      const CurrentDevice device(origin_->device);
-      ended.block(stream);
-    });
+    origin_->launch_events->wait_on(number_of(stream), launch_,
+                                    [&](const CudaEventPool::Event& ended) {
+                                      const CurrentDevice device(origin_->device);
+                                      ended.block(stream);
+                                    });
     origin_->counters->mark_when_due();
   } else {
     const CurrentDevice device(origin_->device);
-    const auto& ended = origin_->ends->event_of(ended_);
+    const auto& ended = origin_->launch_events->event_of(launch_);
     ended.block(stream);
-    if (origin_->counters->count_captured(launch_, ended.get()) &&
+    if (origin_->counters->count_captured(launch_number_, ended.get()) &&
         !origin_->counters->hold_count()) {
       const auto counted = origin_->events->take();
       counted.record(origin_->counters->counter_stream());
@@ -108,11 +109,11 @@ bool NcclWork::is_completed() {
   if (error_ || origin_->state->aborted()) {
     return true;
   }
-  if (!ended_ || captured_) {
+  if (!launch_ || captured_) {
     return false;  // a captured event cannot be queried
   }
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
-  const auto code = cudaEventQuery(origin_->ends->event_of(ended_).get());
+  const auto code = cudaEventQuery(origin_->launch_events->event_of(launch_).get());
   if (code == cudaErrorNotReady) {
     cudaGetLastError();  // clears "not ready", which the next check would report as an error
     origin_->counters->mark_when_due();

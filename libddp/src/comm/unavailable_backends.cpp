@@ -23,7 +23,7 @@ CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime>, const MpiComm
 #ifndef DDP_HAS_CUDA
 CommunicatorPtr make_nccl_communicator(ControlPlane&, at::Device, const CommunicatorOptions&,
                                        CollectiveFailureHandler, std::shared_ptr<CollectiveCheck>,
-                                       const WatchPosition&) {
+                                       const AddProbe&) {
   throw SettingsError(
       "context.communicator.backend=nccl: this libddp was built without CUDA; fix: build it where "
       "nvcc and a LibTorch with CUDA are found (-DDDP_WITH_CUDA=ON reports what is missing), or "

@@ -110,7 +110,7 @@ class PositionSource {
 };
 
 /// Receives a probe of each new communicator; may be empty.
-using WatchPosition = std::function<void(PositionBoard::Probe)>;
+using AddProbe = std::function<void(PositionBoard::Probe)>;
 
 /// Sets this rank's activity ("save"), which peers see while they wait for this rank. Control-plane
 /// collectives called in the scope belong to it. If ranks call the same collective in different

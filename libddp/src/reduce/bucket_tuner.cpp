@@ -142,7 +142,7 @@ std::vector<int> BucketTuner::agree_on_cuts(const std::vector<int>& order) {
   }
   const auto& table = communicator_->all_reduce_table();
   const auto text =
-      broadcast_text(*communicator_, communicator_->rank() == 0 ? choose(order, table) : "", 0);
+      broadcast_string(*communicator_, communicator_->rank() == 0 ? choose(order, table) : "", 0);
   ready_times_.clear();
   if (text.empty()) {
     return {};

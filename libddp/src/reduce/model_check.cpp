@@ -65,9 +65,9 @@ void check_equal_across_ranks(Communicator& communicator, const ModelTensors& te
     return;
   }
   const std::string mine = fingerprint(tensors, options);
-  const std::string reference = broadcast_text(communicator, mine, 0);
+  const std::string reference = broadcast_string(communicator, mine, 0);
   const auto differences =
-      all_gather_text(communicator, first_difference(mine, reference, communicator.rank()));
+      all_gather_string(communicator, first_difference(mine, reference, communicator.rank()));
   for (const auto& difference : differences) {
     if (!difference.empty()) {
       throw MismatchError(

@@ -59,7 +59,7 @@ void Reducer::compare_hooks() {
     return;
   }
   const auto& hook = parts_.reductions.hook();
-  const auto names = detail::all_gather_text(*parts_.communicator, hook ? hook->name() : "none");
+  const auto names = detail::all_gather_string(*parts_.communicator, hook ? hook->name() : "none");
   for (size_t rank = 1; rank < names.size(); ++rank) {
     if (names[rank] != names[0]) {
       throw MismatchError(concat("the ranks reduce with different comm hooks: rank ", rank,
@@ -119,7 +119,7 @@ void Reducer::require_all_threw() const {
   const auto plane = communicator.control_plane();
   const std::string mine = concat("the backward after ", num_passes, " others threw");
   const auto all = plane != nullptr ? plane->all_gather(mine)
-                                    : detail::all_gather_text(*parts_.communicator, mine);
+                                    : detail::all_gather_string(*parts_.communicator, mine);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] != mine) {
       throw MismatchError(concat(

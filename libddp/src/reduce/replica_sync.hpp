@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "comm/text_exchange.hpp"
+#include "comm/string_collectives.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/state_dict.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "comm/kernel_choices.hpp"
+#include "comm/algorithm_choices.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/changed_settings.hpp"
 
@@ -66,7 +66,7 @@ void CheckpointTexts::load(const std::map<std::string, std::string>& saved,
 
 const std::map<std::string, std::string>& CheckpointTexts::collect() {
   if (const auto communicator = communicator_.lock(); communicator != nullptr && is_main_) {
-    keep_kernel_choices(communicator->plan());
+    save_algorithm_choices(communicator->plan());
     if (!communicator->plan().empty()) {
       texts_["plan"] = communicator->plan().to_json();
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events shared by consecutive launches: never too early, late within bounds, few.
-#include "comm/launch_ends.hpp"
+#include "comm/launch_events.hpp"
 
 #include <atomic>
 #include <optional>
@@ -16,23 +16,23 @@ namespace {
 struct Stream {
   std::atomic<int64_t> enqueued{0};
   std::atomic<int> num_events{0};
-  using Ends = ddp::detail::LaunchEnds<std::optional<int64_t>>;
-  Ends ends{[this] {
+  using Events = ddp::detail::LaunchEvents<std::optional<int64_t>>;
+  Events events{[this] {
     ++num_events;
     return std::optional(enqueued.load());
   }};
 
-  Ends::Launch launch(bool shares = true) {
-    if (!shares) {
-      ends.close();
+  Events::Launch launch(bool shares_event = true) {
+    if (!shares_event) {
+      events.record_open();
     }
     ++enqueued;
-    return ends.launched(shares);
+    return events.add(shares_event);
   }
   // Returns the event that the stream waited for; 0: it did not wait.
-  int64_t join(const Ends::Launch& launch, uint64_t stream) {
+  int64_t join(const Events::Launch& launch, uint64_t stream) {
     int64_t waited = 0;
-    ends.join(launch, stream, [&](const auto& event) { waited = *event; });
+    events.wait_on(stream, launch, [&](const auto& event) { waited = *event; });
     return waited;
   }
 };
@@ -41,7 +41,7 @@ struct Stream {
 
 TEST_CASE("small launches in a row share one event, and a stream waits for it once") {
   Stream stream;
-  std::vector<Stream::Ends::Launch> launches;
+  std::vector<Stream::Events::Launch> launches;
   for (int i = 0; i < 5; ++i) {
     launches.push_back(stream.launch());
   }
@@ -70,53 +70,53 @@ TEST_CASE("a launch that does not share has its event at once, and nobody before
   const auto large = stream.launch(false);
   CHECK(stream.num_events == 2);
   const auto after = stream.launch();
-  CHECK(*stream.ends.event_of(first) == 2);
-  CHECK(*stream.ends.event_of(second) == 2);
-  CHECK(*stream.ends.event_of(large) == 3);
+  CHECK(*stream.events.event_of(first) == 2);
+  CHECK(*stream.events.event_of(second) == 2);
+  CHECK(*stream.events.event_of(large) == 3);
   CHECK(stream.num_events == 2);
-  CHECK(*stream.ends.event_of(after) == 4);
-  CHECK(*stream.ends.event_of(after) == 4);  // queried again
+  CHECK(*stream.events.event_of(after) == 4);
+  CHECK(*stream.events.event_of(after) == 4);  // queried again
   CHECK(stream.num_events == 3);
-  stream.ends.close();  // no event is open
+  stream.events.record_open();  // no event is open
   CHECK(stream.num_events == 3);
 }
 
 TEST_CASE("a long row is cut, so that nobody waits for much more than his own") {
-  constexpr int kMost = Stream::Ends::kMostTogether;
+  constexpr int kMost = Stream::Events::kMostShared;
   Stream stream;
-  std::vector<Stream::Ends::Launch> launches;
+  std::vector<Stream::Events::Launch> launches;
   for (int i = 0; i < 3 * kMost; ++i) {
     launches.push_back(stream.launch());
   }
   CHECK(stream.num_events == 3);
   for (int i = 0; i < 3 * kMost; ++i) {
-    CHECK(*stream.ends.event_of(launches[static_cast<size_t>(i)]) == (i / kMost + 1) * kMost);
+    CHECK(*stream.events.event_of(launches[static_cast<size_t>(i)]) == (i / kMost + 1) * kMost);
   }
 }
 
 TEST_CASE("an event that could not be recorded is recorded later") {
   bool fails = true;
   int64_t recorded = 0;
-  ddp::detail::LaunchEnds<std::optional<int64_t>> ends([&] {
+  ddp::detail::LaunchEvents<std::optional<int64_t>> events([&] {
     if (fails) {
       throw std::runtime_error("no event");
     }
     return std::optional(++recorded);
   });
-  const auto launch = ends.launched(true);
-  CHECK_THROWS(ends.event_of(launch));
-  CHECK_THROWS(ends.join(launch, 7, [](const auto&) {}));
-  CHECK_THROWS(ends.launched(false));
+  const auto launch = events.add(true);
+  CHECK_THROWS(events.event_of(launch));
+  CHECK_THROWS(events.wait_on(7, launch, [](const auto&) {}));
+  CHECK_THROWS(events.add(false));
   fails = false;
   bool waited = false;
-  ends.join(launch, 7, [&](const auto&) { waited = true; });
+  events.wait_on(7, launch, [&](const auto&) { waited = true; });
   CHECK(waited);
 }
 
 TEST_CASE("whoever waits in another thread waits for his launch at least") {
   Stream stream;
   constexpr int kLaunches = 20'000;
-  std::vector<Stream::Ends::Launch> launches(kLaunches);
+  std::vector<Stream::Events::Launch> launches(kLaunches);
   std::atomic<int> num_launched{0};
   std::atomic<int> num_early{0};
   const auto waiter = [&](uint64_t number) {

@@ -15,7 +15,7 @@
 
 namespace ddp::detail {
 
-enum class AllReduceForm {
+enum class AllReduceVariant {
   AsCalled,
   SumThenScale,       ///< symmetric kernels for a mean: a sum, then a kernel that divides
   ScaleByOneThenSum,  ///< the ring for a sum inside a window
@@ -29,11 +29,11 @@ struct AllReduceCall {
 };
 
 /// Whether a window changes the form: NCCL has symmetric kernels for sums of some dtypes only.
-bool depends_on_window(const AllReduceCall& call);
+bool has_symmetric_kernels(const AllReduceCall& call);
 
-/// For a call with `in_window`: depends_on_window() and its memory lies in one window. `algorithm`
-/// is CommunicatorOptions::nccl_algorithm; "auto" follows `table`.
-AllReduceForm choose_form(const AllReduceCall& call, bool in_window, const std::string& algorithm,
-                          const AllReduceTable& table);
+/// For a call with `in_window`: has_symmetric_kernels() and its memory lies in one window.
+/// `algorithm` is CommunicatorOptions::nccl_algorithm; "auto" follows `table`.
+AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window,
+                                const std::string& algorithm, const AllReduceTable& table);
 
 }  // namespace ddp::detail

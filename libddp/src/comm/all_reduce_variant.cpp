@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/all_reduce_form.hpp"
+#include "comm/all_reduce_variant.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -32,21 +32,22 @@ AllReduceAlgorithm choose_algorithm(const AllReduceCall& call, const std::string
 
 }  // namespace
 
-bool depends_on_window(const AllReduceCall& call) {
+bool has_symmetric_kernels(const AllReduceCall& call) {
   return (call.op == ReduceOp::Sum || call.op == ReduceOp::Avg) && has_float_sum(call.dtype);
 }
 
-AllReduceForm choose_form(const AllReduceCall& call, bool in_window, const std::string& algorithm,
-                          const AllReduceTable& table) {
+AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window,
+                                const std::string& algorithm, const AllReduceTable& table) {
   if (!in_window) {
-    return AllReduceForm::AsCalled;
+    return AllReduceVariant::AsCalled;
   }
   const bool symmetric = has_symmetric_kernel(call.dtype, call.op) &&
                          choose_algorithm(call, algorithm, table) == AllReduceAlgorithm::Symmetric;
   if (symmetric) {
-    return call.op == ReduceOp::Avg ? AllReduceForm::SumThenScale : AllReduceForm::AsCalled;
+    return call.op == ReduceOp::Avg ? AllReduceVariant::SumThenScale : AllReduceVariant::AsCalled;
   }
-  return call.op == ReduceOp::Sum ? AllReduceForm::ScaleByOneThenSum : AllReduceForm::AsCalled;
+  return call.op == ReduceOp::Sum ? AllReduceVariant::ScaleByOneThenSum
+                                  : AllReduceVariant::AsCalled;
 }
 
 }  // namespace ddp::detail

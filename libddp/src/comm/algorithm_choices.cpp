@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/kernel_choices.hpp"
+#include "comm/algorithm_choices.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -14,7 +14,7 @@ using ops::detail::MeasuredChoices;
 namespace {
 
 [[noreturn]] void fail(const std::string& why) {
-  throw ReadError(concat("the plan's choices of algorithms (\"", kKernelChoices,
+  throw ReadError(concat("the plan's choices of algorithms (\"", kAlgorithmChoices,
                          "\") are damaged: ", why,
                          "; fix: remove the plan, and they are measured anew"));
 }
@@ -34,7 +34,7 @@ MeasuredChoice parse(const std::string& what, const Json& entry) {
 
 }  // namespace
 
-std::string kernel_choices_to_json(const MeasuredChoices& choices) {
+std::string algorithm_choices_to_json(const MeasuredChoices& choices) {
   auto json = Json::object();
   for (const auto& [what, choice] : choices) {
     json[what] = {choice.count, choice.chosen};
@@ -42,7 +42,7 @@ std::string kernel_choices_to_json(const MeasuredChoices& choices) {
   return json.dump();
 }
 
-MeasuredChoices kernel_choices_from_json(const std::string& json) {
+MeasuredChoices algorithm_choices_from_json(const std::string& json) {
   const auto parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) {
     fail("no object of JSON");
@@ -54,14 +54,14 @@ MeasuredChoices kernel_choices_from_json(const std::string& json) {
   return choices;
 }
 
-void keep_kernel_choices(Plan& plan) {
+void save_algorithm_choices(Plan& plan) {
   const auto choices = ops::detail::ChoiceBook::instance().all();
   if (choices.empty()) {
     return;
   }
-  const auto json = kernel_choices_to_json(choices);
-  if (plan.find(kKernelChoices) != json) {
-    plan.set(kKernelChoices, json);
+  const auto json = algorithm_choices_to_json(choices);
+  if (plan.find(kAlgorithmChoices) != json) {
+    plan.set(kAlgorithmChoices, json);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/text_exchange.hpp"
+#include "comm/string_collectives.hpp"
 
 #include <ATen/ATen.h>
 
@@ -17,7 +17,7 @@ at::Tensor to_bytes(const std::string& text, int64_t length) {
 
 }  // namespace
 
-std::vector<std::string> all_gather_text(Communicator& communicator, const std::string& text) {
+std::vector<std::string> all_gather_string(Communicator& communicator, const std::string& text) {
   const int64_t world_size = communicator.world_size();
   const auto device = communicator.device();
   auto length = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);
@@ -37,7 +37,7 @@ std::vector<std::string> all_gather_text(Communicator& communicator, const std::
   return texts;
 }
 
-std::string broadcast_text(Communicator& communicator, const std::string& text, int root) {
+std::string broadcast_string(Communicator& communicator, const std::string& text, int root) {
   const auto device = communicator.device();
   auto length = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);
   communicator.broadcast(length, root)->wait();
