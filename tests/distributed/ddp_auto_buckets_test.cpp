@@ -3,9 +3,9 @@
 // and a plan fixes the choice. Also tests buckets that are launched together.
 #include <sstream>
 
+#include "comm/string_collectives.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/reducer.hpp"
-#include "reduce/replica_sync.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -36,7 +37,10 @@ std::string settings_yaml(const SettingRows& rows);
 std::string settings_table(const SettingRows& rows, const SettingRows& defaults);
 /// Sorted "key=value" lines of all rows that must be equal on all ranks.
 std::string settings_canonical(const SettingRows& rows);
-/// The first line that differs, with both sides; empty if the texts are equal.
+/// The first line that differs, in both texts; nothing if the texts are equal.
+std::optional<std::pair<std::string, std::string>> first_different_lines(const std::string& text,
+                                                                         const std::string& other);
+/// The same as "<line> here, <line> there"; empty if the texts are equal.
 std::string first_difference(const std::string& canonical, const std::string& other);
 /// The text of --help: every key with default, unit, limits and meaning.
 std::string settings_help(const SettingRows& defaults);

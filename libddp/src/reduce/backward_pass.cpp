@@ -13,7 +13,7 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ops/autocast_off.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
 namespace {

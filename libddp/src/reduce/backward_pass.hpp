@@ -19,16 +19,49 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "comm/launch_sequencer.hpp"
-#include "reduce/bucket_scheduler.hpp"
+#include "reduce/bucket_layout.hpp"
+#include "reduce/bucket_reductions.hpp"
+#include "reduce/bucket_tuner.hpp"
+#include "reduce/buffer_broadcast.hpp"
+#include "reduce/gradient_arena.hpp"
 #include "reduce/gradient_hooks.hpp"
 #include "reduce/open_forwards.hpp"
-#include "reduce/reducer_parts.hpp"
+#include "reduce/pass_timing.hpp"
+#include "reduce/unused_parameters.hpp"
+#include "reduce/weighted_mean.hpp"
 
 namespace ddp::detail {
+
+/// What a Reducer is made of; each part has one subject and knows only the parts above it.
+struct ReducerParts {
+  ReducerParts(NamedParameters parameters, CommunicatorPtr communicator_in,
+               const DdpOptions& options_in)
+      : communicator(std::move(communicator_in)),
+        options(options_in),
+        gradients(std::move(parameters), communicator, options),
+        mean(communicator, gradients),
+        reductions(communicator, gradients, mean),
+        unused(communicator, options, gradients.parameters().size()),
+        tuner(communicator, options, gradients, reductions),
+        timing(communicator->device(), /*marks_replays=*/communicator->world_size() > 1),
+        buffers(communicator) {}
+
+  const CommunicatorPtr communicator;
+  const DdpOptions options;
+  GradientArena gradients;
+  WeightedMean mean;
+  BucketReductions reductions;
+  UnusedParameters unused;
+  BucketTuner tuner;
+  PassTiming timing;
+  BufferBroadcast buffers;
+};
 
 /// Any thread: hooks run on the engine's threads, and another model's hook may launch buckets.
 class BackwardPass {

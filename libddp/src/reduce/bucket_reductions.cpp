@@ -12,7 +12,7 @@
 #include "ddp/core/error.hpp"
 #include "ops/autocast_off.hpp"
 #include "ops/streams/private_stream.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
 namespace {

@@ -6,11 +6,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/string_collectives.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "reduce/bucket_choice.hpp"
-#include "reduce/bucket_limits.hpp"
-#include "reduce/replica_sync.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -125,7 +124,7 @@ std::string BucketTuner::choose(const std::vector<int>& order, const AllReduceTa
     const auto& mark = ready_times_[static_cast<size_t>(order[i])];
     ready.push_back(
         {.num_bytes = static_cast<int64_t>(static_cast<double>(bytes[i]) * sent_fraction),
-         .ready_us = 1e3 * TimeMark::milliseconds(ready_begin_, mark)});
+         .ready_us = 1e3 * TimingEvent::milliseconds(ready_begin_, mark)});
   }
   const auto reduction_us = [&](int64_t num_bytes, bool is_last) {
     return kLaunchUs +

@@ -20,7 +20,7 @@
 #include "ddp/comm/communicator.hpp"
 #include "reduce/bucket_reductions.hpp"
 #include "reduce/gradient_arena.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
 
@@ -60,8 +60,8 @@ class BucketTuner {
   bool has_warned_of_plan_ = false;
   std::chrono::steady_clock::time_point host_begin_;
   double host_backward_ms_ = 0;
-  TimeMark ready_begin_;
-  std::vector<TimeMark> ready_times_;  // by parameter
+  TimingEvent ready_begin_;
+  std::vector<TimingEvent> ready_times_;  // by parameter
 };
 
 }  // namespace ddp::detail

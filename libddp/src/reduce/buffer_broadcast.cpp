@@ -9,7 +9,7 @@
 
 #include "ops/autocast_off.hpp"
 #include "ops/streams/private_stream.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
 

@@ -11,7 +11,6 @@
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
 #include "reduce/join_scope.hpp"
-#include "reduce/model_check.hpp"
 #include "reduce/model_state.hpp"
 #include "reduce/reducer.hpp"
 #include "reduce/replica_sync.hpp"

@@ -2,7 +2,7 @@
 #include "ddp/reduce/data_parallel_model.hpp"
 
 #include "ddp/core/error.hpp"
-#include "reduce/bucket_limits.hpp"
+#include "reduce/gradient_arena.hpp"
 
 namespace ddp {
 namespace {

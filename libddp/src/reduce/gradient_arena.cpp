@@ -10,9 +10,8 @@
 
 #include "ddp/core/error.hpp"
 #include "ops/autocast_off.hpp"
-#include "reduce/bucket_limits.hpp"
 #include "reduce/sharded_gradient.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
 namespace {

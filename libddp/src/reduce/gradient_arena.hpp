@@ -19,6 +19,16 @@
 #include "ops/grad_slot.hpp"
 #include "reduce/bucket_layout.hpp"
 
+namespace ddp {
+
+inline bool chooses_buckets(const DdpOptions& options) {
+  return options.bucket_cap_mb == kAutoBuckets;
+}
+/// The bucket limits in bytes: [first, cap].
+std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options);
+
+}  // namespace ddp
+
 namespace ddp::detail {
 
 class GradientArena {

@@ -82,12 +82,12 @@ void PassTiming::collect() {
   }
   pending_ = false;
   if (forward_start_.recorded()) {
-    sums_.forward += TimeMark::milliseconds(forward_start_, backward_start_);
+    sums_.forward += TimingEvent::milliseconds(forward_start_, backward_start_);
     ++sums_.num_forwards;
   }
-  sums_.backward += TimeMark::milliseconds(backward_start_, compute_end_);
-  sums_.comm += TimeMark::milliseconds(comm_start_, wait_end_);
-  sums_.overlap += std::max(0.0, TimeMark::milliseconds(comm_start_, compute_end_));
+  sums_.backward += TimingEvent::milliseconds(backward_start_, compute_end_);
+  sums_.comm += TimingEvent::milliseconds(comm_start_, wait_end_);
+  sums_.overlap += std::max(0.0, TimingEvent::milliseconds(comm_start_, compute_end_));
   ++sums_.count;
 }
 

@@ -8,7 +8,7 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
 
@@ -33,7 +33,7 @@ class PassTiming {
   void abandon();
 
   /// Of the last finished backward; the host waits for its end.
-  double exposed_ms() const { return TimeMark::milliseconds(exposed_begin_, exposed_end_); }
+  double exposed_ms() const { return TimingEvent::milliseconds(exposed_begin_, exposed_end_); }
   /// Writes the averages; waits for marks that the device has not passed.
   void describe(DdpLoggingData& data);
 
@@ -44,8 +44,8 @@ class PassTiming {
 
   at::Device device_;
   bool marks_replays_;
-  TimeMark forward_start_, backward_start_, compute_end_, comm_start_, wait_end_;
-  TimeMark exposed_begin_, exposed_end_;
+  TimingEvent forward_start_, backward_start_, compute_end_, comm_start_, wait_end_;
+  TimingEvent exposed_begin_, exposed_end_;
   TraceSpan backward_trace_;  // from the first gradient on
   struct Sums {
     int64_t count = 0;

@@ -5,9 +5,9 @@
 
 #include <utility>
 
+#include "comm/string_collectives.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
-#include "reduce/replica_sync.hpp"
 
 namespace ddp {
 namespace {
@@ -46,10 +46,6 @@ void Reducer::begin_forward() {
   for (const auto& listener : layout_listeners_) {
     listener();
   }
-}
-
-void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  pass_.expect(outputs);
 }
 
 // Hooks may be registered until the first forward, long after the settings were compared. Ranks

@@ -17,7 +17,6 @@
 
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "reduce/backward_pass.hpp"
-#include "reduce/reducer_parts.hpp"
 
 namespace ddp {
 
@@ -34,7 +33,7 @@ class Reducer {
   /// `outputs`. Where two forwards are followed by two backwards, outputs tell which forward a
   /// backward belongs to. Throws MismatchError naming the parameters that the previous backward
   /// left without a gradient.
-  void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs) { pass_.expect(outputs); }
   /// A forward ran whose backward is not to be reduced.
   void note_local_forward() { pass_.note_local_forward(); }
   /// A synchronised forward's outputs live and no backward has reached them.

@@ -2,11 +2,12 @@
 #include "reduce/weighted_mean.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
 

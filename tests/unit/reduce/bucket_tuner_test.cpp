@@ -9,7 +9,7 @@
 
 #include "fake_communicator.hpp"
 #include "reduce/bucket_choice.hpp"
-#include "reduce/bucket_limits.hpp"
+#include "reduce/gradient_arena.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "support/stderr_of.hpp"

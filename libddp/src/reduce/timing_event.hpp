@@ -22,7 +22,7 @@ bool is_capturing(at::Device device);
 /// other devices.
 void delay_device(at::Device device, double milliseconds);
 
-class TimeMark {
+class TimingEvent {
  public:
   /// Enqueues the mark; the host does not wait.
   void record(at::Device device, std::optional<c10::Stream> stream = std::nullopt) {
@@ -55,7 +55,7 @@ class TimeMark {
   bool is_over() const { return !recorded_ || !event_ || event_->query(); }
 
   /// Milliseconds from `begin` to `end`; the host waits for `end`. 0 if one was not recorded.
-  static double milliseconds(const TimeMark& begin, const TimeMark& end) {
+  static double milliseconds(const TimingEvent& begin, const TimingEvent& end) {
     if (!begin.recorded_ || !end.recorded_) {
       return 0;
     }

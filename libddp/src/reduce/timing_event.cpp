@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 #include <algorithm>
 #include <thread>
@@ -36,7 +36,7 @@ void delay_device([[maybe_unused]] at::Device device, [[maybe_unused]] double mi
 
 // An earlier eager record made the event. In the graph it is a node of its own, which each replay
 // records like an eager call.
-void TimeMark::record_in_capture([[maybe_unused]] at::Device device) {
+void TimingEvent::record_in_capture([[maybe_unused]] at::Device device) {
 #ifdef DDP_HAS_CUDA
   if (event_) {
     check_cuda(cudaEventRecordWithFlags(static_cast<cudaEvent_t>(event_->eventId()),
