@@ -64,7 +64,7 @@ IoStatus ControlChannel::receive(std::vector<Frame>& frames) {
 
 std::string ControlChannel::why_closed() const {
   return problem_.empty()
-             ? "its connection closed without a word (killed, crashed, or its host failed)"
+             ? "its connection closed without a message (killed, crashed, or its host failed)"
              : problem_;
 }
 
@@ -148,14 +148,14 @@ std::string read_greeting(int fd, SteadyTime deadline) {
   std::string bytes;
   while (bytes.size() < size) {
     if (!wait_for(fd, false, deadline)) {
-      throw std::runtime_error("it does not greet");
+      throw std::runtime_error("it sent no greeting");
     }
     if (read_some(fd, bytes, size - bytes.size()) == IoStatus::Closed) {
       throw std::runtime_error("it closed the connection");
     }
   }
   if (bytes.compare(0, kMagic.size(), kMagic) != 0) {
-    throw std::runtime_error("something else listens there");
+    throw std::runtime_error("another program listens there");
   }
   return bytes.substr(kMagic.size());
 }
@@ -181,7 +181,7 @@ ControlChannel connect_to_hub(const std::string& host, int port, const std::stri
       throw std::runtime_error("it closed the connection");
     }
     if (!message.empty() && !wait_for(fd.get(), true, deadline)) {
-      throw std::runtime_error("it does not read");
+      throw std::runtime_error("it does not read its messages");
     }
   }
   return ControlChannel(std::move(fd), Side::Leaf, session_key(secret, nonce, hello.nonce),

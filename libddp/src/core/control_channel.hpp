@@ -45,7 +45,7 @@ struct Frame {
   std::string payload;
 };
 
-/// A peer's claimed identity; trusted once its mac is verified.
+/// The identity that a peer claims. It is trusted once its mac is verified.
 struct Hello {
   std::string nonce;
   uint64_t generation = 0;
@@ -75,7 +75,7 @@ class ControlChannel {
   /// Appends complete frames to `frames`. Returns Closed if the peer is gone or sent an invalid
   /// frame; never blocks.
   IoStatus receive(std::vector<Frame>& frames);
-  /// The reason of Closed, for messages.
+  /// The reason of Closed as part of a message.
   std::string why_closed() const;
 
  private:
@@ -91,7 +91,8 @@ class ControlChannel {
   std::string problem_;
 };
 
-/// Rank 0's side of a handshake. Stores at most a little over kMaxHelloBytes from an unproven peer.
+/// Rank 0's side of a handshake. An unproven peer can make it store little more than
+/// kMaxHelloBytes.
 class PendingPeer {
  public:
   PendingPeer(UniqueFd fd, SteadyTime deadline);
@@ -99,7 +100,8 @@ class PendingPeer {
   int fd() const { return fd_.get(); }
   SteadyTime deadline() const { return deadline_; }
   enum class State { Waiting, Accepted, Refused };
-  /// Reads the received bytes. Accepted: hello() is authentic and take_channel() may be called.
+  /// Reads the received bytes. After Accepted, hello() is authentic and take_channel() may be
+  /// called.
   State advance(const std::string& secret);
   const Hello& hello() const { return hello_; }
   ControlChannel take_channel(const std::string& secret, uint64_t generation);
@@ -112,8 +114,8 @@ class PendingPeer {
   Hello hello_;
 };
 
-/// A peer's side: connects and sends its hello. Rank 0's first frame proves acceptance. Throws
-/// std::runtime_error with the reason on failure or at `deadline`.
+/// A peer's side of a handshake: connects and sends its hello. Rank 0's first frame proves that it
+/// accepted. Throws std::runtime_error with the reason on failure or at `deadline`.
 ControlChannel connect_to_hub(const std::string& host, int port, const std::string& secret,
                               Hello hello, SteadyTime deadline);
 

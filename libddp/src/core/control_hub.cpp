@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A failed rendezvous stays this long to inform late ranks.
+// After a failed rendezvous rank 0 stays this long to notify late ranks.
 constexpr std::chrono::seconds kFarewell{1};
 // After close() rank 0 waits this long for its peers to leave first.
 constexpr std::chrono::seconds kLeaveTimeout{2};
@@ -34,7 +34,7 @@ ControlHub::ControlHub(RankState& state, Listener listener, std::string secret, 
 void ControlHub::wait_for_all(JobMonitor::Lock& lock) {
   // The background thread ends the wait: either all ranks joined or the rendezvous failed.
   state_.monitor.wait(lock, [this] { return complete_; });
-  if (state_.monitor.first_cause().exit_code == ExitCode::Settings) {  // late ranks get it too
+  if (state_.monitor.first_cause().exit_code == ExitCode::Settings) {  // late ranks receive it too
     state_.monitor.wait_despite_failure(
         lock, kFarewell, [this] { return peers_.all_joined() && failure_was_delivered(); });
   }
@@ -87,7 +87,7 @@ void ControlHub::admit(const Hello& hello, ControlChannel channel, SteadyTime no
   peers_.add(hello, std::move(channel), now);
   acceptor_.clear_problem();
   const auto rank = static_cast<int>(hello.rank);
-  peers_.send(rank, FrameType::Heartbeat, {});  // proves that it was accepted
+  peers_.send(rank, FrameType::Heartbeat, {});  // proves the acceptance
   if (state_.monitor.failed()) {
     peers_.send(rank, FrameType::Failure, encode_cause(state_.monitor.first_cause()));
   } else if (peers_.all_joined()) {
@@ -155,7 +155,7 @@ void ControlHub::note_contribution(int rank, Contribution contribution) {
   }
 }
 
-// Sends the values to all ranks, or only to the root of a gather.
+// Sends the values to all ranks; those of a gather only to the root.
 void ControlHub::send_result(CollectiveRounds::Result result) {
   if (result.kind == CollectiveKind::Close) {
     state_.monitor.set_closing();
@@ -213,7 +213,7 @@ void ControlHub::pass_on(const Announcement& announcement) {
   peers_.broadcast(FrameType::Announcement, encode_message(announcement));
 }
 
-// Reports a rank's own failure. A rank that waited for others knows only that it waited.
+// Adds what the other ranks did if the failing rank waited: it knows only that it waited.
 void ControlHub::send_failure(const FailureCause& cause) {
   auto full = cause;
   if (cause.rank >= 0 && cause.rank < state_.world_size && waits_.waits(cause.rank)) {
@@ -231,7 +231,7 @@ void ControlHub::fail(const FailureCause& cause) {
 }
 
 void ControlHub::fail_job(ExitCode code, const std::string& message) {
-  FailureCause cause;  // not caused by a single rank
+  FailureCause cause;  // of no single rank
   cause.message = message;
   cause.exit_code = code;
   fail(cause);
@@ -271,11 +271,11 @@ void ControlHub::check_limits(SteadyTime now) {
     fail_job(
         ExitCode::PeerLost,
         concat("rendezvous: ", peers_.num_joined(), " of ", state_.world_size,
-               " ranks came within ", state_.options.rendezvous_timeout.count(),
+               " ranks joined within ", state_.options.rendezvous_timeout.count(),
                " ms; missing: ", list_ranks(peers_.missing()),
-               acceptor_.problem().empty() ? "" : "; rank 0 could not take their connections: ",
+               acceptor_.problem().empty() ? "" : "; rank 0 could not accept their connections: ",
                acceptor_.problem(),
-               "; see what those ranks printed, or raise "
+               "; fix: see what those ranks printed, or raise "
                "context.control_plane.rendezvous_timeout_ms"));
     return;
   }
@@ -285,7 +285,7 @@ void ControlHub::check_limits(SteadyTime now) {
 }
 
 void ControlHub::wait_for_peers_to_leave(JobMonitor::Lock& lock) {
-  // Closing first could cut off data that a peer has not read yet.
+  // If rank 0 closed first, a peer could lose data that it has not read yet.
   state_.monitor.wait_despite_failure(lock, kLeaveTimeout,
                                       [this] { return !peers_.any_connected(); });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The link of rank 0: the center of the star.
+// The link of rank 0, the center of the star.
 #pragma once
 
 #include <map>

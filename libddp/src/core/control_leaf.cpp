@@ -35,7 +35,7 @@ ControlLeaf::ControlLeaf(RankState& state, JoinedHub hub)
 }
 
 void ControlLeaf::wait_for_all(JobMonitor::Lock& lock) {
-  // Rank 0 enforces the timeout and names missing ranks; its silence ends the wait too.
+  // Rank 0 enforces the timeout and names missing ranks. Its silence also ends the wait.
   state_.monitor.wait(lock, [this] { return complete_; });
   if (!complete_) {
     state_.monitor.throw_if_failed();
@@ -78,7 +78,7 @@ void ControlLeaf::send_exchange(uint64_t key, uint32_t num_ranks, const std::str
 }
 
 void ControlLeaf::send_failure(const FailureCause& cause) {
-  // Not set here: rank 0 answers with the job's first cause.
+  // This rank does not set the cause: rank 0 answers with the job's first one.
   send(FrameType::Failure, encode_cause(cause));
 }
 
@@ -169,8 +169,8 @@ void ControlLeaf::lose_hub(const std::string& why) {
 }
 
 void ControlLeaf::wait_for_peers_to_leave(JobMonitor::Lock&) {
-  leaving_ = true;  // the background thread closes the socket, as it may be polling it; rank 0
-                    // waits for this
+  // The background thread closes the socket, because it may be polling it. Rank 0 waits for this.
+  leaving_ = true;
   state_.wake.notify();
 }
 

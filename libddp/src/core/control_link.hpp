@@ -53,11 +53,11 @@ class AnnouncementStore {
   std::atomic<uint64_t> version_{0};
 };
 
-/// Rank 0's answers that this rank's threads wait for: results of collectives and of exchanges. The
-/// owner's mutex guards it.
+/// Results of collectives and exchanges that rank 0 sent and no thread has taken yet. The owner's
+/// mutex guards it.
 class ReplyStore {
  public:
-  /// The number of this rank's next collective. Every rank counts its own.
+  /// Numbers this rank's next collective. Every rank counts its own.
   uint64_t next_sequence() { return next_sequence_++; }
 
   /// Returns whether the result is complete.
@@ -96,6 +96,7 @@ class ReplyStore {
   std::map<uint64_t, std::map<int, std::string>> exchanged_;  // by key, then rank
 };
 
+/// What the callers, the background thread and the link of one rank share.
 struct RankState {
   RankState(const LaunchEnvironment& launch, const ControlPlaneOptions& given)
       : rank(launch.rank), world_size(launch.world_size), options(given) {}
@@ -127,7 +128,7 @@ struct RankState {
   const std::string host = host_name();
   WakeEvent wake;  ///< wakes the background thread
   std::atomic<uint64_t> num_frames_sent{0};
-  // Rank 0 gets at most 1000 progress messages per second in total.
+  // Rank 0 receives at most 1000 progress messages per second in total.
   ProgressTracker progress{rank == 0 ? nullptr : &wake,
                            std::chrono::milliseconds(std::max(10, world_size))};
   AnnouncementStore announcements{world_size};

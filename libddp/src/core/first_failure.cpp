@@ -56,7 +56,7 @@ void FirstFailure::call(const std::function<void(const FailureCause&)>& callback
   try {
     callback(get());
   } catch (const std::exception& error) {
-    log_error(concat("while reacting to a failure: ", error.what()));
+    log_error(concat("a failure callback failed: ", error.what()));
   }
 }
 
@@ -87,9 +87,9 @@ void FirstFailure::run_callbacks() {
     const std::lock_guard state_lock(mutex_);
     ran_ = true;
   }
-  // Newest first: callbacks for the whole job are the slowest (a communicator's abort waits for its
-  // device). They must not delay the newer deadline that bounds them. One at a time: a callback may
-  // remove itself or others.
+  // Newest first: callbacks of the whole job are the slowest, because a communicator's abort waits
+  // for its device. They must not delay the newer deadline that bounds them. One is taken out at a
+  // time, because a callback may remove itself or others.
   while (!callbacks_.empty()) {
     const auto newest = std::prev(callbacks_.end());
     const auto callback = std::move(newest->second);

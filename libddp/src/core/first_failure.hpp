@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first cause of the job's failure: who is notified, which error it throws, and how it travels.
+// The first cause of the job's failure: its callbacks, its error and its message.
 #pragma once
 
 #include <functional>
@@ -20,9 +20,9 @@ class FirstFailure {
   FailureCause get() const;  ///< a default cause if none is set
 
   int add_callback(std::function<void(const FailureCause&)> callback);
-  /// After this returns, the callback does not run any more (unless it is the caller).
+  /// The callback does not run after this returns, unless it is the caller.
   void remove_callback(int token);
-  void remove_callbacks();  ///< removes all, likewise
+  void remove_callbacks();  ///< the same for all callbacks
   /// Runs every callback once; callbacks added later run at once. Exceptions are logged.
   void run_callbacks();
   bool callbacks_ran() const;

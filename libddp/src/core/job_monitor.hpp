@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mutex of a control plane, the waits on it, and the end of the job that ends these waits.
+// The mutex of a control plane, and waits on it that the end of the job ends.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace ddp::detail {
 
-/// Functions are called with the mutex held, except lock(), mutex(), failed(), throw_if_failed(),
+/// The caller holds the mutex, except for lock(), mutex(), failed(), throw_if_failed(),
 /// first_cause() and failure(). A constructor needs no mutex before its thread starts.
 class JobMonitor {
  public:
@@ -67,7 +67,7 @@ class JobMonitor {
   }
   /// A default cause if the job has not failed.
   FailureCause first_cause() const { return failure_.get(); }
-  /// For its callbacks.
+  /// Gives access to the callbacks.
   FirstFailure& failure() { return failure_; }
   /// Sets the first cause. `found_here`: this rank found it and logs it as its own; otherwise
   /// rank 0 reported it. Returns false if an earlier cause is set.
@@ -80,7 +80,7 @@ class JobMonitor {
     return true;
   }
   bool found_failure_here() const { return found_here_; }
-  /// All ranks have called close(): a connection that ends is no failure.
+  /// All ranks have called close(). From now on a closed connection is no failure.
   void set_closing() { closing_ = true; }
   bool is_over() const { return closing_ || failed(); }
 

@@ -23,7 +23,7 @@ constexpr int kMaxPlanDepth = kMaxChoiceDepth + 2;  // the choices are nested in
 
 [[noreturn]] void fail(const std::string& origin, const std::string& why) {
   throw ReadError(concat(origin, " is not a plan of measured choices: ", why,
-                         "; fix: remove it, and it is measured anew"));
+                         "; fix: remove it, and the choices are measured again"));
 }
 
 std::string first_difference(const Plan::Identity& theirs, const Plan::Identity& ours) {
@@ -94,7 +94,7 @@ std::string Plan::adopt(const std::string& json, const std::string& origin) {
   Identity theirs;
   for (const auto& [name, value] : parsed[kIdentity].items()) {
     if (!value.is_string()) {
-      fail(origin, concat("\"", name, "\" in \"", kIdentity, "\" is no text"));
+      fail(origin, concat("\"", name, "\" in \"", kIdentity, "\" is not a string"));
     }
     theirs[name] = value.get<std::string>();
   }

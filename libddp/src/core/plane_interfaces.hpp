@@ -20,10 +20,10 @@ class AnnouncementBoard {
   static constexpr std::size_t kMaxAnnouncementBytes = 4096;
 
   virtual ~AnnouncementBoard() = default;
-  /// Replaces this rank's announcement. Cut at kMaxAnnouncementBytes. Arrives some time later, or
-  /// never if the job fails.
+  /// Replaces this rank's announcement by the first kMaxAnnouncementBytes of `text`. It arrives
+  /// some time later, or never if the job fails.
   virtual void announce(const std::string& text) = 0;
-  /// Indexed by rank; empty: none yet.
+  /// Indexed by rank; empty if a rank has announced nothing.
   virtual std::vector<std::string> announcements() const = 0;
   /// Changes whenever announcements() changes. Takes no lock.
   virtual uint64_t announcements_version() const = 0;
@@ -37,10 +37,10 @@ class GroupExchange {
 
   virtual ~GroupExchange() = default;
   /// Returns the values of the `num_ranks` ranks that call this with `key`, by rank of the job.
-  /// Each key is used once. Values are cut at kMaxExchangeBytes. The host waits and calls `look` a
-  /// few times a second; `look` ends the wait by throwing. Throws the job's failure.
+  /// Each key is used once. Values are cut at kMaxExchangeBytes. The host waits and calls `poll` a
+  /// few times per second; `poll` ends the wait by throwing. Throws the job's failure.
   virtual std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
-                                              const std::function<void()>& look) = 0;
+                                              const std::function<void()>& poll) = 0;
 };
 
 }  // namespace ddp::detail

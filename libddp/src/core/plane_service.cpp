@@ -10,7 +10,7 @@
 namespace ddp::detail {
 
 void EventLoop::start() {
-  const std::lock_guard lock(mutex_);  // run() locks it first, so is_current_thread() is right
+  const std::lock_guard lock(mutex_);  // run() waits for it, so is_current_thread() is right
   thread_ = std::thread([this] {
     try {
       run();
@@ -77,7 +77,7 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
   }
 }
 
-// Nothing serves the connections any more: peers only get the bytes the sockets take now.
+// Nothing serves the connections any more, so peers receive only the bytes that sockets take now.
 void PlaneService::end_by_exception(const std::string& what) {
   FailureCause cause;
   cause.message = concat("the control plane's thread ended by an exception: ", what);
@@ -88,7 +88,7 @@ void PlaneService::end_by_exception(const std::string& what) {
     try {
       link_.send_failure(cause);
     } catch (const std::exception& error) {
-      log_error(concat("control plane: peers were not told: ", error.what()));
+      log_error(concat("control plane: peers were not notified: ", error.what()));
     }
     state_.monitor.set_failure(cause, /*found_here=*/true);
     log_first_cause();

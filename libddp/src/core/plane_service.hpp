@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The background side of a control plane: a thread that polls sockets, and what it does with them.
+// The background side of a control plane: a thread that polls sockets and serves the link.
 #pragma once
 
 #include <poll.h>

@@ -18,7 +18,8 @@
 
 namespace ddp::detail {
 
-/// The thread that made all calls; nothing if several threads did. The default id means no call.
+/// The thread that made all calls; nothing if several threads did. The default id stands for no
+/// call.
 using CallerThread = std::optional<std::thread::id>;
 
 inline void add_caller(CallerThread& callers, CallerThread more = std::this_thread::get_id()) {
@@ -74,8 +75,8 @@ std::string encode_position(RankPosition position);
 /// Also implemented by a control plane of several ranks. Any thread.
 class PositionBoard {
  public:
-  /// A background thread calls it a few times a second, so it must not wait for collectives.
-  /// Returns nothing once the communicator is gone; it is then not called again.
+  /// A background thread calls it a few times per second, so it must not wait for collectives.
+  /// After it returns nothing, because the communicator was destroyed, it is not called again.
   using Probe = std::function<std::optional<GroupPosition>()>;
 
   virtual ~PositionBoard() = default;

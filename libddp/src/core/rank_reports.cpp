@@ -41,7 +41,7 @@ std::string ProgressTracker::set_activity(std::string activity) {
   return activity;
 }
 
-// Returns whether the sender must be notified: one wake-up covers all changes until it takes them.
+// Returns whether the sender must be notified. One wake-up covers all changes until it takes them.
 bool ProgressTracker::mark_unsent() {
   return sender_ != nullptr && !std::exchange(is_unsent_, true);
 }

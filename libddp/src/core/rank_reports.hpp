@@ -15,7 +15,7 @@
 
 namespace ddp::detail {
 
-/// The place of a rank that rank 0 shows if the rank dies silently.
+/// A rank's place, which rank 0 shows if the rank dies silently.
 struct Progress {
   int64_t step = -1;
   std::string where;
@@ -23,8 +23,8 @@ struct Progress {
   friend auto message_fields(Progress& progress) { return std::tie(progress.step, progress.where); }
 };
 
-/// Has its own mutex, below which no other is locked: setting the progress never waits for sockets.
-/// Any thread.
+/// Tracks this rank's progress. No other mutex is locked under its own, so setting the progress
+/// never waits for sockets. Any thread.
 class ProgressTracker {
  public:
   /// `sender` is notified of progress to send, at most once per `interval`. It is null on rank 0,
@@ -39,7 +39,7 @@ class ProgressTracker {
   /// The activity is appended to the place.
   Progress get() const;
 
-  /// When unsent progress may be sent; nothing if all is sent.
+  /// Returns when unsent progress may be sent; nothing if all is sent.
   std::optional<SteadyTime> due() const;
   /// Returns unsent progress that is due at `now`. The sender calls this after each wake-up.
   std::optional<Progress> take_due(SteadyTime now);
@@ -58,8 +58,7 @@ class ProgressTracker {
 };
 
 /// Decides when to send this rank's position. The owner's mutex guards it. That mutex also keeps
-/// the control-plane call unchanged while the communicators are asked, so all answers belong to
-/// this call.
+/// the control-plane call unchanged while probes run, so their positions belong to this call.
 class PositionReporter {
  public:
   PositionReporter(const ProgressTracker& progress, std::chrono::milliseconds heartbeat_interval);

@@ -119,7 +119,7 @@ std::string SettingRow::text() const {
 
 std::string SettingRow::allowed() const {
   const std::string choices = detail::join(field.choices, ", ");
-  // Int's own limits tell a reader nothing.
+  // The limits of int are of no use to a reader.
   Field shown = field;
   if (shown.max >= std::numeric_limits<int>::max()) {
     shown.max = std::numeric_limits<double>::infinity();

@@ -67,7 +67,7 @@ void Settings::add_override(const std::string& argument) {
   const std::size_t equals = argument.find('=');
   if (equals == std::string::npos || equals == 0) {
     throw SettingsError(concat("argument '", argument.substr(0, 120),
-                               "' is not key=value; fix: for example train.batch_size=128"));
+                               "' is not key=value; fix: write for example train.batch_size=128"));
   }
   Given given;
   given.items = {argument.substr(equals + 1)};

@@ -13,7 +13,7 @@ namespace {
 // A failing rank waits this long for its message to be sent.
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
 constexpr std::size_t kMaxActivityBytes = 64;
-// A waiting exchange calls its caller's `look` at this interval.
+// A waiting exchange calls its caller's `poll` at this interval.
 constexpr std::chrono::milliseconds kExchangePoll{100};
 
 void check_root(const char* what, int root, int world_size) {
@@ -40,7 +40,7 @@ StarPlane::~StarPlane() {
   }
   try {
     FailureCause cause;
-    cause.message = "it left before its peers were done";
+    cause.message = "it left before its peers had ended";
     publish_failure(cause);
   } catch (const std::exception& error) {
     log_error(concat("control plane: ", error.what()));
@@ -76,7 +76,7 @@ void StarPlane::barrier() {
 std::vector<std::string> StarPlane::collective(CollectiveKind kind, uint32_t root,
                                                const std::string& value) {
   if (value.size() > kMaxValueBytes) {
-    throw SettingsError(concat("control plane: a value of ", value.size(), " bytes; the limit is ",
+    throw SettingsError(concat("control plane: a value has ", value.size(), " bytes; the limit is ",
                                kMaxValueBytes));
   }
   auto& monitor = state_.monitor;
@@ -120,7 +120,7 @@ void StarPlane::publish_failure(const FailureCause& cause) {
     monitor.wait_despite_failure(lock, kDeliveryTimeout,
                                  [this] { return link_->failure_was_delivered(); });
   }
-  monitor.set_failure(full, /*found_here=*/true);  // no answer came: our own cause counts
+  monitor.set_failure(full, /*found_here=*/true);  // without an answer this rank's own cause counts
   state_.wake.notify();
 }
 
@@ -151,7 +151,7 @@ void StarPlane::announce(const std::string& text) {
 
 std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,
                                                const std::string& value,
-                                               const std::function<void()>& look) {
+                                               const std::function<void()>& poll) {
   refuse_while_unwinding("an exchange among ranks");
   auto& monitor = state_.monitor;
   auto lock = monitor.lock();
@@ -160,7 +160,7 @@ std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,
   while (!monitor.wait_until(lock, monitor.now() + kExchangePoll,
                              [&] { return state_.replies.has_exchanged(key); })) {
     lock.unlock();
-    look();
+    poll();
     lock.lock();
   }
   return state_.replies.take_exchanged(key);

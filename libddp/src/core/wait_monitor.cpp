@@ -60,7 +60,7 @@ Behind find_behind(const std::vector<RankStatus>& ranks, bool leaves) {
   return behind;
 }
 
-std::string find_left(const std::vector<RankStatus>& ranks) {
+std::string find_departed(const std::vector<RankStatus>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/true);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     for (const auto& group : ranks[rank].position.value_or(RankPosition{}).groups) {
@@ -77,7 +77,7 @@ std::string find_left(const std::vector<RankStatus>& ranks) {
   return {};
 }
 
-std::string find_other_way(const std::vector<RankStatus>& ranks) {
+std::string find_crossed_waits(const std::vector<RankStatus>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/false);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     const auto& view = ranks[rank];
@@ -92,7 +92,7 @@ std::string find_other_way(const std::vector<RankStatus>& ranks) {
       const auto other = found->second.first;
       const bool is_missed = view.num_calls <= ranks[other].call->sequence;
       if (is_missed) {
-        return concat("ranks took different ways: ", describe(ranks, other), " waits",
+        return concat("ranks diverged: ", describe(ranks, other), " waits",
                       place_of(*ranks[other].position), " in the control plane's ",
                       ranks[other].call->name, " after ", found->second.second,
                       " collectives, while ", describe(ranks, rank), " waits",
@@ -103,7 +103,7 @@ std::string find_other_way(const std::vector<RankStatus>& ranks) {
   return {};
 }
 
-std::string find_other_operation(const std::vector<RankStatus>& ranks) {
+std::string find_different_operations(const std::vector<RankStatus>& ranks) {
   std::map<std::pair<std::string, uint64_t>, std::pair<std::size_t, std::string>> pending;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].position) {
@@ -117,12 +117,11 @@ std::string find_other_operation(const std::vector<RankStatus>& ranks) {
           pending.try_emplace({group.id, group.pending}, rank, group.operation);
       const auto& [other, operation] = found->second;
       if (!is_new && operation != group.operation) {
-        return concat("ranks took different ways: ", describe(ranks, other), " waits",
-                      place_of(*ranks[other].position), " in ",
-                      operation_of(*ranks[other].position->find(group.id), group.pending),
-                      ", while ", describe(ranks, rank), " waits", place_of(*ranks[rank].position),
-                      " in ", operation_of(group, group.pending), " of the same communicator",
-                      kFix);
+        return concat(
+            "ranks diverged: ", describe(ranks, other), " waits", place_of(*ranks[other].position),
+            " in ", operation_of(*ranks[other].position->find(group.id), group.pending), ", while ",
+            describe(ranks, rank), " waits", place_of(*ranks[rank].position), " in ",
+            operation_of(group, group.pending), " of the same communicator", kFix);
       }
     }
   }
@@ -132,7 +131,7 @@ std::string find_other_operation(const std::vector<RankStatus>& ranks) {
 }  // namespace
 
 std::string find_deadlock(const std::vector<RankStatus>& ranks) {
-  for (const auto find : {find_left, find_other_operation, find_other_way}) {
+  for (const auto find : {find_departed, find_different_operations, find_crossed_waits}) {
     if (auto verdict = find(ranks); !verdict.empty()) {
       return verdict;
     }

@@ -16,6 +16,7 @@
 
 namespace ddp::detail {
 
+/// What rank 0 knows of a rank.
 struct RankStatus {
   std::string host;
   std::optional<PlaneCall> call;
@@ -23,14 +24,14 @@ struct RankStatus {
   std::optional<RankPosition> position;  ///< the last one reported; may be stale
 };
 
-/// Returns an empty string if no deadlock is certain, else both sides of the deadlock. Every
-/// verdict holds for stale positions too:
+/// Returns both sides of a deadlock, or an empty string if none is certain. The result also holds
+/// for stale positions:
 /// - A rank in a control-plane call (close() included) stays there until that call completes.
 ///   So the number of its collectives has not changed since its report.
 /// - A collective that one rank of the group has not called cannot complete on the others.
 /// - A rank that waits for a collective cannot call the control plane if one thread makes all
 ///   calls.
-/// - Different operations with one number are always a mistake.
+/// - Different operations with one number are always an error.
 std::string find_deadlock(const std::vector<RankStatus>& ranks);
 
 /// The owner's mutex guards it.
@@ -42,13 +43,13 @@ class WaitMonitor {
   /// An empty position ends the rank's wait.
   void set_position(int rank, RankPosition position, SteadyTime now);
   bool waits(int rank) const { return at(rank).position.has_value(); }
-  /// The error of a deadlock; empty if none is certain. Looks only at positions that changed since
-  /// the last call.
+  /// Returns the error of a deadlock; empty if none is certain. Searches only if a position changed
+  /// since the last call.
   std::string find_new_deadlock(const CollectiveRounds& rounds);
-  /// A warning about long waits; empty unless one of them was not reported yet. Not an error: a
-  /// rank may save, load or evaluate for a long time.
+  /// Returns a warning about long waits; empty if all of them were reported before. A long wait is
+  /// no error: the other ranks may save, load or evaluate.
   std::string report_long_waits(SteadyTime now);
-  /// Positions of the ranks that do not wait, without `except`: "rank 1 is at step 3 in save".
+  /// Describes the ranks that do not wait, without `except`: "rank 1 is at step 3 in save".
   std::string describe_busy(const std::vector<int>& except) const;
 
  private:

@@ -121,7 +121,7 @@ TEST_CASE("rounds: different calls are a mismatch that names both ranks", "[cont
   const auto other_kind = rounds.add(1, contribution_of(0, CollectiveKind::Gather, "", 2), now);
   REQUIRE_FALSE(other_kind.result);
   REQUIRE(other_kind.mismatch ==
-          "ranks took different ways: rank 1 (node1) called gather (root "
+          "ranks diverged: rank 1 (node1) called gather (root "
           "2) at step 4 where " +
               table.self + " called barrier before the first step on the control plane");
   auto other_activity = contribution_of(0, CollectiveKind::Barrier);

@@ -92,7 +92,7 @@ TEST_CASE("rendezvous: a timeout names every missing rank on those that came", "
   const auto ends = run_threads({job.rank(0), job.rank(2), job.rank(3)});
   for (const auto& end : ends) {
     REQUIRE(end.exit_code == kPeerLost);
-    REQUIRE_THAT(end.error, Catch::Contains("3 of 5 ranks came within 300 ms; missing: 1, 4;"));
+    REQUIRE_THAT(end.error, Catch::Contains("3 of 5 ranks joined within 300 ms; missing: 1, 4;"));
   }
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("control plane: a vanished rank is named with its last step", "[contro
     const auto& end = ends[static_cast<std::size_t>(rank)];
     REQUIRE(end.exit_code == kPeerLost);
     REQUIRE_THAT(end.error, Catch::Contains("rank 2 (node9) failed at step 41 in bucket 3: its "
-                                            "connection closed without a word"));
+                                            "connection closed without a message"));
   }
   REQUIRE(heard_after_ms >= 0);
   REQUIRE(heard_after_ms < 500);

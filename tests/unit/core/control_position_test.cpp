@@ -72,7 +72,7 @@ TEST_CASE("verdict: a rank left while another waits for it", "[control_plane]") 
 TEST_CASE("verdict: one waits in a collective, another on the control plane", "[control_plane]") {
   const auto gathers = view_of(3, group_at(11), kGathering);
   REQUIRE_THAT(find_deadlock({gathers, view_of(4, group_at(12, 12, 12))}),
-               Catch::StartsWith("ranks took different ways: rank 0 (node) waits at step 3 in the "
+               Catch::StartsWith("ranks diverged: rank 0 (node) waits at step 3 in the "
                                  "control plane's all_gather of 'metrics' after 11 collectives, "
                                  "while rank 1 (node) waits at step 4 in all_reduce #12 (sum of"));
   // It goes on beside its collective, and will call the control plane.

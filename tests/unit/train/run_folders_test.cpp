@@ -95,8 +95,9 @@ TEST_CASE("a run whose last save failed ends with 73, whether it waits for it or
   CHECK(ended.says("summary") == (waits && retries));
   CHECK(ended.says("training goes on") == retries);
   CHECK(ended.says("the checkpoint after 1 steps was not saved"));
-  CHECK(ended.says(dir + ": Not a directory; fix: remove the file that stands where a folder is "
-                         "needed, or name another checkpoint.dir"));
+  CHECK(ended.says(dir +
+                   ": Not a directory; fix: remove the file where a folder is needed, or name "
+                   "another checkpoint.dir"));
   CHECK(ended.says("first cause: rank 0") == !retries);
 }
 
