@@ -361,7 +361,7 @@ void Context::close() {
     const bool keeps_plane = state.leave();
     state.closed = true;
     if (keeps_plane) {
-      state.mpi->watch_end(std::move(state.control_plane));
+      state.mpi->keep_open_until_end(std::move(state.control_plane));
     }
     state.control_plane.reset();
   } catch (const std::exception& error) {

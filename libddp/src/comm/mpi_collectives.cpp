@@ -214,4 +214,20 @@ void launch_all_gather(const MpiGroup& group, const MpiSpan& output, const MpiSp
   }
 }
 
+void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Requests& requests) {
+  for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
+    check_mpi(MPI_Isend(span.at(offset), count, span.datatype, destination, 0, group.comm,
+                        &requests.emplace_back()),
+              "MPI_Isend");
+  });
+}
+
+void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, Requests& requests) {
+  for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
+    check_mpi(MPI_Irecv(span.at(offset), count, span.datatype, source, 0, group.comm,
+                        &requests.emplace_back()),
+              "MPI_Irecv");
+  });
+}
+
 }  // namespace ddp::detail

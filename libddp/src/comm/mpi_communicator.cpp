@@ -315,12 +315,7 @@ WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
   check_peer(info(), "send", tensor, destination);
   return submit("send", concat("of ", describe_tensor(tensor), " to rank ", destination),
                 [group = group_, span = MpiSpan(tensor), destination](Requests& requests) {
-                  for_each_piece(
-                      span.num_elements, group->max_count, [&](int64_t offset, int count) {
-                        check_mpi(MPI_Isend(span.at(offset), count, span.datatype, destination, 0,
-                                            group->comm, &requests.emplace_back()),
-                                  "MPI_Isend");
-                      });
+                  launch_send(*group, span, destination, requests);
                 });
 }
 
@@ -328,12 +323,7 @@ WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
   check_peer(info(), "recv", tensor, source);
   return submit("recv", concat("of ", describe_tensor(tensor), " from rank ", source),
                 [group = group_, span = MpiSpan(tensor), source](Requests& requests) {
-                  for_each_piece(
-                      span.num_elements, group->max_count, [&](int64_t offset, int count) {
-                        check_mpi(MPI_Irecv(span.at(offset), count, span.datatype, source, 0,
-                                            group->comm, &requests.emplace_back()),
-                                  "MPI_Irecv");
-                      });
+                  launch_recv(*group, span, source, requests);
                 });
 }
 

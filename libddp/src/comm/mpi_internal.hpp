@@ -89,7 +89,7 @@ class MpiProcess {
   bool initialized_here() const { return initialized_here_; }
 
   /// Keeps `control_plane` open until finalize() or close_control_plane().
-  void watch_end(std::shared_ptr<ControlPlane> control_plane);
+  void keep_open_until_end(std::shared_ptr<ControlPlane> control_plane);
   /// Collective; does nothing without a kept plane. Throws PeerLostError naming a lost rank.
   void close_control_plane();
   /// Returns false if `ticket` is not finished within `limit`. Throws PeerLostError naming the rank
@@ -139,7 +139,7 @@ class MpiThread final : public MpiRuntime {
                         std::chrono::milliseconds timeout) override;
   void finalize() override;
   bool ends_mpi() const override;
-  void watch_end(std::shared_ptr<ControlPlane> control_plane) override;
+  void keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) override;
   void abandon(const std::string& reason) override;
 
   Engine& engine() { return process_->engine(); }
@@ -150,10 +150,10 @@ class MpiThread final : public MpiRuntime {
  private:
   Engine::TicketPtr submit(const std::string& what, std::function<void()> action);
   /// True for the first caller that ends the runtime.
-  bool begin_end();
+  bool mark_ended();
   void abort_lanes(const std::string& reason);
   /// Waits until the MPI thread finishes its current work. Returns false at `limit`.
-  bool go_around(std::chrono::milliseconds limit);
+  bool wait_until_idle(std::chrono::milliseconds limit);
 
   const std::shared_ptr<MpiProcess> process_ = MpiProcess::instance();
   const std::shared_ptr<MpiState> state_ = std::make_shared<MpiState>();

@@ -20,7 +20,7 @@ namespace {
 constexpr std::chrono::seconds kEndLimit{30};
 // Without a control plane, a rank still working after its last context looks frozen.
 constexpr std::chrono::seconds kUnwatchedEndLimit{600};
-constexpr std::chrono::milliseconds kLookInterval{50};
+constexpr std::chrono::milliseconds kPollInterval{50};
 
 }  // namespace
 
@@ -154,7 +154,7 @@ std::shared_ptr<ControlPlane> MpiProcess::control_plane() {
   return control_plane_;
 }
 
-void MpiProcess::watch_end(std::shared_ptr<ControlPlane> control_plane) {
+void MpiProcess::keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) {
   if (auto* board = dynamic_cast<PositionBoard*>(control_plane.get())) {
     board->outlive_context();
   }
@@ -183,7 +183,7 @@ bool MpiProcess::wait_watched(Engine::Ticket& ticket, std::chrono::milliseconds 
     return ticket.wait_for(limit);
   }
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  while (!ticket.wait_for(kLookInterval)) {
+  while (!ticket.wait_for(kPollInterval)) {
     if (watch->failed()) {
       throw PeerLostError(watch->failure().to_line());
     }
@@ -256,15 +256,15 @@ void MpiThread::initialize(std::chrono::milliseconds timeout) {
 }
 
 MpiThread::~MpiThread() {
-  if (begin_end()) {
+  if (mark_ended()) {
     process_->abandon();
   }
   abort_lanes("the MPI runtime was destroyed without an ordered end");
   // A failure handler may still hold objects that end with the context.
-  go_around(std::chrono::seconds(1));
+  wait_until_idle(std::chrono::seconds(1));
 }
 
-bool MpiThread::go_around(std::chrono::milliseconds limit) {
+bool MpiThread::wait_until_idle(std::chrono::milliseconds limit) {
   const auto nothing = std::make_shared<MpiOperation>();
   nothing->describe = [] { return std::string("the end of an MPI runtime"); };
   nothing->launch = [](std::vector<MPI_Request>&) {};
@@ -311,7 +311,7 @@ std::string MpiThread::broadcast(const std::string& value, int root,
   return *bytes;
 }
 
-bool MpiThread::begin_end() {
+bool MpiThread::mark_ended() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(ended_, true)) {
     return false;
@@ -334,12 +334,12 @@ void MpiThread::abort_lanes(const std::string& reason) {
 }
 
 void MpiThread::finalize() {
-  if (begin_end()) {
+  if (mark_ended()) {
     // MPI_Finalize frees the rest: abandoned operations may still use it.
     abort_lanes("the context was closed");
     // The program may call MPI_Finalize itself after this returns, unless another runtime is in
     // use. That runtime may block the MPI thread in a split until its peers join.
-    if (process_->num_runtimes() == 0 && !go_around(kEndLimit)) {
+    if (process_->num_runtimes() == 0 && !wait_until_idle(kEndLimit)) {
       process_->abandon();
       throw PeerLostError(concat("the MPI thread did not come back within ", kEndLimit.count(),
                                  " s: a peer is lost, stuck, or makes other calls than this rank"));
@@ -351,12 +351,12 @@ bool MpiThread::ends_mpi() const {
   return process_->initialized_here() && process_->num_runtimes() == 1;
 }
 
-void MpiThread::watch_end(std::shared_ptr<ControlPlane> control_plane) {
-  process_->watch_end(std::move(control_plane));
+void MpiThread::keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) {
+  process_->keep_open_until_end(std::move(control_plane));
 }
 
 void MpiThread::abandon(const std::string& reason) {
-  begin_end();
+  mark_ended();
   process_->abandon();  // even after finalize(): a peer may be lost before all ranks have closed
   abort_lanes(reason);
 }

@@ -45,12 +45,12 @@ class MpiRuntime {
   virtual void finalize() = 0;
 
   /// True if libddp calls MPI_Finalize and this process uses no other runtime. The control plane is
-  /// then passed to watch_end() instead of being closed.
+  /// then passed to keep_open_until_end() instead of being closed.
   virtual bool ends_mpi() const = 0;
   /// Call after finalize(), on all ranks. `control_plane` stays open until MPI_Finalize returns at
   /// process exit, or until the next runtime is made. Its heartbeats end waits for a lost or frozen
   /// rank and name that rank.
-  virtual void watch_end(std::shared_ptr<ControlPlane> control_plane) = 0;
+  virtual void keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) = 0;
 
   /// Call if a peer is lost or this rank fails. This process then never calls MPI_Finalize, which
   /// would block for ever. Pending operations end with PeerLostError(reason). Idempotent, any

@@ -29,19 +29,11 @@ bool is_set_to(const char* variable, std::string_view value) {
 }
 
 // Windows are shared as virtual memory handles. ncclMemAlloc gives these only if the driver and
-// NCCL_CUMEM_ENABLE allow it; otherwise it uses cudaMalloc. Uses the runtime, so that nothing links
-// against the driver's library.
+// NCCL_CUMEM_ENABLE allow it; otherwise it uses cudaMalloc.
 bool gives_shareable_memory() {
-  void* retain = nullptr;
-  void* release = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  if (cudaGetDriverEntryPointByVersion("cuMemRetainAllocationHandle", &retain, 12000,
-                                       cudaEnableDefault, &found) != cudaSuccess ||
-      found != cudaDriverEntryPointSuccess ||
-      cudaGetDriverEntryPointByVersion("cuMemRelease", &release, 12000, cudaEnableDefault,
-                                       &found) != cudaSuccess ||
-      found != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();  // not the program's error: ring is used
+  void* const retain = find_driver_function("cuMemRetainAllocationHandle");
+  void* const release = find_driver_function("cuMemRelease");
+  if (retain == nullptr || release == nullptr) {
     return false;
   }
   void* memory = nullptr;

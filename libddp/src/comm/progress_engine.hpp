@@ -38,7 +38,7 @@
 namespace ddp::detail {
 
 /// Keeps `object` reachable until the process ends, so leak checkers ignore it.
-inline void keep_for_ever(std::shared_ptr<void> object) {
+inline void keep_until_exit(std::shared_ptr<void> object) {
   static std::mutex mutex;
   static auto* kept = new std::vector<std::shared_ptr<void>>;
   const std::lock_guard lock(mutex);
@@ -243,19 +243,19 @@ class ProgressEngine {
       } else {
         changed.wait_for(lock, sleep, due);
       }
-      bury_aborted();
+      remove_aborted();
       incoming.swap(queue);
       return !(stopping && incoming.empty() && active.empty());
     }
 
-    void bury_aborted() {
+    void remove_aborted() {
       if (aborts == 0) {
         return;
       }
       aborts = 0;
       for (auto entry = active.begin(); entry != active.end();) {
         if (entry->lane->aborted) {
-          keep_for_ever(entry->operation);
+          keep_until_exit(entry->operation);
           entry = active.erase(entry);
         } else {
           ++entry;
@@ -324,7 +324,7 @@ class ProgressEngine {
     }
 
     void fail(Entry& entry, const std::exception_ptr& error) {
-      keep_for_ever(entry.operation);
+      keep_until_exit(entry.operation);
       if (finish(entry, error)) {
         entry.operation->failed(error);
       }
