@@ -25,7 +25,7 @@ ddp::CommunicatorPtr fresh() {
 void check_told(const std::string& log, const std::string& why) {
   const int num = comm().rank() == 0 ? 1 : 0;
   CAPTURE(log);
-  CHECK(testing::num_found(log, "they are measured anew") == num);
+  CHECK(testing::num_found(log, "they are measured again") == num);
   CHECK(testing::num_found(log, "the measured choices of a test are of another system (" + why) ==
         num);
 }

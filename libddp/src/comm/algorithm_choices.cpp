@@ -16,7 +16,7 @@ namespace {
 [[noreturn]] void fail(const std::string& why) {
   throw ReadError(concat("the plan's choices of algorithms (\"", kAlgorithmChoices,
                          "\") are damaged: ", why,
-                         "; fix: remove the plan, and they are measured anew"));
+                         "; fix: remove the plan, and they are measured again"));
 }
 
 MeasuredChoice parse(const std::string& what, const Json& entry) {
@@ -26,8 +26,8 @@ MeasuredChoice parse(const std::string& what, const Json& entry) {
   }
   const MeasuredChoice choice{entry[0].get<int64_t>(), entry[1].get<int64_t>()};
   if (choice.chosen < 0 || choice.chosen >= choice.count) {
-    fail(concat("of \"", what.substr(0, 80), "\" number ", choice.chosen, " of ", choice.count,
-                " is chosen"));
+    fail(concat("\"", what.substr(0, 80), "\" chooses number ", choice.chosen, " of ",
+                choice.count));
   }
   return choice;
 }
@@ -45,7 +45,7 @@ std::string algorithm_choices_to_json(const MeasuredChoices& choices) {
 MeasuredChoices algorithm_choices_from_json(const std::string& json) {
   const auto parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) {
-    fail("no object of JSON");
+    fail("a JSON object is expected");
   }
   MeasuredChoices choices;
   for (const auto& [what, entry] : parsed.items()) {

@@ -9,10 +9,10 @@
 
 namespace ddp::detail {
 
-/// Name of the entry.
+/// The entry's name.
 constexpr const char* kAlgorithmChoices = "kernels";
 
-/// {"requested operation": [proposed, chosen], …}
+/// Writes {"requested operation": [proposed, chosen], …}.
 std::string algorithm_choices_to_json(const ops::detail::MeasuredChoices& choices);
 /// Throws ReadError if `json` is not such an entry.
 ops::detail::MeasuredChoices algorithm_choices_from_json(const std::string& json);

@@ -4,7 +4,7 @@
 namespace ddp::detail {
 namespace {
 
-// Time of the kernel that turns a sum into a mean: its launch, then a read and a write.
+// The time of the kernel that turns a sum into a mean: its launch, then a read and a write.
 double scale_us(size_t num_bytes) {
   constexpr double kLaunchUs = 2;
   constexpr double kBytesPerUs = 4.3e6;
@@ -15,9 +15,9 @@ bool has_float_sum(c10::ScalarType dtype) {
   return dtype == c10::kFloat || dtype == c10::kHalf || dtype == c10::kBFloat16;
 }
 
-// NCCL's own mean divides before it adds. With symmetric kernels the sum is divided, and fp16
-// values with a finite mean may sum to infinity.
-bool has_symmetric_kernel(c10::ScalarType dtype, ReduceOp op) {
+// NCCL's own mean divides before it adds. Symmetric kernels add first, and fp16 values with a
+// finite mean may sum to infinity.
+bool may_sum_first(c10::ScalarType dtype, ReduceOp op) {
   return op == ReduceOp::Sum || dtype != c10::kHalf;
 }
 
@@ -41,7 +41,7 @@ AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window,
   if (!in_window) {
     return AllReduceVariant::AsCalled;
   }
-  const bool symmetric = has_symmetric_kernel(call.dtype, call.op) &&
+  const bool symmetric = may_sum_first(call.dtype, call.op) &&
                          choose_algorithm(call, algorithm, table) == AllReduceAlgorithm::Symmetric;
   if (symmetric) {
     return call.op == ReduceOp::Avg ? AllReduceVariant::SumThenScale : AllReduceVariant::AsCalled;

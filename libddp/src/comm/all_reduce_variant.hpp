@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the form in which an all-reduce is passed to NCCL.
+// Chooses how an all-reduce is passed to NCCL.
 //
 // NCCL uses its symmetric kernels exactly for sums of floats inside a registered window. A mean, or
 // a sum written as "multiply by 1, then sum", uses the ring. So one communicator offers both:
@@ -28,10 +28,10 @@ struct AllReduceCall {
   bool overlapped = false;
 };
 
-/// Whether a window changes the form: NCCL has symmetric kernels for sums of some dtypes only.
+/// Whether NCCL has symmetric kernels for the call, so that a window matters.
 bool has_symmetric_kernels(const AllReduceCall& call);
 
-/// For a call with `in_window`: has_symmetric_kernels() and its memory lies in one window.
+/// `in_window`: has_symmetric_kernels() is true and the memory lies in one window.
 /// `algorithm` is CommunicatorOptions::nccl_algorithm; "auto" follows `table`.
 AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window,
                                 const std::string& algorithm, const AllReduceTable& table);

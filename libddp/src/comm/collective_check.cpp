@@ -102,12 +102,12 @@ CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_
 }
 
 int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseconds limit,
-                                 const std::function<void()>& look) {
+                                 const std::function<void()>& poll) {
   const Calls::Waiting waiting(*calls_, call);
   const auto number = waiting.number;
   const auto exchange = exchange_.lock();
   if (exchange == nullptr || num_ranks_ == 1) {
-    return number;  // the context was closed: the call itself will report that
+    return number;  // the context was closed, which the call itself will report
   }
   RunningLimit running_limit(limit);
   const auto calls = exchange->exchange(xxh3(concat(group_, " #", number)), num_ranks_, call, [&] {
@@ -115,7 +115,7 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
     if (running_limit.is_over()) {
       throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
                                  call, ", and not all of the ", num_ranks_,
-                                 " ranks called one within ", limit.count(), " ms"));
+                                 " ranks called a collective within ", limit.count(), " ms"));
     }
   });
   const auto& [first_rank, first_call] = *calls.begin();
@@ -124,8 +124,8 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
       throw MismatchError(concat("collective #", number, " of ", group_, " differs: rank ",
                                  first_rank, " called ", first_call, ", rank ", rank, " called ",
                                  other_call,
-                                 "; all ranks of a group call the same operations in the same "
-                                 "order with tensors of equal size and dtype"));
+                                 "; fix: call the same operations in the same order on all "
+                                 "ranks of a group, with tensors of equal size and dtype"));
     }
   }
   return number;

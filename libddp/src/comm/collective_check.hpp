@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Implements context.communicator.check_collectives: ranks compare each call over the control plane
-// before making it. A mistake gives an error message, not a wrong sum or a hang.
+// before making it. Calls that differ are an error, not a wrong sum or a hang.
 //
 // The host waits for the slowest rank at each collective. The rank's position shows this wait, so a
 // rank that can make no further call is reported (wait_monitor.hpp). The check uses no device,
@@ -31,8 +31,8 @@ std::string describe_call(const char* operation, const at::Tensor& tensor = {},
 /// Checks the calls of one communicator.
 class CollectiveCheck {
  public:
-  /// For the world. Null if `control_plane` has one rank, or the setting is off. Collective: the
-  /// setting must be equal on all ranks.
+  /// Makes the check of the world. Null if `control_plane` has one rank or the setting is off.
+  /// Collective: the setting must be equal on all ranks.
   static std::shared_ptr<CollectiveCheck> create(const std::shared_ptr<ControlPlane>& control_plane,
                                                  bool wanted, const AddProbe& add_probe);
 
@@ -40,12 +40,12 @@ class CollectiveCheck {
                   AddProbe add_probe = {});
 
   /// Throws MismatchError naming both sides, on all ranks of the group, if `call` differs on any.
-  /// Throws PeerLostError if a rank makes no call within `limit`. Calls `look` while waiting;
-  /// `look` ends the wait by throwing. Returns the number of the call. Any thread.
+  /// Throws PeerLostError if a rank makes no call within `limit`. Calls `poll` while waiting;
+  /// `poll` ends the wait by throwing. Returns the number of the call. Any thread.
   int64_t compare(const std::string& call, std::chrono::milliseconds limit,
-                  const std::function<void()>& look);
+                  const std::function<void()>& poll);
 
-  /// For a group made by a split with call number `split`.
+  /// Makes the check of a group that the split with call number `split` made.
   std::shared_ptr<CollectiveCheck> of_group(int64_t split, int color, int num_ranks) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress of one communicator's collectives. The GPU writes it into mapped host memory, so the
+// Progress of one communicator's collectives. The GPU writes it into mapped host memory, where the
 // watchdog reads it without a CUDA call.
 //
 // Eager collectives: the host counts its launches; a mark on the stream writes that count. A mark
@@ -73,7 +73,7 @@ class CollectiveCounters {
     return captured_.operations(after);
   }
 
-  /// Call if the device may hang: its memory is then never freed.
+  /// Call if the device may hang. The memory is then never freed.
   void abandon() { memory_.abandon(); }
 
   /// Any thread. Lane 0 is the eager lane; one lane per captured graph follows.
@@ -81,8 +81,8 @@ class CollectiveCounters {
   /// The collective that did not end, and the counter that stopped.
   std::string describe(const Stall& stall) const;
   /// This rank's position in the eager collectives, without an id. The host does not count replays,
-  /// so a captured communicator never looks behind. The probe owns no CUDA memory and may outlive
-  /// the counters.
+  /// so a captured communicator never appears behind. The source owns no CUDA memory and may
+  /// outlive the counters.
   std::shared_ptr<PositionSource> position_source() const { return position_source_; }
 
  private:

@@ -49,7 +49,7 @@ void EagerCollectives::cancel_mark(const Mark& mark) {
   entry(mark.value - 1).mark_follows = false;
 }
 
-// The written numbers are 32 bits wide and wrap; their distance to the enqueued number does not.
+// The written numbers have 32 bits and wrap. Their distance to the enqueued number does not wrap.
 LaneProgress EagerCollectives::lane_locked() const {
   // A launch inside NCCL counts too, because it may wait for a peer.
   const auto enqueued = begun_ == ended_ ? marked_ : begun_;
@@ -100,7 +100,7 @@ std::optional<size_t> CapturedCollectives::begin(unsigned long long id) {
   }
   if (graphs_.size() == kMaxGraphs) {
     throw SettingsError(concat("this communicator was captured into ", kMaxGraphs,
-                               " CUDA graphs; more are not counted by the watchdog: capture a step "
+                               " CUDA graphs, and the watchdog counts no more; fix: capture a step "
                                "once and replay it"));
   }
   graphs_.push_back({id, {}, {}});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host's side of one communicator's collective_counters.hpp: which collectives were called, and
-// how many the device has ended. Free of CUDA.
+// The host's side of collective_counters.hpp: which collectives of one communicator were called,
+// and how many the device has ended. Free of CUDA.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -35,14 +35,14 @@ struct CollectiveRecord {
   }
 };
 
-/// One counter may cover several collectives: any of them may have failed to end.
+/// Names the collectives that one counter covers. Any of them may have failed to end.
 inline std::string describe_any(const CollectiveRecord& first, const CollectiveRecord& last) {
   return first.sequence == last.sequence
              ? first.to_string()
              : concat("one of ", first.to_string(), " to ", last.to_string());
 }
 
-/// Also implemented by a communicator whose collectives can be captured.
+/// A communicator whose collectives can be captured also implements this.
 class OperationLog {
  public:
   virtual ~OperationLog() = default;
@@ -53,7 +53,7 @@ class OperationLog {
   virtual std::vector<std::string> captured_operations(int64_t after) const = 0;
   /// Until join_counts(), waiting for a captured collective does not wait for its count.
   virtual void hold_counts() = 0;
-  /// Makes the current stream wait for the held counts. Does nothing if the capture was broken off.
+  /// Makes the current stream wait for the held counts. Does nothing if the capture was aborted.
   virtual void join_counts() = 0;
 };
 
@@ -80,7 +80,7 @@ class EagerCollectives {
   bool mark_is_due() const { return mark_is_due_.load(std::memory_order_acquire); }
   /// The caller writes the mark. Returns nothing if no mark is due.
   std::optional<Mark> begin_mark(TimePoint now = std::chrono::steady_clock::now());
-  /// Nothing will write `mark`: its collectives must not look pending for ever.
+  /// Nothing will write `mark`, so its collectives are not pending.
   void cancel_mark(const Mark& mark);
 
   LaneProgress lane() const;
@@ -139,8 +139,8 @@ class CapturedCollectives {
   int64_t end(std::span<const CollectiveRecord> collectives);
   /// Numbers an eager launch; both kinds share the numbers.
   int64_t number_eager() { return ++launches_; }
-  /// What to count if `launch` is the newest one. Otherwise later collectives must be waited for
-  /// too, and it returns nothing.
+  /// Returns what to count if `launch` is the newest one. Otherwise returns nothing: later
+  /// collectives must be waited for too.
   std::optional<Count> count(int64_t launch);
 
   /// See OperationLog::hold_counts.

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kTableName = "all_reduce";
 constexpr int kTimedRuns = 3;
 
-// Times of the slowest rank, for which all ranks wait. Equal on all ranks afterwards.
+// Returns the times of the slowest rank, for which all ranks wait.
 std::vector<AllReduceRow> slowest(Communicator& communicator,
                                   const std::vector<AllReduceRow>& rows) {
   std::vector<double> times;
@@ -72,8 +72,8 @@ Plan& Communicator::plan() {
   return *plan_;
 }
 
-// All ranks adopt or none: a rank that measured alone would deadlock. So every rank first reads the
-// plan and shares its verdict, because GPUs and libraries may differ.
+// Either all ranks adopt the plan or none: a rank that measured alone would deadlock. So every rank
+// first reads the plan and shares its result, because GPUs and libraries may differ.
 void Communicator::adopt_plan(const std::string& json, const std::string& origin) {
   const auto agreed = world_size() == 1 ? json : detail::broadcast_string(*this, json, 0);
   Plan adopted = plan();
@@ -105,7 +105,7 @@ void Communicator::adopt_plan(const std::string& json, const std::string& origin
   if (refused != verdicts.end()) {
     if (rank() == 0) {
       log_warning(concat("the measured choices of ", origin, " are of another system (rank ",
-                         refused - verdicts.begin(), ": ", *refused, "): they are measured anew"));
+                         refused - verdicts.begin(), ": ", *refused, "); they are measured again"));
     }
     return;
   }
@@ -118,7 +118,7 @@ const AllReduceTable& Communicator::all_reduce_table() {
   if (world_size() == 1) {
     return table_;
   }
-  // Rank 0 decides: a rank without a table must not measure alone.
+  // Rank 0 decides, because a rank without a table must not measure alone.
   const auto known = detail::broadcast_string(*this, plan().find(kTableName).value_or(""), 0);
   if (known.empty()) {
     table_ = AllReduceTable(slowest(*this, measure_all_reduce()));

@@ -70,7 +70,7 @@ struct CollectiveFailure {
   std::exception_ptr error;
 };
 
-/// Called once, on the thread that detected the failure; not called for aborts. With MPI the
+/// Called once, on the thread that detected the failure, and not for aborts. With MPI the
 /// communicator is already aborted. With NCCL it aborts when the handler returns.
 using CollectiveFailureHandler = std::function<void(const CollectiveFailure&)>;
 

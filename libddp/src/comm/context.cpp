@@ -120,19 +120,19 @@ std::shared_ptr<detail::MpiRuntime> initialize_mpi(const LaunchEnvironment& laun
   }
 }
 
-// If the launcher did not say which ranks share a host, the ranks find out. mpirun gives local
-// ranks but no node information.
+// Finds which ranks share a host if the launcher did not set it. mpirun sets local ranks but no
+// node information.
 void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
                    LaunchEnvironment& launch) {
-  const bool told = launch.source == LaunchSource::OpenMpi ||
-                    launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
-                    options.launch.local_rank.has_value();
+  const bool is_known = launch.source == LaunchSource::OpenMpi ||
+                        launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
+                        options.launch.local_rank.has_value();
   const auto hosts = control_plane.all_gather(detail::host_name());
-  if (launch.world_size == 1 || (told && launch.source != LaunchSource::OpenMpi)) {
+  if (launch.world_size == 1 || (is_known && launch.source != LaunchSource::OpenMpi)) {
     return;
   }
   const auto place = detail::count_local_place(hosts, launch.rank);
-  if (!told) {
+  if (!is_known) {
     launch.local_rank = place.local_rank;
     launch.local_world_size = place.local_world_size;
   }
@@ -156,7 +156,7 @@ at::Device choose_device(bool cuda, int visible_gpus, ControlPlane& control_plan
       report.gpu = "none";
     }
   }
-  // Compared before NCCL starts: it says only "invalid usage" where two ranks share a GPU.
+  // Compared before NCCL starts, which reports only "invalid usage" if two ranks share a GPU.
   const auto reports = detail::all_gather_messages(control_plane, report);
   if (problem) {
     std::rethrow_exception(problem);
@@ -173,7 +173,7 @@ void set_up_log(const LaunchEnvironment& launch) {
 }  // namespace
 
 Context Context::create(const ContextOptions& options) {
-  // Counts attempts, so that ranks which all try again after a failure meet under the same key.
+  // Counts attempts, so that all ranks use the same key when they try again after a failure.
   static std::atomic<int> num_attempts{0};
   const int attempt = num_attempts++;
   auto state = std::make_unique<State>();
@@ -192,8 +192,8 @@ Context Context::create(const ContextOptions& options) {
   }
   if (launch.world_size == 0) {
     throw SettingsError(
-        "PMIX_RANK is set without the number of ranks, which only MPI can tell, and this build has "
-        "no MPI: start with torchrun or a Slurm srun, or build with MPI");
+        "PMIX_RANK is set without the number of ranks, which only MPI knows, and this build has no "
+        "MPI; fix: start with torchrun or Slurm's srun, or build with MPI");
   }
   set_up_log(launch);
   std::shared_ptr<Rendezvous> rendezvous;
@@ -227,7 +227,7 @@ Context Context::create(const ContextOptions& options) {
   return Context(std::move(state));
 }
 
-// Rank 0's setting counts, because it owns the file.
+// Rank 0's setting counts, because rank 0 owns the file.
 void Context::State::read_plan() {
   const auto text = control_plane->broadcast(
       launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
@@ -286,7 +286,7 @@ bool Context::State::leave() {
   return keeps_plane;
 }
 
-// Peers may be gone: call nothing that waits for them.
+// Peers may be lost, so this calls nothing that waits for them.
 void Context::State::abandon(const std::string& reason) {
   closed = true;
   if (communicator != nullptr) {
@@ -322,8 +322,7 @@ Context::~Context() {
       plane.publish_failure(cause);
     }
     if (unwinding || plane.failed()) {
-      state_->abandon(plane.failed() ? plane.failure().to_line()
-                                     : "this rank ends by an exception");
+      state_->abandon(plane.failed() ? plane.failure().to_line() : "an exception ended this rank");
     } else {
       close();
     }

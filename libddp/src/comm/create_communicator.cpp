@@ -33,7 +33,7 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
   };
 }
 
-// A communicator may outlive the control plane and be split afterwards.
+// A communicator may outlive the control plane, and then be split.
 AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
     const auto alive = weak.lock();
@@ -53,19 +53,19 @@ std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
     return launch.world_size == 1 ? "single" : device.is_cuda() ? "nccl" : "mpi";
   }
   if (backend != "nccl" && backend != "mpi" && backend != "single") {
-    refuse(backend, "no such backend; allowed are auto, nccl, mpi and single");
+    refuse(backend, "there is no such backend; allowed are auto, nccl, mpi and single");
   }
   if (backend == "single" && launch.world_size > 1) {
-    refuse(backend,
-           concat("it is a group of one, but the job has ", launch.world_size, " ranks; use auto"));
+    refuse(backend, concat("it is a group of one, but the job has ", launch.world_size,
+                           " ranks; fix: use auto"));
   }
   if (backend == "nccl" && !device.is_cuda()) {
     refuse(backend, concat("NCCL reduces CUDA tensors, but the device is ", device.str(),
-                           "; use auto or mpi, or device=cuda"));
+                           "; fix: use auto or mpi, or device=cuda"));
   }
   if (backend == "mpi" && !device.is_cpu()) {
     refuse(backend, concat("the MPI communicator reduces CPU tensors, but the device is ",
-                           device.str(), "; use auto or nccl, or device=cpu"));
+                           device.str(), "; fix: use auto or nccl, or device=cpu"));
   }
   return backend;
 }
@@ -77,10 +77,11 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
     refuse_without_mpi(launch);
   }
   if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
-    refuse(options.backend,
-           concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
-                  to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
-                  " by MPI; start all ranks with one mpirun or srun, without ranks of your own"));
+    refuse(
+        options.backend,
+        concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
+               to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
+               " by MPI; fix: start all ranks with one mpirun or srun, and set no ranks yourself"));
   }
   MpiCommunicatorOptions mpi_options;
   mpi_options.timeout = options.timeout;

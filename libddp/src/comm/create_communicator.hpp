@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creates the world communicator of a Context.
+// Creates the world communicator of a Context: of the chosen backend, or of a named one.
 #pragma once
 
 #include <cstdint>
@@ -42,11 +42,11 @@ struct MpiCommunicatorOptions {
   int64_t max_count = int64_t{1} << 28;
 };
 
-/// The world of `runtime`, for CPU tensors. Collective only in that all ranks must make it.
+/// Makes the world of `runtime` for CPU tensors. All ranks must make it.
 CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
                                       const MpiCommunicatorOptions& options);
 
-/// All ranks of `control_plane`, for tensors of `device` (with an index). Collective. Throws
+/// Makes the world of `control_plane` for tensors of `device` (with an index). Collective. Throws
 /// SettingsError in a build without CUDA, PeerLostError if NCCL cannot connect the ranks. `check`
 /// is for the world; null: calls are not compared. `add_probe` receives the probes of the world and
 /// of groups split from it.

@@ -23,7 +23,7 @@ bool on_one_host(const LaunchEnvironment& launch) {
   return launch.num_nodes == 1 && launch.local_world_size == launch.world_size;
 }
 
-// Loopback if no peer is on another host.
+// Returns loopback if no peer is on another host.
 std::string choose_bind_address(const LaunchEnvironment& launch,
                                 const ControlPlaneOptions& options) {
   if (!options.bind_address.empty()) {
@@ -36,7 +36,7 @@ std::string read_secret(const EnvironmentLookup& environment) {
   auto secret = environment("DDP_SECRET").value_or("");
   if (!secret.empty() && secret.size() < kMinSecretLength) {
     throw SettingsError(concat("DDP_SECRET has ", secret.size(), " characters, at least ",
-                               kMinSecretLength, " are needed: ", kHowToSetSecret));
+                               kMinSecretLength, " are needed; fix: ", kHowToSetSecret));
   }
   return secret;
 }
@@ -95,7 +95,7 @@ class StoreRendezvous final : public Rendezvous {
     if (launch.rank == 0 && transport_ == SecretTransport::Store) {
       log_warning(
           concat("the job's secret travels through torchrun's store at ", host_, ":", port_,
-                 ", which everybody on the network can read: who reads it can join the job; fix: ",
+                 ", which everyone on the network can read; a reader can join the job; fix: ",
                  kHowToSetSecret,
                  ", or context.control_plane.rendezvous_folder to a folder that all nodes share"));
     }
@@ -117,7 +117,7 @@ class StoreRendezvous final : public Rendezvous {
       c10d::TCPStore store(host_, options);
       return rank == 0 ? publish(store, contact, timeout) : fetch(store, timeout);
     } catch (const SettingsError&) {
-      throw;  // waiting longer would not help
+      throw;  // another attempt would not help
     } catch (const std::exception& error) {
       throw PeerLostError(concat("rendezvous: ", rank == 0 ? "cannot publish" : "cannot read",
                                  " rank 0's address in torchrun's store at ", host_, ":", port_,
@@ -150,7 +150,7 @@ class StoreRendezvous final : public Rendezvous {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     for (;;) {
       const auto bytes = store.get(key_);
-      std::string why = "the store holds something else; is DDP_SECRET the same on all ranks?";
+      std::string why = "the store has another value; fix: set the same DDP_SECRET on all ranks";
       const auto contact = parse_contact(std::string(bytes.begin(), bytes.end()), why);
       if (!contact.empty()) {
         return contact;
@@ -162,7 +162,7 @@ class StoreRendezvous final : public Rendezvous {
     }
   }
 
-  // Rank 0's contact with the secret, or nothing if others could have written `value`.
+  // Returns rank 0's contact with the secret, or nothing if others could have written `value`.
   std::string parse_contact(const std::string& value, std::string& why) const {
     if (transport_ == SecretTransport::Store) {
       return value;
@@ -238,7 +238,7 @@ std::shared_ptr<Rendezvous> make_job_rendezvous(const LaunchEnvironment& launch,
   }
   throw SettingsError(concat(
       "rank ", launch.rank, " of ", launch.world_size, " (by ", to_string(launch.source),
-      ") has no way to find rank 0: set MASTER_ADDR, MASTER_PORT and DDP_SECRET (or the argument "
+      ") cannot find rank 0; fix: set MASTER_ADDR, MASTER_PORT and DDP_SECRET (or the argument "
       "rendezvous=host:port), or start the ranks with srun, mpirun or torchrun",
       MpiRuntime::is_built_in() ? "" : "; this build has no MPI"));
 }

@@ -187,7 +187,7 @@ void launch_reduce_scatter(const MpiGroup& group, const MpiSpan& output, const M
         "MPI_Ireduce_scatter_block");
     return;
   }
-  // Longer ones use one reduction per root, since derived datatypes cannot be reduced.
+  // Longer inputs use one reduction per root, because derived datatypes cannot be reduced.
   for (int root = 0; root < group.world_size; ++root) {
     for_each_piece(part, group.max_count, [&](int64_t offset, int count) {
       check_mpi(MPI_Ireduce(input.at(root * part + offset), output.at(offset), count,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of CPU tensors. The caller checks and queues; the MPI thread starts and polls MPI's
-// non-blocking collective. So the caller computes meanwhile.
+// Collectives of CPU tensors. The caller checks and queues. The MPI thread starts and polls MPI's
+// non-blocking collective while the caller computes.
 #include "comm/create_communicator.hpp"
 
 #include <cstring>
@@ -39,13 +39,14 @@ class MpiWork final : public Work {
   const std::string name_;
 };
 
-// Collectives that one communicator called and that have not ended, to report this rank's position.
+// The collectives of one communicator that were called and have not ended, to report this rank's
+// position.
 class CallLog {
  public:
   // `id`: see GroupPosition.
   explicit CallLog(std::string id) : id_(std::move(id)) {}
 
-  // Any thread, in call order.
+  // Called by any thread, in call order.
   void add(std::string operation, std::shared_ptr<ProgressTicket> ticket) {
     const std::lock_guard lock(mutex_);
     add_caller(caller_);
@@ -53,7 +54,7 @@ class CallLog {
     calls_.push_back({++num_called_, std::move(operation), std::move(ticket)});
   }
 
-  // Id of the group that the next collective, a split with this color, makes.
+  // Returns the id of the group that the last collective, a split with this color, made.
   std::string id_of_child(int color) {
     const std::lock_guard lock(mutex_);
     return id_ + "/" + std::to_string(num_called_) + ":" + std::to_string(color);

@@ -47,13 +47,13 @@ class MpiReduceOps {
 /// data[i] /= divisor, in float32 for the 2-byte types. Floating dtypes only.
 void divide_by(void* data, int64_t num_elements, c10::ScalarType dtype, int divisor);
 
-/// Work for the MPI thread: `launch` makes the calls and appends their requests; `finish` runs when
-/// all requests have ended. Closures hold the tensors.
+/// Work for the MPI thread. `launch` makes the calls and appends their requests; `finish` runs when
+/// all requests have ended. The closures own the tensors.
 struct MpiOperation {
   std::function<std::string()> describe;  ///< "all_reduce #7 (…)", for messages
   std::chrono::milliseconds limit{0};     ///< 0: none
   std::function<void(std::vector<MPI_Request>&)> launch;
-  std::function<bool()> may_finish;  ///< asked when the requests have ended; empty: yes
+  std::function<bool()> may_finish;  ///< called when the requests have ended; empty: true
   std::function<void()> finish;
   std::function<void(const std::string&, const std::exception_ptr&)> on_failure;
   std::vector<MPI_Request> requests;
@@ -67,9 +67,9 @@ struct MpiOperation {
   void failed(const std::exception_ptr& error);
 };
 
-/// MPI state shared by all runtimes: MPI is initialised once per process, and never again after
-/// MPI_Finalize. One thread makes every MPI call. Destroyed at process exit, or with the last
-/// runtime if that is later.
+/// MPI state shared by all runtimes. MPI is initialised once per process, and never again after
+/// MPI_Finalize. One thread makes every MPI call. The destructor runs at process exit, or with the
+/// last runtime if that is later.
 class MpiProcess {
  public:
   using Engine = ProgressEngine<MpiOperation>;

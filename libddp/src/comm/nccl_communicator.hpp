@@ -25,8 +25,8 @@
 
 namespace ddp::detail {
 
-/// Checks and compares each call, then passes it to the parts: the handle (lifetime), the launcher
-/// (order), the reductions (algorithms), the memory (windows) and the failure detector.
+/// Checks and compares each call, then passes it to one of its parts: the handle (lifetime), the
+/// launcher (order), the reductions (algorithms), the memory (windows) or the failure detector.
 class NcclCommunicator final : public Communicator,
                                public OperationLog,
                                public std::enable_shared_from_this<NcclCommunicator> {

@@ -24,21 +24,20 @@ constexpr int kDefaultMaxCtas = 32;
 const char* hint_of(ncclResult_t code) {
   switch (code) {
     case ncclUnhandledCudaError:
-      return "a CUDA call inside NCCL failed: often an earlier kernel's error, or no memory left "
-             "on "
-             "the device";
+      return "a CUDA call inside NCCL failed: often an earlier kernel's error, or the device has "
+             "no "
+             "memory left";
     case ncclSystemError:
-      return "a system call failed: look at NCCL_SOCKET_IFNAME, the size of /dev/shm and ulimit "
-             "-l; "
-             "NCCL_DEBUG=INFO tells more";
+      return "a system call failed; fix: check NCCL_SOCKET_IFNAME, the size of /dev/shm and "
+             "ulimit -l; NCCL_DEBUG=INFO logs more";
     case ncclRemoteError:
       return "a peer left or its network broke";
     case ncclInvalidUsage:
       return "often two ranks on one GPU, or ranks that run different NCCL versions";
     case ncclInvalidArgument:
-      return "libddp checks arguments before NCCL does: please report this";
+      return "libddp checks arguments before NCCL does; fix: report this as a bug";
     default:
-      return "NCCL_DEBUG=INFO tells more";
+      return "NCCL_DEBUG=INFO logs more";
   }
 }
 
@@ -60,13 +59,13 @@ void check_options(const CommunicatorOptions& options) {
       (options.nccl_max_ctas > 0 && options.nccl_min_ctas > options.nccl_max_ctas)) {
     throw SettingsError(concat("context.communicator.nccl_min_ctas=", options.nccl_min_ctas,
                                " and nccl_max_ctas=", options.nccl_max_ctas,
-                               ": allowed are 0 (NCCL's choice) or more, the minimum not above the "
+                               ": allowed are 0 (NCCL's choice) or more, and a minimum up to the "
                                "maximum"));
   }
   if (options.nccl_algorithm != "auto" && options.nccl_algorithm != "ring" &&
       options.nccl_algorithm != "symmetric") {
     throw SettingsError(concat("context.communicator.nccl_algorithm=", options.nccl_algorithm,
-                               " is unknown: use auto, ring or symmetric"));
+                               " is unknown; fix: use auto, ring or symmetric"));
   }
 }
 
@@ -149,12 +148,12 @@ NcclCommPtr connect_nccl(ControlPlane& control_plane, c10::DeviceIndex device,
   RunningLimit limit(options.timeout);
   const auto stop_waiting = [&] {
     if (control_plane.failed()) {
-      throw PeerLostError("NCCL's start was given up: " + control_plane.failure().message);
+      throw PeerLostError("NCCL did not start: " + control_plane.failure().message);
     }
     if (limit.is_over()) {
       throw PeerLostError(concat("NCCL did not connect ", control_plane.world_size(),
                                  " ranks within ", options.timeout.count(),
-                                 " ms: a peer is lost or stuck; NCCL_DEBUG=INFO tells more"));
+                                 " ms: a peer is lost or stuck; NCCL_DEBUG=INFO logs more"));
     }
   };
   auto config = make_config(options, /*blocking=*/false);
@@ -191,7 +190,7 @@ NcclCommPtr split_nccl(ncclComm_t parent, c10::DeviceIndex device, int color, in
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     std::promise<ncclResult_t> code;
   };
-  // Shared, because the thread is detached if the wait is given up.
+  // Shared, because the thread is detached if the wait ends early.
   auto result = std::make_shared<Result>();
   result->config = make_config(options, /*blocking=*/true);
   auto code = result->code.get_future();
@@ -251,7 +250,7 @@ bool NcclHandle::destroy(const std::function<void()>& close) {
         code->store(ncclCommDestroy(comm));
       })) {
     log_warning(
-        "ncclCommDestroy did not end within 30 s; destroy the CUDA graphs that captured "
+        "ncclCommDestroy did not end within 30 s; fix: destroy the CUDA graphs that captured "
         "collectives before their communicator");
     return false;
   }

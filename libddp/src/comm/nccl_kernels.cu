@@ -56,7 +56,7 @@ __global__ void scale(T* data, int64_t count, bool in_vectors, float factor) {
   }
 }
 
-// Only code for compute capability 9 waits for the previous kernel by itself.
+// Only code for compute capability 9 waits for the previous kernel on the device.
 template <typename T>
 bool may_begin_early() {
   cudaFuncAttributes attributes{};

@@ -85,7 +85,7 @@ bool NcclLauncher::begin(bool shares_event) {
     origin_->launch_events->record_open();
   }
   if (captured) {
-    counters.mark_eager();  // not possible once the stream is captured
+    counters.mark_eager();  // impossible after the stream is captured
   }
   if (captured || current != stream_) {
     ready_.record(current.stream());
@@ -160,7 +160,7 @@ void NcclLauncher::finish(Works works, bool captured, bool shares_event) {
     }
   }
   trace(works);
-  // The result comes first: nothing waits for a mark.
+  // The event precedes the mark, because nothing waits for a mark.
   const auto event = origin_->launch_events->add(shares_event && !captured);
   for (const auto& work : works) {
     work->set_launch(event, captured);

@@ -40,7 +40,7 @@ class NcclLauncher {
 
   /// Nothing else is launched while the lock is held. A thread may take it repeatedly.
   Lock lock() { return Lock(mutex_); }
-  /// May return without the lock.
+  /// The returned lock may not own the mutex.
   Lock lock_within(std::chrono::milliseconds limit) { return {mutex_, limit}; }
 
   /// Throws if calls are not allowed: aborted, or inside another communicator's GroupScope.
@@ -57,11 +57,12 @@ class NcclLauncher {
   /// Makes the communicator's stream wait for the caller's enqueued work. Returns true inside a
   /// capture. launch() includes it. Call it with the lock.
   bool begin(bool shares_event);
-  /// Neither waited for nor counted. launch() includes it. Call it with the lock.
+  /// Enqueues a call that is neither waited for nor counted. launch() includes it. Call it with the
+  /// lock.
   void enqueue(const char* name, Call call);
   /// Takes the lock until the matching group_end().
   void group_start();
-  /// Throws nothing: each work of the group rethrows its error in wait().
+  /// Never throws. Each work of the group rethrows its error in wait().
   void group_end();
 
   const c10::cuda::CUDAStream& stream() const { return stream_; }

@@ -70,8 +70,8 @@ std::string why_not_here() {
 #endif
 }
 
-// Without peer access NCCL still registers a window but uses the ring. GPUs that this process does
-// not see (CUDA_VISIBLE_DEVICES) are not checked.
+// Without peer access NCCL still registers a window but uses the ring. This cannot check GPUs that
+// this process does not see (CUDA_VISIBLE_DEVICES).
 std::string why_not_with(const std::vector<std::string>& addresses) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -178,7 +178,7 @@ void NcclMemory::abandon() {
   abandoned_ = true;
 }
 
-// Called by a tensor's destructor: throws nothing.
+// Never throws, because a tensor's destructor calls it.
 void NcclMemory::free(void* memory) {
   try {
     const c10::cuda::CUDAGuard guard(device_);
@@ -188,7 +188,7 @@ void NcclMemory::free(void* memory) {
     }
     const std::lock_guard lock(mutex_);
     if (abandoned_) {
-      return;  // a hung kernel may still use it; the process is about to exit
+      return;  // a hung kernel may still use the memory, and the process will exit
     }
 #ifdef DDP_NCCL_HAS_WINDOWS
     if (const auto found = windows_.find(static_cast<const char*>(memory));

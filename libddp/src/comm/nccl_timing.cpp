@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // times grow linearly beyond it
 constexpr int kTimedRuns = 5;
 
-// Resources of a graph and its timing, released even on exceptions.
+// The resources of a graph and its timing, released even after exceptions.
 struct TimedGraph {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
@@ -60,7 +60,7 @@ struct TimedGraph {
   }
 };
 
-// Times a graph, because most steps run in one and slow host launches would hide device time.
+// Times a graph: most steps run in one, and slow host launches would hide device time.
 double time_us(NcclLauncher& launcher, float* data, int64_t num_bytes, ncclRedOp_t op) {
   const int calls = num_bytes <= (1 << 20) ? 50 : num_bytes <= (16 << 20) ? 20 : 5;
   const auto call = [&] {
@@ -100,7 +100,7 @@ std::vector<AllReduceRow> time_all_reduce(Communicator& communicator, NcclLaunch
   auto floats = buffer.view(at::kFloat).zero_();
   auto* data = floats.mutable_data_ptr<float>();
   const c10::cuda::CUDAStreamGuard stream_guard(launcher.stream());
-  // Otherwise pending work of this rank or a slower one would be timed too.
+  // Without this, pending work of this rank or a slower one would be timed too.
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   communicator.barrier();
   std::vector<AllReduceRow> rows;

@@ -14,8 +14,8 @@
 namespace ddp::detail {
 namespace {
 
-// Not the handle: a new stream may reuse a destroyed stream's handle. The default stream's handle
-// is constant. 0 if the number is unknown.
+// Identifies a stream: a new stream may reuse the handle of a destroyed one. The default stream's
+// handle is constant. Returns 0 if the number is unknown.
 uint64_t number_of(cudaStream_t stream) {
   if (stream == nullptr) {
     return std::numeric_limits<uint64_t>::max();
@@ -34,8 +34,9 @@ NcclWork::~NcclWork() {
   if (!tensors_[0].defined() || !launch_ || captured_) {
     return;  // waited for, never launched, or captured (the graph owns its memory)
   }
-  // Nobody waited: the memory may be reused while the communicator's stream still uses it, so the
-  // allocator is notified. Not done for waited works: it delays every reuse and cannot be captured.
+  // Without a wait, the memory could be reused while the communicator's stream still uses it, so
+  // the allocator is notified. That delays every reuse and cannot be captured, so works that were
+  // waited for skip it.
   try {
     const c10::cuda::CUDAGuard guard(origin_->device);
     const auto stream = c10::cuda::getStreamFromExternal(origin_->stream, origin_->device);
@@ -51,13 +52,14 @@ NcclWork::~NcclWork() {
 }
 
 void NcclWork::check() const {
-  origin_->state->check(record.name);  // first: an abort's reason is clearer than NCCL's error
+  origin_->state->check(
+      record.name);  // before error_: an abort's reason is clearer than NCCL's error
   if (error_) {
     std::rethrow_exception(error_);
   }
   if (!launch_) {
     throw SettingsError(concat(record.name, " #", record.sequence,
-                               " was not launched yet: wait after the GroupScope ended"));
+                               " was not launched yet; fix: wait after the GroupScope has ended"));
   }
 }
 
@@ -92,8 +94,9 @@ void NcclWork::wait_host(std::optional<std::chrono::milliseconds> timeout) {
   while (!is_completed()) {
     check();
     if (captured_) {
-      throw SettingsError(concat(record.name, " #", record.sequence,
-                                 ": the host cannot wait inside a CUDA graph capture; use wait()"));
+      throw SettingsError(
+          concat(record.name, " #", record.sequence,
+                 ": the host cannot wait inside a CUDA graph capture; fix: use wait()"));
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       throw PeerLostError(

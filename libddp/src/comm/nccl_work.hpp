@@ -18,7 +18,7 @@ namespace ddp::detail {
 
 using NcclLaunchEvents = LaunchEvents<CudaEventPool::Event>;
 
-/// Communicator data that its works need; works may outlive the communicator.
+/// Data of a communicator for its works, which may outlive it.
 struct WorkOrigin {
   c10::DeviceIndex device = 0;
   cudaStream_t stream = nullptr;  ///< the collectives' stream

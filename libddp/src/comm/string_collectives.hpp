@@ -9,10 +9,10 @@
 
 namespace ddp::detail {
 
-/// Every rank's text, indexed by rank. The host waits. Collective.
+/// Returns every rank's string, indexed by rank. The host waits. Collective.
 std::vector<std::string> all_gather_string(Communicator& communicator, const std::string& text);
 
-/// Root's text on every rank. The host waits. Collective.
+/// Returns root's string on every rank. The host waits. Collective.
 std::string broadcast_string(Communicator& communicator, const std::string& text, int root);
 
 }  // namespace ddp::detail

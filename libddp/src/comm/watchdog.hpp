@@ -34,7 +34,7 @@ struct LaneProgress {
 struct Stall {
   size_t lane = 0;
   LaneProgress progress;
-  std::chrono::milliseconds stood{0};  ///< time without any counter change
+  std::chrono::milliseconds duration{0};  ///< time without any counter change
 };
 
 /// Depends only on its arguments and earlier calls. All lanes share one device queue, so any
@@ -43,7 +43,7 @@ class StallDetector {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  /// A gap between looks counts as at most `longest_turn`: a longer one means that this process was
+  /// A gap between checks counts as at most `longest_turn`: in a longer one this process was
   /// suspended.
   explicit StallDetector(std::chrono::milliseconds longest_turn = std::chrono::hours(1000))
       : longest_turn_(longest_turn) {}
@@ -67,15 +67,15 @@ class StallDetector {
     const bool moved = !last_completed_ || completed != *last_completed_;
     last_completed_ = completed;
     if (moved || pending == lanes.rend() || !was_pending_) {
-      // Starts at the first look at a pending collective, not at the end of the last one.
+      // Starts at the first check with a pending collective, not at the end of the last collective.
       since_ = now;
     }
     was_pending_ = pending != lanes.rend();
-    const auto stood = std::chrono::duration_cast<std::chrono::milliseconds>(now - since_);
-    if (!was_pending_ || stood < limit) {
+    const auto duration = std::chrono::duration_cast<std::chrono::milliseconds>(now - since_);
+    if (!was_pending_ || duration < limit) {
       return std::nullopt;
     }
-    return Stall{static_cast<size_t>(lanes.rend() - pending - 1), *pending, stood};
+    return Stall{static_cast<size_t>(lanes.rend() - pending - 1), *pending, duration};
   }
 
  private:
@@ -98,7 +98,7 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
   ~Watchdog() { stop(); }
 
-  /// No look begins afterwards. Waits for a running look unless called from it.
+  /// No probe begins afterwards. Waits for a running probe unless called from it.
   void stop() {
     if (!thread_.joinable()) {
       return;
@@ -123,9 +123,9 @@ class Watchdog {
       std::unique_lock lock(mutex);
       while (!changed.wait_for(lock, interval, [this] { return stopping; })) {
         lock.unlock();
-        const bool go_on = probe();
+        const bool continues = probe();
         lock.lock();
-        if (!go_on) {
+        if (!continues) {
           return;
         }
       }
@@ -171,7 +171,7 @@ class FailureDetector {
     if (const auto stall = stalls_.check(watched_.lanes(), now, timeouts_->current())) {
       const auto what = concat(watched_.describe(*stall), " of ", watched_.name, ", rank ",
                                watched_.rank, " of ", watched_.world_size);
-      fail(what, concat(what, ": no collective ended for ", stall->stood.count(),
+      fail(what, concat(what, ": no collective ended for ", stall->duration.count(),
                         " ms: a peer is lost, stuck, or makes other calls than this rank"));
       return false;
     }

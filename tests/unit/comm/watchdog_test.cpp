@@ -27,7 +27,7 @@ TEST_CASE("a counter that stands for the limit is a stall, and says where it sta
   CHECK(stall->lane == 0);
   CHECK(stall->progress.completed == 2);
   CHECK(stall->progress.enqueued == 5);
-  CHECK(stall->stood == 1000ms);
+  CHECK(stall->duration == 1000ms);
 }
 
 TEST_CASE("progress starts the clock anew") {
