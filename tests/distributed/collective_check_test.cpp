@@ -165,7 +165,7 @@ TEST_CASE("a rank that makes no call is waited for as long as a collective may l
   const auto message =
       testing::message_of<ddp::PeerLostError>([&] { check.compare("barrier", 20ms, [] {}); });
   CHECK_THAT(message, Catch::Contains("collective #1 of the world: this rank called barrier, and "
-                                      "not all of the 3 ranks called one within 20 ms"));
+                                      "not all of the 3 ranks called a collective within 20 ms"));
 }
 
 TEST_CASE("a comparison shows where its rank waits, also in a group that was split off") {

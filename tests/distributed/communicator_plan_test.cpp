@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "comm/kernel_choices.hpp"
-#include "comm/text_exchange.hpp"
+#include "comm/algorithm_choices.hpp"
+#include "comm/string_collectives.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "distributed/communicator_test_utils.hpp"
@@ -25,7 +25,7 @@ ddp::CommunicatorPtr fresh() {
 void check_told(const std::string& log, const std::string& why) {
   const int num = comm().rank() == 0 ? 1 : 0;
   CAPTURE(log);
-  CHECK(testing::num_found(log, "they are measured anew") == num);
+  CHECK(testing::num_found(log, "they are measured again") == num);
   CHECK(testing::num_found(log, "the measured choices of a test are of another system (" + why) ==
         num);
 }
@@ -41,7 +41,7 @@ TEST_CASE("the table of all_reduce times is one on all ranks, and measured once"
   }
   REQUIRE(table.rows().size() >= 4);
   const auto text = table.to_json();
-  for (const auto& other : ddp::detail::all_gather_text(*group, text)) {
+  for (const auto& other : ddp::detail::all_gather_string(*group, text)) {
     CHECK(other == text);
   }
   CHECK(group->plan().find("all_reduce").has_value());
@@ -84,7 +84,7 @@ TEST_CASE("a plan that fits some ranks only is dropped on all") {
   check_told(log, "rank " + std::to_string(group->world_size() - 1) + ": cudnn: ");
   CHECK(group->plan().empty());
   for (const auto& other :
-       ddp::detail::all_gather_text(*group, group->plan().empty() ? "y" : "n")) {
+       ddp::detail::all_gather_string(*group, group->plan().empty() ? "y" : "n")) {
     CHECK(other == "y");
   }
 }
@@ -132,13 +132,13 @@ TEST_CASE("choices of algorithms travel with a plan, all or none, on all ranks")
 
   book.note("a late convolution", 9, 8);
   ddp::Plan kept;
-  ddp::detail::keep_kernel_choices(kept);
+  ddp::detail::save_algorithm_choices(kept);
   const auto version = kept.version();
-  const auto choices = ddp::detail::kernel_choices_from_json(kept.find("kernels").value());
+  const auto choices = ddp::detail::algorithm_choices_from_json(kept.find("kernels").value());
   CHECK((choices == book.all()));
   CHECK(choices.at("a late convolution").chosen == 8);
   CHECK(choices.at("a product").count == 12);
-  ddp::detail::keep_kernel_choices(kept);
+  ddp::detail::save_algorithm_choices(kept);
   CHECK(kept.version() == version);  // nothing new
 }
 

@@ -3,9 +3,9 @@
 // and a plan fixes the choice. Also tests buckets that are launched together.
 #include <sstream>
 
+#include "comm/string_collectives.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/reducer.hpp"
-#include "reduce/replica_sync.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -60,7 +60,7 @@ TEST_CASE("auto buckets: agreed, and the gradients do not change") {
     CHECK(model.logging_data().has_rebuilt_buckets == (world() > 1 && step >= 3));
   }
   const auto own = layout_text(model.reducer().gradients().layout());
-  for (const auto& other : ddp::detail::all_gather_text(*comm, own)) {
+  for (const auto& other : ddp::detail::all_gather_string(*comm, own)) {
     CHECK(other == own);
   }
   CHECK(buckets_choice(comm->plan()).empty() == (world() == 1));

@@ -8,7 +8,7 @@
 #include <future>
 #include <thread>
 
-#include "comm/mpi_communicator.hpp"
+#include "comm/create_communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 

@@ -14,7 +14,7 @@ endfunction()
 ddp_add_run(none "*:0" "0:3 ranks on 1 node (mpirun), cpu, mpi")
 ddp_add_run(throw "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: my bug")
 ddp_add_run(blocked "*:65" "0:at step 5 in forward: shard 7 is truncated" "1:the barrier was aborted")
-ddp_add_run(stop "*:75" "0:rank 1 received SIGUSR1: all ranks stop here")
+ddp_add_run(stop "*:75" "0:rank 1 received SIGUSR1: all ranks stop now")
 ddp_add_run(settings "*:70"
   "0:rank 1 has other settings than rank 0: train.max_grad_norm=5 here, train.max_grad_norm=0 there")
 
@@ -38,17 +38,17 @@ endfunction()
 ddp_add_wait(uneven "*:70" "" "0:first cause: rank 1 (" "0: left at step 2 in forward" "0: waits at step 3 in forward in all_reduce #"
              "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(stop "*:70" "" "0:first cause: rank 1 (" "0: left at step 2 in forward" "0:heard in time" "0:left in time" "1:left in time")
-ddp_add_wait(plane "*:70" "" "0:ranks took different ways: rank 0 (" "0: in the control plane's all_gather after"
+ddp_add_wait(plane "*:70" "" "0:ranks diverged: rank 0 (" "0: in the control plane's all_gather after"
              "0: waits at step 4 in forward in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(save "*:70" "" "0:in the control plane's broadcast (root 0) of 'save' after" "0:heard in time" "0:left in time" "1:left in time")
-ddp_add_wait(operation "*:70" "" "0:ranks took different ways" "0:in barrier #" "0:in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(operation "*:70" "" "0:ranks diverged" "0:in barrier #" "0:in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(backward "*:70" "" "0:rank 1 (" "0:in the control plane's all_gather after" "0:at step 4 in forward in all_reduce #"
              "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(places "*:0" "" "0:caught at step 3" "1:caught at step 3" "0:left in time")
 ddp_add_wait(uneven_checked "*:70" "" "0:first cause: rank 1 (" "0: left at step 2 in forward"
              "0: waits at step 3 in forward in the check of all_reduce #4 (sum of 100 Float)"
              "0:heard in time" "0:left in time" "1:left in time")
-ddp_add_wait(plane_checked "*:70" "" "0:ranks took different ways: rank 0 (" "0: in the control plane's all_gather after"
+ddp_add_wait(plane_checked "*:70" "" "0:ranks diverged: rank 0 (" "0: in the control plane's all_gather after"
              "0: waits at step 4 in forward in the check of all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(backward_checked "*:70" "" "0:rank 1 (" "0: in the control plane's all_gather after"
              "0:at step 4 in forward in the check of all_reduce #" "0:heard in time" "0:left in time" "1:left in time")

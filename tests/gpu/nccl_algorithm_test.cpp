@@ -18,8 +18,8 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/nccl_communicator.hpp"
-#include "comm/text_exchange.hpp"
+#include "comm/create_communicator.hpp"
+#include "comm/string_collectives.hpp"
 #include "ddp/core/error.hpp"
 #include "gpu/capture.hpp"
 #include "gpu/has_ranks.hpp"
@@ -297,7 +297,7 @@ TEST_CASE("a measurement whose peers went away ends with the reason of the abort
   } else {
     // The beginning of all_reduce_table(): rank 0's text, then the communicator that it measures
     // on.
-    CHECK(ddp::detail::broadcast_text(*comm, "", 0).empty());
+    CHECK(ddp::detail::broadcast_string(*comm, "", 0).empty());
     const auto child = peers_split ? comm->split(0, rank()) : nullptr;
     ddp::test::context().control_plane().barrier();
     ddp::test::context().control_plane().barrier();

@@ -9,8 +9,8 @@
 #include <future>
 #include <thread>
 
+#include "comm/create_communicator.hpp"
 #include "comm/nccl_communicator.hpp"
-#include "comm/nccl_communicator_impl.hpp"
 #include "ddp/core/error.hpp"
 #include "gpu/capture.hpp"
 #include "gpu/has_ranks.hpp"

@@ -11,7 +11,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/reducer.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -70,8 +70,8 @@ TEST_CASE("a captured weighted step replays") {
 
 TEST_CASE("a mark inside a graph is taken anew by every replay") {
   const auto device = context().device();
-  ddp::detail::TimeMark begin;
-  ddp::detail::TimeMark end;
+  ddp::detail::TimingEvent begin;
+  ddp::detail::TimingEvent end;
   begin.record(device);
   end.record(device);
   auto work = torch::zeros({1 << 20}, on_device());
@@ -82,11 +82,11 @@ TEST_CASE("a mark inside a graph is taken anew by every replay") {
   ddp::detail::delay_device(device, 10);
   end.record_replayed(device);
   graph.capture_end();
-  CHECK(ddp::detail::TimeMark::milliseconds(begin, end) < 5);  // no replay yet: the eager marks
+  CHECK(ddp::detail::TimingEvent::milliseconds(begin, end) < 5);  // no replay yet: the eager marks
   for (int replay = 0; replay < 3; ++replay) {
     begin.record(device);  // recorded eagerly between replays
     graph.replay();
-    const double took = ddp::detail::TimeMark::milliseconds(begin, end);
+    const double took = ddp::detail::TimingEvent::milliseconds(begin, end);
     CHECK(took > 5);
     CHECK(took < 40);
   }

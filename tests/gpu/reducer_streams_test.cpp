@@ -10,7 +10,7 @@
 #include "ddp/core/error.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "ops/grad_slot.hpp"
-#include "reduce/time_mark.hpp"
+#include "reduce/timing_event.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -90,9 +90,9 @@ TEST_CASE("a reduction waits for gradients written beside backward, and backward
   DistributedDataParallel model(module, group(), with_cap(cap));
   constexpr double kDelayMs = 10;
   LateProduct::delay_ms = kDelayMs;
-  ddp::detail::TimeMark begin;
-  ddp::detail::TimeMark chain_end;
-  ddp::detail::TimeMark end;
+  ddp::detail::TimingEvent begin;
+  ddp::detail::TimingEvent chain_end;
+  ddp::detail::TimingEvent end;
   for (int step = 0; step < 4; ++step) {
     LateProduct::kept.clear();
     auto input = batch_of(rank(), step, 4).requires_grad_();
@@ -106,8 +106,8 @@ TEST_CASE("a reduction waits for gradients written beside backward, and backward
     end.record(context().device());
     require_equal(grads_of(*module), reference_of(step));
     if (step > 0) {  // connected, and buckets are rebuilt
-      CHECK(ddp::detail::TimeMark::milliseconds(begin, chain_end) < 0.8 * kDelayMs);
-      CHECK(ddp::detail::TimeMark::milliseconds(begin, end) > 2 * kDelayMs);
+      CHECK(ddp::detail::TimingEvent::milliseconds(begin, chain_end) < 0.8 * kDelayMs);
+      CHECK(ddp::detail::TimingEvent::milliseconds(begin, end) > 2 * kDelayMs);
     }
   }
 }

@@ -11,7 +11,8 @@
 namespace ddp {
 namespace {
 
-// Losing thread blocks of the computation costs more than a longer reduction in the background.
+// An overlapped reduction may take this much longer: thread blocks taken from the computation cost
+// more.
 constexpr double kOverlappedMayTake = 1.5;
 
 double time_of(const AllReduceRow& row, AllReduceAlgorithm algorithm) {
@@ -20,7 +21,7 @@ double time_of(const AllReduceRow& row, AllReduceAlgorithm algorithm) {
 
 [[noreturn]] void fail(const std::string& why) {
   throw ReadError("the plan's table of all-reduce times is damaged: " + why +
-                  "; fix: remove the plan, and it is measured anew");
+                  "; fix: remove the plan, and it is measured again");
 }
 
 void check(const std::vector<AllReduceRow>& rows) {
@@ -31,7 +32,7 @@ void check(const std::vector<AllReduceRow>& rows) {
     }
     if (!(row.ring_us > 0) || !(row.symmetric_us >= 0) || !std::isfinite(row.ring_us) ||
         !std::isfinite(row.symmetric_us)) {
-      fail(concat("times of ", row.num_bytes, " bytes are no times"));
+      fail(concat("times of ", row.num_bytes, " bytes must be positive numbers"));
     }
     if ((row.symmetric_us > 0) != (rows[0].symmetric_us > 0)) {
       fail("an algorithm has times for some sizes only");
@@ -70,7 +71,7 @@ double AllReduceTable::microseconds(int64_t num_bytes, AllReduceAlgorithm algori
   const double from = time_of(left, algorithm);
   const double slope =
       (time_of(*right, algorithm) - from) / static_cast<double>(right->num_bytes - left.num_bytes);
-  // A noisy table may fall towards its end, but more bytes are never faster.
+  // A noisy table may fall towards its end. More bytes are never faster.
   return from + std::max(0.0, slope) * static_cast<double>(num_bytes - left.num_bytes);
 }
 

@@ -37,15 +37,15 @@ template <typename... Args>
 void check_tensor(const GroupInfo& group, const char* operation, const char* name,
                   const at::Tensor& tensor) {
   if (!tensor.defined()) {
-    refuse(operation, name, " is an undefined tensor; give a tensor with memory");
+    refuse(operation, name, " is an undefined tensor; fix: give a tensor with memory");
   }
   if (tensor.layout() != at::kStrided) {
     refuse(operation, name, " has layout ", tensor.layout(),
-           "; only dense tensors are reduced, use ", "tensor.to_dense()");
+           "; only dense tensors are reduced; fix: use tensor.to_dense()");
   }
   if (tensor.device() != group.device) {
     refuse(operation, name, " is on ", tensor.device().str(), ", but this \"", group.backend,
-           "\" communicator works on ", group.device.str(), "; move the tensor there");
+           "\" communicator works on ", group.device.str(), "; fix: move the tensor there");
   }
   if (!is_supported(tensor.scalar_type())) {
     refuse(operation, name, " has dtype ", tensor.scalar_type(),
@@ -53,14 +53,14 @@ void check_tensor(const GroupInfo& group, const char* operation, const char* nam
   }
   if (!tensor.is_non_overlapping_and_dense()) {
     refuse(operation, name, " of shape ", tensor.sizes(), " and strides ", tensor.strides(),
-           " has gaps or overlaps in memory; use tensor.contiguous()");
+           " has gaps or overlaps in memory; fix: use tensor.contiguous()");
   }
 }
 
 void check_op(const char* operation, const at::Tensor& tensor, ReduceOp op) {
   if (op == ReduceOp::Avg && !tensor.is_floating_point()) {
     refuse(operation, "avg of dtype ", tensor.scalar_type(),
-           " is not defined; allowed are float32, float64, float16 and bfloat16, or use sum");
+           " is not defined; allowed are float32, float64, float16 and bfloat16; fix: use sum");
   }
 }
 
@@ -126,7 +126,7 @@ void check_peer(const GroupInfo& group, const char* operation, const at::Tensor&
   check_rank(group, operation, sends ? "destination" : "source", peer);
   if (peer == group.rank) {
     refuse(operation, sends ? "destination=" : "source=", peer,
-           " is this rank itself; a message needs another rank");
+           " is this rank itself; fix: name another rank");
   }
 }
 

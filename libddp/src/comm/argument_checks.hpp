@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of tensor arguments, shared by all backends. A mistake gives a message on the rank that
-// made it, not a hang on all ranks.
+// Checks of tensor arguments for all backends. A wrong argument is an error on its own rank, not a
+// hang on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ struct GroupInfo {
   at::Device device;
 };
 
-/// Each throws SettingsError naming the operation, the value and the allowed values.
+/// Each check throws SettingsError naming the operation, the value and the allowed values.
 void check_all_reduce(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
 void check_broadcast(const GroupInfo& group, const at::Tensor& tensor, int root);
 void check_reduce_scatter(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input,
@@ -29,7 +29,7 @@ void check_peer(const GroupInfo& group, const char* operation, const at::Tensor&
 /// Whether `part` is this rank's own part of `whole` (the in-place forms).
 bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank);
 
-/// uint8 [num_bytes], 256-byte aligned, uninitialised host memory.
+/// Returns uint8 [num_bytes], 256-byte aligned, uninitialised host memory.
 at::Tensor allocate_cpu(int64_t num_bytes);
 /// Throws SettingsError for a negative size.
 void check_allocation(int64_t num_bytes);

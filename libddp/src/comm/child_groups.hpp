@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The groups split from one communicator: they abort with their parent.
+// The groups split from one communicator, which abort with their parent.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ class ChildGroups {
   }
 
   void abort(const std::string& reason) {
-    // Aborting a child may take seconds, so the lock is not held meanwhile.
+    // Aborting a child may take seconds, so it happens without the lock.
     const auto children = [this] {
       const std::lock_guard lock(mutex_);
       return children_;

@@ -7,20 +7,9 @@
 
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/files.hpp"
 
 namespace ddp::detail {
-namespace {
-
-// FNV-1a: only a few calls are pending at once, so their keys do not collide in practice.
-uint64_t key_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037U;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-  }
-  return hash;
-}
-
-}  // namespace
 
 /// Calls that wait for other ranks' calls.
 class CollectiveCheck::Calls {
@@ -84,7 +73,7 @@ std::string describe_call(const char* operation, const at::Tensor& tensor,
 }
 
 std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
-    const std::shared_ptr<ControlPlane>& control_plane, bool wanted, const WatchPosition& watch) {
+    const std::shared_ptr<ControlPlane>& control_plane, bool wanted, const AddProbe& add_probe) {
   if (control_plane->world_size() == 1) {
     return nullptr;
   }
@@ -94,18 +83,18 @@ std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
     return nullptr;
   }
   return std::make_shared<CollectiveCheck>(exchange, control_plane->world_size(), "the world",
-                                           watch);
+                                           add_probe);
 }
 
 CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks,
-                                 std::string group, WatchPosition watch)
+                                 std::string group, AddProbe add_probe)
     : exchange_(std::move(exchange)),
       num_ranks_(num_ranks),
       group_(std::move(group)),
-      watch_(std::move(watch)),
+      add_probe_(std::move(add_probe)),
       calls_(std::make_shared<Calls>("check of " + group_)) {
-  if (watch_) {
-    watch_([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
+  if (add_probe_) {
+    add_probe_([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
       const auto calls = weak.lock();
       return calls == nullptr ? std::nullopt : std::optional(calls->position());
     });
@@ -113,31 +102,30 @@ CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_
 }
 
 int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseconds limit,
-                                 const std::function<void()>& look) {
+                                 const std::function<void()>& poll) {
   const Calls::Waiting waiting(*calls_, call);
   const auto number = waiting.number;
   const auto exchange = exchange_.lock();
   if (exchange == nullptr || num_ranks_ == 1) {
-    return number;  // the context was closed: the call itself will report that
+    return number;  // the context was closed, which the call itself will report
   }
   RunningLimit running_limit(limit);
-  const auto calls =
-      exchange->exchange(key_of(concat(group_, " #", number)), num_ranks_, call, [&] {
-        look();
-        if (running_limit.is_over()) {
-          throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
-                                     call, ", and not all of the ", num_ranks_,
-                                     " ranks called one within ", limit.count(), " ms"));
-        }
-      });
+  const auto calls = exchange->exchange(xxh3(concat(group_, " #", number)), num_ranks_, call, [&] {
+    poll();
+    if (running_limit.is_over()) {
+      throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
+                                 call, ", and not all of the ", num_ranks_,
+                                 " ranks called a collective within ", limit.count(), " ms"));
+    }
+  });
   const auto& [first_rank, first_call] = *calls.begin();
   for (const auto& [rank, other_call] : calls) {
     if (other_call != first_call) {
       throw MismatchError(concat("collective #", number, " of ", group_, " differs: rank ",
                                  first_rank, " called ", first_call, ", rank ", rank, " called ",
                                  other_call,
-                                 "; all ranks of a group call the same operations in the same "
-                                 "order with tensors of equal size and dtype"));
+                                 "; fix: call the same operations in the same order on all "
+                                 "ranks of a group, with tensors of equal size and dtype"));
     }
   }
   return number;
@@ -146,7 +134,7 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
 std::shared_ptr<CollectiveCheck> CollectiveCheck::of_group(int64_t split, int color,
                                                            int num_ranks) const {
   return std::make_shared<CollectiveCheck>(
-      exchange_, num_ranks, concat(group_, ", split #", split, ", color ", color), watch_);
+      exchange_, num_ranks, concat(group_, ", split #", split, ", color ", color), add_probe_);
 }
 
 }  // namespace ddp::detail

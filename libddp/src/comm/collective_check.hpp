@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Implements context.communicator.check_collectives: ranks compare each call over the control plane
-// before making it. A mistake gives an error message, not a wrong sum or a hang.
+// before making it. Calls that differ are an error, not a wrong sum or a hang.
 //
 // The host waits for the slowest rank at each collective. The rank's position shows this wait, so a
-// rank that can make no further call is reported (control_verdict.hpp). The check uses no device,
+// rank that can make no further call is reported (wait_monitor.hpp). The check uses no device,
 // so it works inside GroupScopes. Point-to-point messages and CUDA graph captures are not compared.
 // If only some ranks captured, they would wait for ranks that must not call anything. GraphedStep
 // compares captured calls afterwards.
@@ -17,7 +17,7 @@
 #include <optional>
 #include <string>
 
-#include "core/group_exchange.hpp"
+#include "core/plane_interfaces.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
@@ -31,21 +31,21 @@ std::string describe_call(const char* operation, const at::Tensor& tensor = {},
 /// Checks the calls of one communicator.
 class CollectiveCheck {
  public:
-  /// For the world. Null if `control_plane` has one rank, or the setting is off. Collective: the
-  /// setting must be equal on all ranks.
+  /// Makes the check of the world. Null if `control_plane` has one rank or the setting is off.
+  /// Collective: the setting must be equal on all ranks.
   static std::shared_ptr<CollectiveCheck> create(const std::shared_ptr<ControlPlane>& control_plane,
-                                                 bool wanted, const WatchPosition& watch);
+                                                 bool wanted, const AddProbe& add_probe);
 
   CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks, std::string group,
-                  WatchPosition watch = {});
+                  AddProbe add_probe = {});
 
   /// Throws MismatchError naming both sides, on all ranks of the group, if `call` differs on any.
-  /// Throws PeerLostError if a rank makes no call within `limit`. Calls `look` while waiting;
-  /// `look` ends the wait by throwing. Returns the number of the call. Any thread.
+  /// Throws PeerLostError if a rank makes no call within `limit`. Calls `poll` while waiting;
+  /// `poll` ends the wait by throwing. Returns the number of the call. Any thread.
   int64_t compare(const std::string& call, std::chrono::milliseconds limit,
-                  const std::function<void()>& look);
+                  const std::function<void()>& poll);
 
-  /// For a group made by a split with call number `split`.
+  /// Makes the check of a group that the split with call number `split` made.
   std::shared_ptr<CollectiveCheck> of_group(int64_t split, int color, int num_ranks) const;
 
  private:
@@ -54,7 +54,7 @@ class CollectiveCheck {
   const std::weak_ptr<GroupExchange> exchange_;  // groups may outlive their control plane
   const int num_ranks_;
   const std::string group_;  // "the world", "the world, split #3, color 1"
-  const WatchPosition watch_;
+  const AddProbe add_probe_;
   const std::shared_ptr<Calls> calls_;  // shared with the position's probe
 };
 

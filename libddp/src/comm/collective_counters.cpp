@@ -16,7 +16,7 @@ CollectiveCounters::CollectiveCounters(cudaStream_t stream, cudaStream_t counter
       captured_(memory_.shown() + kFirstOfGraphs) {}
 
 CollectiveCounters::~CollectiveCounters() {
-  position_probe_->revoke();
+  position_source_->close();
 }
 
 int64_t CollectiveCounters::end_eager() {

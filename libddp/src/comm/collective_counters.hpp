@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress of one communicator's collectives. The GPU writes it into mapped host memory, so the
+// Progress of one communicator's collectives. The GPU writes it into mapped host memory, where the
 // watchdog reads it without a CUDA call.
 //
 // Eager collectives: the host counts its launches; a mark on the stream writes that count. A mark
@@ -21,13 +21,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/captured_collectives.hpp"
-#include "comm/collective_record.hpp"
+#include "comm/collective_progress.hpp"
 #include "comm/counter_memory.hpp"
-#include "comm/eager_collectives.hpp"
-#include "comm/watchdog_core.hpp"
+#include "comm/watchdog.hpp"
 #include "core/rank_position.hpp"
-#include "core/revocable_probe.hpp"
 
 namespace ddp::detail {
 
@@ -76,7 +73,7 @@ class CollectiveCounters {
     return captured_.operations(after);
   }
 
-  /// Call if the device may hang: its memory is then never freed.
+  /// Call if the device may hang. The memory is then never freed.
   void abandon() { memory_.abandon(); }
 
   /// Any thread. Lane 0 is the eager lane; one lane per captured graph follows.
@@ -84,9 +81,9 @@ class CollectiveCounters {
   /// The collective that did not end, and the counter that stopped.
   std::string describe(const Stall& stall) const;
   /// This rank's position in the eager collectives, without an id. The host does not count replays,
-  /// so a captured communicator never looks behind. The probe owns no CUDA memory and may outlive
-  /// the counters.
-  std::shared_ptr<RevocableProbe> position_probe() const { return position_probe_; }
+  /// so a captured communicator never appears behind. The source owns no CUDA memory and may
+  /// outlive the counters.
+  std::shared_ptr<PositionSource> position_source() const { return position_source_; }
 
  private:
   // Counter 0 counts eager ends. Those of the graphs follow.
@@ -99,8 +96,8 @@ class CollectiveCounters {
   EagerCollectives eager_;
   CapturedCollectives captured_;
   std::mutex mark_mutex_;  // orders the marks; held in CUDA calls, so the watchdog never locks it
-  const std::shared_ptr<RevocableProbe> position_probe_ =
-      std::make_shared<RevocableProbe>([this] { return position(); });
+  const std::shared_ptr<PositionSource> position_source_ =
+      std::make_shared<PositionSource>([this] { return position(); });
 };
 
 }  // namespace ddp::detail

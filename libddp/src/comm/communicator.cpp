@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "comm/kernel_choices.hpp"
+#include "comm/algorithm_choices.hpp"
 #include "comm/launch_sequencer.hpp"
-#include "comm/text_exchange.hpp"
+#include "comm/string_collectives.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kTableName = "all_reduce";
 constexpr int kTimedRuns = 3;
 
-// Times of the slowest rank, for which all ranks wait. Equal on all ranks afterwards.
+// Returns the times of the slowest rank, for which all ranks wait.
 std::vector<AllReduceRow> slowest(Communicator& communicator,
                                   const std::vector<AllReduceRow>& rows) {
   std::vector<double> times;
@@ -72,10 +72,10 @@ Plan& Communicator::plan() {
   return *plan_;
 }
 
-// All ranks adopt or none: a rank that measured alone would deadlock. So every rank first reads the
-// plan and shares its verdict, because GPUs and libraries may differ.
+// Either all ranks adopt the plan or none: a rank that measured alone would deadlock. So every rank
+// first reads the plan and shares its result, because GPUs and libraries may differ.
 void Communicator::adopt_plan(const std::string& json, const std::string& origin) {
-  const auto agreed = world_size() == 1 ? json : detail::broadcast_text(*this, json, 0);
+  const auto agreed = world_size() == 1 ? json : detail::broadcast_string(*this, json, 0);
   Plan adopted = plan();
   const auto difference = adopted.adopt(agreed, origin);
   auto table = table_;
@@ -85,14 +85,14 @@ void Communicator::adopt_plan(const std::string& json, const std::string& origin
     if (const auto text = adopted.find(kTableName)) {
       table = AllReduceTable::from_json(*text);
     }
-    if (const auto text = adopted.find(detail::kKernelChoices)) {
-      kernels = detail::kernel_choices_from_json(*text);
+    if (const auto text = adopted.find(detail::kAlgorithmChoices)) {
+      kernels = detail::algorithm_choices_from_json(*text);
     }
   } catch (const ReadError& error) {
     damage = error.what();
   }
   const auto of_all = [&](const std::string& text) {
-    return world_size() == 1 ? std::vector{text} : detail::all_gather_text(*this, text);
+    return world_size() == 1 ? std::vector{text} : detail::all_gather_string(*this, text);
   };
   const auto is_text = [](const auto& text) { return !text.empty(); };
   const auto damages = of_all(damage);
@@ -105,7 +105,7 @@ void Communicator::adopt_plan(const std::string& json, const std::string& origin
   if (refused != verdicts.end()) {
     if (rank() == 0) {
       log_warning(concat("the measured choices of ", origin, " are of another system (rank ",
-                         refused - verdicts.begin(), ": ", *refused, "): they are measured anew"));
+                         refused - verdicts.begin(), ": ", *refused, "); they are measured again"));
     }
     return;
   }
@@ -118,8 +118,8 @@ const AllReduceTable& Communicator::all_reduce_table() {
   if (world_size() == 1) {
     return table_;
   }
-  // Rank 0 decides: a rank without a table must not measure alone.
-  const auto known = detail::broadcast_text(*this, plan().find(kTableName).value_or(""), 0);
+  // Rank 0 decides, because a rank without a table must not measure alone.
+  const auto known = detail::broadcast_string(*this, plan().find(kTableName).value_or(""), 0);
   if (known.empty()) {
     table_ = AllReduceTable(slowest(*this, measure_all_reduce()));
     plan().set(kTableName, table_.to_json());

@@ -2,7 +2,9 @@
 #include "ddp/comm/context.hpp"
 
 #include <ATen/Context.h>
+#include <fcntl.h>
 #include <torch/utils.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <exception>
@@ -10,18 +12,17 @@
 #include <utility>
 #include <vector>
 
+#include "comm/algorithm_choices.hpp"
 #include "comm/context_handle.hpp"
 #include "comm/create_communicator.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/device_choice.hpp"
 #include "comm/job_rendezvous.hpp"
-#include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
-#include "core/failure_box.hpp"
+#include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
 #include "core/plan_file.hpp"
 #include "core/rank_position.hpp"
-#include "core/start_roll.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -42,8 +43,6 @@ struct Context::State {
   int exceptions_at_start = std::uncaught_exceptions();
   bool closed = false;
 
-  void set_progress(int64_t step, const std::string& where) const;
-  void defer_failure(const FailureCause& cause);
   void read_plan();
   void write_plan();
   void run_teardowns();
@@ -61,42 +60,79 @@ void complete_from_mpi(const detail::MpiRuntime& mpi, LaunchEnvironment& launch)
   }
 }
 
+// Records which processes reached MPI_Init, which returns on no rank before all have called it.
+// Each process leaves an empty file in a folder of this job and host, which its launcher removes at
+// the job's end. Without such a folder nothing is recorded.
+class StartedProcesses {
+ public:
+  StartedProcesses(const LaunchEnvironment& launch, const EnvironmentLookup& environment)
+      : launch_(launch) {
+    // Set by Open MPI, and by Slurm with PMIx. One launcher may run several jobs, one namespace
+    // each.
+    const auto folder = environment("PMIX_SERVER_TMPDIR").value_or("");
+    const auto name = environment("PMIX_NAMESPACE").value_or("");
+    if (folder.empty() || name.empty() || name.find('/') != std::string::npos ||
+        launch.local_world_size <= 1) {
+      return;
+    }
+    prefix_ = concat(folder, "/ddp_start_", name, "_");
+    const detail::UniqueFd fd(open(concat(prefix_, launch.local_rank).c_str(),
+                                   O_CREAT | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!fd.valid()) {
+      prefix_.clear();
+    }
+  }
+
+  // "; missing: rank 1, 3" if the whole job is on this host, else the missing ranks of this host.
+  // Empty if nothing is recorded.
+  std::string describe_missing() const {
+    if (prefix_.empty()) {
+      return {};
+    }
+    const bool one_host = launch_.local_world_size == launch_.world_size;
+    std::string missing;
+    for (int rank = 0; rank < launch_.local_world_size; ++rank) {
+      if (access(concat(prefix_, rank).c_str(), F_OK) != 0) {
+        missing += concat(missing.empty() ? "" : ", ", rank);
+      }
+    }
+    if (missing.empty()) {
+      return one_host ? "; every rank has begun it"
+                      : concat("; every rank of ", detail::host_name(), " has begun it");
+    }
+    return one_host ? "; missing: rank " + missing
+                    : concat("; missing of ", detail::host_name(), ": local rank ", missing);
+  }
+
+ private:
+  const LaunchEnvironment& launch_;
+  std::string prefix_;  // path prefix of the files; empty: nothing is recorded
+};
+
 std::shared_ptr<detail::MpiRuntime> initialize_mpi(const LaunchEnvironment& launch,
                                                    const EnvironmentLookup& environment,
                                                    std::chrono::milliseconds timeout) {
-  const detail::StartRoll roll(launch, environment);
+  const StartedProcesses started(launch, environment);
   try {
     return detail::MpiRuntime::create(timeout);
   } catch (const PeerLostError& error) {
-    throw PeerLostError(error.what() + roll.tell_missing());
+    throw PeerLostError(error.what() + started.describe_missing());
   }
 }
 
-void require_mpi_for_cpu(const LaunchEnvironment& launch, bool cuda) {
-  if (launch.world_size <= 1 || cuda || launch.use_mpi) {
-    return;
-  }
-  // Detected before any rank waits for another.
-  throw SettingsError(
-      concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
-             " did not start this program with it; use `mpirun -n ", launch.world_size,
-             " …` or `srun --mpi=pmix …` (ranks on GPUs need no "
-             "MPI)"));
-}
-
-// If the launcher did not say which ranks share a host, the ranks find out. mpirun gives local
-// ranks but no node information.
+// Finds which ranks share a host if the launcher did not set it. mpirun sets local ranks but no
+// node information.
 void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
                    LaunchEnvironment& launch) {
-  const bool told = launch.source == LaunchSource::OpenMpi ||
-                    launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
-                    options.launch.local_rank.has_value();
+  const bool is_known = launch.source == LaunchSource::OpenMpi ||
+                        launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
+                        options.launch.local_rank.has_value();
   const auto hosts = control_plane.all_gather(detail::host_name());
-  if (launch.world_size == 1 || (told && launch.source != LaunchSource::OpenMpi)) {
+  if (launch.world_size == 1 || (is_known && launch.source != LaunchSource::OpenMpi)) {
     return;
   }
   const auto place = detail::count_local_place(hosts, launch.rank);
-  if (!told) {
+  if (!is_known) {
     launch.local_rank = place.local_rank;
     launch.local_world_size = place.local_world_size;
   }
@@ -120,7 +156,7 @@ at::Device choose_device(bool cuda, int visible_gpus, ControlPlane& control_plan
       report.gpu = "none";
     }
   }
-  // Compared before NCCL starts: it says only "invalid usage" where two ranks share a GPU.
+  // Compared before NCCL starts, which reports only "invalid usage" if two ranks share a GPU.
   const auto reports = detail::all_gather_messages(control_plane, report);
   if (problem) {
     std::rethrow_exception(problem);
@@ -137,7 +173,7 @@ void set_up_log(const LaunchEnvironment& launch) {
 }  // namespace
 
 Context Context::create(const ContextOptions& options) {
-  // Counts attempts, so that ranks which all try again after a failure meet under the same key.
+  // Counts attempts, so that all ranks use the same key when they try again after a failure.
   static std::atomic<int> num_attempts{0};
   const int attempt = num_attempts++;
   auto state = std::make_unique<State>();
@@ -147,15 +183,17 @@ Context Context::create(const ContextOptions& options) {
   launch = detect_launch_environment(options.launch, environment);
   const int visible_gpus = options.device == "cpu" ? 0 : detail::count_gpus();
   const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
-  require_mpi_for_cpu(launch, cuda);
+  if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
+    detail::refuse_without_mpi(launch);  // before any rank waits for another
+  }
   if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
     state->mpi = initialize_mpi(launch, environment, options.control_plane.rendezvous_timeout);
     complete_from_mpi(*state->mpi, launch);
   }
   if (launch.world_size == 0) {
     throw SettingsError(
-        "PMIX_RANK is set without the number of ranks, which only MPI can tell, and this build has "
-        "no MPI: start with torchrun or a Slurm srun, or build with MPI");
+        "PMIX_RANK is set without the number of ranks, which only MPI knows, and this build has no "
+        "MPI; fix: start with torchrun or Slurm's srun, or build with MPI");
   }
   set_up_log(launch);
   std::shared_ptr<Rendezvous> rendezvous;
@@ -189,7 +227,7 @@ Context Context::create(const ContextOptions& options) {
   return Context(std::move(state));
 }
 
-// Rank 0's setting counts, because it owns the file.
+// Rank 0's setting counts, because rank 0 owns the file.
 void Context::State::read_plan() {
   const auto text = control_plane->broadcast(
       launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
@@ -203,7 +241,7 @@ void Context::State::write_plan() {
   if (launch.rank != 0 || plan_file.empty()) {
     return;
   }
-  detail::keep_kernel_choices(communicator->plan());
+  detail::save_algorithm_choices(communicator->plan());
   if (communicator->plan().version() == plan_version) {
     return;
   }
@@ -248,7 +286,7 @@ bool Context::State::leave() {
   return keeps_plane;
 }
 
-// Peers may be gone: call nothing that waits for them.
+// Peers may be lost, so this calls nothing that waits for them.
 void Context::State::abandon(const std::string& reason) {
   closed = true;
   if (communicator != nullptr) {
@@ -284,8 +322,7 @@ Context::~Context() {
       plane.publish_failure(cause);
     }
     if (unwinding || plane.failed()) {
-      state_->abandon(plane.failed() ? plane.failure().to_line()
-                                     : "this rank ends by an exception");
+      state_->abandon(plane.failed() ? plane.failure().to_line() : "an exception ended this rank");
     } else {
       close();
     }
@@ -294,14 +331,14 @@ Context::~Context() {
   }
 }
 
-void Context::State::defer_failure(const FailureCause& cause) {
-  if (!deferred_failure) {
-    deferred_failure = cause;
+void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
+  if (!state_->deferred_failure) {
+    state_->deferred_failure = cause;
   }
 }
 
 void Context::defer_failure(const FailureCause& cause) const {
-  state_->defer_failure(cause);
+  detail::ContextHandle(*this).defer_failure(cause);
 }
 
 void Context::throw_deferred_failure() const {
@@ -323,7 +360,7 @@ void Context::close() {
     const bool keeps_plane = state.leave();
     state.closed = true;
     if (keeps_plane) {
-      state.mpi->watch_end(std::move(state.control_plane));
+      state.mpi->keep_open_until_end(std::move(state.control_plane));
     }
     state.control_plane.reset();
   } catch (const std::exception& error) {
@@ -369,27 +406,19 @@ void Context::seed_ranks(int64_t seed) const {
   torch::manual_seed(static_cast<uint64_t>(seed * world_size() + rank()));
 }
 
-void Context::State::set_progress(int64_t step, const std::string& where) const {
-  if (step >= 0 && before_step) {
-    before_step(step);
+void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
+  if (step >= 0 && state_->before_step) {
+    state_->before_step(step);
   }
-  DDP_CHECK(control_plane != nullptr, "the context was closed");
-  control_plane->set_progress(step, where);
+  DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
+  state_->control_plane->set_progress(step, where);
   if (step >= 0) {
-    communicator->set_step(step);
+    state_->communicator->set_step(step);
   }
 }
 
 void Context::set_progress(int64_t step, const std::string& where) const {
-  state_->set_progress(step, where);
-}
-
-void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
-  state_->set_progress(step, where);
-}
-
-void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
-  state_->defer_failure(cause);
+  detail::ContextHandle(*this).set_progress(step, where);
 }
 
 void Context::add_teardown(std::function<void()> teardown) {

@@ -14,7 +14,7 @@ namespace ddp::detail {
 class ContextHandle {
  public:
   explicit ContextHandle(const Context& context) : state_(context.state_.get()) {}
-  /// As the Context's methods of these names.
+  /// The same as the Context's methods of these names.
   void set_progress(int64_t step, const std::string& where) const;
   void defer_failure(const FailureCause& cause) const;
 

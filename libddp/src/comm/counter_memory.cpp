@@ -6,30 +6,14 @@
 
 #include <algorithm>
 
-#include "comm/counter_kernels.hpp"
 #include "comm/cuda_check.hpp"
+#include "comm/nccl_kernels.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
-namespace {
-
-// Uses the runtime, so that nothing links against the driver's library.
-void* find_write_value() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  const auto code = cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &function, 12000,
-                                                     cudaEnableDefault, &found);
-  if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();  // not an error: the kernel replaces it, a little slower
-    return nullptr;
-  }
-  return function;
-}
-
-}  // namespace
 
 CounterMemory::CounterMemory(size_t num_counters, cudaStream_t stream)
-    : write_value_(find_write_value()) {
+    : write_value_(find_driver_function("cuStreamWriteValue32")) {
   check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
   const size_t num_bytes = num_counters * sizeof(uint32_t);
   check_cuda(cudaMalloc(reinterpret_cast<void**>(&totals_), num_bytes),

@@ -3,8 +3,7 @@
 
 #include <utility>
 
-#include "comm/mpi_communicator.hpp"
-#include "comm/nccl_communicator.hpp"
+#include "comm/create_communicator.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 
@@ -34,8 +33,8 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
   };
 }
 
-// A communicator may outlive the control plane and be split afterwards.
-WatchPosition probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
+// A communicator may outlive the control plane, and then be split.
+AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
     const auto alive = weak.lock();
     if (auto* board = dynamic_cast<PositionBoard*>(alive.get())) {
@@ -54,47 +53,42 @@ std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
     return launch.world_size == 1 ? "single" : device.is_cuda() ? "nccl" : "mpi";
   }
   if (backend != "nccl" && backend != "mpi" && backend != "single") {
-    refuse(backend, "no such backend; allowed are auto, nccl, mpi and single");
+    refuse(backend, "there is no such backend; allowed are auto, nccl, mpi and single");
   }
   if (backend == "single" && launch.world_size > 1) {
-    refuse(backend,
-           concat("it is a group of one, but the job has ", launch.world_size, " ranks; use auto"));
+    refuse(backend, concat("it is a group of one, but the job has ", launch.world_size,
+                           " ranks; fix: use auto"));
   }
   if (backend == "nccl" && !device.is_cuda()) {
     refuse(backend, concat("NCCL reduces CUDA tensors, but the device is ", device.str(),
-                           "; use auto or mpi, or device=cuda"));
+                           "; fix: use auto or mpi, or device=cuda"));
   }
   if (backend == "mpi" && !device.is_cpu()) {
     refuse(backend, concat("the MPI communicator reduces CPU tensors, but the device is ",
-                           device.str(), "; use auto or nccl, or device=cpu"));
+                           device.str(), "; fix: use auto or nccl, or device=cpu"));
   }
   return backend;
 }
 
 CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOptions& options,
                            std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
-                           std::shared_ptr<CollectiveCheck> check, WatchPosition watch) {
+                           std::shared_ptr<CollectiveCheck> check, AddProbe add_probe) {
   if (mpi == nullptr) {
-    MpiRuntime::is_built_in()
-        ? refuse(options.backend,
-                 concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
-                        " did not start this program with it; use `mpirun -n ", launch.world_size,
-                        " …` or `srun --mpi=pmix …` (ranks on GPUs need no MPI)"))
-        : static_cast<void>(
-              MpiRuntime::create(std::chrono::milliseconds(0)));  // throws: built without MPI
+    refuse_without_mpi(launch);
   }
   if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
-    refuse(options.backend,
-           concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
-                  to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
-                  " by MPI; start all ranks with one mpirun or srun, without ranks of your own"));
+    refuse(
+        options.backend,
+        concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
+               to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
+               " by MPI; fix: start all ranks with one mpirun or srun, and set no ranks yourself"));
   }
   MpiCommunicatorOptions mpi_options;
   mpi_options.timeout = options.timeout;
   mpi_options.first_step_timeout = options.first_step_timeout;
   mpi_options.on_failure = std::move(on_failure);
   mpi_options.check = std::move(check);
-  mpi_options.watch = std::move(watch);
+  mpi_options.add_probe = std::move(add_probe);
   return make_mpi_communicator(std::move(mpi), mpi_options);
 }
 
@@ -108,6 +102,13 @@ std::string message_of(const std::exception_ptr& error) {
   } catch (...) {
     return "unknown error";
   }
+}
+
+void refuse_without_mpi(const LaunchEnvironment& launch) {
+  throw SettingsError(
+      concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
+             " did not start this program with it; fix: use `mpirun -n ", launch.world_size,
+             " …` or `srun --mpi=pmix …` (ranks on GPUs need no MPI)"));
 }
 
 CommunicatorPtr create_communicator(const LaunchEnvironment& launch,

@@ -15,4 +15,18 @@ inline void check_cuda(cudaError_t code, const char* what) {
   }
 }
 
+/// Returns the driver's function `name`, null if the driver lacks it. Asks the runtime, so that
+/// nothing links against the driver's library.
+inline void* find_driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const auto code =
+      cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+  if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();  // the caller has a substitute
+    return nullptr;
+  }
+  return function;
+}
+
 }  // namespace ddp::detail

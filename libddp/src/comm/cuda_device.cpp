@@ -36,7 +36,7 @@ void identify_gpu(int index, DeviceReport& report) {
                           cudaDeviceGetPCIBusId(address, sizeof(address), index)}) {
     if (code != cudaSuccess) {
       throw SettingsError(concat("GPU ", index, " of ", report.host, " cannot be used: ",
-                                 cudaGetErrorString(code), "; see nvidia-smi"));
+                                 cudaGetErrorString(code), "; fix: see nvidia-smi"));
     }
   }
   // Parts of a partitioned GPU share its PCI address, but not its identity.
@@ -59,9 +59,9 @@ Plan::Identity kernels_identity(c10::Device device) {
 
 void use_gpu(c10::Device device) {
   c10::cuda::set_device(device.index());
-  // Set before any module is wrapped: an AccumulateGrad made on the default stream cannot be
-  // captured. The priority is above side streams and below reductions. So kernels that the rest of
-  // the step waits for get multiprocessors first, also inside a CUDA graph.
+  // This runs before any module is wrapped, because an AccumulateGrad made on the default stream
+  // cannot be captured. The priority is above side streams and below reductions. So kernels that
+  // the rest of the step waits for get multiprocessors first, also inside a CUDA graph.
   c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream(
       ops::detail::make_private_stream(device, ops::detail::StreamPriority::Middle)));
 }

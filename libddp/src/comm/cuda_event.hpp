@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool of reusable CUDA events without timing: creating an event costs more than recording it.
+// What each launch and wait needs from CUDA, as cheap as possible.
 #pragma once
 
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,23 @@
 
 namespace ddp::detail {
 
+/// A CUDAGuard only if another device is current. A guard's destructor always queries the driver's
+/// contexts, which is a measurable cost for small collectives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(c10::DeviceIndex device) {
+    int current = -1;
+    check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+    if (current != device) {
+      guard_.emplace(device);
+    }
+  }
+
+ private:
+  std::optional<c10::cuda::CUDAGuard> guard_;
+};
+
+/// Reusable events without timing: creating an event costs more than recording it.
 class CudaEventPool : public std::enable_shared_from_this<CudaEventPool> {
  public:
   /// Returns to its pool when destroyed.

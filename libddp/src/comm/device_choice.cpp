@@ -10,16 +10,17 @@ namespace ddp::detail {
 
 bool wants_cuda(const std::string& device, bool built_with_cuda, int visible_gpus) {
   if (device != "auto" && device != "cpu" && device != "cuda") {
-    throw SettingsError(concat("context.device='", device, "': must be auto, cpu or cuda"));
+    throw SettingsError(concat("context.device='", device, "' must be auto, cpu or cuda"));
   }
   if (device == "cuda" && !built_with_cuda) {
     throw SettingsError(
-        "context.device=cuda, but this libddp was built without CUDA; build it where nvcc and NCCL "
-        "are found, or use context.device=cpu");
+        "context.device=cuda, but this libddp was built without CUDA; fix: build it where nvcc and "
+        "NCCL are found, or use context.device=cpu");
   }
   if (device == "cuda" && visible_gpus == 0) {
     throw SettingsError(
-        "context.device=cuda, but no GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES, or "
+        "context.device=cuda, but no GPU is visible; fix: see nvidia-smi and CUDA_VISIBLE_DEVICES, "
+        "or "
         "use context.device=cpu");
   }
   return device != "cpu" && built_with_cuda && visible_gpus > 0;
@@ -30,9 +31,10 @@ int choose_gpu(int local_rank, int local_world_size, int visible_gpus, const std
     return 0;  // one GPU per task; check_devices() detects shared ones
   }
   if (local_rank >= visible_gpus) {
-    throw SettingsError(concat(local_world_size, " ranks on ", host, ", but only ", visible_gpus,
-                               " GPUs are visible there (CUDA_VISIBLE_DEVICES); start at most ",
-                               visible_gpus, " ranks a node, or use context.device=cpu"));
+    throw SettingsError(
+        concat(local_world_size, " ranks on ", host, ", but only ", visible_gpus,
+               " GPUs are visible there (CUDA_VISIBLE_DEVICES); fix: start at most ", visible_gpus,
+               " ranks per node, or use context.device=cpu"));
   }
   return local_rank;
 }
@@ -45,7 +47,7 @@ void check_devices(const std::vector<DeviceReport>& reports) {
       throw SettingsError(concat("rank 0 trains on ", reports[0].gpu.empty() ? "the CPU" : "a GPU",
                                  ", rank ", rank, " (", report.host, ") on ",
                                  report.gpu.empty() ? "the CPU" : "a GPU",
-                                 "; set context.device to cpu or cuda for all ranks"));
+                                 "; fix: set context.device to cpu or cuda for all ranks"));
     }
     if (report.gpu.empty()) {
       continue;
@@ -56,10 +58,10 @@ void check_devices(const std::vector<DeviceReport>& reports) {
           std::count_if(reports.begin(), reports.end(),
                         [&](const DeviceReport& other) { return other.host == report.host; });
       throw SettingsError(
-          concat("ranks ", owner->second, " and ", rank, " were given the same GPU (",
-                 report.gpu_name, " of ", report.host, ", which runs ", on_host,
-                 " ranks); start at most one rank a GPU: fewer tasks a node, or one "
-                 "GPU a task (--gpus-per-task=1)"));
+          concat("ranks ", owner->second, " and ", rank, " have the same GPU (", report.gpu_name,
+                 " of ", report.host, ", which runs ", on_host,
+                 " ranks); fix: start at most one rank per GPU, with fewer tasks per node or one "
+                 "GPU per task (--gpus-per-task=1)"));
     }
   }
 }

@@ -8,12 +8,12 @@
 
 namespace ddp::detail {
 
-/// Whether `device` ("auto", "cpu", "cuda") selects a GPU. Throws SettingsError for other names,
-/// and for "cuda" if this build (`built_with_cuda`) or this host has no CUDA.
+/// Returns whether `device` ("auto", "cpu", "cuda") selects a GPU. Throws SettingsError for other
+/// names, and for "cuda" if this build (`built_with_cuda`) or this host has no CUDA.
 bool wants_cuda(const std::string& device, bool built_with_cuda, int visible_gpus);
 
-/// The index of the rank's GPU among the visible ones: 0 if the launcher shows one GPU per task,
-/// else the local rank. Throws SettingsError if the host has more ranks than GPUs.
+/// Returns the index of the rank's GPU among the visible ones: 0 if the launcher shows one GPU per
+/// task, else the local rank. Throws SettingsError if the host has more ranks than GPUs.
 int choose_gpu(int local_rank, int local_world_size, int visible_gpus, const std::string& host);
 
 /// A rank's device, as reported to the other ranks.
@@ -26,8 +26,7 @@ struct DeviceReport {
   }
 };
 
-/// Throws SettingsError where two ranks of one host share a GPU, or some ranks use GPUs and some
-/// not.
+/// Throws SettingsError if two ranks of one host share a GPU, or if only some ranks use GPUs.
 void check_devices(const std::vector<DeviceReport>& reports);
 
 /// A rank's place among the ranks of its host, computed from all ranks' reports.

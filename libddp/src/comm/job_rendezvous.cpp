@@ -23,7 +23,7 @@ bool on_one_host(const LaunchEnvironment& launch) {
   return launch.num_nodes == 1 && launch.local_world_size == launch.world_size;
 }
 
-// Loopback if no peer is on another host.
+// Returns loopback if no peer is on another host.
 std::string choose_bind_address(const LaunchEnvironment& launch,
                                 const ControlPlaneOptions& options) {
   if (!options.bind_address.empty()) {
@@ -36,7 +36,7 @@ std::string read_secret(const EnvironmentLookup& environment) {
   auto secret = environment("DDP_SECRET").value_or("");
   if (!secret.empty() && secret.size() < kMinSecretLength) {
     throw SettingsError(concat("DDP_SECRET has ", secret.size(), " characters, at least ",
-                               kMinSecretLength, " are needed: ", kHowToSetSecret));
+                               kMinSecretLength, " are needed; fix: ", kHowToSetSecret));
   }
   return secret;
 }
@@ -61,12 +61,12 @@ class MpiRendezvous final : public Rendezvous {
   std::string contact_;
 };
 
-// Three ways for torchrun's ranks, chosen by their own environment. Each comment shows the value
-// that rank 0 puts into the store.
-enum class StoreWay {
-  SecretKnown,   // "address port nonce": the secret is HMAC(DDP_SECRET, nonce)
-  SecretInFile,  // the key of a file that holds "address port secret"
-  SecretOpen     // "address port secret"
+// How torchrun's ranks share the secret. Each rank chooses by its own environment. The comments
+// show the value that rank 0 puts into the store.
+enum class SecretTransport {
+  Derived,  // "address port nonce": the secret is HMAC(DDP_SECRET, nonce)
+  File,     // the key of a file that contains "address port secret"
+  Store     // "address port secret"
 };
 
 constexpr std::size_t kNonceLength = 64;  // hexadecimal digits of 32 bytes
@@ -89,13 +89,13 @@ class StoreRendezvous final : public Rendezvous {
     if (folder_.empty() && on_one_host(launch)) {
       folder_ = "/tmp";  // not TMPDIR, which may differ between ranks
     }
-    way_ = !known_secret_.empty() ? StoreWay::SecretKnown
-           : !folder_.empty()     ? StoreWay::SecretInFile
-                                  : StoreWay::SecretOpen;
-    if (launch.rank == 0 && way_ == StoreWay::SecretOpen) {
+    transport_ = !known_secret_.empty() ? SecretTransport::Derived
+                 : !folder_.empty()     ? SecretTransport::File
+                                        : SecretTransport::Store;
+    if (launch.rank == 0 && transport_ == SecretTransport::Store) {
       log_warning(
           concat("the job's secret travels through torchrun's store at ", host_, ":", port_,
-                 ", which everybody on the network can read: who reads it can join the job; fix: ",
+                 ", which everyone on the network can read; a reader can join the job; fix: ",
                  kHowToSetSecret,
                  ", or context.control_plane.rendezvous_folder to a folder that all nodes share"));
     }
@@ -104,7 +104,7 @@ class StoreRendezvous final : public Rendezvous {
   std::string bind_address() override { return bind_address_; }
   // Rank 0 only: the others first learn the nonce from the store.
   std::string secret() override {
-    return way_ == StoreWay::SecretKnown && !nonce_.empty() ? derived_secret(nonce_) : "";
+    return transport_ == SecretTransport::Derived && !nonce_.empty() ? derived_secret(nonce_) : "";
   }
   std::string exchange(int rank, const std::string& contact,
                        std::chrono::milliseconds timeout) override {
@@ -115,14 +115,14 @@ class StoreRendezvous final : public Rendezvous {
       options.waitWorkers = false;
       options.timeout = timeout;
       c10d::TCPStore store(host_, options);
-      return rank == 0 ? tell(store, contact, timeout) : learn(store, timeout);
+      return rank == 0 ? publish(store, contact, timeout) : fetch(store, timeout);
     } catch (const SettingsError&) {
-      throw;  // waiting longer would not help
+      throw;  // another attempt would not help
     } catch (const std::exception& error) {
-      throw PeerLostError(concat("rendezvous: ", rank == 0 ? "cannot tell" : "cannot learn",
-                                 " rank 0's address through torchrun's store at ", host_, ":",
-                                 port_, " within ", timeout.count(),
-                                 " ms; missing: 0 or the store (", error.what(), ")"));
+      throw PeerLostError(concat("rendezvous: ", rank == 0 ? "cannot publish" : "cannot read",
+                                 " rank 0's address in torchrun's store at ", host_, ":", port_,
+                                 " within ", timeout.count(), " ms; missing: 0 or the store (",
+                                 error.what(), ")"));
     }
   }
 
@@ -132,12 +132,12 @@ class StoreRendezvous final : public Rendezvous {
     return to_hex(hmac_sha256(known_secret_, "job " + nonce));
   }
 
-  std::string tell(c10d::TCPStore& store, const std::string& contact,
-                   std::chrono::milliseconds timeout) {
+  std::string publish(c10d::TCPStore& store, const std::string& contact,
+                      std::chrono::milliseconds timeout) {
     std::string value = contact;
-    if (way_ == StoreWay::SecretKnown) {
+    if (transport_ == SecretTransport::Derived) {
       value += " " + nonce_;
-    } else if (way_ == StoreWay::SecretInFile) {
+    } else if (transport_ == SecretTransport::File) {
       file_ = make_file_rendezvous(folder_, nonce_, bind_address_);
       file_->exchange(0, contact, timeout);
       value = nonce_;
@@ -146,12 +146,12 @@ class StoreRendezvous final : public Rendezvous {
     return contact;
   }
 
-  std::string learn(c10d::TCPStore& store, std::chrono::milliseconds timeout) const {
+  std::string fetch(c10d::TCPStore& store, std::chrono::milliseconds timeout) const {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     for (;;) {
       const auto bytes = store.get(key_);
-      std::string why = "the store holds something else; is DDP_SECRET the same on all ranks?";
-      const auto contact = understand(std::string(bytes.begin(), bytes.end()), why);
+      std::string why = "the store has another value; fix: set the same DDP_SECRET on all ranks";
+      const auto contact = parse_contact(std::string(bytes.begin(), bytes.end()), why);
       if (!contact.empty()) {
         return contact;
       }
@@ -162,12 +162,12 @@ class StoreRendezvous final : public Rendezvous {
     }
   }
 
-  // Rank 0's contact with the secret, or nothing if others could have written `value`.
-  std::string understand(const std::string& value, std::string& why) const {
-    if (way_ == StoreWay::SecretOpen) {
+  // Returns rank 0's contact with the secret, or nothing if others could have written `value`.
+  std::string parse_contact(const std::string& value, std::string& why) const {
+    if (transport_ == SecretTransport::Store) {
       return value;
     }
-    if (way_ == StoreWay::SecretInFile) {
+    if (transport_ == SecretTransport::File) {
       return is_hex(value, kNonceLength) ? read_contact_file(folder_, value, why) : "";
     }
     std::istringstream words(value);
@@ -181,7 +181,7 @@ class StoreRendezvous final : public Rendezvous {
   const int port_;
   const std::string key_, bind_address_, known_secret_, nonce_;
   std::string folder_;
-  StoreWay way_ = StoreWay::SecretOpen;
+  SecretTransport transport_ = SecretTransport::Store;
   std::shared_ptr<Rendezvous> file_;  // rank 0's; destroyed with its file when all ranks have met
 };
 
@@ -238,7 +238,7 @@ std::shared_ptr<Rendezvous> make_job_rendezvous(const LaunchEnvironment& launch,
   }
   throw SettingsError(concat(
       "rank ", launch.rank, " of ", launch.world_size, " (by ", to_string(launch.source),
-      ") has no way to find rank 0: set MASTER_ADDR, MASTER_PORT and DDP_SECRET (or the argument "
+      ") cannot find rank 0; fix: set MASTER_ADDR, MASTER_PORT and DDP_SECRET (or the argument "
       "rendezvous=host:port), or start the ranks with srun, mpirun or torchrun",
       MpiRuntime::is_built_in() ? "" : "; this build has no MPI"));
 }

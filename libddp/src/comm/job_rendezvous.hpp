@@ -14,7 +14,7 @@ inline constexpr std::size_t kMinSecretLength = 16;  ///< minimum of DDP_SECRET,
 
 /// How the ranks of this launch find each other, and the source of their common secret:
 ///   MPI (if `mpi` is given)               MPI's broadcast carries both
-///   torchrun                              torchrun's store carries the address; anybody on the
+///   torchrun                              torchrun's store carries the address; anyone on the
 ///                                         network can read and write it. The secret is derived
 ///                                         from DDP_SECRET and rank 0's random number. Without
 ///                                         DDP_SECRET a 0600 file holds both; the store holds its
@@ -23,7 +23,7 @@ inline constexpr std::size_t kMinSecretLength = 16;  ///< minimum of DDP_SECRET,
 ///                                         carries the secret too, and rank 0 warns
 ///   a known address (argument, MASTER_*)  DDP_SECRET
 ///   a Slurm step without MPI              a 0600 file in a shared folder
-/// A rank chooses by its own environment; data in the store cannot make it choose a weaker way.
+/// A rank chooses by its own environment, so data in the store cannot make it choose a weaker way.
 /// Throws SettingsError if the launch offers none of these or DDP_SECRET is too short.
 ///
 /// `context` counts this process's earlier contexts. Each context has its own store key and file,

@@ -6,8 +6,8 @@
 // between models comes from the forwards, which run in the same order on every rank. The model
 // whose forward ran last goes first, because backward reaches it first. A later model holds its
 // ready buckets until the earlier ones have launched everything or the backward ends (flush).
-// Models that take no part in that backward then step aside. Work at the end of a backward (some
-// comm hooks reduce a second time) runs in the same order.
+// The flush skips models that do not take part in that backward. Work at the end of a backward
+// (some comm hooks reduce a second time) runs in the same order.
 //
 // Torch-free. Any thread. Launches run under the sequencer's lock, so they never interleave.
 #pragma once
@@ -31,12 +31,12 @@ class LaunchSequencer {
   void begin_pass(ModelId model, int num_buckets, std::function<void(int)> launch,
                   std::function<void()> finish);
 
-  /// Bucket `bucket` of the running pass holds its gradients. Launches all buckets the order
+  /// Bucket `bucket` of the running pass has its gradients. Launches all buckets that the order
   /// allows.
   void bucket_ready(ModelId model, int bucket);
 
-  /// The backward ended. Launches, finishes and forgets every pass whose buckets are all ready, in
-  /// order. `finish` runs without the lock and may begin the next pass.
+  /// Call at the end of a backward. Launches, finishes and forgets every pass whose buckets are all
+  /// ready, in order. `finish` runs without the lock and may begin the next pass.
   void flush();
 
   /// Forgets the pass of `model`, launched or not.

@@ -66,5 +66,7 @@ void launch_reduce_scatter(const MpiGroup& group, const MpiSpan& output, const M
                            ReduceOp op, Requests& requests);
 void launch_all_gather(const MpiGroup& group, const MpiSpan& output, const MpiSpan& input,
                        bool in_place, Requests& requests);
+void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Requests& requests);
+void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, Requests& requests);
 
 }  // namespace ddp::detail

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of CPU tensors. The caller checks and queues; the MPI thread starts and polls MPI's
-// non-blocking collective. So the caller computes meanwhile.
-#include "comm/mpi_communicator.hpp"
+// Collectives of CPU tensors. The caller checks and queues. The MPI thread starts and polls MPI's
+// non-blocking collective while the caller computes.
+#include "comm/create_communicator.hpp"
 
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "comm/argument_checks.hpp"
-#include "comm/call_log.hpp"
 #include "comm/child_groups.hpp"
+#include "comm/communicator_state.hpp"
 #include "comm/mpi_collectives.hpp"
 #include "comm/mpi_internal.hpp"
-#include "comm/step_timeouts.hpp"
 #include "comm/thread_group.hpp"
+#include "core/first_failure.hpp"
 #include "core/trace_recorder.hpp"
-#include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -39,6 +39,66 @@ class MpiWork final : public Work {
   const std::string name_;
 };
 
+// The collectives of one communicator that were called and have not ended, to report this rank's
+// position.
+class CallLog {
+ public:
+  // `id`: see GroupPosition.
+  explicit CallLog(std::string id) : id_(std::move(id)) {}
+
+  // Called by any thread, in call order.
+  void add(std::string operation, std::shared_ptr<ProgressTicket> ticket) {
+    const std::lock_guard lock(mutex_);
+    add_caller(caller_);
+    drop_ended();
+    calls_.push_back({++num_called_, std::move(operation), std::move(ticket)});
+  }
+
+  // Returns the id of the group that the last collective, a split with this color, made.
+  std::string id_of_child(int color) {
+    const std::lock_guard lock(mutex_);
+    return id_ + "/" + std::to_string(num_called_) + ":" + std::to_string(color);
+  }
+
+  GroupPosition position() {
+    const std::lock_guard lock(mutex_);
+    drop_ended();
+    GroupPosition position{.id = id_, .num_called = num_called_, .caller = caller_};
+    for (const auto& call : calls_) {
+      if (call.ticket->is_finished()) {
+        continue;
+      }
+      if (position.pending == 0) {
+        position.pending = call.number;
+        position.operation = call.operation;
+      }
+      if (call.ticket->is_waited_for()) {
+        position.waited = call.number;
+      }
+    }
+    return position;
+  }
+
+ private:
+  struct Call {
+    uint64_t number;
+    std::string operation;
+    std::shared_ptr<ProgressTicket> ticket;
+  };
+
+  void drop_ended() {
+    while (!calls_.empty() && calls_.front().ticket->is_finished()) {
+      calls_.pop_front();
+    }
+  }
+
+  const std::string id_;
+  std::mutex mutex_;
+  uint64_t num_called_ = 0;
+  CallerThread caller_ = std::thread::id();
+  std::deque<Call> calls_;
+};
+
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(std::shared_ptr<MpiThread> runtime, MpiGroupPtr group,
@@ -51,10 +111,10 @@ class MpiCommunicator final : public Communicator {
         timeouts_(std::move(timeouts)),
         lane_(runtime_->make_lane()),
         calls_(std::make_shared<CallLog>(std::move(id))) {
-    if (options_.watch) {
-      options_.watch([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
+    if (options_.add_probe) {
+      options_.add_probe([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
         const auto calls = weak.lock();
-        return calls == nullptr ? std::nullopt : std::optional(calls->look());
+        return calls == nullptr ? std::nullopt : std::optional(calls->position());
       });
     }
   }
@@ -93,10 +153,10 @@ class MpiCommunicator final : public Communicator {
     if (!options_.check) {
       return 0;
     }
-    const auto look = [this] { runtime_->engine().check(lane_); };
-    look();
+    const auto poll = [this] { runtime_->engine().check(lane_); };
+    poll();
     ThreadGroup::check(this, name);
-    return options_.check->compare(describe_call(name, args...), timeouts_->current(), look);
+    return options_.check->compare(describe_call(name, args...), timeouts_->current(), poll);
   }
   WorkPtr submit(const char* name, const std::string& detail, Launch launch,
                  std::function<void()> finish = nullptr);
@@ -256,12 +316,7 @@ WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
   check_peer(info(), "send", tensor, destination);
   return submit("send", concat("of ", describe_tensor(tensor), " to rank ", destination),
                 [group = group_, span = MpiSpan(tensor), destination](Requests& requests) {
-                  for_each_piece(
-                      span.num_elements, group->max_count, [&](int64_t offset, int count) {
-                        check_mpi(MPI_Isend(span.at(offset), count, span.datatype, destination, 0,
-                                            group->comm, &requests.emplace_back()),
-                                  "MPI_Isend");
-                      });
+                  launch_send(*group, span, destination, requests);
                 });
 }
 
@@ -269,12 +324,7 @@ WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
   check_peer(info(), "recv", tensor, source);
   return submit("recv", concat("of ", describe_tensor(tensor), " from rank ", source),
                 [group = group_, span = MpiSpan(tensor), source](Requests& requests) {
-                  for_each_piece(
-                      span.num_elements, group->max_count, [&](int64_t offset, int count) {
-                        check_mpi(MPI_Irecv(span.at(offset), count, span.datatype, source, 0,
-                                            group->comm, &requests.emplace_back()),
-                                  "MPI_Irecv");
-                      });
+                  launch_recv(*group, span, source, requests);
                 });
 }
 

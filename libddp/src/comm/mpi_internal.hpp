@@ -3,6 +3,7 @@
 // folder.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <mpi.h>
 
 #include <atomic>
@@ -13,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi_reduce_ops.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "comm/progress_engine.hpp"
+#include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
@@ -23,13 +24,36 @@ namespace ddp::detail {
 /// Throws PeerLostError (MismatchError if the ranks' sizes differ) with MPI's own text.
 void check_mpi(int code, const char* call);
 
-/// Work for the MPI thread: `launch` makes the calls and appends their requests; `finish` runs when
-/// all requests have ended. Closures hold the tensors.
+/// Reductions of LibTorch dtypes. Created and used on the MPI thread.
+///
+/// MPI has no float16 and bfloat16: they travel as 2-byte integers. Our own MPI_Op reduces each
+/// pair in float32 and rounds once.
+class MpiReduceOps {
+ public:
+  MpiReduceOps();
+  ~MpiReduceOps() = default;  // the ops live until MPI_Finalize
+  MpiReduceOps(const MpiReduceOps&) = delete;
+  MpiReduceOps& operator=(const MpiReduceOps&) = delete;
+
+  static MPI_Datatype datatype(c10::ScalarType dtype);
+  /// Avg maps to Sum; divide_by() finishes it.
+  MPI_Op op(c10::ScalarType dtype, ReduceOp op) const;
+
+ private:
+  MPI_Op half_[4];      // sum, min, max, product
+  MPI_Op bfloat16_[4];  // the same
+};
+
+/// data[i] /= divisor, in float32 for the 2-byte types. Floating dtypes only.
+void divide_by(void* data, int64_t num_elements, c10::ScalarType dtype, int divisor);
+
+/// Work for the MPI thread. `launch` makes the calls and appends their requests; `finish` runs when
+/// all requests have ended. The closures own the tensors.
 struct MpiOperation {
   std::function<std::string()> describe;  ///< "all_reduce #7 (…)", for messages
   std::chrono::milliseconds limit{0};     ///< 0: none
   std::function<void(std::vector<MPI_Request>&)> launch;
-  std::function<bool()> may_finish;  ///< asked when the requests have ended; empty: yes
+  std::function<bool()> may_finish;  ///< called when the requests have ended; empty: true
   std::function<void()> finish;
   std::function<void(const std::string&, const std::exception_ptr&)> on_failure;
   std::vector<MPI_Request> requests;
@@ -43,9 +67,9 @@ struct MpiOperation {
   void failed(const std::exception_ptr& error);
 };
 
-/// MPI state shared by all runtimes: MPI is initialised once per process, and never again after
-/// MPI_Finalize. One thread makes every MPI call. Destroyed at process exit, or with the last
-/// runtime if that is later.
+/// MPI state shared by all runtimes. MPI is initialised once per process, and never again after
+/// MPI_Finalize. One thread makes every MPI call. The destructor runs at process exit, or with the
+/// last runtime if that is later.
 class MpiProcess {
  public:
   using Engine = ProgressEngine<MpiOperation>;
@@ -65,7 +89,7 @@ class MpiProcess {
   bool initialized_here() const { return initialized_here_; }
 
   /// Keeps `control_plane` open until finalize() or close_control_plane().
-  void watch_end(std::shared_ptr<ControlPlane> control_plane);
+  void keep_open_until_end(std::shared_ptr<ControlPlane> control_plane);
   /// Collective; does nothing without a kept plane. Throws PeerLostError naming a lost rank.
   void close_control_plane();
   /// Returns false if `ticket` is not finished within `limit`. Throws PeerLostError naming the rank
@@ -115,7 +139,7 @@ class MpiThread final : public MpiRuntime {
                         std::chrono::milliseconds timeout) override;
   void finalize() override;
   bool ends_mpi() const override;
-  void watch_end(std::shared_ptr<ControlPlane> control_plane) override;
+  void keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) override;
   void abandon(const std::string& reason) override;
 
   Engine& engine() { return process_->engine(); }
@@ -126,10 +150,10 @@ class MpiThread final : public MpiRuntime {
  private:
   Engine::TicketPtr submit(const std::string& what, std::function<void()> action);
   /// True for the first caller that ends the runtime.
-  bool begin_end();
+  bool mark_ended();
   void abort_lanes(const std::string& reason);
   /// Waits until the MPI thread finishes its current work. Returns false at `limit`.
-  bool go_around(std::chrono::milliseconds limit);
+  bool wait_until_idle(std::chrono::milliseconds limit);
 
   const std::shared_ptr<MpiProcess> process_ = MpiProcess::instance();
   const std::shared_ptr<MpiState> state_ = std::make_shared<MpiState>();

@@ -18,9 +18,10 @@ namespace ddp::detail {
 namespace {
 
 constexpr std::chrono::seconds kEndLimit{30};
-// Without a control plane, a rank still working after its last context looks frozen.
+// Without a control plane, a rank that still works after its last context cannot be told from a
+// frozen one.
 constexpr std::chrono::seconds kUnwatchedEndLimit{600};
-constexpr std::chrono::milliseconds kLookInterval{50};
+constexpr std::chrono::milliseconds kPollInterval{50};
 
 }  // namespace
 
@@ -37,8 +38,8 @@ void check_mpi(int code, const char* call) {
       concat(call, " failed: ", std::string(text.data(), static_cast<size_t>(length)));
   if (error_class == MPI_ERR_TRUNCATE) {
     throw MismatchError(message +
-                        "; the ranks gave tensors of different sizes "
-                        "(context.communicator.check_collectives=true tells which)");
+                        "; the ranks gave tensors of different sizes; fix: find them with "
+                        "context.communicator.check_collectives=true");
   }
   throw PeerLostError(message);
 }
@@ -143,9 +144,9 @@ void MpiProcess::finalize() {
   const auto limit = watch != nullptr ? kEndLimit : kUnwatchedEndLimit;
   if (!wait_watched(*ticket, limit)) {
     throw PeerLostError(concat("MPI_Finalize did not end within ", limit.count(),
-                               " s: a rank of this job has not reached its end (frozen?)"));
+                               " s: a rank of this job has not reached its end; it may be frozen"));
   }
-  // Heartbeats cover ranks that are still in MPI_Finalize until all ranks come here.
+  // Until all ranks reach this point, heartbeats cover those that are still in MPI_Finalize.
   close_control_plane();
 }
 
@@ -154,7 +155,7 @@ std::shared_ptr<ControlPlane> MpiProcess::control_plane() {
   return control_plane_;
 }
 
-void MpiProcess::watch_end(std::shared_ptr<ControlPlane> control_plane) {
+void MpiProcess::keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) {
   if (auto* board = dynamic_cast<PositionBoard*>(control_plane.get())) {
     board->outlive_context();
   }
@@ -183,7 +184,7 @@ bool MpiProcess::wait_watched(Engine::Ticket& ticket, std::chrono::milliseconds 
     return ticket.wait_for(limit);
   }
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  while (!ticket.wait_for(kLookInterval)) {
+  while (!ticket.wait_for(kPollInterval)) {
     if (watch->failed()) {
       throw PeerLostError(watch->failure().to_line());
     }
@@ -204,18 +205,19 @@ void MpiProcess::initialize() {
   check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
   if (finalized != 0) {
     throw SettingsError(
-        "MPI_Finalize was called in this process before libddp was to use MPI, which cannot be "
-        "initialised again; call it after the last context, or leave MPI to libddp");
+        "MPI_Finalize was called in this process before libddp used MPI, which cannot be "
+        "initialised again; fix: call it after the last context, or leave MPI to libddp");
   }
   int provided = MPI_THREAD_SINGLE;
   if (initialized != 0) {
     check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
     if (provided < MPI_THREAD_MULTIPLE) {
-      throw SettingsError(concat("MPI was initialised before libddp with thread level ", provided,
-                                 "; libddp calls MPI from its own thread whenever it likes, and "
-                                 "needs MPI_THREAD_MULTIPLE (",
-                                 MPI_THREAD_MULTIPLE,
-                                 "): call MPI_Init_thread with it, or leave MPI_Init to libddp"));
+      throw SettingsError(
+          concat("MPI was initialised before libddp with thread level ", provided,
+                 "; libddp calls MPI from its own thread at any time, and "
+                 "needs MPI_THREAD_MULTIPLE (",
+                 MPI_THREAD_MULTIPLE,
+                 "); fix: call MPI_Init_thread with it, or leave MPI_Init to libddp"));
     }
   } else {
     // FUNNELED: MPI's "main thread" is the initialising thread, which is this one.
@@ -249,22 +251,23 @@ void MpiThread::initialize(std::chrono::milliseconds timeout) {
   if (!process_->wait_watched(*ticket, timeout)) {
     throw PeerLostError(
         concat("MPI_Init_thread and MPI_Comm_dup did not end within ", timeout.count(),
-               " ms: a process of this job has not called them; see what the others printed, start "
-               "one program on all ranks, or raise context.control_plane.rendezvous_timeout_ms"));
+               " ms: a process of this job has not called them; fix: see what the others printed, "
+               "start one program on all ranks, or raise "
+               "context.control_plane.rendezvous_timeout_ms"));
   }
   process_->close_control_plane();  // an earlier context's; this context's is separate
 }
 
 MpiThread::~MpiThread() {
-  if (begin_end()) {
+  if (mark_ended()) {
     process_->abandon();
   }
   abort_lanes("the MPI runtime was destroyed without an ordered end");
-  // A failure handler may still hold objects that end with the context.
-  go_around(std::chrono::seconds(1));
+  // A failure handler may still use objects that end with the context.
+  wait_until_idle(std::chrono::seconds(1));
 }
 
-bool MpiThread::go_around(std::chrono::milliseconds limit) {
+bool MpiThread::wait_until_idle(std::chrono::milliseconds limit) {
   const auto nothing = std::make_shared<MpiOperation>();
   nothing->describe = [] { return std::string("the end of an MPI runtime"); };
   nothing->launch = [](std::vector<MPI_Request>&) {};
@@ -311,7 +314,7 @@ std::string MpiThread::broadcast(const std::string& value, int root,
   return *bytes;
 }
 
-bool MpiThread::begin_end() {
+bool MpiThread::mark_ended() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(ended_, true)) {
     return false;
@@ -334,14 +337,14 @@ void MpiThread::abort_lanes(const std::string& reason) {
 }
 
 void MpiThread::finalize() {
-  if (begin_end()) {
+  if (mark_ended()) {
     // MPI_Finalize frees the rest: abandoned operations may still use it.
     abort_lanes("the context was closed");
     // The program may call MPI_Finalize itself after this returns, unless another runtime is in
     // use. That runtime may block the MPI thread in a split until its peers join.
-    if (process_->num_runtimes() == 0 && !go_around(kEndLimit)) {
+    if (process_->num_runtimes() == 0 && !wait_until_idle(kEndLimit)) {
       process_->abandon();
-      throw PeerLostError(concat("the MPI thread did not come back within ", kEndLimit.count(),
+      throw PeerLostError(concat("the MPI thread did not become idle within ", kEndLimit.count(),
                                  " s: a peer is lost, stuck, or makes other calls than this rank"));
     }
   }
@@ -351,12 +354,12 @@ bool MpiThread::ends_mpi() const {
   return process_->initialized_here() && process_->num_runtimes() == 1;
 }
 
-void MpiThread::watch_end(std::shared_ptr<ControlPlane> control_plane) {
-  process_->watch_end(std::move(control_plane));
+void MpiThread::keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) {
+  process_->keep_open_until_end(std::move(control_plane));
 }
 
 void MpiThread::abandon(const std::string& reason) {
-  begin_end();
+  mark_ended();
   process_->abandon();  // even after finalize(): a peer may be lost before all ranks have closed
   abort_lanes(reason);
 }

@@ -23,7 +23,7 @@ class MpiRuntime {
   /// Initialises MPI if necessary. Throws SettingsError if this build has no MPI, MPI was
   /// finalized, or other code initialised it below MPI_THREAD_MULTIPLE. Call only if
   /// LaunchEnvironment::use_mpi is true: otherwise MPI_Init ends the process. Throws PeerLostError
-  /// if a rank does not come within `timeout`.
+  /// if a rank does not call it within `timeout`.
   static std::shared_ptr<MpiRuntime> create(std::chrono::milliseconds timeout);
 
   /// True if this build has MPI.
@@ -34,26 +34,26 @@ class MpiRuntime {
   virtual int rank() const = 0;        ///< in MPI_COMM_WORLD
   virtual int world_size() const = 0;  ///< of MPI_COMM_WORLD
 
-  /// Root's value on every rank of the world. Collective; the host waits. Throws PeerLostError
-  /// after `timeout`; MPI is then unusable, as after abandon().
+  /// Returns root's value on every rank of the world. Collective; the host waits. Throws
+  /// PeerLostError after `timeout`; MPI is then unusable, as after abandon().
   virtual std::string broadcast(const std::string& value, int root,
                                 std::chrono::milliseconds timeout) = 0;
 
-  /// Ordered end after the work of all communicators; remaining communicators throw. At process
+  /// Ends in order after the work of all communicators; remaining communicators throw. At process
   /// exit libddp calls MPI_Finalize (a collective) if it had initialised MPI and no runtime was
   /// abandoned. Idempotent. Does nothing after abandon().
   virtual void finalize() = 0;
 
   /// True if libddp calls MPI_Finalize and this process uses no other runtime. The control plane is
-  /// then passed to watch_end() instead of being closed.
+  /// then passed to keep_open_until_end() instead of being closed.
   virtual bool ends_mpi() const = 0;
   /// Call after finalize(), on all ranks. `control_plane` stays open until MPI_Finalize returns at
   /// process exit, or until the next runtime is made. Its heartbeats end waits for a lost or frozen
   /// rank and name that rank.
-  virtual void watch_end(std::shared_ptr<ControlPlane> control_plane) = 0;
+  virtual void keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) = 0;
 
   /// Call if a peer is lost or this rank fails. This process then never calls MPI_Finalize, which
-  /// would block for ever. Pending operations end with PeerLostError(reason). Idempotent, any
+  /// would never return. Pending operations end with PeerLostError(reason). Idempotent, any
   /// thread. The destructor calls it for a runtime that was not finalized.
   virtual void abandon(const std::string& reason) = 0;
 };

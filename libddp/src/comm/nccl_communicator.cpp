@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/nccl_communicator.hpp"
+#include "comm/create_communicator.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "comm/cuda_device.hpp"
-#include "comm/nccl_communicator_impl.hpp"
-#include "comm/nccl_connect.hpp"
+#include "comm/nccl_communicator.hpp"
+#include "comm/nccl_handle.hpp"
 #include "comm/nccl_timing.hpp"
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
@@ -28,8 +28,7 @@ constexpr int64_t kMostReserved = 24;
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
-                                   const CommunicatorOptions& options,
+NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
                                    std::shared_ptr<StepTimeouts> timeouts, std::string no_windows,
                                    std::shared_ptr<CollectiveCheck> check,
@@ -40,11 +39,11 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
       check_(std::move(check)),
       timeouts_(std::move(timeouts)),
       no_windows_(std::move(no_windows)),
-      handle_(comm, device),
-      info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, device}},
+      handle_(std::move(comm)),
+      info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, handle_.device()}},
       launcher_(handle_),
       memory_(options_.nccl_algorithm != "ring" && no_windows_.empty() && info_.world_size > 1
-                  ? std::make_shared<NcclMemory>(comm, device)
+                  ? std::make_shared<NcclMemory>(handle_.get("start"), handle_.device())
                   : nullptr),
       reductions_(handle_, launcher_, memory_, options_.nccl_algorithm),
       failures_({.name = "the nccl communicator",
@@ -61,20 +60,20 @@ NcclCommunicator::NcclCommunicator(ncclComm_t comm, c10::DeviceIndex device,
   }
 }
 
-void NcclCommunicator::start(std::string id, const WatchPosition& watch) {
+void NcclCommunicator::start(std::string id, const AddProbe& add_probe) {
   watchdog_ = std::make_unique<Watchdog<std::function<bool()>>>(
       [weak = weak_from_this()] {
         const auto self = weak.lock();
-        return self != nullptr && self->failures_.look();
+        return self != nullptr && self->failures_.check();
       },
       std::clamp<std::chrono::milliseconds>(timeouts_->shortest() / 10, 10ms, 1000ms));
   id_ = std::move(id);
-  watch_ = watch;
-  if (!watch_) {
+  add_probe_ = add_probe;
+  if (!add_probe_) {
     return;
   }
-  watch_([id = id_, probe = counters().position_probe()] {
-    auto position = probe->read();
+  add_probe_([id = id_, source = counters().position_source()] {
+    auto position = source->read();
     if (position) {
       position->id = id;
     }
@@ -123,23 +122,22 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   RunningLimit running_limit(bound);
   const auto split_number = ++num_splits_;
   const auto& state = *handle_.state();
-  ncclComm_t child =
-      split_nccl(handle_.get("split"), info_.device.index(), color, key, options_, [&] {
-        state.check("split");
-        if (running_limit.is_over()) {
-          throw PeerLostError(concat("split did not end within ", bound.count(),
-                                     " ms: a peer is lost, stuck, or did not call it"));
-        }
-      });
+  auto child = split_nccl(handle_.get("split"), info_.device.index(), color, key, options_, [&] {
+    state.check("split");
+    if (running_limit.is_over()) {
+      throw PeerLostError(concat("split did not end within ", bound.count(),
+                                 " ms: a peer is lost, stuck, or did not call it"));
+    }
+  });
   if (child == nullptr) {
     return nullptr;
   }
   int num_ranks = 0;
-  check_nccl(ncclCommCount(child, &num_ranks), child, "ncclCommCount");
+  check_nccl(ncclCommCount(child.get(), &num_ranks), child.get(), "ncclCommCount");
   auto made = std::make_shared<NcclCommunicator>(
-      child, info_.device.index(), options_, on_failure_, timeouts_, no_windows_,
+      std::move(child), options_, on_failure_, timeouts_, no_windows_,
       check_ ? check_->of_group(call_number, color, num_ranks) : nullptr, this);
-  made->start(concat(id_, "/", split_number, ":", color), watch_);
+  made->start(concat(id_, "/", split_number, ":", color), add_probe_);
   children_.add(made);
   if (state.aborted()) {  // the concurrent abort may not have seen this child
     made->abort("the communicator it was split from was aborted");
@@ -248,19 +246,18 @@ Plan::Identity NcclCommunicator::plan_identity() const {
 std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
   const auto group = split(/*color=*/0, /*key=*/info_.rank);
   auto& measured = static_cast<NcclCommunicator&>(*group);
-  NcclAllReduceTimer timer(measured, measured.launcher_, measured.reductions_,
-                           measured.memory_.get());
-  return timer.rows();
+  return time_all_reduce(measured, measured.launcher_, measured.reductions_,
+                         measured.memory_.get());
 }
 
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
                                        const CommunicatorOptions& options,
                                        CollectiveFailureHandler on_failure,
                                        std::shared_ptr<CollectiveCheck> check,
-                                       const WatchPosition& watch) {
+                                       const AddProbe& add_probe) {
   DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
   const c10::cuda::CUDAGuard guard(device.index());
-  ncclComm_t comm = connect_nccl(control_plane, device.index(), options);
+  auto comm = connect_nccl(control_plane, device.index(), options);
   std::string no_windows;
   if (options.nccl_algorithm != "ring" && control_plane.world_size() > 1) {
     no_windows = why_no_windows(control_plane);
@@ -271,10 +268,10 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
     }
   }
   auto made = std::make_shared<NcclCommunicator>(
-      comm, device.index(), options, std::move(on_failure),
+      std::move(comm), options, std::move(on_failure),
       std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout),
       std::move(no_windows), std::move(check), /*parent=*/nullptr);
-  made->start("world", watch);
+  made->start("world", add_probe);
   return made;
 }
 

@@ -1,22 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
+// Collectives of CUDA tensors. nccl_launch.hpp shows how they are enqueued.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/argument_checks.hpp"
+#include "comm/child_groups.hpp"
 #include "comm/collective_check.hpp"
-#include "comm/collective_failure.hpp"
+#include "comm/collective_counters.hpp"
+#include "comm/collective_progress.hpp"
+#include "comm/communicator_state.hpp"
+#include "comm/nccl_handle.hpp"
+#include "comm/nccl_launch.hpp"
+#include "comm/nccl_memory.hpp"
+#include "comm/nccl_reductions.hpp"
+#include "comm/watchdog.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
-#include "ddp/core/control_plane.hpp"
+#include "ops/multiprocessors.hpp"
 
 namespace ddp::detail {
 
-/// All ranks of `control_plane`, for tensors of `device` (with an index). Collective. Throws
-/// SettingsError in a build without CUDA, PeerLostError if NCCL cannot connect the ranks. `check`
-/// is for the world; null: calls are not compared. `watch` receives the probes of the world and of
-/// groups split from it.
-CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
-                                       const CommunicatorOptions& options,
-                                       CollectiveFailureHandler on_failure,
-                                       std::shared_ptr<CollectiveCheck> check = nullptr,
-                                       const WatchPosition& watch = nullptr);
+/// Checks and compares each call, then passes it to one of its parts: the handle (lifetime), the
+/// launcher (order), the reductions (algorithms), the memory (windows) or the failure detector.
+class NcclCommunicator final : public Communicator,
+                               public OperationLog,
+                               public std::enable_shared_from_this<NcclCommunicator> {
+ public:
+  /// `no_windows`: why memory cannot be registered, see why_no_windows(). `check` may be null.
+  NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
+                   CollectiveFailureHandler on_failure, std::shared_ptr<StepTimeouts> timeouts,
+                   std::string no_windows, std::shared_ptr<CollectiveCheck> check,
+                   const Communicator* parent);
+  ~NcclCommunicator() override;
+  /// Starts the watchdog and reports positions. `id`: see GroupPosition.
+  void start(std::string id, const AddProbe& add_probe);
+  const CollectiveCounters& counters() const { return launcher_.counters(); }
+
+  const char* backend() const override { return info_.backend; }
+  int rank() const override { return info_.rank; }
+  int world_size() const override { return info_.world_size; }
+  at::Device device() const override { return info_.device; }
+
+  WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override;
+  WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op) override;
+  WorkPtr broadcast(at::Tensor tensor, int root) override;
+  WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
+  WorkPtr all_gather(at::Tensor output, at::Tensor input) override;
+  WorkPtr send(at::Tensor tensor, int destination) override;
+  WorkPtr recv(at::Tensor tensor, int source) override;
+  void barrier() override;
+  void group_start() override { launcher_.group_start(); }
+  void group_end() override { launcher_.group_end(); }
+  CommunicatorPtr split(int color, int key) override;
+  at::Tensor allocate(int64_t num_bytes) override;
+  void abort(const std::string& reason) override;
+  void set_step(int64_t step) override { timeouts_->set_step(step); }
+  int64_t num_operations() const override { return launcher_.num_operations(); }
+  std::vector<std::string> captured_operations(int64_t after) const override {
+    return counters().captured_operations(after);
+  }
+  void hold_counts() override { launcher_.counters().hold_counts(); }
+  void join_counts() override { launcher_.join_counts(); }
+
+ protected:
+  Plan::Identity plan_identity() const override;
+  std::vector<AllReduceRow> measure_all_reduce() override;
+
+ private:
+  WorkPtr start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped);
+  /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on,
+  /// outside captures. Returns its number among the compared calls.
+  template <typename... Args>
+  int64_t compare(const char* name, const Args&... args) const {
+    if (!check_ || launcher_.capture_status() == cudaStreamCaptureStatusActive) [[likely]] {
+      return 0;
+    }
+    launcher_.check_usable(name);
+    return check_->compare(describe_call(name, args...), timeouts_->current(),
+                           [&] { handle_.state()->check(name); });
+  }
+
+  const CommunicatorOptions options_;
+  const CollectiveFailureHandler on_failure_;
+  const std::shared_ptr<CollectiveCheck> check_;  // null: calls are not compared
+  const std::shared_ptr<StepTimeouts> timeouts_;
+  const std::string no_windows_;
+  NcclHandle handle_;
+  const GroupInfo info_;
+  NcclLauncher launcher_;
+  const std::shared_ptr<NcclMemory> memory_;  // null: windows are not requested or not available
+  NcclReductions reductions_;
+  at::Tensor barrier_buffer_;                                  // guarded by the launcher's lock
+  std::optional<ops::MultiprocessorReservation> reservation_;  // held until destruction
+  std::string id_;                                             // used in positions
+  AddProbe add_probe_;
+  int64_t num_splits_ = 0;  // guarded by the launcher's lock
+  ChildGroups children_;
+  FailureDetector failures_;  // used by the watchdog only
+  std::unique_ptr<Watchdog<std::function<bool()>>> watchdog_;
+};
 
 }  // namespace ddp::detail

@@ -1,22 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
+// NCCL communicators from creation to destruction: every wait is bounded and every code is checked.
 #pragma once
 
 #include <c10/core/Device.h>
 #include <nccl.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
 
-#include "comm/abort_state.hpp"
+#include "comm/communicator_state.hpp"
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
 
-/// One NCCL communicator until destroy() or abort() ends it; one of them must be called. Any
-/// thread. Waits for NCCL's end are bounded.
+/// Throws PeerLostError (SettingsError for a usage error) with the operation's name, NCCL's text
+/// and advice. ncclSuccess and ncclInProgress pass.
+void check_nccl(ncclResult_t code, ncclComm_t comm, const char* operation);
+
+/// Sets NCCL's abort flag, which unblocks threads inside NCCL, and frees the communicator. Waits at
+/// most 5 seconds.
+struct NcclAborter {
+  void operator()(ncclComm_t comm) const;
+  c10::DeviceIndex device = 0;
+};
+/// A communicator that is aborted unless it is released.
+using NcclCommPtr = std::unique_ptr<ncclComm, NcclAborter>;
+
+/// Throws if waiting has become pointless.
+using StopWaiting = std::function<void()>;
+
+/// Connects all ranks of `control_plane` on CUDA device `device`. Collective.
+///
+/// The ranks first connect a non-blocking communicator, so a missing rank causes a timeout, not a
+/// hang. Non-blocking communicators start a thread per collective (NCCL 2.28,
+/// ncclGroupEndInternal), which costs more than a small collective. So this returns a blocking
+/// child, whose collectives the calling thread enqueues.
+NcclCommPtr connect_nccl(ControlPlane& control_plane, c10::DeviceIndex device,
+                         const CommunicatorOptions& options);
+
+/// Runs ncclCommSplit of a blocking communicator in its own thread. Null for a negative color.
+NcclCommPtr split_nccl(ncclComm_t parent, c10::DeviceIndex device, int color, int key,
+                       const CommunicatorOptions& options, const StopWaiting& stop_waiting);
+
+/// One NCCL communicator until destroy() or abort() ends it. The destructor aborts it otherwise.
+/// Any thread. Waits for NCCL's end are bounded.
 class NcclHandle {
  public:
-  NcclHandle(ncclComm_t comm, c10::DeviceIndex device);
+  explicit NcclHandle(NcclCommPtr comm);
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
 
@@ -34,19 +67,18 @@ class NcclHandle {
   /// Calls `close`, then frees NCCL's communicator. Does nothing if destroy() or abort() was
   /// called. Returns false if NCCL did not end in time.
   bool destroy(const std::function<void()>& close);
-  /// Sets NCCL's abort flag, which unblocks threads inside NCCL. `abandon` runs first, and also if
-  /// the communicator has ended.
+  /// Calls `abandon`, even if the communicator has ended, then aborts.
   void abort(const std::function<void()>& abandon);
 
  private:
-  ncclComm_t take();
+  NcclCommPtr take();
 
   const c10::DeviceIndex device_;
   const std::shared_ptr<AbortState> state_ = std::make_shared<AbortState>();
   int rank_ = 0;
   int world_size_ = 1;
   mutable std::mutex mutex_;
-  ncclComm_t comm_;
+  NcclCommPtr comm_;
 };
 
 }  // namespace ddp::detail

@@ -5,11 +5,11 @@
 
 #include <utility>
 
-#include "comm/current_device.hpp"
-#include "comm/nccl_connect.hpp"
+#include "comm/cuda_event.hpp"
+#include "comm/nccl_handle.hpp"
 #include "comm/thread_group.hpp"
+#include "core/first_failure.hpp"
 #include "core/trace_recorder.hpp"
-#include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ops/streams/private_stream.hpp"
@@ -35,7 +35,7 @@ std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& strea
       .state = std::move(state),
       .counters = std::make_shared<CollectiveCounters>(stream.stream(), counter_stream.stream()),
       .events = std::move(events),
-      .ends = std::make_shared<NcclLaunchEnds>(std::move(record)),
+      .launch_events = std::make_shared<NcclLaunchEvents>(std::move(record)),
   });
 }
 
@@ -73,7 +73,7 @@ cudaStreamCaptureStatus NcclLauncher::capture_status() const {
   return capture_status_of(c10::cuda::getCurrentCUDAStream(handle_.device()).stream());
 }
 
-bool NcclLauncher::begin(bool shares_end) {
+bool NcclLauncher::begin(bool shares_event) {
   const auto current = c10::cuda::getCurrentCUDAStream(handle_.device());
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture_id = 0;
@@ -81,11 +81,11 @@ bool NcclLauncher::begin(bool shares_end) {
              "cudaStreamGetCaptureInfo");
   const bool captured = status == cudaStreamCaptureStatusActive;
   auto& counters = *origin_->counters;
-  if (captured || !shares_end) {
-    origin_->ends->close();
+  if (captured || !shares_event) {
+    origin_->launch_events->record_open();
   }
   if (captured) {
-    counters.mark_eager();  // not possible once the stream is captured
+    counters.mark_eager();  // impossible after the stream is captured
   }
   if (captured || current != stream_) {
     ready_.record(current.stream());
@@ -107,7 +107,7 @@ void NcclLauncher::enqueue(const char* name, Call call) {
 }
 
 WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, KeptTensors tensors,
-                             Call call, std::function<void()> after, bool shares_end) {
+                             Call call, std::function<void()> after, bool shares_event) {
   const std::lock_guard lock(mutex_);
   check_usable(name);
   const CurrentDevice device(handle_.device());
@@ -116,7 +116,7 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
   num_operations_ = record.sequence;
   auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
   work->after = std::move(after);
-  const bool captured = begin(shares_end);
+  const bool captured = begin(shares_event);
   if (auto* recorder = TraceRecorder::active()) {
     work->trace_name = TraceLabel::name_of(name);
     work->trace_begin = recorder->mark(stream_.stream());
@@ -131,7 +131,7 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
   }
   try {
     enqueue(name, call);
-    finish({&work, 1}, captured, shares_end);
+    finish({&work, 1}, captured, shares_event);
   } catch (...) {
     if (!captured) {
       origin_->counters->cancel_eager();
@@ -152,7 +152,7 @@ void NcclLauncher::trace(Works works) {
   }
 }
 
-void NcclLauncher::finish(Works works, bool captured, bool shares_end) {
+void NcclLauncher::finish(Works works, bool captured, bool shares_event) {
   for (const auto& work : works) {
     if (work->after) {
       work->after();
@@ -160,15 +160,15 @@ void NcclLauncher::finish(Works works, bool captured, bool shares_end) {
     }
   }
   trace(works);
-  // The result comes first: nothing waits for a mark.
-  const auto ended = origin_->ends->launched(shares_end && !captured);
+  // The event precedes the mark, because nothing waits for a mark.
+  const auto event = origin_->launch_events->add(shares_event && !captured);
   for (const auto& work : works) {
-    work->set_ended(ended, captured);
+    work->set_launch(event, captured);
   }
   auto& counters = *origin_->counters;
   const auto launch = captured ? counters.end_captured(records_of(works)) : counters.end_eager();
   for (const auto& work : works) {
-    work->set_launch(launch);
+    work->set_launch_number(launch);
   }
 }
 
@@ -213,7 +213,7 @@ void NcclLauncher::group_end() {
       handle_.state()->check("group_end");
       check_nccl(code, nullptr, "ncclGroupEnd");
       if (!works.empty()) {
-        finish(works, captured, /*shares_end=*/false);
+        finish(works, captured, /*shares_event=*/false);
       }
     } catch (const std::exception& error) {
       if (!captured) {

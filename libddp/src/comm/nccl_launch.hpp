@@ -8,7 +8,7 @@
 //                                         └─ "n collectives ended" into mapped host memory
 //
 // The host never waits here. collective_counters.hpp explains the counting. Consecutive all_reduces
-// below 4 MiB share an event, unless overlapped, grouped or captured: launch_ends.hpp.
+// below 4 MiB share an event, unless overlapped, grouped or captured: launch_events.hpp.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -40,7 +40,7 @@ class NcclLauncher {
 
   /// Nothing else is launched while the lock is held. A thread may take it repeatedly.
   Lock lock() { return Lock(mutex_); }
-  /// May return without the lock.
+  /// The returned lock may not own the mutex.
   Lock lock_within(std::chrono::milliseconds limit) { return {mutex_, limit}; }
 
   /// Throws if calls are not allowed: aborted, or inside another communicator's GroupScope.
@@ -51,17 +51,18 @@ class NcclLauncher {
   bool in_group() const { return group_depth_ > 0; }
 
   /// `described` is the tensor in messages; `tensors` stay alive. `after` runs once the call is
-  /// enqueued, even if a group defers it. `shares_end`: see LaunchEnds.
+  /// enqueued, even if a group defers it. `shares_event`: see LaunchEvents.
   WorkPtr launch(const char* name, const at::Tensor& described, KeptTensors tensors, Call call,
-                 std::function<void()> after = nullptr, bool shares_end = false);
+                 std::function<void()> after = nullptr, bool shares_event = false);
   /// Makes the communicator's stream wait for the caller's enqueued work. Returns true inside a
   /// capture. launch() includes it. Call it with the lock.
-  bool begin(bool shares_end);
-  /// Neither waited for nor counted. launch() includes it. Call it with the lock.
+  bool begin(bool shares_event);
+  /// Enqueues a call that is neither waited for nor counted. launch() includes it. Call it with the
+  /// lock.
   void enqueue(const char* name, Call call);
   /// Takes the lock until the matching group_end().
   void group_start();
-  /// Throws nothing: each work of the group rethrows its error in wait().
+  /// Never throws. Each work of the group rethrows its error in wait().
   void group_end();
 
   const c10::cuda::CUDAStream& stream() const { return stream_; }
@@ -75,7 +76,7 @@ class NcclLauncher {
   using Works = std::span<const std::shared_ptr<NcclWork>>;
 
   /// Adds events and counters behind `works`, which were just enqueued.
-  void finish(Works works, bool captured, bool shares_end);
+  void finish(Works works, bool captured, bool shares_event);
   void trace(Works works);
 
   NcclHandle& handle_;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/cuda_check.hpp"
-#include "comm/nccl_connect.hpp"
+#include "comm/nccl_handle.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -29,19 +29,11 @@ bool is_set_to(const char* variable, std::string_view value) {
 }
 
 // Windows are shared as virtual memory handles. ncclMemAlloc gives these only if the driver and
-// NCCL_CUMEM_ENABLE allow it; otherwise it uses cudaMalloc. Uses the runtime, so that nothing links
-// against the driver's library.
+// NCCL_CUMEM_ENABLE allow it; otherwise it uses cudaMalloc.
 bool gives_shareable_memory() {
-  void* retain = nullptr;
-  void* release = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  if (cudaGetDriverEntryPointByVersion("cuMemRetainAllocationHandle", &retain, 12000,
-                                       cudaEnableDefault, &found) != cudaSuccess ||
-      found != cudaDriverEntryPointSuccess ||
-      cudaGetDriverEntryPointByVersion("cuMemRelease", &release, 12000, cudaEnableDefault,
-                                       &found) != cudaSuccess ||
-      found != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();  // not the program's error: ring is used
+  void* const retain = find_driver_function("cuMemRetainAllocationHandle");
+  void* const release = find_driver_function("cuMemRelease");
+  if (retain == nullptr || release == nullptr) {
     return false;
   }
   void* memory = nullptr;
@@ -78,8 +70,8 @@ std::string why_not_here() {
 #endif
 }
 
-// Without peer access NCCL still registers a window but uses the ring. GPUs that this process does
-// not see (CUDA_VISIBLE_DEVICES) are not checked.
+// Without peer access NCCL still registers a window but uses the ring. This cannot check GPUs that
+// this process does not see (CUDA_VISIBLE_DEVICES).
 std::string why_not_with(const std::vector<std::string>& addresses) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -186,7 +178,7 @@ void NcclMemory::abandon() {
   abandoned_ = true;
 }
 
-// Called by a tensor's destructor: throws nothing.
+// Never throws, because a tensor's destructor calls it.
 void NcclMemory::free(void* memory) {
   try {
     const c10::cuda::CUDAGuard guard(device_);
@@ -196,7 +188,7 @@ void NcclMemory::free(void* memory) {
     }
     const std::lock_guard lock(mutex_);
     if (abandoned_) {
-      return;  // a hung kernel may still use it; the process is about to exit
+      return;  // a hung kernel may still use the memory, and the process will exit
     }
 #ifdef DDP_NCCL_HAS_WINDOWS
     if (const auto found = windows_.find(static_cast<const char*>(memory));

@@ -14,8 +14,8 @@
 
 namespace ddp::detail {
 
-/// Why the ranks of `control_plane` cannot share symmetric windows; empty: they can. Equal on all
-/// ranks. Collective. The rank's device must be current.
+/// Returns why the ranks of `control_plane` cannot share symmetric windows; empty if they can.
+/// Equal on all ranks. Collective. The rank's device must be current.
 std::string why_no_windows(ControlPlane& control_plane);
 
 /// Memory of ncclMemAlloc, registered with one communicator as a symmetric window. The memory
@@ -24,14 +24,14 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
  public:
   NcclMemory(ncclComm_t comm, c10::DeviceIndex device) : device_(device), comm_(comm) {}
 
-  /// uint8 [num_bytes] with num_bytes > 0. Collective: every rank registers at the same point, one
-  /// call at a time. The communicator's device must be current.
+  /// Returns uint8 [num_bytes]; num_bytes > 0. Collective: every rank registers at the same point,
+  /// one call at a time. The communicator's device must be current.
   at::Tensor allocate(int64_t num_bytes);
   /// Whether the whole range lies in one window.
   bool contains(const void* data, size_t num_bytes);
   /// Call before the communicator is destroyed.
   void close();
-  /// Call after an abort: nothing is deregistered or freed any more.
+  /// Call after an abort. Nothing is deregistered or freed afterwards.
   void abandon();
 
  private:
@@ -39,7 +39,7 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
 
   const c10::DeviceIndex device_;
   std::atomic<bool> abandoned_{false};
-  std::mutex mutex_;  // never held while waiting for peers or the device: only abort ends that
+  std::mutex mutex_;  // never held during waits for peers or the device, which only an abort ends
   ncclComm_t comm_;
   struct Window {
     ncclWindow_t handle;

@@ -6,15 +6,59 @@
 
 #include <utility>
 
-#include "comm/all_reduce_form.hpp"
-#include "comm/nccl_connect.hpp"
-#include "comm/nccl_types.hpp"
-#include "comm/scale_kernel.hpp"
+#include "comm/all_reduce_variant.hpp"
+#include "comm/nccl_handle.hpp"
+#include "comm/nccl_kernels.hpp"
 
 namespace ddp::detail {
 namespace {
 
-constexpr size_t kLargestSharingEnd = (size_t{4} << 20) - 1;  // larger ones take longer than a wait
+constexpr size_t kLargestSharingEvent =
+    (size_t{4} << 20) - 1;  // larger ones take longer than a wait
+
+// NCCL has no int16 and no bool: bool reduces as bytes of 0 and 1, int16 as int32.
+ncclDataType_t to_nccl(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return ncclFloat32;
+    case c10::kDouble:
+      return ncclFloat64;
+    case c10::kHalf:
+      return ncclFloat16;
+    case c10::kBFloat16:
+      return ncclBfloat16;
+    case c10::kChar:
+      return ncclInt8;
+    case c10::kInt:
+      return ncclInt32;
+    case c10::kLong:
+      return ncclInt64;
+    case c10::kByte:
+    case c10::kBool:
+      return ncclUint8;
+    default:
+      throw InternalError("a dtype without an NCCL datatype passed the argument checks");
+  }
+}
+
+ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
+  if (dtype == c10::kBool) {
+    return op == ReduceOp::Sum || op == ReduceOp::Max ? ncclMax : ncclMin;
+  }
+  switch (op) {
+    case ReduceOp::Sum:
+      return ncclSum;
+    case ReduceOp::Avg:
+      return ncclAvg;
+    case ReduceOp::Min:
+      return ncclMin;
+    case ReduceOp::Max:
+      return ncclMax;
+    case ReduceOp::Product:
+      return ncclProd;
+  }
+  throw InternalError("unknown ReduceOp");
+}
 
 }  // namespace
 
@@ -49,14 +93,14 @@ WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool o
   launcher_.check_usable("all_reduce");
   const auto dtype = to_nccl(tensor.scalar_type());
   const AllReduceCall call{op, tensor.scalar_type(), tensor.nbytes(), overlapped};
-  const bool in_window = memory_ && depends_on_window(call) &&
+  const bool in_window = memory_ && has_symmetric_kernels(call) &&
                          memory_->contains(tensor.const_data_ptr(), tensor.nbytes());
   auto nccl_op = to_nccl(op, tensor.scalar_type());
   std::function<void()> after;
-  switch (choose_form(call, in_window, algorithm_, table)) {
-    case AllReduceForm::AsCalled:
+  switch (choose_variant(call, in_window, algorithm_, table)) {
+    case AllReduceVariant::AsCalled:
       break;
-    case AllReduceForm::SumThenScale: {
+    case AllReduceVariant::SumThenScale: {
       nccl_op = ncclSum;
       const auto scaled = dtype == ncclFloat32 ? ScaleDtype::Float : ScaleDtype::BFloat16;
       after = [tensor, scaled, factor = 1.0F / static_cast<float>(handle_.world_size()),
@@ -66,12 +110,12 @@ WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool o
       };
       break;
     }
-    case AllReduceForm::ScaleByOneThenSum:
+    case AllReduceVariant::ScaleByOneThenSum:
       nccl_op = ring_sum(dtype);
       break;
   }
-  const bool shares_end =
-      !overlapped && !after && !launcher_.in_group() && tensor.nbytes() <= kLargestSharingEnd;
+  const bool shares_event =
+      !overlapped && !after && !launcher_.in_group() && tensor.nbytes() <= kLargestSharingEvent;
   return launcher_.launch(
       "all_reduce", tensor, {tensor},
       [&](ncclComm_t comm, cudaStream_t stream) {
@@ -79,7 +123,7 @@ WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool o
         return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()), dtype, nccl_op, comm,
                              stream);
       },
-      std::move(after), shares_end);
+      std::move(after), shares_event);
 }
 
 WorkPtr NcclReductions::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -104,7 +148,7 @@ WorkPtr NcclReductions::reduce_int16(const char* name, const at::Tensor& output,
   at::Tensor wide_output;
   {
     const c10::cuda::CUDAGuard device_guard(handle_.device());
-    launcher_.begin(/*shares_end=*/false);
+    launcher_.begin(/*shares_event=*/false);
     const c10::cuda::CUDAStreamGuard guard(launcher_.stream());
     const auto flat = input.as_strided({input.numel()}, {1});
     wide_input = flat.to(at::kInt);

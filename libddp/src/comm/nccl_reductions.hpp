@@ -15,8 +15,8 @@
 
 namespace ddp::detail {
 
-/// The reductions of one communicator: passes each operation to NCCL in the fastest form that gives
-/// the right values. The caller has checked the arguments.
+/// The reductions of one communicator. Passes each operation to NCCL in the fastest variant that
+/// gives the right values. The caller has checked the arguments.
 class NcclReductions {
  public:
   /// `handle` and `launcher` outlive this. `algorithm` is CommunicatorOptions::nccl_algorithm.
@@ -24,12 +24,12 @@ class NcclReductions {
   NcclReductions(NcclHandle& handle, NcclLauncher& launcher, std::shared_ptr<NcclMemory> memory,
                  std::string algorithm);
 
-  /// `table`: times that "auto" follows; may be empty.
+  /// `table` has the times that "auto" follows. It may be empty.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
                      const AllReduceTable& table);
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
-  /// "Multiply by 1, then sum": exact, and not supported by the symmetric kernels. Call it with the
-  /// launcher's lock.
+  /// Returns "multiply by 1, then sum", which is exact and which symmetric kernels do not support.
+  /// Call it with the launcher's lock.
   ncclRedOp_t ring_sum(ncclDataType_t dtype);
 
  private:

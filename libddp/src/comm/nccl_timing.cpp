@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // times grow linearly beyond it
 constexpr int kTimedRuns = 5;
 
-// Resources of a graph and its timing, released even on exceptions.
+// The resources of a graph and its timing, released even after exceptions.
 struct TimedGraph {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
@@ -60,21 +60,16 @@ struct TimedGraph {
   }
 };
 
-}  // namespace
-
-// Times a graph, because most steps run in one and slow host launches would hide device time.
-double NcclAllReduceTimer::time(float* data, int64_t num_bytes, AllReduceAlgorithm algorithm) {
+// Times a graph: most steps run in one, and slow host launches would hide device time.
+double time_us(NcclLauncher& launcher, float* data, int64_t num_bytes, ncclRedOp_t op) {
   const int calls = num_bytes <= (1 << 20) ? 50 : num_bytes <= (16 << 20) ? 20 : 5;
-  const auto op = memory_ != nullptr && algorithm == AllReduceAlgorithm::Ring
-                      ? reductions_.ring_sum(ncclFloat32)
-                      : ncclSum;
   const auto call = [&] {
-    launcher_.enqueue("all_reduce", [&](ncclComm_t comm, cudaStream_t stream) {
+    launcher.enqueue("all_reduce", [&](ncclComm_t comm, cudaStream_t stream) {
       return ncclAllReduce(data, data, static_cast<size_t>(num_bytes) / sizeof(float), ncclFloat32,
                            op, comm, stream);
     });
   };
-  const auto stream = launcher_.stream().stream();
+  const auto stream = launcher.stream().stream();
   call();  // connects the ranks
   TimedGraph timed;
   timed.capture(stream, [&] {
@@ -90,27 +85,30 @@ double NcclAllReduceTimer::time(float* data, int64_t num_bytes, AllReduceAlgorit
   return best / calls;
 }
 
-std::vector<AllReduceRow> NcclAllReduceTimer::rows() {
-  const auto lock = launcher_.lock();
-  const auto device = communicator_.device();
+}  // namespace
+
+std::vector<AllReduceRow> time_all_reduce(Communicator& communicator, NcclLauncher& launcher,
+                                          NcclReductions& reductions, NcclMemory* memory) {
+  const auto lock = launcher.lock();
+  const auto device = communicator.device();
   const c10::cuda::CUDAGuard guard(device);
   // Allocated on the caller's stream, which continues to use the allocator's cached memory.
-  const auto memory = memory_ != nullptr
-                          ? memory_->allocate(kLargestMeasured)
+  const auto buffer = memory != nullptr
+                          ? memory->allocate(kLargestMeasured)
                           : at::empty({kLargestMeasured}, at::device(device).dtype(at::kByte));
-  memory.record_stream(launcher_.stream().unwrap());  // after an abort NCCL may still use it
-  auto floats = memory.view(at::kFloat).zero_();
+  buffer.record_stream(launcher.stream().unwrap());  // after an abort NCCL may still use it
+  auto floats = buffer.view(at::kFloat).zero_();
   auto* data = floats.mutable_data_ptr<float>();
-  const c10::cuda::CUDAStreamGuard stream_guard(launcher_.stream());
-  // Otherwise pending work of this rank or a slower one would be timed too.
+  const c10::cuda::CUDAStreamGuard stream_guard(launcher.stream());
+  // Without this, pending work of this rank or a slower one would be timed too.
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  communicator_.barrier();
+  communicator.barrier();
   std::vector<AllReduceRow> rows;
+  const auto ring = memory != nullptr ? reductions.ring_sum(ncclFloat32) : ncclSum;
   for (int64_t num_bytes = 4096; num_bytes <= kLargestMeasured; num_bytes *= 4) {
-    AllReduceRow row{.num_bytes = num_bytes};
-    row.ring_us = time(data, num_bytes, AllReduceAlgorithm::Ring);
-    if (memory_ != nullptr) {
-      row.symmetric_us = time(data, num_bytes, AllReduceAlgorithm::Symmetric);
+    AllReduceRow row{.num_bytes = num_bytes, .ring_us = time_us(launcher, data, num_bytes, ring)};
+    if (memory != nullptr) {
+      row.symmetric_us = time_us(launcher, data, num_bytes, ncclSum);
     }
     rows.push_back(row);
   }

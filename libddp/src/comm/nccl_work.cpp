@@ -8,14 +8,14 @@
 #include <limits>
 #include <thread>
 
-#include "comm/current_device.hpp"
+#include "comm/cuda_event.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 namespace {
 
-// Not the handle: a new stream may reuse a destroyed stream's handle. The default stream's handle
-// is constant. 0 if the number is unknown.
+// Identifies a stream: a new stream may reuse the handle of a destroyed one. The default stream's
+// handle is constant. Returns 0 if the number is unknown.
 uint64_t number_of(cudaStream_t stream) {
   if (stream == nullptr) {
     return std::numeric_limits<uint64_t>::max();
@@ -31,11 +31,12 @@ uint64_t number_of(cudaStream_t stream) {
 }  // namespace
 
 NcclWork::~NcclWork() {
-  if (!tensors_[0].defined() || !ended_ || captured_) {
+  if (!tensors_[0].defined() || !launch_ || captured_) {
     return;  // waited for, never launched, or captured (the graph owns its memory)
   }
-  // Nobody waited: the memory may be reused while the communicator's stream still uses it, so the
-  // allocator is notified. Not done for waited works: it delays every reuse and cannot be captured.
+  // Without a wait, the memory could be reused while the communicator's stream still uses it, so
+  // the allocator is notified. That delays every reuse and cannot be captured, so works that were
+  // waited for skip it.
   try {
     const c10::cuda::CUDAGuard guard(origin_->device);
     const auto stream = c10::cuda::getStreamFromExternal(origin_->stream, origin_->device);
@@ -51,13 +52,14 @@ NcclWork::~NcclWork() {
 }
 
 void NcclWork::check() const {
-  origin_->state->check(record.name);  // first: an abort's reason is clearer than NCCL's error
+  origin_->state->check(
+      record.name);  // before error_: an abort's reason is clearer than NCCL's error
   if (error_) {
     std::rethrow_exception(error_);
   }
-  if (!ended_) {
+  if (!launch_) {
     throw SettingsError(concat(record.name, " #", record.sequence,
-                               " was not launched yet: wait after the GroupScope ended"));
+                               " was not launched yet; fix: wait after the GroupScope has ended"));
   }
 }
 
@@ -65,16 +67,17 @@ void NcclWork::wait() {
   check();
   const auto stream = c10::cuda::getCurrentCUDAStream(origin_->device).stream();
   if (!captured_) {
-    origin_->ends->join(ended_, number_of(stream), [&](const CudaEventPool::Event& ended) {
-      const CurrentDevice device(origin_->device);
-      ended.block(stream);
-    });
+    origin_->launch_events->wait_on(number_of(stream), launch_,
+                                    [&](const CudaEventPool::Event& ended) {
+                                      const CurrentDevice device(origin_->device);
+                                      ended.block(stream);
+                                    });
     origin_->counters->mark_when_due();
   } else {
     const CurrentDevice device(origin_->device);
-    const auto& ended = origin_->ends->event_of(ended_);
+    const auto& ended = origin_->launch_events->event_of(launch_);
     ended.block(stream);
-    if (origin_->counters->count_captured(launch_, ended.get()) &&
+    if (origin_->counters->count_captured(launch_number_, ended.get()) &&
         !origin_->counters->hold_count()) {
       const auto counted = origin_->events->take();
       counted.record(origin_->counters->counter_stream());
@@ -91,8 +94,9 @@ void NcclWork::wait_host(std::optional<std::chrono::milliseconds> timeout) {
   while (!is_completed()) {
     check();
     if (captured_) {
-      throw SettingsError(concat(record.name, " #", record.sequence,
-                                 ": the host cannot wait inside a CUDA graph capture; use wait()"));
+      throw SettingsError(
+          concat(record.name, " #", record.sequence,
+                 ": the host cannot wait inside a CUDA graph capture; fix: use wait()"));
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       throw PeerLostError(
@@ -108,11 +112,11 @@ bool NcclWork::is_completed() {
   if (error_ || origin_->state->aborted()) {
     return true;
   }
-  if (!ended_ || captured_) {
+  if (!launch_ || captured_) {
     return false;  // a captured event cannot be queried
   }
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
-  const auto code = cudaEventQuery(origin_->ends->event_of(ended_).get());
+  const auto code = cudaEventQuery(origin_->launch_events->event_of(launch_).get());
   if (code == cudaErrorNotReady) {
     cudaGetLastError();  // clears "not ready", which the next check would report as an error
     origin_->counters->mark_when_due();

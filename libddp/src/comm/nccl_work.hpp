@@ -8,24 +8,24 @@
 #include <memory>
 #include <string>
 
-#include "comm/abort_state.hpp"
 #include "comm/collective_counters.hpp"
+#include "comm/communicator_state.hpp"
 #include "comm/cuda_event.hpp"
-#include "comm/launch_ends.hpp"
+#include "comm/launch_events.hpp"
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
 
-using NcclLaunchEnds = LaunchEnds<CudaEventPool::Event>;
+using NcclLaunchEvents = LaunchEvents<CudaEventPool::Event>;
 
-/// Communicator data that its works need; works may outlive the communicator.
+/// Data of a communicator for its works, which may outlive it.
 struct WorkOrigin {
   c10::DeviceIndex device = 0;
   cudaStream_t stream = nullptr;  ///< the collectives' stream
   std::shared_ptr<const AbortState> state;
   std::shared_ptr<CollectiveCounters> counters;
   std::shared_ptr<CudaEventPool> events;
-  std::shared_ptr<NcclLaunchEnds> ends;
+  std::shared_ptr<NcclLaunchEvents> launch_events;
 };
 
 /// Inputs and outputs of a collective; unused entries are undefined.
@@ -42,13 +42,13 @@ class NcclWork final : public Work {
   void wait_host(std::optional<std::chrono::milliseconds> timeout) override;
   bool is_completed() override;
 
-  /// The collective was enqueued; `ended` is its launch in the communicator's LaunchEnds.
-  void set_ended(NcclLaunchEnds::Launch ended, bool captured) {
-    ended_ = std::move(ended);
+  /// The collective was enqueued as `launch` of the communicator's LaunchEvents.
+  void set_launch(NcclLaunchEvents::Launch launch, bool captured) {
+    launch_ = std::move(launch);
     captured_ = captured;
   }
-  /// Sets the launch number from the counters.
-  void set_launch(int64_t launch) { launch_ = launch; }
+  /// Its number in the counters.
+  void set_launch_number(int64_t number) { launch_number_ = number; }
   /// The group's end failed: wait() throws the error.
   void failed(std::exception_ptr error) { error_ = std::move(error); }
   /// Runs on the communicator's stream behind the collective.
@@ -61,8 +61,8 @@ class NcclWork final : public Work {
   void check() const;
 
   const std::shared_ptr<const WorkOrigin> origin_;
-  NcclLaunchEnds::Launch ended_;
-  int64_t launch_ = 0;
+  NcclLaunchEvents::Launch launch_;
+  int64_t launch_number_ = 0;
   bool captured_ = false;
   KeptTensors tensors_;
   std::exception_ptr error_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread that executes operations while callers compute.
+// A thread that executes operations while callers compute.
 //
 //   submit ──> queue ──> start() in order of submission ──> poll() until true ──> ticket finished
 //                              │                                │
@@ -38,7 +38,7 @@
 namespace ddp::detail {
 
 /// Keeps `object` reachable until the process ends, so leak checkers ignore it.
-inline void keep_for_ever(std::shared_ptr<void> object) {
+inline void keep_until_exit(std::shared_ptr<void> object) {
   static std::mutex mutex;
   static auto* kept = new std::vector<std::shared_ptr<void>>;
   const std::lock_guard lock(mutex);
@@ -85,7 +85,7 @@ class ProgressTicket {
     const std::lock_guard lock(mutex_);
     return num_waiting_ > 0;
   }
-  /// Only the first call counts; returns whether this was the first.
+  /// Only the first call counts. Returns whether this was the first.
   bool finish(std::exception_ptr error) {
     {
       const std::lock_guard lock(mutex_);
@@ -118,7 +118,7 @@ struct ProgressOptions {
   std::chrono::microseconds min_sleep{20};
   std::chrono::microseconds max_sleep{200};
   std::chrono::microseconds max_sleep_waited{50};  ///< while a thread waits for a ticket
-  std::chrono::milliseconds longest_turn{1000};    ///< thread turns longer than this count as this
+  std::chrono::milliseconds longest_turn{1000};    ///< a longer turn of the thread counts as this
 };
 
 /// Operation has these members, called on the engine's thread. `void start()` and `bool poll()`.
@@ -243,19 +243,19 @@ class ProgressEngine {
       } else {
         changed.wait_for(lock, sleep, due);
       }
-      bury_aborted();
+      remove_aborted();
       incoming.swap(queue);
       return !(stopping && incoming.empty() && active.empty());
     }
 
-    void bury_aborted() {
+    void remove_aborted() {
       if (aborts == 0) {
         return;
       }
       aborts = 0;
       for (auto entry = active.begin(); entry != active.end();) {
         if (entry->lane->aborted) {
-          keep_for_ever(entry->operation);
+          keep_until_exit(entry->operation);
           entry = active.erase(entry);
         } else {
           ++entry;
@@ -324,7 +324,7 @@ class ProgressEngine {
     }
 
     void fail(Entry& entry, const std::exception_ptr& error) {
-      keep_for_ever(entry.operation);
+      keep_until_exit(entry.operation);
       if (finish(entry, error)) {
         entry.operation->failed(error);
       }
@@ -360,7 +360,7 @@ class ProgressEngine {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Entry> queue;
-    int aborts = 0;  // since the thread's last check
+    int aborts = 0;  // not yet seen by the thread
     bool stopping = false;
     std::condition_variable ended_changed;
     bool ended = false;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The group of one. On CUDA a copy runs on the caller's current stream, so it has the same place in
-// program order as a collective.
+// The group of one. On CUDA it copies on the caller's current stream, at the same place in program
+// order as a collective.
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <thread>
 
-#include "comm/abort_state.hpp"
 #include "comm/argument_checks.hpp"
+#include "comm/communicator_state.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/thread_group.hpp"
-#include "core/unwinding.hpp"
+#include "core/first_failure.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 
@@ -130,7 +130,7 @@ class SingleCommunicator final : public Communicator {
     state_.check(operation);
   }
 
-  // Copies in memory order like other backends, because strides may differ.
+  // Copies in memory order like the other backends, because strides may differ.
   WorkPtr copy(const at::Tensor& output, const at::Tensor& input) {
     if (output.const_data_ptr() == input.const_data_ptr()) {
       return completed();
@@ -148,7 +148,7 @@ class SingleCommunicator final : public Communicator {
 
 CommunicatorPtr make_single_communicator(at::Device device) {
   if (device.is_cuda() && !device.has_index()) {
-    throw SettingsError("make_single_communicator: device \"cuda\" has no index; say cuda:0");
+    throw SettingsError("make_single_communicator: device \"cuda\" has no index; fix: use cuda:0");
   }
   return std::make_shared<SingleCommunicator>(device);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator whose GroupScope is open in this thread. NCCL's groups belong to the thread: an
-// open group defers the calls of every communicator. A wait for another communicator's work could
-// then end before that work was launched. All backends refuse such calls, so a program that runs on
-// CPU also runs on GPUs.
+// The communicator whose GroupScope is open in this thread. An open group of NCCL defers the calls
+// of every communicator in its thread. So a wait for another communicator's work could end before
+// that work was launched. All backends refuse such calls: a program that runs on CPU also runs on
+// GPUs.
 #pragma once
 
 #include "ddp/core/error.hpp"
@@ -16,7 +16,7 @@ class ThreadGroup {
     if (depth_ > 0 && communicator_ != communicator) [[unlikely]] {
       throw SettingsError(concat(operation,
                                  ": a GroupScope of another communicator is open in this thread; "
-                                 "end that scope first, or use this communicator before it"));
+                                 "fix: end that scope first, or use this communicator before it"));
     }
   }
   static void enter(const void* communicator) {

@@ -28,7 +28,7 @@ std::string random_bytes(std::size_t count) {
   std::string bytes(count, '\0');
   DDP_CHECK(
       RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(count)) == 1,
-      "no random bytes from the system");
+      "the system gave no random bytes");
   return bytes;
 }
 

@@ -9,13 +9,13 @@ namespace ddp::detail {
 
 inline constexpr std::size_t kMacBytes = 32;
 
-/// 32 bytes.
+/// Returns kMacBytes bytes.
 std::string hmac_sha256(std::string_view key, std::string_view data);
 
 /// Compares in a time that does not depend on the position of a difference.
 bool equal_in_constant_time(std::string_view left, std::string_view right);
 
-/// From the system's cryptographic random generator.
+/// Draws from the system's cryptographic random generator.
 std::string random_bytes(std::size_t count);
 
 std::string to_hex(std::string_view bytes);

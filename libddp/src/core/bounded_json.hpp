@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses untrusted JSON: nlohmann's writer and comparisons recurse, and its lexer ends at a zero
+// Parses untrusted JSON. Nlohmann's writer and comparisons recurse, and its lexer stops at a zero
 // byte.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ddp::detail {
 
-/// Throws ReadError for a zero byte and for objects and lists inside more than `max_depth` others.
+/// Throws ReadError for a zero byte and for nesting deeper than `max_depth`.
 /// Throws nlohmann::json::exception for invalid JSON. The caller adds the file name to the message.
 template <typename Json>
 Json parse_bounded_json(std::string_view text, int max_depth) {

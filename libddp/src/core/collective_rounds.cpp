@@ -91,9 +91,9 @@ std::string CollectiveRounds::describe_mismatch(int rank, const Contribution& co
                   peers_.name(other.rank), " called the control plane's ", other.call,
                   place(other.rank), ". All ranks make the same calls in the same order");
   }
-  return concat("ranks took different ways: ", peers_.name(one.rank), " called ", one.call,
-                place(one.rank), " where ", peers_.name(other.rank), " called ", other.call,
-                place(other.rank), " on the control plane");
+  return concat("ranks diverged: ", peers_.name(one.rank), " called ", one.call, place(one.rank),
+                " where ", peers_.name(other.rank), " called ", other.call, place(other.rank),
+                " on the control plane");
 }
 
 std::string CollectiveRounds::find_overdue(SteadyTime now) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane's collectives in progress, on rank 0: which ranks have called, with which
-// values, and until when rank 0 waits for the others.
+// The control plane's collectives in progress, on rank 0: who has called with which values, and
+// until when rank 0 waits for the others.
 #pragma once
 
 #include <chrono>
@@ -11,10 +11,16 @@
 #include <vector>
 
 #include "core/control_messages.hpp"
-#include "core/control_verdict.hpp"
 #include "core/peer_table.hpp"
 
 namespace ddp::detail {
+
+/// The last control-plane collective a rank called, while incomplete.
+struct PlaneCall {
+  uint64_t sequence = 0;
+  std::string name;     ///< "all_gather of metrics"
+  bool leaves = false;  ///< the rank is ending: no collective of a communicator follows
+};
 
 /// The owner's mutex guards it.
 class CollectiveRounds {
@@ -24,7 +30,7 @@ class CollectiveRounds {
     uint64_t sequence = 0;
     CollectiveKind kind = CollectiveKind::Barrier;
     uint32_t root = 0;
-    std::vector<std::string> values;  ///< of a broadcast the root's, of a gather all, else none
+    std::vector<std::string> values;  ///< broadcast: the root's; gathers: all; else none
   };
   struct Outcome {
     std::optional<Result> result;
@@ -35,11 +41,11 @@ class CollectiveRounds {
   CollectiveRounds(const PeerTable& peers, std::chrono::milliseconds timeout);
 
   Outcome add(int rank, Contribution contribution, SteadyTime now);
-  /// The error of a collective that waited longer than the timeout; empty if none did.
+  /// Returns the error of a collective that waited longer than the timeout; empty if none did.
   std::string find_overdue(SteadyTime now) const;
   /// Number of collectives that the rank has called.
   uint64_t num_calls(int rank) const { return num_calls_[static_cast<std::size_t>(rank)]; }
-  /// The rank's last call, while incomplete.
+  /// Returns the rank's last call if it is incomplete.
   std::optional<PlaneCall> pending_call(int rank) const;
 
  private:

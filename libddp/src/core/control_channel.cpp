@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/control_channel.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "core/authentication.hpp"
-#include "core/byte_codec.hpp"
+#include "core/message_codec.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -21,23 +22,6 @@ std::string session_key(const std::string& secret, std::string_view hub, std::st
 }
 
 }  // namespace
-
-std::string encode_hello(const Hello& hello) {
-  ByteWriter writer;
-  writer.raw(hello.nonce).number(hello.generation).number(hello.rank).number(hello.world_size);
-  return writer.number(hello.pid).text(hello.host.substr(0, 255)).take();
-}
-
-bool decode_hello(std::string_view bytes, Hello& hello) {
-  ByteReader reader(bytes);
-  hello.nonce = reader.raw(kNonceBytes);
-  hello.generation = reader.number<uint64_t>();
-  hello.rank = reader.number<uint32_t>();
-  hello.world_size = reader.number<uint32_t>();
-  hello.pid = reader.number<uint32_t>();
-  hello.host = reader.text();
-  return reader.finished();
-}
 
 ControlChannel::ControlChannel(UniqueFd fd, Side side, std::string key, uint64_t generation)
     : fd_(std::move(fd)), side_(side), session_key_(std::move(key)), generation_(generation) {}
@@ -80,7 +64,7 @@ IoStatus ControlChannel::receive(std::vector<Frame>& frames) {
 
 std::string ControlChannel::why_closed() const {
   return problem_.empty()
-             ? "its connection closed without a word (killed, crashed, or its host failed)"
+             ? "its connection closed without a message (killed, crashed, or its host failed)"
              : problem_;
 }
 
@@ -140,7 +124,12 @@ PendingPeer::State PendingPeer::advance(const std::string& secret) {
       const auto hello = bytes.substr(prefix, length);
       const bool authentic =
           equal_in_constant_time(hello_mac(secret, nonce_, hello), bytes.substr(prefix + length));
-      return authentic && decode_hello(hello, hello_) ? State::Accepted : State::Refused;
+      auto decoded = authentic ? try_decode_message<Hello>(hello) : std::nullopt;
+      if (!decoded) {
+        return State::Refused;
+      }
+      hello_ = *std::move(decoded);
+      return State::Accepted;
     }
   }
   return status == IoStatus::Closed ? State::Refused : State::Waiting;
@@ -159,14 +148,14 @@ std::string read_greeting(int fd, SteadyTime deadline) {
   std::string bytes;
   while (bytes.size() < size) {
     if (!wait_for(fd, false, deadline)) {
-      throw std::runtime_error("it does not greet");
+      throw std::runtime_error("it sent no greeting");
     }
     if (read_some(fd, bytes, size - bytes.size()) == IoStatus::Closed) {
       throw std::runtime_error("it closed the connection");
     }
   }
   if (bytes.compare(0, kMagic.size(), kMagic) != 0) {
-    throw std::runtime_error("something else listens there");
+    throw std::runtime_error("another program listens there");
   }
   return bytes.substr(kMagic.size());
 }
@@ -182,7 +171,8 @@ ControlChannel connect_to_hub(const std::string& host, int port, const std::stri
   }
   const std::string nonce = read_greeting(fd.get(), deadline);
   hello.nonce = random_bytes(kNonceBytes);
-  const std::string payload = encode_hello(hello);
+  hello.host.resize(std::min<std::size_t>(hello.host.size(), 255));
+  const std::string payload = encode_message(hello);
   ByteWriter writer;
   writer.raw(kMagic).text(payload).raw(hello_mac(secret, nonce, payload));
   std::string message = writer.take();
@@ -191,7 +181,7 @@ ControlChannel connect_to_hub(const std::string& host, int port, const std::stri
       throw std::runtime_error("it closed the connection");
     }
     if (!message.empty() && !wait_for(fd.get(), true, deadline)) {
-      throw std::runtime_error("it does not read");
+      throw std::runtime_error("it does not read its messages");
     }
   }
   return ControlChannel(std::move(fd), Side::Leaf, session_key(secret, nonce, hello.nonce),

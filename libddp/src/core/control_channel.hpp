@@ -2,9 +2,9 @@
 // One authenticated connection of the control plane.
 //
 // Handshake, H = HMAC-SHA256 with the job's secret:
-//   rank 0 -> peer   "DDPCTL1\n" nonce_s[32]
-//   peer -> rank 0   "DDPCTL1\n" length[4] hello H("hello" nonce_s hello)
-//   hello            nonce_c[32] generation[8] rank[4] world_size[4] pid[4] host
+//   rank 0 -> peer   "DDPCTL2\n" nonce_s[32]
+//   peer -> rank 0   "DDPCTL2\n" length[4] hello H("hello" nonce_s hello)
+//   hello            message of a Hello, with nonce_c
 // Both then hold the session key H("session" nonce_s nonce_c). A frame is
 //   length[4] type[1] generation[8] counter[8] payload mac[32]
 // The session key signs the direction and all bytes before the mac. The counter reveals frames that
@@ -14,13 +14,14 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/tcp_socket.hpp"
 
 namespace ddp::detail {
 
-inline constexpr std::string_view kMagic = "DDPCTL1\n";
+inline constexpr std::string_view kMagic = "DDPCTL2\n";
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kMaxHelloBytes = 1024;
 inline constexpr std::size_t kMaxValueBytes = 1 << 20;  ///< limit of a collective's value
@@ -44,7 +45,7 @@ struct Frame {
   std::string payload;
 };
 
-/// A peer's claimed identity; trusted once its mac is verified.
+/// The identity that a peer claims. It is trusted once its mac is verified.
 struct Hello {
   std::string nonce;
   uint64_t generation = 0;
@@ -52,11 +53,13 @@ struct Hello {
   uint32_t world_size = 0;
   uint32_t pid = 0;
   std::string host;
-};
 
-std::string encode_hello(const Hello& hello);
-/// False if the bytes are not a hello.
-bool decode_hello(std::string_view bytes, Hello& hello);
+  bool is_valid() const { return nonce.size() == kNonceBytes; }
+  friend auto message_fields(Hello& hello) {
+    return std::tie(hello.nonce, hello.generation, hello.rank, hello.world_size, hello.pid,
+                    hello.host);
+  }
+};
 
 enum class Side { Hub, Leaf };
 
@@ -70,10 +73,9 @@ class ControlChannel {
   /// Returns Closed if the peer is gone; never blocks.
   IoStatus flush();
   /// Appends complete frames to `frames`. Returns Closed if the peer is gone or sent an invalid
-  /// frame (`problem()` says which); never blocks.
+  /// frame; never blocks.
   IoStatus receive(std::vector<Frame>& frames);
-  const std::string& problem() const { return problem_; }
-  /// The reason for messages after Closed.
+  /// The reason of Closed as part of a message.
   std::string why_closed() const;
 
  private:
@@ -89,7 +91,8 @@ class ControlChannel {
   std::string problem_;
 };
 
-/// Rank 0's side of a handshake. Stores at most a little over kMaxHelloBytes from an unproven peer.
+/// Rank 0's side of a handshake. An unproven peer can make it store little more than
+/// kMaxHelloBytes.
 class PendingPeer {
  public:
   PendingPeer(UniqueFd fd, SteadyTime deadline);
@@ -97,7 +100,8 @@ class PendingPeer {
   int fd() const { return fd_.get(); }
   SteadyTime deadline() const { return deadline_; }
   enum class State { Waiting, Accepted, Refused };
-  /// Reads the received bytes. Accepted: hello() is authentic and take_channel() may be called.
+  /// Reads the received bytes. After Accepted, hello() is authentic and take_channel() may be
+  /// called.
   State advance(const std::string& secret);
   const Hello& hello() const { return hello_; }
   ControlChannel take_channel(const std::string& secret, uint64_t generation);
@@ -110,8 +114,8 @@ class PendingPeer {
   Hello hello_;
 };
 
-/// A peer's side: connects and sends its hello. Rank 0's first frame proves acceptance. Throws
-/// std::runtime_error with the reason on failure or at `deadline`.
+/// A peer's side of a handshake: connects and sends its hello. Rank 0's first frame proves that it
+/// accepted. Throws std::runtime_error with the reason on failure or at `deadline`.
 ControlChannel connect_to_hub(const std::string& host, int port, const std::string& secret,
                               Hello hello, SteadyTime deadline);
 

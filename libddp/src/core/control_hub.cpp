@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "core/byte_codec.hpp"
+#include "core/message_codec.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A failed rendezvous stays this long to inform late ranks.
+// After a failed rendezvous rank 0 stays this long to notify late ranks.
 constexpr std::chrono::seconds kFarewell{1};
 // After close() rank 0 waits this long for its peers to leave first.
 constexpr std::chrono::seconds kLeaveTimeout{2};
@@ -29,12 +29,12 @@ ControlHub::ControlHub(RankState& state, Listener listener, std::string secret, 
       peers_(state),
       acceptor_(std::move(listener), std::move(secret), newcomer_limit(state.world_size)),
       rounds_(peers_, state.options.collective_timeout),
-      waiting_(peers_, state.options.heartbeat_interval * kReportAfterHeartbeats) {}
+      waits_(peers_, state.options.heartbeat_interval * kReportAfterHeartbeats) {}
 
 void ControlHub::wait_for_all(JobMonitor::Lock& lock) {
   // The background thread ends the wait: either all ranks joined or the rendezvous failed.
   state_.monitor.wait(lock, [this] { return complete_; });
-  if (state_.monitor.first_cause().exit_code == ExitCode::Settings) {  // late ranks get it too
+  if (state_.monitor.first_cause().exit_code == ExitCode::Settings) {  // late ranks receive it too
     state_.monitor.wait_despite_failure(
         lock, kFarewell, [this] { return peers_.all_joined() && failure_was_delivered(); });
   }
@@ -87,7 +87,7 @@ void ControlHub::admit(const Hello& hello, ControlChannel channel, SteadyTime no
   peers_.add(hello, std::move(channel), now);
   acceptor_.clear_problem();
   const auto rank = static_cast<int>(hello.rank);
-  peers_.send(rank, FrameType::Heartbeat, {});  // proves that it was accepted
+  peers_.send(rank, FrameType::Heartbeat, {});  // proves the acceptance
   if (state_.monitor.failed()) {
     peers_.send(rank, FrameType::Failure, encode_cause(state_.monitor.first_cause()));
   } else if (peers_.all_joined()) {
@@ -110,40 +110,34 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
   }
 }
 
+// Ignores frames that cannot be read.
 void ControlHub::handle(int rank, const Frame& frame) {
   if (frame.type == FrameType::Progress) {
-    ByteReader reader(frame.payload);
-    Progress progress;
-    progress.step = reader.signed_number();
-    progress.where = reader.text();
-    peers_.set_progress(rank, std::move(progress));
+    if (auto progress = try_decode_message<Progress>(frame.payload)) {
+      peers_.set_progress(rank, *std::move(progress));
+    }
   } else if (frame.type == FrameType::Position) {
-    RankPosition position;
-    if (decode_position(frame.payload, position)) {
-      waiting_.set_position(rank, std::move(position), state_.monitor.now());
+    if (auto position = try_decode_message<RankPosition>(frame.payload)) {
+      waits_.set_position(rank, *std::move(position), state_.monitor.now());
     }
   } else if (frame.type == FrameType::Contribution) {
-    Contribution contribution;
-    if (decode_contribution(frame.payload, contribution)) {
-      note_contribution(rank, std::move(contribution));
+    if (auto contribution = try_decode_message<Contribution>(frame.payload)) {
+      note_contribution(rank, *std::move(contribution));
     }
   } else if (frame.type == FrameType::Announcement) {
-    ByteReader reader(frame.payload);
-    reader.number<uint32_t>();  // the sender is known from the connection
-    auto text = reader.text();
-    if (reader.finished() && text.size() <= AnnouncementBoard::kMaxAnnouncementBytes) {
-      pass_on(rank, text);
-      state_.announcements.set(rank, std::move(text));
+    if (auto announcement = try_decode_message<Announcement>(frame.payload)) {
+      announcement->rank = rank;  // known from the connection
+      pass_on(*announcement);
+      state_.announcements.set(rank, std::move(announcement->text));
     }
   } else if (frame.type == FrameType::Exchange) {
-    ExchangeValue value;
-    if (decode_exchange(frame.payload, value)) {
-      note_exchange(rank, std::move(value));
+    if (auto value = try_decode_message<ExchangeValue>(frame.payload)) {
+      note_exchange(rank, *std::move(value));
     }
   } else if (frame.type == FrameType::Failure) {
-    FailureCause cause;
-    if (decode_cause(frame.payload, cause) && !state_.monitor.failed()) {
-      send_failure(cause);
+    const auto cause = try_decode_message<FailureCause>(frame.payload);
+    if (cause && !state_.monitor.failed()) {
+      send_failure(*cause);
     }
   }
 }
@@ -161,15 +155,14 @@ void ControlHub::note_contribution(int rank, Contribution contribution) {
   }
 }
 
-// Sends the values to all ranks, or only to the root of a gather.
+// Sends the values to all ranks; those of a gather only to the root.
 void ControlHub::send_result(CollectiveRounds::Result result) {
   if (result.kind == CollectiveKind::Close) {
     state_.monitor.set_closing();
   }
   const bool to_all = result.kind != CollectiveKind::Gather;
   if (to_all || result.root != 0) {
-    const std::vector<std::string_view> values(result.values.begin(), result.values.end());
-    for (const auto& message : encode_result(result.sequence, values)) {
+    for (const auto& message : encode_result(result.sequence, result.values)) {
       to_all ? peers_.broadcast(FrameType::Result, message)
              : peers_.send(static_cast<int>(result.root), FrameType::Result, message);
     }
@@ -186,7 +179,7 @@ void ControlHub::send_result(CollectiveRounds::Result result) {
 }
 
 void ControlHub::send_position(const RankPosition& position) {
-  waiting_.set_position(0, position, state_.monitor.now());
+  waits_.set_position(0, position, state_.monitor.now());
 }
 
 void ControlHub::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
@@ -201,7 +194,7 @@ void ControlHub::note_exchange(int rank, ExchangeValue value) {
     return;
   }
   ExchangeResult result{value.key, std::move(exchanges_.extract(value.key).mapped())};
-  const auto payload = encode_exchanged(result);
+  const auto payload = encode_message(result);
   for (const auto& entry : result.values) {
     peers_.send(entry.first, FrameType::Exchanged, payload);
   }
@@ -212,21 +205,19 @@ void ControlHub::note_exchange(int rank, ExchangeValue value) {
 }
 
 void ControlHub::send_announcement(const std::string& text) {
-  pass_on(0, text);
+  pass_on({0, text});
 }
 
 // Also sent back to its author, which is harmless.
-void ControlHub::pass_on(int rank, const std::string& text) {
-  ByteWriter writer;
-  peers_.broadcast(FrameType::Announcement,
-                   writer.number(static_cast<uint32_t>(rank)).text(text).take());
+void ControlHub::pass_on(const Announcement& announcement) {
+  peers_.broadcast(FrameType::Announcement, encode_message(announcement));
 }
 
-// Reports a rank's own failure. A rank that waited for others knows only that it waited.
+// Adds what the other ranks did if the failing rank waited: it knows only that it waited.
 void ControlHub::send_failure(const FailureCause& cause) {
   auto full = cause;
-  if (cause.rank >= 0 && cause.rank < state_.world_size && waiting_.waits(cause.rank)) {
-    if (const auto busy = waiting_.describe_busy({cause.rank}); !busy.empty()) {
+  if (cause.rank >= 0 && cause.rank < state_.world_size && waits_.waits(cause.rank)) {
+    if (const auto busy = waits_.describe_busy({cause.rank}); !busy.empty()) {
       full.message += "; meanwhile " + busy;
     }
   }
@@ -240,7 +231,7 @@ void ControlHub::fail(const FailureCause& cause) {
 }
 
 void ControlHub::fail_job(ExitCode code, const std::string& message) {
-  FailureCause cause;  // not caused by a single rank
+  FailureCause cause;  // of no single rank
   cause.message = message;
   cause.exit_code = code;
   fail(cause);
@@ -265,10 +256,10 @@ void ControlHub::check_limits(SteadyTime now) {
   if (state_.monitor.is_over()) {
     return;
   }
-  if (const auto deadlock = waiting_.find_new_deadlock(rounds_); !deadlock.empty()) {
+  if (const auto deadlock = waits_.find_new_deadlock(rounds_); !deadlock.empty()) {
     fail_job(ExitCode::Mismatch, deadlock);
   }
-  if (const auto warning = waiting_.report_long_waits(now); !warning.empty()) {
+  if (const auto warning = waits_.report_long_waits(now); !warning.empty()) {
     log_warning(warning);
   }
   if (const auto silent = peers_.find_silent(now, state_.dead_after())) {
@@ -280,11 +271,11 @@ void ControlHub::check_limits(SteadyTime now) {
     fail_job(
         ExitCode::PeerLost,
         concat("rendezvous: ", peers_.num_joined(), " of ", state_.world_size,
-               " ranks came within ", state_.options.rendezvous_timeout.count(),
+               " ranks joined within ", state_.options.rendezvous_timeout.count(),
                " ms; missing: ", list_ranks(peers_.missing()),
-               acceptor_.problem().empty() ? "" : "; rank 0 could not take their connections: ",
+               acceptor_.problem().empty() ? "" : "; rank 0 could not accept their connections: ",
                acceptor_.problem(),
-               "; see what those ranks printed, or raise "
+               "; fix: see what those ranks printed, or raise "
                "context.control_plane.rendezvous_timeout_ms"));
     return;
   }
@@ -294,7 +285,7 @@ void ControlHub::check_limits(SteadyTime now) {
 }
 
 void ControlHub::wait_for_peers_to_leave(JobMonitor::Lock& lock) {
-  // Closing first could cut off data that a peer has not read yet.
+  // If rank 0 closed first, a peer could lose data that it has not read yet.
   state_.monitor.wait_despite_failure(lock, kLeaveTimeout,
                                       [this] { return !peers_.any_connected(); });
 }

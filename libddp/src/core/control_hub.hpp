@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The link of rank 0: the center of the star.
+// The link of rank 0, the center of the star.
 #pragma once
 
 #include <map>
@@ -10,7 +10,7 @@
 #include "core/control_link.hpp"
 #include "core/peer_acceptor.hpp"
 #include "core/peer_table.hpp"
-#include "core/waiting_ranks.hpp"
+#include "core/wait_monitor.hpp"
 
 namespace ddp::detail {
 
@@ -38,7 +38,7 @@ class ControlHub final : public ControlLink {
   void note_contribution(int rank, Contribution contribution);
   void send_result(CollectiveRounds::Result result);
   void note_exchange(int rank, ExchangeValue value);
-  void pass_on(int rank, const std::string& text);
+  void pass_on(const Announcement& announcement);
 
   void fail(const FailureCause& cause);
   void fail_job(ExitCode code, const std::string& message);
@@ -52,7 +52,7 @@ class ControlHub final : public ControlLink {
   PeerTable peers_;
   PeerAcceptor acceptor_;
   CollectiveRounds rounds_;
-  WaitingRanks waiting_;
+  WaitMonitor waits_;
   std::map<uint64_t, std::map<int, std::string>> exchanges_;  // incomplete; by key, then rank
   SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
 };

@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "core/byte_codec.hpp"
+#include "core/message_codec.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -35,7 +35,7 @@ ControlLeaf::ControlLeaf(RankState& state, JoinedHub hub)
 }
 
 void ControlLeaf::wait_for_all(JobMonitor::Lock& lock) {
-  // Rank 0 enforces the timeout and names missing ranks; its silence ends the wait too.
+  // Rank 0 enforces the timeout and names missing ranks. Its silence also ends the wait.
   state_.monitor.wait(lock, [this] { return complete_; });
   if (!complete_) {
     state_.monitor.throw_if_failed();
@@ -57,13 +57,12 @@ void ControlLeaf::contribute(Contribution contribution) {
   if (contribution.kind == CollectiveKind::Close) {
     close_sequence_ = contribution.sequence;
   }
-  send(FrameType::Contribution, encode_contribution(contribution));
+  send(FrameType::Contribution, encode_message(contribution));
 }
 
 void ControlLeaf::send_progress(const Progress& progress) {
-  ByteWriter writer;
-  writer.signed_number(progress.step).text(progress.where.substr(0, 1024));
-  send(FrameType::Progress, writer.take());
+  send(FrameType::Progress,
+       encode_message(Progress{progress.step, progress.where.substr(0, 1024)}));
 }
 
 void ControlLeaf::send_position(const RankPosition& position) {
@@ -71,17 +70,15 @@ void ControlLeaf::send_position(const RankPosition& position) {
 }
 
 void ControlLeaf::send_announcement(const std::string& text) {
-  ByteWriter writer;
-  send(FrameType::Announcement,
-       writer.number(static_cast<uint32_t>(state_.rank)).text(text).take());
+  send(FrameType::Announcement, encode_message(Announcement{state_.rank, text}));
 }
 
 void ControlLeaf::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
-  send(FrameType::Exchange, encode_exchange({key, num_ranks, value}));
+  send(FrameType::Exchange, encode_message(ExchangeValue{key, num_ranks, value}));
 }
 
 void ControlLeaf::send_failure(const FailureCause& cause) {
-  // Not set here: rank 0 answers with the job's first cause.
+  // This rank does not set the cause: rank 0 answers with the job's first one.
   send(FrameType::Failure, encode_cause(cause));
 }
 
@@ -129,32 +126,28 @@ void ControlLeaf::handle(const Frame& frame) {
     hub_host_ = frame.payload;
     state_.monitor.notify();
   } else if (frame.type == FrameType::Result) {
-    ResultPart part;
-    if (decode_result(frame.payload, static_cast<uint32_t>(state_.world_size), part)) {
-      if (part.sequence == close_sequence_) {
+    auto part = try_decode_message<ResultPart>(frame.payload);
+    if (part && part->num_values <= static_cast<uint32_t>(state_.world_size)) {
+      if (part->sequence == close_sequence_) {
         state_.monitor.set_closing();
       }
-      if (state_.replies.add_result(std::move(part))) {
+      if (state_.replies.add_result(*std::move(part))) {
         state_.monitor.notify();
       }
     }
   } else if (frame.type == FrameType::Announcement) {
-    ByteReader reader(frame.payload);
-    const auto rank = reader.number<uint32_t>();
-    auto text = reader.text();
-    if (reader.finished() && rank < static_cast<uint32_t>(state_.world_size)) {
-      state_.announcements.set(static_cast<int>(rank), std::move(text));
+    auto announcement = try_decode_message<Announcement>(frame.payload);
+    if (announcement && announcement->rank >= 0 && announcement->rank < state_.world_size) {
+      state_.announcements.set(announcement->rank, std::move(announcement->text));
     }
   } else if (frame.type == FrameType::Exchanged) {
-    ExchangeResult result;
-    if (decode_exchanged(frame.payload, result)) {
-      state_.replies.add_exchanged(result.key, std::move(result.values));
+    if (auto result = try_decode_message<ExchangeResult>(frame.payload)) {
+      state_.replies.add_exchanged(result->key, std::move(result->values));
       state_.monitor.notify();
     }
   } else if (frame.type == FrameType::Failure) {
-    FailureCause cause;
-    if (decode_cause(frame.payload, cause)) {
-      state_.monitor.set_failure(cause, /*found_here=*/false);
+    if (const auto cause = try_decode_message<FailureCause>(frame.payload)) {
+      state_.monitor.set_failure(*cause, /*found_here=*/false);
     }
   }
 }
@@ -176,8 +169,8 @@ void ControlLeaf::lose_hub(const std::string& why) {
 }
 
 void ControlLeaf::wait_for_peers_to_leave(JobMonitor::Lock&) {
-  leaving_ = true;  // the background thread closes the socket, as it may be polling it; rank 0
-                    // waits for this
+  // The background thread closes the socket, because it may be polling it. Rank 0 waits for this.
+  leaving_ = true;
   state_.wake.notify();
 }
 

@@ -17,7 +17,7 @@ struct JoinedHub {
   std::vector<Frame> frames;
 };
 
-/// One attempt. Throws std::runtime_error with the reason on failure or at `deadline`.
+/// Makes one attempt. Throws std::runtime_error with the reason on failure or at `deadline`.
 JoinedHub join_hub(const std::string& host, int port, const std::string& secret, const Hello& hello,
                    SteadyTime deadline);
 

@@ -13,21 +13,90 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "core/announcement_board.hpp"
 #include "core/control_messages.hpp"
 #include "core/job_monitor.hpp"
-#include "core/pending_replies.hpp"
-#include "core/position_watch.hpp"
-#include "core/progress_tracker.hpp"
 #include "core/rank_position.hpp"
+#include "core/rank_reports.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
 
+/// The newest announcement of each rank. Any thread.
+class AnnouncementStore {
+ public:
+  explicit AnnouncementStore(int world_size)
+      : announcements_(static_cast<std::size_t>(world_size)) {}
+
+  void set(int rank, std::string text) {
+    const std::lock_guard lock(mutex_);
+    announcements_.at(static_cast<std::size_t>(rank)) = std::move(text);
+    version_.fetch_add(1, std::memory_order_release);
+  }
+  std::vector<std::string> get() const {
+    const std::lock_guard lock(mutex_);
+    return announcements_;
+  }
+  /// Takes no lock.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> announcements_;  // by rank
+  std::atomic<uint64_t> version_{0};
+};
+
+/// Results of collectives and exchanges that rank 0 sent and no thread has taken yet. The owner's
+/// mutex guards it.
+class ReplyStore {
+ public:
+  /// Numbers this rank's next collective. Every rank counts its own.
+  uint64_t next_sequence() { return next_sequence_++; }
+
+  /// Returns whether the result is complete.
+  bool add_result(ResultPart part) {
+    auto& result = results_[part.sequence];
+    result.values.resize(part.num_values);
+    std::move(part.values.begin(), part.values.end(),
+              result.values.begin() + static_cast<std::ptrdiff_t>(part.first));
+    result.num_arrived += static_cast<uint32_t>(part.values.size());
+    return result.num_arrived == part.num_values;
+  }
+  bool has_result(uint64_t sequence) const {
+    const auto found = results_.find(sequence);
+    return found != results_.end() && found->second.num_arrived == found->second.values.size();
+  }
+  std::vector<std::string> take_result(uint64_t sequence) {
+    return std::move(results_.extract(sequence).mapped().values);
+  }
+
+  void add_exchanged(uint64_t key, std::map<int, std::string> values) {
+    exchanged_[key] = std::move(values);
+  }
+  bool has_exchanged(uint64_t key) const { return exchanged_.contains(key); }
+  std::map<int, std::string> take_exchanged(uint64_t key) {
+    return std::move(exchanged_.extract(key).mapped());
+  }
+
+ private:
+  struct PartialResult {
+    std::vector<std::string> values;
+    uint32_t num_arrived = 0;
+  };
+
+  uint64_t next_sequence_ = 0;
+  std::map<uint64_t, PartialResult> results_;
+  std::map<uint64_t, std::map<int, std::string>> exchanged_;  // by key, then rank
+};
+
+/// What the callers, the background thread and the link of one rank share.
 struct RankState {
   RankState(const LaunchEnvironment& launch, const ControlPlaneOptions& given)
       : rank(launch.rank), world_size(launch.world_size), options(given) {}
@@ -59,13 +128,13 @@ struct RankState {
   const std::string host = host_name();
   WakeEvent wake;  ///< wakes the background thread
   std::atomic<uint64_t> num_frames_sent{0};
-  // Rank 0 gets at most 1000 progress messages per second in total.
+  // Rank 0 receives at most 1000 progress messages per second in total.
   ProgressTracker progress{rank == 0 ? nullptr : &wake,
                            std::chrono::milliseconds(std::max(10, world_size))};
   AnnouncementStore announcements{world_size};
   JobMonitor monitor{options.heartbeat_interval / 2};
-  PendingReplies replies;                                        ///< guarded by monitor
-  PositionWatch position{progress, options.heartbeat_interval};  ///< guarded by monitor
+  ReplyStore replies;                                               ///< guarded by monitor
+  PositionReporter position{progress, options.heartbeat_interval};  ///< guarded by monitor
 };
 
 /// A hub on rank 0, a leaf on other ranks. All functions are called with the monitor's mutex held.

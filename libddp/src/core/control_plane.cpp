@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "core/authentication.hpp"
-#include "core/byte_codec.hpp"
 #include "core/control_hub.hpp"
 #include "core/control_leaf.hpp"
 #include "core/message_codec.hpp"
@@ -41,8 +40,8 @@ bool parse_contact(const std::string& text, Contact& contact) {
          !contact.secret.empty();
 }
 
-// Identifies this start of the job. A process left over from an earlier start with the same secret
-// has a different generation.
+// Identifies this start of the job. A process of an earlier start with the same secret has another
+// generation.
 uint64_t make_generation(const LaunchEnvironment& launch, const std::string& secret) {
   const auto mac = detail::hmac_sha256(
       secret, concat("generation ", launch.job_id, ' ', launch.step_id, ' ', launch.restart_count));
@@ -59,18 +58,16 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
   return hello;
 }
 
-// Our port is taken. If a rank 0 of this job holds it, our hello makes it report the conflict to
-// all ranks. Otherwise the user must choose another port.
+// This rank's port is taken. If a rank 0 of this job holds it, this rank's hello makes it report
+// the conflict to all ranks. Otherwise the user must choose another port.
 [[noreturn]] void report_taken_port(const LaunchEnvironment& launch, const std::string& address,
                                     int port, const std::string& secret) {
   std::optional<FailureCause> answer;
   try {
     const auto hub = detail::join_hub(address, port, secret, make_hello(launch, secret),
                                       Clock::now() + kAttemptTimeout);
-    FailureCause cause;
-    if (hub.frames.front().type == detail::FrameType::Failure &&
-        detail::decode_cause(hub.frames.front().payload, cause)) {
-      answer = cause;
+    if (hub.frames.front().type == detail::FrameType::Failure) {
+      answer = detail::try_decode_message<FailureCause>(hub.frames.front().payload);
     }
   } catch (const std::runtime_error&) {
     // Not a rank 0 of this job.
@@ -79,8 +76,8 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
     detail::throw_failure(*answer);
   }
   throw SettingsError(concat("port ", port, " of ", address,
-                             ", where rank 0 is to listen, is already in use by another program; "
-                             "choose a free one (MASTER_PORT, or the rendezvous argument)"));
+                             ", where rank 0 must listen, is already in use by another program; "
+                             "fix: choose a free port (MASTER_PORT, or the rendezvous argument)"));
 }
 
 std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendezvous& rendezvous,
@@ -128,7 +125,7 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rende
       } catch (const Error&) {
         throw;  // rank 0 was reached and reports the error
       } catch (const std::runtime_error& error) {
-        // The deadline may cut the last attempt short. An earlier refusal says more then.
+        // The deadline may cut the last attempt short. Then an earlier refusal says more.
         if (why.empty() || Clock::now() < deadline) {
           why = concat(contact.address, " port ", contact.port, ": ", error.what());
         }
@@ -136,11 +133,12 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rende
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  throw PeerLostError(concat("rendezvous: missing: 0; rank ", launch.rank,
-                             " did not reach rank 0 within ", options.rendezvous_timeout.count(),
-                             " ms (", why.empty() ? "the address of rank 0 is unknown" : why,
-                             "); see what rank 0 printed, whether its address can be reached from "
-                             "here, or raise context.control_plane.rendezvous_timeout_ms"));
+  throw PeerLostError(
+      concat("rendezvous: missing: 0; rank ", launch.rank, " did not reach rank 0 within ",
+             options.rendezvous_timeout.count(), " ms (",
+             why.empty() ? "the address of rank 0 is unknown" : why,
+             "); fix: see what rank 0 printed and whether its address can be reached from "
+             "here, or raise context.control_plane.rendezvous_timeout_ms"));
 }
 
 // The control plane at world size 1.
@@ -182,7 +180,7 @@ class SinglePlane final : public ControlPlane {
   std::mutex mutex_;
   int64_t step_ = -1;
   std::string where_;
-  detail::FailureBox failure_;
+  detail::FirstFailure failure_;
 };
 
 std::string shortened(const std::string& value) {

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <stop_token>
 #include <thread>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
 
@@ -14,21 +20,28 @@ namespace ddp::detail {
 class ExitDeadline {
  public:
   explicit ExitDeadline(std::chrono::milliseconds grace) : grace_(grace) {}
-  ~ExitDeadline();
-  ExitDeadline(const ExitDeadline&) = delete;
-  ExitDeadline& operator=(const ExitDeadline&) = delete;
 
-  /// Only the first call counts; any thread.
-  void arm(int exit_code);
+  /// Only the first call counts. Any thread, but not during destruction.
+  void arm(int exit_code) {
+    std::call_once(armed_, [&] {
+      thread_ = std::jthread([grace = grace_, exit_code](const std::stop_token& stop) {
+        std::mutex mutex;
+        std::condition_variable_any destroyed;
+        std::unique_lock lock(mutex);
+        destroyed.wait_for(lock, stop, grace, [] { return false; });
+        if (!stop.stop_requested()) {
+          log_error(concat("this rank could not end within ", grace.count(),
+                           " ms after the failure and leaves without cleaning up"));
+          _exit(exit_code);
+        }
+      });
+    });
+  }
 
  private:
-  void wait(int exit_code);
-
   const std::chrono::milliseconds grace_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  std::thread thread_;
+  std::once_flag armed_;
+  std::jthread thread_;
 };
 
 }  // namespace ddp::detail

@@ -22,7 +22,7 @@
 namespace ddp {
 namespace {
 
-// Limit per write call, so that a full disk is noticed early and signals wait briefly.
+// Limit per write call: a full disk is noticed early, and signals wait briefly.
 constexpr std::size_t kWriteBytes = 64u << 20;
 
 const char* fix_for(int error) {
@@ -43,11 +43,11 @@ const char* fix_for(int error) {
     case EFBIG:
       return "raise the limit of a file's size (ulimit -f)";
     case ENOENT:
-      return "make the folder it belongs in, and remove nothing there while a run writes";
+      return "create its folder, and remove nothing there while a run writes";
     case ENOTDIR:
-      return "remove the file that stands where a folder is needed";
+      return "remove the file where a folder is needed";
     default:
-      return "look at that disk and the system's log";
+      return "check that disk and the system's log";
   }
 }
 
@@ -242,7 +242,7 @@ void replace_file(FileOps& ops, const std::string& path,
 std::string random_suffix() {
   uint64_t bits = 0;
   if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) {
-    throw WriteError("the system gives no random bytes for a temporary file name");
+    throw WriteError("the system gave no random bytes for the name of a temporary file");
   }
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(bits));

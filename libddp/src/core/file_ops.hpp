@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading of files that may be links or named pipes.
+// Reads files that may be links or named pipes.
 #pragma once
 
 #include <optional>

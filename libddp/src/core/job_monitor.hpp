@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mutex of a control plane, the waits on it, and the end of the job that ends these waits.
+// The mutex of a control plane, and waits on it that the end of the job ends.
 #pragma once
 
 #include <algorithm>
@@ -7,14 +7,14 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "core/failure_box.hpp"
+#include "core/first_failure.hpp"
 #include "core/running_clock.hpp"
 #include "core/tcp_socket.hpp"
 
 namespace ddp::detail {
 
-/// Functions are called with the mutex held, except lock(), mutex(), failed(), throw_if_failed(),
-/// first_cause() and failure_box(). A constructor needs no mutex before its thread starts.
+/// The caller holds the mutex, except for lock(), mutex(), failed(), throw_if_failed(),
+/// first_cause() and failure(). A constructor needs no mutex before its thread starts.
 class JobMonitor {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -67,8 +67,8 @@ class JobMonitor {
   }
   /// A default cause if the job has not failed.
   FailureCause first_cause() const { return failure_.get(); }
-  /// For its callbacks.
-  FailureBox& failure_box() { return failure_; }
+  /// Gives access to the callbacks.
+  FirstFailure& failure() { return failure_; }
   /// Sets the first cause. `found_here`: this rank found it and logs it as its own; otherwise
   /// rank 0 reported it. Returns false if an earlier cause is set.
   bool set_failure(const FailureCause& cause, bool found_here) {
@@ -80,7 +80,7 @@ class JobMonitor {
     return true;
   }
   bool found_failure_here() const { return found_here_; }
-  /// All ranks have called close(): a connection that ends is no failure.
+  /// All ranks have called close(). From now on a closed connection is no failure.
   void set_closing() { closing_ = true; }
   bool is_over() const { return closing_ || failed(); }
 
@@ -88,7 +88,7 @@ class JobMonitor {
   std::mutex mutex_;
   std::condition_variable changed_;
   RunningClock clock_;
-  FailureBox failure_;
+  FirstFailure failure_;
   bool found_here_ = false;
   bool closing_ = false;
 };

@@ -41,7 +41,7 @@ class Variables {
     if (!parsed || *parsed < min || *parsed > max) {
       throw SettingsError(concat("environment variable ", name, "='", value->substr(0, 80),
                                  "' must be a whole number from ", min, " to ", max,
-                                 "; unset it or start the program through its launcher"));
+                                 "; fix: unset it, or start the program through its launcher"));
     }
     return Given{*parsed, name + "=" + *value};
   }
@@ -49,8 +49,9 @@ class Variables {
   Given required(const std::string& name, int min, const Given& because) const {
     auto value = number(name, min);
     if (!value) {
-      throw SettingsError(concat(because.words, " is set but ", name,
-                                 " is not; set both, or unset the first to run a single process"));
+      throw SettingsError(
+          concat(because.words, " is set but ", name,
+                 " is not; fix: set both, or unset the first to run a single process"));
     }
     return *value;
   }
@@ -78,16 +79,16 @@ void require_same(const std::optional<Given>& left, const std::optional<Given>& 
   }
 }
 
-// Half of a pair would make the other half a guess.
+// Without one half of a pair the other half would be a guess.
 void require_both(const std::optional<Given>& left, const char* left_name,
                   const std::optional<Given>& right, const char* right_name) {
   if (left.has_value() == right.has_value()) {
     return;
   }
-  throw SettingsError(concat((left ? left : right)->words, " is set but ",
-                             left ? right_name : left_name,
-                             " is not; set both, or start the ranks through their launcher, which "
-                             "sets both"));
+  throw SettingsError(
+      concat((left ? left : right)->words, " is set but ", left ? right_name : left_name,
+             " is not; fix: set both, or start the ranks through their launcher, which "
+             "sets both"));
 }
 
 // The launcher's values for this process, before they are checked.
@@ -194,7 +195,7 @@ void read_slurm_layout(const Variables& env, Placement& p, LaunchEnvironment& re
       contradiction(words, p.world_size->words, "the tasks of all nodes must add up");
     }
     if (p.num_nodes && tasks.num_nodes != p.num_nodes->value) {
-      contradiction(words, p.num_nodes->words, "there must be one count a node");
+      contradiction(words, p.num_nodes->words, "there must be one count per node");
     }
     p.local_world_size = Given{static_cast<int>(tasks.on_node), words};
   } else {
@@ -218,7 +219,7 @@ Placement read_slurm(const Variables& env, LaunchEnvironment& result) {
     p.world_size = env.required("SLURM_NTASKS", 1, *p.rank);
   }
   require_same(p.world_size, env.number("SLURM_NTASKS", 1),
-               "a step's tasks are counted once; was one of them exported by hand?");
+               "both count the tasks of one step; fix: unset the one that was exported by hand");
   p.local_rank = env.number("SLURM_LOCALID", 0);
   p.node_rank = env.number("SLURM_NODEID", 0);
   p.num_nodes = env.number("SLURM_STEP_NUM_NODES", 1);
@@ -279,7 +280,7 @@ std::optional<Given> argument(const char* name, std::optional<int> value, int mi
 
 void merge(const std::optional<Given>& argument_value, std::optional<Given>& launcher_value) {
   require_same(argument_value, launcher_value,
-               "leave the argument out, or unset what the launcher set");
+               "omit the argument, or unset the launcher's variable");
   if (argument_value) {
     launcher_value = argument_value;
   }
@@ -310,12 +311,13 @@ void merge_arguments(const LaunchArguments& arguments, Placement& p, LaunchEnvir
   merge(argument("local_rank", arguments.local_rank, 0), p.local_rank);
   merge(argument("local_world_size", arguments.local_world_size, 1), p.local_world_size);
   if (rank && !p.world_size && result.source == LaunchSource::Single) {
-    throw SettingsError(concat(rank->words, " is given but world_size is not; give both"));
+    throw SettingsError(concat(rank->words, " is given but world_size is not; fix: give both"));
   }
   if (world_size && world_size->value > 1 && !p.rank) {
-    throw SettingsError(concat(world_size->words,
-                               " is given but rank is not, and no launcher tells it; give both, or "
-                               "start the program with srun, mpirun or torchrun"));
+    throw SettingsError(
+        concat(world_size->words,
+               " is given but rank is not, and no launcher sets it; fix: give both, or "
+               "start the program with srun, mpirun or torchrun"));
   }
   if (rank && world_size && result.source == LaunchSource::Single) {
     result.source = LaunchSource::Arguments;
@@ -330,8 +332,8 @@ void merge_arguments(const LaunchArguments& arguments, Placement& p, LaunchEnvir
   }
 }
 
-// The launcher gives the number of ranks but not this rank: each process would silently run alone.
-// An argument world_size=1 states that this is intended.
+// If the launcher sets the number of ranks but not this rank, each process would silently run
+// alone. An argument world_size=1 states that this is intended.
 void refuse_lone_world_size(const Variables& env, const LaunchArguments& arguments,
                             const LaunchEnvironment& result) {
   if (result.source != LaunchSource::Single || arguments.world_size) {
@@ -339,8 +341,8 @@ void refuse_lone_world_size(const Variables& env, const LaunchArguments& argumen
   }
   if (const auto world_size = env.number("WORLD_SIZE", 1); world_size && world_size->value > 1) {
     throw SettingsError(concat(world_size->words,
-                               " is set but RANK is not, and no launcher tells this process its "
-                               "rank: start the ranks with torchrun, mpirun or srun, or unset "
+                               " is set but RANK is not, and no launcher sets this process's "
+                               "rank; fix: start the ranks with torchrun, mpirun or srun, or unset "
                                "WORLD_SIZE to run a single process"));
   }
 }
@@ -383,9 +385,10 @@ LaunchEnvironment detect_launch_environment(const LaunchArguments& arguments,
   apply(placement, result);
   if (result.source == LaunchSource::Torchrun && result.world_size > 1 &&
       (result.master_addr.empty() || result.master_port == 0)) {
-    throw SettingsError(concat(placement.world_size->words,
-                               " is set but MASTER_ADDR or MASTER_PORT is not; set both to a host "
-                               "and free port of rank 0, or use torchrun, which sets them"));
+    throw SettingsError(
+        concat(placement.world_size->words,
+               " is set but MASTER_ADDR or MASTER_PORT is not; fix: set both to the host "
+               "and a free port of rank 0, or use torchrun, which sets them"));
   }
   return result;
 }

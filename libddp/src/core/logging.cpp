@@ -43,7 +43,8 @@ void apply_environment_level(spdlog::level::level_enum& level) {
   } else if (name == "error") {
     level = spdlog::level::err;
   } else {
-    std::fprintf(stderr, "DDP_LOG_LEVEL=%s is unknown: use debug, info, warning or error\n", text);
+    std::fprintf(stderr, "DDP_LOG_LEVEL=%s is unknown; fix: use debug, info, warning or error\n",
+                 text);
   }
 }
 

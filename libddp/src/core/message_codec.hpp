@@ -5,13 +5,16 @@
 //     int64_t step = 0;
 //     std::string reason;
 //     friend auto message_fields(Report& report) { return std::tie(report.step, report.reason); }
+//     bool is_valid() const { return step >= 0; }  // optional: limits on received values
 //   };
 //
-// Members are bools, whole numbers, enumerations, doubles, texts, such structs, and vectors, pairs
-// and optionals of them.
+// Members are bools, integers, enumerations, doubles, strings, such structs, and vectors, maps,
+// pairs and optionals of them.
 #pragma once
 
 #include <bit>
+#include <concepts>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,11 +23,70 @@
 #include <utility>
 #include <vector>
 
-#include "core/byte_codec.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
+
+/// Writes little-endian numbers and length-prefixed strings.
+class ByteWriter {
+ public:
+  template <std::unsigned_integral T>
+  ByteWriter& number(T value) {
+    for (std::size_t i = 0; i < sizeof(T); ++i) {
+      bytes_.push_back(static_cast<char>(value >> (8 * i) & 0xff));
+    }
+    return *this;
+  }
+  ByteWriter& raw(std::string_view value) {
+    bytes_.append(value);
+    return *this;
+  }
+  ByteWriter& text(std::string_view value) {
+    return number(static_cast<uint32_t>(value.size())).raw(value);
+  }
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+/// Reads the bytes of a ByteWriter. After a wrong length or the end it returns zeros and empty
+/// strings, and ok() is false. Callers check once, at the end.
+class ByteReader {
+ public:
+  explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
+
+  template <std::unsigned_integral T>
+  T number() {
+    const auto part = raw(sizeof(T));
+    T value = 0;
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      value =
+          static_cast<T>(value | static_cast<T>(static_cast<unsigned char>(part[i])) << (8 * i));
+    }
+    return value;
+  }
+  std::string_view raw(std::size_t count) {
+    if (count > bytes_.size()) {
+      ok_ = false;
+      bytes_ = {};
+      return {};
+    }
+    const auto part = bytes_.substr(0, count);
+    bytes_.remove_prefix(count);
+    return part;
+  }
+  std::string text() { return std::string(raw(number<uint32_t>())); }
+
+  bool ok() const { return ok_; }
+  /// Everything was read and no bytes remain.
+  bool finished() const { return ok_ && bytes_.empty(); }
+
+ private:
+  std::string_view bytes_;
+  bool ok_ = true;
+};
 
 template <typename T>
 struct IsMessageVector : std::false_type {};
@@ -34,6 +96,10 @@ template <typename T>
 struct IsMessageOptional : std::false_type {};
 template <typename T>
 struct IsMessageOptional<std::optional<T>> : std::true_type {};
+template <typename T>
+concept MessageMap = requires {
+  typename T::mapped_type;
+};
 
 template <typename T>
 void write_value(ByteWriter& writer, const T& value) {
@@ -44,7 +110,7 @@ void write_value(ByteWriter& writer, const T& value) {
     writer.number(static_cast<uint64_t>(value));
   } else if constexpr (std::is_same_v<T, std::string>) {
     writer.text(value);
-  } else if constexpr (IsMessageVector<T>::value) {
+  } else if constexpr (IsMessageVector<T>::value || MessageMap<T>) {
     writer.number(static_cast<uint32_t>(value.size()));
     for (const auto& element : value) {
       write_value(writer, element);
@@ -74,6 +140,12 @@ void read_value(ByteReader& reader, T& value) {
     for (auto left = reader.number<uint32_t>(); left > 0 && reader.ok(); --left) {
       read_value(reader, value.emplace_back());
     }
+  } else if constexpr (MessageMap<T>) {
+    for (auto left = reader.number<uint32_t>(); left > 0 && reader.ok(); --left) {
+      std::pair<typename T::key_type, typename T::mapped_type> entry;
+      read_value(reader, entry);
+      value.insert(std::move(entry));
+    }
   } else if constexpr (IsMessageOptional<T>::value) {
     bool has_value = false;
     read_value(reader, has_value);
@@ -94,19 +166,29 @@ std::string encode_message(const T& value) {
   return writer.take();
 }
 
-/// Throws ReadError for anything but what encode_message() makes of a T.
+/// Returns nothing unless `bytes` is what encode_message() makes of a valid T.
 template <typename T>
-T decode_message(std::string_view bytes) {
+std::optional<T> try_decode_message(std::string_view bytes) {
   ByteReader reader(bytes);
   T value{};
   read_value(reader, value);
-  if (!reader.finished()) {
-    throw ReadError(
-        concat("a message of ", bytes.size(),
-               " bytes from another rank cannot be read; fix: start the same program on "
-               "all ranks"));
+  bool valid = reader.finished();
+  if constexpr (requires { value.is_valid(); }) {
+    valid = valid && value.is_valid();
   }
-  return value;
+  return valid ? std::optional(std::move(value)) : std::nullopt;
+}
+
+/// Throws ReadError instead of returning nothing.
+template <typename T>
+T decode_message(std::string_view bytes) {
+  auto value = try_decode_message<T>(bytes);
+  if (!value) {
+    throw ReadError(concat("a message of ", bytes.size(),
+                           " bytes from another rank cannot be read; fix: start the same program "
+                           "on all ranks"));
+  }
+  return *std::move(value);
 }
 
 template <typename T>
@@ -118,7 +200,7 @@ std::vector<T> decode_messages(const std::vector<std::string>& messages) {
   return values;
 }
 
-/// The control plane's calls of the same names, with values of one type.
+/// The control plane's calls of the same names with values of type T.
 template <typename T>
 std::vector<T> all_gather_messages(ControlPlane& control_plane, const T& value) {
   return decode_messages<T>(control_plane.all_gather(encode_message(value)));

@@ -5,14 +5,14 @@
 #include <iterator>
 #include <utility>
 
-#include "core/failure_box.hpp"
+#include "core/first_failure.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
 namespace {
 
-// Limits on the time and number of unauthenticated connections ("strangers").
+// Limits on the time and number of strangers.
 constexpr std::chrono::seconds kHandshakeTimeout{5};
 constexpr std::size_t kMaxNewcomers = 512;
 // A stranger may stay this long even if others wait for its place.
@@ -79,16 +79,16 @@ void PeerAcceptor::accept_newcomers(SteadyTime now) {
   }
 }
 
-// Drops the oldest stranger if others wait, unless it had no time to authenticate. A dropped rank
-// tries again.
+// Whether the oldest stranger may be dropped for others: it had time to authenticate. A dropped
+// rank tries again.
 bool PeerAcceptor::may_make_room(SteadyTime now) const {
   return !newcomers_.empty() && now >= newcomers_.front().deadline() - kHandshakeTimeout + kMinStay;
 }
 
-// The listener stays readable in the pause: polling it would keep this thread busy.
+// The listener stays readable during the pause, so polling it would keep this thread busy.
 void PeerAcceptor::pause(SteadyTime now, const std::string& why) {
   if (problem_.empty()) {
-    log_warning("control plane: rank 0 cannot take a connection: " + why);
+    log_warning("control plane: rank 0 cannot accept a connection: " + why);
   }
   problem_ = why;
   accept_again_ = newcomers_.empty() ? now + kAcceptPause : now;

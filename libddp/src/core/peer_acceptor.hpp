@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's listener: accepts connections and authenticates them. Strangers can neither stay for
-// long nor use up the file descriptors.
+// Rank 0's listener: accepts connections and authenticates them. Unauthenticated connections
+// ("strangers") can neither stay for long nor use up the file descriptors.
 #pragma once
 
 #include <poll.h>
@@ -28,9 +28,9 @@ class PeerAcceptor {
   void serve(SteadyTime now, const Admit& admit);
   /// Sends `message` as a settings error and closes the connection.
   void refuse(ControlChannel channel, const std::string& message, SteadyTime now);
-  /// Sends the rest of these messages.
+  /// Sends the rest of the messages of refuse().
   void flush_refused(SteadyTime now);
-  /// Why accepting a connection failed since clear_problem(); empty if none did.
+  /// Why accepting a connection failed after the last clear_problem(); empty if none failed.
   const std::string& problem() const { return problem_; }
   void clear_problem() { problem_.clear(); }
 

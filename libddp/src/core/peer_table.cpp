@@ -21,16 +21,16 @@ std::string PeerTable::objection_to(const Hello& hello) const {
   if (hello.world_size != static_cast<uint32_t>(size())) {
     return concat("ranks disagree about the size of the job: rank ", hello.rank, " (", who,
                   ") has WORLD_SIZE ", hello.world_size, ", rank 0 (", state_.host, ":", getpid(),
-                  ") has ", size(), "; start all ranks with the same number");
+                  ") has ", size(), "; fix: start all ranks with the same number");
   }
   if (hello.rank >= hello.world_size) {
     return concat("rank ", hello.rank, " (", who, ") is not below WORLD_SIZE ", size(),
-                  "; ranks run from 0 to ", size() - 1);
+                  "; ranks count from 0 to ", size() - 1);
   }
   const auto& peer = peers_[hello.rank];
   if (hello.rank == 0 || peer.pid != 0) {
     return concat("two processes claim rank ", hello.rank, ": ", peer.host, ":", peer.pid, " and ",
-                  who, "; give every process its own RANK, and every job its own port");
+                  who, "; fix: give every process its own RANK, and every job its own port");
   }
   return {};
 }
@@ -109,7 +109,7 @@ std::string PeerTable::why_closed(int rank) const {
   return at(rank).channel->why_closed();
 }
 
-// Reading reveals a broken connection.
+// A broken connection is found by the next read.
 void PeerTable::flush(int rank) {
   at(rank).channel->flush();
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's view of the job's ranks: the process, connection, last sign of life and progress of
-// each.
+// Rank 0's view of the job's ranks: their processes, connections, last signs of life and progress.
 #pragma once
 
 #include <poll.h>
@@ -15,12 +14,12 @@
 
 namespace ddp::detail {
 
-/// The monitor of `state` guards it.
+/// The mutex of the state's monitor guards it.
 class PeerTable {
  public:
   explicit PeerTable(RankState& state);
 
-  /// Why a process that knows the secret cannot have its claimed rank; empty if it can.
+  /// Why a process that knows the secret cannot have the rank that it claims; empty if it can.
   std::string objection_to(const Hello& hello) const;
   void add(const Hello& hello, ControlChannel channel, SteadyTime now);
   std::vector<int> missing() const;
@@ -32,7 +31,7 @@ class PeerTable {
   bool has_unsent() const;
 
   void add_sockets(std::vector<pollfd>& watched);
-  /// poll()'s events of the rank's socket; 0 without a connection.
+  /// Returns poll()'s events of the rank's socket, 0 without a connection.
   short events(int rank, const std::vector<pollfd>& watched) const;
   /// Returns Closed if the connection is gone; why_closed() then has the reason.
   IoStatus receive(int rank, SteadyTime now, std::vector<Frame>& frames);
@@ -40,7 +39,7 @@ class PeerTable {
   void flush(int rank);
   void disconnect(int rank);
   bool any_connected() const;
-  /// A connected rank that nothing was heard of for longer than `limit`.
+  /// Returns a connected rank that sent nothing for longer than `limit`.
   std::optional<int> find_silent(SteadyTime now, std::chrono::milliseconds limit) const;
 
   void set_progress(int rank, Progress progress);

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/detail/plan.hpp"
 
-#include <sys/stat.h>
 #include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/bounded_json.hpp"
 #include "core/file_ops.hpp"
@@ -27,7 +23,7 @@ constexpr int kMaxPlanDepth = kMaxChoiceDepth + 2;  // the choices are nested in
 
 [[noreturn]] void fail(const std::string& origin, const std::string& why) {
   throw ReadError(concat(origin, " is not a plan of measured choices: ", why,
-                         "; fix: remove it, and it is measured anew"));
+                         "; fix: remove it, and the choices are measured again"));
 }
 
 std::string first_difference(const Plan::Identity& theirs, const Plan::Identity& ours) {
@@ -98,7 +94,7 @@ std::string Plan::adopt(const std::string& json, const std::string& origin) {
   Identity theirs;
   for (const auto& [name, value] : parsed[kIdentity].items()) {
     if (!value.is_string()) {
-      fail(origin, concat("\"", name, "\" in \"", kIdentity, "\" is no text"));
+      fail(origin, concat("\"", name, "\" in \"", kIdentity, "\" is not a string"));
     }
     theirs[name] = value.get<std::string>();
   }
@@ -114,23 +110,18 @@ std::string Plan::adopt(const std::string& json, const std::string& origin) {
 }
 
 std::string read_plan_file(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) {
+  std::string why;
+  auto text = detail::read_start(path, kMaxBytes + 1, why);
+  if (!text) {
     if (errno == ENOENT) {
       return {};
     }
-    throw ReadError(concat(path, ": ", std::strerror(errno)));
+    throw ReadError(concat(path, ": ", why));
   }
-  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) > kMaxBytes) {
+  if (text->size() > kMaxBytes) {
     fail(path, concat("a file of at most ", kMaxBytes, " bytes is expected"));
   }
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    throw ReadError(concat(path, ": cannot be read"));
-  }
-  return text.str();
+  return *std::move(text);
 }
 
 void write_plan_file(const std::string& path, const Plan& plan) {

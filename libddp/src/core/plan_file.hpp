@@ -7,7 +7,7 @@
 
 namespace ddp {
 
-/// The text of a plan file; empty if the file does not exist. Throws ReadError.
+/// Returns the text of a plan file; empty if the file does not exist. Throws ReadError.
 std::string read_plan_file(const std::string& path);
 /// Replaces the file atomically. Throws WriteError.
 void write_plan_file(const std::string& path, const Plan& plan);

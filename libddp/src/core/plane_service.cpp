@@ -2,11 +2,48 @@
 #include "core/plane_service.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
+
+void EventLoop::start() {
+  const std::lock_guard lock(mutex_);  // run() waits for it, so is_current_thread() is right
+  thread_ = std::thread([this] {
+    try {
+      run();
+    } catch (const std::exception& error) {
+      handler_.end_by_exception(error.what());
+    }
+  });
+}
+
+void EventLoop::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wake_.notify();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void EventLoop::run() {
+  std::vector<pollfd> watched;
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    watched.assign(1, pollfd{wake_.fd(), POLLIN, 0});
+    const auto timeout = handler_.prepare(watched);
+    lock.unlock();
+    poll(watched.data(), watched.size(), static_cast<int>(timeout.count()));
+    lock.lock();
+    wake_.drain();
+    handler_.serve(lock, watched, std::chrono::steady_clock::now());
+  }
+}
 
 std::chrono::milliseconds PlaneService::prepare(std::vector<pollfd>& watched) {
   link_.add_sockets(watched);
@@ -27,11 +64,11 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
   if (const auto progress = state_.progress.take_due(steady)) {
     link_.send_progress(*progress);
   }
-  if (const auto position = state_.position.look(steady)) {
+  if (const auto position = state_.position.poll(steady)) {
     link_.send_position(*position);
   }
   link_.serve(watched, now);
-  auto& failure = state_.monitor.failure_box();
+  auto& failure = state_.monitor.failure();
   if (failure.failed() && !failure.callbacks_ran()) {
     log_first_cause();  // before any waiter can wake, throw, and end the process
     lock.unlock();
@@ -40,7 +77,7 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
   }
 }
 
-// Nothing serves the connections any more: peers only get the bytes the sockets take now.
+// Nothing serves the connections any more, so peers receive only the bytes that sockets take now.
 void PlaneService::end_by_exception(const std::string& what) {
   FailureCause cause;
   cause.message = concat("the control plane's thread ended by an exception: ", what);
@@ -51,12 +88,12 @@ void PlaneService::end_by_exception(const std::string& what) {
     try {
       link_.send_failure(cause);
     } catch (const std::exception& error) {
-      log_error(concat("control plane: peers were not told: ", error.what()));
+      log_error(concat("control plane: peers were not notified: ", error.what()));
     }
     state_.monitor.set_failure(cause, /*found_here=*/true);
     log_first_cause();
   }
-  state_.monitor.failure_box().run_callbacks();
+  state_.monitor.failure().run_callbacks();
 }
 
 void PlaneService::log_first_cause() const {

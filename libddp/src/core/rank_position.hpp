@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's position: which collective it waits for, on which communicator. Rank 0 finds deadlocks
-// from all positions (control_verdict.hpp).
+// from all positions (wait_monitor.hpp).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
 
-/// The thread that made all calls; nothing if several threads did. The default id means no call.
+/// The thread that made all calls; nothing if several threads did. The default id stands for no
+/// call.
 using CallerThread = std::optional<std::thread::id>;
 
 inline void add_caller(CallerThread& callers, CallerThread more = std::this_thread::get_id()) {
@@ -41,6 +45,10 @@ struct GroupPosition {
   CallerThread caller = std::thread::id();  ///< not sent to other ranks
 
   bool operator==(const GroupPosition&) const = default;
+  friend auto message_fields(GroupPosition& group) {
+    return std::tie(group.id, group.num_called, group.pending, group.operation, group.waited,
+                    group.is_check);
+  }
 };
 
 struct RankPosition {
@@ -55,16 +63,20 @@ struct RankPosition {
   bool waits() const;
   const GroupPosition* find(std::string_view id) const;
   bool operator==(const RankPosition&) const = default;
+  friend auto message_fields(RankPosition& position) {
+    return std::tie(position.step, position.where, position.plane_call, position.one_thread,
+                    position.groups);
+  }
 };
 
-std::string encode_position(const RankPosition& position);
-bool decode_position(std::string_view bytes, RankPosition& position);
+/// The message of `position` without what exceeds the limits: positions are only a diagnostic.
+std::string encode_position(RankPosition position);
 
 /// Also implemented by a control plane of several ranks. Any thread.
 class PositionBoard {
  public:
-  /// A background thread calls it a few times a second, so it must not wait for collectives.
-  /// Returns nothing once the communicator is gone; it is then not called again.
+  /// A background thread calls it a few times per second, so it must not wait for collectives.
+  /// After it returns nothing, because the communicator was destroyed, it is not called again.
   using Probe = std::function<std::optional<GroupPosition>()>;
 
   virtual ~PositionBoard() = default;
@@ -76,8 +88,30 @@ class PositionBoard {
   virtual void outlive_context() = 0;
 };
 
+/// Reads the position of an object without owning it, so the control plane's thread never destroys
+/// the object. Any thread.
+class PositionSource {
+ public:
+  explicit PositionSource(std::function<GroupPosition()> read) : read_(std::move(read)) {}
+
+  /// Returns nothing after close().
+  std::optional<GroupPosition> read() {
+    const std::lock_guard lock(mutex_);
+    return read_ ? std::optional(read_()) : std::nullopt;
+  }
+  /// The object's destructor calls this first. Waits for a read() in progress.
+  void close() {
+    const std::lock_guard lock(mutex_);
+    read_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::function<GroupPosition()> read_;
+};
+
 /// Receives a probe of each new communicator; may be empty.
-using WatchPosition = std::function<void(PositionBoard::Probe)>;
+using AddProbe = std::function<void(PositionBoard::Probe)>;
 
 /// Sets this rank's activity ("save"), which peers see while they wait for this rank. Control-plane
 /// collectives called in the scope belong to it. If ranks call the same collective in different

@@ -80,7 +80,7 @@ class FileRendezvous final : public Rendezvous {
       if (Clock::now() >= deadline) {
         throw PeerLostError(concat("rendezvous: rank 0 did not write its address within ",
                                    timeout.count(), " ms (", why,
-                                   "); is the folder shared by all nodes?"));
+                                   "); fix: use a folder that all nodes share"));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -103,8 +103,8 @@ class FileRendezvous final : public Rendezvous {
       unlink(temporary.c_str());
       throw SettingsError(concat("rendezvous: cannot write in folder '", folder_,
                                  "': ", std::strerror(error),
-                                 "; set context.control_plane.rendezvous_folder to a folder "
-                                 "that all nodes share and you may write to"));
+                                 "; fix: set context.control_plane.rendezvous_folder to a "
+                                 "writable folder that all nodes share"));
     }
     written_ = true;
   }
@@ -122,7 +122,7 @@ std::shared_ptr<Rendezvous> make_fixed_rendezvous(const std::string& host, int p
   if (secret.empty()) {
     throw SettingsError(concat(
         "ranks that meet at a known address (", host, ":", port,
-        ") need a secret in common: set DDP_SECRET to the same random text on all ranks, for "
+        ") need a common secret; fix: set DDP_SECRET to the same random text on all ranks, for "
         "example DDP_SECRET=$(openssl rand -hex 32), or start them with torchrun, srun or "
         "mpirun"));
   }
@@ -144,7 +144,7 @@ std::string read_contact_file(const std::string& folder, const std::string& key,
   ::close(fd);
   text.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   if (!trusted) {
-    why = path + ": it belongs to another user, or others may read it";
+    why = path + ": it belongs to another user, or other users may read it";
   } else if (text.empty()) {
     why = path + ": it cannot be read";
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous types that need neither MPI nor LibTorch.
+// Rendezvous implementations that need neither MPI nor LibTorch.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time in which this process ran. Suspensions (SIGSTOP, `scontrol suspend`, a paused container) do
-// not count. Used for timeouts on other ranks.
+// Measures the time in which this process ran, for timeouts on other ranks. Suspensions (SIGSTOP,
+// `scontrol suspend`, a paused container) do not count.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,8 @@
 
 namespace ddp::detail {
 
-/// Ticked by a loop. A longer turn than `longest_turn` counts as `longest_turn`, even before it
-/// ends.
-/// The owner's mutex guards it.
+/// A loop ticks it. A turn that takes longer than `longest_turn` counts as `longest_turn`, even
+/// before it ends. The owner's mutex guards it.
 class RunningClock {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;

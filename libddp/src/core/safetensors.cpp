@@ -44,7 +44,7 @@ at::ScalarType to_scalar_type(const std::string& dtype) {
   throw ReadError("cannot read " + path + ": " + std::generic_category().message(error));
 }
 
-// A private mapping: pages are shared with the page cache until a tensor is written.
+// A private mapping, which shares pages with the page cache until a tensor is written.
 class Mapping {
  public:
   explicit Mapping(const std::string& path) {
@@ -88,7 +88,7 @@ void check_bools(const unsigned char* data, uint64_t size, const std::string& na
   for (uint64_t i = 0; i < size; ++i) {
     if (data[i] > 1) {
       throw ReadError(path + " is not a valid safetensors file: the bool tensor '" + name +
-                      "' holds a byte other than 0 and 1");
+                      "' has a byte other than 0 and 1");
     }
   }
 }
@@ -125,7 +125,7 @@ std::string start_of(const std::string& path, std::size_t num_bytes) {
   return *start;
 }
 
-// Reads the header alone. The system may refuse to map a file that is larger than the memory.
+// Reads only the header: the system may refuse to map a file that is larger than the memory.
 detail::SafetensorsHeader read_header(const std::string& path) {
   std::string first8 = start_of(path, 8);
   first8.resize(8);

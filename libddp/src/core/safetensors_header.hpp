@@ -39,10 +39,10 @@ uint64_t safetensors_dtype_bytes(std::string_view dtype);
 uint64_t parse_safetensors_length(const unsigned char* first8, uint64_t file_size,
                                   const std::string& path);
 
-/// Parses the JSON header. Throws ReadError naming `path` and the entry unless all of these hold.
-/// It is one object of depth <= 3 with at most 100,000 entries, no duplicate key and no zero byte.
-/// Products of nonzero dimensions do not overflow, and shape times dtype equals the bytes. Data has
-/// no gap or overlap.
+/// Parses the JSON header. It must be one object of depth <= 3 with at most 100,000 entries, no
+/// duplicate key and no zero byte. Products of nonzero dimensions must not overflow, shape times
+/// dtype must equal the bytes, and data must have no gap or overlap. Otherwise throws ReadError
+/// naming `path` and the entry.
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t file_size,
                                            const std::string& path);
 

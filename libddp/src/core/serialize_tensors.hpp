@@ -15,7 +15,7 @@ struct SerializedTensors {
   std::string header;
   std::vector<at::Tensor> data;  ///< contiguous
 };
-/// Tensors must be contiguous and on the CPU.
+/// Requires contiguous CPU tensors.
 SerializedTensors serialize_tensors(const TensorMap& tensors,
                                     const std::map<std::string, std::string>& metadata);
 

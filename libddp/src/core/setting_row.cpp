@@ -1,92 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/setting_row.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
-
-#include "core/setting_text.hpp"
 
 namespace ddp {
 namespace detail {
 namespace {
 
-class RowLister final : public FieldVisitor {
+constexpr std::size_t kMaxLength = 128;  // bounds the quadratic work; keys are shorter
+constexpr std::size_t kMaxEdits = 2;
+
+// Optimal string alignment: insertions, deletions, changes and neighbour swaps cost one each.
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) {
+    last[j] = j;
+  }
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    now[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t change = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      now[j] = std::min({last[j] + 1, now[j - 1] + 1, change});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        now[j] = std::min(now[j], before[j - 2] + 1);
+      }
+    }
+    std::swap(before, last);
+    std::swap(last, now);
+  }
+  return last[b.size()];
+}
+
+class RowLister final : public SectionVisitor<RowLister> {
  public:
-  RowLister(const std::string& section, SettingRows& rows) : path_(section), rows_(rows) {}
+  RowLister(const std::string& section, SettingRows& rows) : SectionVisitor(section), rows_(rows) {}
 
-  void field(const Field& field, bool& value) override {
-    add(field, SettingRow::Type::Bool, {value ? "true" : "false"});
+  template <typename T>
+  void visit(const Field& field, const T& value) {
+    rows_.push_back(make_row(field, value));
   }
-  void field(const Field& field, int64_t& value) override {
-    add(field, SettingRow::Type::Integer, {std::to_string(value)});
-  }
-  void field(const Field& field, double& value) override {
-    add(field, SettingRow::Type::Number, {number_text(value)});
-  }
-  void field(const Field& field, NumberOrAuto& value) override {
-    add(with_auto(field), SettingRow::Type::Number, {number_text(value)});
-  }
-  void field(const Field& field, std::string& value) override {
-    add(field, SettingRow::Type::Text, {value});
-  }
-  void field(const Field& field, std::vector<int64_t>& value) override {
-    std::vector<std::string> items;
-    for (const int64_t item : value) {
-      items.push_back(std::to_string(item));
-    }
-    add(field, SettingRow::Type::IntegerList, std::move(items));
-  }
-  void field(const Field& field, std::vector<double>& value) override {
-    std::vector<std::string> items;
-    for (const double item : value) {
-      items.push_back(number_text(item));
-    }
-    add(field, SettingRow::Type::NumberList, std::move(items));
-  }
-  void field(const Field& field, std::vector<std::string>& value) override {
-    add(field, SettingRow::Type::TextList, value);
-  }
-
- protected:
-  void enter_section(const std::string& name) override { path_.enter(name); }
-  void leave_section() override { path_.leave(); }
 
  private:
-  void add(const Field& field, SettingRow::Type type, std::vector<std::string> values) {
-    rows_.push_back({path_.key(field.name), type, std::move(values), field});
-  }
-
-  SectionPath path_;
   SettingRows& rows_;
 };
-
-}  // namespace
-
-void list_settings(const std::string& section, const std::function<void(FieldVisitor&)>& describe,
-                   SettingRows& rows) {
-  RowLister lister(section, rows);
-  describe(lister);
-}
-
-std::string number_text(double value) {
-  if (std::isinf(value)) {
-    return value > 0 ? "inf" : "-inf";
-  }
-  char buffer[32];
-  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  return std::string(buffer, end);
-}
-
-std::string number_text(const NumberOrAuto& value) {
-  return value ? number_text(*value) : "auto";
-}
 
 // Prints 10000000 instead of 1e+07, which is easier to read as an integer limit.
 std::string limit_text(double value) {
   constexpr double kPlain = 1e15;
   return value == std::floor(value) && std::abs(value) < kPlain
              ? std::to_string(static_cast<int64_t>(value))
-             : number_text(value);
+             : value_text(value);
 }
 
 std::string allowed_range(const Field& field, const std::string& what) {
@@ -101,12 +66,49 @@ std::string allowed_range(const Field& field, const std::string& what) {
   return high ? concat(what, " <= ", limit_text(field.max)) : what;
 }
 
+}  // namespace
+
+void list_settings(const std::string& section, const std::function<void(FieldVisitor&)>& describe,
+                   SettingRows& rows) {
+  RowLister lister(section, rows);
+  describe(lister);
+}
+
+std::string value_text(double value) {
+  if (std::isinf(value)) {
+    return value > 0 ? "inf" : "-inf";
+  }
+  char buffer[32];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return std::string(buffer, end);
+}
+
 std::string join(const std::vector<std::string>& items, const char* separator) {
   std::string text;
   for (const std::string& item : items) {
     text += (text.empty() ? "" : separator) + item;
   }
   return text;
+}
+
+std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
+  std::string best;
+  std::size_t best_distance = kMaxEdits + 1;
+  if (word.size() > kMaxLength) {
+    return best;
+  }
+  for (const std::string& candidate : candidates) {
+    const std::size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance && 2 * distance < word.size()) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+bool is_removed_setting(const std::string& key) {
+  return key == "optimizer.overlap_backward" || key == "optimizer.skip_dead_taps";
 }
 
 }  // namespace detail
@@ -117,7 +119,7 @@ std::string SettingRow::text() const {
 
 std::string SettingRow::allowed() const {
   const std::string choices = detail::join(field.choices, ", ");
-  // Int's own limits tell a reader nothing.
+  // The limits of int are of no use to a reader.
   Field shown = field;
   if (shown.max >= std::numeric_limits<int>::max()) {
     shown.max = std::numeric_limits<double>::infinity();

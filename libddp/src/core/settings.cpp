@@ -6,11 +6,8 @@
 
 #include "core/file_ops.hpp"
 #include "core/parse_number.hpp"
-#include "core/removed_settings.hpp"
 #include "core/setting_row.hpp"
-#include "core/setting_text.hpp"
 #include "core/settings_reader.hpp"
-#include "core/yaml_reader.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
@@ -70,7 +67,7 @@ void Settings::add_override(const std::string& argument) {
   const std::size_t equals = argument.find('=');
   if (equals == std::string::npos || equals == 0) {
     throw SettingsError(concat("argument '", argument.substr(0, 120),
-                               "' is not key=value; fix: for example train.batch_size=128"));
+                               "' is not key=value; fix: write for example train.batch_size=128"));
   }
   Given given;
   given.items = {argument.substr(equals + 1)};
@@ -84,8 +81,7 @@ void Settings::read_section(const std::string& section,
   if (!contains(known_sections_, section)) {
     known_sections_.push_back(section);
   }
-  detail::SettingsReader reader(section, given_, known_keys_);
-  describe(reader);
+  detail::read_fields(section, describe, given_, known_keys_);
   for (auto& entry : given_) {
     const std::string& key = entry.first;  // Clang before 16 cannot capture a structured binding
     Given& given = entry.second;

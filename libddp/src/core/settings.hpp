@@ -6,7 +6,7 @@
 //   settings.add_override("train.batch_size=128");
 //   TrainOptions train;
 //   settings.read("train", train);  // checks types, limits and unknown keys under "train."
-//   settings.require_all_read();    // refuses keys that nobody read
+//   settings.require_all_read();    // refuses keys that were not read
 //
 // All errors are SettingsError and name the file and line (or the argument), the key, the value,
 // the allowed values and the fix.
@@ -25,15 +25,15 @@ namespace ddp {
 
 class Settings {
  public:
-  /// At most 1 MiB, 32 levels, one document. Refuses aliases, anchors, tags and repeated keys or
-  /// sections.
+  /// Accepts one document of at most 1 MiB and 32 levels. Refuses aliases, anchors, tags and
+  /// repeated keys or sections.
   void add_yaml_file(const std::string& path);
   /// Messages show `name` as the file.
   void add_yaml(const std::string& text, const std::string& name);
   /// Adds the values of `rows` from list_settings(). Messages show `name` as the file.
   void add_rows(const SettingRows& rows, const std::string& name);
-  /// "key=value". The value is used verbatim; lists are "a,b" or "[a, b]". Later overrides win, and
-  /// overrides win over the file in any order of calls.
+  /// `argument` is "key=value". The value is used verbatim; lists are "a,b" or "[a, b]". Later
+  /// overrides win, and overrides win over the file in any order of calls.
   void add_override(const std::string& argument);
 
   /// Fills `options` from the keys under "<section>." and refuses unknown keys there.
@@ -46,7 +46,7 @@ class Settings {
   /// Refuses keys that no later section can own: keys without a section, and sections whose name is
   /// nearly that of a section already read.
   void refuse_misspelled() const;
-  /// Refuses every key that nobody read.
+  /// Refuses every key that was not read.
   void require_all_read() const;
 
   /// Whether the user set `key`, where ("run.yaml:12", "argument"), and whether by an override.
@@ -55,7 +55,7 @@ class Settings {
   bool is_override(const std::string& key) const {
     return has(key) && given_.at(key).from_override;
   }
-  /// The keys nobody read yet; types are guessed from the values.
+  /// Returns the keys that were not read yet. Types are guessed from the values.
   SettingRows unread_rows() const;
 
   /// One value as the user wrote it.

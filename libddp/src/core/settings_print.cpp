@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "core/setting_row.hpp"
-#include "core/setting_text.hpp"
 
 namespace ddp {
 namespace {
@@ -153,17 +152,23 @@ std::string settings_canonical(const SettingRows& rows) {
   return detail::join(lines, "\n");
 }
 
-std::string first_difference(const std::string& canonical, const std::string& other) {
-  const auto left = lines_of(canonical);
+std::optional<std::pair<std::string, std::string>> first_different_lines(const std::string& text,
+                                                                         const std::string& other) {
+  const auto left = lines_of(text);
   const auto right = lines_of(other);
   for (std::size_t i = 0; i < std::max(left.size(), right.size()); ++i) {
     const std::string a = i < left.size() ? left[i] : "(nothing)";
     const std::string b = i < right.size() ? right[i] : "(nothing)";
     if (a != b) {
-      return concat(a, " here, ", b, " there");
+      return std::pair(a, b);
     }
   }
-  return {};
+  return std::nullopt;
+}
+
+std::string first_difference(const std::string& canonical, const std::string& other) {
+  const auto lines = first_different_lines(canonical, other);
+  return lines ? concat(lines->first, " here, ", lines->second, " there") : "";
 }
 
 std::string settings_help(const SettingRows& defaults) {

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "core/parse_number.hpp"
-#include "core/setting_row.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -136,93 +135,58 @@ std::string shown_value(const Given& given) {
   throw SettingsError(message);
 }
 
-template <typename T>
-std::string default_text(const T& value) {
-  if constexpr (std::is_same_v<T, std::string>) {
-    return value;
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return value ? "true" : "false";
-  } else if constexpr (std::is_same_v<T, double> || std::is_same_v<T, NumberOrAuto>) {
-    return number_text(value);
-  } else {
-    return std::to_string(value);
+class FieldReader final : public SectionVisitor<FieldReader> {
+ public:
+  FieldReader(const std::string& section, std::map<std::string, Given>& given,
+              std::vector<std::string>& known_keys)
+      : SectionVisitor(section), given_(given), known_keys_(known_keys) {}
+
+  template <typename T>
+  void visit(const Field& field, T& value) {
+    const auto row = make_row(field, value);
+    known_keys_.push_back(row.key);
+    const auto found = given_.find(row.key);
+    if (found != given_.end()) {
+      found->second.was_read = true;
+      read(row, found->second, value);
+    }
   }
-}
+
+ private:
+  template <typename T>
+  void read(const SettingRow& row, const Given& given, T& value) {
+    const bool wants_text = std::is_same_v<T, std::string>;
+    if (given.is_list || given.is_null || (given.is_quoted && !wants_text) ||
+        !accept(row.field, given.items.front(), value)) {
+      fail(row, given, given.items.empty() ? "" : given.items.front());
+    }
+  }
+  template <typename T>
+  void read(const SettingRow& row, const Given& given, std::vector<T>& value) {
+    if (given.is_null || (!given.is_list && !given.from_override)) {
+      fail(row, given, "");
+    }
+    std::vector<T> read;
+    for (const auto& item : given.is_list ? given.items : split_list(given.items.front())) {
+      T parsed{};
+      if (!accept(row.field, item, parsed)) {
+        fail(row, given, item);
+      }
+      read.push_back(std::move(parsed));
+    }
+    value = std::move(read);
+  }
+
+  std::map<std::string, Given>& given_;
+  std::vector<std::string>& known_keys_;
+};
 
 }  // namespace
 
-Given* SettingsReader::find(const Field& field) {
-  const std::string key = path_.key(field.name);
-  known_keys_.push_back(key);
-  const auto found = given_.find(key);
-  if (found == given_.end()) {
-    return nullptr;
-  }
-  found->second.was_read = true;
-  return &found->second;
-}
-
-template <typename T>
-void SettingsReader::read_one(const Field& field, SettingRow::Type type, T& value) {
-  const Given* given = find(field);
-  if (given == nullptr) {
-    return;
-  }
-  const bool wants_text = std::is_same_v<T, std::string>;
-  if (given->is_list || given->is_null || (given->is_quoted && !wants_text) ||
-      !accept(field, given->items.front(), value)) {
-    fail({path_.key(field.name), type, {default_text(value)}, field}, *given,
-         given->items.empty() ? "" : given->items.front());
-  }
-}
-
-template <typename T>
-void SettingsReader::read_list(const Field& field, SettingRow::Type type, std::vector<T>& value) {
-  const Given* given = find(field);
-  if (given == nullptr) {
-    return;
-  }
-  SettingRow row{path_.key(field.name), type, {}, field};
-  for (const T& item : value) {
-    row.values.push_back(default_text(item));
-  }
-  if (given->is_null || (!given->is_list && !given->from_override)) {
-    fail(row, *given, "");
-  }
-  std::vector<T> read;
-  for (const std::string& item : given->is_list ? given->items : split_list(given->items.front())) {
-    T parsed{};
-    if (!accept(field, item, parsed)) {
-      fail(row, *given, item);
-    }
-    read.push_back(std::move(parsed));
-  }
-  value = std::move(read);
-}
-
-void SettingsReader::field(const Field& field, bool& value) {
-  read_one(field, SettingRow::Type::Bool, value);
-}
-void SettingsReader::field(const Field& field, int64_t& value) {
-  read_one(field, SettingRow::Type::Integer, value);
-}
-void SettingsReader::field(const Field& field, double& value) {
-  read_one(field, SettingRow::Type::Number, value);
-}
-void SettingsReader::field(const Field& field, NumberOrAuto& value) {
-  read_one(with_auto(field), SettingRow::Type::Number, value);
-}
-void SettingsReader::field(const Field& field, std::string& value) {
-  read_one(field, SettingRow::Type::Text, value);
-}
-void SettingsReader::field(const Field& field, std::vector<int64_t>& value) {
-  read_list(field, SettingRow::Type::IntegerList, value);
-}
-void SettingsReader::field(const Field& field, std::vector<double>& value) {
-  read_list(field, SettingRow::Type::NumberList, value);
-}
-void SettingsReader::field(const Field& field, std::vector<std::string>& value) {
-  read_list(field, SettingRow::Type::TextList, value);
+void read_fields(const std::string& section, const std::function<void(FieldVisitor&)>& describe,
+                 std::map<std::string, Given>& given, std::vector<std::string>& known_keys) {
+  FieldReader reader(section, given, known_keys);
+  describe(reader);
 }
 
 }  // namespace ddp::detail

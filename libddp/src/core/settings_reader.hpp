@@ -1,46 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
+// The two steps of Settings: from YAML to the user's values, and from these to the fields of
+// options.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "core/setting_row.hpp"
-#include "core/setting_text.hpp"
 #include "core/settings.hpp"
 
 namespace ddp::detail {
 
-/// Sets fields from the user's values and records the keys it saw.
-class SettingsReader final : public FieldVisitor {
- public:
-  SettingsReader(const std::string& section, std::map<std::string, Settings::Given>& given,
-                 std::vector<std::string>& known_keys)
-      : path_(section), given_(given), known_keys_(known_keys) {}
+constexpr std::size_t kMaxYamlBytes = 1 << 20;
 
-  void field(const Field& field, bool& value) override;
-  void field(const Field& field, int64_t& value) override;
-  void field(const Field& field, double& value) override;
-  void field(const Field& field, NumberOrAuto& value) override;
-  void field(const Field& field, std::string& value) override;
-  void field(const Field& field, std::vector<int64_t>& value) override;
-  void field(const Field& field, std::vector<double>& value) override;
-  void field(const Field& field, std::vector<std::string>& value) override;
+/// Parses YAML into values with dotted keys. Throws SettingsError with `name` and line.
+std::map<std::string, Settings::Given> read_yaml(const std::string& text, const std::string& name);
 
- protected:
-  void enter_section(const std::string& name) override { path_.enter(name); }
-  void leave_section() override { path_.leave(); }
-
- private:
-  Settings::Given* find(const Field& field);
-  template <typename T>
-  void read_one(const Field& field, SettingRow::Type type, T& value);
-  template <typename T>
-  void read_list(const Field& field, SettingRow::Type type, std::vector<T>& value);
-
-  SectionPath path_;
-  std::map<std::string, Settings::Given>& given_;
-  std::vector<std::string>& known_keys_;
-};
+/// Sets the fields that `describe` visits from the user's values. Appends the keys of these fields
+/// to `known_keys`.
+void read_fields(const std::string& section, const std::function<void(FieldVisitor&)>& describe,
+                 std::map<std::string, Settings::Given>& given,
+                 std::vector<std::string>& known_keys);
 
 }  // namespace ddp::detail

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/control_channel.hpp"
-#include "core/unwinding.hpp"
+#include "core/first_failure.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -12,8 +12,9 @@ namespace {
 
 // A failing rank waits this long for its message to be sent.
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
-// A waiting exchange calls its caller's `look` at this interval.
-constexpr std::chrono::milliseconds kExchangeLook{100};
+constexpr std::size_t kMaxActivityBytes = 64;
+// A waiting exchange calls its caller's `poll` at this interval.
+constexpr std::chrono::milliseconds kExchangePoll{100};
 
 void check_root(const char* what, int root, int world_size) {
   if (root < 0 || root >= world_size) {
@@ -39,7 +40,7 @@ StarPlane::~StarPlane() {
   }
   try {
     FailureCause cause;
-    cause.message = "it left before its peers were done";
+    cause.message = "it left before its peers had ended";
     publish_failure(cause);
   } catch (const std::exception& error) {
     log_error(concat("control plane: ", error.what()));
@@ -75,7 +76,7 @@ void StarPlane::barrier() {
 std::vector<std::string> StarPlane::collective(CollectiveKind kind, uint32_t root,
                                                const std::string& value) {
   if (value.size() > kMaxValueBytes) {
-    throw SettingsError(concat("control plane: a value of ", value.size(), " bytes; the limit is ",
+    throw SettingsError(concat("control plane: a value has ", value.size(), " bytes; the limit is ",
                                kMaxValueBytes));
   }
   auto& monitor = state_.monitor;
@@ -85,7 +86,8 @@ std::vector<std::string> StarPlane::collective(CollectiveKind kind, uint32_t roo
   DDP_CHECK(!closed_, to_string(kind), " after close()");
   const uint64_t sequence = state_.replies.next_sequence();
   state_.position.add_plane_caller();
-  link_->contribute({sequence, kind, root, state_.progress.activity(), value});
+  link_->contribute(
+      {sequence, kind, root, state_.progress.activity().substr(0, kMaxActivityBytes), value});
   if (kind == CollectiveKind::Gather && rank() != static_cast<int>(root)) {
     return {};
   }
@@ -118,16 +120,16 @@ void StarPlane::publish_failure(const FailureCause& cause) {
     monitor.wait_despite_failure(lock, kDeliveryTimeout,
                                  [this] { return link_->failure_was_delivered(); });
   }
-  monitor.set_failure(full, /*found_here=*/true);  // no answer came: our own cause counts
+  monitor.set_failure(full, /*found_here=*/true);  // without an answer this rank's own cause counts
   state_.wake.notify();
 }
 
 int StarPlane::add_failure_callback(std::function<void(const FailureCause&)> callback) {
-  return state_.monitor.failure_box().add_callback(std::move(callback));
+  return state_.monitor.failure().add_callback(std::move(callback));
 }
 
 void StarPlane::remove_failure_callback(int token) {
-  state_.monitor.failure_box().remove_callback(token);
+  state_.monitor.failure().remove_callback(token);
 }
 
 void StarPlane::close() {
@@ -149,16 +151,16 @@ void StarPlane::announce(const std::string& text) {
 
 std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,
                                                const std::string& value,
-                                               const std::function<void()>& look) {
+                                               const std::function<void()>& poll) {
   refuse_while_unwinding("an exchange among ranks");
   auto& monitor = state_.monitor;
   auto lock = monitor.lock();
   monitor.throw_if_failed();
   link_->send_exchange(key, static_cast<uint32_t>(num_ranks), value.substr(0, kMaxExchangeBytes));
-  while (!monitor.wait_until(lock, monitor.now() + kExchangeLook,
+  while (!monitor.wait_until(lock, monitor.now() + kExchangePoll,
                              [&] { return state_.replies.has_exchanged(key); })) {
     lock.unlock();
-    look();
+    poll();
     lock.lock();
   }
   return state_.replies.take_exchanged(key);
@@ -178,7 +180,7 @@ void StarPlane::outlive_context() {
     const auto lock = state_.monitor.lock();
     state_.position.remove_probes();
   }
-  state_.monitor.failure_box().remove_callbacks();
+  state_.monitor.failure().remove_callbacks();
   set_activity(kAfterCloseActivity);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane of several ranks, as its callers see it: a star around rank 0.
+// The callers' side of a control plane of several ranks: a star around rank 0.
 #pragma once
 
 #include <functional>
@@ -8,10 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/announcement_board.hpp"
 #include "core/control_link.hpp"
-#include "core/event_loop.hpp"
-#include "core/group_exchange.hpp"
+#include "core/plane_interfaces.hpp"
 #include "core/plane_service.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/control_plane.hpp"
@@ -34,7 +32,7 @@ class StarPlane final : public ControlPlane,
   /// Returns when every rank has joined. Throws PeerLostError naming the missing ranks, or rank
   /// 0's failure.
   void wait_for_all();
-  /// Frames written to sockets so far.
+  /// The number of frames written to sockets so far.
   uint64_t num_frames_sent() const { return state_.num_frames_sent; }
 
   int rank() const override { return state_.rank; }
@@ -54,7 +52,7 @@ class StarPlane final : public ControlPlane,
   std::vector<std::string> announcements() const override { return state_.announcements.get(); }
   uint64_t announcements_version() const override { return state_.announcements.version(); }
   std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
-                                      const std::function<void()>& look) override;
+                                      const std::function<void()>& poll) override;
   void add_probe(Probe probe) override;
   std::string set_activity(std::string activity) override;
   void outlive_context() override;

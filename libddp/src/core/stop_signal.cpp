@@ -31,8 +31,9 @@ void remember(int signal) {
 extern "C" void handle_stop_signal(int signal) {
   remember(signal);
   if (signal == SIGINT) {
-    const int before = errno;  // of the interrupted code
-    constexpr char kText[] = "\nddp: stopping at the end of a step; Ctrl-C again leaves at once\n";
+    const int before = errno;  // the interrupted code still needs it
+    constexpr char kText[] =
+        "\nddp: stopping at the end of a step; press Ctrl-C again to leave at once\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
     errno = before;
   }
@@ -47,7 +48,7 @@ std::string name_of(int signal) {
     case SIGINT:
       return "received SIGINT";
     default:
-      return "asked for it";
+      return "requested it";
   }
 }
 
@@ -133,7 +134,7 @@ bool StopSignal::should_stop() {
   last_check_ = std::chrono::steady_clock::now();
   pace_.note(last_check_ - begin);
   if (!reason_.empty() && control_plane_.rank() == 0) {
-    log_info(reason_ + ": all ranks stop here");
+    log_info(reason_ + ": all ranks stop now");
   }
   return !reason_.empty();
 }

@@ -36,7 +36,7 @@ std::string network_error(int error) {
   const std::string text = std::strerror(error);
   return error != EMFILE ? text
                          : concat(text, " (this process may open ", descriptor_limit(),
-                                  "; raise the limit: ulimit -n)");
+                                  "; fix: raise the limit with ulimit -n)");
 }
 
 AddressList resolve(const std::string& host, int port, int flags, std::string& why) {
@@ -131,7 +131,7 @@ std::optional<Listener> listen_tcp(const std::string& address, int port) {
   Listener listener{make_socket(*list), 0};
   if (!listener.fd.valid()) {
     throw SettingsError(
-        concat("control plane: no socket for rank 0 to listen: ", network_error(errno)));
+        concat("control plane: rank 0 has no socket to listen: ", network_error(errno)));
   }
   // A restarted job may reuse its port while old connections are still closing.
   const int on = 1;
@@ -143,7 +143,7 @@ std::optional<Listener> listen_tcp(const std::string& address, int port) {
     }
     throw SettingsError(concat("control plane: cannot listen on address '", address, "' port ",
                                port, ": ", std::strerror(errno),
-                               "; rank 0 must run on the host that owns this address"));
+                               "; fix: run rank 0 on the host that owns this address"));
   }
   sockaddr_storage bound{};
   socklen_t size = sizeof(bound);
@@ -292,7 +292,7 @@ bool wait_for(int fd, bool to_write, SteadyTime deadline) {
 WakeEvent::WakeEvent() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!fd_.valid()) {
     throw SettingsError(
-        concat("control plane: no event to wake its thread: ", network_error(errno)));
+        concat("control plane: its thread has no wake-up event: ", network_error(errno)));
   }
 }
 

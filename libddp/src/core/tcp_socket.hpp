@@ -70,7 +70,7 @@ IoStatus write_some(int fd, std::string& bytes);
 /// Waits until `fd` is readable (or writable). Returns false at `deadline`.
 bool wait_for(int fd, bool to_write, SteadyTime deadline);
 
-/// An eventfd: any thread wakes another from poll().
+/// Any thread wakes another one from poll() through an eventfd.
 class WakeEvent {
  public:
   WakeEvent();
@@ -84,7 +84,8 @@ class WakeEvent {
 
 std::string host_name();
 
-/// Whether `host` resolves to a loopback address here. Many systems map their own name to one.
+/// Whether `host` resolves to a loopback address on this host. Many systems map their own name to
+/// one.
 bool is_loopback(const std::string& host);
 
 /// This host's address for other hosts: its name's address if that belongs to an interface, else

@@ -39,7 +39,7 @@ struct TraceEvent {
   int64_t step = -1;
 };
 
-/// The device's own clock (CUDA events), so that the Torch-free recorder needs no CUDA.
+/// The device's own clock (CUDA events). The recorder itself needs neither LibTorch nor CUDA.
 class TraceDevice {
  public:
   virtual ~TraceDevice() = default;
@@ -58,7 +58,7 @@ struct RangeHooks {
 
 class TraceRecorder {
  public:
-  /// Keeps at most `max_events`; later ones are counted as dropped.
+  /// Keeps at most `max_events` events; later ones are counted as dropped.
   explicit TraceRecorder(std::size_t max_events = 1'000'000);
   ~TraceRecorder();
   TraceRecorder(const TraceRecorder&) = delete;
@@ -74,9 +74,9 @@ class TraceRecorder {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
   }
 
-  /// The recorder active in this process, or nullptr. There is one per process, because library
-  /// code below cannot receive one through every constructor. The pointer is valid until its owner
-  /// destroys it, after all recording threads are done.
+  /// The active recorder of this process, or nullptr. It is global because it cannot be passed
+  /// through every constructor. The pointer is valid until its owner destroys it, after all
+  /// recording threads have ended.
   static TraceRecorder* active() { return active_.load(std::memory_order_acquire); }
 
   /// Starts and stops recording here. Starting replaces another active recorder.
@@ -84,7 +84,7 @@ class TraceRecorder {
   void stop();
 
   void set_device(std::shared_ptr<TraceDevice> device);
-  /// The step written into events from now on.
+  /// Sets the step of later events.
   void set_step(int64_t step) { step_.store(step, std::memory_order_relaxed); }
 
   void add(std::string_view name, std::string_view track, int64_t begin_ns, int64_t end_ns);
@@ -116,7 +116,8 @@ class TraceRecorder {
   std::shared_ptr<TraceDevice> device_;
 };
 
-/// Sends ranges to `hooks` from now on (nullptr members: disabled). Set once, before threads start.
+/// Sends later ranges to `hooks`; members that are nullptr disable them. Call this once, before
+/// threads start.
 void set_range_hooks(const RangeHooks& hooks);
 
 /// Labels the collectives that this thread starts in the scope: "bucket 3: all_reduce".

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/yaml_reader.hpp"
-
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <sstream>
 #include <vector>
 
+#include "core/settings_reader.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 namespace {
 
 using Given = Settings::Given;
+
+constexpr std::size_t kMaxYamlDepth = 32;
 
 // Handles parser events without yaml-cpp's node graph. Input that is too deep or shared is refused
 // during parsing, before it costs stack or memory.
@@ -23,7 +24,7 @@ class SettingsHandler final : public YAML::EventHandler {
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ > 1) {
-      fail(mark, "a second document begins; fix: keep one document a file");
+      fail(mark, "a second document begins; fix: keep one document per file");
     }
   }
   void OnDocumentEnd() override {}
@@ -40,14 +41,14 @@ class SettingsHandler final : public YAML::EventHandler {
   }
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    fail(mark, "aliases (*name) are not read; fix: write the value out");
+    fail(mark, "aliases (*name) are not supported; fix: write the value itself");
   }
 
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     refuse_anchor(mark, anchor);
     if (tag != "?" && tag != "!" && !tag.empty()) {
-      fail(mark, concat("the tag ", tag, " is not read; fix: leave it out"));
+      fail(mark, concat("the tag ", tag, " is not supported; fix: remove it"));
     }
     Given scalar;
     scalar.is_quoted = tag == "!";
@@ -60,8 +61,8 @@ class SettingsHandler final : public YAML::EventHandler {
     refuse_anchor(mark, anchor);
     if (levels_.empty() || levels_.back().is_list) {
       fail(mark,
-           "a list stands where a section or value is expected; fix: write section: and "
-           "key: value lines, lists hold plain values only");
+           "a list is given where a section or value is expected; fix: write section: and "
+           "key: value lines; lists have plain values only");
     }
     require_key(mark);
     enter(mark, {true, "", levels_.back().key, {}, levels_.back().line});
@@ -81,7 +82,7 @@ class SettingsHandler final : public YAML::EventHandler {
     std::string prefix;
     if (!levels_.empty()) {
       if (levels_.back().is_list) {
-        fail(mark, "a section stands inside a list; fix: lists hold plain values only");
+        fail(mark, "a section is given inside a list; fix: lists have plain values only");
       }
       require_key(mark);
       const std::string name = levels_.back().prefix + levels_.back().key;
@@ -112,19 +113,19 @@ class SettingsHandler final : public YAML::EventHandler {
 
   void refuse_anchor(const YAML::Mark& mark, YAML::anchor_t anchor) const {
     if (anchor != 0) {
-      fail(mark, "anchors (&name) are not read; fix: leave it out");
+      fail(mark, "anchors (&name) are not supported; fix: remove it");
     }
   }
 
   void require_key(const YAML::Mark& mark) const {
     if (levels_.back().key.empty()) {
-      fail(mark, "a key must be a plain text; fix: write key: value");
+      fail(mark, "a key must be a plain string; fix: write key: value");
     }
   }
 
   void enter(const YAML::Mark& mark, Level level) {
     if (levels_.size() >= kMaxYamlDepth) {
-      fail(mark, concat("nested deeper than ", kMaxYamlDepth, " levels"));
+      fail(mark, concat("nested deeper than ", kMaxYamlDepth, " levels; fix: use fewer levels"));
     }
     levels_.push_back(std::move(level));
   }
@@ -132,7 +133,7 @@ class SettingsHandler final : public YAML::EventHandler {
   // A key, a list item, or the value of the current key.
   void add(const YAML::Mark& mark, Given value) {
     if (levels_.empty()) {
-      fail(mark, "the file must hold sections; fix: write section: and key: value lines");
+      fail(mark, "the file must have sections; fix: write section: and key: value lines");
     }
     Level& level = levels_.back();
     if (level.is_list) {
@@ -172,7 +173,7 @@ class SettingsHandler final : public YAML::EventHandler {
 
 std::map<std::string, Given> read_yaml(const std::string& text, const std::string& name) {
   if (text.size() > kMaxYamlBytes) {
-    throw SettingsError(concat(name, ": larger than 1 MiB; fix: is this a settings file?"));
+    throw SettingsError(concat(name, ": larger than 1 MiB; fix: give a settings file"));
   }
   std::map<std::string, Given> values;
   SettingsHandler handler(values, name);

@@ -11,8 +11,8 @@
 namespace ddp {
 namespace {
 
-// The scaling after a sum of gradients already divided by the divisor: none, or for a weighted mean
-// the change from 1/divisor to 1/sum(counts).
+// Finishes a sum of gradients that were divided by the divisor before. A weighted mean changes
+// 1/divisor to 1/sum(counts).
 void scale_divided_sum(GradBucket& bucket) {
   if (bucket.inverse_divisor.defined()) {
     bucket.buffer.mul_(bucket.inverse_divisor * bucket.divisor);
@@ -24,28 +24,7 @@ WorkPtr reduce_sum(const GradBucket& bucket, const at::Tensor& tensor) {
                         : bucket.communicator->all_reduce_overlapped(tensor, ReduceOp::Sum);
 }
 
-class AllReduceHook final : public CommHook {
- public:
-  std::string name() const override { return "all_reduce"; }
-  bool starts_in_group() const override { return true; }
-
-  void start(GradBucket& bucket) override {
-    bucket.buffer.div_(bucket.divisor);
-    works_.resize(std::max(works_.size(), static_cast<size_t>(bucket.index) + 1));
-    works_[static_cast<size_t>(bucket.index)] = reduce_sum(bucket, bucket.buffer);
-  }
-
-  void finish(GradBucket& bucket) override {
-    works_[static_cast<size_t>(bucket.index)]->wait();
-    works_[static_cast<size_t>(bucket.index)] = nullptr;
-    scale_divided_sum(bucket);
-  }
-
- private:
-  std::vector<WorkPtr> works_;
-};
-
-// Sent tensors are in the communicator's own memory, made once per layout. There NCCL's symmetric
+// Sends tensors in the communicator's own memory, allocated once per layout. There NCCL's symmetric
 // kernels add bfloat16 in float32 and round once; a ring rounds at every hop.
 class CompressHook final : public CommHook {
  public:
@@ -91,10 +70,11 @@ class CompressHook final : public CommHook {
 
 class FunctionHook final : public CommHook {
  public:
-  FunctionHook(std::string name, std::function<WorkPtr(GradBucket&)> start)
-      : name_(std::move(name)), start_(std::move(start)) {}
+  FunctionHook(std::string name, std::function<WorkPtr(GradBucket&)> start, bool starts_in_group)
+      : name_(std::move(name)), start_(std::move(start)), starts_in_group_(starts_in_group) {}
 
   std::string name() const override { return name_; }
+  bool starts_in_group() const override { return starts_in_group_; }
 
   void start(GradBucket& bucket) override {
     works_.resize(std::max(works_.size(), static_cast<size_t>(bucket.index) + 1));
@@ -113,19 +93,24 @@ class FunctionHook final : public CommHook {
  private:
   std::string name_;
   std::function<WorkPtr(GradBucket&)> start_;
+  bool starts_in_group_;
   std::vector<WorkPtr> works_;
 };
 
 }  // namespace
 
 std::shared_ptr<CommHook> make_all_reduce_hook() {
-  return std::make_shared<AllReduceHook>();
+  const auto start = [](GradBucket& bucket) {
+    bucket.buffer.div_(bucket.divisor);
+    return reduce_sum(bucket, bucket.buffer);
+  };
+  return std::make_shared<FunctionHook>("all_reduce", start, /*starts_in_group=*/true);
 }
 
 std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype) {
   if (wire_dtype != at::kHalf && wire_dtype != at::kBFloat16) {
     throw SettingsError(concat("make_compress_hook: wire dtype ", wire_dtype,
-                               " is not supported: use kHalf or kBFloat16"));
+                               " is not supported; fix: use kHalf or kBFloat16"));
   }
   return std::make_shared<CompressHook>(wire_dtype);
 }
@@ -134,9 +119,10 @@ std::shared_ptr<CommHook> make_function_hook(std::string name,
                                              std::function<WorkPtr(GradBucket&)> start) {
   if (!start) {
     throw SettingsError("make_function_hook(\"" + name +
-                        "\"): the function is empty; give one that reduces bucket.buffer");
+                        "\"): the function is empty; fix: give one that reduces bucket.buffer");
   }
-  return std::make_shared<FunctionHook>(std::move(name), std::move(start));
+  return std::make_shared<FunctionHook>(std::move(name), std::move(start),
+                                        /*starts_in_group=*/false);
 }
 
 std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
@@ -158,7 +144,7 @@ std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
   }
   throw SettingsError(
       "ddp.comm_hook=" + options.comm_hook +
-      " is unknown: use none, all_reduce, fp16_compress, bf16_compress or powersgd");
+      " is unknown; fix: use none, all_reduce, fp16_compress, bf16_compress or powersgd");
 }
 
 }  // namespace ddp

@@ -1,18 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reduce/model_state.hpp"
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <set>
 
 #include "ddp/core/error.hpp"
 
-namespace ddp::detail {
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace ddp {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{64} << 20;
+
+void add_values(XXH3_state_t& hash, const at::Tensor& tensor) {
+  const auto flat = tensor.detach().contiguous().view({-1});
+  const int64_t piece = std::max<int64_t>(1, kPieceBytes / flat.element_size());
+  for (int64_t begin = 0; begin < flat.numel(); begin += piece) {
+    const auto values = flat.narrow(0, begin, std::min(piece, flat.numel() - begin)).cpu();
+    XXH3_64bits_update(&hash, values.const_data_ptr(), values.nbytes());
+  }
+}
+
+}  // namespace
+
+std::string fingerprint_of(const NamedParameters& parameters) {
+  const at::NoGradGuard no_grad;
+  XXH3_state_t hash;
+  XXH3_64bits_reset(&hash);
+  for (const auto& [name, tensor] : parameters) {
+    const auto about =
+        concat(name, ' ', at::toString(tensor.scalar_type()), ' ', tensor.sizes(), '\n');
+    XXH3_64bits_update(&hash, about.data(), about.size());
+    add_values(hash, tensor);
+  }
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx",
+                static_cast<unsigned long long>(XXH3_64bits_digest(&hash)));
+  return text;
+}
+
+namespace detail {
 namespace {
 
 constexpr const char* kFrozenKey = "frozen_parameters";
-constexpr const char* kRankLocal = "rank_local.";  // of keys that Checkpointer saves per rank
+constexpr const char* kRankLocal =
+    "rank_local.";  // prefix of keys that Checkpointer saves per rank
 
 bool is_frozen(const NamedParameter& entry) {
   return !entry.tensor.requires_grad();
@@ -78,7 +117,8 @@ void ModelState::require_same_frozen(const StateDict& state) const {
   const auto* saved =
       found != state.values.end() ? std::get_if<std::string>(&found->second) : nullptr;
   if (saved == nullptr) {
-    throw MismatchError("it holds the whole model, not what was trained over a frozen base");
+    throw MismatchError(
+        "it has the whole model, but this model saves only what is trained over a frozen base");
   }
   if (*saved != frozen_identity()) {
     throw MismatchError(concat("it was trained over another base: frozen parameters ", *saved,
@@ -110,4 +150,5 @@ void ModelState::load(const StateDict& state) {
   }
 }
 
-}  // namespace ddp::detail
+}  // namespace detail
+}  // namespace ddp

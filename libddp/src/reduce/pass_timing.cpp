@@ -51,16 +51,16 @@ void PassTiming::note_first_reduction() {
 }
 
 void PassTiming::begin_wait() {
-  if (takes_exposed_marks()) {
+  if (times_exposed()) {
     exposed_begin_.record_replayed(device_);
   }
 }
 
 void PassTiming::end_wait() {
-  if (takes_exposed_marks()) {
+  if (times_exposed()) {
     exposed_end_.record_replayed(device_);
   }
-  if (measures_) {  // else the mark of a measured pass may not have been read
+  if (measures_) {  // else the event of a measured pass may not have been read
     wait_end_.record(device_);
   }
 }
@@ -82,12 +82,12 @@ void PassTiming::collect() {
   }
   pending_ = false;
   if (forward_start_.recorded()) {
-    sums_.forward += TimeMark::milliseconds(forward_start_, backward_start_);
+    sums_.forward += TimingEvent::milliseconds(forward_start_, backward_start_);
     ++sums_.num_forwards;
   }
-  sums_.backward += TimeMark::milliseconds(backward_start_, compute_end_);
-  sums_.comm += TimeMark::milliseconds(comm_start_, wait_end_);
-  sums_.overlap += std::max(0.0, TimeMark::milliseconds(comm_start_, compute_end_));
+  sums_.backward += TimingEvent::milliseconds(backward_start_, compute_end_);
+  sums_.comm += TimingEvent::milliseconds(comm_start_, wait_end_);
+  sums_.overlap += std::max(0.0, TimingEvent::milliseconds(comm_start_, compute_end_));
   ++sums_.count;
 }
 

@@ -5,9 +5,9 @@
 
 #include <utility>
 
+#include "comm/string_collectives.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
-#include "reduce/replica_sync.hpp"
 
 namespace ddp {
 namespace {
@@ -48,23 +48,19 @@ void Reducer::begin_forward() {
   }
 }
 
-void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  pass_.expect(outputs);
-}
-
 // Hooks may be registered until the first forward, long after the settings were compared. Ranks
-// with different hooks would meet in different collectives.
+// with different hooks would call different collectives.
 void Reducer::compare_hooks() {
   if (std::exchange(has_compared_hooks_, true) || parts_.communicator->world_size() == 1) {
     return;
   }
   const auto& hook = parts_.reductions.hook();
-  const auto names = detail::all_gather_text(*parts_.communicator, hook ? hook->name() : "none");
+  const auto names = detail::all_gather_string(*parts_.communicator, hook ? hook->name() : "none");
   for (size_t rank = 1; rank < names.size(); ++rank) {
     if (names[rank] != names[0]) {
       throw MismatchError(concat("the ranks reduce with different comm hooks: rank ", rank,
                                  " has \"", names[rank], "\", rank 0 has \"", names[0],
-                                 "\". Register the same hook on every rank"));
+                                 "\"; fix: register the same hook on every rank"));
     }
   }
 }
@@ -73,17 +69,17 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
   auto& reductions = parts_.reductions;
   if (hook == nullptr) {
     throw SettingsError(
-        "register_comm_hook: the hook is null; leave the call out, and the reducer all-reduces by "
+        "register_comm_hook: the hook is null; fix: omit the call, and the reducer all-reduces "
         "itself");
   }
   if (reductions.hook()) {
-    throw SettingsError("a comm hook is set already (" + reductions.hook()->name() +
-                        "): only one is allowed");
+    throw SettingsError("register_comm_hook: the hook " + reductions.hook()->name() +
+                        " is already set, and only one is allowed");
   }
   if (parts_.gradients.is_sharded()) {
     throw SettingsError(
         "register_comm_hook: with optimizer.zero1=true each rank reduces its part "
-        "of the gradients, which hooks cannot; set optimizer.zero1=false");
+        "of the gradients, which hooks cannot do; fix: set optimizer.zero1=false");
   }
   if (has_compared_hooks_ || pass_.history().num_passes > 0) {
     throw SettingsError("register_comm_hook must be called before the first forward, on all ranks");
@@ -94,12 +90,12 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 void Reducer::shard_gradients() {
   if (const auto& hook = parts_.reductions.hook()) {
     throw SettingsError("optimizer.zero1=true: gradients are reduced by the comm hook " +
-                        hook->name() + ", which knows nothing of parts: set ddp.comm_hook=none");
+                        hook->name() + ", which cannot reduce parts; fix: set ddp.comm_hook=none");
   }
   if (parts_.gradients.is_sharded()) {
-    throw SettingsError("optimizer.zero1=true: the model has such an optimizer already");
+    throw SettingsError("optimizer.zero1=true: the model already has a sharded optimizer");
   }
-  DDP_CHECK(pass_.history().num_passes == 0, "gradients were reduced whole already");
+  DDP_CHECK(pass_.history().num_passes == 0, "whole gradients were already reduced");
   parts_.gradients.shard();
 }
 
@@ -112,21 +108,22 @@ void Reducer::finish_pending() {
   parts_.reductions.join_streams();
 }
 
-// Over the control plane: the other ranks may wait in a collective of this pass or of the next one.
+// Uses the control plane, because other ranks may wait in a collective of this pass or the next
+// one.
 void Reducer::require_all_threw() const {
   const auto& communicator = *parts_.communicator;
   const auto num_passes = pass_.history().num_passes;
   const auto plane = communicator.control_plane();
   const std::string mine = concat("the backward after ", num_passes, " others threw");
   const auto all = plane != nullptr ? plane->all_gather(mine)
-                                    : detail::all_gather_text(*parts_.communicator, mine);
+                                    : detail::all_gather_string(*parts_.communicator, mine);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] != mine) {
       throw MismatchError(concat(
           "rank ", communicator.rank(), " caught an exception of backward ", num_passes + 1,
-          " and went on, but rank ", rank,
-          " did not: the replicas have parted. Let such an exception end the program, or catch it "
-          "on all ranks"));
+          " and continued, but rank ", rank,
+          " did not: the replicas have diverged; fix: let such an exception end the program, or "
+          "catch it on all ranks"));
     }
   }
 }

@@ -2,12 +2,43 @@
 #include "reduce/replica_sync.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/version.h>
 
 #include <map>
+#include <sstream>
+#include <string>
 #include <utility>
+
+#include "comm/string_collectives.hpp"
+#include "core/setting_row.hpp"
 
 namespace ddp::detail {
 namespace {
+
+void describe_tensors(std::ostringstream& out, const char* kind, const NamedParameters& tensors) {
+  out << "number of " << kind << "s = " << tensors.size() << '\n';
+  for (const auto& [name, tensor] : tensors) {
+    out << kind << ' ' << name << ": shape " << tensor.sizes() << ", strides " << tensor.strides()
+        << ", " << tensor.scalar_type() << ", on " << tensor.device().type() << ", requires_grad "
+        << (tensor.requires_grad() ? "true" : "false") << (tensor.is_leaf() ? "" : ", no leaf")
+        << '\n';
+  }
+}
+
+// One line per fact, so that the first line that differs is the first difference.
+std::string fingerprint(const ModelTensors& tensors, const DdpOptions& options) {
+  std::ostringstream out;
+  out << "libddp version = " << DDP_VERSION_STRING << '\n';
+  out << "LibTorch version = " << TORCH_VERSION << '\n';
+  for (const auto& row : list_settings("ddp", options)) {
+    out << "setting " << row.key << " = " << row.text() << '\n';
+  }
+  describe_tensors(out, "parameter", tensors.parameters);
+  describe_tensors(out, "buffer", tensors.buffers);
+  return out.str();
+}
 
 struct Chunk {
   std::vector<at::Tensor> tensors;
@@ -51,6 +82,54 @@ std::vector<at::Tensor> views_of(const at::Tensor& flat, const std::vector<at::T
 }
 
 }  // namespace
+
+void check_equal_across_ranks(Communicator& communicator, const ModelTensors& tensors,
+                              const DdpOptions& options) {
+  if (communicator.world_size() == 1) {
+    return;
+  }
+  const std::string mine = fingerprint(tensors, options);
+  const std::string reference = broadcast_string(communicator, mine, 0);
+  const auto lines = first_different_lines(mine, reference);
+  const auto differences = all_gather_string(
+      communicator, lines ? concat("rank ", communicator.rank(), " has \"", lines->first,
+                                   "\", rank 0 has \"", lines->second, "\"")
+                          : "");
+  for (const auto& difference : differences) {
+    if (!difference.empty()) {
+      throw MismatchError(
+          "the ranks do not wrap the same model with the same settings: " + difference +
+          "; fix: build the module with the same code and configuration on every rank");
+    }
+  }
+}
+
+void check_supported(const ModelTensors& tensors) {
+  const auto check = [](const char* kind, const NamedParameters& named) {
+    for (const auto& [name, tensor] : named) {
+      const auto refuse = [&, &name = name](const auto&... why) {
+        throw SettingsError(concat(kind, ' ', name, ' ', why...));
+      };
+      if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+        refuse("is an expanded tensor (shape ", tensor.sizes(), ", strides ", tensor.strides(),
+               "): several of its elements share memory and cannot be sent or updated separately; "
+               "fix: register tensor.contiguous()");
+      }
+      if (tensor.is_complex()) {
+        refuse("is of dtype ", tensor.scalar_type(),
+               ", which collectives do not support; fix: register torch::view_as_real(tensor) and "
+               "use torch::view_as_complex of it in forward");
+      }
+      if (tensor.requires_grad() && !tensor.is_leaf()) {
+        refuse(
+            "is not a leaf: an operation computed it, so its gradient goes to the inputs of the "
+            "operation; fix: register tensor.detach().requires_grad_(), or compute it in forward");
+      }
+    }
+  };
+  check("parameter", tensors.parameters);
+  check("buffer", tensors.buffers);
+}
 
 void broadcast_coalesced(Communicator& communicator, const std::vector<at::Tensor>& tensors,
                          int root, int64_t chunk_bytes) {

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends rank 0's tensors to all ranks in a few large broadcasts instead of many small ones.
+// Compares the replicas of a model and sends one rank's tensors to all.
 #pragma once
 
 #include <vector>
 
-#include "comm/text_exchange.hpp"
-#include "ddp/comm/communicator.hpp"
-#include "ddp/core/state_dict.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp::detail {
+
+/// Compares model and settings over the ranks before any gradient is sent. All ranks throw
+/// MismatchError with both sides of the first difference. Collective.
+void check_equal_across_ranks(Communicator& communicator, const ModelTensors& tensors,
+                              const DdpOptions& options);
+
+/// Throws SettingsError naming the first unsupported tensor: expanded or complex tensors, and
+/// parameters computed by an operation. Ranks with equal models give the same result.
+void check_supported(const ModelTensors& tensors);
 
 /// Overwrites `tensors` with `root`'s values, packed by dtype in chunks of at most `chunk_bytes`
 /// (PyTorch's 250 MiB). The caller's current stream waits, the host does not (CPU: it does).

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/failure_box.hpp"
+#include "core/first_failure.hpp"
 #include "core/file_ops.hpp"
 #include "core/message_codec.hpp"
 #include "ddp/core/control_plane.hpp"

@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
-#include "comm/kernel_choices.hpp"
-#include "core/removed_settings.hpp"
+#include "comm/algorithm_choices.hpp"
+#include "core/setting_row.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -114,7 +114,7 @@ void CheckpointTexts::load(const std::map<std::string, std::string>& saved,
 
 const std::map<std::string, std::string>& CheckpointTexts::collect() {
   if (const auto communicator = communicator_.lock(); communicator != nullptr && is_main_) {
-    keep_kernel_choices(communicator->plan());
+    save_algorithm_choices(communicator->plan());
     if (!communicator->plan().empty()) {
       texts_["plan"] = communicator->plan().to_json();
     }

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "core/setting_row.hpp"
-#include "core/setting_text.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
 

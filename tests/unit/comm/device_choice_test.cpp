@@ -17,7 +17,7 @@ TEST_CASE("device choice: all GPUs shown, or one to each task", "[context]") {
   REQUIRE(choose_gpu(1, 2, 8, "node1") == 1);
   REQUIRE_THROWS_WITH(choose_gpu(4, 8, 4, "node1"),
                       Catch::Contains("8 ranks on node1, but only 4 GPUs are visible") &&
-                          Catch::Contains("at most 4 ranks a node"));
+                          Catch::Contains("at most 4 ranks per node"));
 }
 
 TEST_CASE("device choice: what the setting means", "[context]") {
@@ -38,7 +38,7 @@ TEST_CASE("device choice: two ranks on one GPU are named before NCCL starts", "[
   REQUIRE_NOTHROW(check_devices({a, b, elsewhere}));
   REQUIRE_NOTHROW(check_devices({cpu, cpu}));
   REQUIRE_THROWS_WITH(check_devices({a, b, elsewhere, a}),
-                      Catch::Contains("ranks 0 and 3 were given the same GPU (0000:01:00.0 of "
+                      Catch::Contains("ranks 0 and 3 have the same GPU (0000:01:00.0 of "
                                       "node1, which runs 3 ranks)"));
   REQUIRE_THROWS_WITH(check_devices({a, cpu}),
                       Catch::Contains("rank 0 trains on a GPU, rank 1 (node2) on the CPU"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/eager_collectives.hpp"
+#include "comm/collective_progress.hpp"
 
 #include <vector>
 

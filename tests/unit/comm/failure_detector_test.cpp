@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Free of LibTorch: also runs under the thread sanitizer.
-#include "comm/failure_detector.hpp"
+#include "comm/watchdog.hpp"
 
 #include <string>
 #include <vector>
@@ -62,7 +62,7 @@ struct Communicator {
   bool look_for(std::chrono::seconds duration) {
     for (const auto end = now + duration; now < end;) {
       now += 1s;
-      if (!detector.look(now)) {
+      if (!detector.check(now)) {
         return false;
       }
     }

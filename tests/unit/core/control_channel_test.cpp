@@ -11,8 +11,9 @@
 
 #include "core/authentication.hpp"
 #include "core/control_messages.hpp"
-#include "core/failure_box.hpp"
-#include "core/group_exchange.hpp"
+#include "core/first_failure.hpp"
+#include "core/message_codec.hpp"
+#include "core/plane_interfaces.hpp"
 #include "support/catch.hpp"
 
 namespace ddp::detail {
@@ -56,7 +57,7 @@ Received receive(const std::string& bytes) {
   ControlChannel hub(std::move(pair.right), Side::Hub, kKey, 5);
   Received received;
   received.status = hub.receive(received.frames);
-  received.problem = hub.problem();
+  received.problem = hub.why_closed();
   return received;
 }
 
@@ -127,43 +128,42 @@ TEST_CASE("control channel: decoders take any bytes", "[control_plane]") {
     for (auto& byte : bytes) {
       byte = static_cast<char>(random() % 4 == 0 ? random() : 0);
     }
-    Hello hello;
-    FailureCause cause;
-    Contribution contribution;
-    accepted += decode_hello(bytes, hello) + decode_cause(bytes, cause) +
-                decode_contribution(bytes, contribution);
+    accepted += try_decode_message<Hello>(bytes).has_value() +
+                try_decode_message<FailureCause>(bytes).has_value() +
+                try_decode_message<Contribution>(bytes).has_value();
   }
   REQUIRE(accepted < 100'000);
   Hello hello;
   hello.nonce = std::string(kNonceBytes, 'n');
   hello.rank = 3;
   hello.host = "node";
-  Hello copy;
-  REQUIRE(decode_hello(encode_hello(hello), copy));
-  REQUIRE((copy.rank == 3 && copy.host == "node" && copy.nonce == hello.nonce));
-  REQUIRE_FALSE(decode_hello(encode_hello(hello) + "x", copy));
+  const auto copy = try_decode_message<Hello>(encode_message(hello));
+  REQUIRE(copy);
+  REQUIRE((copy->rank == 3 && copy->host == "node" && copy->nonce == hello.nonce));
+  REQUIRE_FALSE(try_decode_message<Hello>(encode_message(hello) + "x"));
 }
 
 TEST_CASE("control messages: an exchange travels whole, and only whole", "[control_plane]") {
-  ExchangeValue value;
-  const auto sent = encode_exchange({7, 3, "of 1"});
-  REQUIRE(decode_exchange(sent, value));
-  REQUIRE((value.key == 7 && value.num_ranks == 3 && value.value == "of 1"));
-  ExchangeResult result;
-  const auto answer = encode_exchanged({7, {{1, "of 1"}, {3, ""}}});
-  REQUIRE(decode_exchanged(answer, result));
-  REQUIRE(result.key == 7);
-  REQUIRE(result.values == std::map<int, std::string>{{1, "of 1"}, {3, ""}});
+  const auto sent = encode_message(ExchangeValue{7, 3, "of 1"});
+  const auto value = try_decode_message<ExchangeValue>(sent);
+  REQUIRE(value);
+  REQUIRE((value->key == 7 && value->num_ranks == 3 && value->value == "of 1"));
+  const auto answer = encode_message(ExchangeResult{7, {{1, "of 1"}, {3, ""}}});
+  const auto result = try_decode_message<ExchangeResult>(answer);
+  REQUIRE(result);
+  REQUIRE(result->key == 7);
+  REQUIRE(result->values == std::map<int, std::string>{{1, "of 1"}, {3, ""}});
   for (std::size_t size = 0; size < sent.size(); ++size) {
-    REQUIRE_FALSE(decode_exchange(sent.substr(0, size), value));
+    REQUIRE_FALSE(try_decode_message<ExchangeValue>(sent.substr(0, size)));
   }
   for (std::size_t size = 0; size < answer.size(); ++size) {
-    REQUIRE_FALSE(decode_exchanged(answer.substr(0, size), result));
+    REQUIRE_FALSE(try_decode_message<ExchangeResult>(answer.substr(0, size)));
   }
-  REQUIRE_FALSE(decode_exchanged(answer + "x", result));
+  REQUIRE_FALSE(try_decode_message<ExchangeResult>(answer + "x"));
   const std::string longest(GroupExchange::kMaxExchangeBytes, 'x');
-  REQUIRE(decode_exchange(encode_exchange({7, 3, longest}), value));
-  REQUIRE_FALSE(decode_exchange(encode_exchange({7, 3, longest + "x"}), value));
+  REQUIRE(try_decode_message<ExchangeValue>(encode_message(ExchangeValue{7, 3, longest})));
+  REQUIRE_FALSE(
+      try_decode_message<ExchangeValue>(encode_message(ExchangeValue{7, 3, longest + "x"})));
 }
 
 TEST_CASE("authentication: HMAC-SHA256 as in RFC 4231", "[control_plane]") {

@@ -7,9 +7,10 @@
 #include <thread>
 
 #include "core/collective_rounds.hpp"
+#include "core/message_codec.hpp"
 #include "core/peer_acceptor.hpp"
 #include "core/peer_table.hpp"
-#include "core/waiting_ranks.hpp"
+#include "core/wait_monitor.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 
@@ -28,7 +29,7 @@ using detail::PeerTable;
 using detail::RankState;
 using detail::Side;
 using detail::UniqueFd;
-using detail::WaitingRanks;
+using detail::WaitMonitor;
 
 const std::string kChannelKey(32, 'k');
 
@@ -120,7 +121,7 @@ TEST_CASE("rounds: different calls are a mismatch that names both ranks", "[cont
   const auto other_kind = rounds.add(1, contribution_of(0, CollectiveKind::Gather, "", 2), now);
   REQUIRE_FALSE(other_kind.result);
   REQUIRE(other_kind.mismatch ==
-          "ranks took different ways: rank 1 (node1) called gather (root "
+          "ranks diverged: rank 1 (node1) called gather (root "
           "2) at step 4 where " +
               table.self + " called barrier before the first step on the control plane");
   auto other_activity = contribution_of(0, CollectiveKind::Barrier);
@@ -165,48 +166,48 @@ TEST_CASE("waiting ranks: a long wait is reported once, with what the others do"
           "[control_plane]") {
   Table table;
   table.peers.set_progress(2, {3, "save"});
-  WaitingRanks waiting(table.peers, 300ms);
+  WaitMonitor waits(table.peers, 300ms);
   const auto now = Clock::now();
-  waiting.set_position(1, waiting_in(1), now);
-  REQUIRE(waiting.waits(1));
-  REQUIRE_FALSE(waiting.waits(2));
-  REQUIRE(waiting.report_long_waits(now + 299ms).empty());
-  waiting.set_position(1, waiting_in(1), now + 299ms);  // the same wait goes on
-  REQUIRE(waiting.report_long_waits(now + 300ms) ==
+  waits.set_position(1, waiting_in(1), now);
+  REQUIRE(waits.waits(1));
+  REQUIRE_FALSE(waits.waits(2));
+  REQUIRE(waits.report_long_waits(now + 299ms).empty());
+  waits.set_position(1, waiting_in(1), now + 299ms);  // the same wait goes on
+  REQUIRE(waits.report_long_waits(now + 300ms) ==
           "rank 1 (node1) waits for 300 ms or longer; meanwhile " + table.self +
               " is before the first step, rank 2 (node2) is at step 3 in save");
-  REQUIRE(waiting.report_long_waits(now + 400ms).empty());
+  REQUIRE(waits.report_long_waits(now + 400ms).empty());
 
-  waiting.set_position(0, waiting_in(1), now + 400ms);
-  REQUIRE(waiting.report_long_waits(now + 700ms) ==
+  waits.set_position(0, waiting_in(1), now + 400ms);
+  REQUIRE(waits.report_long_waits(now + 700ms) ==
           table.self +
               " and 1 more wait for 300 ms or longer; meanwhile rank 2 (node2) is at "
               "step 3 in save");
-  REQUIRE(waiting.describe_busy({2}).empty());
+  REQUIRE(waits.describe_busy({2}).empty());
 
-  waiting.set_position(1, {}, now + 700ms);
-  REQUIRE_FALSE(waiting.waits(1));
-  waiting.set_position(1, waiting_in(1), now + 800ms);  // another wait
-  REQUIRE(waiting.report_long_waits(now + 900ms).empty());
-  REQUIRE_THAT(waiting.report_long_waits(now + 1100ms), Catch::Contains("1 more wait"));
+  waits.set_position(1, {}, now + 700ms);
+  REQUIRE_FALSE(waits.waits(1));
+  waits.set_position(1, waiting_in(1), now + 800ms);  // another wait
+  REQUIRE(waits.report_long_waits(now + 900ms).empty());
+  REQUIRE_THAT(waits.report_long_waits(now + 1100ms), Catch::Contains("1 more wait"));
 }
 
 TEST_CASE("waiting ranks: a deadlock is found when a position changes", "[control_plane]") {
   Table table;
   CollectiveRounds rounds(table.peers, 10s);
-  WaitingRanks waiting(table.peers, 10s);
+  WaitMonitor waits(table.peers, 10s);
   const auto now = Clock::now();
-  REQUIRE(waiting.find_new_deadlock(rounds).empty());
-  waiting.set_position(2, waiting_in(0, 12, 12), now);
-  REQUIRE(waiting.find_new_deadlock(rounds).empty());  // rank 1 may still come
+  REQUIRE(waits.find_new_deadlock(rounds).empty());
+  waits.set_position(2, waiting_in(0, 12, 12), now);
+  REQUIRE(waits.find_new_deadlock(rounds).empty());  // rank 1 may still come
   rounds.add(1, contribution_of(0, CollectiveKind::Close), now);
-  waiting.set_position(1, waiting_in(1, 11), now);
-  REQUIRE_THAT(waiting.find_new_deadlock(rounds),
+  waits.set_position(1, waiting_in(1, 11), now);
+  REQUIRE_THAT(waits.find_new_deadlock(rounds),
                Catch::Contains("rank 1 (node1) left at step 4 after 11 collectives, while rank 2 "
                                "(node2) waits at step 4 in all_reduce #12"));
-  REQUIRE(waiting.find_new_deadlock(rounds).empty());  // nothing changed
-  waiting.set_position(1, waiting_in(1, 11), now + 1s);
-  REQUIRE(waiting.find_new_deadlock(rounds).empty());
+  REQUIRE(waits.find_new_deadlock(rounds).empty());  // nothing changed
+  waits.set_position(1, waiting_in(1, 11), now + 1s);
+  REQUIRE(waits.find_new_deadlock(rounds).empty());
 }
 
 TEST_CASE("peer table: who may join and who is missing", "[control_plane]") {
@@ -351,11 +352,11 @@ TEST_CASE("peer acceptor: who knows the secret is admitted, or refused with a re
   std::vector<Frame> frames;
   REQUIRE(detail::wait_for(leaf->fd(), false, Clock::now() + 5s));
   leaf->receive(frames);
-  FailureCause cause;
   REQUIRE(frames.size() == 1);
-  REQUIRE(detail::decode_cause(frames[0].payload, cause));
-  REQUIRE(cause.message == "this place is taken");
-  REQUIRE(cause.exit_code == ExitCode::Settings);
+  const auto cause = detail::try_decode_message<FailureCause>(frames[0].payload);
+  REQUIRE(cause);
+  REQUIRE(cause->message == "this place is taken");
+  REQUIRE(cause->exit_code == ExitCode::Settings);
 
   door.serve(Clock::now() + 10s);
   REQUIRE(door.num_newcomers(Clock::now()) == 0);  // its time is over

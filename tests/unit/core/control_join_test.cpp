@@ -12,8 +12,8 @@
 #include <sstream>
 
 #include "core/authentication.hpp"
-#include "core/byte_codec.hpp"
 #include "core/control_leaf.hpp"
+#include "core/message_codec.hpp"
 #include "core/rendezvous.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
@@ -92,7 +92,7 @@ TEST_CASE("rendezvous: a timeout names every missing rank on those that came", "
   const auto ends = run_threads({job.rank(0), job.rank(2), job.rank(3)});
   for (const auto& end : ends) {
     REQUIRE(end.exit_code == kPeerLost);
-    REQUIRE_THAT(end.error, Catch::Contains("3 of 5 ranks came within 300 ms; missing: 1, 4;"));
+    REQUIRE_THAT(end.error, Catch::Contains("3 of 5 ranks joined within 300 ms; missing: 1, 4;"));
   }
 }
 
@@ -158,7 +158,7 @@ TEST_CASE("control plane: a vanished rank is named with its last step", "[contro
   const auto vanish = [&] {
     auto hub = join_by_hand(address_of(*job.rendezvous), launch_of(2, 3));
     hub.channel.queue(FrameType::Progress,
-                      detail::ByteWriter().signed_number(41).text("bucket 3").take());
+                      detail::encode_message(detail::Progress{41, "bucket 3"}));
     hub.channel.flush();
     std::this_thread::sleep_for(50ms);
     gone = Clock::now();
@@ -174,7 +174,7 @@ TEST_CASE("control plane: a vanished rank is named with its last step", "[contro
     const auto& end = ends[static_cast<std::size_t>(rank)];
     REQUIRE(end.exit_code == kPeerLost);
     REQUIRE_THAT(end.error, Catch::Contains("rank 2 (node9) failed at step 41 in bucket 3: its "
-                                            "connection closed without a word"));
+                                            "connection closed without a message"));
   }
   REQUIRE(heard_after_ms >= 0);
   REQUIRE(heard_after_ms < 500);
@@ -276,8 +276,7 @@ TEST_CASE("control plane: strangers change nothing", "[control_plane]") {
     auto other_start = launch_of(1, 3);
     other_start.restart_count = 1;
     auto stale = join_by_hand(address, other_start);
-    FailureCause cause;
-    detail::decode_cause(stale.frames.at(0).payload, cause);
+    const auto cause = detail::decode_message<FailureCause>(stale.frames.at(0).payload);
     throw std::runtime_error(refused.error + " | " + cause.message);
   };
   const auto late = [&](int rank) {
@@ -304,20 +303,19 @@ TEST_CASE("control plane: who comes after all ranks joined is told, the job goes
           "[control_plane]") {
   const Job job(2);
   std::string told;
-  const auto ends = run_threads({job.rank(0,
-                                          [&](ControlPlane& plane) {
-                                            plane.barrier();
-                                            plane.barrier();
-                                          }),
-                                 job.rank(1, [&](ControlPlane& plane) {
-                                   plane.barrier();
-                                   const auto late = join_by_hand(address_of(*job.rendezvous),
-                                                                  launch_of(1, 2), "node7", 99);
-                                   FailureCause cause;
-                                   detail::decode_cause(late.frames.at(0).payload, cause);
-                                   told = cause.message;
-                                   plane.barrier();
-                                 })});
+  const auto ends =
+      run_threads({job.rank(0,
+                            [&](ControlPlane& plane) {
+                              plane.barrier();
+                              plane.barrier();
+                            }),
+                   job.rank(1, [&](ControlPlane& plane) {
+                     plane.barrier();
+                     const auto late =
+                         join_by_hand(address_of(*job.rendezvous), launch_of(1, 2), "node7", 99);
+                     told = detail::decode_message<FailureCause>(late.frames.at(0).payload).message;
+                     plane.barrier();
+                   })});
   REQUIRE_THAT(told, Catch::Contains("two processes claim rank 1") && Catch::Contains("node7:99"));
   REQUIRE(ends[0].error.empty());
   REQUIRE(ends[1].error.empty());

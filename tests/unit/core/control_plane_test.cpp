@@ -6,8 +6,7 @@
 #include <filesystem>
 #include <iterator>
 
-#include "core/announcement_board.hpp"
-#include "core/group_exchange.hpp"
+#include "core/plane_interfaces.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 

@@ -6,11 +6,11 @@
 #include <sstream>
 
 #include "core/authentication.hpp"
-#include "core/byte_codec.hpp"
 #include "core/control_leaf.hpp"
-#include "core/control_verdict.hpp"
-#include "core/revocable_probe.hpp"
+#include "core/message_codec.hpp"
+#include "core/rank_position.hpp"
 #include "core/running_clock.hpp"
+#include "core/wait_monitor.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
 #include "unit/core/plane_ranks.hpp"
@@ -23,7 +23,7 @@ using detail::find_deadlock;
 using detail::GroupPosition;
 using detail::PlaneCall;
 using detail::RankPosition;
-using detail::RankView;
+using detail::RankStatus;
 
 constexpr int kMismatchCode = static_cast<int>(ExitCode::Mismatch);
 
@@ -36,8 +36,8 @@ GroupPosition group_at(uint64_t num_called, uint64_t pending = 0, uint64_t waite
           .waited = waited};
 }
 
-RankView view_of(int64_t step, const GroupPosition& group, std::optional<PlaneCall> call = {}) {
-  RankView view;
+RankStatus view_of(int64_t step, const GroupPosition& group, std::optional<PlaneCall> call = {}) {
+  RankStatus view;
   view.host = "node";
   view.call = call;
   view.num_calls = call ? call->sequence + 1 : 7;
@@ -72,7 +72,7 @@ TEST_CASE("verdict: a rank left while another waits for it", "[control_plane]") 
 TEST_CASE("verdict: one waits in a collective, another on the control plane", "[control_plane]") {
   const auto gathers = view_of(3, group_at(11), kGathering);
   REQUIRE_THAT(find_deadlock({gathers, view_of(4, group_at(12, 12, 12))}),
-               Catch::StartsWith("ranks took different ways: rank 0 (node) waits at step 3 in the "
+               Catch::StartsWith("ranks diverged: rank 0 (node) waits at step 3 in the "
                                  "control plane's all_gather of 'metrics' after 11 collectives, "
                                  "while rank 1 (node) waits at step 4 in all_reduce #12 (sum of"));
   // It goes on beside its collective, and will call the control plane.
@@ -120,7 +120,7 @@ TEST_CASE("verdict: calls that are being compared", "[control_plane]") {
 }
 
 TEST_CASE("verdict: a rank that waits for nobody is never judged", "[control_plane]") {
-  RankView busy;  // it tells no position
+  RankStatus busy;  // it tells no position
   busy.host = "node";
   REQUIRE(find_deadlock({view_of(4, group_at(12, 12, 12)), busy}).empty());
   REQUIRE(find_deadlock({view_of(4, group_at(12), kLeaving), busy}).empty());
@@ -132,14 +132,12 @@ TEST_CASE("position: it travels whole, and any bytes are refused or read", "[con
   position.where = "forward";
   position.one_thread = false;
   position.groups[0].is_check = true;
-  RankPosition copy;
-  REQUIRE(decode_position(encode_position(position), copy));
-  REQUIRE(copy == position);
   const auto bytes = encode_position(position);
+  REQUIRE(detail::try_decode_message<RankPosition>(bytes) == position);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
-    REQUIRE_FALSE(decode_position(bytes.substr(0, size), copy));
+    REQUIRE_FALSE(detail::try_decode_message<RankPosition>(bytes.substr(0, size)));
   }
-  REQUIRE_FALSE(decode_position(bytes + "x", copy));
+  REQUIRE_FALSE(detail::try_decode_message<RankPosition>(bytes + "x"));
 }
 
 // A communicator's word, as a rank of the test wants it.
@@ -316,8 +314,8 @@ TEST_CASE("control plane: an all_gather is one message a rank", "[control_plane]
     hello.pid = 1;
     auto hub = detail::join_hub(host, port, secret, hello, Clock::now() + 10s);
     hub.channel.queue(detail::FrameType::Contribution,
-                      detail::encode_contribution(
-                          {0, detail::CollectiveKind::AllGather, 0, {}, std::string(100, 'x')}));
+                      detail::encode_message(detail::Contribution{
+                          0, detail::CollectiveKind::AllGather, 0, {}, std::string(100, 'x')}));
     hub.channel.flush();
     for (const auto start = Clock::now(); Clock::now() - start < 500ms;) {
       for (const auto& frame : std::exchange(hub.frames, {})) {
@@ -370,20 +368,20 @@ TEST_CASE("revocable probe: its object may go at any time", "[control_plane]") {
   auto object = std::make_unique<std::atomic<uint64_t>>(1);
   std::promise<void> reads;
   std::atomic<bool> is_read = false;
-  detail::RevocableProbe probe([&, raw = object.get()] {
+  detail::PositionSource source([&, raw = object.get()] {
     reads.set_value();
     std::this_thread::sleep_for(50ms);
     const auto number = raw->load();
     is_read = true;
     return group_at(number);
   });
-  auto position = std::async(std::launch::async, [&] { return probe.read(); });
+  auto position = std::async(std::launch::async, [&] { return source.read(); });
   reads.get_future().wait();
-  probe.revoke();
+  source.close();
   REQUIRE(is_read);
   object.reset();
   REQUIRE(position.get() == group_at(1));
-  REQUIRE_FALSE(probe.read());
+  REQUIRE_FALSE(source.read());
 }
 
 TEST_CASE("running clock: a suspension does not count", "[control_plane]") {

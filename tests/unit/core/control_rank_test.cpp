@@ -9,12 +9,11 @@
 #include <future>
 #include <thread>
 
-#include "core/announcement_board.hpp"
-#include "core/event_loop.hpp"
+#include "core/control_link.hpp"
 #include "core/job_monitor.hpp"
-#include "core/pending_replies.hpp"
-#include "core/position_watch.hpp"
-#include "core/progress_tracker.hpp"
+#include "core/plane_interfaces.hpp"
+#include "core/plane_service.hpp"
+#include "core/rank_reports.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 
@@ -23,9 +22,9 @@ namespace {
 
 using detail::EventLoop;
 using detail::JobMonitor;
-using detail::PendingReplies;
-using detail::PositionWatch;
+using detail::PositionReporter;
 using detail::ProgressTracker;
+using detail::ReplyStore;
 using detail::WakeEvent;
 
 FailureCause cause_saying(const std::string& message) {
@@ -238,17 +237,17 @@ TEST_CASE("progress: an activity is part of the place", "[control_plane]") {
 TEST_CASE("position watch: a wait is sent once it stands, once per heartbeat, and at its end",
           "[control_plane]") {
   const ProgressTracker progress(nullptr, 10ms);
-  PositionWatch watch(progress, 1s);  // looks every 100 ms
+  PositionReporter reporter(progress, 1s);  // looks every 100 ms
   auto now = Clock::now();
   const auto next_message = [&] {
     now += 100ms;
-    return watch.look(now);
+    return reporter.poll(now);
   };
   REQUIRE_FALSE(next_message());
   REQUIRE_FALSE(next_message());  // the rank does not wait
-  watch.begin_plane_call(6);
+  reporter.begin_plane_call(6);
   REQUIRE_FALSE(next_message());
-  REQUIRE_FALSE(watch.look(now + 99ms));  // too early
+  REQUIRE_FALSE(reporter.poll(now + 99ms));  // too early
   const auto first = next_message();
   REQUIRE(first);
   REQUIRE(first->plane_call == 7);
@@ -256,7 +255,7 @@ TEST_CASE("position watch: a wait is sent once it stands, once per heartbeat, an
     REQUIRE_FALSE(next_message());
   }
   REQUIRE(next_message() == first);
-  watch.end_plane_call();
+  reporter.end_plane_call();
   const auto last = next_message();
   REQUIRE(last);
   REQUIRE_FALSE(last->waits());
@@ -265,47 +264,47 @@ TEST_CASE("position watch: a wait is sent once it stands, once per heartbeat, an
 
 TEST_CASE("position watch: it asks every communicator until that is gone", "[control_plane]") {
   const ProgressTracker progress(nullptr, 10ms);
-  PositionWatch watch(progress, 1s);
+  PositionReporter reporter(progress, 1s);
   auto now = Clock::now();
   int num_asked = 0;
   bool is_gone = false;
   const auto caller = std::this_thread::get_id();
-  watch.add_plane_caller();
-  watch.begin_plane_call(0);
-  watch.add_probe([&]() -> std::optional<detail::GroupPosition> {
+  reporter.add_plane_caller();
+  reporter.begin_plane_call(0);
+  reporter.add_probe([&]() -> std::optional<detail::GroupPosition> {
     ++num_asked;
     if (is_gone) {
       return std::nullopt;
     }
     return detail::GroupPosition{.id = "world", .num_called = 12, .caller = caller};
   });
-  REQUIRE_FALSE(watch.look(now));
-  auto position = watch.look(now += 100ms);
+  REQUIRE_FALSE(reporter.poll(now));
+  auto position = reporter.poll(now += 100ms);
   REQUIRE(position);
   REQUIRE(position->groups.size() == 1);
   REQUIRE(position->groups[0].num_called == 12);
   REQUIRE(position->one_thread);
 
-  std::thread([&] { watch.add_plane_caller(); }).join();
-  REQUIRE_FALSE(watch.look(now += 100ms)->waits());  // the wait changed
-  REQUIRE_FALSE(watch.look(now += 100ms)->one_thread);
+  std::thread([&] { reporter.add_plane_caller(); }).join();
+  REQUIRE_FALSE(reporter.poll(now += 100ms)->waits());  // the wait changed
+  REQUIRE_FALSE(reporter.poll(now += 100ms)->one_thread);
 
   is_gone = true;
-  watch.look(now += 100ms);
+  reporter.poll(now += 100ms);
   const int asked = num_asked;
-  watch.look(now += 100ms);
+  reporter.poll(now += 100ms);
   REQUIRE(num_asked == asked);
-  watch.add_probe([&]() -> std::optional<detail::GroupPosition> {
+  reporter.add_probe([&]() -> std::optional<detail::GroupPosition> {
     ++num_asked;
     return std::nullopt;
   });
-  watch.remove_probes();
-  watch.look(now += 100ms);
+  reporter.remove_probes();
+  reporter.poll(now += 100ms);
   REQUIRE(num_asked == asked);
 }
 
 TEST_CASE("pending replies: a result is complete with its last part", "[control_plane]") {
-  PendingReplies replies;
+  ReplyStore replies;
   REQUIRE(replies.next_sequence() == 0);
   REQUIRE(replies.next_sequence() == 1);
   REQUIRE_FALSE(replies.has_result(0));
@@ -321,7 +320,7 @@ TEST_CASE("pending replies: a result is complete with its last part", "[control_
 }
 
 TEST_CASE("pending replies: an exchange is taken by its key", "[control_plane]") {
-  PendingReplies replies;
+  ReplyStore replies;
   REQUIRE_FALSE(replies.has_exchanged(7));
   replies.add_exchanged(7, {{1, "of 1"}, {3, "of 3"}});
   REQUIRE(replies.has_exchanged(7));

@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "core/setting_row.hpp"
-#include "core/setting_text.hpp"
 #include "support/catch.hpp"
 #include "support/named_pipe.hpp"
 #include "unit/core/sample_options.hpp"
@@ -180,11 +179,11 @@ TEST_CASE("YAML that could harm or mislead is refused") {
   check_refused("s:\ns: {lr: 1}\n", {}, {"run.yaml:2: s is set a second time"});
   check_refused("s: {lr: 1}\ns.lr: 2\n", {}, {"s.lr is set a second time"});
   check_refused("s: [1]\n", {}, {"unknown setting 's'"});
-  check_refused("- s\n", {}, {"run.yaml:1: a list stands"});
-  check_refused("word\n", {}, {"must hold sections"});
+  check_refused("- s\n", {}, {"run.yaml:1: a list is given"});
+  check_refused("word\n", {}, {"must have sections"});
   check_refused("s: {tags: [[1]]}", {}, {"plain values only"});
   check_refused("s: {tags: [{a: 1}]}", {}, {"plain values only"});
-  check_refused("? [a]\n: 1\n", {}, {"key must be a plain text"});
+  check_refused("? [a]\n: 1\n", {}, {"key must be a plain string"});
   check_refused("s: {lr: 1\n", {}, {"run.yaml:", "cannot be read as YAML"});
   check_refused("s:\n\t- 1\n", {}, {"run.yaml:"});
   for (const char* piece : {"[", "{", "{a: ", "a: [", "- ", "? "}) {

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <random>
 
-#include "reduce/bucket_scheduler.hpp"
 #include "support/catch.hpp"
 
 namespace {

@@ -59,7 +59,7 @@ class JobFiles(StudyCase):
             requeued.append(os.path.exists(calls) and "requeue 50" in self.read("fake/scontrol.txt"))
         return requeued
 
-    CAUSE = "first cause: rank 1 (node{}) failed at step 5 in forward: its connection closed without a word"
+    CAUSE = "first cause: rank 1 (node{}) failed at step 5 in forward: its connection closed without a message"
 
     def test_a_job_that_ends_in_one_place_is_not_requeued_for_ever(self):
         lost = [f"76 {self.CAUSE.format(node)}" for node in (1, 2, 3)]

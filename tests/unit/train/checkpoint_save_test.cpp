@@ -421,7 +421,7 @@ TEST_CASE("a folder in which a rank cannot write is refused before training, wit
       {EROFS, "Read-only file system", "fix: mount that file system for writing"},
       {EACCES, "Permission denied", "fix: let this user write there"},
       {EMFILE, "Too many open files", "fix: raise the process's limit of open files (ulimit -n)"},
-      {ENOENT, "No such file", "fix: make the folder it belongs in"},
+      {ENOENT, "No such file", "fix: create its folder"},
       {ENOSPC, "No space left", "fix: free space there"},
       {EDQUOT, "quota exceeded", "fix: free space of this user's quota"},
   }));

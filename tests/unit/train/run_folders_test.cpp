@@ -95,8 +95,9 @@ TEST_CASE("a run whose last save failed ends with 73, with and without wait()") 
   CHECK(ended.says("summary") == (waits && retries));
   CHECK(ended.says("training continues") == retries);
   CHECK(ended.says("the checkpoint after 1 steps was not saved"));
-  CHECK(ended.says(dir + ": Not a directory; fix: remove the file that stands where a folder is "
-                         "needed, or set another checkpoint.dir"));
+  CHECK(ended.says(dir +
+                   ": Not a directory; fix: remove the file where a folder is needed, or set "
+                   "another checkpoint.dir"));
   CHECK(ended.says("first cause: rank 0") == !retries);
 }
 

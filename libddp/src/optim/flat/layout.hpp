@@ -2,13 +2,24 @@
 // Builds the tables of flat/math.hpp from tensors.
 #pragma once
 
+#include <ATen/Functions.h>
+
+#include <cstring>
 #include <vector>
 
-#include "core/device_table.hpp"
 #include "optim/flat/math.hpp"
 #include "optim/parameter_settings.hpp"
 
 namespace ddp::detail {
+
+/// Copies a table of plain structs to `device` as bytes, for kernels. The host waits.
+template <typename T>
+at::Tensor to_device(const std::vector<T>& table, at::Device device) {
+  const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
+  at::Tensor host = at::empty({bytes}, at::kByte);
+  std::memcpy(host.data_ptr(), table.data(), static_cast<size_t>(bytes));
+  return host.to(device);
+}
 
 inline bool is_flat_dtype(at::ScalarType dtype) {
   return dtype == at::kFloat || is_half(dtype);

@@ -15,7 +15,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/announcement_board.hpp"
+#include "core/plane_interfaces.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/operation_log.hpp"
+#include "comm/collective_progress.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/capture_failure.hpp"
 #include "train/graph/captured_step.hpp"

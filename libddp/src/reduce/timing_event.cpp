@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reduce/timing_event.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#ifdef DDP_HAS_CUDA
+#include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "comm/cuda_check.hpp"
+#endif
+
+namespace ddp::detail {
+
+bool is_capturing([[maybe_unused]] at::Device device) {
+#ifdef DDP_HAS_CUDA
+  return device.is_cuda() &&
+         c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+#else
+  return false;
+#endif
+}
+
+void delay_device([[maybe_unused]] at::Device device, [[maybe_unused]] double milliseconds) {
+#ifdef DDP_HAS_CUDA
+  constexpr double kLongestMs = 200;
+  constexpr double kCyclesPerMs = 2e6;
+  if (device.is_cuda()) {
+    at::cuda::sleep(static_cast<int64_t>(std::clamp(milliseconds, 0.0, kLongestMs) * kCyclesPerMs));
+  }
+#endif
+}
+
+// An earlier eager record() made the event. In the graph it is a separate node, which each replay
+// records like an eager call.
+void TimingEvent::record_in_capture([[maybe_unused]] at::Device device) {
+#ifdef DDP_HAS_CUDA
+  if (event_) {
+    check_cuda(cudaEventRecordWithFlags(static_cast<cudaEvent_t>(event_->eventId()),
+                                        c10::cuda::getCurrentCUDAStream(device.index()).stream(),
+                                        cudaEventRecordExternal),
+               "cudaEventRecordWithFlags");
+  }
+#endif
+}
+
+}  // namespace ddp::detail
