@@ -67,11 +67,10 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
 examples::TrainedFolderOptions trained_folder(const LoraSettings& lora, const ddp::Config& cfg,
                                               const std::string& base_path,
                                               const ddp::TokenDataset& data) {
-  examples::TrainedFolderOptions options{
-      .path = lora.save_dir,
-      .from = {.base_path = base_path,
-               .tokens_path = data.options().path,
-               .end_tokens = data.file().tokenizer().end_tokens()}};
+  examples::TrainedFolderOptions options{.path = lora.save_dir,
+                                         .from = {.base_path = base_path,
+                                                  .tokens_path = data.options().path,
+                                                  .end_tokens = data.tokenizer().end_tokens()}};
   if (lora.save_dir.empty() && !cfg.checkpoint.dir.empty()) {
     options.path = cfg.checkpoint.dir + (lora.options.rank > 0 ? "/adapters" : "/models");
     options.is_in_checkpoint_dir = true;
@@ -187,7 +186,7 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, run.model.common);
   }
-  auto module = examples::make_qwen2(run.model, data.train->file().tokenizer().vocab_size, ctx);
+  auto module = examples::make_qwen2(run.model, data.train->tokenizer().vocab_size, ctx);
   run.summary = examples::add_adapters(*module, run.lora);
   if (ctx.is_main()) {
     std::cout << data.train->summary() << '\n'

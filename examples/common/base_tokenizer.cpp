@@ -80,7 +80,7 @@ TokenizerComparison compare_tokenizers(const ddp::TokenDataset& data, const std:
     return TokenizerComparison{
         .refusal = "",
         .warning =
-            concat("whether ", data.file().path(), " (tokenizer '", data.file().tokenizer().name,
+            concat("whether ", data.path(), " (tokenizer '", data.tokenizer().name,
                    "') was prepared with the tokenizer of ", base, " cannot be told: ", why)};
   };
   const auto vocabulary = models::read_hf_vocabulary(base);
