@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "common/base_tokenizer.hpp"
@@ -162,7 +163,9 @@ void train(LanguageTrainer& trainer, const Run& run) {
   }
   const auto summary = trainer.train();
   folder.save_last();
-  DDP_CHECK(trainer.model().frozen_fingerprint() == base, "training changed the frozen base");
+  if (trainer.model().frozen_fingerprint() != base) {
+    throw std::logic_error("training changed the frozen base");
+  }
   if (run.ctx.is_main()) {
     std::cout << examples::language_report(summary, trainer, run.ctx, run.cfg)
               << trainable_line(run.summary) << '\n'

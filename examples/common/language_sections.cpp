@@ -2,11 +2,11 @@
 #include "common/language_sections.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "common/decode_prompts.hpp"
 #include "common/language_options.hpp"
 #include "common/sample_text.hpp"
-#include "ddp/core/error.hpp"
 #include "ddp/train/config.hpp"
 
 namespace examples {
@@ -30,7 +30,7 @@ class FieldsWithout final : public ddp::FieldVisitor {
 
  protected:
   void enter_section(const std::string& name) override {
-    DDP_CHECK(false, "options inside options: ", name);
+    throw std::logic_error("options inside options: " + name);
   }
   void leave_section() override {}
 

@@ -14,6 +14,7 @@
 #include "comm/create_communicator.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/device_choice.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/job_rendezvous.hpp"
 #include "comm/kernel_choices.hpp"
 #include "comm/mpi_runtime.hpp"
@@ -24,6 +25,7 @@
 #include "core/start_roll.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 
@@ -43,7 +45,7 @@ struct Context::State {
   bool closed = false;
 
   void set_progress(int64_t step, const std::string& where) const;
-  void defer_failure(const FailureCause& cause);
+  void throw_deferred_failure() const;
   void read_plan();
   void write_plan();
   void run_teardowns();
@@ -158,12 +160,12 @@ Context Context::create(const ContextOptions& options) {
         "no MPI: start with torchrun or a Slurm srun, or build with MPI");
   }
   set_up_log(launch);
-  std::shared_ptr<Rendezvous> rendezvous;
+  std::shared_ptr<detail::Rendezvous> rendezvous;
   if (launch.world_size > 1) {
     rendezvous = detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi,
                                              attempt);
   }
-  state->control_plane = ControlPlane::create(launch, rendezvous, options.control_plane);
+  state->control_plane = detail::create_control_plane(launch, rendezvous, options.control_plane);
   // From here on a failure is reported to the peers, by ~State at the latest.
   try {
     place_on_host(options, *state->control_plane, launch);
@@ -194,8 +196,8 @@ void Context::State::read_plan() {
   const auto text = control_plane->broadcast(
       launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
   if (!text.empty()) {
-    communicator->adopt_plan(text, plan_file.empty() ? "rank 0's plan file" : plan_file);
-    plan_version = communicator->plan().version();
+    communicator->choices().adopt(text, plan_file.empty() ? "rank 0's plan file" : plan_file);
+    plan_version = communicator->choices().plan().version();
   }
 }
 
@@ -203,12 +205,12 @@ void Context::State::write_plan() {
   if (launch.rank != 0 || plan_file.empty()) {
     return;
   }
-  detail::keep_kernel_choices(communicator->plan());
-  if (communicator->plan().version() == plan_version) {
+  detail::keep_kernel_choices(communicator->choices().plan());
+  if (communicator->choices().plan().version() == plan_version) {
     return;
   }
   try {
-    write_plan_file(plan_file, communicator->plan());
+    write_plan_file(plan_file, communicator->choices().plan());
   } catch (const WriteError& error) {
     // The run loses nothing: the next run measures again.
     log_warning(concat("context.plan_file=", plan_file, ": ", error.what()));
@@ -294,20 +296,10 @@ Context::~Context() {
   }
 }
 
-void Context::State::defer_failure(const FailureCause& cause) {
-  if (!deferred_failure) {
-    deferred_failure = cause;
-  }
-}
-
-void Context::defer_failure(const FailureCause& cause) const {
-  state_->defer_failure(cause);
-}
-
-void Context::throw_deferred_failure() const {
-  if (state_->deferred_failure) {
-    control_plane().publish_failure(*state_->deferred_failure);
-    detail::throw_failure(*state_->deferred_failure);
+void Context::State::throw_deferred_failure() const {
+  if (deferred_failure) {
+    control_plane->publish_failure(*deferred_failure);
+    detail::throw_failure(*deferred_failure);
   }
 }
 
@@ -317,7 +309,7 @@ void Context::close() {
   }
   auto& state = *state_;
   try {
-    throw_deferred_failure();
+    state.throw_deferred_failure();
     state.run_teardowns();
     state.write_plan();
     const bool keeps_plane = state.leave();
@@ -389,7 +381,13 @@ void detail::ContextHandle::set_progress(int64_t step, const std::string& where)
 }
 
 void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
-  state_->defer_failure(cause);
+  if (!state_->deferred_failure) {
+    state_->deferred_failure = cause;
+  }
+}
+
+void detail::ContextHandle::throw_deferred_failure() const {
+  state_->throw_deferred_failure();
 }
 
 void Context::add_teardown(std::function<void()> teardown) {

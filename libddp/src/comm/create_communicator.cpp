@@ -5,6 +5,7 @@
 
 #include "comm/mpi_communicator.hpp"
 #include "comm/nccl_communicator.hpp"
+#include "core/failure_cause.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 

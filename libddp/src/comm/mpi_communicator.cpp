@@ -16,6 +16,7 @@
 #include "core/trace_recorder.hpp"
 #include "core/unwinding.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

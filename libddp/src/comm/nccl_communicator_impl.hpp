@@ -14,6 +14,7 @@
 #include "comm/collective_counters.hpp"
 #include "comm/collective_failure.hpp"
 #include "comm/failure_detector.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_launch.hpp"
 #include "comm/nccl_memory.hpp"
@@ -21,6 +22,7 @@
 #include "comm/operation_log.hpp"
 #include "comm/step_timeouts.hpp"
 #include "comm/watchdog_core.hpp"
+#include "core/plan.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ops/multiprocessors.hpp"
@@ -31,6 +33,7 @@ namespace ddp::detail {
 /// (order), the reductions (algorithms), the memory (windows) and the failure detector.
 class NcclCommunicator final : public Communicator,
                                public OperationLog,
+                               public BackendMeasurements,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
   /// `no_windows`: why memory cannot be registered, see why_no_windows(). `check` may be null.
@@ -68,8 +71,6 @@ class NcclCommunicator final : public Communicator,
   }
   void hold_counts() override { launcher_.counters().hold_counts(); }
   void join_counts() override { launcher_.join_counts(); }
-
- protected:
   Plan::Identity plan_identity() const override;
   std::vector<AllReduceRow> measure_all_reduce() override;
 

@@ -10,9 +10,11 @@
 #include <thread>
 
 #include "comm/cuda_check.hpp"
+#include "core/failure_cause.hpp"
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

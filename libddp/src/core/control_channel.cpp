@@ -6,6 +6,7 @@
 #include "core/authentication.hpp"
 #include "core/byte_codec.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

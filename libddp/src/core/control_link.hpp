@@ -25,6 +25,7 @@
 #include "core/rank_position.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/control_plane.hpp"
+#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

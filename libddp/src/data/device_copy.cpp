@@ -2,6 +2,7 @@
 #include "data/device_copy.hpp"
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAEvent.h>

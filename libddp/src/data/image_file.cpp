@@ -2,6 +2,7 @@
 #include "data/image_file.hpp"
 
 #include "data/png.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

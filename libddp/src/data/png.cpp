@@ -10,6 +10,7 @@
 #include <string>
 
 #include "data/image_view.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/data/token_dataset.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 namespace {

@@ -13,6 +13,7 @@
 #include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/counter_rng.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 

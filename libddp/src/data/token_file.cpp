@@ -8,6 +8,7 @@
 
 #include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "core/exchange_pace.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "ddp/detail/exchange_pace.hpp"
 #include "ddp/train/options.hpp"
 
 namespace ddp::detail {

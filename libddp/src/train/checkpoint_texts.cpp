@@ -3,7 +3,9 @@
 
 #include <utility>
 
+#include "comm/group_choices.hpp"
 #include "comm/kernel_choices.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/changed_settings.hpp"
 
@@ -45,7 +47,7 @@ void CheckpointTexts::adopt_plan(const std::string& path) const {
     return;
   }
   try {
-    communicator->adopt_plan(plan->second, path);
+    communicator->choices().adopt(plan->second, path);
   } catch (const ReadError& error) {  // on all ranks; nothing of the run depends on it
     if (is_main_) {
       log_warning(concat("the measured choices in ", path,
@@ -66,9 +68,9 @@ void CheckpointTexts::load(const std::map<std::string, std::string>& saved,
 
 const std::map<std::string, std::string>& CheckpointTexts::collect() {
   if (const auto communicator = communicator_.lock(); communicator != nullptr && is_main_) {
-    keep_kernel_choices(communicator->plan());
-    if (!communicator->plan().empty()) {
-      texts_["plan"] = communicator->plan().to_json();
+    keep_kernel_choices(communicator->choices().plan());
+    if (!communicator->choices().plan().empty()) {
+      texts_["plan"] = communicator->choices().plan().to_json();
     }
   }
   return texts_;

@@ -2,7 +2,7 @@
 // A failed save: every rank throws it, so it names the rank that failed. Torch-free.
 #pragma once
 
-#include "ddp/core/control_plane.hpp"
+#include "core/failure_cause.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {

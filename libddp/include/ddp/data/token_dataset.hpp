@@ -57,7 +57,7 @@ class Vocabulary {
 /// Replaces each part of `text` that is not UTF-8 with U+FFFD, for logs and terminals.
 std::string valid_utf8(std::string_view text);
 
-/// Label of a token that does not count in the loss, as in PyTorch's cross entropy.
+/// Label of a token that does not count in the loss.
 inline constexpr int32_t kIgnoredLabel = -100;
 
 /// What a row of a batch holds.
@@ -117,9 +117,8 @@ class TokenDataset {
  public:
   /// Opens `train.safetensors` (Split::Train) or `eval.safetensors` (Split::Test) in options.path.
   /// Throws SettingsError for wrong options. Throws DataError naming the file if it is missing,
-  /// damaged or empty, if no document fits the options, or if its vocabulary is not that of
-  /// `vocabulary.safetensors` in the folder. Ids beyond the first 2^26 tokens are checked when
-  /// read.
+  /// damaged or empty, if no document fits the options, or if its vocabulary is not that of the
+  /// folder's `vocabulary.safetensors`. Ids beyond the first 2^26 tokens are checked when read.
   TokenDataset(const TokenDataOptions& options, Split split);
 
   int64_t size() const;  ///< rows

@@ -8,6 +8,7 @@
 
 #include "comm/cuda_check.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 #include "train/graph/graph_fills.hpp"
 
 namespace ddp::detail {
