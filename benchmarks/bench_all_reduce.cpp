@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/group_choices.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 
@@ -247,7 +248,7 @@ void measure(ddp::Context& context, PlainNccl& ring, PlainNccl& symmetric, const
   const auto in_arena = make(arena);
   // Registers the communicator's memory if possible: the address shifts the time of a few MiB by 1
   // us.
-  const bool has_windows = comm.plan().identity().at("windows") == "yes";
+  const bool has_windows = comm.choices().plan().identity().at("windows") == "yes";
   const auto in_window =
       make(symmetric.in_window(has_windows ? arena : nccl_memory(num_bytes, context.device())));
   const auto us = time_loops(
@@ -288,8 +289,12 @@ void run(const Settings& settings) {
       }
     }
     if (context.is_main()) {
-      std::printf("# plan: %s\n",
-                  context.plan().find("all_reduce").value_or("nothing measured").c_str());
+      std::printf("# plan: %s\n", context.communicator()
+                                      ->choices()
+                                      .plan()
+                                      .find("all_reduce")
+                                      .value_or("nothing measured")
+                                      .c_str());
     }
   }
   context.close();

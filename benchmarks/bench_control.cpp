@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/rendezvous.hpp"
 #include "core/star_plane.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/stop_signal.hpp"
@@ -31,7 +32,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Ms = std::chrono::duration<double, std::milli>;
 
-class LocalRendezvous final : public ddp::Rendezvous {
+class LocalRendezvous final : public ddp::detail::Rendezvous {
  public:
   std::string bind_address() override { return "127.0.0.1"; }
   std::string exchange(int rank, const std::string& contact,
@@ -123,12 +124,12 @@ double time_steps(ddp::ControlPlane& plane, const Options& options, bool talks, 
   return Ms(Clock::now() - begin).count() / options["steps"];
 }
 
-void run_rank(int rank, const Options& options, const std::shared_ptr<ddp::Rendezvous>& rendezvous,
-              Results& results) {
+void run_rank(int rank, const Options& options,
+              const std::shared_ptr<ddp::detail::Rendezvous>& rendezvous, Results& results) {
   ddp::LaunchEnvironment launch;
   launch.rank = rank;
   launch.world_size = options["ranks"];
-  const auto plane = ddp::ControlPlane::create(launch, rendezvous, {});
+  const auto plane = ddp::detail::create_control_plane(launch, rendezvous, {});
   const std::string value(static_cast<std::size_t>(options["bytes"]), 'v');
   const auto all = time_rounds(*plane, options["rounds"], [&] { plane->all_gather(value); });
   const auto one = time_rounds(*plane, options["rounds"], [&] { plane->gather(value); });

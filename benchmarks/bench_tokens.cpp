@@ -88,9 +88,11 @@ void bench(const std::string& name, TokenDataOptions options, int64_t batch_size
            double step_ms) {
   const auto begin = Clock::now();
   const auto dataset = std::make_shared<TokenDataset>(options, ddp::Split::Train);
+  const auto& statistics = dataset->statistics();
   std::printf("%s: opened, checked and laid out in %.0f ms: %ld tokens, padding %.2f %%\n",
-              name.c_str(), 1e3 * seconds_since(begin), dataset->file().num_tokens(),
-              100 * dataset->statistics().padding_share);
+              name.c_str(), 1e3 * seconds_since(begin),
+              statistics.num_tokens + statistics.num_tokens_left_out,
+              100 * statistics.padding_share);
   bench_loader(name, dataset, batch_size, device, 0, 0);
   bench_loader(name, dataset, batch_size, device, 2, 0);
   bench_loader(name, dataset, batch_size, device, 2, step_ms);

@@ -42,7 +42,7 @@ void run(ddp::Context& ctx, const ddp::Config& cfg) {
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, model.common);
   }
-  auto module = examples::make_gpt2(model, data.train->file().tokenizer().vocab_size, ctx);
+  auto module = examples::make_gpt2(model, data.train->tokenizer().vocab_size, ctx);
   int64_t num_parameters = 0;
   for (const auto& parameter : module->parameters()) {
     num_parameters += parameter.numel();

@@ -12,6 +12,7 @@
 
 #include <iostream>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "common/base_tokenizer.hpp"
@@ -62,11 +63,10 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
 examples::TrainedFolderOptions trained_folder(const LoraSettings& lora, const ddp::Config& cfg,
                                               const std::string& base_path,
                                               const ddp::TokenDataset& data) {
-  examples::TrainedFolderOptions options{
-      .path = lora.save_dir,
-      .from = {.base_path = base_path,
-               .tokens_path = data.options().path,
-               .end_tokens = data.file().tokenizer().end_tokens()}};
+  examples::TrainedFolderOptions options{.path = lora.save_dir,
+                                         .from = {.base_path = base_path,
+                                                  .tokens_path = data.options().path,
+                                                  .end_tokens = data.tokenizer().end_tokens()}};
   if (lora.save_dir.empty() && !cfg.checkpoint.dir.empty()) {
     options.path = cfg.checkpoint.dir + (lora.options.rank > 0 ? "/adapters" : "/models");
     options.is_in_checkpoint_dir = true;
@@ -157,7 +157,9 @@ void train(LanguageTrainer& trainer, const Run& run) {
   }
   const auto summary = trainer.train();
   folder.save_last();
-  DDP_CHECK(trainer.model().frozen_fingerprint() == base, "training changed the frozen base");
+  if (trainer.model().frozen_fingerprint() != base) {
+    throw std::logic_error("training changed the frozen base");
+  }
   if (run.ctx.is_main()) {
     std::cout << examples::language_report(summary, trainer, run.ctx, run.cfg)
               << trainable_line(run.summary) << '\n'
@@ -181,7 +183,7 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, run.model.common);
   }
-  auto module = examples::make_qwen2(run.model, data.train->file().tokenizer().vocab_size, ctx);
+  auto module = examples::make_qwen2(run.model, data.train->tokenizer().vocab_size, ctx);
   run.summary = examples::add_adapters(*module, run.lora);
   if (ctx.is_main()) {
     std::cout << data.train->summary() << '\n'

@@ -79,9 +79,9 @@ TokenizerComparison compare_tokenizers(const ddp::TokenDataset& data, const std:
   const auto unknown = [&](const std::string& why) {
     return TokenizerComparison{
         .refusal = "",
-        .warning = concat("it is unknown whether ", data.file().path(), " (tokenizer '",
-                          data.file().tokenizer().name, "') was prepared with the tokenizer of ",
-                          base, ": ", why)};
+        .warning =
+            concat("it is unknown whether ", data.path(), " (tokenizer '", data.tokenizer().name,
+                   "') was prepared with the tokenizer of ", base, ": ", why)};
   };
   const auto vocabulary = models::read_hf_vocabulary(base);
   if (!vocabulary) {

@@ -138,8 +138,7 @@ std::string DecodeResult::to_string() const {
 
 void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& settings) {
   if (dataset.prompt_references(1).empty()) {
-    throw ddp::DataError(concat(dataset.file().path(),
-                                " has no answers to decode (decode.num_prompts=",
+    throw ddp::DataError(concat(dataset.path(), " has no answers to decode (decode.num_prompts=",
                                 settings.num_prompts, "), because it holds no chats"));
   }
 }
@@ -148,7 +147,7 @@ DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& da
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
                             const ddp::Context& ctx) {
   require_prompts(dataset, settings);
-  const auto end_tokens = dataset.file().tokenizer().end_tokens();
+  const auto end_tokens = dataset.tokenizer().end_tokens();
   torch::NoGradGuard no_grad;
   ddp::Autocast autocast(amp);
   DecodeResult result;

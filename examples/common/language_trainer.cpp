@@ -45,7 +45,7 @@ constexpr const char* kAdapters = "adapters";
 constexpr const char* kVocabulary = "vocabulary";
 
 std::string vocabulary_text(const TokenData& data) {
-  return "the vocabulary " + data.train->file().tokenizer().identity;
+  return "the vocabulary " + data.train->tokenizer().identity;
 }
 
 bool has_frozen(const models::CausalLm& module) {
@@ -83,8 +83,8 @@ TokenData open_token_data(ddp::TokenDataOptions options) {
   eval_options.num_samples = 0;
   TokenData data{std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train),
                  std::make_shared<ddp::TokenDataset>(eval_options, ddp::Split::Test)};
-  const auto& train = data.train->file();
-  const auto& eval = data.eval->file();
+  const auto& train = *data.train;
+  const auto& eval = *data.eval;
   if (train.tokenizer().identity != eval.tokenizer().identity) {
     throw ddp::DataError(concat(train.path(), " was made with the vocabulary ",
                                 train.tokenizer().identity, " but ", eval.path(), " with ",

@@ -288,9 +288,9 @@ EvalResult TrainingLoop<Batch>::evaluate() {
   }
   torch::NoGradGuard no_grad;
   parts_.model.sync_buffers();  // all ranks get rank 0's running statistics
-  std::optional<ddp::Ema::Swap> swap;
+  std::shared_ptr<ddp::Ema::Swap> swap;
   if (parts_.ema != nullptr) {
-    swap.emplace(parts_.ema->swap_in());
+    swap = parts_.ema->swap_in();
   }
   parts_.module.eval();
   sums_.clear();

@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/files.hpp"
+#include "ddp/detail/files.hpp"
 #include "models/pretrained/hf_config.hpp"
 
 namespace models {

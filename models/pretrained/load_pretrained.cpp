@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/files.hpp"
+#include "ddp/detail/files.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "pretrained/stored_weights.hpp"
 #include "pretrained/weight_stream.hpp"

@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/files.hpp"
+#include "ddp/detail/files.hpp"
 #include "pretrained/replace_folder.hpp"
 
 namespace models::detail {

@@ -10,9 +10,9 @@
 #include <string_view>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/files.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/detail/files.hpp"
 #include "pretrained/adapter_config.hpp"
 #include "pretrained/json_file.hpp"
 #include "pretrained/new_folder.hpp"

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "ddp/core/files.hpp"
+#include "ddp/detail/files.hpp"
 
 namespace models::detail {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/files.hpp"
+#include "ddp/detail/files.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "pretrained/model_files.hpp"
 #include "pretrained/save_model.hpp"

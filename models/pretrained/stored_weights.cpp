@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/safetensors.hpp"
+#include "ddp/detail/list_safetensors.hpp"
 #include "pretrained/json_file.hpp"
 
 namespace models::detail {

@@ -24,7 +24,7 @@
 #include <optional>
 #include <thread>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "pretrained/positioned_file.hpp"
 
 namespace models::detail {

@@ -2,6 +2,7 @@
 // Checkpoints of several ranks: agreed fallback, agreed stop, bit-exact resume.
 #include "ddp/train/checkpoint.hpp"
 
+#include "comm/group_choices.hpp"
 #include "core/setting_row.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "ops/choice_book.hpp"
@@ -54,7 +55,7 @@ void save_after_one_step(const testing::ResumeCase& setup, const SharedFolder& f
 TEST_CASE("measured choices are saved and pinned on resume") {
   SharedFolder folder;
   const testing::ResumeCase setup{testing::Precision::Fp32, ddp::OptimizerType::Sgd, 1};
-  auto& plan = context().plan();
+  auto& plan = context().communicator()->choices().plan();
   plan.set("a measured choice", "[1,2]");
   auto& book = ddp::ops::detail::ChoiceBook::instance();
   book.note("a convolution", 7, 2 + static_cast<size_t>(context().rank()));  // differs per rank
@@ -71,7 +72,7 @@ TEST_CASE("measured choices are saved and pinned on resume") {
 TEST_CASE("a damaged plan in a checkpoint does not hold up a resume") {
   SharedFolder folder;
   const testing::ResumeCase setup{testing::Precision::Fp32, ddp::OptimizerType::Sgd, 1};
-  auto& plan = context().plan();
+  auto& plan = context().communicator()->choices().plan();
   const std::string table = "[[1024,10.0,0.0],[2048,12.0,0.0]]";
   plan.set("all_reduce", R"("no table")");
   save_after_one_step(setup, folder);

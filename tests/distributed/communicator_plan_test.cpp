@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/algorithm_choices.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/string_collectives.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
@@ -34,7 +35,7 @@ void check_told(const std::string& log, const std::string& why) {
 
 TEST_CASE("the table of all_reduce times is one on all ranks, and measured once") {
   const auto group = fresh();
-  const auto& table = group->all_reduce_table();
+  const auto& table = group->choices().all_reduce_table();
   if (group->world_size() == 1) {
     CHECK(table.empty());
     return;
@@ -44,8 +45,8 @@ TEST_CASE("the table of all_reduce times is one on all ranks, and measured once"
   for (const auto& other : ddp::detail::all_gather_string(*group, text)) {
     CHECK(other == text);
   }
-  CHECK(group->plan().find("all_reduce").has_value());
-  CHECK(group->all_reduce_table().to_json() == text);
+  CHECK(group->choices().plan().find("all_reduce").has_value());
+  CHECK(group->choices().all_reduce_table().to_json() == text);
 }
 
 TEST_CASE("a plan pins the table; rank 0's counts; another system's is dropped") {
@@ -53,19 +54,19 @@ TEST_CASE("a plan pins the table; rank 0's counts; another system's is dropped")
   if (group->world_size() == 1) {
     return;
   }
-  ddp::Plan saved(group->plan().identity());
+  ddp::Plan saved(group->choices().plan().identity());
   saved.set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
-  group->adopt_plan(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
-  CHECK(group->all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  group->choices().adopt(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
+  CHECK(group->choices().all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
 
-  auto identity = group->plan().identity();
+  auto identity = group->choices().plan().identity();
   identity["world_size"] = "77";
   ddp::Plan foreign(identity);
   foreign.set("all_reduce", "[[1024,99.0,0.0]]");
-  const auto log = testing::stderr_of([&] { group->adopt_plan(foreign.to_json(), "a test"); });
+  const auto log = testing::stderr_of([&] { group->choices().adopt(foreign.to_json(), "a test"); });
   check_told(log, "rank 0: world_size: 77, here ");
-  CHECK(group->all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
-  CHECK_THROWS_AS(group->adopt_plan("{", "a test"), ddp::ReadError);
+  CHECK(group->choices().all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  CHECK_THROWS_AS(group->choices().adopt("{", "a test"), ddp::ReadError);
 }
 
 TEST_CASE("a plan that fits some ranks only is dropped on all") {
@@ -73,38 +74,38 @@ TEST_CASE("a plan that fits some ranks only is dropped on all") {
   if (group->world_size() == 1) {
     return;
   }
-  ddp::Plan saved(group->plan().identity());
+  ddp::Plan saved(group->choices().plan().identity());
   saved.set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
   if (group->rank() == group->world_size() - 1) {  // a rank with another library
-    auto identity = group->plan().identity();
+    auto identity = group->choices().plan().identity();
     identity["cudnn"] = "another";
-    group->plan() = ddp::Plan(identity);
+    group->choices().plan() = ddp::Plan(identity);
   }
-  const auto log = testing::stderr_of([&] { group->adopt_plan(saved.to_json(), "a test"); });
+  const auto log = testing::stderr_of([&] { group->choices().adopt(saved.to_json(), "a test"); });
   check_told(log, "rank " + std::to_string(group->world_size() - 1) + ": cudnn: ");
-  CHECK(group->plan().empty());
+  CHECK(group->choices().plan().empty());
   for (const auto& other :
-       ddp::detail::all_gather_string(*group, group->plan().empty() ? "y" : "n")) {
+       ddp::detail::all_gather_string(*group, group->choices().plan().empty() ? "y" : "n")) {
     CHECK(other == "y");
   }
 }
 
 TEST_CASE("nothing is taken over of a plan that is damaged in part") {
   const auto group = fresh();
-  ddp::Plan saved(group->plan().identity());
+  ddp::Plan saved(group->choices().plan().identity());
   saved.set("all_reduce", "[[2048,10.0,0.0],[1024,12.0,0.0]]");
   saved.set("another choice", "1");
-  CHECK_THROWS_AS(group->adopt_plan(saved.to_json(), "a test"), ddp::ReadError);
-  CHECK(group->plan().empty());
+  CHECK_THROWS_AS(group->choices().adopt(saved.to_json(), "a test"), ddp::ReadError);
+  CHECK(group->choices().plan().empty());
   if (group->rank() == group->world_size() - 1) {  // a rank with another identity
-    auto identity = group->plan().identity();
+    auto identity = group->choices().plan().identity();
     identity["cudnn"] = "another";
-    group->plan() = ddp::Plan(identity);
+    group->choices().plan() = ddp::Plan(identity);
   }
   if (group->world_size() > 1) {
-    CHECK_THROWS_WITH(group->adopt_plan(saved.to_json(), "folder of a test"),
+    CHECK_THROWS_WITH(group->choices().adopt(saved.to_json(), "folder of a test"),
                       Catch::Contains("folder of a test") && Catch::Contains("sizes must ascend"));
-    CHECK(group->plan().empty());
+    CHECK(group->choices().plan().empty());
   }
 }
 
@@ -112,9 +113,9 @@ TEST_CASE("choices of algorithms travel with a plan, all or none, on all ranks")
   using ddp::ops::detail::ChoiceBook;
   auto& book = ChoiceBook::instance();
   const auto group = fresh();
-  ddp::Plan saved(group->plan().identity());
+  ddp::Plan saved(group->choices().plan().identity());
   saved.set("kernels", R"({"a product": [12, 3], "a convolution": [7, 0]})");
-  group->adopt_plan(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
+  group->choices().adopt(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
   CHECK(book.find("a product", 12) == 3);
   CHECK(book.find("a convolution", 7) == 0);
   CHECK_FALSE(book.find("a product", 11).has_value());  // another number of proposals
@@ -123,9 +124,9 @@ TEST_CASE("choices of algorithms travel with a plan, all or none, on all ranks")
   for (const auto* damaged : {"[]", R"({"a product": [5, 5]})", R"({"a product": [5, -1]})",
                               R"({"a product": [5]})", R"({"a product": "3"})"}) {
     CAPTURE(damaged);
-    ddp::Plan plan(group->plan().identity());
+    ddp::Plan plan(group->choices().plan().identity());
     plan.set("kernels", damaged);
-    CHECK_THROWS_WITH(group->adopt_plan(plan.to_json(), "folder of a test"),
+    CHECK_THROWS_WITH(group->choices().adopt(plan.to_json(), "folder of a test"),
                       Catch::Contains("folder of a test") && Catch::Contains("\"kernels\""));
     CHECK(book.find("a product", 12) == 3);
   }

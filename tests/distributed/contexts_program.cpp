@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/failure_cause.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 

@@ -3,6 +3,7 @@
 // and a plan fixes the choice. Also tests buckets that are launched together.
 #include <sstream>
 
+#include "comm/group_choices.hpp"
 #include "comm/string_collectives.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/reducer.hpp"
@@ -63,7 +64,7 @@ TEST_CASE("auto buckets: agreed, and the gradients do not change") {
   for (const auto& other : ddp::detail::all_gather_string(*comm, own)) {
     CHECK(other == own);
   }
-  CHECK(buckets_choice(comm->plan()).empty() == (world() == 1));
+  CHECK(buckets_choice(comm->choices().plan()).empty() == (world() == 1));
 }
 
 TEST_CASE("auto buckets: a plan pins the choice, and no backward is measured for it") {
@@ -71,9 +72,9 @@ TEST_CASE("auto buckets: a plan pins the choice, and no backward is measured for
     return;
   }
   const auto comm = fresh_group();
-  comm->plan().set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
-  comm->plan().set("buckets of 6 gradients, 292 bytes, hook none",
-                   R"({"cuts":[1,4,6],"exposed_us":5.0,"gradients":6,"bytes":292})");
+  comm->choices().plan().set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  comm->choices().plan().set("buckets of 6 gradients, 292 bytes, hook none",
+                             R"({"cuts":[1,4,6],"exposed_us":5.0,"gradients":6,"bytes":292})");
   Mlp module;
   Mlp reference;
   DistributedDataParallel model(module, comm, with_auto());
@@ -92,8 +93,8 @@ TEST_CASE("auto buckets: a damaged choice in a plan is made anew") {
     return;
   }
   const auto comm = fresh_group();
-  comm->plan().set("buckets of 6 gradients, 292 bytes, hook none",
-                   R"({"cuts":[4,1,6],"exposed_us":5.0,"gradients":6,"bytes":292})");
+  comm->choices().plan().set("buckets of 6 gradients, 292 bytes, hook none",
+                             R"({"cuts":[4,1,6],"exposed_us":5.0,"gradients":6,"bytes":292})");
   Mlp module;
   Mlp reference;
   DistributedDataParallel model(module, comm, with_auto());
@@ -102,7 +103,7 @@ TEST_CASE("auto buckets: a damaged choice in a plan is made anew") {
     check_step(model, module, reference, step);
     CHECK(model.logging_data().has_rebuilt_buckets == (step >= 3));
   }
-  CHECK(buckets_choice(comm->plan()).find("[4,1,6]") == std::string::npos);
+  CHECK(buckets_choice(comm->choices().plan()).find("[4,1,6]") == std::string::npos);
 }
 
 TEST_CASE("auto buckets beside find_unused_parameters, which never lays out anew") {

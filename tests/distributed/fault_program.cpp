@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 
+#include "core/failure_cause.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"

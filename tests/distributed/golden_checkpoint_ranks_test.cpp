@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "comm/group_choices.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/checkpoint.hpp"
@@ -69,7 +70,8 @@ TEST_CASE("two ranks resume an earlier commit's ZeRO, each with its own entries"
   golden::add_buffers(leaves, at::kBFloat16);
   CHECK(first_difference(model.state_dict(), {.tensors = leaves, .values = {}}) == "");
   CHECK(first_difference(own.state, golden::own_state(context().rank())) == "");
-  CHECK(context().plan().find(golden::kGivenBuckets) == golden::kGivenChoice);
+  CHECK(context().communicator()->choices().plan().find(golden::kGivenBuckets) ==
+        golden::kGivenChoice);
 }
 
 TEST_CASE("an earlier commit's plan file pins times and buckets, and is left as it is") {
@@ -82,10 +84,11 @@ TEST_CASE("an earlier commit's plan file pins times and buckets, and is left as 
   auto ctx = ddp::Context::create(options);
   CHECK(choices.size() == 4);
   for (const auto& [name, choice] : choices.items()) {
-    CHECK(ctx.plan().find(name) == choice.dump());
+    CHECK(ctx.communicator()->choices().plan().find(name) == choice.dump());
   }
-  CHECK(ctx.plan().find("kernels") == golden::kGivenKernels);
-  CHECK(ctx.communicator()->all_reduce_table().to_json() == choices.at("all_reduce").dump());
+  CHECK(ctx.communicator()->choices().plan().find("kernels") == golden::kGivenKernels);
+  CHECK(ctx.communicator()->choices().all_reduce_table().to_json() ==
+        choices.at("all_reduce").dump());
   CHECK(buckets_of(golden::kGivenRows, ctx).size() == 3);
   CHECK(buckets_of(golden::kMeasuredRows, ctx).size() ==
         choices.at(golden::kMeasuredBuckets).at("cuts").size());

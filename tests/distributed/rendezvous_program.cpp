@@ -101,7 +101,7 @@ int run(const std::string& fault, int culprit, int claimed) {
   const char* secret = std::getenv("DDP_SECRET");
   const auto rendezvous = ddp::detail::make_fixed_rendezvous(launch.master_addr, launch.master_port,
                                                              secret == nullptr ? "" : secret);
-  const auto plane = ddp::ControlPlane::create(launch, rendezvous, options);
+  const auto plane = ddp::detail::create_control_plane(launch, rendezvous, options);
   plane->barrier();
   plane->close();
   return 0;

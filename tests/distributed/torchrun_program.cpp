@@ -50,7 +50,7 @@ int main() {
     const bool admitted = launch.rank == launch.world_size - 1 && launch.torchrun_store &&
                           stranger_is_admitted(launch);
     const auto meet = [&](int context) {
-      return ddp::ControlPlane::create(
+      return ddp::detail::create_control_plane(
           launch, ddp::detail::make_job_rendezvous(launch, environment, options, nullptr, context),
           options);
     };

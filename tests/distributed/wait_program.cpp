@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/failure_cause.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"

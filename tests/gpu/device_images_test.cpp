@@ -144,14 +144,14 @@ TEST_CASE("time of a batch from GPU memory", "[.][bench]") {
     }
     own.stream.synchronize();
     const double kernel = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-    images.restart({0, 0});
+    loader.begin_epoch(0);
     (void)loader.next();
     begin = Clock::now();
     for (int i = 0; i < 1000; ++i) {
       (void)images.prepare();
     }
     const double prepare = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-    images.restart({0, 0});
+    loader.begin_epoch(0);
     (void)loader.next();
     begin = Clock::now();
     for (int i = 0; i < 1000; ++i) {

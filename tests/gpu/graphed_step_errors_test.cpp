@@ -4,8 +4,8 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
-#include "ddp/optim/torch_optimizer.hpp"
 #include "gpu/graphed_step_test.hpp"
+#include "optim/torch_optimizer.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -106,8 +106,8 @@ TEST_CASE("optimizers and settings that cannot be captured are named beforehand"
   unused.find_unused_parameters = true;
   for (const bool find_unused : {false, true}) {
     DistributedDataParallel model(module, group(), find_unused ? unused : DdpOptions{});
-    TorchOptimizer torch_sgd(std::make_shared<torch::optim::SGD>(module->parameters(), 0.1),
-                             model.named_parameters());
+    ddp::detail::TorchOptimizer torch_sgd(
+        std::make_shared<torch::optim::SGD>(module->parameters(), 0.1), model.named_parameters());
     auto ours = make_optimizer(model, OptimizerOptions{});
     Optimizer& optimizer = find_unused ? *ours : torch_sgd;
     GraphedStep step(context(), {.models = {&model}, .optimizers = {&optimizer}},

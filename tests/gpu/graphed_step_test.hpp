@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ddp/amp/amp.hpp"
+#include "ddp/data/data_loader.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/train/graphed_step.hpp"

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "comm/create_communicator.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/string_collectives.hpp"
 #include "ddp/core/error.hpp"
 #include "gpu/capture.hpp"
@@ -199,7 +200,7 @@ TEST_CASE("without windows ring is used") {
   comm->all_reduce(floats, ReduceOp::Avg)->wait();
   CHECK(floats.equal(reduced(floats.numel(), at::kFloat, ReduceOp::Avg)));
   if (world_size() > 1) {
-    CHECK(comm->plan().identity().at("windows") == "no");
+    CHECK(comm->choices().plan().identity().at("windows") == "no");
   }
 }
 
@@ -214,19 +215,19 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
     const ddp::GroupScope group(*comm);
     rank() == 0 ? comm->send(tensor, 1) : comm->recv(tensor, 0);
   }
-  CHECK_FALSE(comm->plan().find("all_reduce").has_value());
+  CHECK_FALSE(comm->choices().plan().find("all_reduce").has_value());
   const auto memory = comm->allocate(1 << 20);
-  const auto saved = comm->plan().to_json();
-  REQUIRE(comm->plan().find("all_reduce").has_value());
-  const auto& rows = comm->all_reduce_table().rows();
+  const auto saved = comm->choices().plan().to_json();
+  REQUIRE(comm->choices().plan().find("all_reduce").has_value());
+  const auto& rows = comm->choices().all_reduce_table().rows();
   REQUIRE(rows.size() >= 4);
   CHECK(rows.back().ring_us > rows.front().ring_us);
-  CHECK(comm->all_reduce_table().has_symmetric());
+  CHECK(comm->choices().all_reduce_table().has_symmetric());
   const auto other = make("auto");
-  other->adopt_plan(saved, "the test");
+  other->choices().adopt(saved, "the test");
   const auto others_memory = other->allocate(1 << 20);  // measures nothing
-  CHECK(other->plan().to_json() == saved);
-  CHECK((other->all_reduce_table().rows() == rows));
+  CHECK(other->choices().plan().to_json() == saved);
+  CHECK((other->choices().all_reduce_table().rows() == rows));
 }
 
 // After a capture, NCCL orders all later eager launches of the communicator behind captured ones.
@@ -246,7 +247,7 @@ TEST_CASE("a communicator that measured is none that was captured") {
   };
   const auto fresh = make("ring");
   const auto measured = make("ring");
-  REQUIRE_FALSE(measured->all_reduce_table().empty());
+  REQUIRE_FALSE(measured->choices().all_reduce_table().empty());
   const int expected = waits(*fresh);
   CHECK(expected > 0);
   CHECK(waits(*measured) == expected);
@@ -265,7 +266,7 @@ TEST_CASE("what measuring takes of the caching allocator goes on with the caller
   synchronize();
   allocator::emptyCache();
   const auto comm = make("ring");  // has no windows
-  comm->all_reduce_table();
+  comm->choices().all_reduce_table();
   const auto after = reserved();
   const auto other = at::empty({int64_t{64} << 20}, at::device(device).dtype(at::kByte));
   CHECK(reserved() == after);
@@ -288,7 +289,7 @@ TEST_CASE("a measurement whose peers went away ends with the reason of the abort
       comm->abort("rank 1 (node7) failed: out of memory");
     });
     const auto begin = std::chrono::steady_clock::now();
-    CHECK_THAT(testing::message_of<ddp::PeerLostError>([&] { comm->all_reduce_table(); }),
+    CHECK_THAT(testing::message_of<ddp::PeerLostError>([&] { comm->choices().all_reduce_table(); }),
                Catch::Contains("rank 1 (node7) failed"));
     aborting.get();
     synchronize();  // the device is idle

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "capture.hpp"
+#include "comm/group_choices.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/reducer.hpp"
@@ -144,7 +145,7 @@ TEST_CASE("automatic buckets: chosen from the device's times, then captured") {
   const auto eager = grads_of(*module);
   if (world() > 1) {
     CHECK(model.reducer().gradients().layout().buckets.size() > 1);  // 48 MiB take about 4 ms
-    CHECK_FALSE(comm->plan().empty());
+    CHECK_FALSE(comm->choices().plan().empty());
   }
   at::cuda::CUDAGraph graph;
   graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
@@ -159,7 +160,7 @@ TEST_CASE("automatic buckets: chosen from the device's times, then captured") {
     }
   }
   if (rank() == 0) {
-    std::printf("plan: %s\n", comm->plan().to_json().c_str());
+    std::printf("plan: %s\n", comm->choices().plan().to_json().c_str());
   }
 }
 

@@ -38,13 +38,22 @@ Autocast::Autocast(const AmpOptions& options) : Autocast(options.dtype) {
   options.taken.set();
 }
 
-Autocast::Autocast(AmpDtype dtype)
-    : saved_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
+struct Autocast::Saved {
+  struct Device {
+    bool enabled = false;
+    at::ScalarType dtype = at::kFloat;
+  };
+  std::array<Device, kDeviceTypes.size()> devices;
+  bool cache_enabled = false;
+};
+
+Autocast::Autocast(AmpDtype dtype) {
+  Saved saved{.devices = {}, .cache_enabled = at::autocast::is_autocast_cache_enabled()};
   for (size_t i = 0; i < kDeviceTypes.size(); ++i) {
-    const at::DeviceType device_type = kDeviceTypes[i];
-    saved_[i] = {at::autocast::is_autocast_enabled(device_type),
-                 at::autocast::get_autocast_dtype(device_type)};
+    saved.devices[i] = {at::autocast::is_autocast_enabled(kDeviceTypes[i]),
+                        at::autocast::get_autocast_dtype(kDeviceTypes[i])};
   }
+  saved_ = std::make_unique<const Saved>(saved);
   for (const at::DeviceType device_type : kDeviceTypes) {
     at::autocast::set_autocast_enabled(device_type, dtype != AmpDtype::Off);
     if (dtype != AmpDtype::Off) {
@@ -62,10 +71,10 @@ Autocast::~Autocast() {
     at::autocast::clear_cache();
   }
   for (size_t i = 0; i < kDeviceTypes.size(); ++i) {
-    at::autocast::set_autocast_enabled(kDeviceTypes[i], saved_[i].enabled);
-    at::autocast::set_autocast_dtype(kDeviceTypes[i], saved_[i].dtype);
+    at::autocast::set_autocast_enabled(kDeviceTypes[i], saved_->devices[i].enabled);
+    at::autocast::set_autocast_dtype(kDeviceTypes[i], saved_->devices[i].dtype);
   }
-  at::autocast::set_autocast_cache_enabled(saved_cache_enabled_);
+  at::autocast::set_autocast_cache_enabled(saved_->cache_enabled);
 }
 
 }  // namespace ddp

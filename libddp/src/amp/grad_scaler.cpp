@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "amp/unscale.hpp"
@@ -86,39 +87,73 @@ bool has_fp16(const std::vector<at::Tensor>& gradients) {
   });
 }
 
+enum class Stage { Ready, Unscaled, Stepped };
+
+struct OptimizerState {
+  Stage stage = Stage::Ready;
+  std::vector<at::Tensor> found_infs;  // one per device with gradients
+};
+
 }  // namespace
 
-GradScaler::GradScaler(const AmpOptions& options)
-    : enabled_(options.grad_scaling == GradScaling::On ||
-               (options.grad_scaling == GradScaling::Auto && options.dtype == AmpDtype::Fp16)),
-      init_scale_(options.init_scale),
-      growth_factor_(options.growth_factor),
-      backoff_factor_(options.backoff_factor),
-      growth_interval_(options.growth_interval) {
+struct GradScaler::State {
+  explicit State(const AmpOptions& options);
+
+  void init_scale_on(at::Device device);
+  void check_scale_made(const char* function) const;
+  std::vector<at::Tensor> check_and_unscale(Optimizer& optimizer) const;
+  GradientScan scan(Optimizer& optimizer, OptimizerState& state, StepScalars& scalars,
+                    double max_norm) const;
+  void finish_step(Optimizer& optimizer, OptimizerState& state, StepScalars scalars) const;
+  at::Tensor inverse_scale() const;
+  int64_t read_growth_tracker() const;
+
+  const bool enabled;
+  double init_scale;
+  double growth_factor;
+  double backoff_factor;
+  int64_t growth_interval;
+  int64_t init_growth_tracker = 0;
+  at::Tensor scale;           // 0-dim float32
+  at::Tensor growth_tracker;  // 0-dim int32
+  std::map<const Optimizer*, OptimizerState> optimizers;
+  std::function<void(at::Tensor&)> reduce_found_inf;
+};
+
+GradScaler::State::State(const AmpOptions& options)
+    : enabled(options.grad_scaling == GradScaling::On ||
+              (options.grad_scaling == GradScaling::Auto && options.dtype == AmpDtype::Fp16)),
+      init_scale(options.init_scale),
+      growth_factor(options.growth_factor),
+      backoff_factor(options.backoff_factor),
+      growth_interval(options.growth_interval) {
   options.taken.set();
-  require(init_scale_ > 0.0 && std::isfinite(init_scale_), "init_scale", init_scale_,
-          "more than 0");
-  require(growth_factor_ > 1.0, "growth_factor", growth_factor_, "more than 1");
-  require(backoff_factor_ > 0.0 && backoff_factor_ < 1.0, "backoff_factor", backoff_factor_,
+  require(init_scale > 0.0 && std::isfinite(init_scale), "init_scale", init_scale, "more than 0");
+  require(growth_factor > 1.0, "growth_factor", growth_factor, "more than 1");
+  require(backoff_factor > 0.0 && backoff_factor < 1.0, "backoff_factor", backoff_factor,
           "between 0 and 1");
-  require(growth_interval_ >= 1, "growth_interval", growth_interval_, "1 or more");
+  require(growth_interval >= 1, "growth_interval", growth_interval, "1 or more");
 }
 
-void GradScaler::init_scale_on(at::Device device) {
+GradScaler::GradScaler(const AmpOptions& options) : state_(std::make_unique<State>(options)) {}
+GradScaler::GradScaler(GradScaler&&) noexcept = default;
+GradScaler::~GradScaler() = default;
+
+void GradScaler::State::init_scale_on(at::Device device) {
   detail::refuse_to_make_while_capturing("the loss scale");
   const at::TensorOptions on_device = at::TensorOptions().device(device);
-  scale_ = at::full({}, init_scale_, on_device.dtype(at::kFloat));
-  growth_tracker_ = at::full({}, init_growth_tracker_, on_device.dtype(at::kInt));
+  scale = at::full({}, init_scale, on_device.dtype(at::kFloat));
+  growth_tracker = at::full({}, init_growth_tracker, on_device.dtype(at::kInt));
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
-  if (!enabled_) {
+  if (!state_->enabled) {
     return outputs;
   }
-  if (!scale_.defined()) {
-    init_scale_on(outputs.device());
+  if (!state_->scale.defined()) {
+    state_->init_scale_on(outputs.device());
   }
-  return outputs * scale_.to(outputs.device(), /*non_blocking=*/true);
+  return outputs * state_->scale.to(outputs.device(), /*non_blocking=*/true);
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
@@ -129,20 +164,19 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
   return scaled;
 }
 
-void GradScaler::check_scale_made(const char* function) const {
-  if (!scale_.defined()) {
+void GradScaler::State::check_scale_made(const char* function) const {
+  if (!scale.defined()) {
     fail(concat("attempted ", function,
                 " but the scale is not made: scale(loss) was not called earlier"));
   }
 }
 
-std::vector<at::Tensor> GradScaler::check_and_unscale(Optimizer& optimizer,
-                                                      const at::Tensor& inverse_scale,
-                                                      bool allow_fp16) {
+std::vector<at::Tensor> GradScaler::State::check_and_unscale(Optimizer& optimizer) const {
   const at::NoGradGuard no_grad;
+  const at::Tensor factor = inverse_scale();
   std::vector<at::Tensor> grads = optimizer.gradients();
   for (const at::Tensor& grad : grads) {
-    if (!allow_fp16 && grad.scalar_type() == at::kHalf) {
+    if (grad.scalar_type() == at::kHalf) {
       fail(
           "attempting to unscale FP16 gradients; train with float32 parameters under autocast, or "
           "leave out unscale_ and let the optimizer unscale in float32");
@@ -162,33 +196,33 @@ std::vector<at::Tensor> GradScaler::check_and_unscale(Optimizer& optimizer,
       found_inf = &found_infs.emplace_back(at::zeros({}, options));
     }
     detail::check_and_unscale_(group.tensors, *found_inf,
-                               inverse_scale.to(group.device, /*non_blocking=*/true));
+                               factor.to(group.device, /*non_blocking=*/true));
   }
   auto* const sharded = dynamic_cast<detail::ShardedGradients*>(&optimizer);
   for (at::Tensor& found_inf : found_infs) {
     if (sharded) {
       sharded->agree_on_found_inf(found_inf);
     }
-    if (reduce_found_inf_) {
-      reduce_found_inf_(found_inf);
+    if (reduce_found_inf) {
+      reduce_found_inf(found_inf);
     }
   }
   return found_infs;
 }
 
 void GradScaler::unscale_(Optimizer& optimizer) {
-  if (!enabled_) {
+  if (!state_->enabled) {
     return;
   }
-  check_scale_made("unscale_");
-  OptimizerState& state = optimizer_states_[&optimizer];
+  state_->check_scale_made("unscale_");
+  OptimizerState& state = state_->optimizers[&optimizer];
   if (state.stage == Stage::Unscaled) {
     fail("unscale_() has already been called on this optimizer since the last update()");
   }
   if (state.stage == Stage::Stepped) {
     fail("unscale_() is being called after step()");
   }
-  state.found_infs = check_and_unscale(optimizer, inverse_scale(), /*allow_fp16=*/false);
+  state.found_infs = state_->check_and_unscale(optimizer);
   state.stage = Stage::Unscaled;
 }
 
@@ -197,12 +231,12 @@ void GradScaler::step(Optimizer& optimizer, StepScalar lr) {
 }
 
 void GradScaler::step(Optimizer& optimizer, const StepScalars& scalars) {
-  if (!enabled_) {
+  if (!state_->enabled) {
     optimizer.step(scalars);
     return;
   }
-  check_scale_made("step");
-  OptimizerState& state = optimizer_states_[&optimizer];
+  state_->check_scale_made("step");
+  OptimizerState& state = state_->optimizers[&optimizer];
   if (state.stage == Stage::Stepped) {
     fail("step() has already been called since the last update()");
   }
@@ -212,45 +246,45 @@ void GradScaler::step(Optimizer& optimizer, const StepScalars& scalars) {
     // if the optimizer multiplies gradients anyway.
     if (optimizer.supports_found_inf() &&
         (optimizer.scales_gradients_in_step() || has_fp16(optimizer.gradients()))) {
-      scan(optimizer, state, given, /*max_norm=*/0.0);
+      state_->scan(optimizer, state, given, /*max_norm=*/0.0);
     } else {
       unscale_(optimizer);
     }
   }
-  finish_step(optimizer, state, std::move(given));
+  state_->finish_step(optimizer, state, std::move(given));
 }
 
 GradientScan GradScaler::clip_and_step(Optimizer& optimizer, const StepScalars& scalars,
                                        double max_norm, bool skip_non_finite) {
   StepScalars given = scalars;
-  if (!enabled_) {
+  if (!state_->enabled) {
     GradientScan found = optimizer.scan_gradients(scalars.inverse_scale, max_norm);
     given.clip_factor = product(scalars.clip_factor, found.clip_factor);
     if (!skip_non_finite) {
       optimizer.step(given);
       return found;
     }
-    if (reduce_found_inf_) {
-      reduce_found_inf_(found.found_inf);
+    if (state_->reduce_found_inf) {
+      state_->reduce_found_inf(found.found_inf);
     }
     step_unless(found.found_inf, optimizer, std::move(given));
     return found;
   }
-  check_scale_made("clip_and_step");
-  OptimizerState& state = optimizer_states_[&optimizer];
+  state_->check_scale_made("clip_and_step");
+  OptimizerState& state = state_->optimizers[&optimizer];
   if (state.stage != Stage::Ready) {
     fail(concat("clip_and_step() is being called after ",
                 state.stage == Stage::Unscaled ? "unscale_()" : "step()",
                 " and before update(): it does both itself"));
   }
-  GradientScan found = scan(optimizer, state, given, max_norm);
-  finish_step(optimizer, state, std::move(given));
+  GradientScan found = state_->scan(optimizer, state, given, max_norm);
+  state_->finish_step(optimizer, state, std::move(given));
   return found;
 }
 
 // Scans unmodified gradients; the step unscales and clips them.
-GradientScan GradScaler::scan(Optimizer& optimizer, OptimizerState& state, StepScalars& scalars,
-                              double max_norm) {
+GradientScan GradScaler::State::scan(Optimizer& optimizer, OptimizerState& state,
+                                     StepScalars& scalars, double max_norm) const {
   const at::NoGradGuard no_grad;
   if (optimizer.gradients().empty()) {
     return {};  // finish_step reports this
@@ -259,80 +293,108 @@ GradientScan GradScaler::scan(Optimizer& optimizer, OptimizerState& state, StepS
   GradientScan found = optimizer.scan_gradients(scalars.inverse_scale, max_norm);
   scalars.clip_factor = product(scalars.clip_factor, found.clip_factor);
   state.found_infs = {found.found_inf};
-  if (reduce_found_inf_) {
-    reduce_found_inf_(state.found_infs.front());
+  if (reduce_found_inf) {
+    reduce_found_inf(state.found_infs.front());
   }
   return found;
 }
 
-void GradScaler::finish_step(Optimizer& optimizer, OptimizerState& state, StepScalars scalars) {
+void GradScaler::State::finish_step(Optimizer& optimizer, OptimizerState& state,
+                                    StepScalars scalars) const {
   if (state.found_infs.empty()) {
     fail("no inf checks were recorded for this optimizer: it has no gradients");
   }
-  step_unless(combine(state.found_infs, scale_.device()), optimizer, std::move(scalars));
+  step_unless(combine(state.found_infs, scale.device()), optimizer, std::move(scalars));
   state.stage = Stage::Stepped;
 }
 
 // In double: a float32 reciprocal is imprecise under some compilers' options.
-at::Tensor GradScaler::inverse_scale() const {
-  return scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+at::Tensor GradScaler::State::inverse_scale() const {
+  return scale.to(at::kDouble).reciprocal().to(at::kFloat);
 }
 
 void GradScaler::update() {
-  if (!enabled_) {
+  if (!state_->enabled) {
     return;
   }
-  check_scale_made("update");
+  state_->check_scale_made("update");
   std::vector<at::Tensor> found_infs;
-  for (const auto& [optimizer, state] : optimizer_states_) {
+  for (const auto& [optimizer, state] : state_->optimizers) {
     found_infs.insert(found_infs.end(), state.found_infs.begin(), state.found_infs.end());
   }
   if (found_infs.empty()) {
     fail("no inf checks were recorded prior to update()");
   }
-  at::_amp_update_scale_(scale_, growth_tracker_, combine(found_infs, scale_.device()),
-                         growth_factor_, backoff_factor_, growth_interval_);
-  optimizer_states_.clear();
+  at::Tensor& scale = state_->scale;
+  at::_amp_update_scale_(scale, state_->growth_tracker, combine(found_infs, scale.device()),
+                         state_->growth_factor, state_->backoff_factor, state_->growth_interval);
+  state_->optimizers.clear();
 }
 
 void GradScaler::update(double new_scale) {
-  if (!enabled_) {
+  if (!state_->enabled) {
     return;
   }
-  check_scale_made("update");
-  scale_.fill_(new_scale);
-  optimizer_states_.clear();
+  state_->check_scale_made("update");
+  state_->scale.fill_(new_scale);
+  state_->optimizers.clear();
 }
 
 double GradScaler::get_scale() const {
-  if (!enabled_) {
+  if (!state_->enabled) {
     return 1.0;
   }
-  return scale_.defined() ? scale_.item<double>() : init_scale_;
+  return state_->scale.defined() ? state_->scale.item<double>() : state_->init_scale;
 }
 
-int64_t GradScaler::growth_tracker() const {
-  return growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : init_growth_tracker_;
+int64_t GradScaler::State::read_growth_tracker() const {
+  return growth_tracker.defined() ? growth_tracker.item<int64_t>() : init_growth_tracker;
+}
+
+void GradScaler::reset_step() {
+  state_->optimizers.clear();
+}
+
+bool GradScaler::is_enabled() const {
+  return state_->enabled;
+}
+double GradScaler::get_growth_factor() const {
+  return state_->growth_factor;
+}
+double GradScaler::get_backoff_factor() const {
+  return state_->backoff_factor;
+}
+int64_t GradScaler::get_growth_interval() const {
+  return state_->growth_interval;
+}
+void GradScaler::set_growth_factor(double growth_factor) {
+  state_->growth_factor = growth_factor;
+}
+void GradScaler::set_backoff_factor(double backoff_factor) {
+  state_->backoff_factor = backoff_factor;
+}
+void GradScaler::set_growth_interval(int64_t growth_interval) {
+  state_->growth_interval = growth_interval;
 }
 
 void GradScaler::set_found_inf_reduction(std::function<void(at::Tensor&)> reduce) {
-  reduce_found_inf_ = std::move(reduce);
+  state_->reduce_found_inf = std::move(reduce);
 }
 
 StateDict GradScaler::state_dict() const {
   StateDict state;
-  if (enabled_) {
+  if (is_enabled()) {
     state.values = {{"scale", get_scale()},
-                    {"growth_factor", growth_factor_},
-                    {"backoff_factor", backoff_factor_},
-                    {"growth_interval", growth_interval_},
-                    {"_growth_tracker", growth_tracker()}};
+                    {"growth_factor", get_growth_factor()},
+                    {"backoff_factor", get_backoff_factor()},
+                    {"growth_interval", get_growth_interval()},
+                    {"_growth_tracker", state_->read_growth_tracker()}};
   }
   return state;
 }
 
 void GradScaler::load_state_dict(const StateDict& state) {
-  if (!enabled_) {
+  if (!state_->enabled) {
     return;
   }
   if (state.values.empty()) {
@@ -347,14 +409,14 @@ void GradScaler::load_state_dict(const StateDict& state) {
   const auto growth_interval = check.get<int64_t>("growth_interval");
   const auto growth_tracker = check.get<int64_t>("_growth_tracker");
   check.nothing_else();
-  init_scale_ = scale;
-  growth_factor_ = growth_factor;
-  backoff_factor_ = backoff_factor;
-  growth_interval_ = growth_interval;
-  init_growth_tracker_ = growth_tracker;
-  if (scale_.defined()) {
-    scale_.fill_(init_scale_);
-    growth_tracker_.fill_(init_growth_tracker_);
+  state_->init_scale = scale;
+  state_->growth_factor = growth_factor;
+  state_->backoff_factor = backoff_factor;
+  state_->growth_interval = growth_interval;
+  state_->init_growth_tracker = growth_tracker;
+  if (state_->scale.defined()) {
+    state_->scale.fill_(scale);
+    state_->growth_tracker.fill_(growth_tracker);
   }
 }
 

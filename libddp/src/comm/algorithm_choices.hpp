@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "ddp/detail/plan.hpp"
+#include "core/plan.hpp"
 #include "ops/choice_book.hpp"
 
 namespace ddp::detail {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/detail/all_reduce_table.hpp"
+#include "comm/all_reduce_table.hpp"
 
 #include <algorithm>
 #include <cmath>

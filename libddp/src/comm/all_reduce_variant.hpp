@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <string>
 
+#include "comm/all_reduce_table.hpp"
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {

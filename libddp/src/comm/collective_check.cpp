@@ -7,7 +7,7 @@
 
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/files.hpp"
+#include "ddp/detail/files.hpp"
 
 namespace ddp::detail {
 

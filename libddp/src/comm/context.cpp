@@ -17,6 +17,7 @@
 #include "comm/create_communicator.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/device_choice.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/job_rendezvous.hpp"
 #include "comm/mpi_runtime.hpp"
 #include "core/first_failure.hpp"
@@ -25,6 +26,7 @@
 #include "core/rank_position.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 
@@ -196,12 +198,12 @@ Context Context::create(const ContextOptions& options) {
         "MPI; fix: start with torchrun or Slurm's srun, or build with MPI");
   }
   set_up_log(launch);
-  std::shared_ptr<Rendezvous> rendezvous;
+  std::shared_ptr<detail::Rendezvous> rendezvous;
   if (launch.world_size > 1) {
     rendezvous = detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi,
                                              attempt);
   }
-  state->control_plane = ControlPlane::create(launch, rendezvous, options.control_plane);
+  state->control_plane = detail::create_control_plane(launch, rendezvous, options.control_plane);
   // From here on a failure is reported to the peers, by ~State at the latest.
   try {
     place_on_host(options, *state->control_plane, launch);
@@ -232,8 +234,8 @@ void Context::State::read_plan() {
   const auto text = control_plane->broadcast(
       launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
   if (!text.empty()) {
-    communicator->adopt_plan(text, plan_file.empty() ? "rank 0's plan file" : plan_file);
-    plan_version = communicator->plan().version();
+    communicator->choices().adopt(text, plan_file.empty() ? "rank 0's plan file" : plan_file);
+    plan_version = communicator->choices().plan().version();
   }
 }
 
@@ -241,12 +243,12 @@ void Context::State::write_plan() {
   if (launch.rank != 0 || plan_file.empty()) {
     return;
   }
-  detail::save_algorithm_choices(communicator->plan());
-  if (communicator->plan().version() == plan_version) {
+  detail::save_algorithm_choices(communicator->choices().plan());
+  if (communicator->choices().plan().version() == plan_version) {
     return;
   }
   try {
-    write_plan_file(plan_file, communicator->plan());
+    write_plan_file(plan_file, communicator->choices().plan());
   } catch (const WriteError& error) {
     // The run loses nothing: the next run measures again.
     log_warning(concat("context.plan_file=", plan_file, ": ", error.what()));
@@ -337,13 +339,9 @@ void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
   }
 }
 
-void Context::defer_failure(const FailureCause& cause) const {
-  detail::ContextHandle(*this).defer_failure(cause);
-}
-
-void Context::throw_deferred_failure() const {
+void detail::ContextHandle::throw_deferred_failure() const {
   if (state_->deferred_failure) {
-    control_plane().publish_failure(*state_->deferred_failure);
+    state_->control_plane->publish_failure(*state_->deferred_failure);
     detail::throw_failure(*state_->deferred_failure);
   }
 }
@@ -354,7 +352,7 @@ void Context::close() {
   }
   auto& state = *state_;
   try {
-    throw_deferred_failure();
+    detail::ContextHandle(*this).throw_deferred_failure();
     state.run_teardowns();
     state.write_plan();
     const bool keeps_plane = state.leave();

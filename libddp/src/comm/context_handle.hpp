@@ -14,9 +14,14 @@ namespace ddp::detail {
 class ContextHandle {
  public:
   explicit ContextHandle(const Context& context) : state_(context.state_.get()) {}
-  /// The same as the Context's methods of these names.
+  /// The same as Context::set_progress.
   void set_progress(int64_t step, const std::string& where) const;
+  /// Records a failure to throw at the end of the job, for destructors, which cannot throw. All
+  /// ranks record the same failure; the first one counts.
   void defer_failure(const FailureCause& cause) const;
+  /// Publishes a recorded failure and throws the Error of its exit code. ddp::run calls it after
+  /// the training function; Context::close() calls it first.
+  void throw_deferred_failure() const;
 
  private:
   Context::State* state_;

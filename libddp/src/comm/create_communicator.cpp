@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "comm/create_communicator.hpp"
+#include "core/failure_cause.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 

@@ -5,7 +5,7 @@
 #include <c10/core/Device.h>
 
 #include "comm/device_choice.hpp"
-#include "ddp/detail/plan.hpp"
+#include "core/plan.hpp"
 
 namespace ddp::detail {
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/mpi_runtime.hpp"
+#include "core/rendezvous.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/launch_environment.hpp"
 

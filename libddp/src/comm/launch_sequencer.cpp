@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 

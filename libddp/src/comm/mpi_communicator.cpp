@@ -16,6 +16,7 @@
 #include "core/first_failure.hpp"
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "comm/mpi_internal.hpp"
 #include "core/authentication.hpp"
+#include "core/failure_cause.hpp"
 #include "core/rank_position.hpp"
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"

@@ -9,12 +9,14 @@
 #include <utility>
 
 #include "comm/cuda_device.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/nccl_communicator.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_timing.hpp"
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 
@@ -157,7 +159,7 @@ WorkPtr NcclCommunicator::all_reduce_overlapped(at::Tensor tensor, ReduceOp op) 
 WorkPtr NcclCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
   check_all_reduce(info_, tensor, op);
   compare("all_reduce", tensor, op);
-  return reductions_.all_reduce(tensor, op, overlapped, known_table());
+  return reductions_.all_reduce(tensor, op, overlapped, choices().known_table());
 }
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
@@ -226,9 +228,9 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
   }
   auto memory = memory_->allocate(num_bytes);
   // All ranks call this, so the missing table can be measured here. The host waits.
-  if (options_.nccl_algorithm == "auto" && known_table().empty() && !launcher_.in_group() &&
-      launcher_.capture_status() == cudaStreamCaptureStatusNone) {
-    all_reduce_table();
+  if (options_.nccl_algorithm == "auto" && choices().known_table().empty() &&
+      !launcher_.in_group() && launcher_.capture_status() == cudaStreamCaptureStatusNone) {
+    choices().all_reduce_table();
   }
   return memory;
 }

@@ -14,11 +14,13 @@
 #include "comm/collective_counters.hpp"
 #include "comm/collective_progress.hpp"
 #include "comm/communicator_state.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_launch.hpp"
 #include "comm/nccl_memory.hpp"
 #include "comm/nccl_reductions.hpp"
 #include "comm/watchdog.hpp"
+#include "core/plan.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ops/multiprocessors.hpp"
@@ -29,6 +31,7 @@ namespace ddp::detail {
 /// launcher (order), the reductions (algorithms), the memory (windows) or the failure detector.
 class NcclCommunicator final : public Communicator,
                                public OperationLog,
+                               public BackendMeasurements,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
   /// `no_windows`: why memory cannot be registered, see why_no_windows(). `check` may be null.
@@ -67,7 +70,6 @@ class NcclCommunicator final : public Communicator,
   void hold_counts() override { launcher_.counters().hold_counts(); }
   void join_counts() override { launcher_.join_counts(); }
 
- protected:
   Plan::Identity plan_identity() const override;
   std::vector<AllReduceRow> measure_all_reduce() override;
 

@@ -13,6 +13,7 @@
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/all_reduce_table.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_launch.hpp"
 #include "comm/nccl_memory.hpp"

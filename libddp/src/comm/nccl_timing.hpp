@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "comm/all_reduce_table.hpp"
 #include "comm/nccl_launch.hpp"
 #include "comm/nccl_memory.hpp"
 #include "comm/nccl_reductions.hpp"

@@ -10,6 +10,7 @@
 #include "comm/argument_checks.hpp"
 #include "comm/communicator_state.hpp"
 #include "comm/cuda_device.hpp"
+#include "comm/group_choices.hpp"
 #include "comm/thread_group.hpp"
 #include "core/first_failure.hpp"
 #include "ddp/comm/communicator.hpp"
@@ -55,7 +56,7 @@ class CopyWork final : public Work {
   at::Device device_{at::kCPU};
 };
 
-class SingleCommunicator final : public Communicator {
+class SingleCommunicator final : public Communicator, public detail::BackendMeasurements {
  public:
   explicit SingleCommunicator(at::Device device, const Communicator* parent = nullptr)
       : Communicator(parent), device_(device) {}
@@ -116,8 +117,6 @@ class SingleCommunicator final : public Communicator {
                      at::device(device_).dtype(at::kByte));  // caching: 512-byte aligned
   }
   void abort(const std::string& reason) override { state_.abort(reason); }
-
- protected:
   Plan::Identity plan_identity() const override { return detail::kernels_identity(device_); }
 
  private:

@@ -6,7 +6,7 @@
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

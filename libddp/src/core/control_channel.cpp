@@ -7,6 +7,7 @@
 #include "core/authentication.hpp"
 #include "core/message_codec.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

@@ -26,6 +26,7 @@
 #include "core/rank_reports.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/control_plane.hpp"
+#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

@@ -12,8 +12,10 @@
 #include "core/control_hub.hpp"
 #include "core/control_leaf.hpp"
 #include "core/message_codec.hpp"
+#include "core/rendezvous.hpp"
 #include "core/star_plane.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 namespace {
@@ -80,7 +82,8 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
                              "fix: choose a free port (MASTER_PORT, or the rendezvous argument)"));
 }
 
-std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendezvous& rendezvous,
+std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch,
+                                         detail::Rendezvous& rendezvous,
                                          const ControlPlaneOptions& options) {
   const std::string address = rendezvous.bind_address();
   const std::string known_secret = rendezvous.secret();
@@ -103,7 +106,8 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch, Rendez
   return plane;
 }
 
-std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch, Rendezvous& rendezvous,
+std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch,
+                                          detail::Rendezvous& rendezvous,
                                           const ControlPlaneOptions& options) {
   const auto deadline = Clock::now() + options.rendezvous_timeout;
   std::string why;
@@ -189,15 +193,20 @@ std::string shortened(const std::string& value) {
 
 }  // namespace
 
-std::unique_ptr<ControlPlane> ControlPlane::create(const LaunchEnvironment& launch,
-                                                   std::shared_ptr<Rendezvous> rendezvous,
-                                                   const ControlPlaneOptions& options) {
+std::unique_ptr<ControlPlane> detail::create_control_plane(const LaunchEnvironment& launch,
+                                                           std::shared_ptr<Rendezvous> rendezvous,
+                                                           const ControlPlaneOptions& options) {
   if (launch.world_size == 1) {
     return std::make_unique<SinglePlane>();
   }
   DDP_CHECK(rendezvous != nullptr, "several ranks need a rendezvous");
   return launch.rank == 0 ? create_hub(launch, *rendezvous, options)
                           : create_leaf(launch, *rendezvous, options);
+}
+
+std::vector<std::string> ControlPlane::gather(const std::string& value, int root) {
+  auto values = all_gather(value);
+  return rank() == root ? values : std::vector<std::string>();
 }
 
 std::vector<std::vector<int64_t>> ControlPlane::all_gather_numbers(

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "ddp/core/files.hpp"
+#include "ddp/detail/files.hpp"
 
 namespace ddp::detail {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <optional>
 
-#include "ddp/core/control_plane.hpp"
+#include "core/failure_cause.hpp"
 
 namespace ddp::detail {
 

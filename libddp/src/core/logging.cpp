@@ -83,4 +83,20 @@ void log(LogLevel level, const std::string& message) {
   }
 }
 
+void log_debug(const std::string& message) {
+  log(LogLevel::Debug, message);
+}
+
+void log_info(const std::string& message) {
+  log(LogLevel::Info, message);
+}
+
+void log_warning(const std::string& message) {
+  log(LogLevel::Warning, message);
+}
+
+void log_error(const std::string& message) {
+  log(LogLevel::Error, message);
+}
+
 }  // namespace ddp

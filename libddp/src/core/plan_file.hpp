@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "ddp/detail/plan.hpp"
+#include "core/plan.hpp"
 
 namespace ddp {
 

@@ -16,6 +16,8 @@
 #include "core/safetensors_header.hpp"
 #include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
+#include "ddp/detail/list_safetensors.hpp"
 
 namespace ddp {
 namespace {

@@ -6,6 +6,7 @@
 #include "core/control_channel.hpp"
 #include "core/first_failure.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

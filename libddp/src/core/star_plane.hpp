@@ -13,6 +13,7 @@
 #include "core/plane_service.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/control_plane.hpp"
+#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <vector>
 
+#include "core/exchange_pace.hpp"
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
+#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -66,7 +68,7 @@ std::string reason_for(std::size_t rank, int signal) {
 
 }  // namespace
 
-StopSignalHandlers::StopSignalHandlers() {
+detail::StopSignalHandlers::StopSignalHandlers() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction action = {};
     action.sa_handler = handle_stop_signal;
@@ -77,7 +79,7 @@ StopSignalHandlers::StopSignalHandlers() {
   }
 }
 
-StopSignalHandlers::~StopSignalHandlers() {
+detail::StopSignalHandlers::~StopSignalHandlers() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], &previous_[i], nullptr);
   }
@@ -93,22 +95,38 @@ void clear_stop_request() {
   requested_by = 0;
 }
 
-StopSignal::StopSignal(ControlPlane& control_plane, std::chrono::duration<double> check_interval)
-    : control_plane_(control_plane),
-      check_interval_(check_interval),
-      last_check_(std::chrono::steady_clock::now()) {}
+class StopSignal::Agreement {
+ public:
+  Agreement(ControlPlane& control_plane, std::chrono::duration<double> check_interval)
+      : control_plane_(control_plane),
+        check_interval_(check_interval),
+        last_check_(std::chrono::steady_clock::now()) {}
+  bool should_stop();
+  const std::string& reason() const { return reason_; }
+
+ private:
+  int64_t choose_interval(int64_t num_calls) const;
+
+  ControlPlane& control_plane_;
+  const std::chrono::duration<double> check_interval_;
+  std::chrono::steady_clock::time_point last_check_;
+  detail::ExchangePace pace_;
+  int64_t calls_since_check_ = 0;
+  int64_t calls_until_check_ = 1;  // the first call exchanges: a signal may have arrived earlier
+  std::string reason_;
+};
 
 // Number of calls that fill the pause at the current pace, at most four times the last number.
 // Otherwise one fast stretch (a warm cache, a skipped evaluation) could delay the next exchange too
 // long.
-int64_t StopSignal::choose_interval(int64_t num_calls) const {
+int64_t StopSignal::Agreement::choose_interval(int64_t num_calls) const {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - last_check_;
   const double calls = static_cast<double>(num_calls) * pace_.pause(check_interval_).count() /
                        std::max(elapsed.count(), 1e-9);
   return std::clamp<int64_t>(static_cast<int64_t>(std::min(calls, 1e9)), 1, 4 * num_calls);
 }
 
-bool StopSignal::should_stop() {
+bool StopSignal::Agreement::should_stop() {
   if (!reason_.empty()) {
     return true;
   }
@@ -137,6 +155,18 @@ bool StopSignal::should_stop() {
     log_info(reason_ + ": all ranks stop now");
   }
   return !reason_.empty();
+}
+
+StopSignal::StopSignal(ControlPlane& control_plane, std::chrono::duration<double> check_interval)
+    : agreement_(std::make_unique<Agreement>(control_plane, check_interval)) {}
+StopSignal::~StopSignal() = default;
+
+bool StopSignal::should_stop() {
+  return agreement_->should_stop();
+}
+
+const std::string& StopSignal::reason() const {
+  return agreement_->reason();
 }
 
 }  // namespace ddp

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

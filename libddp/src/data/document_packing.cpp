@@ -5,7 +5,7 @@
 #include <map>
 #include <numeric>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

@@ -17,6 +17,9 @@
 
 namespace ddp::detail {
 
+/// Replaces every 0, empty and `auto` in `options` with the value found in the data at `path`.
+DataOptions resolve_data_options(const DataOptions& options);
+
 class ImageDataset : public Dataset {
  public:
   /// Decodes the source again for each sample, or once, here, with `keep_decoded`.

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <string>
 
+#include "ddp/detail/check.hpp"
+
 namespace ddp::detail {
 
 namespace {

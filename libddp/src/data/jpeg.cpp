@@ -9,6 +9,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

@@ -13,6 +13,7 @@
 #include "data/batch_plan.hpp"
 #include "data/prefetch_ring.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "ddp/detail/trace_scope.hpp"
 
 #ifdef DDP_HAS_CUDA

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses how a DataLoader makes the batches of the library's data sets:
 //
-//   DeviceImageLoader                  decoded images that fit in GPU memory
+//   make_resident_images()                 decoded images that fit in GPU memory
 //   PrefetchSource of a RegionBuilder      JPEG images that the GPU resizes
 //                  of a DirectBuilder      examples of one shape, written straight into the batch
 //                  of a CollatingBuilder   other examples, stacked
@@ -18,10 +18,17 @@
 
 #include "data/batch_builders.hpp"
 #include "data/image_dataset.hpp"
+#include "data/resident_images.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/data_loader.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
+
+void for_each_tensor(Batch& batch, const TensorVisitor& visit) {
+  visit(batch.data);
+  visit(batch.target);
+}
 
 Batch DefaultCollate::operator()(std::vector<Example> examples) const {
   std::vector<at::Tensor> data, target;
@@ -185,8 +192,8 @@ std::unique_ptr<BatchSource<Batch>> make_batch_source(std::shared_ptr<const Data
                                                       at::Device device,
                                                       const LoaderOptions& options,
                                                       DefaultCollate /*collate*/) {
-  if (DeviceImageLoader::is_chosen(*dataset, device, options)) {
-    return std::make_unique<DeviceImageLoader>(dataset, sampler, device, options);
+  if (keeps_images_on_device(*dataset, device, options)) {
+    return make_resident_images(dataset, sampler, device, options);
   }
   const auto to_image_dtype = [dtype = options.image_dtype](Batch& batch) {
     if (dtype != ImageDtype::Auto && batch.data.is_floating_point()) {

@@ -150,7 +150,7 @@ void Dataset::write(int64_t, int64_t, float*, int64_t*) const {
       "Dataset::write() is missing; fix: override it in a class that returns a layout()");
 }
 
-DataOptions resolve_data_options(const DataOptions& options) {
+DataOptions detail::resolve_data_options(const DataOptions& options) {
   options.taken.set();
   DataOptions o = options;
   require_path(o);
@@ -198,7 +198,7 @@ std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
     source = open_source(given, split);
     given.image_size = probe_image_size(given, *source);
   }
-  const DataOptions resolved = resolve_data_options(given);
+  const DataOptions resolved = detail::resolve_data_options(given);
   const bool train = split == Split::Train;
   if (resolved.format == DataFormat::Synthetic) {
     return detail::make_synthetic_dataset(resolved, split);

@@ -22,6 +22,7 @@
 #include "data/resample_kernels.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/data/token_dataset.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 namespace {
@@ -52,6 +53,17 @@ void add_documents(const std::vector<TokenExample>& examples, int64_t width, Tok
 }
 
 }  // namespace
+
+void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit) {
+  visit(batch.input_ids);
+  visit(batch.labels);
+  visit(batch.position_ids);
+  visit(batch.document_offsets);
+  visit(batch.max_document_length);
+  visit(batch.num_documents);
+  visit(batch.num_tokens);
+  visit(batch.num_targets);
+}
 
 TokenCollate::TokenCollate(TokenLayout layout, int64_t max_seq_len)
     : packed_(layout == TokenLayout::Pack), max_seq_len_(max_seq_len) {

@@ -9,9 +9,11 @@
 #include <sstream>
 
 #include "data/document_packing.hpp"
+#include "data/token_file.hpp"
 #include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/counter_rng.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 
@@ -72,15 +74,55 @@ void describe_fields(TokenDataOptions& o, FieldVisitor& v) {
           o.seed);
 }
 
-TokenDataset::TokenDataset(const TokenDataOptions& options, Split split)
+// The documents of a split, laid out as rows.
+class TokenDataset::Rows {
+ public:
+  Rows(const TokenDataOptions& options, Split split);
+
+  int64_t size() const;
+  TokenExample get(int64_t index, int64_t epoch) const;
+  const TokenDataOptions& options() const { return options_; }
+  const TokenStatistics& statistics() const { return statistics_; }
+  const detail::TokenFile& file() const { return *file_; }
+  const Vocabulary* vocabulary() const { return vocabulary_.get(); }
+
+ private:
+  struct Piece {
+    int64_t begin = 0;  // token index in the file
+    int32_t length = 0;
+    bool continues = false;  // in the same document: the last token has a label too
+  };
+
+  int64_t cut_documents();
+  void add_piece(const Piece& piece);
+  void pack_rows();
+  void lay_out_windows();
+  Piece window(int64_t index, int64_t epoch) const;
+  void append(const Piece& piece, TokenExample& example) const;
+  int64_t count_labels(const Piece& piece) const;
+
+  TokenDataOptions options_;
+  Split split_;
+  std::unique_ptr<const detail::TokenFile> file_;
+  std::unique_ptr<const Vocabulary> vocabulary_;
+  std::vector<Piece> pieces_;       // Pack and Pad
+  std::vector<int64_t> row_begin_;  // Pack: where each row begins in row_pieces_, and the end
+  std::vector<int64_t> row_pieces_;
+  int64_t stream_tokens_ = 0;  // Stream: tokens of the documents used
+  int64_t num_windows_ = 0;
+  int64_t max_offset_ = 0;  // Stream: of an epoch's first window
+  TokenStatistics statistics_;
+};
+
+TokenDataset::Rows::Rows(const TokenDataOptions& options, Split split)
     : options_(options), split_(split) {
   check_options(options_);
   const std::filesystem::path folder(options_.path);
-  file_ = std::make_shared<TokenFile>((folder / file_name(split)).string());
+  file_ = std::make_unique<detail::TokenFile>((folder / file_name(split)).string());
   const auto vocabulary = folder / "vocabulary.safetensors";
   if (std::filesystem::exists(vocabulary)) {
-    vocabulary_ = std::make_shared<Vocabulary>(vocabulary.string());
-    vocabulary_->require_same(*file_);
+    vocabulary_ = std::make_unique<Vocabulary>(vocabulary.string());
+    detail::require_same_vocabulary(*vocabulary_, *file_);
   }
   const int64_t all = file_->num_documents();
   statistics_.num_documents = options_.num_samples > 0 ? std::min(options_.num_samples, all) : all;
@@ -109,7 +151,7 @@ TokenDataset::TokenDataset(const TokenDataOptions& options, Split split)
 }
 
 // Returns the targets of all documents used, including those that are dropped.
-int64_t TokenDataset::cut_documents() {
+int64_t TokenDataset::Rows::cut_documents() {
   const int64_t limit = options_.max_seq_len;
   int64_t targets = 0;
   for (int64_t document = 0; document < statistics_.num_documents; ++document) {
@@ -133,7 +175,7 @@ int64_t TokenDataset::cut_documents() {
   return targets;
 }
 
-void TokenDataset::add_piece(const Piece& piece) {
+void TokenDataset::Rows::add_piece(const Piece& piece) {
   const int64_t targets = count_labels(piece);
   if (targets == 0) {
     ++statistics_.num_without_targets;
@@ -144,7 +186,7 @@ void TokenDataset::add_piece(const Piece& piece) {
   statistics_.num_targets += targets;
 }
 
-void TokenDataset::pack_rows() {
+void TokenDataset::Rows::pack_rows() {
   std::vector<int32_t> lengths(pieces_.size());
   std::transform(pieces_.begin(), pieces_.end(), lengths.begin(),
                  [](const Piece& piece) { return piece.length; });
@@ -155,7 +197,7 @@ void TokenDataset::pack_rows() {
                                       static_cast<double>(size() * options_.max_seq_len);
 }
 
-void TokenDataset::lay_out_windows() {
+void TokenDataset::Rows::lay_out_windows() {
   const int64_t width = options_.max_seq_len;
   const int64_t labels = stream_tokens_ - 1;
   if (split_ == Split::Train) {
@@ -181,7 +223,7 @@ void TokenDataset::lay_out_windows() {
   }
 }
 
-TokenDataset::Piece TokenDataset::window(int64_t index, int64_t epoch) const {
+TokenDataset::Rows::Piece TokenDataset::Rows::window(int64_t index, int64_t epoch) const {
   int64_t offset = 0;
   if (max_offset_ > 0) {
     SampleRng rng(static_cast<uint64_t>(options_.seed), static_cast<uint64_t>(epoch), 0);
@@ -192,11 +234,11 @@ TokenDataset::Piece TokenDataset::window(int64_t index, int64_t epoch) const {
   return {begin, static_cast<int32_t>(length), true};
 }
 
-int64_t TokenDataset::count_labels(const Piece& piece) const {
+int64_t TokenDataset::Rows::count_labels(const Piece& piece) const {
   return file_->count_targets(piece.begin + 1, piece.length - (piece.continues ? 0 : 1));
 }
 
-int64_t TokenDataset::size() const {
+int64_t TokenDataset::Rows::size() const {
   switch (options_.layout) {
     case TokenLayout::Pack:
       return static_cast<int64_t>(row_begin_.size()) - 1;
@@ -208,7 +250,7 @@ int64_t TokenDataset::size() const {
   return num_windows_;
 }
 
-void TokenDataset::append(const Piece& piece, TokenExample& example) const {
+void TokenDataset::Rows::append(const Piece& piece, TokenExample& example) const {
   const size_t at = example.input_ids.size();
   const size_t length = static_cast<size_t>(piece.length);
   example.input_ids.resize(at + length);
@@ -227,7 +269,7 @@ void TokenDataset::append(const Piece& piece, TokenExample& example) const {
   example.doc_lengths.push_back(piece.length);
 }
 
-TokenExample TokenDataset::get_for_epoch(int64_t index, int64_t epoch) const {
+TokenExample TokenDataset::Rows::get(int64_t index, int64_t epoch) const {
   DDP_CHECK(index >= 0 && index < size(), index, " of ", size());
   TokenExample example;
   if (options_.layout == TokenLayout::Stream) {
@@ -246,12 +288,39 @@ TokenExample TokenDataset::get_for_epoch(int64_t index, int64_t epoch) const {
   return example;
 }
 
+TokenDataset::TokenDataset(const TokenDataOptions& options, Split split)
+    : rows_(std::make_shared<const Rows>(options, split)) {}
+
+int64_t TokenDataset::size() const {
+  return rows_->size();
+}
+
+TokenExample TokenDataset::get_for_epoch(int64_t index, int64_t epoch) const {
+  return rows_->get(index, epoch);
+}
+
+const TokenDataOptions& TokenDataset::options() const {
+  return rows_->options();
+}
+
+const TokenStatistics& TokenDataset::statistics() const {
+  return rows_->statistics();
+}
+
+const std::string& TokenDataset::path() const {
+  return rows_->file().path();
+}
+
+const TokenizerInfo& TokenDataset::tokenizer() const {
+  return rows_->file().tokenizer();
+}
+
 void TokenDataset::require_vocab(int64_t vocab_size) const {
-  const TokenizerInfo& tokenizer = file_->tokenizer();
-  if (tokenizer.vocab_size > vocab_size) {
-    throw DataError(concat(file_->path(), " was made with a vocabulary of ", tokenizer.vocab_size,
-                           " ids", tokenizer.name.empty() ? "" : " (" + tokenizer.name + ")",
-                           ", the model has ", vocab_size,
+  const TokenizerInfo& own = tokenizer();
+  if (own.vocab_size > vocab_size) {
+    throw DataError(concat(path(), " was made with a vocabulary of ", own.vocab_size, " ids",
+                           own.name.empty() ? "" : " (" + own.name + ")", ", the model has ",
+                           vocab_size,
                            "; fix: prepare the text with the model's own tokenizer (--tokenizer), "
                            "or give the model that vocab_size"));
   }
@@ -259,8 +328,8 @@ void TokenDataset::require_vocab(int64_t vocab_size) const {
 
 std::vector<PromptReference> TokenDataset::prompt_references(int64_t limit) const {
   std::vector<PromptReference> result;
-  for (int64_t document = 0; document < statistics_.num_documents; ++document) {
-    for (auto& found : file_->prompt_references(document)) {
+  for (int64_t document = 0; document < statistics().num_documents; ++document) {
+    for (auto& found : rows_->file().prompt_references(document)) {
       result.push_back(std::move(found));
       if (static_cast<int64_t>(result.size()) == limit) {
         return result;
@@ -271,25 +340,26 @@ std::vector<PromptReference> TokenDataset::prompt_references(int64_t limit) cons
 }
 
 const Vocabulary& TokenDataset::vocabulary() const {
-  if (!vocabulary_) {
-    throw DataError(concat(options_.path, " has no vocabulary.safetensors to turn ids into text",
+  if (rows_->vocabulary() == nullptr) {
+    throw DataError(concat(options().path, " has no vocabulary.safetensors to turn ids into text",
                            detail::kTokenFileFix));
   }
-  return *vocabulary_;
+  return *rows_->vocabulary();
 }
 
 std::string TokenDataset::summary() const {
-  const TokenStatistics& s = statistics_;
+  const TokenStatistics& s = statistics();
   std::ostringstream out;
-  out << file_->path() << ": " << s.num_documents << " documents in " << s.num_rows
-      << (options_.layout == TokenLayout::Stream ? " windows" : " rows") << " of up to "
-      << options_.max_seq_len << ", " << s.num_tokens << " tokens, " << s.num_targets
+  out << path() << ": " << s.num_documents << " documents in " << s.num_rows
+      << (options().layout == TokenLayout::Stream ? " windows" : " rows") << " of up to "
+      << options().max_seq_len << ", " << s.num_tokens << " tokens, " << s.num_targets
       << " of them targets";
-  if (options_.layout == TokenLayout::Pack) {
+  if (options().layout == TokenLayout::Pack) {
     out << ", " << std::fixed << std::setprecision(2) << 100 * s.padding_share << " % padding";
   }
   if (s.num_long > 0) {
-    out << "; " << s.num_long << " longer than max_seq_len " << past_tense(options_.long_documents);
+    out << "; " << s.num_long << " longer than max_seq_len "
+        << past_tense(options().long_documents);
   }
   if (s.num_without_targets > 0) {
     out << "; " << s.num_without_targets << " without a target left out";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/data/token_dataset.hpp"
+#include "data/token_file.hpp"
 
 #include <ATen/ATen.h>
 
@@ -8,8 +8,9 @@
 
 #include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
-namespace ddp {
+namespace ddp::detail {
 
 namespace {
 
@@ -29,33 +30,32 @@ uint32_t largest(const T* ids, int64_t count) {
 }  // namespace
 
 TokenFile::TokenFile(const std::string& path) : path_(path) {
-  const Safetensors file = detail::open_token_safetensors(path, detail::kTokenFileFormat);
-  tokenizer_ = detail::read_tokenizer_info(file, path);
+  const Safetensors file = open_token_safetensors(path, kTokenFileFormat);
+  tokenizer_ = read_tokenizer_info(file, path);
   if (const auto name = file.metadata.find("name"); name != file.metadata.end()) {
     name_ = name->second;
   }
-  tokens_tensor_ = detail::take_vector(file, "tokens", path);
+  tokens_tensor_ = take_vector(file, "tokens", path);
   num_tokens_ = tokens_tensor_.numel();
   if (tokens_tensor_.scalar_type() == at::kUInt16) {
     tokens16_ = tokens_tensor_.const_data_ptr<uint16_t>();
   } else if (tokens_tensor_.scalar_type() == at::kInt) {
     tokens32_ = tokens_tensor_.const_data_ptr<int32_t>();
   } else {
-    detail::refuse_token_file(
+    refuse_token_file(
         path, concat("its tensor 'tokens' is ", tokens_tensor_.scalar_type(), ", not U16 or I32"));
   }
-  documents_tensor_ = detail::take_vector(file, "documents", path);
-  num_documents_ = detail::check_offsets(documents_tensor_, num_tokens_, /*strictly=*/true,
-                                         "documents", "document", path);
+  documents_tensor_ = take_vector(file, "documents", path);
+  num_documents_ = check_offsets(documents_tensor_, num_tokens_, /*strictly=*/true, "documents",
+                                 "document", path);
   documents_ = documents_tensor_.const_data_ptr<int64_t>();
   if (num_documents_ == 0) {
-    detail::refuse_token_file(path, "it holds no document");
+    refuse_token_file(path, "it holds no document");
   }
   if (file.tensors.contains("targets")) {
-    targets_tensor_ = detail::take_vector(file, "targets", path);
+    targets_tensor_ = take_vector(file, "targets", path);
     if (targets_tensor_.scalar_type() != at::kByte || targets_tensor_.numel() != num_tokens_) {
-      detail::refuse_token_file(
-          path, concat("its tensor 'targets' is not U8 of ", num_tokens_, " tokens"));
+      refuse_token_file(path, concat("its tensor 'targets' is not U8 of ", num_tokens_, " tokens"));
     }
     targets_ = targets_tensor_.const_data_ptr<uint8_t>();
   }
@@ -70,7 +70,7 @@ int64_t TokenFile::document_of(int64_t token) const {
 
 void TokenFile::fail_id(int64_t token, int64_t id) const {
   const int64_t document = document_of(token);
-  detail::refuse_token_file(
+  refuse_token_file(
       path_,
       concat("document ", document, " has id ", id, " at token ", token - documents_[document],
              " (", token, " of the file), its vocabulary ends at ", tokenizer_.vocab_size - 1));
@@ -143,4 +143,4 @@ std::vector<PromptReference> TokenFile::prompt_references(int64_t document) cons
   }
 }
 
-}  // namespace ddp
+}  // namespace ddp::detail

@@ -97,8 +97,7 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
   return scale(groups, total_norm(groups, norm_type), max_norm);
 }
 
-at::Tensor detail::clip_gradients_of(const DataParallelModel& model, double max_norm,
-                                     double norm_type) {
+at::Tensor clip_grad_norm_(const DataParallelModel& model, double max_norm, double norm_type) {
   if (!model.reducer().gradients().is_sharded()) {
     return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
   }

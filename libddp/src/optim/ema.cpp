@@ -3,10 +3,11 @@
 
 #include <ATen/Functions.h>
 
-#include <utility>
+#include <map>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/flat/averages.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
@@ -36,27 +37,45 @@ void foreach_copy(const std::vector<at::Tensor>& to, const std::vector<at::Tenso
 
 }  // namespace
 
-void describe_fields(EmaOptions& o, FieldVisitor& v) {
-  v.field({.name = "decay",
-           .doc = "Share of the average that each update keeps.",
-           .min = 0.0,
-           .max = 1.0},
-          o.decay);
-}
+struct Ema::State {
+  NamedParameters tensors;
+  double decay;
+  NamedParameters averages = {};
+  detail::FlatAverages flat = {};
+  bool swapped = false;
+
+  void refuse_swapped(const std::string& method) const {
+    if (swapped) {
+      throw Error(
+          ExitCode::UserException,
+          "Ema::" + method + " while the averages are swapped in; end the Swap's scope first");
+    }
+  }
+};
 
 Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
-    : tensors_(tensors), decay_(options.decay), flat_(std::make_shared<detail::FlatAverages>()) {
-  if (!(decay_ >= 0.0 && decay_ <= 1.0)) {
-    throw SettingsError(concat("ema.decay is ", decay_, ": must be between 0 and 1"));
+    : state_(std::make_unique<State>(State{.tensors = tensors, .decay = options.decay})) {
+  if (!(options.decay >= 0.0 && options.decay <= 1.0)) {
+    throw SettingsError(concat("ema.decay is ", options.decay, ": must be between 0 and 1"));
   }
   const at::NoGradGuard no_grad;
-  for (const NamedParameter& entry : tensors_) {
-    averages_.push_back({entry.name, start_average(entry.tensor)});
+  for (const NamedParameter& entry : tensors) {
+    state_->averages.push_back({entry.name, start_average(entry.tensor)});
   }
+}
+
+Ema::Ema(const DataParallelModel& model, const EmaOptions& options)
+    : Ema(model.named_parameters(), options) {}
+Ema::~Ema() = default;
+
+const NamedParameters& Ema::averages() const {
+  return state_->averages;
 }
 
 void Ema::update() {
-  refuse_swapped("update");
+  state_->refuse_swapped("update");
+  const auto& tensors = state_->tensors;
+  const double weight_share = 1.0 - state_->decay;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> flat_averages;
   std::vector<at::Tensor> flat_weights;
@@ -66,13 +85,13 @@ void Ema::update() {
   std::vector<at::Tensor> copied_from;
   std::vector<at::Tensor> casts;
   std::vector<at::Tensor> halves;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const at::Tensor weight = tensors_[i].tensor.detach();
-    const at::Tensor& average = averages_[i].tensor;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor weight = tensors[i].tensor.detach();
+    const at::Tensor& average = state_->averages[i].tensor;
     if (!at::isFloatingType(average.scalar_type())) {
       copied_to.push_back(average);
       copied_from.push_back(weight);
-    } else if (detail::FlatAverages::takes(average, weight, tensors_.front().tensor.device())) {
+    } else if (detail::FlatAverages::takes(average, weight, tensors.front().tensor.device())) {
       flat_averages.push_back(average);
       flat_weights.push_back(weight);
     } else if (weight.scalar_type() != average.scalar_type()) {
@@ -84,59 +103,53 @@ void Ema::update() {
       averages.push_back(average);
     }
   }
-  flat_->update(flat_averages, flat_weights, 1.0 - decay_);
+  state_->flat.update(flat_averages, flat_weights, weight_share);
   foreach_copy(copied_to, copied_from);
   foreach_copy(casts, halves);
   // lerp needs one dtype and device per call; both lists have the same groups.
   const auto average_groups = detail::group_tensors(averages);
   const auto weight_groups = detail::group_tensors(weights);
   for (size_t i = 0; i < average_groups.size(); ++i) {
-    at::_foreach_lerp_(average_groups[i].tensors, weight_groups[i].tensors, 1.0 - decay_);
+    at::_foreach_lerp_(average_groups[i].tensors, weight_groups[i].tensors, weight_share);
   }
 }
 
-Ema::Swap Ema::swap_in() {
-  return Swap(this);
-}
-
-void Ema::refuse_swapped(const std::string& method) const {
-  if (swapped_) {
-    throw Error(
-        ExitCode::UserException,
-        "Ema::" + method + " while the averages are swapped in; end the Swap's scope first");
-  }
-}
-
-Ema::Swap::Swap(Ema* ema) : ema_(ema) {
-  ema->refuse_swapped("swap_in");
-  const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> weights = tensors_of(ema->tensors_);
-  for (const at::Tensor& weight : weights) {
-    backup_.push_back(weight.clone());
-  }
-  foreach_copy(weights, tensors_of(ema->averages_));
-  ema->swapped_ = true;
-}
-
-Ema::Swap::Swap(Swap&& other) noexcept
-    : ema_(std::exchange(other.ema_, nullptr)), backup_(std::move(other.backup_)) {}
-
-Ema::Swap::~Swap() {
-  if (!ema_) {
-    return;
-  }
-  ema_->swapped_ = false;
-  try {
+class Ema::Swap {
+ public:
+  explicit Swap(State& ema) : ema_(ema) {
+    ema_.refuse_swapped("swap_in");
     const at::NoGradGuard no_grad;
-    foreach_copy(tensors_of(ema_->tensors_), backup_);
-  } catch (const std::exception& error) {
-    log_error(concat("Ema: the weights could not be put back: ", error.what()));
+    const std::vector<at::Tensor> weights = tensors_of(ema_.tensors);
+    for (const at::Tensor& weight : weights) {
+      backup_.push_back(weight.clone());
+    }
+    foreach_copy(weights, tensors_of(ema_.averages));
+    ema_.swapped = true;
   }
+  ~Swap() {
+    ema_.swapped = false;
+    try {
+      const at::NoGradGuard no_grad;
+      foreach_copy(tensors_of(ema_.tensors), backup_);
+    } catch (const std::exception& error) {
+      log_error(concat("Ema: the weights could not be put back: ", error.what()));
+    }
+  }
+  Swap(const Swap&) = delete;
+  Swap& operator=(const Swap&) = delete;
+
+ private:
+  State& ema_;
+  std::vector<at::Tensor> backup_;
+};
+
+std::shared_ptr<Ema::Swap> Ema::swap_in() {
+  return std::make_shared<Swap>(*state_);
 }
 
 StateDict Ema::state_dict() const {
   StateDict state;
-  for (const NamedParameter& average : averages_) {
+  for (const NamedParameter& average : averages()) {
     state.tensors[average.name] = average.tensor;
   }
   return state;
@@ -146,7 +159,7 @@ void Ema::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   detail::StateCheck check(state, state_name());
   std::map<std::string, at::Tensor> expected;
-  for (const NamedParameter& average : averages_) {
+  for (const NamedParameter& average : averages()) {
     expected[average.name] = average.tensor;
   }
   if (!check.all_or_none(expected) && !expected.empty()) {

@@ -104,6 +104,29 @@ void validate(const LrScheduleOptions& o) {
   }
 }
 
+double after_warmup(const LrScheduleOptions& o, int64_t step) {
+  const int64_t begun = step - o.warmup_steps;
+  const double share = std::min(
+      1.0, static_cast<double>(begun) / static_cast<double>(o.total_steps - o.warmup_steps));
+  switch (o.type) {
+    case LrScheduleType::Constant:
+      return o.lr;
+    case LrScheduleType::Step:
+      return o.lr * std::pow(o.gamma, static_cast<double>(begun / o.step_size));
+    case LrScheduleType::MultiStep: {
+      const auto passed = std::upper_bound(o.milestones.begin(), o.milestones.end(), step);
+      return o.lr * std::pow(o.gamma, static_cast<double>(passed - o.milestones.begin()));
+    }
+    case LrScheduleType::Cosine:
+      return cosine_between(o.lr, o.min_lr, share);
+    case LrScheduleType::Linear:
+      return line_between(o.lr, o.min_lr, share);
+    case LrScheduleType::OneCycle:
+      return one_cycle(o, step);
+  }
+  throw InternalError("libddp bug: unknown LrScheduleType");
+}
+
 }  // namespace
 
 void describe_fields(LrScheduleOptions& o, FieldVisitor& v) {
@@ -171,31 +194,7 @@ double LrSchedule::at(int64_t step) const {
     const double share = static_cast<double>(step) / static_cast<double>(o.warmup_steps);
     return o.lr * (o.warmup_start_factor + (1.0 - o.warmup_start_factor) * share);
   }
-  return after_warmup(step);
-}
-
-double LrSchedule::after_warmup(int64_t step) const {
-  const LrScheduleOptions& o = options_;
-  const int64_t begun = step - o.warmup_steps;
-  const double share = std::min(
-      1.0, static_cast<double>(begun) / static_cast<double>(o.total_steps - o.warmup_steps));
-  switch (o.type) {
-    case LrScheduleType::Constant:
-      return o.lr;
-    case LrScheduleType::Step:
-      return o.lr * std::pow(o.gamma, static_cast<double>(begun / o.step_size));
-    case LrScheduleType::MultiStep: {
-      const auto passed = std::upper_bound(o.milestones.begin(), o.milestones.end(), step);
-      return o.lr * std::pow(o.gamma, static_cast<double>(passed - o.milestones.begin()));
-    }
-    case LrScheduleType::Cosine:
-      return cosine_between(o.lr, o.min_lr, share);
-    case LrScheduleType::Linear:
-      return line_between(o.lr, o.min_lr, share);
-    case LrScheduleType::OneCycle:
-      return one_cycle(o, step);
-  }
-  throw InternalError("libddp bug: unknown LrScheduleType");
+  return after_warmup(o, step);
 }
 
 }  // namespace ddp

@@ -3,7 +3,7 @@
 
 #include <ATen/Functions.h>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 

@@ -4,6 +4,9 @@
 #include <charconv>
 #include <sstream>
 
+#include "ddp/core/error.hpp"
+#include "optim/parameter_settings.hpp"
+
 namespace ddp {
 namespace {
 
@@ -179,7 +182,7 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
   describe_groups(o.groups, v);
 }
 
-void validate(const OptimizerOptions& o) {
+void detail::validate(const OptimizerOptions& o) {
   require_not_negative("weight_decay", o.weight_decay);
   require_not_negative("momentum", o.momentum);
   require_not_negative("eps", o.eps);

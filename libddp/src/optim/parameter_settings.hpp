@@ -8,6 +8,9 @@
 
 namespace ddp::detail {
 
+/// Throws SettingsError naming the first setting that is out of range or contradicts another.
+void validate(const OptimizerOptions& options);
+
 /// A parameter and the settings of its group.
 struct ParameterSettings {
   NamedParameter parameter;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/optim/torch_optimizer.hpp"
+#include "optim/torch_optimizer.hpp"
 
 #include <ATen/Functions.h>
 
@@ -9,10 +9,12 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/trace_scope.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 #include "optim/state_check.hpp"
 #include "optim/torch_optimizer_state.hpp"
 
 namespace ddp {
+namespace detail {
 namespace {
 
 double relative_lr(double lr, double first_lr) {
@@ -45,7 +47,7 @@ TorchOptimizer::TorchOptimizer(std::shared_ptr<torch::optim::Optimizer> optimize
           parameters.begin(), parameters.end(),
           [&](const NamedParameter& parameter) { return parameter.tensor.is_same(tensor); });
       if (named == parameters.end()) {
-        throw SettingsError(concat("TorchOptimizer: a parameter of shape ", tensor.sizes(),
+        throw SettingsError(concat("wrap_optimizer: a parameter of shape ", tensor.sizes(),
                                    " has no name; pass the names of all its parameters"));
       }
       parameters_.push_back(*named);
@@ -72,14 +74,14 @@ void TorchOptimizer::step(const StepScalars& scalars) {
 
 StateDict TorchOptimizer::state_dict() const {
   StateDict dict;
-  dict.values["type"] = detail::torch_optimizer_type(*optimizer_);
+  dict.values["type"] = torch_optimizer_type(*optimizer_);
   const auto& states = optimizer_->state();
   for (const NamedParameter& parameter : parameters_) {
     const auto state = states.find(parameter.tensor.unsafeGetTensorImpl());
     if (state == states.end()) {
       continue;
     }
-    for (const auto& [slot, value] : detail::read_torch_state(*state->second)) {
+    for (const auto& [slot, value] : read_torch_state(*state->second)) {
       if (value.tensor.defined()) {
         dict.tensors["state." + parameter.name + "." + slot] = value.tensor;
       }
@@ -90,9 +92,9 @@ StateDict TorchOptimizer::state_dict() const {
 
 void TorchOptimizer::load_state_dict(const StateDict& dict) {
   const at::NoGradGuard no_grad;
-  detail::StateCheck check(dict, state_name());
-  check.value("type", StateValue(detail::torch_optimizer_type(*optimizer_)));
-  const auto slots = detail::read_torch_state(*detail::make_torch_state(*optimizer_));
+  StateCheck check(dict, state_name());
+  check.value("type", StateValue(torch_optimizer_type(*optimizer_)));
+  const auto slots = read_torch_state(*make_torch_state(*optimizer_));
   std::map<void*, std::unique_ptr<torch::optim::OptimizerParamState>> loaded;
   for (const NamedParameter& parameter : parameters_) {
     const std::string prefix = "state." + parameter.name + ".";
@@ -115,8 +117,8 @@ void TorchOptimizer::load_state_dict(const StateDict& dict) {
     const bool has_required = check.all_or_none(required);
     if (!found.empty() && (has_required || required.empty())) {
       auto& state = loaded[parameter.tensor.unsafeGetTensorImpl()];
-      state = detail::make_torch_state(*optimizer_);
-      detail::write_torch_state(*state, found);
+      state = make_torch_state(*optimizer_);
+      write_torch_state(*state, found);
     }
   }
   check.nothing_else();
@@ -124,6 +126,13 @@ void TorchOptimizer::load_state_dict(const StateDict& dict) {
   for (auto& [parameter, state] : loaded) {
     optimizer_->state()[parameter] = std::move(state);
   }
+}
+
+}  // namespace detail
+
+std::unique_ptr<Optimizer> wrap_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer,
+                                          const NamedParameters& parameters) {
+  return std::make_unique<detail::TorchOptimizer>(std::move(optimizer), parameters);
 }
 
 }  // namespace ddp

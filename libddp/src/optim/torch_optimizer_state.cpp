@@ -4,6 +4,7 @@
 #include <torch/optim.h>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -86,7 +87,7 @@ std::string torch_optimizer_type(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer)) return "rmsprop";
   if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer)) return "adagrad";
   throw SettingsError(
-      "TorchOptimizer: the state of this torch::optim class cannot be kept in a checkpoint; SGD, "
+      "the state of this torch::optim class cannot be kept in a checkpoint; SGD, "
       "Adam, AdamW, RMSprop and Adagrad can");
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

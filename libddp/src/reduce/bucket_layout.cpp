@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 namespace {

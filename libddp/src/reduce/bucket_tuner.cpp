@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/group_choices.hpp"
 #include "comm/string_collectives.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
 #include "reduce/bucket_choice.hpp"
 
 namespace ddp::detail {
@@ -59,7 +61,7 @@ std::string BucketTuner::plan_name() const {
 // Returns the plan's choice for this model, equal on all ranks. A choice that cannot be read counts
 // as none.
 std::optional<std::string> BucketTuner::planned(const std::vector<int>& order) {
-  const auto text = communicator_->plan().find(plan_name());
+  const auto text = communicator_->choices().plan().find(plan_name());
   try {
     return text && BucketChoice::from_json(*text, bytes_in_order(gradients_.specs(), order))
                ? text
@@ -139,14 +141,14 @@ std::vector<int> BucketTuner::agree_on_cuts(const std::vector<int>& order) {
   if (!chooses_buckets(options_) || communicator_->world_size() == 1) {
     return {};
   }
-  const auto& table = communicator_->all_reduce_table();
+  const auto& table = communicator_->choices().all_reduce_table();
   const auto text =
       broadcast_string(*communicator_, communicator_->rank() == 0 ? choose(order, table) : "", 0);
   ready_times_.clear();
   if (text.empty()) {
     return {};
   }
-  communicator_->plan().set(plan_name(), text);
+  communicator_->choices().plan().set(plan_name(), text);
   const auto choice = BucketChoice::from_json(text, bytes_in_order(gradients_.specs(), order));
   DDP_CHECK(choice.has_value(), "rank 0's buckets are of other gradients");
   if (communicator_->rank() == 0) {

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/all_reduce_table.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "reduce/bucket_reductions.hpp"
 #include "reduce/gradient_arena.hpp"

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp {
 namespace {
@@ -123,28 +122,6 @@ std::shared_ptr<CommHook> make_function_hook(std::string name,
   }
   return std::make_shared<FunctionHook>(std::move(name), std::move(start),
                                         /*starts_in_group=*/false);
-}
-
-std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
-  if (options.comm_hook == "none") {
-    return nullptr;
-  }
-  if (options.comm_hook == "all_reduce") {
-    return make_all_reduce_hook();
-  }
-  if (options.comm_hook == "fp16_compress") {
-    return make_compress_hook(at::kHalf);
-  }
-  if (options.comm_hook == "bf16_compress") {
-    return make_compress_hook(at::kBFloat16);
-  }
-  if (options.comm_hook == "powersgd") {
-    return make_powersgd_hook(
-        {.rank = options.powersgd_rank, .start_step = options.powersgd_start_step});
-  }
-  throw SettingsError(
-      "ddp.comm_hook=" + options.comm_hook +
-      " is unknown; fix: use none, all_reduce, fp16_compress, bf16_compress or powersgd");
 }
 
 }  // namespace ddp

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 
+#include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
 #include "reduce/join_scope.hpp"
-#include "reduce/model_state.hpp"
-#include "reduce/reducer.hpp"
+#include "reduce/model_parts.hpp"
 #include "reduce/replica_sync.hpp"
 
 namespace ddp {
@@ -81,53 +81,86 @@ bool sends_buffers_in_training(const DataParallelModel& model) {
 
 DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                                      const DdpOptions& options)
-    : tensors_(tensors),
-      state_(std::make_unique<detail::ModelState>(std::move(tensors), options.parameters_to_ignore,
-                                                  communicator->world_size() > 1)),
-      communicator_(std::move(communicator)),
-      options_(options) {
+    : parts_(std::make_unique<Parts>(
+          Parts{.tensors = tensors,
+                .state = {tensors, options.parameters_to_ignore, communicator->world_size() > 1},
+                .communicator = std::move(communicator),
+                .options = options})) {
   options.taken.set();
-  check_ignored_names(tensors_, options_);
-  tensors_.parameters =
-      without_ignored(std::move(tensors_.parameters), options_.parameters_to_ignore);
-  tensors_.buffers = without_ignored(std::move(tensors_.buffers), options_.parameters_to_ignore);
+  auto& own = parts_->tensors;
+  check_ignored_names(own, options);
+  own.parameters = without_ignored(std::move(own.parameters), options.parameters_to_ignore);
+  own.buffers = without_ignored(std::move(own.buffers), options.parameters_to_ignore);
   // This precedes any other collective: ranks whose models differ must not broadcast.
-  detail::check_equal_across_ranks(*communicator_, tensors_, options_);
-  detail::check_supported(tensors_);
-  auto trained = trainable(tensors_.parameters);
+  detail::check_equal_across_ranks(*parts_->communicator, own, options);
+  detail::check_supported(own);
+  auto trained = trainable(own.parameters);
   if (trained.empty()) {
     throw SettingsError(
         "DistributedDataParallel needs a parameter that requires a gradient, and this module has "
         "none; fix: call it without the wrapper");
   }
-  if (options_.init_sync) {
+  if (options.init_sync) {
     sync_module_states();
   }
-  reducer_ = std::make_unique<Reducer>(std::move(trained), communicator_, options_);
+  parts_->reducer = std::make_unique<Reducer>(std::move(trained), parts_->communicator, options);
 }
 
 DataParallelModel::~DataParallelModel() = default;
 
+NoSync::NoSync(DataParallelModel& model) : model_(model), previous_(model.parts_->sync) {
+  model_.parts_->sync = false;
+}
+
+NoSync::~NoSync() {
+  model_.parts_->sync = previous_;
+}
+
+const CommunicatorPtr& DataParallelModel::communicator() const {
+  return parts_->communicator;
+}
+
+const DdpOptions& DataParallelModel::options() const {
+  return parts_->options;
+}
+
+bool DataParallelModel::is_training() const {
+  const auto& is_training = parts_->tensors.is_training;
+  return !is_training || is_training();
+}
+
+bool DataParallelModel::require_backward_grad_sync() const {
+  return parts_->sync;
+}
+
+bool DataParallelModel::is_joining() const {
+  return parts_->join != nullptr;
+}
+
+Reducer& DataParallelModel::reducer() const {
+  return *parts_->reducer;
+}
+
 const NamedParameters& DataParallelModel::named_parameters() const {
-  return reducer_->gradients().parameters();
+  return parts_->reducer->gradients().parameters();
 }
 
 const ModelTensors& DataParallelModel::all_tensors() const {
-  return state_->tensors();
+  return parts_->state.tensors();
 }
 
 NamedParameters DataParallelModel::named_buffers() const {
-  return tensors_.read_buffers
-             ? without_ignored(tensors_.read_buffers(), options_.parameters_to_ignore)
-             : tensors_.buffers;
+  return parts_->tensors.read_buffers
+             ? without_ignored(parts_->tensors.read_buffers(), parts_->options.parameters_to_ignore)
+             : parts_->tensors.buffers;
 }
 
 double DataParallelModel::exposed_communication_ms() {
-  return reducer_->timing().exposed_ms();
+  return parts_->reducer->timing().exposed_ms();
 }
 
 DdpLoggingData DataParallelModel::logging_data() {
-  return reducer_->logging_data();
+  return parts_->reducer->logging_data();
 }
 
 void DataParallelModel::zero_grad() {
@@ -137,83 +170,83 @@ void DataParallelModel::zero_grad() {
 }
 
 void DataParallelModel::register_comm_hook(std::shared_ptr<CommHook> hook) {
-  reducer_->register_comm_hook(std::move(hook));
+  parts_->reducer->register_comm_hook(std::move(hook));
 }
 
 void DataParallelModel::sync_module_states(int root, bool exactly) {
-  if (reducer_) {
-    reducer_->finish_pending();
+  if (parts_->reducer) {
+    parts_->reducer->finish_pending();
   }
-  auto tensors = tensors_only(tensors_.parameters);
+  auto tensors = tensors_only(parts_->tensors.parameters);
   const auto buffers = tensors_only(named_buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  detail::broadcast_coalesced(*communicator_, tensors, root);
-  if (exactly && reducer_) {  // before there is a reducer there is no optimizer
-    ++*reducer_->exact_syncs();
+  detail::broadcast_coalesced(*parts_->communicator, tensors, root);
+  if (exactly && parts_->reducer) {  // before there is a reducer there is no optimizer
+    ++*parts_->reducer->exact_syncs();
   }
 }
 
 void DataParallelModel::sync_buffers(int root) {
   // A pending broadcast would overwrite these buffers.
-  reducer_->finish_pending();
-  detail::broadcast_coalesced(*communicator_, tensors_only(named_buffers()), root);
+  parts_->reducer->finish_pending();
+  detail::broadcast_coalesced(*parts_->communicator, tensors_only(named_buffers()), root);
 }
 
 void DataParallelModel::before_forward() {
   if (at::GradMode::is_enabled()) {
-    reducer_->join_broken_backward();
+    parts_->reducer->join_broken_backward();
   }
   // An evaluation between forward and backward reads buffers too.
-  reducer_->finish_pending();
-  const bool synchronised = at::GradMode::is_enabled() && sync_;
-  const bool sends_buffers =
-      sends_buffers_in_training(*this) && require_buffer_sync_ && !reducer_->buffers().take_sent();
-  if (join_ != nullptr) {
-    join_->announce_forward(synchronised, sends_buffers);
+  parts_->reducer->finish_pending();
+  const bool synchronised = at::GradMode::is_enabled() && parts_->sync;
+  const bool sends_buffers = sends_buffers_in_training(*this) && parts_->require_buffer_sync &&
+                             !parts_->reducer->buffers().take_sent();
+  if (parts_->join != nullptr) {
+    parts_->join->announce_forward(synchronised, sends_buffers);
   }
   if (synchronised) {
-    reducer_->begin_forward();
-    reducer_->timing().begin_forward();
+    parts_->reducer->begin_forward();
+    parts_->reducer->timing().begin_forward();
   }
   if (sends_buffers) {
-    sync_buffers(join_ != nullptr ? join_->buffer_root() : 0);
+    sync_buffers(parts_->join != nullptr ? parts_->join->buffer_root() : 0);
   }
 }
 
 void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
                                       const char* output_type) {
-  if (!outputs_known && options_.find_unused_parameters) {
+  if (!outputs_known && parts_->options.find_unused_parameters) {
     throw SettingsError(concat(
         "ddp.find_unused_parameters=true needs the tensors in the forward's result, but does not "
         "know the type ",
         output_type, ": ", detail::kDefineForEachTensor));
   }
-  const bool synchronised = at::GradMode::is_enabled() && sync_;
+  const bool synchronised = at::GradMode::is_enabled() && parts_->sync;
   // Only training forwards decide whether the next one sends buffers, because all ranks run the
   // same ones. A rank that evaluates alone must still match the others.
   if (is_training()) {
-    require_buffer_sync_ = synchronised;
+    parts_->require_buffer_sync = synchronised;
   }
   // Sends the next training forward's buffers during this one's backward. In a join the next
   // forward sends them, because ranks without inputs answer forwards only.
-  if (synchronised && join_ == nullptr && sends_buffers_in_training(*this)) {
-    reducer_->buffers().start(tensors_only(named_buffers()), /*root=*/0);
+  if (synchronised && parts_->join == nullptr && sends_buffers_in_training(*this)) {
+    parts_->reducer->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
   if (synchronised) {
-    reducer_->prepare_for_backward(outputs);
+    parts_->reducer->prepare_for_backward(outputs);
   } else if (at::GradMode::is_enabled()) {
-    reducer_->note_local_forward();
+    parts_->reducer->note_local_forward();
   }
 }
 
 void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  if (at::GradMode::is_enabled() && sync_) {
-    reducer_->join_broken_backward();
-    if (join_ != nullptr) {
-      join_->announce_forward(true, false);
+  if (at::GradMode::is_enabled() && parts_->sync) {
+    parts_->reducer->join_broken_backward();
+    if (parts_->join != nullptr) {
+      parts_->join->announce_forward(true, false);
     }
-    reducer_->begin_forward();
-    reducer_->prepare_for_backward(outputs);
+    parts_->reducer->begin_forward();
+    parts_->reducer->prepare_for_backward(outputs);
   }
 }
 
@@ -222,11 +255,12 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
     throw SettingsError(concat("weighted_backward: count=", count,
                                " must be 0 or more; fix: give the number of items in loss_sum"));
   }
-  backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
+  backward_with_count(*parts_->reducer, parts_->join, loss_sum,
+                      [&] { parts_->reducer->mean().add(count); });
 }
 
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count) {
-  const auto device = communicator_->device();
+  const auto device = parts_->communicator->device();
   if (!count.defined() || count.numel() != 1 || count.device() != device) {
     throw SettingsError(
         concat("weighted_backward: the count is ",
@@ -235,29 +269,30 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
                                : "an undefined tensor",
                "; fix: give one element on ", device, ", or the number itself as a double"));
   }
-  backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
+  backward_with_count(*parts_->reducer, parts_->join, loss_sum,
+                      [&] { parts_->reducer->mean().add(count); });
 }
 
 void DataParallelModel::leave_frozen_out_of_state() {
-  state_->leave_frozen_out();
+  parts_->state.leave_frozen_out();
 }
 
 std::string DataParallelModel::frozen_fingerprint() const {
-  return state_->frozen_fingerprint();
+  return parts_->state.frozen_fingerprint();
 }
 
 const std::string& DataParallelModel::frozen_identity() const {
-  return state_->frozen_identity();
+  return parts_->state.frozen_identity();
 }
 
 StateDict DataParallelModel::state_dict() const {
-  reducer_->finish_pending();
-  return state_->save();
+  parts_->reducer->finish_pending();
+  return parts_->state.save();
 }
 
 void DataParallelModel::load_state_dict(const StateDict& state) {
-  reducer_->finish_pending();  // else pending buffers would overwrite the loaded ones
-  state_->load(state);
+  parts_->reducer->finish_pending();  // else pending buffers would overwrite the loaded ones
+  parts_->state.load(state);
 }
 
 }  // namespace ddp

@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "ddp/core/error.hpp"
 #include "reduce/join_scope.hpp"
-#include "reduce/reducer.hpp"
+#include "reduce/model_parts.hpp"
 
 namespace ddp {
 namespace {
@@ -20,19 +21,19 @@ constexpr int64_t kSendsBuffers = 4;
 
 JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
     : model_(model), options_(options) {
-  if (model.join_ != nullptr) {
+  if (model.parts_->join != nullptr) {
     throw SettingsError("join: this model is already inside a join; fix: end that join first");
   }
-  model_.join_ = this;
-  model_.reducer_->buffers()
+  model_.parts_->join = this;
+  model_.parts_->reducer->buffers()
       .take_sent();  // on all ranks, because some run no forward in this scope
-  model_.reducer_->mean().require_counts(options_.weighted);
+  model_.parts_->reducer->mean().require_counts(options_.weighted);
 }
 
 JoinScope::~JoinScope() {
-  model_.join_ = nullptr;
-  model_.reducer_->mean().require_counts(false);
-  model_.reducer_->mean().set_divisor(0);
+  model_.parts_->join = nullptr;
+  model_.parts_->reducer->mean().require_counts(false);
+  model_.parts_->reducer->mean().set_divisor(0);
 }
 
 // Exchanges one value per rank. The host waits, because the next step depends on it.
@@ -64,12 +65,12 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
   }
   uneven_ = uneven_ || (active != 0 && active < static_cast<int>(flags.size()));
   if (!options_.divide_by_initial_world_size && active != 0) {
-    model_.reducer_->mean().set_divisor(active);
+    model_.parts_->reducer->mean().set_divisor(active);
   }
 }
 
 void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
-  if (synchronised && model_.reducer_->has_open_forward()) {
+  if (synchronised && model_.parts_->reducer->has_open_forward()) {
     throw SettingsError(
         "join: a second forward ran before the backward of the first, but ranks that ran out "
         "answer "
@@ -81,7 +82,7 @@ void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
 }
 
 void JoinScope::finish() {
-  auto& reducer = *model_.reducer_;
+  auto& reducer = *model_.parts_->reducer;
   reducer.join_broken_backward();
   std::optional<Reducer::Local> own;
   while (true) {

@@ -85,5 +85,12 @@ ModelTensors tensors_of(const torch::jit::Module& module) {
           .has_collective_forward = false};
 }
 
+uint64_t mode_key(const ModelTensors& tensors) {
+  if (tensors.training_modes) {
+    return tensors.training_modes();
+  }
+  return !tensors.is_training || tensors.is_training() ? 1 : 0;
+}
+
 }  // namespace detail
 }  // namespace ddp

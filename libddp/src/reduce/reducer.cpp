@@ -8,6 +8,7 @@
 #include "comm/string_collectives.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp {
 namespace {
@@ -18,6 +19,29 @@ std::vector<int64_t> bucket_bytes(const detail::GradientArena& gradients) {
     bytes.push_back(static_cast<int64_t>(gradients.bucket_buffer(static_cast<int>(b)).nbytes()));
   }
   return bytes;
+}
+
+// nullptr: the reducer itself all-reduces.
+std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
+  if (options.comm_hook == "none") {
+    return nullptr;
+  }
+  if (options.comm_hook == "all_reduce") {
+    return make_all_reduce_hook();
+  }
+  if (options.comm_hook == "fp16_compress") {
+    return make_compress_hook(at::kHalf);
+  }
+  if (options.comm_hook == "bf16_compress") {
+    return make_compress_hook(at::kBFloat16);
+  }
+  if (options.comm_hook == "powersgd") {
+    return make_powersgd_hook(
+        {.rank = options.powersgd_rank, .start_step = options.powersgd_start_step});
+  }
+  throw SettingsError(
+      "ddp.comm_hook=" + options.comm_hook +
+      " is unknown; fix: use none, all_reduce, fp16_compress, bf16_compress or powersgd");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

@@ -9,6 +9,7 @@
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "ddp/detail/check.hpp"
 #include "train/checkpoint_impl.hpp"
 
 namespace ddp {
@@ -212,19 +213,25 @@ void CheckpointerImpl::save_if_due(int64_t step) {
   }
 }
 
+StatefulRef::StatefulRef(const std::string& name, Stateful* object) : object_(object), name_(name) {
+  if (object_ == nullptr) {
+    throw SettingsError("a Checkpointer's list holds an empty pointer; fix: make the object first");
+  }
+}
+
 }  // namespace detail
 
 Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& options,
-                           std::initializer_list<StatefulRef> objects)
-    : impl_(std::make_unique<detail::CheckpointerImpl>(context.control_plane(), context.device(),
-                                                       options, std::vector<StatefulRef>(objects),
-                                                       system_file_ops(), &context)) {}
+                           std::initializer_list<detail::StatefulRef> objects)
+    : impl_(std::make_unique<detail::CheckpointerImpl>(
+          context.control_plane(), context.device(), options,
+          std::vector<detail::StatefulRef>(objects), system_file_ops(), &context)) {}
 
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
                            const CheckpointOptions& options,
-                           std::initializer_list<StatefulRef> objects)
-    : impl_(std::make_unique<detail::CheckpointerImpl>(control_plane, device, options,
-                                                       std::vector<StatefulRef>(objects))) {}
+                           std::initializer_list<detail::StatefulRef> objects)
+    : impl_(std::make_unique<detail::CheckpointerImpl>(
+          control_plane, device, options, std::vector<detail::StatefulRef>(objects))) {}
 
 Checkpointer::~Checkpointer() = default;
 

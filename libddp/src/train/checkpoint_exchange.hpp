@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/first_failure.hpp"
+#include "core/exchange_pace.hpp"
 #include "core/file_ops.hpp"
+#include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/detail/exchange_pace.hpp"
 #include "ddp/train/options.hpp"
 
 namespace ddp::detail {

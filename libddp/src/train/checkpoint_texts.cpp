@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/algorithm_choices.hpp"
+#include "comm/group_choices.hpp"
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
@@ -90,7 +91,7 @@ void CheckpointTexts::adopt_plan(const std::string& path) const {
     return;
   }
   try {
-    communicator->adopt_plan(plan->second, path);
+    communicator->choices().adopt(plan->second, path);
   } catch (const ReadError& error) {  // on all ranks; nothing of the run depends on it
     if (is_main_) {
       log_warning(concat("the measured choices in ", path,
@@ -114,9 +115,9 @@ void CheckpointTexts::load(const std::map<std::string, std::string>& saved,
 
 const std::map<std::string, std::string>& CheckpointTexts::collect() {
   if (const auto communicator = communicator_.lock(); communicator != nullptr && is_main_) {
-    save_algorithm_choices(communicator->plan());
-    if (!communicator->plan().empty()) {
-      texts_["plan"] = communicator->plan().to_json();
+    save_algorithm_choices(communicator->choices().plan());
+    if (!communicator->choices().plan().empty()) {
+      texts_["plan"] = communicator->choices().plan().to_json();
     }
   }
   return texts_;

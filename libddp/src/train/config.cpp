@@ -9,6 +9,7 @@
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
+#include "optim/parameter_settings.hpp"
 
 namespace ddp {
 namespace {
@@ -311,7 +312,7 @@ void Config::fill_in(const Settings& settings) {
     lr_schedule.total_steps =
         train.max_steps;  // with epochs only the program knows the run's length
   }
-  validate(optimizer);
+  detail::validate(optimizer);
   metrics.run.precision = precision_name(amp.dtype);
   metrics.run.batch_size_per_rank = train.batch_size * train.grad_accum_steps;
   metrics.run.global_batch_size = loader.global_batch_size * train.grad_accum_steps;

@@ -10,9 +10,12 @@
 #include <optional>
 #include <thread>
 
+#include "comm/context_handle.hpp"
 #include "core/exit_deadline.hpp"
+#include "core/failure_cause.hpp"
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
+#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/save_history.hpp"
@@ -178,7 +181,7 @@ void train(Context& context, const Config& config, const RunFunction& function,
   log_start(context);
   require_equal_settings(context, config);
   function(context, config);
-  context.throw_deferred_failure();
+  detail::ContextHandle(context).throw_deferred_failure();
   use_check.at_end();
 }
 
@@ -234,7 +237,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
   ExitCode code = ExitCode::UserException;
   ignore_broken_pipes();
   try {
-    const StopSignalHandlers handlers;
+    const detail::StopSignalHandlers handlers;
     if (parse_command_line(argc, argv).help) {
       show_help(argc > 0 ? argv[0] : "program", own_sections);
       return 0;

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "core/failure_cause.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"

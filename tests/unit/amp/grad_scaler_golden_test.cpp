@@ -4,7 +4,6 @@
 
 #include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
-#include "ddp/optim/torch_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
@@ -39,7 +38,7 @@ std::unique_ptr<ddp::Optimizer> make_sgd(const ddp::NamedParameter& parameter, b
   }
   auto sgd = std::make_shared<torch::optim::SGD>(std::vector<at::Tensor>{parameter.tensor},
                                                  torch::optim::SGDOptions(kLr));
-  return std::make_unique<ddp::TorchOptimizer>(sgd, ddp::NamedParameters{parameter});
+  return ddp::wrap_optimizer(sgd, ddp::NamedParameters{parameter});
 }
 
 void poison(const nlohmann::json& infs, int64_t step, const ddp::NamedParameters& parameters) {

@@ -5,7 +5,6 @@
 
 #include "amp/unscale.hpp"
 #include "ddp/optim/make_optimizer.hpp"
-#include "ddp/optim/torch_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
@@ -145,7 +144,7 @@ TEST_CASE("clip_and_step measures unscaled gradients, whatever the scale is", "[
     optimizer = ddp::make_optimizer({{"w", f.weight}}, options);
   }
   SECTION("torch") {
-    optimizer = std::make_unique<ddp::TorchOptimizer>(
+    optimizer = ddp::wrap_optimizer(
         std::make_shared<torch::optim::SGD>(std::vector{f.weight}, torch::optim::SGDOptions(1.0)),
         ddp::NamedParameters{{"w", f.weight}});
   }

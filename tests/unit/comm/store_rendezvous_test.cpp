@@ -46,7 +46,8 @@ class TorchrunJob {
   }
   std::function<void()> rank(int rank, ControlPlaneOptions options = fast_options()) const {
     return [this, rank, options] {
-      const auto plane = ControlPlane::create(launch(rank), rendezvous(rank, options), options);
+      const auto plane =
+          detail::create_control_plane(launch(rank), rendezvous(rank, options), options);
       plane->barrier();
       plane->close();
     };

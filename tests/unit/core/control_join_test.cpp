@@ -72,7 +72,8 @@ struct Job {
 
   std::function<void()> rank(int rank, std::function<void(ControlPlane&)> body = {}) const {
     return [this, rank, body] {
-      const auto plane = ControlPlane::create(launch_of(rank, world_size), rendezvous, options);
+      const auto plane =
+          detail::create_control_plane(launch_of(rank, world_size), rendezvous, options);
       if (body) {
         body(*plane);
       }
@@ -100,7 +101,8 @@ TEST_CASE("rendezvous: without rank 0 the others name it", "[control_plane]") {
   auto options = fast_options();
   options.rendezvous_timeout = 200ms;
   const auto fixed = detail::make_fixed_rendezvous("127.0.0.1", 1, "secret");
-  const auto ends = run_threads({[&] { ControlPlane::create(launch_of(1, 2), fixed, options); }});
+  const auto ends =
+      run_threads({[&] { detail::create_control_plane(launch_of(1, 2), fixed, options); }});
   REQUIRE(ends[0].exit_code == kPeerLost);
   REQUIRE_THAT(ends[0].error,
                Catch::Contains("missing: 0") && Catch::Contains("Connection refused"));
@@ -122,7 +124,8 @@ TEST_CASE("rendezvous: two processes with rank 0 at one port are named on all ra
   const int port = detail::listen_tcp("127.0.0.1", 0)->port;  // released immediately
   const auto fixed = detail::make_fixed_rendezvous("127.0.0.1", port, "secret");
   const auto rank = [&](int number) {
-    return [&, number] { ControlPlane::create(launch_of(number, 3), fixed, fast_options()); };
+    return
+        [&, number] { detail::create_control_plane(launch_of(number, 3), fixed, fast_options()); };
   };
   for (const auto& end : run_threads({rank(0), rank(0), rank(1)})) {
     REQUIRE(end.exit_code == kSettings);
@@ -133,8 +136,9 @@ TEST_CASE("rendezvous: two processes with rank 0 at one port are named on all ra
 TEST_CASE("rendezvous: ranks that disagree about the job's size are named", "[control_plane]") {
   const Job job(3);
   const auto ends =
-      run_threads({job.rank(0), job.rank(1),
-                   [&] { ControlPlane::create(launch_of(2, 4), job.rendezvous, fast_options()); }});
+      run_threads({job.rank(0), job.rank(1), [&] {
+                     detail::create_control_plane(launch_of(2, 4), job.rendezvous, fast_options());
+                   }});
   for (const auto& end : ends) {
     REQUIRE(end.exit_code == kSettings);
     REQUIRE_THAT(end.error,
@@ -145,8 +149,9 @@ TEST_CASE("rendezvous: ranks that disagree about the job's size are named", "[co
 TEST_CASE("rendezvous: a rank not below the job's size is refused", "[control_plane]") {
   const Job job(2);
   const auto ends =
-      run_threads({job.rank(0),
-                   [&] { ControlPlane::create(launch_of(2, 2), job.rendezvous, fast_options()); }});
+      run_threads({job.rank(0), [&] {
+                     detail::create_control_plane(launch_of(2, 2), job.rendezvous, fast_options());
+                   }});
   REQUIRE(ends[0].exit_code == kSettings);
   REQUIRE_THAT(ends[1].error, Catch::Contains("is not below WORLD_SIZE 2"));
 }
@@ -324,7 +329,8 @@ TEST_CASE("control plane: who comes after all ranks joined is told, the job goes
 TEST_CASE("rendezvous: a fixed port that is taken is a settings error", "[control_plane]") {
   const auto stranger = detail::listen_tcp("127.0.0.1", 0);
   const auto fixed = detail::make_fixed_rendezvous("127.0.0.1", stranger->port, "secret");
-  const auto end = end_of([&] { ControlPlane::create(launch_of(0, 2), fixed, fast_options()); });
+  const auto end =
+      end_of([&] { detail::create_control_plane(launch_of(0, 2), fixed, fast_options()); });
   REQUIRE(end.exit_code == kSettings);
   REQUIRE_THAT(end.error,
                Catch::Contains("port " + std::to_string(stranger->port) + " of 127.0.0.1") &&
@@ -333,7 +339,8 @@ TEST_CASE("rendezvous: a fixed port that is taken is a settings error", "[contro
 
 TEST_CASE("rendezvous: an address of another host is a settings error", "[control_plane]") {
   const auto fixed = detail::make_fixed_rendezvous("192.0.2.1", 4321, "secret");
-  const auto end = end_of([&] { ControlPlane::create(launch_of(0, 2), fixed, fast_options()); });
+  const auto end =
+      end_of([&] { detail::create_control_plane(launch_of(0, 2), fixed, fast_options()); });
   REQUIRE(end.exit_code == kSettings);
   REQUIRE_THAT(end.error, Catch::Contains("'192.0.2.1' port 4321"));
   REQUIRE(end_of([] { detail::make_fixed_rendezvous("127.0.0.1", 1, ""); }).exit_code == kSettings);
@@ -358,7 +365,7 @@ TEST_CASE("rendezvous: ranks meet through a file only their user can read", "[co
   mode_t mode = 0;
   const auto rank = [&](int number) {
     return [&, number] {
-      const auto plane = ControlPlane::create(
+      const auto plane = detail::create_control_plane(
           launch_of(number, 2), detail::make_file_rendezvous(folder.path(), "12.0.0", "127.0.0.1"),
           fast_options());
       struct stat info {};

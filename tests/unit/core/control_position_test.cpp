@@ -329,7 +329,7 @@ TEST_CASE("control plane: an all_gather is one message a rank", "[control_plane]
   for (int rank = 0; rank < kWorldSize - 1; ++rank) {
     bodies.push_back([&, rank] {
       const auto plane =
-          ControlPlane::create(launch_of(rank, kWorldSize), rendezvous, fast_options());
+          detail::create_control_plane(launch_of(rank, kWorldSize), rendezvous, fast_options());
       plane->all_gather(std::string(100, 'x'));
       wait_in_collective(*plane);  // the one by hand leaves without a word
     });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/detail/plan.hpp"
+#include "core/plan.hpp"
 
 #include <cstdio>
 #include <cstdlib>

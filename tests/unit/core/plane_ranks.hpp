@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/failure_cause.hpp"
+#include "core/rendezvous.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::test {
@@ -20,7 +22,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 /// Rendezvous of ranks in one process, through a variable.
-class LocalRendezvous final : public Rendezvous {
+class LocalRendezvous final : public detail::Rendezvous {
  public:
   std::string bind_address() override { return "127.0.0.1"; }
   std::string exchange(int rank, const std::string& contact,
@@ -98,7 +100,8 @@ inline std::vector<RankEnd> run_ranks(int world_size,
   std::vector<std::function<void()>> bodies;
   for (int rank = 0; rank < world_size; ++rank) {
     bodies.push_back([=, &body] {
-      const auto plane = ControlPlane::create(launch_of(rank, world_size), rendezvous, options);
+      const auto plane =
+          detail::create_control_plane(launch_of(rank, world_size), rendezvous, options);
       body(*plane);
       plane->close();
     });

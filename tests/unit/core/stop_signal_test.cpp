@@ -11,8 +11,10 @@
 #include <mutex>
 #include <thread>
 
+#include "core/exchange_pace.hpp"
+#include "core/failure_cause.hpp"
 #include "core/message_codec.hpp"
-#include "ddp/detail/exchange_pace.hpp"
+#include "core/stop_signal_handlers.hpp"
 #include "support/catch.hpp"
 
 namespace ddp {
@@ -95,7 +97,7 @@ int exit_status_of(F&& child) {
 
 TEST_CASE("Ctrl-C leaves errno as the interrupted code had it") {
   const int status = exit_status_of([] {
-    const StopSignalHandlers handlers;
+    const detail::StopSignalHandlers handlers;
     close(STDERR_FILENO);  // the handler's own write fails
     errno = ENOENT;
     raise(SIGINT);
@@ -107,7 +109,7 @@ TEST_CASE("Ctrl-C leaves errno as the interrupted code had it") {
 TEST_CASE("a signal only sets the flag, and the old handlers come back") {
   const int status = exit_status_of([] {
     {
-      StopSignalHandlers handlers;
+      detail::StopSignalHandlers handlers;
       Meeting meeting(1);
       ThreadPlane plane(meeting, 0);
       StopSignal stop(plane);
@@ -129,7 +131,7 @@ TEST_CASE("a signal only sets the flag, and the old handlers come back") {
 TEST_CASE("the second Ctrl-C leaves at once") {
   const int status = exit_status_of([] {
     close(STDERR_FILENO);
-    StopSignalHandlers handlers;
+    detail::StopSignalHandlers handlers;
     raise(SIGINT);
     if (!stop_requested()) _exit(1);
     raise(SIGINT);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "data/augmentation.hpp"
+#include "data/image_dataset.hpp"
 #include "ddp/data/dataset.hpp"
 #include "support/catch.hpp"
 #include "unit/data/cifar10_sample.hpp"
@@ -51,7 +52,7 @@ TEST_CASE("pad-crop, flip and cutout equal LibTorch's ops for the same draws", "
   DataOptions plain_options = options;
   plain_options.augment = Augment::None;
   const auto plain = make_dataset(plain_options);
-  const auto resolved = ddp::resolve_data_options(options);
+  const auto resolved = ddp::detail::resolve_data_options(options);
   const auto black =
       torch::tensor({(0.0f / 255.0f - float(resolved.mean[0])) / float(resolved.std[0]),
                      (0.0f / 255.0f - float(resolved.mean[1])) / float(resolved.std[1]),

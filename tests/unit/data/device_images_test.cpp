@@ -8,6 +8,7 @@
 
 #include "data/batch_plan.hpp"
 #include "data/image_dataset.hpp"
+#include "data/resident_images.hpp"
 #include "data_test_support.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
@@ -122,22 +123,23 @@ TEST_CASE("images stay on the host if the GPU cannot hold them", "[device_images
   const at::Device gpu(at::kCUDA, 0);
 #ifdef DDP_HAS_CUDA
   using ddp::DeviceImageLoader;
-  REQUIRE(DeviceImageLoader::why_not(*dataset, gpu).empty());
-  REQUIRE(DeviceImageLoader::is_chosen(*dataset, gpu, {}));
-  REQUIRE_FALSE(DeviceImageLoader::is_chosen(*dataset, gpu, {.device_resident_limit_mb = 0}));
+  REQUIRE(ddp::detail::why_not_resident(*dataset, gpu).empty());
+  REQUIRE(ddp::detail::keeps_images_on_device(*dataset, gpu, {}));
   REQUIRE_FALSE(
-      DeviceImageLoader::is_chosen(*dataset, gpu, {.device_resident = ddp::DevicePolicy::Off}));
+      ddp::detail::keeps_images_on_device(*dataset, gpu, {.device_resident_limit_mb = 0}));
+  REQUIRE_FALSE(ddp::detail::keeps_images_on_device(*dataset, gpu,
+                                                    {.device_resident = ddp::DevicePolicy::Off}));
   // Cropped again per batch, decoded again per batch, no images at all.
   const auto cropped = ddp::make_dataset(
       {.path = kSample, .num_samples = 32, .augment = Augment::RandomResizedCrop});
-  REQUIRE(contains(DeviceImageLoader::why_not(*cropped, gpu), "data.augment=pad_crop"));
+  REQUIRE(contains(ddp::detail::why_not_resident(*cropped, gpu), "data.augment=pad_crop"));
   const auto uncached = ddp::make_dataset({.path = kSample,
                                            .num_samples = 32,
                                            .augment = Augment::None,
                                            .cache = ddp::CachePolicy::Off});
-  REQUIRE(contains(DeviceImageLoader::why_not(*uncached, gpu), "data.cache=ram"));
+  REQUIRE(contains(ddp::detail::why_not_resident(*uncached, gpu), "data.cache=ram"));
   const auto synthetic = ddp::make_dataset({.format = ddp::DataFormat::Synthetic});
-  REQUIRE(!DeviceImageLoader::why_not(*synthetic, gpu).empty());
+  REQUIRE(!ddp::detail::why_not_resident(*synthetic, gpu).empty());
 #endif
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "data/token_file.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 #include "support/named_pipe.hpp"
@@ -15,8 +16,8 @@ using namespace token_test;
 using Catch::Contains;
 using data_test::message_of;
 using ddp::DataError;
-using ddp::TokenFile;
 using ddp::Vocabulary;
+using ddp::detail::TokenFile;
 
 namespace {
 

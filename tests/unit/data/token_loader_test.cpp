@@ -145,14 +145,14 @@ TEST_CASE("the embedded samples open, and their answers can be read", "[tokens]"
     REQUIRE(prompt.ends_with("<|im_end|>\n<|im_start|>assistant\n"));
     REQUIRE(reference.starts_with("<functioncall> {\"name\": "));
     REQUIRE(reference.ends_with("}}"));
-    REQUIRE(question.reference.back() == eval.file().tokenizer().end_of_turn);
+    REQUIRE(question.reference.back() == eval.tokenizer().end_of_turn);
   }
 
   options.path = DDP_SOURCE_DIR "/data/text-sample";
   options.layout = TokenLayout::Stream;
   const TokenDataset text(options, ddp::Split::Test);
   CHECK(text.statistics().num_targets == 12999);
-  CHECK(text.file().tokenizer().vocab_size == 61);
+  CHECK(text.tokenizer().vocab_size == 61);
   const auto window = text.get(0).input_ids;
   CHECK_THAT(text.vocabulary().decode({window.begin(), window.end()}),
              Catch::Contains("BRUTUS:\nCaiu"));

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/group_choices.hpp"
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/data/data_loader.hpp"
@@ -159,7 +160,7 @@ TEST_CASE("an earlier commit's checkpoint of SGD returns every bit of every obje
   CHECK(run.loader.position() == 8);
   CHECK(testing::same_bits(run.loader.next().target, own.tensors.at("next_samples")));
   CHECK(run.checkpointer.text("note") == "a text of the program");
-  CHECK(ctx.plan().find("kernels") == golden::kGivenKernels);
+  CHECK(ctx.communicator()->choices().plan().find("kernels") == golden::kGivenKernels);
 }
 
 TEST_CASE("an earlier commit's checkpoint of AdamW returns masters, leaves and the base's print") {
@@ -221,7 +222,7 @@ TEST_CASE("an earlier commit's plan file is taken and left as it is") {
   const auto file = golden::copy_of("plan_of_one_rank.json", folder.path());
   const auto before = testing::read_file(file);
   auto ctx = make_context(file);
-  CHECK(ctx.plan().find("kernels") == golden::kGivenKernels);
+  CHECK(ctx.communicator()->choices().plan().find("kernels") == golden::kGivenKernels);
   auto& book = ddp::ops::detail::ChoiceBook::instance();
   CHECK(book.find("a product", 5) == 4);
   CHECK(book.find("a convolution", 7) == 2);

@@ -170,7 +170,7 @@ TEST_CASE(
   AdapterRuns runs(0);
   const auto sample = examples::find_data_path("data/chat-sample");
   const ddp::TokenDataset data({.path = sample}, ddp::Split::Train);
-  runs.from = {.tokens_path = sample, .end_tokens = data.file().tokenizer().end_tokens()};
+  runs.from = {.tokens_path = sample, .end_tokens = data.tokenizer().end_tokens()};
   REQUIRE(runs.run("", "random") == "");
   const auto read = [&](const std::string& name) { return testing::read_file(runs.file(name)); };
   for (const char* file : {"/tokenizer.json", "/tokenizer_config.json"}) {
@@ -179,7 +179,7 @@ TEST_CASE(
     CHECK(read(std::string("random/best") + file) == text);
   }
   const auto config = models::read_hf_config(runs.file("random/last"));
-  CHECK(config.eos_token_ids == data.file().tokenizer().end_tokens());
+  CHECK(config.eos_token_ids == data.tokenizer().end_tokens());
   CHECK(config.eos_token_ids.size() == 2);
 
   // A base's config with more keys than known here.

@@ -6,6 +6,7 @@
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
 #include "ddp/optim/lr_schedule.hpp"
+#include "optim/parameter_settings.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
@@ -113,7 +114,7 @@ TEST_CASE("Removed optimizer settings are refused by name", "[optim]") {
 
 TEST_CASE("Wrong optimizer settings are refused by name", "[optim]") {
   const auto refusal = [](OptimizerOptions options) {
-    return message_of<ddp::SettingsError>([&] { validate(options); });
+    return message_of<ddp::SettingsError>([&] { ddp::detail::validate(options); });
   };
   OptimizerOptions options;
   CHECK(refusal(options).empty());

@@ -347,19 +347,15 @@ TEST_CASE("Wrong parameters and steps are refused by name", "[optim]") {
   CHECK(contains(message_of([&] { optimizer->step(0.1); }), "gradient of w is sparse"));
 }
 
-TEST_CASE("make_optimizer takes a model and returns a Stateful object", "[optim]") {
-  struct Model {
-    const NamedParameters& named_parameters() const { return parameters; }
-    NamedParameters parameters;
-  };
-  Model model{three_parameters()};
-  auto optimizer = ddp::make_optimizer(model, sgd());
+TEST_CASE("make_optimizer returns a Stateful object", "[optim]") {
+  const NamedParameters parameters = three_parameters();
+  auto optimizer = ddp::make_optimizer(parameters, sgd());
   const std::vector<std::reference_wrapper<ddp::Stateful>> objects{*optimizer};
   CHECK(objects[0].get().state_name() == "optimizer");
-  set_gradients(model.parameters, 0);
-  const std::vector<at::Tensor> before = copies(model.parameters);
+  set_gradients(parameters, 0);
+  const std::vector<at::Tensor> before = copies(parameters);
   const std::unique_ptr<ddp::Optimizer> moved = std::move(optimizer);
   moved->step(0.125);
-  CHECK_FALSE(all_equal(model.parameters, before));
+  CHECK_FALSE(all_equal(parameters, before));
   CHECK(moved->capturable());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/optim/torch_optimizer.hpp"
+#include "optim/torch_optimizer.hpp"
 
 #include <torch/torch.h>
 
@@ -8,7 +8,7 @@
 
 using namespace optim_test;
 using ddp::NamedParameters;
-using ddp::TorchOptimizer;
+using ddp::detail::TorchOptimizer;
 
 namespace {
 

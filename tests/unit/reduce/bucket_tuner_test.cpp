@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "comm/group_choices.hpp"
 #include "fake_communicator.hpp"
 #include "reduce/bucket_choice.hpp"
 #include "reduce/gradient_arena.hpp"
@@ -103,20 +104,20 @@ TEST_CASE("automatic buckets are cut where measured times expose the least commu
   const auto log = stderr_of([&] { tuned.tuner.rebuild(kLargeFirst); });
   CHECK(tuned.num_buckets() == (is_slow ? 2 : 1));
   CHECK_THAT(log, Catch::Contains(is_slow ? "2 reductions per step" : "1 reductions per step"));
-  CHECK(tuned.communicator->plan().find(tuned.plan_name()).has_value());
+  CHECK(tuned.communicator->choices().plan().find(tuned.plan_name()).has_value());
 }
 
 TEST_CASE("automatic buckets without measured times are cut at the limits") {
   TunedBuckets tuned(testing::options_of_any_layout());
   tuned.tuner.rebuild(kLargeFirst);
   CHECK(tuned.num_buckets() == 2);  // the first limit is 1 MiB
-  CHECK_FALSE(tuned.communicator->plan().find(tuned.plan_name()).has_value());
+  CHECK_FALSE(tuned.communicator->choices().plan().find(tuned.plan_name()).has_value());
 }
 
 TEST_CASE("a plan replaces the measurement") {
   TunedBuckets tuned(testing::options_of_any_layout());
   const std::vector<int> cuts = GENERATE(std::vector<int>{2}, std::vector<int>{1, 2});
-  tuned.communicator->plan().set(tuned.plan_name(), TunedBuckets::plan_of(cuts));
+  tuned.communicator->choices().plan().set(tuned.plan_name(), TunedBuckets::plan_of(cuts));
   CHECK(tuned.tuner.is_due(1, kLargeFirst));
   stderr_of([&] { tuned.tuner.rebuild(kLargeFirst); });
   CHECK(tuned.num_buckets() == cuts.size());
@@ -124,7 +125,7 @@ TEST_CASE("a plan replaces the measurement") {
 
 TEST_CASE("a damaged plan is reported once, and the buckets are measured") {
   TunedBuckets tuned(testing::options_of_any_layout());
-  tuned.communicator->plan().set(tuned.plan_name(), TunedBuckets::plan_of({2, 1}));
+  tuned.communicator->choices().plan().set(tuned.plan_name(), TunedBuckets::plan_of({2, 1}));
   const auto log = stderr_of([&] {
     CHECK_FALSE(tuned.tuner.is_due(1, kLargeFirst));
     tuned.run_backward(1);
@@ -134,15 +135,15 @@ TEST_CASE("a damaged plan is reported once, and the buckets are measured") {
   });
   CHECK(num_found(log, "the plan's buckets are damaged: cuts must ascend") == 1);
   CHECK(num_found(log, "this run measures them") == 1);
-  const auto measured = tuned.communicator->plan().find(tuned.plan_name());
+  const auto measured = tuned.communicator->choices().plan().find(tuned.plan_name());
   REQUIRE(measured.has_value());
   CHECK_NOTHROW(ddp::detail::BucketChoice::from_json(*measured, {4 * kLarge, 4 * kSmall}));
 }
 
 TEST_CASE("the plan of another model is not taken") {
   TunedBuckets tuned(testing::options_of_any_layout());
-  tuned.communicator->plan().set(tuned.plan_name(),
-                                 ddp::detail::BucketChoice{.cuts = {2}}.to_json({8, 8}));
+  tuned.communicator->choices().plan().set(tuned.plan_name(),
+                                           ddp::detail::BucketChoice{.cuts = {2}}.to_json({8, 8}));
   CHECK(stderr_of([&] { CHECK_FALSE(tuned.tuner.is_due(1, kLargeFirst)); }).empty());
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/argument_checks.hpp"
+#include "comm/group_choices.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
@@ -47,7 +48,7 @@ class FakeWork final : public ddp::Work {
   int num_waits_ = 0;
 };
 
-class FakeCommunicator final : public ddp::Communicator {
+class FakeCommunicator final : public ddp::Communicator, public ddp::detail::BackendMeasurements {
  public:
   struct Call {
     std::string operation;
@@ -95,7 +96,6 @@ class FakeCommunicator final : public ddp::Communicator {
   /// What all_reduce_table() measures.
   std::vector<ddp::AllReduceRow> measured_rows{{.num_bytes = 1, .ring_us = 10}};
 
- protected:
   std::vector<ddp::AllReduceRow> measure_all_reduce() override { return measured_rows; }
 
  private:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "fake_communicator.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"

@@ -233,7 +233,7 @@ TEST_CASE("a complete checkpoint is kept if a resume skipped a newer one with fl
 
 TEST_CASE("an empty pointer in a checkpointer's list is refused") {
   const std::unique_ptr<Box> none;
-  REQUIRE_THROWS_WITH(ddp::StatefulRef(none), Catch::Contains("holds an empty pointer"));
+  REQUIRE_THROWS_WITH(ddp::detail::StatefulRef(none), Catch::Contains("holds an empty pointer"));
 }
 
 TEST_CASE("objects need different names") {

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "ddp/data/token_dataset.hpp"
+#include "ddp/detail/module_tensors.hpp"
 #include "ddp/detail/visit_tensors.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -176,12 +177,12 @@ TEST_CASE("the modes of submodules are distinguished") {
   torch::nn::Sequential module(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
   auto ctx = make_context();
   DistributedDataParallel model(module, ctx.communicator());
-  const auto all = model.all_tensors().mode_key();
+  const auto all = ddp::detail::mode_key(model.all_tensors());
   module[1]->eval();
   REQUIRE(model.is_training());
-  REQUIRE(model.all_tensors().mode_key() != all);
+  REQUIRE(ddp::detail::mode_key(model.all_tensors()) != all);
   module[1]->train();
-  REQUIRE(model.all_tensors().mode_key() == all);
+  REQUIRE(ddp::detail::mode_key(model.all_tensors()) == all);
   REQUIRE(model.require_backward_grad_sync());
   const auto no_sync = model.no_sync();
   REQUIRE_FALSE(model.require_backward_grad_sync());

@@ -95,9 +95,8 @@ TEST_CASE("a run whose last save failed ends with 73, with and without wait()") 
   CHECK(ended.says("summary") == (waits && retries));
   CHECK(ended.says("training continues") == retries);
   CHECK(ended.says("the checkpoint after 1 steps was not saved"));
-  CHECK(ended.says(dir +
-                   ": Not a directory; fix: remove the file where a folder is needed, or set "
-                   "another checkpoint.dir"));
+  CHECK(ended.says(dir + ": Not a directory; fix: remove the file where a folder is needed, or set "
+                         "another checkpoint.dir"));
   CHECK(ended.says("first cause: rank 0") == !retries);
 }
 
@@ -138,7 +137,7 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after their
     testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
     std::optional<Context> made(Context::create(on_cpu));
     std::optional<Checkpointer> checkpointer;
-    checkpointer.emplace(*made, options, std::initializer_list<StatefulRef>{model});
+    checkpointer.emplace(*made, options, std::initializer_list<detail::StatefulRef>{model});
     std::optional<Metrics> metrics;
     metrics.emplace(*made, no_files);
     Context context = *std::move(made);

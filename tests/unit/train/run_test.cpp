@@ -12,6 +12,7 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "ddp/detail/check.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"

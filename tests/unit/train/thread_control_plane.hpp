@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/failure_cause.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace testing {

@@ -7,16 +7,14 @@
 // - A call returns at once. CUDA calls are enqueued on the communicator's own high-priority stream,
 //   which first waits for the work on the caller's current stream. A progress thread executes CPU
 //   calls. Use the result only after Work::wait().
-// - On CUDA, consecutive all_reduces below 4 MiB share one wait. Waiting for one may also wait for
-//   up to 31 later ones called before the wait ended. So never delay such a call until a peer
-//   reports, by other means, that its wait for an earlier one ended.
+// - On CUDA, consecutive all_reduces below 4 MiB share one wait, which may include up to 31 later
+//   ones called before it ended. So never delay such a call until a peer reports, by other means,
+//   that its wait for an earlier one ended.
 // - Dtypes: float32/64, float16, bfloat16, int8..int64, uint8 and bool. Avg takes floating types
 //   only and divides float16 and bfloat16 before it adds them. For bool, Sum and Max are "or",
 //   Product and Min are "and".
 // - A thread with an open GroupScope may call only the communicator of that scope.
-// - With CommunicatorOptions::check_collectives, a call that differs between ranks throws
-//   MismatchError on all ranks of the group and names both sides. Nothing is sent and the group
-//   stays usable. send() and recv() are not compared.
+// - CommunicatorOptions::check_collectives compares the ranks' calls (docs/semantics.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,10 +23,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "ddp/detail/all_reduce_table.hpp"
-#include "ddp/detail/plan.hpp"
+#include "ddp/detail/group_parts.hpp"
 
 namespace ddp {
 
@@ -41,19 +37,15 @@ class Work {
   virtual void wait() = 0;
   /// The *host* waits for the result. Throws PeerLostError after `timeout`.
   virtual void wait_host(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
-  /// Whether the result is ready; never blocks.
-  virtual bool is_completed() = 0;
+  virtual bool is_completed() = 0;  ///< never blocks
 };
 
 using WorkPtr = std::shared_ptr<Work>;
 
-class ControlPlane;
-class LaunchSequencer;
-
 enum class ReduceOp { Sum, Avg, Min, Max, Product };
 const char* to_string(ReduceOp op);
 
-class Communicator {
+class Communicator : public detail::GroupParts {
  public:
   virtual ~Communicator() = default;
 
@@ -64,8 +56,7 @@ class Communicator {
 
   /// In place.
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;
-  /// Like all_reduce(), for callers that compute meanwhile: may take a little longer but leaves
-  /// more of the device to the computation.
+  /// For callers that compute meanwhile: may take longer, but leaves more of the device to them.
   virtual WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) {
     return all_reduce(std::move(tensor), op);
   }
@@ -82,19 +73,17 @@ class Communicator {
   /// The host waits until every rank of the group has called.
   virtual void barrier() = 0;
 
-  /// Operations between the two calls are launched together (NCCL's group calls). Other backends
-  /// start them at once. Use GroupScope.
+  /// NCCL launches the operations between the two calls together. Use GroupScope.
   virtual void group_start() {}
   virtual void group_end() {}
 
   /// Ranks with equal `color` form a group, ordered by (`key`, rank). A negative color gives
-  /// nullptr.
-  /// Collective.
+  /// nullptr. Collective.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
   /// Memory that the backend reduces fastest: uint8 [num_bytes], 256-byte aligned, uninitialised.
   /// The tensor may outlive the communicator. Collective: equal sizes in equal order on every rank.
-  /// The first call may measure all_reduce_table() (see nccl_algorithm); the host waits.
+  /// With CommunicatorOptions::nccl_algorithm=auto the host waits while the first call measures.
   virtual at::Tensor allocate(int64_t num_bytes) = 0;
 
   /// Ends all pending operations on this rank with an error. Later calls throw PeerLostError with
@@ -105,42 +94,9 @@ class Communicator {
   /// Cheap; any thread. Also applies to groups made by split().
   virtual void set_step(int64_t /*step*/) {}
 
-  /// Choices measured on this group or adopted from a checkpoint or file. Equal on all ranks while
-  /// all ranks make the same calls; "kernels" may differ (see Plan).
-  Plan& plan();
-  /// Adopts the choices of rank 0's `json` if every rank has the hardware and versions they were
-  /// measured on. Otherwise no rank adopts and the log says so. Collective; the host waits. Throws
-  /// ReadError naming `origin` on all ranks and then changes nothing.
-  void adopt_plan(const std::string& json, const std::string& origin);
-  /// Times of all_reduce by size, from the plan or measured by the first call. Collective; the host
-  /// waits. Empty for a group of one.
-  const AllReduceTable& all_reduce_table();
-
-  /// The agreed order in which several models launch their buckets, shared with groups made by
-  /// split(). Groups that share ranks must launch in the same order.
-  LaunchSequencer& launch_sequencer();
-
-  /// The control plane of this group's ranks. Agreements made over it are independent of the
-  /// collectives a rank has called. Null for groups made by split() and without a Context.
-  std::shared_ptr<ControlPlane> control_plane() const { return control_plane_.lock(); }
-  void set_control_plane(const std::shared_ptr<ControlPlane>& plane) { control_plane_ = plane; }
-
  protected:
-  /// A group made by split() names its `parent` and shares its launch sequencer.
+  /// A group made by split() names its `parent`.
   explicit Communicator(const Communicator* parent = nullptr);
-
-  /// Further dependencies of measured choices. plan() adds backend and world size.
-  virtual Plan::Identity plan_identity() const { return {}; }
-  /// Times of this rank. The caller keeps the slowest rank's.
-  virtual std::vector<AllReduceRow> measure_all_reduce();
-  /// The table from all_reduce_table() or adopt_plan(). Empty before either is called.
-  const AllReduceTable& known_table() const { return table_; }
-
- private:
-  const std::shared_ptr<LaunchSequencer> launch_sequencer_;
-  std::weak_ptr<ControlPlane> control_plane_;
-  std::unique_ptr<Plan> plan_;
-  AllReduceTable table_;
 };
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;
@@ -150,10 +106,8 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 /// SettingsError.
 class GroupScope {
  public:
-  explicit GroupScope(Communicator& communicator) : communicator_(communicator) {
-    communicator_.group_start();
-  }
-  ~GroupScope() { communicator_.group_end(); }
+  explicit GroupScope(Communicator& communicator);
+  ~GroupScope();
   GroupScope(const GroupScope&) = delete;
   GroupScope& operator=(const GroupScope&) = delete;
 
@@ -163,20 +117,18 @@ class GroupScope {
 
 struct CommunicatorOptions {
   std::string backend = "auto";  ///< auto, nccl, mpi, single
-  /// Limit per collective, from the enqueue. NCCL watches a collective only after a wait, query or
-  /// drop of its work; several within a millisecond share one mark.
+  /// Limit per collective, from the enqueue; with NCCL only after a wait, query or drop of its
+  /// work.
   std::chrono::milliseconds timeout{600'000};
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step has ended
   int64_t nccl_min_ctas = 0;                                ///< 0: NCCL chooses
   int64_t nccl_max_ctas = 0;
   /// Algorithm of all-reduces of float sums and means in memory from allocate(): ring, symmetric or
-  /// auto. Symmetric and auto register that memory as a symmetric window. auto follows a table that
-  /// the first allocate() outside groups and captures measures; the plan keeps it. Without a table,
-  /// or where windows are unavailable (logged once), ring is used.
+  /// auto, by a table that the first allocate() outside groups and captures measures
+  /// (docs/architecture.md, "Measured choices").
   std::string nccl_algorithm = "ring";
-  /// Debugging: compares the ranks' calls before each collective. Each time the host waits for the
-  /// slowest rank and exchanges a small message with rank 0. Calls in a CUDA graph capture are not
-  /// compared here (GraphedStep compares them), nor are replays.
+  /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
+  /// calls. Not for send(), recv(), CUDA graph captures (GraphedStep compares them) and replays.
   bool check_collectives = false;
 };
 

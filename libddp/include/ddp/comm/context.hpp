@@ -42,9 +42,8 @@ class Context {
   static Context create(const ContextOptions& options = {});
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
-  /// Closes in order: registered teardowns (newest first), communicators, control plane. While an
-  /// exception unwinds, communicators abort and nothing waits for peers. If nobody published the
-  /// exception (ddp::run does), peers learn that this rank failed, but not the message.
+  /// Calls close(), unless an exception unwinds: then communicators abort and nothing waits for
+  /// peers. They get the exception's message only if ddp::run published it.
   ~Context();
 
   int rank() const;
@@ -58,8 +57,6 @@ class Context {
   const LaunchEnvironment& launch() const;
   CommunicatorPtr communicator() const;
   ControlPlane& control_plane() const;
-  /// The measured choices of the world communicator.
-  Plan& plan() const { return communicator()->plan(); }
 
   /// Makes ranks draw different random numbers (dropout): seeds with seed * world_size + rank.
   void seed_ranks(int64_t seed) const;
@@ -67,17 +64,10 @@ class Context {
   /// Reports this rank's step and place to peers and log lines; see ControlPlane::set_progress.
   void set_progress(int64_t step, const std::string& where) const;
 
-  /// Runs `teardown` before communicators close (graphs and reducers register here).
+  /// Runs `teardown` before communicators close; the newest first.
   void add_teardown(std::function<void()> teardown);
 
-  /// Records a failure to throw at the end of the job, for destructors, which cannot throw. All
-  /// ranks record the same failure; the first one counts.
-  void defer_failure(const FailureCause& cause) const;
-  /// Publishes a recorded failure and throws the Error of its exit code. ddp::run calls it after
-  /// the training function; close() calls it first.
-  void throw_deferred_failure() const;
-
-  /// Ordered, collective end; idempotent. The destructor calls it unless an exception unwinds.
+  /// Ordered, collective end: teardowns, communicators, control plane. Idempotent.
   void close();
 
  private:

@@ -8,7 +8,6 @@
 //   }
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -47,6 +46,23 @@ class FieldVisitor {
   virtual void field(const Field& field, std::vector<int64_t>& value) = 0;
   virtual void field(const Field& field, std::vector<double>& value) = 0;
   virtual void field(const Field& field, std::vector<std::string>& value) = 0;
+  void field(Field info, int& value);
+  /// Written and read as a whole number of milliseconds; name the key "<something>_ms".
+  void field(Field info, std::chrono::milliseconds& value);
+
+  /// An enumeration, printed and parsed by the names in `names`.
+  template <typename E>
+  void field(Field info, E& value, const std::vector<std::pair<std::string, E>>& names) {
+    std::string text;
+    for (const auto& [name, enumerator] : names) {
+      info.choices.push_back(name);
+      text = enumerator == value ? name : text;
+    }
+    field(info, text);
+    for (const auto& [name, enumerator] : names) {
+      value = name == text ? enumerator : value;
+    }
+  }
 
   /// Nested options: their keys become "<name>.<key>".
   template <typename T>
@@ -54,40 +70,6 @@ class FieldVisitor {
     enter_section(name);
     describe_fields(options, *this);
     leave_section();
-  }
-
-  void field(Field field_info, int& value) {
-    field_info.min = std::max<double>(field_info.min, std::numeric_limits<int>::min());
-    field_info.max = std::min<double>(field_info.max, std::numeric_limits<int>::max());
-    int64_t wide = value;
-    field(field_info, wide);
-    value = static_cast<int>(wide);
-  }
-
-  /// Written and read as a whole number of milliseconds; name the key "<something>_ms".
-  void field(Field field_info, std::chrono::milliseconds& value) {
-    field_info.unit = "ms";
-    int64_t count = value.count();
-    field(field_info, count);
-    value = std::chrono::milliseconds(count);
-  }
-
-  /// An enumeration, printed and parsed by the names in `names`.
-  template <typename E>
-  void field(Field field_info, E& value, const std::vector<std::pair<std::string, E>>& names) {
-    std::string text;
-    for (const auto& [name, enumerator] : names) {
-      field_info.choices.push_back(name);
-      if (enumerator == value) {
-        text = name;
-      }
-    }
-    field(field_info, text);
-    for (const auto& [name, enumerator] : names) {
-      if (name == text) {
-        value = enumerator;
-      }
-    }
   }
 
  protected:
@@ -115,8 +97,6 @@ Section declare_section(std::string name) {
 /// Config::require_all_used.
 ///
 ///   ddp::run(argc, argv, train, {ddp::uses({"train.grad_accum_steps", "train.mixup"})});
-inline Section uses(std::vector<std::string> keys) {
-  return {.name = "", .describe = [](FieldVisitor&) {}, .used_keys = std::move(keys)};
-}
+Section uses(std::vector<std::string> keys);
 
 }  // namespace ddp

@@ -8,11 +8,9 @@
 
 namespace ddp {
 
-/// In the order of precedence: rank and world_size given, RANK and WORLD_SIZE,
-/// OMPI_COMM_WORLD_RANK, …
+/// In the order of precedence.
 enum class LaunchSource { Arguments, Torchrun, OpenMpi, Slurm, Pmix, Single };
-
-/// "explicit arguments", "torchrun", "mpirun", "a Slurm step", "PMIx", "a single process".
+/// For messages: "torchrun", "a Slurm step", …
 const char* to_string(LaunchSource source);
 
 /// Arguments set by the program. A value that contradicts the launcher is an error.
@@ -42,7 +40,6 @@ struct LaunchEnvironment {
 };
 
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
-
 /// The process's own environment.
 EnvironmentLookup process_environment();
 

@@ -15,18 +15,9 @@ void set_log_rank(int rank);
 
 /// Writes one whole line to standard error, so lines of ranks do not mix. Thread safe.
 void log(LogLevel level, const std::string& message);
-
-inline void log_debug(const std::string& message) {
-  log(LogLevel::Debug, message);
-}
-inline void log_info(const std::string& message) {
-  log(LogLevel::Info, message);
-}
-inline void log_warning(const std::string& message) {
-  log(LogLevel::Warning, message);
-}
-inline void log_error(const std::string& message) {
-  log(LogLevel::Error, message);
-}
+void log_debug(const std::string& message);
+void log_info(const std::string& message);
+void log_warning(const std::string& message);
+void log_error(const std::string& message);
 
 }  // namespace ddp

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors in the safetensors format (https://github.com/huggingface/safetensors#format).
 //
-// The reader trusts nothing. It limits the header to 16 MiB and 100,000 entries and checks lengths
-// against the file before allocation. Gaps or overlaps in the data and duplicate keys are errors.
+// The reader limits the header to 16 MiB and 100,000 entries and checks lengths before allocation.
+// Gaps or overlaps in the data and duplicate keys are errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <map>
 #include <string>
-#include <vector>
 
 namespace ddp {
 
@@ -22,22 +20,9 @@ struct Safetensors {
   std::map<std::string, std::string> metadata;  ///< the file's __metadata__
 };
 
-/// Maps the file and returns CPU tensors over its pages. The mapping is private: writing to a
-/// tensor does not change the file. Pages stay mapped while a tensor lives. Throws ReadError naming
-/// file and reason.
+/// Maps the file and returns CPU tensors over its pages, which stay mapped while a tensor lives.
+/// Writing to a tensor does not change the file. Throws ReadError naming file and reason.
 Safetensors load_safetensors(const std::string& path);
-
-/// A tensor's place in a file.
-struct StoredTensorInfo {
-  std::string name;
-  std::string dtype;  ///< the format's name: "F32", "BF16", …
-  std::vector<int64_t> shape;
-  uint64_t offset = 0;  ///< first byte, from the start of the file
-  uint64_t num_bytes = 0;
-};
-/// The places of a file's tensors, in the order of the file. Reads and checks the header only.
-/// Throws ReadError.
-std::vector<StoredTensorInfo> list_safetensors(const std::string& path);
 
 /// Writes a temporary file, then fsync and rename: `path` is the old or the new file, never a part.
 /// The umask sets its permissions. Takes tensors of any device and strides; dtypes bool,

@@ -17,17 +17,15 @@ struct NamedParameter {
   std::string name;
   at::Tensor tensor;
 };
-
 using NamedParameters = std::vector<NamedParameter>;
 
 /// 16 hexadecimal digits (XXH3) over names, dtypes, shapes and every bit of the values. The host
 /// waits for the device; device memory is copied in pieces.
 std::string fingerprint_of(const NamedParameters& parameters);
 
-// The part of an object that a checkpoint stores: tensors and small values under stable names.
-
 using StateValue = std::variant<bool, int64_t, double, std::string>;
 
+/// The part of an object that a checkpoint stores, under stable names.
 struct StateDict {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, StateValue> values;

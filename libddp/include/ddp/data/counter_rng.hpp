@@ -8,33 +8,9 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define DDP_HOST_DEVICE __host__ __device__
-#else
-#define DDP_HOST_DEVICE
-#endif
+#include "ddp/detail/philox.hpp"
 
 namespace ddp {
-
-struct Philox4x32 {
-  uint32_t word[4];
-};
-
-DDP_HOST_DEVICE inline Philox4x32 philox4x32(Philox4x32 counter, uint64_t key) {
-  uint32_t key0 = static_cast<uint32_t>(key);
-  uint32_t key1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53u} * counter.word[0];
-    const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter.word[2];
-    counter = {{static_cast<uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0,
-                static_cast<uint32_t>(product1),
-                static_cast<uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1,
-                static_cast<uint32_t>(product0)}};
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
-  return counter;
-}
 
 /// The draws of one sample in one epoch.
 class SampleRng {
@@ -49,7 +25,7 @@ class SampleRng {
   DDP_HOST_DEVICE uint32_t next() {
     if (draw_ % 4 == 0) {
       counter_.word[0] = draw_ / 4;
-      block_ = philox4x32(counter_, key_);
+      block_ = detail::philox4x32(counter_, key_);
     }
     return block_.word[draw_++ % 4];
   }
@@ -67,8 +43,8 @@ class SampleRng {
 
  private:
   uint64_t key_;
-  Philox4x32 counter_;
-  Philox4x32 block_;
+  detail::Philox4x32 counter_;
+  detail::Philox4x32 block_;
   uint32_t draw_ = 0;
 };
 

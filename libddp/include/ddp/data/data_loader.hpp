@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches for the training loop, prefetched by worker threads. Only the sampler decides their
-// order.
+// Batches for the training loop, prefetched by worker threads in the sampler's order.
 //
 //   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader);
 //   auto batch = loader.next();            // continues with the next epoch
@@ -12,55 +11,57 @@
 // goes to a GPU names its tensors.
 #pragma once
 
-#include <concepts>
-#include <cstddef>
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
-#include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "ddp/core/state_dict.hpp"
 #include "ddp/data/dataset.hpp"
-#include "ddp/data/device_image_loader.hpp"
+#include "ddp/data/distributed_sampler.hpp"
+#include "ddp/detail/batch_iterator.hpp"
 #include "ddp/detail/batch_source.hpp"
 #include "ddp/detail/prefetch_source.hpp"
 
 namespace ddp {
 
-/// Stacks examples along a new first dimension.
-struct DefaultCollate {
-  Batch operator()(std::vector<Example> examples) const;
+/// A batch that the host has chosen and the device has not made yet. A GraphedStep uploads its
+/// place with the step's numbers, and captures one graph per size.
+struct PreparedBatch {
+  at::Tensor place;  ///< two int32 in the bits of float32 [2]: place in the order, epoch
+  int64_t size = 0;  ///< samples
+};
+void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit);
+
+/// Batches of small images that are all in GPU memory: one kernel per batch, no copy, no host wait.
+/// A DataLoader makes one automatically (loader.device_resident). It also makes batches inside a
+/// captured step:
+///
+///   ddp::GraphedStep step(ctx, parts, [&](const ddp::PreparedBatch& prepared, …) {
+///     const ddp::Batch batch = images.make(prepared);
+///     …
+///   });
+///   for (…) { step(images.prepare(), numbers); }
+///
+/// A sample equals the CPU path's for (seed, epoch, index): the same float, rounded to
+/// `image_dtype`.
+class DeviceImageLoader {
+ public:
+  virtual ~DeviceImageLoader() = default;
+  /// The host's part of next(): counts the batch as consumed and, at the start of an epoch, uploads
+  /// the order on the current stream. Not inside a capture. Up to one epoch of batches may be
+  /// prepared before they are made.
+  virtual PreparedBatch prepare() = 0;
+  /// The device's part, on the current stream. May be captured in a graph that the DataLoader
+  /// outlives: each replay makes the batch at the device's current value of `place`.
+  virtual Batch make(const PreparedBatch& prepared) const = 0;
 };
 
-namespace detail {
-
-/// For the library's data sets, whose batches a GPU may make.
-std::unique_ptr<BatchSource<Batch>> make_batch_source(std::shared_ptr<const Dataset> dataset,
-                                                      const DistributedSampler& sampler,
-                                                      at::Device device,
-                                                      const LoaderOptions& options,
-                                                      DefaultCollate collate);
-
-template <typename DatasetT, typename Collate>
-requires(!std::derived_from<DatasetT, Dataset> || !std::same_as<Collate, DefaultCollate>)
-    std::unique_ptr<BatchSource<BatchOf<DatasetT, Collate>>> make_batch_source(
-        std::shared_ptr<DatasetT> dataset, const DistributedSampler& sampler, at::Device device,
-        const LoaderOptions& options, Collate collate) {
-  return std::make_unique<PrefetchSource<BatchOf<DatasetT, Collate>>>(
-      std::make_unique<CollatingBuilder<DatasetT, Collate>>(std::move(dataset), std::move(collate),
-                                                            LoaderEngine::num_slots(options)),
-      sampler, device, options);
-}
-
-}  // namespace detail
-
 /// For one consumer thread. The loader calls set_epoch on its own copy of the sampler, so the user
-/// does not. Its state (ddp::Stateful) is the epoch and position that the training loop consumed,
-/// without prefetched batches. A run resumes at the next batch, also with another world size or
-/// batch size.
+/// does not. Its state (ddp::Stateful) is the epoch and position that the training loop consumed. A
+/// run resumes at the next batch, also with another world size or batch size.
 template <typename DatasetT = Dataset, typename Collate = DefaultCollate>
 class DataLoader : public Stateful {
  public:
@@ -88,37 +89,8 @@ class DataLoader : public Stateful {
 
   /// Iterates over the batches left in the current epoch: all of them after begin_epoch() or after
   /// the last batch of the previous epoch.
-  class Iterator {
-   public:
-    using iterator_category = std::input_iterator_tag;
-    using value_type = BatchType;
-    using difference_type = std::ptrdiff_t;
-    using pointer = BatchType*;
-    using reference = BatchType&;
-    Iterator(DataLoader* loader, int64_t left) : loader_(loader), left_(left) { load(); }
-    BatchType& operator*() { return *batch_; }
-    BatchType* operator->() { return &*batch_; }
-    Iterator& operator++() {
-      batch_.reset();
-      --left_;
-      load();
-      return *this;
-    }
-    bool operator!=(const Iterator& other) const { return left_ != other.left_; }
-    bool operator==(const Iterator& other) const { return left_ == other.left_; }
-
-   private:
-    void load() {
-      if (left_ > 0) {
-        batch_.emplace(loader_->next());
-      }
-    }
-    DataLoader* loader_;
-    int64_t left_;
-    std::optional<BatchType> batch_;
-  };
-  Iterator begin() { return Iterator(this, batches_left()); }
-  Iterator end() { return Iterator(nullptr, 0); }
+  auto begin() { return detail::BatchIterator<DataLoader>(this, batches_left()); }
+  auto end() { return detail::BatchIterator<DataLoader>(nullptr, 0); }
 
   int64_t epoch() const { return source_->place().epoch; }         ///< of the batch of next()
   int64_t position() const { return source_->place().position; }   ///< consumed by all ranks in it

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data sets: a size, and an example for each index.
-//
-// A DataLoader takes any class with `size()` and a thread-safe `get(index)` of any return type that
-// the collate function accepts. Derive from Dataset to hold several kinds of data sets behind one
-// pointer, or to write straight into batches.
+// Data sets: a size, and an example for each index. A DataLoader takes any such class; derive from
+// Dataset to hold several kinds behind one pointer, or to write straight into batches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,15 +22,17 @@ struct Batch {
   at::Tensor target;  ///< [N]
   int64_t size() const { return data.size(0); }
 };
-inline void for_each_tensor(Batch& batch, const TensorVisitor& visit) {
-  visit(batch.data);
-  visit(batch.target);
-}
+void for_each_tensor(Batch& batch, const TensorVisitor& visit);
 
 /// One sample: `data` of any shape, and `target`, an int64 scalar for classification.
 struct Example {
   at::Tensor data;
   at::Tensor target;
+};
+
+/// Stacks examples along a new first dimension.
+struct DefaultCollate {
+  Batch operator()(std::vector<Example> examples) const;
 };
 
 /// All examples are float32 of one shape, with an int64 class as target.
@@ -63,8 +62,7 @@ class Dataset {
   virtual int64_t num_classes() const { return 0; }  ///< 0: no classes
   /// Names by class number, empty if the data has none. Both splits must have equal names.
   virtual std::vector<std::string> class_names() const { return {}; }
-  /// Corrupt samples replaced so far (data.corrupt = skip).
-  virtual int64_t num_skipped() const { return 0; }
+  virtual int64_t num_skipped() const { return 0; }  ///< corrupt samples replaced so far
 };
 
 enum class Split { Train, Test };
@@ -72,8 +70,5 @@ enum class Split { Train, Test };
 /// Opens the data set of `options`: the training split with augmentation, or the test split
 /// without. Throws SettingsError for unsuitable settings, DataError for missing or broken files.
 std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split = Split::Train);
-
-/// Replaces every 0, empty and `auto` in `options` with the value found in the data at `path`.
-DataOptions resolve_data_options(const DataOptions& options);
 
 }  // namespace ddp

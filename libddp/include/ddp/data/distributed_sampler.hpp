@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The samples of a rank in an epoch, in order: the same indices as PyTorch's DistributedSampler.
 // With `shuffle` the permutation is torch.randperm(size) of a CPU generator seeded `seed + epoch`,
-// padded by repeating its head or cut (`drop_last`). Rank r takes places r + k * world_size.
-//
-// Additions: `pad = false` gives each sample to exactly one rank (evaluation). A position counts
-// the places consumed by all ranks, so an epoch can continue at another world size.
+// padded by repeating its head or cut (`drop_last`). Rank r takes places r + k * world_size. A
+// position counts the places consumed by all ranks: an epoch can continue at another world size.
 #pragma once
 
 #include <torch/data/samplers/base.h>
@@ -27,7 +25,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   DistributedSampler(int64_t size, int rank, int world_size, const SamplerOptions& options = {});
 
   /// Starts epoch `epoch` at position 0 with a new permutation. As in PyTorch, the order stays the
-  /// same without a call to set_epoch() or reset(). ddp::DataLoader calls set_epoch() itself.
+  /// same without this call. ddp::DataLoader makes it itself.
   void set_epoch(int64_t epoch);
   int64_t epoch() const { return epoch_; }
 
@@ -37,7 +35,6 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   int64_t total_size() const;
   /// This rank's samples of the whole epoch, independent of the position.
   std::vector<int64_t> indices() const;
-
   /// The sample at a place of the epoch's order; places beyond the size repeat it cyclically.
   int64_t index_at(int64_t place) const;
   /// The end of the places that remain after `first`: as total_size(), counted from `first`.
@@ -54,8 +51,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   const SamplerOptions& options() const { return options_; }
 
   /// The start of an epoch, with another size if given: after next() the following epoch, else the
-  /// epoch and position that were set. torch::data's loaders call it at each begin() on their own
-  /// copy, so each begin() has a new order, and set_epoch() on the original does not reach the
+  /// epoch and position that were set. torch::data's loaders call it at each begin(), on their own
   /// copy.
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   /// Returns up to `batch_size` next samples of this rank; nullopt at the end of the epoch.

@@ -48,11 +48,9 @@ struct DataOptions {
   double max_scale = 1.0;
   double min_ratio = 0.75;  ///< RandomResizedCrop: width / height
   double max_ratio = 4.0 / 3.0;
-  int64_t eval_resize = 0;  ///< shorter side before the centre crop; 0: image_size * 256 / 224, or
-                            ///< image_size if at most 64
+  int64_t eval_resize = 0;  ///< shorter side before the crop; 0: image_size (* 256 / 224 above 64)
   EvalDecode eval_decode = EvalDecode::Full;
-  std::vector<double> mean =
-      {};  ///< per channel, in 0..1; empty: CIFAR-10's up to 64 px, else ImageNet's
+  std::vector<double> mean = {};  ///< per channel; empty: CIFAR-10's up to 64 px, else ImageNet's
   std::vector<double> std = {};
   bool channels_last = false;  ///< batches in NHWC strides
   CorruptPolicy corrupt = CorruptPolicy::Error;
@@ -67,30 +65,23 @@ struct SamplerOptions {
   bool shuffle = true;
   int64_t seed = 0;        ///< equal on all ranks
   bool drop_last = false;  ///< drop the tail instead of padding, so all ranks get equally many
-  bool pad = true;  ///< repeat samples so all ranks get equally many; false (evaluation): each
-                    ///< sample once, ranks differ by at most one sample
+  bool pad = true;         ///< repeat samples for equal ranks; false (evaluation): each sample once
   detail::TakenMark taken{};  ///< not a setting: marks these options as used, for ddp::Config
 };
 
 /// Use of the GPU: Auto: where possible; On: always, else an error; Off: never.
 enum class DevicePolicy { Auto, On, Off };
-enum class ImageDtype {
-  Auto,  ///< float32; trainers may choose the model's compute dtype
-  Fp32,
-  Bf16,
-  Fp16
-};
-
+/// Auto: float32; trainers may choose the model's compute dtype.
+enum class ImageDtype { Auto, Fp32, Bf16, Fp16 };
 /// Decoder of JPEG images that the GPU transforms.
 enum class JpegDecoder {
   Cpu,    ///< libjpeg-turbo, on the loader's threads
-  NvJpeg  ///< the GPU's JPEG engines, if it has any (such as A100 and H100)
+  NvJpeg  ///< the GPU's JPEG engines, for baseline images (docs/semantics_training.md, "Images")
 };
 
 struct LoaderOptions {
   int64_t batch_size = 32;        ///< samples per rank and step
-  int64_t global_batch_size = 0;  ///< samples of all ranks per step, split as evenly as possible;
-                                  ///< 0: batch_size * world_size
+  int64_t global_batch_size = 0;  ///< of all ranks, split evenly; 0: batch_size * world_size
   int64_t num_workers = 2;        ///< threads; 0 loads on the calling thread
   int64_t prefetch_batches = 4;   ///< batches prepared or in preparation ahead of the step
   bool drop_last = false;         ///< drop an epoch's last batch if not full
@@ -98,13 +89,8 @@ struct LoaderOptions {
   /// Keeps decoded images of one size in GPU memory as bytes; one kernel makes a batch.
   DevicePolicy device_resident = DevicePolicy::Auto;
   int64_t device_resident_limit_mb = 2048;  ///< largest data set that `auto` puts on the GPU
-  /// Copies decoded crops to the GPU as bytes, which resizes, flips and normalises them. With
-  /// EvalDecode::Full the loader's threads resize evaluation images before the copy.
+  /// Copies decoded crops to the GPU as bytes, which resizes, flips and normalises them.
   DevicePolicy device_transform = DevicePolicy::Auto;
-  /// NvJpeg: the GPU's engines decode baseline images that need no decoding at 1/2 or less (in
-  /// evaluation only with EvalDecode::Scaled), libjpeg-turbo all others. Pixels equal the CPU's for
-  /// 4:4:4 and grey images, else colours are close. Not all damage inside a file is detected.
-  /// Without engines, library or memory, the loader warns once and the CPU decodes.
   JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
   detail::TakenMark taken{};  ///< not a setting: marks these options as used, for ddp::Config

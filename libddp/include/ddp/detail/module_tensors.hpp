@@ -4,8 +4,11 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "ddp/reduce/data_parallel_model.hpp"
 
@@ -15,6 +18,9 @@ namespace ddp::detail {
 ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module);
 ModelTensors tensors_of(const torch::jit::Module& module);
 
+/// One number for the training modes of a model: equal numbers mean equal modes.
+uint64_t mode_key(const ModelTensors& tensors);
+
 template <typename Module>
 ModelTensors tensors_of_any(const Module& module) {
   if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
@@ -23,6 +29,26 @@ ModelTensors tensors_of_any(const Module& module) {
     return tensors_of(std::static_pointer_cast<torch::nn::Module>(module.ptr()));
   } else {
     return tensors_of(std::static_pointer_cast<torch::nn::Module>(module));
+  }
+}
+
+template <typename Module>
+void set_training(Module& module, bool on) {
+  if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
+    module.train(on);
+  } else {
+    module->train(on);
+  }
+}
+
+template <typename Module, typename... Args>
+auto call_forward(Module& module, Args&&... args) {
+  if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
+    std::vector<c10::IValue> inputs;
+    (inputs.emplace_back(std::forward<Args>(args)), ...);
+    return module.forward(std::move(inputs));
+  } else {
+    return module->forward(std::forward<Args>(args)...);
   }
 }
 

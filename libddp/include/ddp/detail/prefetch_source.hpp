@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/data/dataset.hpp"
 #include "ddp/detail/batch_source.hpp"
 #include "ddp/detail/visit_tensors.hpp"
 
@@ -242,5 +244,23 @@ class CollatingBuilder final : public BatchBuilder<BatchOf<DatasetT, Collate>> {
   Collate collate_;
   std::vector<Slot> slots_;
 };
+
+/// The source of the library's data sets, whose batches a GPU may make.
+std::unique_ptr<BatchSource<Batch>> make_batch_source(std::shared_ptr<const Dataset> dataset,
+                                                      const DistributedSampler& sampler,
+                                                      at::Device device,
+                                                      const LoaderOptions& options,
+                                                      DefaultCollate collate);
+
+template <typename DatasetT, typename Collate>
+requires(!std::derived_from<DatasetT, Dataset> || !std::same_as<Collate, DefaultCollate>)
+    std::unique_ptr<BatchSource<BatchOf<DatasetT, Collate>>> make_batch_source(
+        std::shared_ptr<DatasetT> dataset, const DistributedSampler& sampler, at::Device device,
+        const LoaderOptions& options, Collate collate) {
+  return std::make_unique<PrefetchSource<BatchOf<DatasetT, Collate>>>(
+      std::make_unique<CollatingBuilder<DatasetT, Collate>>(std::move(dataset), std::move(collate),
+                                                            LoaderEngine::num_slots(options)),
+      sampler, device, options);
+}
 
 }  // namespace ddp::detail

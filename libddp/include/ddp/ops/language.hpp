@@ -14,8 +14,7 @@
 namespace ddp::ops {
 
 enum class AttentionBackend {
-  Auto,   ///< cuDNN if possible and shapes_recur, else Flash if possible, else Math; on the CPU
-          ///< LibTorch's choice
+  Auto,   ///< the first that can serve: Cudnn (with shapes_recur), Flash, Math; CPU: LibTorch's
   Cudnn,  ///< CUDA, bfloat16 or float16
   Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
   Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
@@ -31,9 +30,7 @@ struct AttentionOptions {
   /// Added to the scores, broadcast to [batch, heads, q_len, k_len]: 0 if a query reads a key, else
   /// -inf. Always uses the Math backend. Not with is_causal, not for packed documents.
   at::Tensor mask{};
-  /// Auto: whether shapes recur, as in training. A recomputed forward needs the same value as the
-  /// first forward, or another kernel may run.
-  bool shapes_recur = true;
+  bool shapes_recur = true;  ///< as in training; equal in a forward and its recomputation
 };
 
 /// softmax(scale * Q Kᵀ + mask) V for each head. If `key` has fewer heads than `query` (a divisor),
@@ -77,25 +74,21 @@ struct RotaryOptions {
 
 /// Cosines and sines by position, float32 [positions, head_dim / 2] each.
 struct RotaryTables {
-  at::Tensor cos;
-  at::Tensor sin;
+  at::Tensor cos, sin;
 };
 RotaryTables make_rotary_tables(const RotaryOptions& options, int64_t num_positions,
                                 at::Device device);
 
-/// Angles of `positions` int64 [..., seq]: float32 [..., seq, 1, head_dim / 2]. Computed once for
-/// all layers.
+/// Of `positions` int64 [..., seq], once for all layers: float32 [..., seq, 1, head_dim / 2] each.
 struct RotaryAngles {
-  at::Tensor cos;
-  at::Tensor sin;
+  at::Tensor cos, sin;
 };
 RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positions);
 
 /// Rotates x [..., seq, heads, head_dim] by `angles`; computes in float32, returns x's dtype.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 
-/// silu(gate) * up of equal shapes (Shazeer, arXiv:2002.05202). Saves only its two inputs for the
-/// backward.
+/// silu(gate) * up of equal shapes (Shazeer, arXiv:2002.05202). Saves only its inputs.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 struct LoraLinearOptions {
@@ -106,8 +99,8 @@ struct LoraLinearOptions {
 /// x Wᵀ + bias + scale * (dropout(x) Aᵀ) Bᵀ: a frozen layer with a trained low-rank update (Hu et
 /// al., arXiv:2106.09685). The product B A is never formed.
 ///
-///   input [..., in], weight [out, in], bias [out] or undefined, lora_a [rank, in], lora_b [out,
-///   rank]
+///   input [..., in], weight [out, in], bias [out] or undefined,
+///   lora_a [rank, in], lora_b [out, rank]
 ///
 /// Computes in the common dtype of input and weight. A and B may be float32 (then also their
 /// gradients). Saves `input`, which layers of one input share, and with dropout one byte per
@@ -117,9 +110,6 @@ at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const 
                        const LoraLinearOptions& options);
 
 inline constexpr int64_t kIgnoreIndex = -100;
-
-/// pad_rows() rounds the number of rows up to a multiple of this.
-inline constexpr int64_t kRowMultiple = 128;
 
 struct LinearCrossEntropyOptions {
   int64_t chunk_tokens = 0;  ///< rows of logits in memory at a time; 0: all
@@ -136,28 +126,23 @@ struct LinearCrossEntropyResult {
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
-/// The forward computes the required gradients while the logits exist; the backward scales them
-/// and runs once. Logits never exist in float32. Products with odd row lengths are four to six
-/// times slower: see pad_rows().
+/// The forward also computes the gradients; the backward scales them and runs once. Logits never
+/// exist in float32. Products with odd row lengths are four to six times slower: see pad_rows().
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});
 
-/// Reallocates `weight` [rows, columns] with a multiple of kRowMultiple rows, the additional rows
-/// zero. Keeps values, shape, name and gradient; results do not change. A `.to()` drops the
-/// padding.
+/// Reallocates `weight` [rows, columns] with a multiple of 128 rows, the additional rows zero.
+/// Keeps values, shape, name and gradient; results do not change. A `.to()` drops the padding.
 void pad_rows(at::Tensor& weight);
-
-/// `weight` with the rows added by pad_rows(), sharing its memory, without gradient; `weight`
-/// itself if it is not padded.
+/// `weight` with the rows added by pad_rows(), if any, sharing its memory, without gradient.
 at::Tensor padded_rows(const at::Tensor& weight);
 
 /// Runs `function(inputs)` without saving activations, and runs it again in the backward with the
 /// same random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and
 /// parameters, `function` must not depend on anything that changes in between. It must use each
-/// parameter in only one checkpointed call per backward. Parameter gradients arrive in a nested
-/// backward, where torch::autograd::grad() does not find them. At least one input must require a
-/// gradient, or no gradient flows.
+/// parameter in only one checkpointed call per backward. torch::autograd::grad() does not find
+/// their gradients. At least one input must require a gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
 

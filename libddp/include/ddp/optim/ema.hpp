@@ -1,26 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
-#include "ddp/optim/make_optimizer.hpp"
 
 namespace ddp {
 
-namespace detail {
-class FlatAverages;
-}
+class DataParallelModel;
 
 struct EmaOptions {
   double decay = 0.999;  ///< share of the average kept at each update
 };
-void describe_fields(EmaOptions& options, FieldVisitor& visitor);
 
 /// Exponential moving average of weights: average += (1 - decay) * (weight - average).
 ///
@@ -28,13 +20,10 @@ void describe_fields(EmaOptions& options, FieldVisitor& visitor);
 /// (batch counters) are copied. Include buffers in the list to average them too.
 class Ema : public Stateful {
  public:
-  /// Starts the averages as copies of `tensors`.
+  /// Starts the averages as copies of `tensors`, or of the model's trained parameters.
   explicit Ema(const NamedParameters& tensors, const EmaOptions& options = {});
-  template <HasNamedParameters Model>
-  explicit Ema(const Model& model, const EmaOptions& options = {})
-      : Ema(model.named_parameters(), options) {}
-  Ema(const Ema&) = delete;
-  Ema& operator=(const Ema&) = delete;
+  explicit Ema(const DataParallelModel& model, const EmaOptions& options = {});
+  ~Ema() override;
 
   /// Call after each optimizer step. The host does not wait. Capturable after a first call outside
   /// a capture. On CUDA one kernel updates all averages in float32.
@@ -42,35 +31,19 @@ class Ema : public Stateful {
 
   /// Puts the averages into the weights' memory until the returned object is destroyed, which
   /// restores the previous bits. update() throws ddp::Error meanwhile.
-  class Swap {
-   public:
-    Swap(Swap&& other) noexcept;
-    Swap& operator=(Swap&&) = delete;
-    ~Swap();
-
-   private:
-    friend class Ema;
-    explicit Swap(Ema* ema);
-    Ema* ema_;
-    std::vector<at::Tensor> backup_;
-  };
-  [[nodiscard]] Swap swap_in();
+  class Swap;
+  [[nodiscard]] std::shared_ptr<Swap> swap_in();
 
   /// The averages, in the order and with the names of the constructor's list.
-  const NamedParameters& averages() const { return averages_; }
+  const NamedParameters& averages() const;
 
   std::string state_name() const override { return "ema"; }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
  private:
-  void refuse_swapped(const std::string& method) const;
-
-  NamedParameters tensors_;
-  NamedParameters averages_;
-  double decay_;
-  std::shared_ptr<detail::FlatAverages> flat_;
-  bool swapped_ = false;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace ddp

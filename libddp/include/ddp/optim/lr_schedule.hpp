@@ -46,8 +46,7 @@ void describe_fields(LrScheduleOptions& options, FieldVisitor& visitor);
 class LrSchedule {
  public:
   /// `num_steps` is the length of the run (TrainOptions::num_steps), used if options.total_steps is
-  /// 0. A ddp::Config sets total_steps to train.max_steps, unless train.epochs is set. Throws
-  /// SettingsError naming the setting that is out of range or missing.
+  /// 0. Throws SettingsError naming the setting that is out of range or missing.
   explicit LrSchedule(LrScheduleOptions options, int64_t num_steps = 0);
 
   /// The learning rate of optimizer step `step` (the first is 0). Past the end: the last value.
@@ -56,8 +55,6 @@ class LrSchedule {
   const LrScheduleOptions& options() const { return options_; }
 
  private:
-  double after_warmup(int64_t step) const;
-
   LrScheduleOptions options_;
 };
 

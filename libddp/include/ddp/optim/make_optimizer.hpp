@@ -4,8 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <concepts>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +13,10 @@
 #include "ddp/detail/taken_mark.hpp"
 #include "ddp/optim/optimizer.hpp"
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace ddp {
 
 enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb };
@@ -22,7 +24,7 @@ enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb };
 /// How an optimizer is computed; results and state do not depend on it.
 enum class OptimizerImplementation {
   Auto,  ///< Flat on CUDA if supported, else List
-  Flat,  ///< one pass over all parameters; reads gradients in place, in their own dtype
+  Flat,  ///< one kernel for all parameters; reads gradients in place, in their own dtype
   List   ///< ATen's fused kernels over lists of tensors
 };
 
@@ -63,9 +65,7 @@ struct OptimizerOptions {
   double trust_coefficient = 0.001;  ///< LARS
   bool adapt_norm_and_bias = false;  ///< LARS, LAMB: parameters with one dimension have a ratio too
   OptimizerImplementation implementation = OptimizerImplementation::Auto;
-  /// ZeRO-1 (Rajbhandari et al., arXiv:1910.02054, stage 1); see make_optimizer. Not for LARS,
-  /// LAMB.
-  bool zero1 = false;
+  bool zero1 = false;  ///< ZeRO-1 (Rajbhandari et al., arXiv:1910.02054); see make_optimizer
   /// In a settings file each group is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
   /// Overrides are split at every comma, so an item without a setting belongs to the next group.
   std::vector<ParameterGroup> groups{};
@@ -73,27 +73,12 @@ struct OptimizerOptions {
 };
 void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
 
-/// Throws SettingsError naming the first setting that is out of range or contradicts another.
-void validate(const OptimizerOptions& options);
-
 class DataParallelModel;
 
-/// Any type with named trainable parameters: ddp::DistributedDataParallel, a user's own wrapper.
-template <typename Model>
-concept HasNamedParameters = requires(const Model& model) {
-  { model.named_parameters() } -> std::convertible_to<const NamedParameters&>;
-};
-
-/// Makes SGD, Adam, AdamW, LARS or LAMB over `parameters`. The optimizer is capturable.
+/// Makes a capturable optimizer over `parameters`.
 ///
-/// The flat implementation (default on CUDA) updates all parameters in one kernel. It reads
-/// gradients in place, also from a reducer's buckets, in bfloat16, float16 or float32. Adam runs a
-/// small counting kernel first; LARS and LAMB first run kernels for each parameter's norms.
-///
-/// The list implementation (OptimizerOptions::implementation) is the default elsewhere. It is also
-/// used for float64 parameters, parameters with holes in their memory, several devices and SGD with
-/// dampening. It calls ATen's fused kernels once per (group, device, dtype); LARS and LAMB run
-/// parameter by parameter. Each implementation loads the other's state.
+/// OptimizerImplementation::Auto uses List for float64 parameters, parameters with holes in their
+/// memory, several devices and SGD with dampening. Each implementation loads the other's state.
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
 /// gradient arrives. The rule runs on the master in float32, and the result is rounded into the
@@ -103,8 +88,7 @@ concept HasNamedParameters = requires(const Model& model) {
 /// so load the model's state too. State is saved as `state.<parameter name>.<slot>` with PyTorch's
 /// slots (momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq, step) and `master`.
 ///
-/// SGD with dampening reads found_inf on the host until one step was not skipped, because its first
-/// step runs without dampening.
+/// SGD with dampening reads found_inf on the host until one step was not skipped.
 ///
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, duplicate
 /// parameter names, parameters that are not dense real floating-point tensors, and zero1, which
@@ -114,53 +98,40 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
 
 /// For a data-parallel model, which must outlive the optimizer's last step.
 ///
-/// With OptimizerOptions::zero1 the model's buckets are reduce-scattered. Each rank keeps the state
-/// (masters and slots) of its part of every bucket, updates that part and gathers the updated
-/// weights of the others. Results equal those without zero1, up to the order in which ranks are
-/// summed. With zero1:
+/// With OptimizerOptions::zero1 each rank keeps and updates its part of every bucket
+/// (docs/semantics_training.md, "ZeRO-1"):
 /// - After a backward, `.grad` holds the mean in this rank's part only. Clip with
 ///   clip_grad_norm_(model, …) or GradScaler::clip_and_step, not with a list of parameters.
 /// - After step() every `.grad` is undefined, as after zero_grad(). So is a part of the mean once
 ///   the model is gone.
 /// - step(), scan_gradients() and state_dict() are collective. state_dict() is complete, on the
-///   host, under parameter names: any world size loads it, with zero1 or without.
-/// Throws SettingsError for LARS and LAMB, SGD with dampening, implementation=list, models that the
-/// flat implementation does not support, models with a comm hook, and a second such optimizer of a
-/// model.
+///   host: any world size loads it, with zero1 or without.
+/// Throws SettingsError for LARS, LAMB, SGD with dampening, implementation=list, models that Flat
+/// does not support, models with a comm hook, and a second such optimizer of a model.
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
                                           const OptimizerOptions& options);
 
-template <HasNamedParameters Model>
-requires(!std::derived_from<Model, DataParallelModel>) std::unique_ptr<Optimizer> make_optimizer(
-    const Model& model, const OptimizerOptions& options) {
-  return make_optimizer(model.named_parameters(), options);
-}
+/// Adapts a torch::optim::Optimizer, for GradScaler and Checkpointer. Not capturable; GradScaler
+/// reads found_inf on the host before each step. `parameters` names the optimizer's parameters (a
+/// model's list; others in it are ignored), else throws SettingsError.
+///
+/// A step with `lr` sets every parameter group's learning rate to lr, times the ratio of the
+/// group's learning rate to the first group's at construction. A step without lr leaves the groups
+/// unchanged. State of SGD, Adam, AdamW, RMSprop and Adagrad uses PyTorch's slot names;
+/// state_dict() of other optimizers throws SettingsError.
+std::unique_ptr<Optimizer> wrap_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer,
+                                          const NamedParameters& parameters);
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
 /// does. norm is the `norm_type`-norm of all gradients as one vector. Undefined gradients are
 /// skipped. Powers are summed in float64, so finite gradients of any size are limited.
 ///
-/// Throws SettingsError for gradients sharded over the ranks (OptimizerOptions::zero1): use the
-/// overload for a model.
-///
 /// Returns the norm before clipping as a 0-dim tensor on the first gradient's device (0 without
-/// gradients). The host does not wait. `max_norm` <= 0 only measures.
+/// gradients). The host does not wait. `max_norm` <= 0 only measures. Throws SettingsError for
+/// gradients sharded over the ranks (OptimizerOptions::zero1): use the overload for a model.
 at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm,
                            double norm_type = 2.0);
-
-namespace detail {
-at::Tensor clip_gradients_of(const DataParallelModel& model, double max_norm, double norm_type);
-}
-
-/// The same for a model. Collective for a data-parallel model with sharded gradients
-/// (OptimizerOptions::zero1); `norm_type` must then be more than 0.
-template <HasNamedParameters Model>
-at::Tensor clip_grad_norm_(const Model& model, double max_norm, double norm_type = 2.0) {
-  if constexpr (std::derived_from<Model, DataParallelModel>) {
-    return detail::clip_gradients_of(model, max_norm, norm_type);
-  } else {
-    return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
-  }
-}
+/// Collective with zero1, which also needs `norm_type` > 0.
+at::Tensor clip_grad_norm_(const DataParallelModel& model, double max_norm, double norm_type = 2.0);
 
 }  // namespace ddp

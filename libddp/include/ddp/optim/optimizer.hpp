@@ -1,44 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of every optimizer, whether its state is lists of tensors, flat memory or shards.
+// The interface of every optimizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
+#include "ddp/detail/step_scalar.hpp"
 
 namespace ddp {
 
-/// A number that a step needs. Eager steps know it on the host. Captured steps know it only on the
-/// device, as a 0-dim float32 tensor. Default-constructed: absent.
-class StepScalar {
- public:
-  StepScalar() = default;
-  StepScalar(double value) : value_(value) {}  // NOLINT(google-explicit-constructor)
-  StepScalar(at::Tensor tensor)
-      : tensor_(std::move(tensor)) {}  // NOLINT(google-explicit-constructor)
-
-  bool defined() const { return value_.has_value() || tensor_.defined(); }
-  /// The value, if the host knows it.
-  const std::optional<double>& value() const { return value_; }
-  /// The number as a 0-dim float32 tensor on `device`. Never waits for a device. Requires
-  /// defined().
-  at::Tensor tensor(at::Device device) const;
-
- private:
-  std::optional<double> value_;
-  at::Tensor tensor_;
-};
-
-/// The inputs of one optimizer step. The host or the device may give each number; a captured step
-/// takes all numbers from the device.
+/// The inputs of one optimizer step: each a double, a 0-dim float32 tensor, or absent. A captured
+/// step takes tensors.
 struct StepScalars {
-  StepScalar lr = {};  ///< learning rate, before each group's lr_scale; rounded to float32, except
-                       ///< a host's number for float64 parameters on the CPU
+  StepScalar lr = {};    ///< before each group's lr_scale; float32 (float64 parameters: a double)
   StepScalar step = {};  ///< index of the training step, for rules that draw random numbers
   StepScalar inverse_scale = {};  ///< multiplied into the gradients first: 1 / loss scale
   StepScalar found_inf = {};    ///< 0 or 1; 1: the step changes nothing (parameters, state, counts)
@@ -71,7 +49,6 @@ class Optimizer : public Stateful {
   /// step() with a learning rate known on the host.
   void step(double lr) { step(StepScalars{.lr = lr}); }
 
-  /// The parameters updated by this optimizer.
   virtual const NamedParameters& named_parameters() const = 0;
   /// The defined gradients that the next step reads: a GradScaler unscales and checks them.
   virtual std::vector<at::Tensor> gradients() const;
@@ -85,21 +62,17 @@ class Optimizer : public Stateful {
   /// Whether step() multiplies gradients by inverse_scale and clip_factor at no cost. Callers then
   /// should not rewrite gradients before the step.
   virtual bool scales_gradients_in_step() const { return false; }
-
-  /// Whether a device `found_inf` skips the step without the host reading it.
-  virtual bool supports_found_inf() const = 0;
-  /// Whether a CUDA graph may capture step().
-  virtual bool capturable() const = 0;
-
-  /// Grows when state is loaded or moves with parameters to other memory: earlier captures of
-  /// step() may then use stale state.
-  int64_t num_changes() const { return num_changes_; }
+  virtual bool supports_found_inf() const = 0;  ///< on the device: the host need not read it
+  virtual bool capturable() const = 0;          ///< a CUDA graph may capture step()
 
   /// Makes every `.grad` undefined; writes no memory.
   void zero_grad();
 
-  /// "optimizer"; programs with several optimizers name the others.
   std::string state_name() const override { return "optimizer"; }
+
+  /// For GraphedStep: grows when state is loaded or moves to other memory, which earlier captures
+  /// of step() do not follow.
+  int64_t num_changes() const { return num_changes_; }
 
  protected:
   /// int32 [2] on `device`, made by the first call: the number of scans with findings, and the

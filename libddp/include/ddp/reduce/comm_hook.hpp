@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comm hooks: how one bucket of gradients becomes the mean over the ranks. A hook replaces the
-// plain all-reduce, for example to compress gradients.
+// How one bucket of gradients becomes the mean over the ranks, for example compressed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,8 +13,6 @@
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp {
-
-struct DdpOptions;
 
 /// A bucket as a hook sees it.
 struct GradBucket {
@@ -32,16 +30,16 @@ struct GradBucket {
   Communicator* communicator = nullptr;
 };
 
-/// One hook serves one model. Both functions run with autocast and gradient recording off.
-/// - start() is called once per bucket, in the same order on every rank, as soon as the bucket's
-///   gradients are complete. It must not wait for a collective. It may run on the autograd engine's
-///   thread.
-/// - finish() is called for all buckets, in the same order, at the end of the backward. It must
-///   leave the mean over the ranks in `bucket.buffer`.
+/// One hook serves one model. Both functions run with autocast and gradient recording off, for the
+/// buckets in the same order on every rank.
+/// - start() is called as soon as the bucket's gradients are complete, perhaps on the autograd
+///   engine's thread. It must not wait for a collective.
+/// - finish() is called at the end of the backward. It must leave the mean over the ranks in
+///   `bucket.buffer`.
 ///
-/// Tensors that a hook sends must have equal sizes on all ranks, or values are wrong or the job
-/// crashes: CommunicatorOptions::check_collectives finds that. After finish(), `bucket.buffer` must
-/// be a tensor of the bucket's shape, dtype and device, else the reducer throws SettingsError.
+/// Tensors that a hook sends must have equal sizes on all ranks
+/// (CommunicatorOptions::check_collectives finds differences). A `bucket.buffer` of another shape,
+/// dtype or device after finish() is a SettingsError.
 class CommHook {
  public:
   virtual ~CommHook() = default;
@@ -58,10 +56,6 @@ class CommHook {
   /// hook keeps no state on the host that changes between steps.
   virtual bool capturable() const { return true; }
 };
-
-/// Makes the hook named by `options.comm_hook`; nullptr for "none", where the reducer all-reduces
-/// itself.
-std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options);
 
 /// Divides by the divisor, then sums: PyTorch's default_hooks.allreduce_hook.
 std::shared_ptr<CommHook> make_all_reduce_hook();

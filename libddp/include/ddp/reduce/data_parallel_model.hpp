@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/detail/no_sync.hpp"
 #include "ddp/detail/taken_mark.hpp"
 #include "ddp/reduce/comm_hook.hpp"
 
@@ -28,10 +28,9 @@ enum class BroadcastBuffers {
 
 inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
 
-/// The settings of DistributedDataParallel; names and defaults are PyTorch's.
+/// Names and defaults are PyTorch's; docs/configuration.md describes each setting.
 struct DdpOptions {
-  /// kAutoBuckets: chosen from times measured in the first backwards.
-  NumberOrAuto bucket_cap_mb = 25;
+  NumberOrAuto bucket_cap_mb = 25;  ///< kAutoBuckets: from times measured in the first backwards
   double first_bucket_mb = 0;
   bool find_unused_parameters = false;
   bool static_graph = false;
@@ -65,29 +64,18 @@ struct DdpLoggingData {
   double avg_backward_compute_comm_overlap_time = 0;
 };
 
-class JoinScope;
-class NoSync;
-class Reducer;
-namespace detail {
-class ModelState;
-}
-
-/// The tensors and properties of a model to be made data-parallel.
+/// The tensors and properties of a model to be made data-parallel. Functions may be empty.
 struct ModelTensors {
   NamedParameters parameters = {};  ///< in registration order, frozen ones too
   NamedParameters buffers = {};
-  /// Reads the buffers again (a module may replace them). Empty: `buffers` stay the same tensors.
-  std::function<NamedParameters()> read_buffers = {};
-  std::function<bool()> is_training{};  ///< empty: always in training mode
-  /// One number for the training modes of all submodules: equal numbers mean equal modes. Cheap.
-  std::function<uint64_t()> training_modes{};
-  bool has_collective_forward = false;  ///< the model contains a SyncBatchNorm
-
-  bool in_training_mode() const { return !is_training || is_training(); }
-  uint64_t mode_key() const {
-    return training_modes ? training_modes() : (in_training_mode() ? 1 : 0);
-  }
+  std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
+  std::function<bool()> is_training{};                 ///< empty: always in training mode
+  std::function<uint64_t()> training_modes{};  ///< equal numbers: equal modes of all submodules
+  bool has_collective_forward = false;         ///< the model contains a SyncBatchNorm
 };
+
+class JoinScope;
+class Reducer;
 
 /// Keeps the replicas on a communicator's ranks equal. Also usable directly over a list of
 /// parameters: call prepare_for_backward() after each forward.
@@ -99,30 +87,25 @@ class DataParallelModel : public Stateful {
   DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                     const DdpOptions& options = {});
   ~DataParallelModel() override;
-  DataParallelModel(const DataParallelModel&) = delete;
-  DataParallelModel& operator=(const DataParallelModel&) = delete;
 
   /// The trained parameters, in registration order.
   const NamedParameters& named_parameters() const;
   /// Includes frozen and ignored tensors.
   const ModelTensors& all_tensors() const;
   NamedParameters named_buffers() const;
-  const CommunicatorPtr& communicator() const { return communicator_; }
-  const DdpOptions& options() const { return options_; }
-  /// For libddp's own parts.
-  Reducer& reducer() const { return *reducer_; }
-  bool is_training() const { return tensors_.in_training_mode(); }
-  /// False inside no_sync().
-  bool require_backward_grad_sync() const { return sync_; }
-  /// True inside join().
-  bool is_joining() const { return join_ != nullptr; }
+  const CommunicatorPtr& communicator() const;
+  const DdpOptions& options() const;
+  bool is_training() const;
+  bool require_backward_grad_sync() const;  ///< false inside no_sync()
+  bool is_joining() const;                  ///< true inside join()
+  Reducer& reducer() const;                 ///< for libddp's own parts
 
   /// Makes every .grad undefined; writes no memory.
   void zero_grad();
 
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
-  /// Forward and backward must both run inside. The next backward averages the whole sum.
-  [[nodiscard]] NoSync no_sync();
+  /// Forward and backward must both run inside. The next backward averages the whole sum. Nests.
+  NoSync no_sync() { return NoSync(*this); }
 
   /// `loss_sum` is this rank's sum over its `count` items; `count` may be 0. After a synchronised
   /// backward, .grad is the gradient of (sum over ranks) / (sum of counts): the exact global mean,
@@ -130,8 +113,8 @@ class DataParallelModel : public Stateful {
   /// overflow, pass w * loss_sum and w * count, with w near 1 / count and equal on every rank.
   void weighted_backward(const at::Tensor& loss_sum, double count);
   /// `count` is a tensor of one element on the model's device, read in each replay of a captured
-  /// step. If the sum over the ranks is not above 0 (not checked), all gradients are 0. Counts of
-  /// tensors and of numbers are added in float32, exact below 2^24.
+  /// step. Counts are added in float32, exact below 2^24. A sum of 0 (not checked) gives gradients
+  /// of 0.
   void weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count);
 
   /// Replaces the all-reduce of buckets. Call it once, before the first forward, on every rank,
@@ -144,7 +127,6 @@ class DataParallelModel : public Stateful {
 
   /// Sends rank `root`'s buffers now. Collective.
   void sync_buffers(int root = 0);
-
   /// Sends rank `root`'s parameters and buffers to all ranks. An optimizer made of this model then
   /// restarts its float32 masters from these values. With exactly=false a master that already
   /// rounds to its parameter keeps its bits, which may differ between ranks that trained apart.
@@ -152,7 +134,7 @@ class DataParallelModel : public Stateful {
   void sync_module_states(int root = 0, bool exactly = true);
 
   /// Milliseconds the compute stream (CPU: the thread) waited for reductions in the last finished
-  /// backward. CUDA: the host waits for that backward's end.
+  /// backward, for whose end the host waits.
   double exposed_communication_ms();
   DdpLoggingData logging_data();
 
@@ -160,7 +142,6 @@ class DataParallelModel : public Stateful {
   /// its base. load_state_dict() throws MismatchError for another base. They must not change
   /// afterwards.
   void leave_frozen_out_of_state();
-
   /// fingerprint_of() the frozen parameters, and its cached first result.
   std::string frozen_fingerprint() const;
   const std::string& frozen_identity() const;
@@ -177,34 +158,8 @@ class DataParallelModel : public Stateful {
  private:
   friend class NoSync;
   friend class JoinScope;
-
-  ModelTensors tensors_;  // without ddp.parameters_to_ignore
-  std::unique_ptr<detail::ModelState> state_;
-  CommunicatorPtr communicator_;
-  DdpOptions options_;
-  std::unique_ptr<Reducer> reducer_;
-  bool sync_ = true;                 // false inside no_sync
-  bool require_buffer_sync_ = true;  // the last training forward was synchronised
-  JoinScope* join_ = nullptr;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
 };
-
-/// Restores the previous state when destroyed. Nests.
-class [[nodiscard]] NoSync {
- public:
-  explicit NoSync(DataParallelModel& model) : model_(model), previous_(model.sync_) {
-    model_.sync_ = false;
-  }
-  ~NoSync() { model_.sync_ = previous_; }
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  DataParallelModel& model_;
-  bool previous_;
-};
-
-inline NoSync DataParallelModel::no_sync() {
-  return NoSync(*this);
-}
 
 }  // namespace ddp

@@ -13,8 +13,6 @@
 #pragma once
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/nn/module.h>
 
 #include <typeinfo>
 #include <utility>
@@ -42,7 +40,7 @@ class DistributedDataParallel : public DataParallelModel {
   auto forward(Args&&... args) {
     const TraceScope trace("forward", "compute");
     before_forward();
-    auto output = call_forward(std::forward<Args>(args)...);
+    auto output = detail::call_forward(module_, std::forward<Args>(args)...);
     std::vector<at::Tensor> outputs;
     bool known = true;
     if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
@@ -60,14 +58,7 @@ class DistributedDataParallel : public DataParallelModel {
 
   Module& module() { return module_; }
 
-  void train(bool on = true) {
-    if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
-      module_.train(on);
-    } else {
-      module_->train(on);
-    }
-  }
-
+  void train(bool on = true) { detail::set_training(module_, on); }
   /// Collective with broadcast_buffers=before_eval: sends rank 0's buffers to all ranks.
   void eval() {
     if (options().broadcast_buffers == BroadcastBuffers::BeforeEval) {
@@ -77,17 +68,6 @@ class DistributedDataParallel : public DataParallelModel {
   }
 
  private:
-  template <typename... Args>
-  auto call_forward(Args&&... args) {
-    if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
-      std::vector<c10::IValue> inputs;
-      (inputs.emplace_back(std::forward<Args>(args)), ...);
-      return module_.forward(std::move(inputs));
-    } else {
-      return module_->forward(std::forward<Args>(args)...);
-    }
-  }
-
   Module module_;
 };
 

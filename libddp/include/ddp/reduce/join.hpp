@@ -9,17 +9,14 @@
 // forward needs its backward before the next forward (else SettingsError).
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp {
 
 struct JoinOptions {
-  /// Gradients are divided by the world size (true) or by the number of ranks that still have
-  /// input.
+  /// False: gradients are divided by the number of ranks that still have input.
   bool divide_by_initial_world_size = true;
   /// True: as soon as one rank runs out, all ranks throw MismatchError.
   bool throw_on_early_termination = false;
@@ -33,9 +30,9 @@ struct JoinOptions {
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 
-/// Calls step(true) while has_batch(). Ranks that ran out call step(false) until no rank has a
-/// batch. step(false) runs the same forward and backward with an empty share (weighted_backward
-/// with count 0). For models with collectives in their forward. Collective.
+/// For models with collectives in their forward. Calls step(true) while has_batch(), then
+/// step(false) until no rank has a batch: the same forward and backward with an empty share
+/// (weighted_backward with count 0). Collective.
 void join(DataParallelModel& model, const std::function<void(bool)>& step,
           const std::function<bool()>& has_batch);
 

@@ -6,7 +6,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
-#include <string>
+#include <optional>
 
 #include "ddp/comm/communicator.hpp"
 #include "ddp/ops/vision.hpp"
@@ -15,9 +15,9 @@ namespace ddp {
 
 /// Parameters, buffers and their names are torch::nn::BatchNorm's. The input is [N, C, ...] of any
 /// rank and memory format, in float32/64, float16 or bfloat16 (statistics in float32). The result
-/// equals BatchNorm on the concatenation of all ranks' inputs; their counts may differ and may be
-/// 0. In training, forward and backward are collective. The gradients of weight and bias are this
-/// rank's share: DistributedDataParallel averages them. Models may fuse it (ops/vision.hpp).
+/// equals BatchNorm on all ranks' inputs; their counts may differ and may be 0. In training,
+/// forward and backward are collective. The gradients of weight and bias are this rank's share,
+/// which DistributedDataParallel averages. Models may fuse it (ops/vision.hpp).
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator,

@@ -8,34 +8,25 @@
 //   }
 //
 // A checkpoint is a folder checkpoint.dir/step_<steps done>: safetensors files and a manifest with
-// each file's checksum.
-// - model.safetensors holds parameters and buffers under the module's names. If the optimizer has
-//   an fp32 master of a bf16 leaf, the file holds the master.
-// - <object>.safetensors holds the tensors of each other object as <object>.<key>, for example
-//   optimizer.state.<parameter>.<slot>.
+// checksums, small values and the resolved settings.
+// - model.safetensors holds parameters and buffers under the module's names, with the fp32 master
+//   of each half leaf that an optimizer has.
+// - <object>.safetensors holds the tensors of each other object as <object>.<key>.
 // - rank_<r>.safetensors holds per-rank data: states of the random generators, and any object's
 //   entries whose key starts with "rank_local.".
-// - The manifest holds small values, the resolved settings and the plan.
 //
-// Resuming restores every bit of parameters, optimizer, scaler, sampler position, generators.
-//
-// A checkpoint with inf or NaN in its tensors is saved, but counts as not finite. It never evicts a
-// finite one, and restore() loads it only if there is no finite one.
+// docs/semantics_training.md, "Checkpoints": what a resume restores, inf and NaN, folders in use.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "ddp/comm/context.hpp"
-#include "ddp/core/control_plane.hpp"
-#include "ddp/core/error.hpp"
-#include "ddp/core/state_dict.hpp"
+#include "ddp/detail/stateful_ref.hpp"
 #include "ddp/train/options.hpp"
 
 namespace ddp {
@@ -44,51 +35,24 @@ namespace detail {
 class CheckpointerImpl;
 }
 
-/// An element of a Checkpointer's list: an object, or a smart pointer to one, which must keep that
-/// object. An empty pointer throws SettingsError. Objects with equal state_name() need a name:
-///
-///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
-class StatefulRef {
- public:
-  StatefulRef(Stateful& object) : object_(&object) {}  // NOLINT(google-explicit-constructor)
-  template <typename Pointer>
-  requires requires(Pointer& pointer) { static_cast<Stateful*>(pointer.get()); }
-  StatefulRef(Pointer& pointer)  // NOLINT(google-explicit-constructor)
-      : object_(pointer.get()) {
-    if (object_ == nullptr) {
-      throw SettingsError(
-          "a Checkpointer's list holds an empty pointer; fix: make the object first");
-    }
-  }
-  template <typename Object>
-  StatefulRef(std::string name, Object& object) : StatefulRef(object) {
-    name_ = std::move(name);
-  }
-  Stateful& get() const { return *object_; }
-  /// The object's name in a checkpoint: the name given here, else state_name().
-  std::string name() const { return name_.empty() ? object_->state_name() : name_; }
-
- private:
-  Stateful* object_;
-  std::string name_;
-};
-
 /// All methods are collective: every rank calls them in the same order with the same arguments,
 /// from the training thread. The objects and the Context must outlive the Checkpointer; the Context
 /// may move.
 class Checkpointer {
  public:
-  /// Throws SettingsError if two objects have the same name.
+  /// `objects` lists Stateful objects, or smart pointers to them, which must keep the object.
+  /// Objects with equal state_name() need a name; an empty pointer or a name given twice throws
+  /// SettingsError:
+  ///
+  ///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
   Checkpointer(const Context& context, const CheckpointOptions& options,
-               std::initializer_list<StatefulRef> objects);
+               std::initializer_list<detail::StatefulRef> objects);
   /// The same without a Context. `device` selects this rank's random generator.
   Checkpointer(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
-               std::initializer_list<StatefulRef> objects);
+               std::initializer_list<detail::StatefulRef> objects);
   /// Finishes a save in progress, unless an exception is unwinding. If the newest save failed, the
   /// Context's close() throws WriteError, and ddp::run returns 73.
   ~Checkpointer();
-  Checkpointer(const Checkpointer&) = delete;
-  Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Loads the newest checkpoint that is complete on every rank and finite, into the objects and
   /// the random generators. Without a finite one, loads the newest complete one. Skips damaged ones
@@ -99,25 +63,15 @@ class Checkpointer {
   /// - ReadError (exit code 74) if checkpoints exist but none is complete, or the newest has a
   ///   newer format;
   /// - MismatchError (70) naming the first key if the checkpoint is of another model;
-  /// - SettingsError if `dir` is a file, or holds checkpoints and resume=never;
+  /// - SettingsError (64) if `dir` is a file, holds checkpoints and resume=never, or is in use by
+  ///   another job (named). Waits up to 120 s for a job that was asked to stop;
   /// - WriteError (73) if `dir` cannot be made, or a rank cannot write a small file there.
-  ///
-  /// One job at a time writes to `dir`. From restore() (or the first save) to the destructor, rank
-  /// 0 keeps a record `.owner` there, with a counter that moves every two seconds. If another
-  /// record's counter moves, restore() throws SettingsError (64) naming host, job and process. If
-  /// that job was asked to stop, or has this job's id (a requeued job), restore() waits for its
-  /// end, at most 120 s. A record expires after its counter stood still for 10 s. A suspended job
-  /// that lost `dir` in this way gets WriteError (73) from its next save.
-  ///
-  /// Rank 0 warns of each setting that differs from the checkpoint's (except in checkpoint,
-  /// metrics, context, data and loader), and of a restarted job without a checkpoint.
   int64_t restore();
 
   /// Call after each step. Saves when every_steps or every_minutes is due. About every
-  /// stop_check_seconds the ranks exchange (in one small control-plane message) the result of their
-  /// writes and stop requests. After a stop request, all ranks save after the same step and throw
-  /// Stop (exit code 75). With an empty dir nothing is saved and they throw Error (exit code 1), so
-  /// that no scheduler restarts the job at step 0.
+  /// stop_check_seconds the ranks exchange the result of their writes and stop requests. After a
+  /// stop request, all ranks save after the same step and throw Stop (exit code 75). With an empty
+  /// dir they throw Error (exit code 1), so that no scheduler restarts the job at step 0.
   ///
   /// If a save fails on any rank, all ranks drop it, remove its files and log an error, and
   /// training goes on. The max_failures-th failure in a row throws WriteError (73), and so does
@@ -150,9 +104,8 @@ class Checkpointer {
   /// the reason why the state is invalid: the checkpoint then counts as not finite.
   void set_before_save(std::function<std::string()> why_not_finite);
 
-  /// Called on all ranks at an agreed stop with the steps done, after the save (or its failure) and
-  /// before save_if_due throws. For files that a program keeps besides its checkpoints. The ranks
-  /// then wait for each other. Schedulers give a stop little time.
+  /// Called on all ranks at an agreed stop, after the save (or its failure) and before save_if_due
+  /// throws, for files that a program keeps besides its checkpoints. Stops have little time.
   void set_before_stop(std::function<void(int64_t steps_done)> before_stop);
 
  private:

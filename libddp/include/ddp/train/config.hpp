@@ -6,9 +6,9 @@
 // Every part also works without it: the members are plain structs with defaults.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ddp/amp/amp.hpp"
@@ -24,7 +24,6 @@ namespace ddp {
 
 class Settings;
 struct SettingRow;
-using SettingRows = std::vector<SettingRow>;
 
 class Config {
  public:
@@ -42,7 +41,8 @@ class Config {
 
   Config();  ///< the defaults
 
-  /// Reads all sections above and checks every key and value. Throws SettingsError.
+  /// Reads all sections above from "[--config FILE] [key=value ...]" and checks every key and
+  /// value. Ignores --help. Throws SettingsError.
   ///
   /// If `own_sections` announces the program's sections, any other key is refused here. A program's
   /// section with the name of one above lists which of its keys exist and their defaults. Without
@@ -54,8 +54,6 @@ class Config {
   /// Unset settings are derived: loader.batch_size from train.batch_size (and back);
   /// lr_schedule.total_steps from train.max_steps; train.max_steps=0 if only train.epochs is set;
   /// and the settings texts of checkpoints and metrics.
-  static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
-  /// The same for "[--config FILE] [key=value ...]". Ignores --help.
   static Config from_command_line(int argc, const char* const* argv,
                                   const std::vector<Section>& own_sections = {});
 
@@ -71,22 +69,22 @@ class Config {
   /// Refuses keys that neither the library nor the program read. Call it after the last section().
   /// ddp::run calls it when the first step has begun, at the latest.
   void require_all_read() const;
-  /// Like require_all_read(), and also refuses settings without effect, naming the fix. A setting
-  /// has no effect if no object of the library took its section's options (or copies), unless
-  /// uses() names it or the program announced the section. A file may set such a key to its default
-  /// or derived value, as to_yaml() does. Always used: context, train.max_steps, train.epochs, and
-  /// what ddp::run sets. ddp::run calls it after the first step and at the end.
+  /// Like require_all_read(), and also refuses settings without effect, naming the fix: no object
+  /// of the library took its section's options (or copies), uses() does not name it, and the
+  /// program did not announce the section. A file may set such a key to its default or derived
+  /// value, as to_yaml() does. ddp::run calls it after the first step and at the end.
   void require_all_used() const;
 
-  /// Current values of all keys, including own sections read so far.
-  SettingRows rows() const;
-  static SettingRows default_rows(const std::vector<Section>& own_sections = {});
-  /// A file for --config that reproduces the run.
+  /// A file for --config that reproduces the run, with own sections read so far.
   std::string to_yaml() const;
   /// For the start of a log; a star marks values other than the default.
   std::string to_table() const;
-  /// For comparing ranks; see settings_canonical.
-  std::string to_canonical() const;
+
+  // For libddp's own parts and tools (src/core/settings.hpp).
+  static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
+  static std::vector<SettingRow> default_rows(const std::vector<Section>& own_sections = {});
+  std::vector<SettingRow> rows() const;
+  std::string to_canonical() const;  ///< for comparing ranks
 
  private:
   struct OwnSections;

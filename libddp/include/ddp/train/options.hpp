@@ -22,9 +22,7 @@ struct GraphedStepOptions {
   /// Eager steps before the first capture, at least 1; a pending bucket rebuild adds steps. Every
   /// further graph (another shape, or a re-capture) is preceded by one eager step of its own.
   int64_t warmup_steps = 3;
-  /// Graphs cached at a time; further kinds of batches run eagerly. A kind that recurs only after
-  /// 256 other kinds without a graph (or max_graphs, if more) runs eagerly too.
-  int64_t max_graphs = 8;
+  int64_t max_graphs = 8;  ///< graphs cached at a time; further kinds of batches run eagerly
   /// False: the step calls no collective (an evaluation), and ranks need not run it alike.
   bool collective = true;
   std::string name = "the training step";  ///< in messages
@@ -33,7 +31,6 @@ struct GraphedStepOptions {
 /// How a training loop handles inf and NaN in its loss or gradients: see NonFiniteGuard.
 enum class NonFinite { Error, Skip, Ignore };
 
-/// Settings of a training loop, except those of parts with their own options.
 struct TrainOptions {
   int64_t max_steps = 1000;  ///< optimizer steps until the run ends; 0: use `epochs`
   int64_t epochs = 0;        ///< epochs until the run ends; 0: use `max_steps`
@@ -69,16 +66,12 @@ struct CheckpointOptions {
   int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
   double stop_check_seconds = 1.0;  ///< interval of the ranks' stop checks
 
-  /// Not a setting: restore() neither makes nor removes anything in `dir` (another job may save
-  /// there), and nothing is saved.
+  /// Not a setting: nothing is saved, and restore() changes nothing in `dir`.
   bool read_only = false;
-
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
-  std::string settings_text{};  ///< the resolved settings
-  std::string plan_text{};      ///< the measured choices, pinned on resume
-  /// Not saved: the default of every setting. A resume does not report a setting with its default
-  /// value that only one of the two programs knows.
-  std::string default_settings_text{};
+  std::string settings_text{};          ///< the resolved settings
+  std::string plan_text{};              ///< the measured choices, pinned on resume
+  std::string default_settings_text{};  ///< not saved: defaults, which a resume does not report
   detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
@@ -89,8 +82,7 @@ struct RunInfo {
   int64_t batch_size_per_rank = 0;  ///< samples per optimizer step and rank
   int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
   double bucket_cap_mb = 0;
-  std::string sample_unit = "images";  ///< unit of StepMetrics::num_samples; names the rates:
-                                       ///< images_per_second, or with "tokens" tokens_per_second
+  std::string sample_unit = "images";  ///< of StepMetrics::num_samples; rates: images_per_second
   int64_t max_steps = 0;               ///< for the progress bar and its ETA
   int64_t steps_per_epoch = 0;         ///< for the epoch shown with each step
   std::string settings_text{};  ///< the resolved settings, logged once and saved in the run folder

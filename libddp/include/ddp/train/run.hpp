@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "ddp/comm/context.hpp"
-#include "ddp/core/error.hpp"
 #include "ddp/train/config.hpp"
 
 namespace ddp {
@@ -24,10 +23,8 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and
 ///   rank. A rank that cannot end within 10 s of that exits without unwinding.
-/// - The objects of `function` are destroyed before its exception is published. Meanwhile the
-///   library's destructors exchange nothing with other ranks, and collectives called by other
-///   destructors are refused. A destructor that blocks delays the publication. The other ranks then
-///   fail by their own limits (context.control_plane.collective_timeout_ms) and name this rank.
+/// - The objects of `function` are destroyed before its exception is published. Collectives called
+///   by their destructors are refused meanwhile (docs/architecture.md, "Failing").
 ///
 /// `own_sections` announces sections of the program (declare_section): --help shows them, and
 /// unknown keys are refused at the start, else when the first step begins. Unused settings are

@@ -23,7 +23,6 @@ struct WeightDifferences {
 
 /// Compares names and shapes; meta tensors suffice.
 WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file);
-
 /// Parameters and buffers by name; they alias the module's memory.
 TensorMap named_weights(const torch::nn::Module& module);
 

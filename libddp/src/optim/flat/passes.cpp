@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "optim/flat/kernels.hpp"
 
 #ifdef DDP_HAS_CUDA

@@ -9,6 +9,7 @@
 
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "optim/capture.hpp"
 #include "optim/gradient_scan.hpp"

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 

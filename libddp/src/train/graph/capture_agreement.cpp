@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/failure_cause.hpp"
 #include "core/message_codec.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 namespace {

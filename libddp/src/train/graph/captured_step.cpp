@@ -13,6 +13,7 @@
 
 #include "comm/cuda_check.hpp"
 #include "core/fnv_hash.hpp"
+#include "ddp/detail/check.hpp"
 #include "train/graph/capture_failure.hpp"
 #include "train/graph/step_publisher.hpp"
 

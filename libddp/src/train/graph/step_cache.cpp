@@ -11,6 +11,7 @@
 
 #include "core/fnv_hash.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/module_tensors.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp::detail {
@@ -65,7 +66,7 @@ void StepCache::make_key(const StepCall& call) {
                           : -1);
   for (const auto* model : parts_.models) {
     key_.push_back(model->require_backward_grad_sync());
-    key_.push_back(static_cast<int64_t>(model->all_tensors().mode_key()));
+    key_.push_back(static_cast<int64_t>(mode_key(model->all_tensors())));
   }
   key_.insert(key_.end(), call.host_numbers.begin(), call.host_numbers.end());
   for (const at::Tensor* input : call.inputs) {

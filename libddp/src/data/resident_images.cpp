@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/data/device_image_loader.hpp"
+#include "data/resident_images.hpp"
 
 #include "data/image_dataset.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include <ATen/Context.h>
@@ -28,12 +29,19 @@
 
 namespace ddp {
 
-std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device) {
+void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit) {
+  visit(batch.place);
+  visit(batch.size);
+}
+
+namespace detail {
+
+std::string why_not_resident(const Dataset& dataset, at::Device device) {
   if (!device.is_cuda()) {
     return concat("the device is ", device.str(), "; fix: set context.device=cuda");
   }
 #ifdef DDP_HAS_CUDA
-  const detail::ImageDataset* images = detail::as_images(dataset);
+  const ImageDataset* images = as_images(dataset);
   if (images == nullptr || !images->decoded()) {
     return "the data set has no decoded images of one size; fix: set data.cache=ram, or "
            "loader.device_resident=auto";
@@ -43,9 +51,9 @@ std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device
     return "the images are resized for each batch; fix: set data.augment=pad_crop or none, with "
            "data.eval_resize=data.image_size";
   }
-  if (transform->side > detail::kMaxResidentSide) {
-    return concat("data.image_size=", transform->side, " exceeds the limit of ",
-                  detail::kMaxResidentSide, " px");
+  if (transform->side > kMaxResidentSide) {
+    return concat("data.image_size=", transform->side, " exceeds the limit of ", kMaxResidentSide,
+                  " px");
   }
   return {};
 #else
@@ -54,12 +62,12 @@ std::string DeviceImageLoader::why_not(const Dataset& dataset, at::Device device
 #endif
 }
 
-bool DeviceImageLoader::is_chosen(const Dataset& dataset, at::Device device,
-                                  const LoaderOptions& options) {
+bool keeps_images_on_device(const Dataset& dataset, at::Device device,
+                            const LoaderOptions& options) {
   if (options.device_resident == DevicePolicy::Off) {
     return false;
   }
-  const std::string reason = why_not(dataset, device);
+  const std::string reason = why_not_resident(dataset, device);
   if (options.device_resident == DevicePolicy::On && !reason.empty()) {
     throw SettingsError(concat("loader.device_resident=on is impossible: ", reason));
   }
@@ -72,22 +80,40 @@ bool DeviceImageLoader::is_chosen(const Dataset& dataset, at::Device device,
 }
 
 #ifdef DDP_HAS_CUDA
+class ResidentImages final : public BatchSource<Batch>, public DeviceImageLoader {
+ public:
+  ResidentImages(const std::shared_ptr<const Dataset>& dataset, const DistributedSampler& sampler,
+                 at::Device device, const LoaderOptions& options);
+
+  /// Makes the batch on the current stream, in memory that the caller owns.
+  Batch next() override;
+  PreparedBatch prepare() override;
+  Batch make(const PreparedBatch& prepared) const override;
+  void restart(LoaderPlace place) override;
+  LoaderPlace place() const override;
+  double wait_ms() const override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 //   host thread   prepare() ………………… prepare() | end of the epoch: the next order is planned
 //   stream        batch k   step k   batch k+1   step k+1 … | order ──> device
 //   helper        plans the next epoch's order
 //
 // The stream that makes the batches also uploads the order, alternating between two halves.
 // Prepared batches of the previous order may not be made yet.
-struct DeviceImageLoader::State {
-  State(const detail::ImageDataset& images, const DistributedSampler& original,
-        const detail::EpochBatches& of_rank, at::Device where, const LoaderOptions& opts)
+struct ResidentImages::State {
+  State(const ImageDataset& images, const DistributedSampler& original, const EpochBatches& of_rank,
+        at::Device where, const LoaderOptions& opts)
       : options(opts),
         batches(of_rank),
         sampler(original),
         device(where),
         transform(*images.transform().small_image_transform()),
         channels_last(images.layout()->channels_last),
-        dtype(detail::scalar_type(opts.image_dtype)) {
+        dtype(scalar_type(opts.image_dtype)) {
     const int64_t n = images.size(), side = transform.side;
     auto upload = [&](const void* from, at::IntArrayRef sizes, at::ScalarType type) {
       return at::from_blob(const_cast<void*>(from), sizes, type).to(device);
@@ -97,7 +123,7 @@ struct DeviceImageLoader::State {
     for (int c = 0; c < 3; ++c) {
       for (int v = 0; v < 256; ++v) {
         values.push_back(
-            detail::normalise_byte(static_cast<uint8_t>(v), transform.mean[c], transform.std[c]));
+            normalise_byte(static_cast<uint8_t>(v), transform.mean[c], transform.std[c]));
       }
     }
     table = upload(values.data(), {3, 256}, at::kFloat);
@@ -113,11 +139,11 @@ struct DeviceImageLoader::State {
     }
   }
 
-  detail::EpochPlan plan(int64_t epoch, int64_t position) {
-    return detail::plan_epoch(sampler, epoch, position, batches.global_size(), options.drop_last);
+  EpochPlan plan(int64_t epoch, int64_t position) {
+    return plan_epoch(sampler, epoch, position, batches.global_size(), options.drop_last);
   }
 
-  void start(detail::LoaderPlace place) {
+  void start(LoaderPlace place) {
     if (following.valid()) {
       following.get();
     }
@@ -139,7 +165,7 @@ struct DeviceImageLoader::State {
   }
 
   struct Next {
-    detail::BatchPlace place;
+    BatchPlace place;
     int64_t size = 0;
   };
 
@@ -168,8 +194,7 @@ struct DeviceImageLoader::State {
   void consume() {
     const auto [size, end] = current.batches[next_batch++];
     const bool last = next_batch == current.batches.size();
-    consumed =
-        last ? detail::LoaderPlace{current.epoch + 1, 0} : detail::LoaderPlace{current.epoch, end};
+    consumed = last ? LoaderPlace{current.epoch + 1, 0} : LoaderPlace{current.epoch, end};
     offset += size;
   }
 
@@ -193,24 +218,24 @@ struct DeviceImageLoader::State {
   }
 
   // `device_place` replaces `place` if not null.
-  Batch make(int64_t size, detail::BatchPlace place, const detail::BatchPlace* device_place) const {
+  Batch make(int64_t size, BatchPlace place, const BatchPlace* device_place) const {
     const c10::cuda::CUDAGuard guard(device);
     const auto on_device = at::TensorOptions().device(device);
     Batch batch{
         at::empty({size, 3, transform.side, transform.side}, on_device.dtype(dtype),
                   channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous),
         at::empty({size}, on_device.dtype(at::kLong))};
-    const detail::ResidentSet set{pixels.const_data_ptr<uint8_t>(),
-                                  labels.const_data_ptr<int64_t>(),
-                                  order.const_data_ptr<int32_t>(),
-                                  table.const_data_ptr<float>(),
-                                  place,
-                                  device_place};
-    detail::check_cuda(detail::launch_resident_batch(
-                           set, transform, size, detail::kernel_dtype(dtype), channels_last,
-                           batch.data.mutable_data_ptr(), batch.target.mutable_data_ptr<int64_t>(),
-                           c10::cuda::getCurrentCUDAStream(device.index())),
-                       "the kernel that makes a batch of images in GPU memory");
+    const ResidentSet set{pixels.const_data_ptr<uint8_t>(),
+                          labels.const_data_ptr<int64_t>(),
+                          order.const_data_ptr<int32_t>(),
+                          table.const_data_ptr<float>(),
+                          place,
+                          device_place};
+    check_cuda(launch_resident_batch(set, transform, size, kernel_dtype(dtype), channels_last,
+                                     batch.data.mutable_data_ptr(),
+                                     batch.target.mutable_data_ptr<int64_t>(),
+                                     c10::cuda::getCurrentCUDAStream(device.index())),
+               "the kernel that makes a batch of images in GPU memory");
     return batch;
   }
 
@@ -226,50 +251,45 @@ struct DeviceImageLoader::State {
   }
 
   LoaderOptions options;
-  detail::EpochBatches batches;
+  EpochBatches batches;
   DistributedSampler sampler;  // plan()'s
   at::Device device;
-  detail::SmallImageTransform transform;
+  SmallImageTransform transform;
   bool channels_last;
   at::ScalarType dtype;
   at::Tensor pixels, labels, table, order;
   int64_t capacity = 0;  // of half of `order`
   int64_t half = 0;      // start of the current epoch's half
-  detail::EpochPlan current;
-  std::future<detail::EpochPlan> following;
+  EpochPlan current;
+  std::future<EpochPlan> following;
   size_t next_batch = 0;
   int64_t offset = 0;       // of next_batch in current.indices
   bool must_upload = true;  // the device has an outdated order
-  detail::LoaderPlace consumed;
+  LoaderPlace consumed;
   std::chrono::nanoseconds waited{0};
   std::optional<c10::cuda::CUDAStream> last_stream;
 };
 
-DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
-                                     const DistributedSampler& sampler, at::Device device,
-                                     const LoaderOptions& options) {
+ResidentImages::ResidentImages(const std::shared_ptr<const Dataset>& dataset,
+                               const DistributedSampler& sampler, at::Device device,
+                               const LoaderOptions& options) {
   options.taken.set();
-  const detail::EpochBatches batches(sampler, options);
-  if (const std::string reason = why_not(*dataset, device); !reason.empty()) {
-    throw SettingsError(concat("DeviceImageLoader: ", reason));
-  }
+  const EpochBatches batches(sampler, options);
   if (device.index() < 0) {
     device = at::Device(at::kCUDA, c10::cuda::current_device());
   }
-  state_ = std::make_unique<State>(*detail::as_images(*dataset), sampler, batches, device, options);
+  state_ = std::make_unique<State>(*as_images(*dataset), sampler, batches, device, options);
   state_->start({sampler.epoch(), sampler.position()});
 }
 
-DeviceImageLoader::~DeviceImageLoader() = default;
-
-Batch DeviceImageLoader::next() {
+Batch ResidentImages::next() {
   const auto [place, size] = state_->peek();
   Batch batch = state_->make(size, place, nullptr);
   state_->consume();
   return batch;
 }
 
-PreparedBatch DeviceImageLoader::prepare() {
+PreparedBatch ResidentImages::prepare() {
   const auto [place, size] = state_->peek();
   static_assert(sizeof(place) == 2 * sizeof(float));
   PreparedBatch prepared{at::empty({2}, at::TensorOptions().dtype(at::kFloat)), size};
@@ -278,7 +298,7 @@ PreparedBatch DeviceImageLoader::prepare() {
   return prepared;
 }
 
-Batch DeviceImageLoader::make(const PreparedBatch& prepared) const {
+Batch ResidentImages::make(const PreparedBatch& prepared) const {
   const State& s = *state_;
   const at::Tensor& place = prepared.place;
   if (!place.defined() || place.scalar_type() != at::kFloat || place.numel() != 2 ||
@@ -286,52 +306,39 @@ Batch DeviceImageLoader::make(const PreparedBatch& prepared) const {
       prepared.size < 1 || prepared.size > s.batches.max_size()) {
     throw SettingsError("DeviceImageLoader::make: prepare() of this loader did not make the batch");
   }
-  detail::BatchPlace on_host;
+  BatchPlace on_host;
   if (place.is_cpu()) {
     std::memcpy(&on_host, place.const_data_ptr(), sizeof(on_host));
     return s.make(prepared.size, on_host, nullptr);
   }
-  return s.make(prepared.size, on_host,
-                static_cast<const detail::BatchPlace*>(place.const_data_ptr()));
+  return s.make(prepared.size, on_host, static_cast<const BatchPlace*>(place.const_data_ptr()));
 }
 
-void DeviceImageLoader::restart(detail::LoaderPlace place) {
+void ResidentImages::restart(LoaderPlace place) {
   state_->start(place);
 }
-detail::LoaderPlace DeviceImageLoader::place() const {
+LoaderPlace ResidentImages::place() const {
   return state_->consumed;
 }
-double DeviceImageLoader::wait_ms() const {
+double ResidentImages::wait_ms() const {
   return std::chrono::duration<double, std::milli>(state_->waited).count();
-}
-
-#else  // no CUDA: is_chosen() returns false, so none of these is called
-
-struct DeviceImageLoader::State {};
-
-DeviceImageLoader::DeviceImageLoader(const std::shared_ptr<const Dataset>& dataset,
-                                     const DistributedSampler&, at::Device device,
-                                     const LoaderOptions&) {
-  throw SettingsError(concat("DeviceImageLoader: ", why_not(*dataset, device)));
-}
-DeviceImageLoader::~DeviceImageLoader() = default;
-Batch DeviceImageLoader::next() {
-  return {};
-}
-PreparedBatch DeviceImageLoader::prepare() {
-  return {};
-}
-Batch DeviceImageLoader::make(const PreparedBatch&) const {
-  return {};
-}
-void DeviceImageLoader::restart(detail::LoaderPlace) {}
-detail::LoaderPlace DeviceImageLoader::place() const {
-  return {};
-}
-double DeviceImageLoader::wait_ms() const {
-  return 0;
 }
 
 #endif
 
+std::unique_ptr<BatchSource<Batch>> make_resident_images(
+    const std::shared_ptr<const Dataset>& dataset, const DistributedSampler& sampler,
+    at::Device device, const LoaderOptions& options) {
+  if (const std::string reason = why_not_resident(*dataset, device); !reason.empty()) {
+    throw SettingsError(concat("DeviceImageLoader: ", reason));
+  }
+#ifdef DDP_HAS_CUDA
+  return std::make_unique<ResidentImages>(dataset, sampler, device, options);
+#else
+  (void)sampler, (void)options;
+  throw InternalError("a build without CUDA keeps no images on a device");
+#endif
+}
+
+}  // namespace detail
 }  // namespace ddp

@@ -4,26 +4,15 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "ddp/optim/optimizer.hpp"
 
-namespace ddp {
+namespace ddp::detail {
 
-/// Adapts a torch::optim::Optimizer, for GradScaler and Checkpointer. Not capturable. GradScaler
-/// reads found_inf on the host before each step. make_optimizer's optimizers are faster.
-///
-/// A step with `lr` sets every parameter group's learning rate to lr, times the ratio of the
-/// group's learning rate to the first group's at construction. A step without lr leaves the groups
-/// unchanged. inverse_scale and clip_factor are applied to the gradients first.
-///
-/// State of SGD, Adam, AdamW, RMSprop and Adagrad uses PyTorch's slot names. state_dict() of other
-/// optimizers throws SettingsError.
+/// See wrap_optimizer().
 class TorchOptimizer final : public Optimizer {
  public:
-  /// `parameters` names the optimizer's parameters (a model's list; others in the list are
-  /// ignored). Throws SettingsError if a parameter of the optimizer is not in the list.
   TorchOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer,
                  const NamedParameters& parameters);
 
@@ -41,4 +30,4 @@ class TorchOptimizer final : public Optimizer {
   std::vector<double> lr_ratios_;  // [groups]
 };
 
-}  // namespace ddp
+}  // namespace ddp::detail

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp {
+
+/// The cause of the job's failure, as reported by the first rank that knew.
+struct FailureCause {
+  int rank = -1;
+  std::string host;
+  int64_t step = -1;    ///< -1 before the first step
+  std::string where;    ///< bucket or module, if known
+  std::string message;  ///< the original message
+  ExitCode exit_code = ExitCode::PeerLost;
+  /// "rank 2 (node3) failed at step 41 in bucket 3: out of memory".
+  std::string to_line() const;
+};
+
+}  // namespace ddp

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "ddp/reduce/data_parallel_model.hpp"
+#include "reduce/model_state.hpp"
+#include "reduce/reducer.hpp"
+
+namespace ddp {
+
+struct DataParallelModel::Parts {
+  ModelTensors tensors;  // without ddp.parameters_to_ignore
+  detail::ModelState state;
+  CommunicatorPtr communicator;
+  DdpOptions options;
+  std::unique_ptr<Reducer> reducer = nullptr;
+  bool sync = true;                 // false inside no_sync
+  bool require_buffer_sync = true;  // the last training forward was synchronised
+  JoinScope* join = nullptr;
+};
+
+}  // namespace ddp
