@@ -125,7 +125,7 @@ TEST_CASE("tensors that cannot be kept in step are refused by name, on all ranks
   REQUIRE_THAT(refused(good, {{"spectrum", complex}}),
                Catch::Contains("buffer spectrum is of dtype ComplexFloat"));
   REQUIRE_THAT(refused({"scaled", good.tensor * 2}, {}),
-               Catch::Contains("parameter scaled is no leaf"));
+               Catch::Contains("parameter scaled is not a leaf"));
   REQUIRE_THAT(refused(good, {{"plain", torch::ones({2}, on_device())}}),
                Catch::Contains("nothing was refused"));
 }
@@ -271,7 +271,7 @@ TEST_CASE("a state without the frozen parameters knows which they were") {
   REQUIRE(torch::equal(other->first->bias, before));
   DistributedDataParallel<Mlp> whole(Mlp(), group());
   REQUIRE_THROWS_WITH(wrap(same)->load_state_dict(whole.state_dict()),
-                      Catch::Contains("holds the whole model"));
+                      Catch::Contains("has the whole model"));
 }
 
 TEST_CASE("state_dict and load_state_dict") {

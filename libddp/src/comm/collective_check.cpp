@@ -111,7 +111,7 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
   }
   RunningLimit running_limit(limit);
   const auto calls = exchange->exchange(xxh3(concat(group_, " #", number)), num_ranks_, call, [&] {
-    look();
+    poll();
     if (running_limit.is_over()) {
       throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
                                  call, ", and not all of the ", num_ranks_,

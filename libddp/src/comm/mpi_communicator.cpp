@@ -153,10 +153,10 @@ class MpiCommunicator final : public Communicator {
     if (!options_.check) {
       return 0;
     }
-    const auto look = [this] { runtime_->engine().check(lane_); };
-    look();
+    const auto poll = [this] { runtime_->engine().check(lane_); };
+    poll();
     ThreadGroup::check(this, name);
-    return options_.check->compare(describe_call(name, args...), timeouts_->current(), look);
+    return options_.check->compare(describe_call(name, args...), timeouts_->current(), poll);
   }
   WorkPtr submit(const char* name, const std::string& detail, Launch launch,
                  std::function<void()> finish = nullptr);

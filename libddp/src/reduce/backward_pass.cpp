@@ -18,7 +18,7 @@
 namespace ddp::detail {
 namespace {
 
-// Runs when the running backward (where it is nested: that one) ends without an exception.
+// `callback` runs when the innermost running backward ends without an exception.
 void queue_engine_callback(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
@@ -55,9 +55,9 @@ void BackwardPass::check_complete() {
       concat("the previous backward left ", count, " of ", parameters.size(),
              " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
              parts_.options.static_graph
-                 ? ". The graph changed although ddp.static_graph=true: set it to false"
-                 : ". Set ddp.find_unused_parameters=true if the model does not use all its "
-                   "parameters in every step, or make all of its outputs take part in the loss"));
+                 ? "; the graph changed although ddp.static_graph=true; fix: set it to false"
+                 : "; fix: set ddp.find_unused_parameters=true if the model does not use all its "
+                   "parameters in every step, or use all of its outputs in the loss"));
 }
 
 void BackwardPass::start() {
@@ -84,8 +84,8 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   if (parts_.unused.reads_map() && is_capturing(parts_.communicator->device())) {
     throw SettingsError(
         "ddp.find_unused_parameters=true reads a map on the host in every step and cannot be "
-        "captured in a CUDA graph: set it to false, or ddp.static_graph=true and capture after the "
-        "first step");
+        "captured in a CUDA graph; fix: set it to false, or set ddp.static_graph=true and capture "
+        "after the first step");
   }
   forwards_.add(outputs);
   local_forward_ = false;
@@ -94,7 +94,8 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   parts_.tuner.begin_backward(history_.num_passes, history_.ready_order);
 }
 
-// A synchronised pass whose forward is gone without a backward must not take the local backward.
+// A synchronised pass whose forward was destroyed without a backward must not claim the local
+// backward.
 void BackwardPass::note_local_forward() {
   const std::lock_guard lock(mutex_);
   local_forward_ = true;
@@ -112,8 +113,8 @@ bool BackwardPass::has_open_forward() {
   return forwards_.has_unreached();
 }
 
-// The end of the counting pass of a static graph belongs to the outermost backward, which is the
-// one that reaches an output. A parameter's hook may run in a nested one (checkpointing).
+// A static graph's counting pass ends with the outermost backward, which reaches an output. A
+// parameter's hook may run in a nested backward (checkpointing).
 void BackwardPass::on_forward_reached() {
   const std::lock_guard lock(mutex_);
   if (!pass_.is_expected) {
@@ -129,12 +130,13 @@ void BackwardPass::check_gradient(int index) const {
   const auto& [name, tensor] = parts_.gradients.parameters()[static_cast<size_t>(index)];
   if (at::GradMode::is_enabled()) {
     throw SettingsError("backward(create_graph=true) reached parameter " + name +
-                        ": gradients of gradients are not reduced; use torch::autograd::grad");
+                        ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
   }
   if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
-    throw SettingsError("parameter " + name +
-                        " got a sparse gradient: only dense ones are reduced (for an embedding set "
-                        "sparse(false))");
+    throw SettingsError(
+        "parameter " + name +
+        " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
+        "set sparse(false)");
   }
 }
 
@@ -156,17 +158,18 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
-// The gradient of a backward under no_sync(), or of one that no forward of the wrapper announced,
-// moves into its slot when this backward ends. The first hook of each of the engine's tasks queues
-// that: it does no harm at the end of a nested backward, and a later hook queues it again.
+// Handles the gradient of a backward under no_sync(), or of one that no forward of the wrapper
+// announced. Such gradients move into their slots when the backward ends. The first hook of each of
+// the engine's tasks queues the move. At the end of a nested backward the move does no harm, and a
+// later hook queues it again.
 void BackwardPass::on_local_gradient(int index) {
   forwards_.check_not_second();
   if (!local_forward_ && parts_.communicator->world_size() > 1 &&
       !std::exchange(has_warned_unannounced_, true)) {
     log_warning(concat(
         "backward gave parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
-        " a gradient, but no forward of its DistributedDataParallel announced that: the gradient "
-        "stays this rank's own and the replicas part; fix: call the wrapper's forward "
+        " a gradient, but no forward of its DistributedDataParallel announced this backward: the "
+        "gradient is not averaged and the replicas diverge; fix: call the wrapper's forward "
         "(model.forward(x), not module->forward(x)), or model.prepare_for_backward({loss}) before "
         "the backward"));
   }
@@ -194,11 +197,11 @@ void BackwardPass::count_static_gradient(int index) {
     return;
   }
   if (fires > expected) {
-    throw MismatchError(
-        concat("parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
-               " got its gradient ", fires, " times in this backward and ", expected,
-               " times in the first one, although ddp.static_graph=true: the graph "
-               "changed; set it to false"));
+    throw MismatchError(concat(
+        "parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
+        " got its gradient ", fires, " times in this backward and ", expected,
+        " times in the first one: the graph changed although ddp.static_graph=true; fix: set it "
+        "to false"));
   }
   mark_unused_parameters();
   if (fires == expected) {
@@ -222,7 +225,7 @@ void BackwardPass::end_static_count() {
   }
 }
 
-// Parameters that get no gradient in this pass count as ready at its first hook, so that their
+// Marks parameters without a gradient in this pass as ready at its first hook, so that their
 // buckets fill. They contribute zeros.
 void BackwardPass::mark_unused_parameters() {
   if (std::exchange(pass_.has_marked_unused, true)) {
@@ -244,7 +247,7 @@ void BackwardPass::mark_ready(int index) {
     throw MismatchError(concat(
         "parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
         " got its gradient twice in one backward (re-entrant checkpointing, or a parameter used by "
-        "several backwards of one forward): set ddp.static_graph=true if every step does so"));
+        "several backwards of one forward); fix: set ddp.static_graph=true if every step does so"));
   }
   pass_.ready_order.push_back(index);
   const int bucket = layout().places[static_cast<size_t>(index)].bucket;
@@ -257,8 +260,8 @@ void BackwardPass::mark_ready(int index) {
   parts_.gradients.gather(bucket);
   if (mark == Mark::AllReady) {
     parts_.timing.note_last_gradient();
-    // Not earlier: a callback that is queued inside a nested backward runs at *its* end, and by now
-    // every gradient is there.
+    // Queued only now, because a callback queued inside a nested backward runs at that backward's
+    // end. Now every gradient is ready.
     queue_engine_callback([group = parts_.communicator] { group->launch_sequencer().flush(); });
   }
   sequencer().bucket_ready(model_id_, bucket);
@@ -330,8 +333,8 @@ void BackwardPass::run_with_zeros() {
   sequencer().flush();
 }
 
-// With the lock held, in a backward of the expected pass. A nested backward (checkpointing) is a
-// task of its own.
+// Called with the lock held, in a backward of the expected pass. A nested backward (checkpointing)
+// is a separate task.
 void BackwardPass::note_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (std::find(running_backwards_.begin(), running_backwards_.end(), task) !=
@@ -349,8 +352,8 @@ void BackwardPass::note_backward() {
   });
 }
 
-// An output may take no part in the loss. A parameter that only such outputs reach got no gradient
-// in this backward and counts as unused.
+// The loss may not use an output. A parameter that only such outputs reach got no gradient in this
+// backward and counts as unused.
 void BackwardPass::end_backward() {
   const bool finds_unused = parts_.options.find_unused_parameters && !parts_.options.static_graph;
   if (!finds_unused || !pass_.is_expected || !running_backwards_.empty() ||

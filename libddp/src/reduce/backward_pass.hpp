@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One backward: hooks -> ready -> launch -> finish. At world size > 1 in time (compute stream
+// One backward: hooks -> ready -> launch -> finish. In time, at world size > 1 (compute stream
 // above, communicator below):
 //
 //   forward | hook hook hook   hook hook       hook  | callback
@@ -12,10 +12,10 @@
 // backward is over and makes the *compute stream* (on the CPU: this thread) wait for each
 // reduction.
 //
-// The autograd engine runs the callbacks of a backward only where no exception ended it, so a
-// callback that never ran is the sign of an exception. Some buckets of such a backward are launched
-// on this rank, and perhaps more of them on another. Before the next forward every rank launches
-// the rest and waits for all, so that all ranks stay at the same collective.
+// The autograd engine runs the callbacks of a backward only if no exception ended it. So a callback
+// that did not run shows that an exception was thrown. This rank may have launched fewer buckets of
+// such a backward than another rank. Before the next forward every rank launches the rest and waits
+// for all, so that all ranks stay at the same collective.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@
 
 namespace ddp::detail {
 
-/// What a Reducer is made of; each part has one subject and knows only the parts above it.
+/// The parts of a Reducer. Each part knows only the parts above it.
 struct ReducerParts {
   ReducerParts(NamedParameters parameters, CommunicatorPtr communicator_in,
                const DdpOptions& options_in)
@@ -49,7 +49,7 @@ struct ReducerParts {
         reductions(communicator, gradients, mean),
         unused(communicator, options, gradients.parameters().size()),
         tuner(communicator, options, gradients, reductions),
-        timing(communicator->device(), /*marks_replays=*/communicator->world_size() > 1),
+        timing(communicator->device(), /*times_replays=*/communicator->world_size() > 1),
         buffers(communicator) {}
 
   const CommunicatorPtr communicator;
@@ -71,21 +71,22 @@ class BackwardPass {
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
 
-  /// A synchronised forward ran; its backward will be reduced.
+  /// Call after a synchronised forward. Its backward will be reduced.
   void expect(const std::vector<at::Tensor>& outputs);
-  /// A forward under no_sync() ran; its backward will not be reduced.
+  /// Call after a forward under no_sync(). Its backward will not be reduced.
   void note_local_forward();
   bool has_open_forward();
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete();
-  /// The buckets were cut again.
+  /// Call after the buckets were cut again.
   void follow_layout();
   /// Takes part in a backward of the other ranks with zeros. Collective.
   void run_with_zeros();
 
-  /// An exception ended the expected backward.
+  /// Whether an exception ended the expected backward.
   bool threw();
-  /// Launches the buckets that the exception left and waits for all of them. Collective.
+  /// Launches the buckets that were not launched before the exception and waits for all of them.
+  /// Collective.
   void complete();
 
   struct History {
@@ -94,19 +95,19 @@ class BackwardPass {
     std::vector<int> ready_order;  // of the last synchronised one
   };
   const History& history() const { return history_; }
-  /// Forgets a pass that was begun, and its forwards.
+  /// Forgets a pass in progress and its forwards.
   void restore(const History& history);
 
  private:
-  /// What one pass knows. A new pass starts with a new value.
+  /// The state of one pass. A new pass starts with a new value.
   struct Pass {
     explicit Pass(const BucketLayout& layout) : fires(layout.places.size(), 0) {
       scheduler.reset(layout);
     }
     BucketScheduler scheduler;
     std::vector<int> ready_order;
-    std::vector<int> fires;    // static_graph: of each parameter's hook
-    bool is_expected = false;  // a synchronised forward ran, its backward has not ended
+    std::vector<int> fires;    // static_graph: calls of each parameter's hook
+    bool is_expected = false;  // a synchronised forward ran and its backward has not ended
     bool has_marked_unused = false;
     bool has_queued_count = false;  // static_graph, the first pass: end_static_count()
   };
@@ -137,9 +138,9 @@ class BackwardPass {
   GradientHooks hooks_;
   OpenForwards forwards_;
   std::vector<int> expected_fires_;     // static_graph: what the first pass counted
-  std::vector<int> running_backwards_;  // the engine's tasks of the pass that have not ended
-  int local_task_ = -1;  // the engine's task whose end moves unsynchronised gradients into slots
-  bool local_forward_ = false;  // one ran since the last synchronised one
+  std::vector<int> running_backwards_;  // the pass's tasks of the engine that have not ended
+  int local_task_ = -1;         // the engine's task at whose end local gradients move into slots
+  bool local_forward_ = false;  // a local forward ran after the last synchronised one
   bool has_warned_unannounced_ = false;
   // Callbacks on the engine hold it weakly: a graph may outlive this object.
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();

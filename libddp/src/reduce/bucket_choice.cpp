@@ -21,7 +21,7 @@ class Runs {
       : reduction_us_(reduction_us), bytes_(gradients.size() + 1), ready_(gradients.size() + 1) {
     for (size_t i = 0; i < gradients.size(); ++i) {
       bytes_[i + 1] = bytes_[i] + gradients[i].num_bytes;
-      // Measured times may be slightly out of order. A later gradient is never ready before.
+      // Measured times may be slightly out of order, but a later gradient is never ready earlier.
       ready_[i + 1] = std::max(ready_[i], gradients[i].ready_us);
     }
   }
@@ -37,7 +37,7 @@ class Runs {
   std::vector<double> ready_;
 };
 
-// The earliest end of reducing all gradients: ends[j] is the end of the first j.
+// Returns the earliest end of reducing all gradients. ends[j] is the end of the first j.
 double earliest_end(const Runs& runs) {
   std::vector<double> ends(runs.count() + 1, 0.0);
   for (size_t j = 1; j <= runs.count(); ++j) {
@@ -49,8 +49,9 @@ double earliest_end(const Runs& runs) {
   return ends.back();
 }
 
-// The fewest buckets that end by `deadline`, from the back. latest[i]: when the first i gradients
-// must be reduced if this many buckets follow. next[k][i]: the end of the first of these buckets.
+// Returns the fewest buckets that end by `deadline`, found from the back. latest[i]: when the first
+// i gradients must be reduced if this many buckets follow. next[k][i]: the end of the first of
+// these.
 std::vector<int> fewest_cuts(const Runs& runs, double deadline) {
   const size_t n = runs.count();
   std::vector<double> latest(n + 1, kNever);
@@ -149,7 +150,7 @@ std::optional<BucketChoice> BucketChoice::from_json(const std::string& json,
     return choice;
   } catch (const nlohmann::json::exception& error) {
     throw ReadError(concat("the plan's buckets are damaged: ", error.what(),
-                           "; fix: remove the plan, and they are chosen anew"));
+                           "; fix: remove the plan, and they are chosen again"));
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses where to cut the gradients into buckets, from their ready times and the cost of a
-// reduction: a pure function behind ddp.bucket_cap_mb=auto. Torch-free.
+// reduction. This pure function implements ddp.bucket_cap_mb=auto. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ddp::detail {
 
-/// A gradient, in the order of readiness.
+/// A gradient. Gradients are listed in the order in which they become ready.
 struct ReadyGradient {
   int64_t num_bytes = 0;
   double ready_us = 0;  ///< since the start of backward
@@ -22,9 +22,9 @@ struct BucketChoice {
                           ///< number of all gradients
   double exposed_us = 0;  ///< expected time between the last gradient and the last reduction's end
 
-  /// {"cuts": […], "exposed_us": …, "gradients": n, "bytes": total}
+  /// Writes {"cuts": […], "exposed_us": …, "gradients": n, "bytes": total}.
   std::string to_json(const std::vector<int64_t>& gradient_bytes) const;
-  /// Returns nothing for a text of other gradients. Throws ReadError if the text is damaged.
+  /// Returns nothing if `json` was made for other gradients. Throws ReadError if it is damaged.
   static std::optional<BucketChoice> from_json(const std::string& json,
                                                const std::vector<int64_t>& gradient_bytes);
 };
@@ -36,7 +36,7 @@ BucketChoice choose_buckets(const std::vector<ReadyGradient>& gradients,
                             const std::function<double(int64_t, bool)>& reduction_us,
                             double tolerance_us);
 
-/// Expected time between the last gradient and the end of the last reduction for given cuts.
+/// Returns the expected time between the last gradient and the end of the last reduction.
 double exposed_us(const std::vector<ReadyGradient>& gradients, const std::vector<int>& cuts,
                   const std::function<double(int64_t, bool)>& reduction_us);
 

@@ -15,8 +15,8 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Elements between aligned places. A bucket is padded to this times the world size, so that every
-// rank's shard of a bucket is aligned too.
+// The number of elements between aligned places. A bucket is padded to a multiple of this times the
+// world size, so that every rank's shard of a bucket is aligned too.
 int64_t alignment_elements(const ParameterSpec& parameter, const BucketLayoutOptions& options) {
   return std::max<int64_t>(1, options.alignment_bytes / parameter.element_bytes);
 }

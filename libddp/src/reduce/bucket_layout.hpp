@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Assigns gradients to buckets: a pure function of parameters and limits, with the rules of
+// Assigns gradients to buckets by a pure function of parameters and limits, with the rules of
 // PyTorch's compute_bucket_assignment_by_size. Torch-free.
 #pragma once
 
@@ -69,8 +69,8 @@ class BucketScheduler {
   enum class Mark {
     Pending,      ///< the bucket still waits for other gradients
     BucketReady,  ///< that was the bucket's last gradient
-    AllReady,     ///< … and the last bucket
-    Twice,        ///< the parameter was ready before in this pass
+    AllReady,     ///< the same, and this was the last bucket
+    Twice,        ///< the parameter was already ready in this pass
   };
 
   void reset(const BucketLayout& layout) {

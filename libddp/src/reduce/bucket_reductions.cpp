@@ -61,7 +61,7 @@ void BucketReductions::wait_for_gradients(int index) {
   }
 }
 
-// Where gradients were written on other streams than the current one, this is a stream of its own:
+// Returns a separate stream if gradients were written on other streams than the current one: then
 // the reduction waits for those streams and backward does not. A hook's kernels stay on the current
 // stream, together with the memory that they allocate.
 c10::Stream BucketReductions::stream_behind_gradients(size_t first, size_t last) {
@@ -149,7 +149,7 @@ void BucketReductions::copy_hook_result(GradBucket& bucket) const {
     throw SettingsError(concat("the comm hook ", hook_->name(), " left ", describe_tensor(result),
                                " in bucket.buffer of bucket ", bucket.index, ", which is ",
                                describe_tensor(buffer),
-                               ": leave a tensor of the same shape, dtype and device"));
+                               "; fix: leave a tensor of the same shape, dtype and device"));
   }
   buffer.copy_(result);
 }
@@ -175,7 +175,7 @@ void BucketReductions::finish() {
   }
 }
 
-// During capture the side streams cannot be joined: the caller has run finish_pending() before.
+// Side streams cannot be joined during a capture, before which the caller ran finish_pending().
 void BucketReductions::join_streams() {
   if (std::exchange(uses_launch_stream_, false) && !is_capturing(device())) {
     wait_for(*launch_stream_, current_stream(device()));

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts the reduction of each bucket on a stream behind its gradients, and finishes them all:
+// Starts the reduction of each bucket on a stream behind its gradients, and finishes all
+// reductions:
 //
 //   compute stream | dgrad 3 | dgrad 2 | dgrad 1 | ...            | finish: waits
 //   side stream         | wgrad 3  | wgrad 2 | ...
 //   launch stream                  | waits: bucket of 3 | ...
 //
-// A plain all-reduce (or, with sharded gradients, a reduce-scatter) serves each bucket. A comm hook
-// replaces it.
+// Each bucket takes a plain all-reduce, or a reduce-scatter with sharded gradients. A comm hook
+// replaces either.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -29,23 +30,25 @@ class BucketReductions {
   const std::shared_ptr<CommHook>& hook() const { return hook_; }
   void set_hook(std::shared_ptr<CommHook> hook) { hook_ = std::move(hook); }
 
-  /// Forgets the streams and works of the previous pass, for the buckets of the present layout.
+  /// Forgets the streams and works of the previous pass. The buckets are those of the current
+  /// layout.
   void begin_pass();
-  /// A gradient of bucket `index` is in its slot or in .grad. Called on the stream that computed
+  /// Call when a gradient of bucket `index` is in its slot or in .grad, on the stream that computed
   /// it.
   void note_gradient(int index, const ops::GradSlot& slot);
-  /// The current stream waits for the streams on which the bucket's gradients were accumulated.
+  /// Makes the current stream wait for the streams on which the bucket's gradients were
+  /// accumulated.
   void wait_for_gradients(int index);
   /// Starts buckets [first, last], which share one group call.
   void start(size_t first, size_t last);
-  /// Waits for all reductions and leaves the means in the buckets, also where one throws: a
-  /// reduction that nobody waits for would write into the next step's gradients.
+  /// Waits for all reductions and leaves the means in the buckets. Waits for all even if one
+  /// throws: any other reduction would write into the next step's gradients.
   void finish();
 
-  /// The current stream waits for reductions of a backward that an exception ended.
+  /// Makes the current stream wait for reductions of a backward that an exception ended.
   void join_streams();
-  /// Undoes what start() left on the host. On the CPU it waits for reductions, which use the
-  /// buckets; captured ones never began.
+  /// Undoes what start() did on the host. On the CPU it waits for reductions, because they use the
+  /// buckets. Captured reductions never began.
   void abandon();
 
  private:

@@ -14,7 +14,7 @@
 namespace ddp::detail {
 namespace {
 
-constexpr double kLaunchUs = 3;  // to gather a bucket, for events and the launch itself
+constexpr double kLaunchUs = 3;               // gathering a bucket, events and the launch itself
 constexpr double kSlowdownOverlapped = 1.75;  // a reduction shares memory and multiprocessors
 constexpr double kToleranceUs = 3;
 constexpr double kToleranceShare = 1e-3;  // of a backward
@@ -45,7 +45,7 @@ bool BucketTuner::will_rebuild() const {
          (options_.static_graph || !options_.find_unused_parameters) && !gradients_.specs().empty();
 }
 
-// Another model or another dtype has other buckets.
+// The name tells models apart: another model or dtype has other buckets.
 std::string BucketTuner::plan_name() const {
   int64_t bytes = 0;
   for (const auto& spec : gradients_.specs()) {
@@ -56,8 +56,8 @@ std::string BucketTuner::plan_name() const {
                 hook ? hook->name() : "none");
 }
 
-// The plan's choice for this model, equal on all ranks. A choice that cannot be read counts as
-// none.
+// Returns the plan's choice for this model, equal on all ranks. A choice that cannot be read counts
+// as none.
 std::optional<std::string> BucketTuner::planned(const std::vector<int>& order) {
   const auto text = communicator_->plan().find(plan_name());
   try {
@@ -84,12 +84,12 @@ bool BucketTuner::is_due(int64_t num_passes, const std::vector<int>& ready_order
 
 void BucketTuner::begin_backward(int64_t num_passes, const std::vector<int>& ready_order) {
   const bool measures_now = measures(ready_order);
-  takes_host_time_ = measures_now && num_passes == first_with_order();
-  takes_device_times_ = measures_now && num_passes == first_with_order() + 1;
-  if (takes_host_time_) {
+  measures_host_ = measures_now && num_passes == first_with_order();
+  measures_device_ = measures_now && num_passes == first_with_order() + 1;
+  if (measures_host_) {
     host_begin_ = std::chrono::steady_clock::now();
   }
-  if (takes_device_times_) {
+  if (measures_device_) {
     ready_times_.resize(gradients_.specs().size());
     delay_device(communicator_->device(), kHostAhead * host_backward_ms_);
     ready_begin_.record(communicator_->device());
@@ -97,18 +97,18 @@ void BucketTuner::begin_backward(int64_t num_passes, const std::vector<int>& rea
 }
 
 void BucketTuner::note_ready(int parameter, bool all_ready) {
-  if (takes_device_times_) {
+  if (measures_device_) {
     ready_times_[static_cast<size_t>(parameter)].record(communicator_->device(),
                                                         gradients_.slot(parameter).stream);
   }
-  if (takes_host_time_ && all_ready) {
+  if (measures_host_ && all_ready) {
     host_backward_ms_ =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - host_begin_)
             .count();
   }
 }
 
-// Rank 0's choice, as text: from the plan, or from the measured times. Empty: none.
+// Returns rank 0's choice from the plan or from the measured times. Empty: none.
 std::string BucketTuner::choose(const std::vector<int>& order, const AllReduceTable& table) {
   const auto bytes = bytes_in_order(gradients_.specs(), order);
   if (const auto known = planned(order)) {
@@ -134,7 +134,7 @@ std::string BucketTuner::choose(const std::vector<int>& order, const AllReduceTa
   return choose_buckets(ready, reduction_us, tolerance).to_json(bytes);
 }
 
-// Where the ready order is cut; empty: at the limits. Collective.
+// Returns where the ready order is cut; empty: at the limits. Collective.
 std::vector<int> BucketTuner::agree_on_cuts(const std::vector<int>& order) {
   if (!chooses_buckets(options_) || communicator_->world_size() == 1) {
     return {};
@@ -151,7 +151,7 @@ std::vector<int> BucketTuner::agree_on_cuts(const std::vector<int>& order) {
   DDP_CHECK(choice.has_value(), "rank 0's buckets are of other gradients");
   if (communicator_->rank() == 0) {
     log_info(concat("ddp.bucket_cap_mb=auto: ", choice->cuts.size(),
-                    " reductions a step, expected exposed communication ",
+                    " reductions per step, expected exposed communication ",
                     static_cast<int64_t>(choice->exposed_us + 0.5), " us"));
   }
   return choice->cuts;

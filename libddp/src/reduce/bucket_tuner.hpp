@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lays the buckets out again, once: in the order in which gradients become ready, cut at the limits
-// or (ddp.bucket_cap_mb=auto) where the least communication is exposed. The choice comes from the
-// communicator's plan or from times measured in the first backwards:
+// Lays the buckets out again, once, in the order in which gradients become ready. They are cut at
+// the limits or, with ddp.bucket_cap_mb=auto, so that the least communication is exposed. That
+// choice comes from the communicator's plan or from times measured in the first backwards:
 //
-//   backward  order known | host's time taken | device's times taken | rebuild
+//   backward  order known | host measured     | device measured      | rebuild
 //   limits       0                                                     before 1
 //   auto         0              1                    2                 before 3
 //
-// The device's times are taken with the host far ahead (a kernel that waits stands in front): a
-// first eager backward is often bound by the host, and a captured one never is.
+// The device is measured with the host far ahead, behind a kernel that delays it. The host often
+// limits an eager first backward, but never a captured one.
 #pragma once
 
 #include <chrono>
@@ -31,16 +31,16 @@ class BucketTuner {
 
   bool has_rebuilt() const { return has_rebuilt_; }
   bool will_rebuild() const;
-  /// Before the forward that follows `num_passes` synchronised backwards. False while a graph is
-  /// captured.
+  /// Whether to rebuild before the forward that follows `num_passes` synchronised backwards. False
+  /// while a graph is captured.
   bool is_due(int64_t num_passes, const std::vector<int>& ready_order);
-  /// Collective: all ranks take rank 0's order and cuts.
+  /// Gives all ranks rank 0's order and cuts. Collective.
   void rebuild(const std::vector<int>& ready_order);
 
-  /// The backward after `num_passes` others begins.
+  /// Call when the backward after `num_passes` others begins.
   void begin_backward(int64_t num_passes, const std::vector<int>& ready_order);
   void note_ready(int parameter, bool all_ready);
-  void end_backward() { takes_host_time_ = takes_device_times_ = false; }
+  void end_backward() { measures_host_ = measures_device_ = false; }
 
  private:
   int64_t first_with_order() const { return options_.static_graph ? 2 : 1; }
@@ -55,8 +55,8 @@ class BucketTuner {
   GradientArena& gradients_;
   const BucketReductions& reductions_;
   bool has_rebuilt_ = false;
-  bool takes_host_time_ = false;     // in the running backward
-  bool takes_device_times_ = false;  // in the running backward
+  bool measures_host_ = false;    // in the running backward
+  bool measures_device_ = false;  // in the running backward
   bool has_warned_of_plan_ = false;
   std::chrono::steady_clock::time_point host_begin_;
   double host_backward_ms_ = 0;

@@ -29,7 +29,7 @@ void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {
       part = parts_.insert(parts_.end(), Part{});
       part->flat = at::empty({0}, buffer.options());
     }
-    // An alias unknown to autograd: it permits writing buffers that a backward saved.
+    // Autograd does not know this alias, so buffers that a backward saved may be written.
     part->buffers.push_back(buffer.variable_data());
   }
   std::erase_if(parts_, [](const Part& part) { return part.buffers.empty(); });

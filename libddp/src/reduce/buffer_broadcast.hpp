@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends one rank's buffers to the others, overlapping a backward, which does not read them:
+// Sends one rank's buffers to the others during a backward, which does not read them:
 //
-//   compute stream | forward | backward ...                      | end: waits, long over
+//   compute stream | forward | backward ...                      | end: waits, usually done
 //   own stream               | gather | broadcast | write |
 //
 // On the CPU the broadcast runs in the communicator's thread, and finish() writes the buffers.
@@ -24,8 +24,8 @@ class BufferBroadcast {
   /// Collective. `buffers` keep their memory until finish(). Until then, writes to them are lost
   /// and reads may give either value.
   void start(const std::vector<at::Tensor>& buffers, int root);
-  /// The current stream (on the CPU: the host) waits until the buffers are written. Does nothing if
-  /// none were sent.
+  /// Makes the current stream (on the CPU: the host) wait until the buffers are written. Does
+  /// nothing if none were sent.
   void finish();
   /// Waits like finish(). Returns whether start() was called since the last call.
   bool take_sent();

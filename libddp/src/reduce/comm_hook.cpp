@@ -11,8 +11,8 @@
 namespace ddp {
 namespace {
 
-// The scaling after a sum of gradients already divided by the divisor: none, or for a weighted mean
-// the change from 1/divisor to 1/sum(counts).
+// Finishes a sum of gradients that were divided by the divisor before. A weighted mean changes
+// 1/divisor to 1/sum(counts).
 void scale_divided_sum(GradBucket& bucket) {
   if (bucket.inverse_divisor.defined()) {
     bucket.buffer.mul_(bucket.inverse_divisor * bucket.divisor);
@@ -24,7 +24,7 @@ WorkPtr reduce_sum(const GradBucket& bucket, const at::Tensor& tensor) {
                         : bucket.communicator->all_reduce_overlapped(tensor, ReduceOp::Sum);
 }
 
-// Sent tensors are in the communicator's own memory, made once per layout. There NCCL's symmetric
+// Sends tensors in the communicator's own memory, allocated once per layout. There NCCL's symmetric
 // kernels add bfloat16 in float32 and round once; a ring rounds at every hop.
 class CompressHook final : public CommHook {
  public:
@@ -110,7 +110,7 @@ std::shared_ptr<CommHook> make_all_reduce_hook() {
 std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype) {
   if (wire_dtype != at::kHalf && wire_dtype != at::kBFloat16) {
     throw SettingsError(concat("make_compress_hook: wire dtype ", wire_dtype,
-                               " is not supported: use kHalf or kBFloat16"));
+                               " is not supported; fix: use kHalf or kBFloat16"));
   }
   return std::make_shared<CompressHook>(wire_dtype);
 }
@@ -119,7 +119,7 @@ std::shared_ptr<CommHook> make_function_hook(std::string name,
                                              std::function<WorkPtr(GradBucket&)> start) {
   if (!start) {
     throw SettingsError("make_function_hook(\"" + name +
-                        "\"): the function is empty; give one that reduces bucket.buffer");
+                        "\"): the function is empty; fix: give one that reduces bucket.buffer");
   }
   return std::make_shared<FunctionHook>(std::move(name), std::move(start),
                                         /*starts_in_group=*/false);
@@ -144,7 +144,7 @@ std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
   }
   throw SettingsError(
       "ddp.comm_hook=" + options.comm_hook +
-      " is unknown: use none, all_reduce, fp16_compress, bf16_compress or powersgd");
+      " is unknown; fix: use none, all_reduce, fp16_compress, bf16_compress or powersgd");
 }
 
 }  // namespace ddp

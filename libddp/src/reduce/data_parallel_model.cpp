@@ -50,7 +50,7 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
     if (std::none_of(tensors.parameters.begin(), tensors.parameters.end(), matches) &&
         std::none_of(tensors.buffers.begin(), tensors.buffers.end(), matches)) {
       throw SettingsError("ddp.parameters_to_ignore names " + name +
-                          ", which is no parameter or buffer of the module");
+                          ", which is not a parameter or buffer of the module");
     }
   }
 }
@@ -59,7 +59,8 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, const at::Tens
                          const std::function<void()>& add_count) {
   if (join != nullptr && !join->is_weighted()) {
     throw SettingsError(
-        "weighted_backward inside a join needs JoinOptions::weighted=true: ranks that ran out must "
+        "weighted_backward inside a join needs JoinOptions::weighted=true, because ranks that ran "
+        "out "
         "add a weight of 0");
   }
   const auto counts_before = reducer.mean().counts();
@@ -67,7 +68,7 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, const at::Tens
   try {
     loss_sum.backward();
   } catch (...) {
-    reducer.restore_counts(counts_before);  // or the next backward would divide by them too
+    reducer.restore_counts(counts_before);  // else the next backward would divide by them too
     throw;
   }
 }
@@ -91,14 +92,14 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   tensors_.parameters =
       without_ignored(std::move(tensors_.parameters), options_.parameters_to_ignore);
   tensors_.buffers = without_ignored(std::move(tensors_.buffers), options_.parameters_to_ignore);
-  // Before any other collective: ranks whose models differ must not meet in a broadcast.
+  // This precedes any other collective: ranks whose models differ must not broadcast.
   detail::check_equal_across_ranks(*communicator_, tensors_, options_);
   detail::check_supported(tensors_);
   auto trained = trainable(tensors_.parameters);
   if (trained.empty()) {
     throw SettingsError(
-        "DistributedDataParallel needs a parameter that requires a gradient; this module has none: "
-        "call it without the wrapper");
+        "DistributedDataParallel needs a parameter that requires a gradient, and this module has "
+        "none; fix: call it without the wrapper");
   }
   if (options_.init_sync) {
     sync_module_states();
@@ -184,18 +185,18 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
                                       const char* output_type) {
   if (!outputs_known && options_.find_unused_parameters) {
     throw SettingsError(concat(
-        "ddp.find_unused_parameters=true must see the tensors in the forward's result, but does "
-        "not know the type ",
+        "ddp.find_unused_parameters=true needs the tensors in the forward's result, but does not "
+        "know the type ",
         output_type, ": ", detail::kDefineForEachTensor));
   }
   const bool synchronised = at::GradMode::is_enabled() && sync_;
-  // Only training forwards, which all ranks run alike, decide whether the next one sends buffers. A
-  // rank that evaluates alone must still match the others.
+  // Only training forwards decide whether the next one sends buffers, because all ranks run the
+  // same ones. A rank that evaluates alone must still match the others.
   if (is_training()) {
     require_buffer_sync_ = synchronised;
   }
-  // Sends the next training forward's buffers during this one's backward. In a join, ranks without
-  // inputs answer forwards: there the next forward sends the buffers.
+  // Sends the next training forward's buffers during this one's backward. In a join the next
+  // forward sends them, because ranks without inputs answer forwards only.
   if (synchronised && join_ == nullptr && sends_buffers_in_training(*this)) {
     reducer_->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
@@ -220,7 +221,7 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double count) {
   if (!(count >= 0)) {
     throw SettingsError(concat("weighted_backward: count=", count,
-                               " must be 0 or more: it is the number of items in loss_sum"));
+                               " must be 0 or more; fix: give the number of items in loss_sum"));
   }
   backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
 }
@@ -233,7 +234,7 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
                count.defined() ? concat("a ", count.scalar_type(), " tensor of shape ",
                                         count.sizes(), " on ", count.device())
                                : "an undefined tensor",
-               "; give one element on ", device, ", or the number itself as a double"));
+               "; fix: give one element on ", device, ", or the number itself as a double"));
   }
   backward_with_count(*reducer_, join_, loss_sum, [&] { reducer_->mean().add(count); });
 }
@@ -256,7 +257,7 @@ StateDict DataParallelModel::state_dict() const {
 }
 
 void DataParallelModel::load_state_dict(const StateDict& state) {
-  reducer_->finish_pending();  // or pending buffers would overwrite the loaded ones
+  reducer_->finish_pending();  // else pending buffers would overwrite the loaded ones
   state_->load(state);
 }
 

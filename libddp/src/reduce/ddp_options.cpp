@@ -64,11 +64,11 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
 }
 
 std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {
-  // The default also holds for auto where nothing can be measured.
+  // auto uses the default if nothing can be measured.
   const double cap = options.bucket_cap_mb.value_or(kDefaultBucketCapMb);
   if (!(cap > 0)) {
     throw SettingsError(
-        concat("ddp.bucket_cap_mb=", cap, ": must be more than 0; kAutoBuckets stands for auto"));
+        concat("ddp.bucket_cap_mb=", cap, " must be more than 0; fix: use kAutoBuckets for auto"));
   }
   const double first = options.first_bucket_mb > 0  ? options.first_bucket_mb
                        : cap == kDefaultBucketCapMb ? kDefaultFirstBucketMb

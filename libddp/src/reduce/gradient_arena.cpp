@@ -22,11 +22,11 @@ at::ScalarType grad_dtype(const at::Tensor& parameter, const DdpOptions& options
   return is_half && options.fp32_grads ? at::kFloat : leaf;
 }
 
-// Has the parameter's own strides where they are dense (channels_last stays channels_last), so that
-// copies between gradient and slot are linear.
+// Returns a view with the parameter's own strides if they are dense (channels_last stays
+// channels_last), so that copies between gradient and slot are linear.
 at::Tensor slot_view(const at::Tensor& arena, const at::Tensor& parameter, int64_t offset) {
-  // Autograd must not know that this is a view: torch::optim's zero_grad(false) calls detach_ on
-  // .grad.
+  // Autograd must not know that this is a view, because torch::optim's zero_grad(false) calls
+  // detach_ on .grad.
   const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   if (parameter.is_non_overlapping_and_dense()) {
     return arena.as_strided(parameter.sizes(), parameter.strides(), offset);
@@ -57,7 +57,7 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
     if (tensor.device() != device) {
       throw SettingsError(concat("parameter ", name, " is on ", tensor.device(),
                                  " but the communicator works on ", device,
-                                 ": move the module there before wrapping it"));
+                                 "; fix: move the module there before wrapping it"));
     }
     const auto dtype = grad_dtype(tensor, options);
     const auto [found, inserted] =
@@ -178,9 +178,9 @@ void GradientArena::gather_all() {
   }
 }
 
-// Uses one multi-tensor copy (which also casts) for what AccumulateGrad left in .grad. Where a
-// fused op already wrote a slot in this backward, one multi-tensor add. Afterwards .grad is the
-// slot.
+// Moves what AccumulateGrad left in .grad into the slots by one multi-tensor copy, which also
+// casts. Slots that a fused op wrote in this backward take one multi-tensor add. Afterwards .grad
+// is the slot.
 void GradientArena::collect(const std::vector<int>& indices) {
   const auto device = communicator_->device();
   std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
@@ -216,14 +216,14 @@ void GradientArena::collect(const std::vector<int>& indices) {
   }
 }
 
-// A mean can be added to only where this rank holds all of it.
+// A rank can add to a mean only if it has all of it.
 void GradientArena::refuse_partial(const std::string& name) const {
   if (is_sharded_) {
     throw SettingsError(
         "with optimizer.zero1=true the gradient of " + name +
-        " from the previous synchronised backward is reduced in this rank's part only and cannot "
-        "be added to: call zero_grad() or the optimizer's step before the next backward, and run "
-        "all but the last backward of a step under no_sync()");
+        " from the previous synchronised backward is reduced only in this rank's part, so nothing "
+        "can be added to it; fix: call zero_grad() or the optimizer's step before the next "
+        "backward, and run all but the last backward of a step under no_sync()");
   }
 }
 

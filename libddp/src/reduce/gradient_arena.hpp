@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory of all gradients of a model. There is one arena per (parameter dtype, gradient dtype).
-// An arena is cut into buckets and a bucket into slots, one per parameter. After a synchronised
+// An arena is cut into buckets, and a bucket into slots, one per parameter. After a synchronised
 // backward .grad of each parameter is its slot (PyTorch: gradient_as_bucket_view).
 //
 // Not thread safe: BackwardPass calls it with its lock held, others between backwards.
@@ -53,12 +53,12 @@ class GradientArena {
   const at::Tensor& bucket_buffer(int index) const {
     return buffers_.at(static_cast<size_t>(index));
   }
-  /// The part of it that holds the mean on this rank after a backward: all of it, or after shard()
+  /// The part of it that has the mean on this rank after a backward: all of it, or after shard()
   /// the rank-th of world_size equal parts.
   const at::Tensor& bucket_shard(int index) const {
     return buckets_.at(static_cast<size_t>(index)).shard;
   }
-  /// From now on each rank reduces its part of each bucket only.
+  /// From now on each rank reduces only its part of each bucket.
   void shard();
   bool is_sharded() const { return is_sharded_; }
   const ops::GradSlot& slot(int parameter) const {
@@ -75,20 +75,20 @@ class GradientArena {
   void publish(const std::vector<bool>& used);
   /// Marks every slot as unwritten: after a backward that threw, values of fused ops are invalid.
   void forget_writes();
-  /// All gradients in the buckets become zero.
+  /// Sets all gradients in the buckets to zero.
   void zero();
 
-  /// The mean of (mean + own) over the ranks is the sum of both means, but only where the sum is
-  /// divided by the number of ranks. For any other divisor, means of earlier backwards are kept out
-  /// of the buckets until add_set_aside().
+  /// Moves means of earlier backwards out of the buckets until add_set_aside(). The mean of (mean +
+  /// own) over the ranks is the sum of both means only if the divisor is the number of ranks. Any
+  /// other divisor needs this.
   void set_reduced_aside();
   void add_set_aside();
   void drop_set_aside();
 
-  /// .grad of one parameter and what belongs to it.
+  /// The gradient of one parameter with its marks.
   struct Saved {
     at::Tensor grad;
-    at::Tensor slot_values;  ///< a copy, where the caller asked for it and .grad was the slot
+    at::Tensor slot_values;  ///< a copy if the caller requested it and .grad was the slot
     at::Tensor set_aside;
     bool reduced = false;
     ops::GradSlot slot;

@@ -38,13 +38,13 @@ void GradientHooks::check_attached() const {
     const auto& [name, tensor] = parameters_[i];
     if (!tensor.requires_grad()) {
       throw SettingsError("parameter " + name +
-                          " no longer requires a gradient: freeze parameters before wrapping the "
-                          "module, or wrap it again");
+                          " no longer requires a gradient; fix: freeze parameters before wrapping "
+                          "the module, or wrap it again");
     }
     if (torch::autograd::impl::try_get_grad_accumulator(tensor) != hooks_[i].accumulator) {
       throw SettingsError("parameter " + name +
-                          " was replaced after wrapping (module->to(dtype or device)?): convert "
-                          "the module first, then wrap it");
+                          " was replaced after wrapping (module->to(dtype or device)?); fix: "
+                          "convert the module before wrapping it");
     }
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hooks that tell when autograd has accumulated the gradient of a parameter, and the graph that
-// leads to them.
+// Hooks that run when autograd has accumulated the gradient of a parameter, and the search for
+// those that a backward reaches.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -23,10 +23,10 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  /// Throws SettingsError where a parameter was frozen or replaced after construction: its hook
-  /// would never run.
+  /// Throws SettingsError if a parameter was frozen or replaced after construction, because its
+  /// hook would never run.
   void check_attached() const;
-  /// Per parameter: whether a backward from `outputs` reaches it. Walks the graph.
+  /// Returns per parameter whether a backward from `outputs` reaches it. Walks the graph.
   std::vector<bool> find_reachable(const std::vector<at::Tensor>& outputs) const;
 
  private:

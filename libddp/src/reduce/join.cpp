@@ -21,10 +21,11 @@ constexpr int64_t kSendsBuffers = 4;
 JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
     : model_(model), options_(options) {
   if (model.join_ != nullptr) {
-    throw SettingsError("join: this model is inside a join already");
+    throw SettingsError("join: this model is already inside a join; fix: end that join first");
   }
   model_.join_ = this;
-  model_.reducer_->buffers().take_sent();  // on all ranks: some run no forward in this scope
+  model_.reducer_->buffers()
+      .take_sent();  // on all ranks, because some run no forward in this scope
   model_.reducer_->mean().require_counts(options_.weighted);
 }
 
@@ -59,7 +60,7 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
                                      [](int64_t value) { return (value & kActive) == 0; });
     throw MismatchError(concat("join: rank ", joined - flags.begin(),
                                " ran out of inputs before the others and "
-                               "throw_on_early_termination is set"));
+                               "JoinOptions::throw_on_early_termination is set"));
   }
   uneven_ = uneven_ || (active != 0 && active < static_cast<int>(flags.size()));
   if (!options_.divide_by_initial_world_size && active != 0) {
@@ -70,9 +71,10 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
 void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
   if (synchronised && model_.reducer_->has_open_forward()) {
     throw SettingsError(
-        "join: a second forward before the backward of the first: ranks that ran out answer every "
-        "forward with a backward of zeros; run one backward after each forward, or the first under "
-        "no_sync()");
+        "join: a second forward ran before the backward of the first, but ranks that ran out "
+        "answer "
+        "every forward with a backward of zeros; fix: run one backward after each forward, or the "
+        "first forward under no_sync()");
   }
   apply(
       exchange(kActive | (synchronised ? kSynchronised : 0) | (sends_buffers ? kSendsBuffers : 0)));
@@ -110,7 +112,7 @@ void JoinScope::finish() {
   if (own) {
     reducer.restore_local(*own);
   }
-  // If no rank ran out early, all weights and masters are equal, and the masters keep their bits.
+  // If no rank ran out early, all weights and masters are equal, so the masters keep their bits.
   model_.sync_module_states(highest_active_, /*exactly=*/uneven_);
 }
 
@@ -118,12 +120,14 @@ void join(DataParallelModel& model, const std::function<void()>& loop, const Joi
   if (model.all_tensors().has_collective_forward) {
     throw SettingsError(
         "join(model, loop) cannot shadow a model with SyncBatchNorm, whose forward waits for all "
-        "ranks: use join(model, step, has_batch)");
+        "ranks; fix: use join(model, step, has_batch)");
   }
   if (model.reducer().gradients().is_sharded()) {
     throw SettingsError(
-        "join(model, loop) with optimizer.zero1=true: ranks that ran out must go on updating their "
-        "part of the weights: use join(model, step, has_batch), or set optimizer.zero1=false");
+        "join(model, loop) does not support optimizer.zero1=true, with which ranks that ran out "
+        "must "
+        "still update their part of the weights; fix: use join(model, step, has_batch), or set "
+        "optimizer.zero1=false");
   }
   JoinScope scope(model, options);
   loop();

@@ -17,13 +17,14 @@ class JoinScope {
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
-  /// Announces a forward of this rank. Collective with the other ranks' announcements or shadows.
+  /// Announces a forward of this rank. Collective with announce_forward() or finish() of the
+  /// others.
   void announce_forward(bool synchronised, bool sends_buffers);
   /// The rank whose buffers are sent: the highest one that still has input.
   int buffer_root() const { return highest_active_; }
   bool is_weighted() const { return options_.weighted; }
-  /// This rank ran out: it joins with zeros until all ranks have run out. Then the highest rank
-  /// that was active last sends its model to all. Collective.
+  /// Call when this rank ran out. Joins with zeros until all ranks have run out. Then the highest
+  /// rank that was active last sends its model to all. Collective.
   void finish();
 
  private:

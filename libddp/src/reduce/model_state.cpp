@@ -51,7 +51,8 @@ namespace detail {
 namespace {
 
 constexpr const char* kFrozenKey = "frozen_parameters";
-constexpr const char* kRankLocal = "rank_local.";  // of keys that Checkpointer saves per rank
+constexpr const char* kRankLocal =
+    "rank_local.";  // prefix of keys that Checkpointer saves per rank
 
 bool is_frozen(const NamedParameter& entry) {
   return !entry.tensor.requires_grad();
@@ -117,7 +118,8 @@ void ModelState::require_same_frozen(const StateDict& state) const {
   const auto* saved =
       found != state.values.end() ? std::get_if<std::string>(&found->second) : nullptr;
   if (saved == nullptr) {
-    throw MismatchError("it holds the whole model, not what was trained over a frozen base");
+    throw MismatchError(
+        "it has the whole model, but this model saves only what is trained over a frozen base");
   }
   if (*saved != frozen_identity()) {
     throw MismatchError(concat("it was trained over another base: frozen parameters ", *saved,

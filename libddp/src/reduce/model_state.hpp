@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint holds of a data-parallel model.
+// The state of a data-parallel model in a checkpoint.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace ddp::detail {
 
-/// All parameters and buffers of a model, also those of ddp.parameters_to_ignore: a file without
-/// them would be of another model. Ranks may hold different values of ignored tensors, so each rank
-/// saves its own in addition to rank 0's. Not thread-safe; no collectives.
+/// All parameters and buffers of a model, including those of ddp.parameters_to_ignore: a file
+/// without them would be of another model. Ranks may have different values of ignored tensors, so
+/// each rank saves its own in addition to rank 0's. Not thread-safe; no collectives.
 class ModelState {
  public:
   ModelState(ModelTensors tensors, std::vector<std::string> ignored, bool has_peers)
@@ -20,11 +20,11 @@ class ModelState {
 
   const ModelTensors& tensors() const { return tensors_; }
 
-  /// From here on the state holds only a fingerprint of the frozen parameters.
+  /// From now on the state has only a fingerprint of the frozen parameters.
   void leave_frozen_out() { holds_frozen_ = false; }
   /// Reads all frozen parameters. The host waits.
   std::string frozen_fingerprint() const;
-  /// The fingerprint at the first call by a caller, a save or a load.
+  /// Returns the fingerprint of the first call, save or load.
   const std::string& frozen_identity() const;
 
   StateDict save() const;

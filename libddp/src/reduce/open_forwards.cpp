@@ -27,9 +27,9 @@ OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks
       hooks_(hooks),
       on_reached_(std::make_shared<std::function<void()>>(std::move(on_reached))) {}
 
-// Each output with a graph reports when a backward reaches it. The flag lives in the graph: where
-// the graph is gone, so is the forward. False where no output has a graph. A leaf has none, and its
-// hooks outlive every graph.
+// Makes each output with a graph report when a backward reaches it. Returns false if no output has
+// a graph. The graph owns the flag, so the forward ends with its graph. A leaf has no graph, and
+// its hooks outlive every graph.
 bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
                          const std::shared_ptr<Forward>& forward) {
   bool watched = false;
@@ -47,8 +47,9 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
       if (forward->closed) {
         throw SettingsError(
             "this is the second backward of one forward: with ddp.find_unused_parameters=true the "
-            "first backward ends the reduction, and what it did not reach counts as unused; sum "
-            "the losses, or set ddp.find_unused_parameters=false");
+            "first backward ends the reduction, and parameters that it did not reach count as "
+            "unused; "
+            "fix: sum the losses, or set ddp.find_unused_parameters=false");
       }
       (*on_reached)();
     });
@@ -78,7 +79,7 @@ void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
   } else {
     ++num_untracked_;
   }
-  if (walks_) {  // one backward may be of several forwards
+  if (walks_) {  // several forwards may share one backward
     reachable_ = open_.front().reachable;
     for (const auto& open : open_) {
       std::transform(reachable_.begin(), reachable_.end(), open.reachable.begin(),
@@ -107,8 +108,8 @@ void OpenForwards::close_reached() {
   }
 }
 
-// After forward, forward, backward, the second backward is synchronised too. What it adds to .grad
-// is this rank's own gradient, and the mean of (mean + own) is the sum of the two means.
+// After forward, forward, backward, the second backward is synchronised too. It adds this rank's
+// own gradient to .grad, and the mean of (mean + own) is the sum of the two means.
 bool OpenForwards::expect_another_backward() {
   forward_since_backward_ = false;
   forget_ended();
@@ -116,7 +117,7 @@ bool OpenForwards::expect_another_backward() {
   if (open_.empty() && num_untracked_ == 0) {
     return false;
   }
-  if (one_backward_only_) {  // what is unused in it was decided for both forwards
+  if (one_backward_only_) {  // unused parameters were decided for both forwards
     refuses_second_ = !open_.empty();
     open_.clear();
     num_untracked_ = 0;
@@ -135,7 +136,8 @@ void OpenForwards::check_not_second() const {
   if (refuses_second_) {
     throw SettingsError(
         "this is the second backward after two forwards: with ddp.find_unused_parameters=true or "
-        "ddp.static_graph=true one backward has to follow; sum the losses, or set both to false");
+        "ddp.static_graph=true one backward must follow; fix: sum the losses, or set both to "
+        "false");
   }
 }
 

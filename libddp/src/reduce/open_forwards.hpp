@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which forwards still wait for their backward. Usually one forward is followed by one backward.
-// Other patterns are two forwards with one backward of both, two forwards with one backward each,
-// and forwards without a backward (a skipped step, a logged loss).
+// The forwards that still wait for their backward. Usually one backward follows one forward. Other
+// patterns are two forwards with one backward of both, two forwards with one backward each, and
+// forwards without a backward (a skipped step, a logged loss).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,13 +23,13 @@ class OpenForwards {
   OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
                std::function<void()> on_reached);
 
-  /// Adds a synchronised forward. Throws SettingsError where find_unused_parameters needs a graph
-  /// and the outputs have none.
+  /// Adds a synchronised forward. Throws SettingsError if find_unused_parameters needs a graph and
+  /// the outputs have none.
   void add(const std::vector<at::Tensor>& outputs);
   /// Per parameter: whether a backward of the open forwards reaches it. Empty without
-  /// find_unused_parameters: all are.
+  /// find_unused_parameters: all are reached.
   const std::vector<bool>& reachable() const { return reachable_; }
-  /// An output lives that no backward has reached.
+  /// Whether an output exists that no backward has reached.
   bool has_unreached();
 
   /// With find_unused_parameters the first backward of a forward ends its reduction. A second

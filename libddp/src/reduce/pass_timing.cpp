@@ -51,16 +51,16 @@ void PassTiming::note_first_reduction() {
 }
 
 void PassTiming::begin_wait() {
-  if (takes_exposed_marks()) {
+  if (times_exposed()) {
     exposed_begin_.record_replayed(device_);
   }
 }
 
 void PassTiming::end_wait() {
-  if (takes_exposed_marks()) {
+  if (times_exposed()) {
     exposed_end_.record_replayed(device_);
   }
-  if (measures_) {  // else the mark of a measured pass may not have been read
+  if (measures_) {  // else the event of a measured pass may not have been read
     wait_end_.record(device_);
   }
 }

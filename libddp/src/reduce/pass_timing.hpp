@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a synchronised backward computes and communicates. The first 10 backwards are measured,
-// then every 100th. Marks are read once the device has passed them, so no forward waits.
+// Measures how long a synchronised backward computes and communicates: the first 10 backwards, then
+// every 100th. Events are read once the device has passed them, so no forward waits.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace ddp::detail {
 
 class PassTiming {
  public:
-  /// `marks_replays`: replays of a captured backward take the marks of the exposed time too. At
-  /// world size 1 a captured backward takes none, because nothing is waited for.
-  PassTiming(at::Device device, bool marks_replays)
-      : device_(device), marks_replays_(marks_replays) {}
+  /// `times_replays`: replays of a captured backward also record the events of the exposed time. At
+  /// world size 1 a captured backward records none, because it waits for nothing.
+  PassTiming(at::Device device, bool times_replays)
+      : device_(device), times_replays_(times_replays) {}
 
   void begin_forward();
   void begin_backward();
@@ -29,33 +29,33 @@ class PassTiming {
   void begin_wait();
   void end_wait();
   void end_pass();
-  /// The pass was undone.
+  /// Call when the pass was undone.
   void abandon();
 
-  /// Of the last finished backward; the host waits for its end.
+  /// The exposed time of the last finished backward. The host waits for its end.
   double exposed_ms() const { return TimingEvent::milliseconds(exposed_begin_, exposed_end_); }
-  /// Writes the averages; waits for marks that the device has not passed.
+  /// Writes the averages. Waits for events that the device has not passed.
   void describe(DdpLoggingData& data);
 
  private:
   void decide();
   void collect();
-  bool takes_exposed_marks() const { return marks_replays_ || !is_capturing(device_); }
+  bool times_exposed() const { return times_replays_ || !is_capturing(device_); }
 
   at::Device device_;
-  bool marks_replays_;
+  bool times_replays_;
   TimingEvent forward_start_, backward_start_, compute_end_, comm_start_, wait_end_;
   TimingEvent exposed_begin_, exposed_end_;
   TraceSpan backward_trace_;  // from the first gradient on
   struct Sums {
     int64_t count = 0;
-    int64_t num_forwards = 0;  // a backward may have none
+    int64_t num_forwards = 0;  // measured; a backward may have none
     double forward = 0, backward = 0, comm = 0, overlap = 0;
   } sums_;
-  int64_t num_passes_ = 0;  // that ended
+  int64_t num_passes_ = 0;  // passes that ended
   bool decided_ = false;    // whether the running pass is measured
   bool measures_ = false;   // the running pass
-  bool pending_ = false;    // the marks of a pass wait to be read
+  bool pending_ = false;    // the events of a pass were not read yet
 };
 
 }  // namespace ddp::detail

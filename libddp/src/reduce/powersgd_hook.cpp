@@ -37,7 +37,7 @@ class PowerSgdHook final : public CommHook {
     return concat("powersgd rank=", options_.rank, " start_step=", options_.start_step,
                   " min_compression_rate=", options_.min_compression_rate, " seed=", options_.seed);
   }
-  bool capturable() const override { return false; }  // host state: steps_, and the first Q
+  bool capturable() const override { return false; }  // steps_ and the first Q are host state
 
   void reset() override { states_.clear(); }
 
@@ -112,7 +112,7 @@ class PowerSgdHook final : public CommHook {
     return bucket.gradients[matrix.index].as_strided({matrix.n, matrix.m}, {matrix.m, 1});
   }
 
-  // Once per bucket and layout: selects the gradients that shrink, and makes their factors' memory.
+  // Selects the gradients that shrink and allocates their factors, once per bucket and layout.
   void prepare(const GradBucket& bucket, State& state) {
     if (!state.matrices.empty() || !state.rest_indices.empty()) {
       return;
@@ -211,7 +211,7 @@ std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options) {
     throw SettingsError(concat("make_powersgd_hook: ", name, "=", value, " must be ", limit));
   };
   if (options.rank < 1) {
-    refuse("rank", options.rank, "1 or more: with rank 0 every matrix would be sent as zeros");
+    refuse("rank", options.rank, "1 or more, because rank 0 would send every matrix as zeros");
   }
   if (options.start_step < 0) {
     refuse("start_step", options.start_step, "0 or more");

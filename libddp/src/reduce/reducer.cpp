@@ -49,7 +49,7 @@ void Reducer::begin_forward() {
 }
 
 // Hooks may be registered until the first forward, long after the settings were compared. Ranks
-// with different hooks would meet in different collectives.
+// with different hooks would call different collectives.
 void Reducer::compare_hooks() {
   if (std::exchange(has_compared_hooks_, true) || parts_.communicator->world_size() == 1) {
     return;
@@ -60,7 +60,7 @@ void Reducer::compare_hooks() {
     if (names[rank] != names[0]) {
       throw MismatchError(concat("the ranks reduce with different comm hooks: rank ", rank,
                                  " has \"", names[rank], "\", rank 0 has \"", names[0],
-                                 "\". Register the same hook on every rank"));
+                                 "\"; fix: register the same hook on every rank"));
     }
   }
 }
@@ -69,17 +69,17 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
   auto& reductions = parts_.reductions;
   if (hook == nullptr) {
     throw SettingsError(
-        "register_comm_hook: the hook is null; leave the call out, and the reducer all-reduces by "
+        "register_comm_hook: the hook is null; fix: omit the call, and the reducer all-reduces "
         "itself");
   }
   if (reductions.hook()) {
-    throw SettingsError("a comm hook is set already (" + reductions.hook()->name() +
-                        "): only one is allowed");
+    throw SettingsError("register_comm_hook: the hook " + reductions.hook()->name() +
+                        " is already set, and only one is allowed");
   }
   if (parts_.gradients.is_sharded()) {
     throw SettingsError(
         "register_comm_hook: with optimizer.zero1=true each rank reduces its part "
-        "of the gradients, which hooks cannot; set optimizer.zero1=false");
+        "of the gradients, which hooks cannot do; fix: set optimizer.zero1=false");
   }
   if (has_compared_hooks_ || pass_.history().num_passes > 0) {
     throw SettingsError("register_comm_hook must be called before the first forward, on all ranks");
@@ -90,12 +90,12 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 void Reducer::shard_gradients() {
   if (const auto& hook = parts_.reductions.hook()) {
     throw SettingsError("optimizer.zero1=true: gradients are reduced by the comm hook " +
-                        hook->name() + ", which knows nothing of parts: set ddp.comm_hook=none");
+                        hook->name() + ", which cannot reduce parts; fix: set ddp.comm_hook=none");
   }
   if (parts_.gradients.is_sharded()) {
-    throw SettingsError("optimizer.zero1=true: the model has such an optimizer already");
+    throw SettingsError("optimizer.zero1=true: the model already has a sharded optimizer");
   }
-  DDP_CHECK(pass_.history().num_passes == 0, "gradients were reduced whole already");
+  DDP_CHECK(pass_.history().num_passes == 0, "whole gradients were already reduced");
   parts_.gradients.shard();
 }
 
@@ -108,7 +108,8 @@ void Reducer::finish_pending() {
   parts_.reductions.join_streams();
 }
 
-// Over the control plane: the other ranks may wait in a collective of this pass or of the next one.
+// Uses the control plane, because other ranks may wait in a collective of this pass or the next
+// one.
 void Reducer::require_all_threw() const {
   const auto& communicator = *parts_.communicator;
   const auto num_passes = pass_.history().num_passes;
@@ -120,9 +121,9 @@ void Reducer::require_all_threw() const {
     if (all[rank] != mine) {
       throw MismatchError(concat(
           "rank ", communicator.rank(), " caught an exception of backward ", num_passes + 1,
-          " and went on, but rank ", rank,
-          " did not: the replicas have parted. Let such an exception end the program, or catch it "
-          "on all ranks"));
+          " and continued, but rank ", rank,
+          " did not: the replicas have diverged; fix: let such an exception end the program, or "
+          "catch it on all ranks"));
     }
   }
 }
@@ -131,9 +132,9 @@ void Reducer::join_broken_backward() {
   if (!pass_.threw()) {
     return;
   }
-  const bool asks_first = parts_.communicator->control_plane() != nullptr;
+  const bool compares_first = parts_.communicator->control_plane() != nullptr;
   const auto before = state();
-  if (asks_first) {
+  if (compares_first) {
     require_all_threw();
   }
   pass_.complete();
@@ -141,8 +142,8 @@ void Reducer::join_broken_backward() {
   parts_.gradients.drop();
   parts_.unused.forget_used();
   parts_.mean.reset();
-  if (!asks_first) {
-    require_all_threw();  // by a collective, which has to stand behind those of the pass
+  if (!compares_first) {
+    require_all_threw();  // a collective, so it follows those of the pass
   }
 }
 

@@ -26,17 +26,17 @@ class Reducer {
   Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options);
 
   /// Call this before a forward that will be synchronised, on every rank. The first call compares
-  /// the names of the comm hooks (MismatchError, on all ranks). The call after which the ready
-  /// order is known lays the buckets out in rank 0's order, once. Both are collective.
+  /// the names of the comm hooks (MismatchError, on all ranks). The first call with a known ready
+  /// order lays the buckets out in rank 0's order. Both are collective.
   void begin_forward();
-  /// Expects a synchronised backward. With find_unused_parameters the graph is walked from
-  /// `outputs`. Where two forwards are followed by two backwards, outputs tell which forward a
-  /// backward belongs to. Throws MismatchError naming the parameters that the previous backward
+  /// Expects a synchronised backward. With find_unused_parameters this walks the graph from
+  /// `outputs`. If two backwards follow two forwards, outputs identify the forward of each
+  /// backward. Throws MismatchError naming the parameters that the previous backward
   /// left without a gradient.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs) { pass_.expect(outputs); }
-  /// A forward ran whose backward is not to be reduced.
+  /// Call after a forward whose backward must not be reduced.
   void note_local_forward() { pass_.note_local_forward(); }
-  /// A synchronised forward's outputs live and no backward has reached them.
+  /// Whether outputs of a synchronised forward exist that no backward has reached.
   bool has_open_forward() { return pass_.has_open_forward(); }
   /// Takes part in a synchronised backward of the other ranks with zeros. Leaves their means in
   /// .grad: take_local() keeps this rank's own. Collective.
@@ -45,16 +45,16 @@ class Reducer {
   /// Call this before every forward that records gradients, before any other collective. Does
   /// nothing unless the last synchronised backward threw an exception. Then all ranks complete the
   /// reductions of that backward and drop its gradients: every .grad becomes undefined and the
-  /// counts of weighted_backward become 0. Throws MismatchError where the backward of another rank
-  /// did not throw, because the replicas have parted. Collective after an exception.
+  /// counts of weighted_backward become 0. Throws MismatchError if the backward of another rank did
+  /// not throw, because the replicas have diverged. Collective after an exception.
   void join_broken_backward();
-  /// The current stream (on the CPU: the host) waits for buffers on their way and for reductions of
-  /// a backward that an exception ended. Call this before parameters or buffers are read or written
-  /// from outside, and before a capture.
+  /// Makes the current stream (on the CPU: the host) wait for buffers in flight and for reductions
+  /// of a backward that an exception ended. Call this before parameters or buffers are read or
+  /// written from outside, and before a capture.
   void finish_pending();
 
-  /// Replaces the reduction; before the first synchronised forward. Throws SettingsError where
-  /// `hook` is null or a hook is set already.
+  /// Replaces the reduction. Call this before the first synchronised forward. Throws SettingsError
+  /// if `hook` is null or a hook is already set.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
   /// From now on a synchronised backward reduces on each rank only its part of every bucket, by a
   /// reduce-scatter: GradientArena::bucket_shard(). The rest of .grad is unspecified, so adding
@@ -62,7 +62,7 @@ class Reducer {
   /// it on all ranks before the first synchronised backward. Throws SettingsError with a comm hook,
   /// and the second time.
   void shard_gradients();
-  /// Called after the buckets were laid out again.
+  /// `listener` is called after the buckets were laid out again.
   void add_layout_listener(std::function<void()> listener);
 
   detail::GradientArena& gradients() { return parts_.gradients; }
@@ -72,24 +72,24 @@ class Reducer {
   detail::BufferBroadcast& buffers() { return parts_.buffers; }
   DdpLoggingData logging_data();
 
-  /// This rank's own gradients and counts, with copies of what lies in buckets.
+  /// This rank's own gradients and counts, with copies of those in buckets.
   struct Local {
     std::vector<detail::GradientArena::Saved> gradients;
     detail::WeightedMean::Counts counts;
     std::vector<bool> used;
   };
-  /// Takes them out: each .grad is undefined and no count waits.
+  /// Takes them out. Afterwards each .grad is undefined and no count is pending.
   Local take_local();
   void restore_local(const Local& local);
-  /// Puts the counts back after a weighted_backward that threw.
+  /// Restores the counts after a weighted_backward that threw.
   void restore_counts(const detail::WeightedMean::Counts& counts);
 
-  /// No rebuild is to come and the hooks were compared: a backward may be captured.
+  /// Whether a backward may be captured: no rebuild will follow and the hooks were compared.
   bool is_settled() const;
-  /// Why a backward can never be captured with these settings; empty: it can.
+  /// Returns why a backward can never be captured with these settings; empty if it can.
   std::string why_not_captured() const;
-  /// What a training step changes on the host. A failed capture puts it back: a capture runs the
-  /// host's side of a step and nothing of the device's.
+  /// The host's state that a training step changes. A failed capture restores it, because a capture
+  /// runs only the host's side of a step.
   struct State {
     Local local;
     detail::UnusedParameters::State unused;
@@ -97,12 +97,12 @@ class Reducer {
     bool buffers_sent = false;
   };
   State state() const;
-  /// No pass is open then. On the CPU reductions that began are waited for, so every rank must have
-  /// begun them.
+  /// Afterwards no pass is open. On the CPU this waits for reductions that began, so every rank
+  /// must have begun them.
   void restore(const State& state);
-  /// A backward ended since `state`.
+  /// Whether a backward ended after `state`.
   bool ran_backward_since(const State& state) const;
-  /// Why replays of what was captured since `state` would not repeat it; empty: they would.
+  /// Returns why replays of a step captured after `state` would not repeat it; empty if they would.
   std::string why_not_replayed(const State& state) const;
 
  private:

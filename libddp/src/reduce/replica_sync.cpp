@@ -99,7 +99,7 @@ void check_equal_across_ranks(Communicator& communicator, const ModelTensors& te
     if (!difference.empty()) {
       throw MismatchError(
           "the ranks do not wrap the same model with the same settings: " + difference +
-          ". Build the module alike on every rank (same code, same configuration)");
+          "; fix: build the module with the same code and configuration on every rank");
     }
   }
 }
@@ -112,18 +112,18 @@ void check_supported(const ModelTensors& tensors) {
       };
       if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
         refuse("is an expanded tensor (shape ", tensor.sizes(), ", strides ", tensor.strides(),
-               "): several of its elements share memory and cannot be sent or updated one by one. "
-               "Register tensor.contiguous() instead");
+               "): several of its elements share memory and cannot be sent or updated separately; "
+               "fix: register tensor.contiguous()");
       }
       if (tensor.is_complex()) {
         refuse("is of dtype ", tensor.scalar_type(),
-               ", which collectives do not carry: register torch::view_as_real(tensor) and take "
-               "torch::view_as_complex of it in forward");
+               ", which collectives do not support; fix: register torch::view_as_real(tensor) and "
+               "use torch::view_as_complex of it in forward");
       }
       if (tensor.requires_grad() && !tensor.is_leaf()) {
         refuse(
-            "is no leaf: an operation computed it, so its gradient goes to the inputs of the "
-            "operation. Register tensor.detach().requires_grad_(), or compute it in forward");
+            "is not a leaf: an operation computed it, so its gradient goes to the inputs of the "
+            "operation; fix: register tensor.detach().requires_grad_(), or compute it in forward");
       }
     }
   };

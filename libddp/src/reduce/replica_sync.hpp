@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replicas of a model: they are compared when they are wrapped, and get one rank's tensors.
+// Compares the replicas of a model and sends one rank's tensors to all.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ void check_equal_across_ranks(Communicator& communicator, const ModelTensors& te
                               const DdpOptions& options);
 
 /// Throws SettingsError naming the first unsupported tensor: expanded or complex tensors, and
-/// parameters computed by an operation. All ranks with equal models decide alike.
+/// parameters computed by an operation. Ranks with equal models give the same result.
 void check_supported(const ModelTensors& tensors);
 
 /// Overwrites `tensors` with `root`'s values, packed by dtype in chunks of at most `chunk_bytes`

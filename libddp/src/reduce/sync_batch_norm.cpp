@@ -25,11 +25,12 @@ class RankExchange : public ops::StatisticsExchange {
     if (input.dim() < 2 || input.size(1) != num_features) {
       throw SettingsError(concat("SyncBatchNorm of ", num_features,
                                  " features got an input of shape ", input.sizes(),
-                                 ": it takes [N, C, ...] with C the number of features"));
+                                 "; fix: give [N, C, ...], where C is the number of features"));
     }
     if (training && size() == 1 && input.numel() / input.size(1) == 1) {
-      throw SettingsError(concat("SyncBatchNorm needs more than one value a channel to train, got ",
-                                 input.sizes()));
+      throw SettingsError(
+          concat("SyncBatchNorm needs more than one value per channel to train, got shape ",
+                 input.sizes()));
     }
   }
   at::Tensor all_gather(const at::Tensor& mine) override {
@@ -73,7 +74,7 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   const bool by_batch = is_training() || !running_mean.defined();
   exchange_->check_input(input, options.num_features(), by_batch);
-  if (!is_training()) {  // a rank may evaluate alone: without estimates, by its own batch
+  if (!is_training()) {  // a rank may evaluate alone; without estimates it uses its own batch
     return torch::batch_norm(input, weight, bias, running_mean, running_var, by_batch,
                              /*momentum=*/0.0, options.eps(), /*cudnn_enabled=*/true);
   }
@@ -159,8 +160,9 @@ void check_children(torch::nn::Module& module, const CommunicatorPtr& communicat
     } else if (!is_sequential && (owner == nullptr || !is_norm_of(*owner, entry.key()))) {
       throw SettingsError(
           "convert_sync_batchnorm cannot replace the BatchNorm " + name +
-          ", a typed member of its module: build the model with SyncBatchNorm through a norm "
-          "factory, hold it in a Sequential, or let the module implement ddp::ops::NormOwner");
+          ", a typed member of its module; fix: build the model with SyncBatchNorm through a norm "
+          "factory, put the norm into a Sequential, or let the module implement "
+          "ddp::ops::NormOwner");
     }
   }
 }

@@ -34,7 +34,7 @@ void delay_device([[maybe_unused]] at::Device device, [[maybe_unused]] double mi
 #endif
 }
 
-// An earlier eager record made the event. In the graph it is a node of its own, which each replay
+// An earlier eager record() made the event. In the graph it is a separate node, which each replay
 // records like an eager call.
 void TimingEvent::record_in_capture([[maybe_unused]] at::Device device) {
 #ifdef DDP_HAS_CUDA

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A point in time on a device's current stream, or on the host for CPU tensors.
+// Points in time on a device's current stream, or on the host for CPU tensors.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -22,9 +22,10 @@ bool is_capturing(at::Device device);
 /// other devices.
 void delay_device(at::Device device, double milliseconds);
 
+/// One point in time.
 class TimingEvent {
  public:
-  /// Enqueues the mark; the host does not wait.
+  /// Enqueues the event. The host does not wait.
   void record(at::Device device, std::optional<c10::Stream> stream = std::nullopt) {
     recorded_ = !is_capturing(device);
     if (!recorded_) {
@@ -40,8 +41,8 @@ class TimingEvent {
     event_->record(stream.value_or(current_stream(device)));
   }
 
-  /// Like record(), but also inside a capture, where every replay records the mark again. A capture
-  /// needs an earlier record(), else nothing is marked.
+  /// Like record(), but also inside a capture, where every replay records the event again. A
+  /// capture needs an earlier record(), else nothing is recorded.
   void record_replayed(at::Device device) {
     if (is_capturing(device)) {
       record_in_capture(device);
@@ -51,10 +52,11 @@ class TimingEvent {
   }
 
   bool recorded() const { return recorded_; }
-  /// Whether the device has passed the mark; never waits.
+  /// Whether the device has passed the event. Never waits.
   bool is_over() const { return !recorded_ || !event_ || event_->query(); }
 
-  /// Milliseconds from `begin` to `end`; the host waits for `end`. 0 if one was not recorded.
+  /// Returns the milliseconds from `begin` to `end`, 0 if one was not recorded. The host waits for
+  /// `end`.
   static double milliseconds(const TimingEvent& begin, const TimingEvent& end) {
     if (!begin.recorded_ || !end.recorded_) {
       return 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which parameters got a gradient on this rank, and on any rank. A parameter that no rank used
-// keeps its .grad. A parameter that another rank used gets the mean with zeros of this rank.
+// Tracks which parameters got a gradient on this rank and on any rank. A parameter that no rank
+// used keeps its .grad. A parameter that only other ranks used gets the mean with zeros of this
+// rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,23 +18,24 @@ class UnusedParameters {
  public:
   UnusedParameters(CommunicatorPtr communicator, const DdpOptions& options, size_t num_parameters);
 
-  /// A gradient arrived, in a backward under no_sync() too.
+  /// Call for every gradient, including those under no_sync().
   void mark_used(int parameter) { state_.used[static_cast<size_t>(parameter)] = true; }
   void forget_used();
 
-  /// The next synchronised backward reads on the host which parameters other ranks used.
+  /// Whether the next synchronised backward reads on the host which parameters other ranks used.
   bool reads_map() const;
-  /// Collective where reads_map().
+  /// Collective if reads_map().
   void start_map();
   void abandon_map() { work_ = nullptr; }
-  /// Per parameter: whether any rank used it since the last synchronised backward. Empty: all did.
+  /// Returns per parameter whether any rank used it after the last synchronised backward. Empty:
+  /// all were used.
   std::vector<bool> finish_map();
-  /// A synchronised backward ended.
+  /// Call when a synchronised backward ended.
   void end_pass(bool is_first);
 
-  /// Parameters without a gradient on this rank in the last synchronised backward.
+  /// The number of parameters without a gradient on this rank in the last synchronised backward.
   int64_t num_unused() const;
-  /// The set of unused parameters differed between two backwards.
+  /// Whether the set of unused parameters differed between two backwards.
   bool set_changed() const { return state_.set_changed; }
 
   struct State {

@@ -45,8 +45,8 @@ bool WeightedMean::scales_after_sum() const {
 void WeightedMean::check_counts() const {
   if (requires_counts_ && !counts_.is_weighted) {
     throw SettingsError(
-        "join: JoinOptions::weighted=true, but the loop called loss.backward(): call "
-        "model.weighted_backward(loss_sum, count), or leave JoinOptions::weighted out");
+        "join: JoinOptions::weighted=true, but the loop called loss.backward(); fix: call "
+        "model.weighted_backward(loss_sum, count), or omit JoinOptions::weighted");
   }
 }
 
@@ -76,7 +76,7 @@ void WeightedMean::finish() {
     return;
   }
   work->wait();
-  // Where no rank counted an item the gradient of nothing is zero.
+  // If no rank counted an item, the gradient is zero.
   sum_.copy_(at::where(sum_ > 0, sum_.reciprocal(), at::zeros_like(sum_)));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sum of the ranks' gradients is divided by: the world size, the divisor of a join, or in
+// The divisor of the sum of the ranks' gradients: the world size, the divisor of a join, or in
 // weighted_backward the sum of the ranks' counts.
 #pragma once
 
@@ -28,31 +28,31 @@ class WeightedMean {
 
   /// Adds to this rank's count. Counts add up until a synchronised backward uses them.
   void add(double count);
-  /// The same with one element on the device; the host does not wait.
+  /// The same with one element on the device. The host does not wait.
   void add(const at::Tensor& count);
   const Counts& counts() const { return counts_; }
   void set_counts(const Counts& counts) { counts_ = counts; }
-  /// Replaces the world size, which 0 stands for.
+  /// Replaces the world size as the divisor; 0 restores it.
   void set_divisor(double divisor);
-  /// Backwards without a count throw from now on; a weighted join uses it.
+  /// From now on backwards without a count throw. A weighted join uses this.
   void require_counts(bool on) { requires_counts_ = on; }
 
-  /// The collective sums, and scale() divides. Otherwise the collective averages.
+  /// Whether the collective sums and scale() divides. Otherwise the collective averages.
   bool scales_after_sum() const;
   ReduceOp reduce_op() const { return scales_after_sum() ? ReduceOp::Sum : ReduceOp::Avg; }
-  /// Throws SettingsError where counts are required and there are none.
+  /// Throws SettingsError if counts are required and there are none.
   void check_counts() const;
-  /// Starts the sum of the counts over the ranks; nothing in a backward without counts. Collective.
+  /// Starts the sum of the counts over the ranks. Does nothing without counts. Collective.
   void start();
   /// Sets the divisor that the bucket's comm hook uses.
   void describe(GradBucket& bucket) const;
-  /// The current stream (on the CPU: the host) waits for the sum of the counts.
+  /// Makes the current stream (on the CPU: the host) wait for the sum of the counts.
   void finish();
   /// Turns the sum in the bucket's shard into the mean.
   void scale(const GradBucket& bucket) const;
-  /// The backward that used the counts ended.
+  /// Call when the backward that used the counts ended.
   void reset() { counts_ = {}; }
-  /// Forgets a sum that start() began; its result is not used.
+  /// Drops a sum that start() began.
   void abandon() { work_ = nullptr; }
 
  private:

@@ -102,7 +102,7 @@ TEST_CASE("automatic buckets are cut where measured times expose the least commu
   CHECK(tuned.tuner.is_due(3, kLargeFirst));
   const auto log = stderr_of([&] { tuned.tuner.rebuild(kLargeFirst); });
   CHECK(tuned.num_buckets() == (is_slow ? 2 : 1));
-  CHECK_THAT(log, Catch::Contains(is_slow ? "2 reductions a step" : "1 reductions a step"));
+  CHECK_THAT(log, Catch::Contains(is_slow ? "2 reductions per step" : "1 reductions per step"));
   CHECK(tuned.communicator->plan().find(tuned.plan_name()).has_value());
 }
 

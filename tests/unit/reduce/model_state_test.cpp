@@ -49,7 +49,7 @@ TEST_CASE("a state without the frozen base loads over an equal base only") {
   CHECK_FALSE(saved.tensors.contains("frozen"));
   CHECK_NOTHROW(state.load(saved));
   CHECK_THAT(testing::message_of([&] { state.load(whole); }),
-             Catch::Contains("it holds the whole model"));
+             Catch::Contains("it has the whole model"));
 
   auto other = one_of_each();
   other.parameters[1].tensor.fill_(2);
