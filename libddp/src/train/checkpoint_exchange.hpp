@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/first_failure.hpp"
 #include "core/file_ops.hpp"
+#include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
 #include "ddp/core/control_plane.hpp"
 
