@@ -88,7 +88,7 @@ struct Run {
 /// Identity of the base, read once per run.
 std::string base_identity(LanguageTrainer& trainer) {
   return models::base_identity(trainer.module().head_weight().scalar_type(),
-                               trainer.model().frozen_identity());
+                               trainer.model().frozen_fingerprint());
 }
 
 void evaluate(LanguageTrainer& trainer, const Run& run) {
@@ -134,7 +134,7 @@ void save_at_stop(TrainedFolder& folder, int64_t steps_done, const ddp::Context&
 
 void train(LanguageTrainer& trainer, const Run& run) {
   const bool adapts = run.lora.options.rank > 0;
-  const auto base = trainer.model().frozen_identity();
+  const auto base = trainer.model().frozen_fingerprint();
   const auto before = examples::parameter_hash(trainer.model().named_parameters());
   const int64_t first_step = trainer.restore();
   auto saved = trained_folder(run.lora, run.cfg, run.model.common.path, *trainer.data().train);
@@ -157,7 +157,7 @@ void train(LanguageTrainer& trainer, const Run& run) {
   }
   const auto summary = trainer.train();
   folder.save_last();
-  if (trainer.model().frozen_fingerprint() != base) {
+  if (trainer.model().compute_frozen_fingerprint() != base) {
     throw std::logic_error("training changed the frozen base");
   }
   if (run.ctx.is_main()) {

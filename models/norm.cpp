@@ -17,7 +17,7 @@ void Norm::set(torch::nn::AnyModule layer) {
                      batch_norm->options.affine() && batch_norm->options.track_running_stats();
   batch_norm_ = plain ? batch_norm : nullptr;
   fusable_ = dynamic_cast<ddp::ops::FusableNorm*>(module_.get());
-  tickets_ = torch::Tensor();
+  kernel_counters_ = torch::Tensor();
 }
 
 // Users may change the options at any time. Without a momentum the module itself has to average.
@@ -56,12 +56,12 @@ std::optional<ddp::ops::BatchNormLayer> Norm::batch_norm() {
     return layer;
   }
   layer->fused = fused_;
-  // Evaluation needs no tickets, so threads may share a module in evaluation.
+  // Evaluation needs no kernel_counters, so threads may share a module in evaluation.
   if (fused_ && layer->training && layer->weight.is_cuda()) {
-    if (!tickets_.defined() || tickets_.device() != layer->weight.device()) {
-      tickets_ = ddp::ops::batch_norm_tickets(layer->weight);
+    if (!kernel_counters_.defined() || kernel_counters_.device() != layer->weight.device()) {
+      kernel_counters_ = ddp::ops::batch_norm_kernel_counters(layer->weight);
     }
-    layer->tickets = tickets_;
+    layer->kernel_counters = kernel_counters_;
   }
   return layer;
 }

@@ -63,7 +63,7 @@ struct Bench {
   BatchNormGrid grid, map;
   int num_sms;
   std::vector<torch::Tensor> x, z, grad, grad2, y, out, mask;
-  torch::Tensor vectors, partials, tickets;
+  torch::Tensor vectors, partials, kernel_counters;
 
   Bench(int64_t batch_in, int64_t height_in, int64_t channels_in)
       : batch(batch_in), height(height_in), channels(channels_in) {
@@ -81,12 +81,13 @@ struct Bench {
     }
     vectors = torch::rand({16, channels}, torch::kCUDA);
     partials = torch::empty({static_cast<int64_t>(num_sms) * channels * 8}, torch::kCUDA);
-    tickets = torch::zeros({2 * channels}, torch::TensorOptions(torch::kCUDA).dtype(torch::kInt));
+    kernel_counters =
+        torch::zeros({2 * channels}, torch::TensorOptions(torch::kCUDA).dtype(torch::kInt));
   }
   float* vector(int i) const { return vectors.mutable_data_ptr<float>() + i * channels; }
   ReductionScratch scratch() const {
     return {partials.mutable_data_ptr<float>(),
-            reinterpret_cast<unsigned*>(tickets.mutable_data_ptr<int>())};
+            reinterpret_cast<unsigned*>(kernel_counters.mutable_data_ptr<int>())};
   }
   Affine affine(int i) const {
     return {vector(i), vector(i + 1), vector(i + 2), vector(i + 3), 0.0F, false};

@@ -71,7 +71,7 @@ TEST_CASE("batch norm kernels repeat their bits, alone and in a CUDA graph") {
   for (const auto& [name, form] : forms()) {
     INFO(name);
     auto inputs = make_inputs({16, 256, 14, 14}, torch::kCUDA, torch::kBFloat16);
-    inputs.bn.tickets = ddp::ops::batch_norm_tickets(inputs.bn.weight);
+    inputs.bn.kernel_counters = ddp::ops::batch_norm_kernel_counters(inputs.bn.weight);
     auto again = converted(inputs, torch::kFloat);
     again.x = inputs.x.detach().clone(), again.z = inputs.z.detach().clone();
     again.grad = inputs.grad, again.grad2 = inputs.grad2;
@@ -79,7 +79,7 @@ TEST_CASE("batch norm kernels repeat their bits, alone and in a CUDA graph") {
     captured.bn = converted(again.bn, torch::kFloat);
     captured.bn_z = converted(again.bn_z, torch::kFloat);
     captured.x = again.x.clone(), captured.z = again.z.clone();
-    captured.bn.tickets = ddp::ops::batch_norm_tickets(inputs.bn.weight);
+    captured.bn.kernel_counters = ddp::ops::batch_norm_kernel_counters(inputs.bn.weight);
 
     const auto first = run(inputs, form);
     const auto second = run(again, form);

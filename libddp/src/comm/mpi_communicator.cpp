@@ -174,7 +174,7 @@ class MpiCommunicator final : public Communicator {
   ChildGroups children_;
 };
 
-// A sum of half types may overflow although their mean is finite. NCCL divides all types first.
+// A sum of half types may overflow although their mean is finite.
 bool is_mean_of_halves(const at::Tensor& tensor, ReduceOp op) {
   return op == ReduceOp::Avg &&
          (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);

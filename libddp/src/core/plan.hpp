@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measured choices (algorithms, bucket cuts) by name, with the hardware and versions they depend
-// on. Equal on all ranks except "kernels" (algorithms of convolutions and matrix products), which
-// are rank 0's until all ranks adopt them. Checkpoints and plan files store a plan as JSON. On the
-// same hardware and library versions its choices are reused; otherwise everything is measured
-// again.
+// on. The entry "kernels" (algorithms of convolutions and matrix products) holds only rank 0's.
+// Other ranks use their own until all load the plan. Checkpoints and plan files store a plan as
+// JSON. On the same hardware and library versions its choices are reused; otherwise everything is
+// measured again.
 //
 //   {"measured on": {"gpu": "NVIDIA H200", "nccl": "2.28.9", …}, "choices": {"all_reduce": …}}
 #pragma once

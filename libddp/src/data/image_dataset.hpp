@@ -17,7 +17,8 @@
 
 namespace ddp::detail {
 
-/// Replaces every 0, empty and `auto` in `options` with the value found in the data at `path`.
+/// Replaces the settings whose 0, empty or `auto` means "from the data" (format, image_size,
+/// num_classes, augment, eval_resize, mean, std) with their values.
 DataOptions resolve_data_options(const DataOptions& options);
 
 class ImageDataset : public Dataset {

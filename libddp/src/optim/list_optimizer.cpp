@@ -248,7 +248,7 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
     }
   }
   check.nothing_else();
-  ++num_changes_;
+  ++capture_version_;
   auto next = loaded.begin();
   for (Chunk& chunk : chunks_) {
     for (ParameterState& member : chunk.members) {

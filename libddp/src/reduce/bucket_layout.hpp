@@ -13,8 +13,8 @@ namespace ddp {
 struct ParameterSpec {
   int64_t numel = 0;
   int64_t element_bytes = 4;  ///< of the gradient's dtype
-  int key = 0;  ///< parameters of one bucket share a key: (device, leaf, grad, wire dtype),
-                ///< numbered by the caller
+  int key = 0;  ///< parameters of one bucket share a key: (parameter dtype, gradient dtype),
+                ///< numbered by the caller; all parameters of a model are on one device
 };
 
 struct BucketLayoutOptions {

@@ -277,12 +277,12 @@ void DataParallelModel::leave_frozen_out_of_state() {
   parts_->state.leave_frozen_out();
 }
 
-std::string DataParallelModel::frozen_fingerprint() const {
-  return parts_->state.frozen_fingerprint();
+std::string DataParallelModel::compute_frozen_fingerprint() const {
+  return parts_->state.compute_frozen_fingerprint();
 }
 
-const std::string& DataParallelModel::frozen_identity() const {
-  return parts_->state.frozen_identity();
+const std::string& DataParallelModel::frozen_fingerprint() const {
+  return parts_->state.frozen_fingerprint();
 }
 
 StateDict DataParallelModel::state_dict() const {

@@ -81,17 +81,17 @@ NamedParameters ModelState::saved_tensors() const {
   return tensors;
 }
 
-std::string ModelState::frozen_fingerprint() const {
+std::string ModelState::compute_frozen_fingerprint() const {
   auto frozen = tensors_.parameters;
   std::erase_if(frozen, [](const auto& entry) { return !is_frozen(entry); });
   return fingerprint_of(frozen);
 }
 
-const std::string& ModelState::frozen_identity() const {
-  if (frozen_identity_.empty()) {
-    frozen_identity_ = frozen_fingerprint();
+const std::string& ModelState::frozen_fingerprint() const {
+  if (frozen_fingerprint_.empty()) {
+    frozen_fingerprint_ = compute_frozen_fingerprint();
   }
-  return frozen_identity_;
+  return frozen_fingerprint_;
 }
 
 bool ModelState::is_ignored(const std::string& name) const {
@@ -101,7 +101,7 @@ bool ModelState::is_ignored(const std::string& name) const {
 StateDict ModelState::save() const {
   StateDict state;
   if (!holds_frozen_) {
-    state.values[kFrozenKey] = frozen_identity();
+    state.values[kFrozenKey] = frozen_fingerprint();
   }
   for (const auto& [name, tensor] : saved_tensors()) {
     state.tensors.emplace(name, tensor.detach());
@@ -120,9 +120,9 @@ void ModelState::require_same_frozen(const StateDict& state) const {
     throw MismatchError(
         "it has the whole model, but this model saves only what is trained over a frozen base");
   }
-  if (*saved != frozen_identity()) {
+  if (*saved != frozen_fingerprint()) {
     throw MismatchError(concat("it was trained over another base: frozen parameters ", *saved,
-                               ", here ", frozen_identity()));
+                               ", here ", frozen_fingerprint()));
   }
 }
 

@@ -23,9 +23,9 @@ class ModelState {
   /// From now on the state has only a fingerprint of the frozen parameters.
   void leave_frozen_out() { holds_frozen_ = false; }
   /// Reads all frozen parameters. The host waits.
-  std::string frozen_fingerprint() const;
+  std::string compute_frozen_fingerprint() const;
   /// Returns the fingerprint of the first call, save or load.
-  const std::string& frozen_identity() const;
+  const std::string& frozen_fingerprint() const;
 
   StateDict save() const;
   /// Checks the whole `state` before it writes a tensor. Throws MismatchError.
@@ -40,7 +40,7 @@ class ModelState {
   std::vector<std::string> ignored_;
   bool has_peers_;
   bool holds_frozen_ = true;
-  mutable std::string frozen_identity_;  // empty: not read yet
+  mutable std::string frozen_fingerprint_;  // empty: not read yet
 };
 
 }  // namespace ddp::detail

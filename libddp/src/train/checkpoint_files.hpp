@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints as folders on a disk that may fail or lose power at any moment. Torch-free.
 //
-//   DIR/step_00000120/            a committed checkpoint; its name appears by one rename
-//       manifest.json             lists every other file with size and checksum
-//       model.safetensors …       rank_00000.safetensors …
-//   DIR/.saving_00000120_<hex>/   a save in progress, or the remains of a crashed one
+//   DIR/step_0000000120/          a committed checkpoint; its name appears by one rename
+//       manifest.json               lists every other file with size and checksum
+//       model.safetensors …         rank_00000.safetensors …
+//   DIR/.saving_0000000120_<hex>/ a save in progress, or the remains of a crashed one
 //
 // Order of a save: every file written and fsynced, manifest written and fsynced, fsync of the
 // folder, rename of the folder, fsync of DIR. Before the rename only the old checkpoints exist;
@@ -31,7 +31,7 @@ namespace ddp::detail {
 
 struct CheckpointFolder {
   int64_t step = 0;
-  int64_t repeat = 0;     ///< n-th save of the same step: step_00000120.1
+  int64_t repeat = 0;     ///< n-th save of the same step: step_0000000120.1
   std::string name = "";  ///< within DIR
   bool operator==(const CheckpointFolder&) const = default;
   friend auto message_fields(CheckpointFolder& folder) {
@@ -60,7 +60,7 @@ std::vector<CheckpointFolder> list_checkpoints(const std::string& dir);
 /// The checkpoint's manifest. Throws ReadError, NewerFormatError.
 Manifest load_manifest(const std::string& dir, const CheckpointFolder& checkpoint);
 
-/// The damage of a file ("…/model.safetensors is missing"), or nothing.
+/// The damage of a file ("…/model.safetensors has 12 bytes, its manifest says 400"), or nothing.
 std::optional<std::string> find_damage(const std::string& folder, const FileRecord& file);
 
 /// The manifest of a checkpoint whose files all match it. Checks files for which `wanted` is true;

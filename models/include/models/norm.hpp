@@ -66,7 +66,7 @@ class Norm {
   torch::nn::BatchNorm2dImpl* batch_norm_ = nullptr;  // module_, if it is a plain BatchNorm2d
   ddp::ops::FusableNorm* fusable_ = nullptr;          // module_, if it is an ops::FusableNorm
   bool fused_ = true;
-  torch::Tensor tickets_;  // the kernels' counters, not part of the model's state
+  torch::Tensor kernel_counters_;  // the kernels' counters, not part of the model's state
 };
 
 /// Adds one to every counter. No host synchronisation.

@@ -72,7 +72,7 @@ TEST_CASE("numbers whose slot may be overwritten are refused") {
   CHECK(log[1] == 1);
   // Step 1's slot is not overwritten yet, but may be at any time.
   ring->begin(StepRing::kNumSlots + 1);
-  CHECK_THROWS_AS(log[1].value(), InternalError);
+  CHECK_THROWS_AS(log[1].value(), SettingsError);
   CHECK(ring->log(2, 2)[1] == 2);
 }
 

@@ -29,7 +29,7 @@ struct AmpOptions {
   double growth_factor = 2.0;                    ///< > 1
   double backoff_factor = 0.5;                   ///< < 1
   int64_t growth_interval = 2000;  ///< >= 1; steps without inf or NaN until the scale grows
-  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(AmpOptions& options, FieldVisitor& visitor);
 
@@ -54,10 +54,11 @@ class Autocast {
 ///     scaler.step(*optimizer, lr);
 ///     scaler.update();              // once, after all optimizers
 ///
-/// To clip, use clip_and_step, which does not write gradients if the optimizer scales them itself.
-/// A disabled scaler (AmpOptions::grad_scaling) passes everything through. The scaler checks
-/// reduced gradients, so all ranks decide alike. The host waits only in get_scale(), in
-/// state_dict(), and in step() for an optimizer without found_inf on the device.
+/// To clip, prefer clip_and_step(): it combines unscale_, clipping and step, reads the gradients
+/// once less and does not write them. A disabled scaler (AmpOptions::grad_scaling) passes
+/// everything through. The scaler checks reduced gradients, so all ranks decide alike. The host
+/// waits only in get_scale(), in state_dict(), and in step() for an optimizer without found_inf on
+/// the device.
 class GradScaler : public Stateful {
  public:
   /// Throws SettingsError for options out of range.
@@ -76,9 +77,9 @@ class GradScaler : public Stateful {
   void step(Optimizer& optimizer, const StepScalars& scalars);
   void step(Optimizer& optimizer, StepScalar lr);
 
-  /// unscale_, clip_grad_norm_ to `max_norm` (0 or less: only measured) and step in one. `.grad` is
-  /// unspecified afterwards. A disabled scaler steps with any norm, except with `skip_non_finite`:
-  /// then inf or NaN in a gradient skips the step. Returns the unscaled norm before clipping.
+  /// `max_norm` <= 0 only measures. `.grad` is unspecified afterwards. A disabled scaler steps with
+  /// any norm, except with `skip_non_finite`: then inf or NaN in a gradient skips the step. Returns
+  /// the unscaled norm before clipping.
   GradientScan clip_and_step(Optimizer& optimizer, const StepScalars& scalars, double max_norm,
                              bool skip_non_finite = false);
 
@@ -97,8 +98,9 @@ class GradScaler : public Stateful {
   void set_backoff_factor(double backoff_factor);
   void set_growth_interval(int64_t growth_interval);
 
-  /// For gradients that differ between ranks. `reduce` is called with each found_inf (0-dim
-  /// float32) after a check and must set it to the maximum over the ranks.
+  /// For gradients that are not equal on all ranks after the reduction (sharded ones, or a comm
+  /// hook that gives each rank another result). `reduce` must set each found_inf (0-dim float32) to
+  /// the maximum over the ranks.
   void set_found_inf_reduction(std::function<void(at::Tensor&)> reduce);
 
   std::string state_name() const override { return "scaler"; }

@@ -8,13 +8,11 @@
 //   which first waits for the work on the caller's current stream. A progress thread executes CPU
 //   calls. Use the result only after Work::wait().
 // - On CUDA, consecutive all_reduces below 4 MiB share one wait, which may include up to 31 later
-//   ones called before it ended. So never delay such a call until a peer reports, by other means,
-//   that its wait for an earlier one ended.
+//   ones called before it ended. So all ranks must issue such calls without waiting for messages
+//   from each other in between; otherwise they can deadlock.
 // - Dtypes: float32/64, float16, bfloat16, int8..int64, uint8 and bool. Avg takes floating types
-//   only and divides float16 and bfloat16 before it adds them. For bool, Sum and Max are "or",
-//   Product and Min are "and".
-// - A thread with an open GroupScope may call only the communicator of that scope.
-// - CommunicatorOptions::check_collectives compares the ranks' calls (docs/semantics.md).
+//   only. It divides float16 before it adds, so a finite mean never overflows; docs/semantics.md
+//   has the other types. For bool, Sum and Max are "or", Product and Min are "and".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -117,15 +115,15 @@ class GroupScope {
 
 struct CommunicatorOptions {
   std::string backend = "auto";  ///< auto, nccl, mpi, single
-  /// Limit per collective, from the enqueue; with NCCL only after a wait, query or drop of its
-  /// work.
+  /// Limit per collective, from the enqueue. With NCCL it applies once the Work was waited for,
+  /// queried or destroyed, or a collective was launched at least 1 ms after the last check point.
   std::chrono::milliseconds timeout{600'000};
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step has ended
   int64_t nccl_min_ctas = 0;                                ///< 0: NCCL chooses
   int64_t nccl_max_ctas = 0;
   /// Algorithm of all-reduces of float sums and means in memory from allocate(): ring, symmetric or
-  /// auto, by a table that the first allocate() outside groups and captures measures
-  /// (docs/architecture.md, "Measured choices").
+  /// auto. auto: the first allocate() outside groups and captures measures both, and the plan
+  /// stores the result (docs/architecture.md, "Measured choices").
   std::string nccl_algorithm = "ring";
   /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
   /// calls. Not for send(), recv(), CUDA graph captures (GraphedStep compares them) and replays.

@@ -36,14 +36,16 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor);
 
 class Context {
  public:
-  /// Joins the job. Collective. Sets the current CUDA device and makes a pool stream this thread's
-  /// current stream, so that later AccumulateGrad nodes can be captured. Seeds all generators with
-  /// `seed` on every rank (equal initial weights).
+  /// Joins the job. Collective. Sets the current CUDA device, and a non-default stream as this
+  /// thread's current stream, because a CUDA graph cannot capture work on the default stream (an
+  /// AccumulateGrad node runs on the stream on which it was created). Seeds all generators with
+  /// `seed` on every rank.
   static Context create(const ContextOptions& options = {});
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
   /// Calls close(), unless an exception unwinds: then communicators abort and nothing waits for
-  /// peers. They get the exception's message only if ddp::run published it.
+  /// peers. ddp::run sends the exception's message to the other ranks. Without it they learn only
+  /// that this rank failed.
   ~Context();
 
   int rank() const;

@@ -3,8 +3,10 @@
 // agreements and the first cause of a failure; never gradients.
 //
 // All ranks must call functions marked "collective" in the same order, from one thread at a time.
-// These calls block the host until every rank has called. If ranks wait for each other for ever,
-// rank 0 ends the job with MismatchError (70), naming both sides (docs/architecture.md, "Failing").
+// These calls block the host until every rank has called. Rank 0 ends the job with MismatchError
+// (70), naming both sides, if ranks deadlock: a rank left while another waits for it in a
+// collective, or two ranks wait in different ones. A rank that still computes, loads or saves is
+// never blamed, however long it takes.
 #pragma once
 
 #include <chrono>
@@ -23,7 +25,9 @@ struct ControlPlaneOptions {
   int heartbeat_misses = 3;  ///< a peer silent for interval * misses counts as lost
   std::chrono::milliseconds collective_timeout{600'000};
   std::string bind_address;  ///< rank 0's; empty: one that peers can reach, loopback on one node
-  std::string rendezvous_folder;  ///< shared by all nodes, for Slurm without MPI
+  /// Folder that all nodes share, for the file with the job's secret: srun without MPI (empty:
+  /// $SLURM_SUBMIT_DIR, else $HOME), torchrun without DDP_SECRET (empty: /tmp on one host).
+  std::string rendezvous_folder;
 };
 
 class ControlPlane : public detail::FailureReports {

@@ -11,7 +11,8 @@ namespace ddp {
 /// Exit codes of a process; an sbatch script decides by them.
 enum class ExitCode : int {
   Ok = 0,
-  UserException = 1,  ///< an exception that is not a ddp::Error left the user's function
+  UserException = 1,  ///< any other exception (of the program, LibTorch, CUDA or libddp itself),
+                      ///< or a stop without checkpoint.dir
   Settings = 64,      ///< a setting, argument or environment variable is wrong
   Data = 65,          ///< a data file is missing, truncated or corrupt
   Mismatch = 70,      ///< ranks disagree about model or settings; a checkpoint of another model;
@@ -52,7 +53,7 @@ struct ReadError : Error {
 struct PeerLostError : Error {
   explicit PeerLostError(const std::string& message) : Error(ExitCode::PeerLost, message) {}
 };
-/// Not a failure: the ranks agreed to stop and saved. Leaves through ddp::run as exit code 75.
+/// Not a failure: the ranks agreed to stop and saved. ddp::run returns 75.
 struct Stop : Error {
   explicit Stop(const std::string& message) : Error(ExitCode::SavedRequeue, message) {}
 };

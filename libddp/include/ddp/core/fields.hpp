@@ -77,8 +77,9 @@ class FieldVisitor {
   virtual void leave_section() = 0;
 };
 
-/// A program's own section, declared before settings are read. So --help shows its keys, and
-/// unknown keys are refused at the start. Without a name: the result of uses().
+/// A program's own section, declared before settings are read. --help shows its keys, and unknown
+/// keys are refused at the start. A Section with an empty name is what uses() returns: it has no
+/// options.
 struct Section {
   std::string name;
   std::function<void(FieldVisitor&)> describe;  ///< visits the section's options (defaults first)

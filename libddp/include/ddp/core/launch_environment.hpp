@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This process's place in the job: a pure function of the launcher's environment.
+// This process's rank and place in the job, computed only from environment variables and arguments.
 #pragma once
 
 #include <functional>
@@ -30,12 +30,12 @@ struct LaunchEnvironment {
   int local_world_size = 1;  ///< ranks on this node; 1 if the launcher does not say
   int node_rank = 0;         ///< mpirun: a guess until Context::create has asked all ranks
   int num_nodes = 1;
-  bool use_mpi = false;         ///< MPI_Init works here (otherwise it would abort the process)
-  std::string job_id;           ///< Slurm's, else torchrun's id; empty if there is none
-  std::string step_id;          ///< Slurm step id; empty outside Slurm steps
-  int restart_count = 0;        ///< how often the job was restarted
-  std::string master_addr;      ///< host of rank 0 if the environment names it, else empty
-  int master_port = 0;          ///< 0 if the environment does not name it
+  bool use_mpi = false;     ///< the launcher supports MPI_Init (else it would abort the process)
+  std::string job_id;       ///< Slurm's, else torchrun's id; empty if there is none
+  std::string step_id;      ///< Slurm step id; empty outside Slurm steps
+  int restart_count = 0;    ///< how often the job was restarted
+  std::string master_addr;  ///< host of rank 0 if the environment names it, else empty
+  int master_port = 0;      ///< 0 if the environment does not name it
   bool torchrun_store = false;  ///< torchrun itself listens at master_addr:master_port
 };
 

@@ -5,12 +5,12 @@
 //
 //   void for_each_tensor(MyBatch& batch, const ddp::TensorVisitor& visit) {
 //     visit(batch.images);
-//     visit(batch.num_targets);  // only where a GraphedStep's lambda reads it
+//     visit(batch.num_targets);  // only if a GraphedStep's lambda reads it
 //   }
 //
 // It is found by argument-dependent lookup. The library may replace a visited tensor with a copy on
-// the device or one without its autograd graph. Numbers and strings are a batch's kind: a
-// GraphedStep captures one graph per value.
+// the device or one without its autograd graph. A GraphedStep captures one graph for each
+// combination of the numbers and strings in a batch.
 #pragma once
 
 #include "ddp/detail/tensor_visitor.hpp"

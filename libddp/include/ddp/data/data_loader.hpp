@@ -3,7 +3,7 @@
 //
 //   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader);
 //   auto batch = loader.next();            // continues with the next epoch
-//   for (auto& batch : eval_loader) { … }  // the rest of one epoch: all of it, after a whole one
+//   for (auto& batch : eval_loader) { … }  // the batches left in the current epoch
 //
 // A user's data set is any class with `size()` and a thread-safe `get(index)`. A data set that
 // augments has `get_for_epoch(index, epoch)` instead. A collate function turns a std::vector of
@@ -30,7 +30,8 @@ namespace ddp {
 /// A batch that the host has chosen and the device has not made yet. A GraphedStep uploads its
 /// place with the step's numbers, and captures one graph per size.
 struct PreparedBatch {
-  at::Tensor place;  ///< two int32 in the bits of float32 [2]: place in the order, epoch
+  at::Tensor place;  ///< float32 [2] whose bits are two int32: the index in the epoch's order,
+                     ///< and the epoch
   int64_t size = 0;  ///< samples
 };
 void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit);
@@ -52,7 +53,7 @@ class DeviceImageLoader {
   virtual ~DeviceImageLoader() = default;
   /// The host's part of next(): counts the batch as consumed and, at the start of an epoch, uploads
   /// the order on the current stream. Not inside a capture. Up to one epoch of batches may be
-  /// prepared before they are made.
+  /// prepared before make() is called for the first of them.
   virtual PreparedBatch prepare() = 0;
   /// The device's part, on the current stream. May be captured in a graph that the DataLoader
   /// outlives: each replay makes the batch at the device's current value of `place`.

@@ -36,7 +36,9 @@ enum class CachePolicy { Auto, Ram, Off };
 struct DataOptions {
   DataFormat format = DataFormat::Auto;
   std::string path = "data/cifar10-sample";
-  int64_t image_size = 0;   ///< pixels; 0: 32 for cifar10 and small images in RAM, else 224
+  /// Pixels. 0: 32 for cifar10, 224 for synthetic, else the first image's shorter side if no side
+  /// exceeds 64, or 224.
+  int64_t image_size = 0;
   int64_t num_classes = 0;  ///< 0: from the data (synthetic: 10); larger labels are errors
   int64_t num_samples = 0;  ///< the first n, 0: all; synthetic: n samples, 0: 2048 train, 512 test
   int64_t seed = 0;         ///< for augmentation and synthetic data
@@ -58,7 +60,7 @@ struct DataOptions {
   CachePolicy cache = CachePolicy::Auto;
   int64_t cache_limit_mb = 2048;  ///< decoded images kept by `cache` = auto
   int64_t max_pixels = 64'000'000;
-  detail::TakenMark taken{};  ///< not a setting: marks these options as used, for ddp::Config
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 
 struct SamplerOptions {
@@ -66,7 +68,7 @@ struct SamplerOptions {
   int64_t seed = 0;        ///< equal on all ranks
   bool drop_last = false;  ///< drop the tail instead of padding, so all ranks get equally many
   bool pad = true;         ///< repeat samples for equal ranks; false (evaluation): each sample once
-  detail::TakenMark taken{};  ///< not a setting: marks these options as used, for ddp::Config
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 
 /// Use of the GPU: Auto: where possible; On: always, else an error; Off: never.
@@ -75,8 +77,11 @@ enum class DevicePolicy { Auto, On, Off };
 enum class ImageDtype { Auto, Fp32, Bf16, Fp16 };
 /// Decoder of JPEG images that the GPU transforms.
 enum class JpegDecoder {
-  Cpu,    ///< libjpeg-turbo, on the loader's threads
-  NvJpeg  ///< the GPU's JPEG engines, for baseline images (docs/semantics_training.md, "Images")
+  Cpu,  ///< libjpeg-turbo, on the loader's threads
+  /// The GPU's engines decode baseline JPEG images at full size. libjpeg-turbo decodes the others:
+  /// progressive and CMYK images, images so large that they are decoded at 1/2 or less, and
+  /// evaluation images with EvalDecode::Full.
+  NvJpeg
 };
 
 struct LoaderOptions {
@@ -93,7 +98,7 @@ struct LoaderOptions {
   DevicePolicy device_transform = DevicePolicy::Auto;
   JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
-  detail::TakenMark taken{};  ///< not a setting: marks these options as used, for ddp::Config
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 
 /// The settings of an evaluation loader: no shuffle, each sample once.

@@ -98,10 +98,10 @@ struct TokenStatistics {
   int64_t num_without_targets = 0;  ///< skipped: pieces and (truncated) documents without targets
   int64_t num_rows = 0;
   int64_t num_tokens = 0;   ///< in rows, without padding
-  int64_t num_targets = 0;  ///< labels in rows that count
+  int64_t num_targets = 0;  ///< labels in rows that are not kIgnoredLabel
   int64_t num_tokens_left_out = 0;
   int64_t num_targets_left_out = 0;
-  /// Pack: 1 - num_tokens / (num_rows * max_seq_len). Pad: 0 (each TokenBatch has its own).
+  /// Pack: 1 - num_tokens / (num_rows * max_seq_len). Else 0: with Pad each batch has its own.
   double padding_share = 0;
 };
 
@@ -131,8 +131,8 @@ class TokenDataset {
   /// Throws DataError naming both sizes if the file's vocabulary is larger than `vocab_size`.
   void require_vocab(int64_t vocab_size) const;
 
-  /// The first `limit` answers (0: all) in document order, each with all tokens before it. An
-  /// answer is a span of targets that does not start its document.
+  /// The first `limit` answers (spans of targets; 0: all) in document order, each with all tokens
+  /// before it. A span at the start of a document is left out, because it has no prompt.
   std::vector<PromptReference> prompt_references(int64_t limit = 0) const;
 
   const std::string& path() const;         ///< of the token file
@@ -153,12 +153,12 @@ struct TokenBatch {
   at::Tensor input_ids;
   at::Tensor labels;                ///< already shifted; kIgnoredLabel: not in the loss
   at::Tensor position_ids;          ///< Pack only; undefined means 0 … seq - 1
-  at::Tensor document_offsets;      ///< Pack only: int32 [documents + 1] over batch * seq tokens;
-                                    ///< padding counts as documents
-  int64_t max_document_length = 0;  ///< padding documents included
+  at::Tensor document_offsets;      ///< Pack only: int32 [segments + 1] over batch * seq tokens;
+                                    ///< a segment is a document or a row's padding
+  int64_t max_document_length = 0;  ///< of the segments
   int64_t num_documents = 0;        ///< without padding
   int64_t num_tokens = 0;           ///< without padding
-  int64_t num_targets = 0;          ///< labels that count
+  int64_t num_targets = 0;          ///< labels that are not kIgnoredLabel
   int64_t size() const { return input_ids.size(0); }
 };
 void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that a crash leaves whole or absent. Tests replace the table of system calls to interrupt a
-// save at each call, make a call fail, or write only a part.
+// Writes files so that each is complete or absent after a crash. Tests replace the table of system
+// calls to interrupt a save at each call, make a call fail, or write only a part.
 #pragma once
 
 #include <sys/types.h>

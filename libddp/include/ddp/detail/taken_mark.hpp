@@ -6,8 +6,8 @@
 
 namespace ddp::detail {
 
-/// Whether a library object took the options of a ddp::Config. Copies of the options share the
-/// mark. Options made by a program have no mark, and set() does nothing.
+/// Set when a library object was constructed with these options. Copies share it. Options made by a
+/// program have none, and set() does nothing.
 class TakenMark {
  public:
   static TakenMark make() {

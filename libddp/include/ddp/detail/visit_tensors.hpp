@@ -120,8 +120,9 @@ bool visit_tensors(T& value, const TensorVisitor& visit) {
   using Value = std::remove_const_t<T>;
   auto& found = const_cast<Value&>(value);
   if constexpr (HasForEachTensor<Value>) {
-    static_assert(!HasForEachNumber<Value>,
-                  "for_each_number() is gone: call visit() with the numbers in for_each_tensor()");
+    static_assert(
+        !HasForEachNumber<Value>,
+        "for_each_number() is not called: pass the numbers to visit() in for_each_tensor()");
     for_each_tensor(found, visit);
     return true;
   } else if constexpr (std::is_base_of_v<at::Tensor, Value> || is_number_or_text<Value>) {

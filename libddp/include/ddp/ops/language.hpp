@@ -30,7 +30,9 @@ struct AttentionOptions {
   /// Added to the scores, broadcast to [batch, heads, q_len, k_len]: 0 if a query reads a key, else
   /// -inf. Always uses the Math backend. Not with is_causal, not for packed documents.
   at::Tensor mask{};
-  bool shapes_recur = true;  ///< as in training; equal in a forward and its recomputation
+  /// As in training. Use the same value in a checkpointed forward and in its recomputation;
+  /// otherwise another kernel may run.
+  bool shapes_recur = true;
 };
 
 /// softmax(scale * Q Kᵀ + mask) V for each head. If `key` has fewer heads than `query` (a divisor),

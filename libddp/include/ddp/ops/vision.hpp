@@ -27,15 +27,15 @@ enum class StemAlgorithm {
 /// conv2d(image, weight, stride 2, padding 3), with a 3x3 weight stride 1 and padding 1; without
 /// bias.
 ///
-///   image   [batch, 3, height, width], any layout; float32, float64, bf16, fp16 or uint8 (cast,
-///   not
-///           normalised), or the result of stem_space_to_depth()
+///   image   [batch, 3, height, width], any layout; float32, float64, bf16, fp16, or uint8 (cast,
+///           not normalised), or the result of stem_space_to_depth()
 ///   weight  [filters, 3, 7, 7] or [filters, 3, 3, 3]
 ///   result  [batch, filters, (height - 1) / 2 + 1, (width - 1) / 2 + 1] or [batch, filters,
 ///           height, width], channels last unless Library ran
 ///
 /// Computes in autocast's dtype, else in weight's. Saves only the rearranged image for the
-/// backward. An image that requires a gradient uses Library; one of 16 channels cannot have one.
+/// backward. If the image requires a gradient, Library is used. The result of
+/// stem_space_to_depth() must not require one.
 at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
                             StemAlgorithm algorithm = StemAlgorithm::Auto);
 
@@ -61,7 +61,7 @@ enum class Conv2dAlgorithm {
 ///   [filters, channels, 3, 3] with padding 1
 ///
 /// Forms of Product, which are exact: 1x1 with stride 1, or with one output pixel; 3x3 on 1x1
-/// pixels, or on 2x2 with stride 1 or 2. Unused taps have a zero gradient.
+/// pixels, or on 2x2 with stride 1 or 2. Filter elements that only see padding get a zero gradient.
 ///
 /// Computes in autocast's dtype, else in x's. On CUDA in bf16 or fp16 the result is channels last.
 /// With cuDNN's benchmark enabled Library times cuDNN's engines at the first call of a shape. In
@@ -82,9 +82,9 @@ struct BatchNormLayer {
   double momentum = 0.1;
   double eps = 1e-5;
   bool fused = true;  ///< false: always ATen's ops
-  /// Counters of the kernels, from batch_norm_tickets, kept with the layer. If undefined, each call
-  /// makes its own. Like the running estimates, only one stream at a time may use them.
-  at::Tensor tickets;
+  /// From batch_norm_kernel_counters(), kept with the layer. If undefined, each call makes its own.
+  /// Like the running estimates, only one stream at a time may use them.
+  at::Tensor kernel_counters;
   /// If set, training uses the statistics of all processes' batches; a process's batch may be
   /// empty. Forward and backward are then collective. Gradients of weight and bias are this
   /// process's share.
@@ -113,9 +113,9 @@ class NormOwner {
   virtual void replace_norm(const std::string& name, torch::nn::AnyModule replacement) = 0;
 };
 
-/// Zeros for BatchNormLayer::tickets. Undefined during a capture, since memory of a graph must not
-/// be kept outside it.
-at::Tensor batch_norm_tickets(const at::Tensor& weight);
+/// Zeroed int32 memory in which the kernels count blocks. Undefined during a capture, since memory
+/// of a graph must not be kept outside it.
+at::Tensor batch_norm_kernel_counters(const at::Tensor& weight);
 
 /// One activation that two consumers read: the next block's convolutions and its shortcut. The
 /// tensors share memory: do not modify them in place. The kernels' backward adds both gradients.
@@ -125,7 +125,8 @@ struct Fork {
 
 /// bn(x), always by ATen's ops.
 at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
-/// relu(bn(x)); as a Fork for a stem without pool.
+/// relu(bn(x)). The Fork version returns two handles, for a stem without pool whose result is read
+/// twice.
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn);
 /// relu(bn(x) + residual), the end of a residual block. `residual` is shaped as x.

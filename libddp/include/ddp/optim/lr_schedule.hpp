@@ -39,7 +39,7 @@ struct LrScheduleOptions {
   double final_div_factor = 1e4;      ///< OneCycle: ends at lr / div_factor / final_div_factor
   bool linear_anneal = false;         ///< OneCycle: lines instead of cosines
   bool three_phase = false;   ///< OneCycle: falls to the start's value before the last phase
-  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(LrScheduleOptions& options, FieldVisitor& visitor);
 

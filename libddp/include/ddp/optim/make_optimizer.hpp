@@ -21,7 +21,7 @@ namespace ddp {
 
 enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb };
 
-/// How an optimizer is computed; results and state do not depend on it.
+/// How an optimizer is computed. Results agree within a few ulp, and the state is the same.
 enum class OptimizerImplementation {
   Auto,  ///< Flat on CUDA if supported, else List
   Flat,  ///< one kernel for all parameters; reads gradients in place, in their own dtype
@@ -66,10 +66,11 @@ struct OptimizerOptions {
   bool adapt_norm_and_bias = false;  ///< LARS, LAMB: parameters with one dimension have a ratio too
   OptimizerImplementation implementation = OptimizerImplementation::Auto;
   bool zero1 = false;  ///< ZeRO-1 (Rajbhandari et al., arXiv:1910.02054); see make_optimizer
-  /// In a settings file each group is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0".
-  /// Overrides are split at every comma, so an item without a setting belongs to the next group.
+  /// In a settings file each group is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0". On
+  /// the command line "a.*,b.* lr_scale=0.1" is split at the comma. A part without a setting
+  /// ("a.*") is joined to the next part.
   std::vector<ParameterGroup> groups{};
-  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
 

@@ -70,16 +70,16 @@ class Optimizer : public Stateful {
 
   std::string state_name() const override { return "optimizer"; }
 
-  /// For GraphedStep: grows when state is loaded or moves to other memory, which earlier captures
-  /// of step() do not follow.
-  int64_t num_changes() const { return num_changes_; }
+  /// Changes whenever a captured step() must be captured again: after state was loaded, or moved to
+  /// other memory with its parameters.
+  int64_t capture_version() const { return capture_version_; }
 
  protected:
   /// int32 [2] on `device`, made by the first call: the number of scans with findings, and the
   /// index of the first such parameter in the last of them.
   const at::Tensor& non_finite_counts(at::Device device);
 
-  int64_t num_changes_ = 0;
+  int64_t capture_version_ = 0;
 
  private:
   at::Tensor non_finite_counts_;

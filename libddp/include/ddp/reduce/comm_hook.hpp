@@ -18,14 +18,15 @@ namespace ddp {
 struct GradBucket {
   int index = 0;         ///< in launch order
   bool is_last = false;  ///< the last bucket of this backward
-  bool is_tail = false;  ///< in the last launch, which nothing hides: reduce as fast as possible
+  bool is_tail = false;  ///< one of those launched together at the end, where no computation is
+                         ///< left to overlap with: reduce as fast as possible
   at::Tensor buffer;     ///< flat 1-D, the undivided gradients with padding (zeros) between them
   at::Tensor shard;      ///< part of `buffer` reduced on this rank; all of it without zero1
   std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;
   double divisor = 1;  ///< divisor of the sum over ranks: usually the world size
-  /// Defined only for weighted_backward: 1/sum(counts) on the device. Multiply by it *instead of*
-  /// dividing by `divisor`. Its value is available in finish(), not in start().
+  /// Defined only for weighted_backward: 1 / sum(counts), on the device. finish() then leaves sum *
+  /// inverse_divisor instead of sum / divisor. Its value is available in finish(), not in start().
   at::Tensor inverse_divisor;
   Communicator* communicator = nullptr;
 };
@@ -37,9 +38,9 @@ struct GradBucket {
 /// - finish() is called at the end of the backward. It must leave the mean over the ranks in
 ///   `bucket.buffer`.
 ///
-/// Tensors that a hook sends must have equal sizes on all ranks
-/// (CommunicatorOptions::check_collectives finds differences). A `bucket.buffer` of another shape,
-/// dtype or device after finish() is a SettingsError.
+/// A hook must send tensors of equal sizes on all ranks. Otherwise values are wrong or the job
+/// crashes; CommunicatorOptions::check_collectives detects this. A `bucket.buffer` of another
+/// shape, dtype or device after finish() is a SettingsError.
 class CommHook {
  public:
   virtual ~CommHook() = default;
@@ -72,7 +73,8 @@ struct PowerSgdOptions {
 /// Low-rank compression with error feedback and warm start (Vogels et al., 2019, algorithm 2).
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options);
 
-/// Makes a hook from one function: `start` runs in start(), finish() waits for its work.
+/// Makes a hook from one function. `start` runs in start() and must divide by bucket.divisor.
+/// finish() waits for its work and, for weighted_backward, multiplies by inverse_divisor * divisor.
 std::shared_ptr<CommHook> make_function_hook(std::string name,
                                              std::function<WorkPtr(GradBucket&)> start);
 

@@ -21,8 +21,10 @@ namespace ddp {
 
 /// When rank 0's buffers (BatchNorm's running statistics) are sent to the others.
 enum class BroadcastBuffers {
-  EachForward,  ///< before every forward in training mode that follows a synchronised one
-  BeforeEval,   ///< when the wrapper's eval() is called
+  /// Once per synchronised training forward, during its backward, for the next one. The first
+  /// forward, and forwards in a join, send before they compute.
+  EachForward,
+  BeforeEval,  ///< when the wrapper's eval() is called
   Off,
 };
 
@@ -41,7 +43,7 @@ struct DdpOptions {
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
-  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);
 
@@ -113,16 +115,17 @@ class DataParallelModel : public Stateful {
   /// overflow, pass w * loss_sum and w * count, with w near 1 / count and equal on every rank.
   void weighted_backward(const at::Tensor& loss_sum, double count);
   /// `count` is a tensor of one element on the model's device, read in each replay of a captured
-  /// step. Counts are added in float32, exact below 2^24. A sum of 0 (not checked) gives gradients
-  /// of 0.
+  /// step. Counts are added in float32, exact below 2^24. If the counts of all ranks are 0, all
+  /// gradients are 0. Negative counts are not detected.
   void weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count);
 
   /// Replaces the all-reduce of buckets. Call it once, before the first forward, on every rank,
   /// with hooks of equal names (else MismatchError in the first synchronised forward).
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
-  /// Announces a synchronised backward after a forward that bypasses the wrapper. `outputs` tell
-  /// forwards apart; find_unused_parameters requires them (else SettingsError).
+  /// Announces a synchronised backward. Call it after a forward that bypasses the wrapper and
+  /// before the backward. `outputs` tells which forward a backward belongs to;
+  /// find_unused_parameters requires it (else SettingsError).
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
 
   /// Sends rank `root`'s buffers now. Collective.
@@ -143,8 +146,8 @@ class DataParallelModel : public Stateful {
   /// afterwards.
   void leave_frozen_out_of_state();
   /// fingerprint_of() the frozen parameters, and its cached first result.
-  std::string frozen_fingerprint() const;
-  const std::string& frozen_identity() const;
+  std::string compute_frozen_fingerprint() const;
+  const std::string& frozen_fingerprint() const;
 
   std::string state_name() const override { return "model"; }
   StateDict state_dict() const override;

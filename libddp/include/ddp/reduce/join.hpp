@@ -20,8 +20,8 @@ struct JoinOptions {
   bool divide_by_initial_world_size = true;
   /// True: as soon as one rank runs out, all ranks throw MismatchError.
   bool throw_on_early_termination = false;
-  /// True if the loop calls weighted_backward: joined ranks add weight 0 and the divisor is the sum
-  /// of weights. Throws SettingsError if the loop does otherwise.
+  /// True if the loop calls weighted_backward: ranks that ran out add weight 0, and the divisor is
+  /// the sum of weights. Throws SettingsError if the loop calls loss.backward() instead.
   bool weighted = false;
 };
 

@@ -7,13 +7,15 @@
 //     checkpointer.save_if_due(step);
 //   }
 //
-// A checkpoint is a folder checkpoint.dir/step_<steps done>: safetensors files and a manifest with
-// checksums, small values and the resolved settings.
-// - model.safetensors holds parameters and buffers under the module's names, with the fp32 master
-//   of each half leaf that an optimizer has.
+// A checkpoint is a folder checkpoint.dir/step_<steps done, ten digits>.
+// - model.safetensors holds parameters and buffers under the module's names. For a bf16 or fp16
+//   parameter it holds the optimizer's float32 master instead (objects `model` and `optimizer`).
 // - <object>.safetensors holds the tensors of each other object as <object>.<key>.
 // - rank_<r>.safetensors holds per-rank data: states of the random generators, and any object's
 //   entries whose key starts with "rank_local.".
+// - manifest.json holds the steps done, the world size, the metric, whether all tensors are finite,
+//   the dtypes of parameters saved as masters, the objects' small values, the texts (resolved
+//   settings, plan, set_text()), and each file's size and checksum.
 //
 // docs/semantics_training.md, "Checkpoints": what a resume restores, inf and NaN, folders in use.
 #pragma once
@@ -84,8 +86,8 @@ class Checkpointer {
   void save(int64_t step, std::optional<double> metric = std::nullopt);
 
   /// Waits until a save in progress is committed. Throws WriteError (73), once, if the newest save
-  /// failed: later training is then in no checkpoint. Call it at the end of training, because the
-  /// destructor cannot throw.
+  /// failed: the steps since the last good checkpoint are then in no checkpoint. Call it at the end
+  /// of training, because the destructor cannot throw.
   void wait();
 
   /// Steps done in the newest checkpoint that was committed or restored; -1: none yet.
@@ -100,12 +102,13 @@ class Checkpointer {
   /// by ddp::run.
   void set_stop_check(std::function<bool()> stop_requested);
 
-  /// Called on all ranks before each save, in save() and save_if_due(). A text from any rank gives
-  /// the reason why the state is invalid: the checkpoint then counts as not finite.
+  /// Called on all ranks before each save, in save() and save_if_due(). If it returns a text on any
+  /// rank, the checkpoint is marked as not finite, and the text is the reason.
   void set_before_save(std::function<std::string()> why_not_finite);
 
   /// Called on all ranks at an agreed stop, after the save (or its failure) and before save_if_due
-  /// throws, for files that a program keeps besides its checkpoints. Stops have little time.
+  /// throws, for a program's other files. Keep it short: the scheduler kills the job soon after its
+  /// signal.
   void set_before_stop(std::function<void(int64_t steps_done)> before_stop);
 
  private:

@@ -44,9 +44,10 @@ class Config {
   /// Reads all sections above from "[--config FILE] [key=value ...]" and checks every key and
   /// value. Ignores --help. Throws SettingsError.
   ///
-  /// If `own_sections` announces the program's sections, any other key is refused here. A program's
-  /// section with the name of one above lists which of its keys exist and their defaults. Without
-  /// `own_sections`, keys of other sections stay unread, unless they look misspelled.
+  /// If `own_sections` announces the program's sections, any other key is refused here. If one has
+  /// the name of a library section, only the declared keys of it exist, with the program's
+  /// defaults. Without `own_sections`, keys of other sections stay unread, unless they look
+  /// misspelled.
   ///
   /// grad_accum_steps, max_grad_norm, non_finite, label_smoothing, mixup, cuda_graph and eval_… of
   /// section train exist only if uses() names them or the program announces section train.
@@ -84,7 +85,8 @@ class Config {
   static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
   static std::vector<SettingRow> default_rows(const std::vector<Section>& own_sections = {});
   std::vector<SettingRow> rows() const;
-  std::string to_canonical() const;  ///< for comparing ranks
+  /// Sorted key=value lines without settings that may differ, to compare the ranks' settings.
+  std::string to_canonical() const;
 
  private:
   struct OwnSections;

@@ -25,10 +25,10 @@
 // to host memory, or make state that outlives it. A small float32 CPU tensor of the batch (a mixup
 // weight) is on the device inside the lambda; a step with another CPU tensor is not captured.
 //
-// Numbers and texts in a batch, and the modes of modules, autocast and no_sync(), select a kind of
-// batch with its own graph. For a type with for_each_tensor, only what it visits counts; the rest
-// of the object must be the same in every step. docs/semantics.md, "A step as a CUDA graph", lists
-// the kinds, what cannot be captured, and what captures again.
+// There is one graph for each combination of numbers and strings in a batch, and of the modes of
+// modules, autocast and no_sync(). For a type with for_each_tensor, only what it visits counts; the
+// rest of the object must be the same in every step. docs/semantics.md, "A step as a CUDA graph",
+// lists the modes, what cannot be captured, and what captures again.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,7 @@
 
 namespace ddp {
 
-/// The objects that a step uses. All of them outlive the GraphedStep. Modules outside `models` are
-/// not observed: call recapture() when their memory or modes change.
+/// The objects that a step uses. All of them outlive the GraphedStep.
 struct GraphedParts {
   std::vector<DataParallelModel*> models = {};
   std::vector<const Optimizer*> optimizers = {};
@@ -61,9 +60,9 @@ struct GraphedParts {
 struct StepNumbers {
   double lr = 0;
   int64_t step = 0;
-  /// Names the kind of batch if shapes do not; equal on all ranks. If only some ranks' batches
-  /// change shape (batches shared unevenly), give such steps another variant, for example the
-  /// global batch size.
+  /// Distinguishes steps whose batches have equal shapes; equal on all ranks. If only some ranks'
+  /// batches change shape (batches shared unevenly), give such steps another variant, for example
+  /// the global batch size.
   int64_t variant = 0;
 };
 
@@ -112,14 +111,15 @@ class GraphedStep {
       : step_(std::move(step)),
         core_(context, std::move(parts), std::move(options), std::move(pool)) {}
 
-  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead.
+  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead,
+  /// and in a call that captures, for all ranks.
   StepResult<Outputs> operator()(BatchT batch, const StepNumbers& numbers) {
     const auto done = detail::run_step<Outputs>(core_, step_, batch, numbers);
     return {*static_cast<const Outputs*>(done.object.get()), done.log};
   }
 
-  /// Drops all graphs: the next steps warm up and capture again. For changes that the GraphedStep
-  /// cannot detect (a setting that the lambda read at capture).
+  /// Drops all graphs: the next steps warm up and capture again. For changes that are not detected:
+  /// replaced buffers, modules outside `models`, values that the lambda read at capture.
   void recapture() { core_.drop_graphs(); }
 
   GraphedStepCounts counts() const { return core_.counts(); }

@@ -15,12 +15,14 @@
 //   exposed_comm_ms   wait for reductions in the last backward, mean of ranks
 //   loader_wait_ms    wait for the loader per step, mean of ranks
 //   interval_seconds  that wall time
-//   energy_j          energy of all ranks' GPUs in the interval (NVML's counter, up to 50 ms old)
+//   energy_j          energy of all ranks' GPUs in the interval (NVML's counter, which changes
+//                     about ten times a second)
 //   peak_memory_gib   of the whole device (on the CPU: of the process), largest rank
 // The first step of a run, with its warm-up, counts for loss but not for time. Unknown values are
 // omitted. A loss or norm that is NaN is known, and shown as nan.
 //
-// Data leaves the GPU only on logging steps; other steps cost two one-element kernels.
+// The host waits for the device only on logging steps. Other steps enqueue two one-element kernels,
+// or none if a GraphedStep logged the numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -63,8 +65,8 @@ struct StepMetrics {
   std::optional<double> lr = {};
   MetricValue grad_norm = {};
   MetricValue num_correct = {};  ///< correct targets, for the accuracy
-  /// The count behind `loss` (a mean) and `num_correct`, if not num_samples: for a language model
-  /// the tokens with a label.
+  /// Number of targets over which `loss` is the mean; unset: num_samples. For a language model the
+  /// tokens with a label.
   std::optional<int64_t> num_targets = {};
 };
 

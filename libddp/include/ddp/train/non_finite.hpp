@@ -70,16 +70,16 @@ class NonFiniteGuard {
 
   /// The argument of GradScaler::clip_and_step.
   bool skips() const { return action_ == NonFinite::Skip; }
-  /// The start of backward. Skip: a non-finite loss makes its gradients NaN, on all ranks by the
-  /// reduction. Otherwise `loss` itself.
+  /// Returns the tensor to call backward() on. With Skip, a non-finite loss gives NaN gradients,
+  /// which the reduction spreads to all ranks. Otherwise returns `loss`.
   at::Tensor watch(const at::Tensor& loss) const;
 
   /// Call after each step.
   void end_step(int64_t step, const Logged& logged);
   /// Checks all steps so far; the host waits for the last one. For logging steps.
   void check_steps();
-  /// For Checkpointer::set_before_save: check_steps(), and the reason if the state is invalid,
-  /// which it is if at least the last two updates were skipped.
+  /// For Checkpointer::set_before_save. Checks all steps so far, and returns a reason if at least
+  /// the last two updates were skipped, else an empty text.
   std::string before_save();
   /// Call at the end of training. With NonFinite::Error, throws if a weight is not finite.
   void check_weights() const;

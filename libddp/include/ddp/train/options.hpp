@@ -22,7 +22,7 @@ struct GraphedStepOptions {
   /// Eager steps before the first capture, at least 1; a pending bucket rebuild adds steps. Every
   /// further graph (another shape, or a re-capture) is preceded by one eager step of its own.
   int64_t warmup_steps = 3;
-  int64_t max_graphs = 8;  ///< graphs cached at a time; further kinds of batches run eagerly
+  int64_t max_graphs = 8;  ///< graphs cached at a time; further combinations run eagerly
   /// False: the step calls no collective (an evaluation), and ranks need not run it alike.
   bool collective = true;
   std::string name = "the training step";  ///< in messages
@@ -70,9 +70,9 @@ struct CheckpointOptions {
   bool read_only = false;
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
   std::string settings_text{};          ///< the resolved settings
-  std::string plan_text{};              ///< the measured choices, pinned on resume
+  std::string plan_text{};              ///< the measured choices; loaded again on resume
   std::string default_settings_text{};  ///< not saved: defaults, which a resume does not report
-  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 
@@ -101,7 +101,7 @@ struct MetricsOptions {
   bool nvtx = false;             ///< NVTX ranges, for Nsight
 
   RunInfo run;                ///< not settings: set by ddp::Config or by the program
-  detail::TakenMark taken{};  ///< not a setting: reports to ddp::Config that these options are used
+  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(MetricsOptions& options, FieldVisitor& visitor);
 

@@ -20,7 +20,7 @@ inline bool is_logged(const at::Tensor& output) {
 }  // namespace detail
 
 /// One number of a step, which the host may read later. Cheap to copy. Default-constructed: none.
-/// Readable until 2 * StepLog::kMaxStepsAhead later steps have run.
+/// Readable until 2 * StepLog::kMaxStepsAhead later steps have run; its memory is then reused.
 class LoggedScalar {
  public:
   LoggedScalar() = default;
@@ -28,7 +28,7 @@ class LoggedScalar {
   bool has_value() const { return index_ >= 0; }
   bool is_ready() const;  ///< as StepLog::is_ready()
   /// The *host* waits until the step has finished. Throws PeerLostError if a rank of the job failed
-  /// meanwhile, SettingsError if there is no number, InternalError if it is read too late.
+  /// meanwhile, SettingsError if there is no number or its memory was reused.
   double value() const;
   operator double() const { return value(); }  // NOLINT(google-explicit-constructor)
 

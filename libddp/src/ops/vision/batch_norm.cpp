@@ -54,7 +54,7 @@ Fork both(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor batch_norm_tickets(const at::Tensor& weight) {
+at::Tensor batch_norm_kernel_counters(const at::Tensor& weight) {
   if (detail::is_captured(detail::current_stream(weight.device()))) {
     return {};
   }

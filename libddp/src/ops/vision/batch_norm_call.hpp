@@ -61,19 +61,20 @@ class KernelScope {
 /// Memory of one reduction, needed until the launch: the next user follows on the same stream.
 class Scratch {
  public:
-  Scratch(const BatchNormGrid& grid, int sums, const at::Tensor& tickets, const at::Tensor& weight)
+  Scratch(const BatchNormGrid& grid, int sums, const at::Tensor& kernel_counters,
+          const at::Tensor& weight)
       : partials_(at::empty({static_cast<int64_t>(partial_floats(grid, sums))},
                             weight.options().requires_grad(false))),
-        tickets_(tickets.defined()
-                     ? tickets
-                     : at::zeros({2 * weight.numel()}, partials_.options().dtype(at::kInt))) {}
+        counters_(kernel_counters.defined()
+                      ? kernel_counters
+                      : at::zeros({2 * weight.numel()}, partials_.options().dtype(at::kInt))) {}
   ReductionScratch pointers() const {
     return {partials_.mutable_data_ptr<float>(),
-            reinterpret_cast<unsigned*>(tickets_.mutable_data_ptr<int>())};
+            reinterpret_cast<unsigned*>(counters_.mutable_data_ptr<int>())};
   }
 
  private:
-  at::Tensor partials_, tickets_;
+  at::Tensor partials_, counters_;
 };
 
 /// Mean and invstd of one batch, [2, channels].
@@ -123,7 +124,7 @@ inline at::Tensor compute_statistics(const KernelScope& kernels, const at::Tenso
   auto statistics = empty_statistics(bn.weight);
   auto call = statistics_call(x, bn, statistics);
   call.grid = kernels.sums_grid(x);
-  const Scratch scratch(call.grid, 2, bn.tickets, bn.weight);
+  const Scratch scratch(call.grid, 2, bn.kernel_counters, bn.weight);
   call.scratch = scratch.pointers();
   kernels(launch_statistics, call);
   return statistics;

@@ -46,7 +46,7 @@ bool run_small_forward(const KernelScope& kernels, const at::Tensor& x, const Ba
     call.second = statistics_call(addend, *bn2, results.statistics2);
     apply.bn2 = affine_of(results.statistics2, bn2->weight, bn2->bias);
   }
-  const Scratch scratch(call.small.grid, bn2 != nullptr ? 4 : 2, bn.tickets, bn.weight);
+  const Scratch scratch(call.small.grid, bn2 != nullptr ? 4 : 2, bn.kernel_counters, bn.weight);
   call.first.scratch = scratch.pointers();
   call.apply = apply;
   kernels(launch_small_forward, call);
@@ -112,8 +112,8 @@ void write_zeros(const BackwardNorm& first, const BackwardNorm* second) {
 /// d, the sum of both gradients under the ReLU mask, if `wants_sum` (for a residual) or if a second
 /// kernel reads d.
 at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& mask,
-                        const at::Tensor& tickets, const at::Tensor& grad, const at::Tensor& grad2,
-                        bool wants_sum, StatisticsExchange* exchange) {
+                        const at::Tensor& kernel_counters, const at::Tensor& grad,
+                        const at::Tensor& grad2, bool wants_sum, StatisticsExchange* exchange) {
   const KernelScope kernels(first.x);
   const auto small =
       exchange == nullptr ? kernels.small_grid(first.x, second != nullptr ? 3 : 2) : SmallGrid{};
@@ -138,7 +138,7 @@ at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Ten
     return sum;
   }
   reduce.grid = is_small ? small.grid : kernels.sums_grid(first.x);
-  const Scratch scratch(reduce.grid, second != nullptr ? 3 : 2, tickets, first.weight);
+  const Scratch scratch(reduce.grid, second != nullptr ? 3 : 2, kernel_counters, first.weight);
   reduce.scratch = scratch.pointers();
   if (is_small) {
     kernels(launch_small_backward, SmallBackwardCall{small, reduce});
@@ -174,7 +174,8 @@ class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                                const at::Tensor& bias, const BatchNormLayer* bn) {
     const auto results = run_forward(x, *bn, {}, nullptr, /*keep=*/true);
-    ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets});
+    ctx->save_for_backward(
+        {x, weight, bias, results.mask, results.statistics, bn->kernel_counters});
     keep_exchange(ctx, bn->exchange);
     ctx->set_materialize_grads(false);
     return {results.y, second_handle(results.y)};
@@ -202,7 +203,7 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
                                const BatchNormLayer* bn2) {
     const auto results = run_forward(x, *bn, addend, bn2, /*keep=*/true);
     // The backward does not need the residual.
-    ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->tickets,
+    ctx->save_for_backward({x, weight, bias, results.mask, results.statistics, bn->kernel_counters,
                             bn2 != nullptr ? addend : at::Tensor(), weight2.value_or(at::Tensor()),
                             bias2.value_or(at::Tensor()), results.statistics2});
     keep_exchange(ctx, bn->exchange);

@@ -41,7 +41,7 @@ struct ReductionScratch {
   float* partials = nullptr;  ///< at least partial_floats(grid, sums)
   /// Two counters per slice, zero before the first use: arrived blocks (zero again when a kernel
   /// ends), and how often all blocks arrived.
-  unsigned* tickets = nullptr;
+  unsigned* kernel_counters = nullptr;
 };
 
 /// Sums per channel: 2 forward; 2 backward, 3 with two normalisations.

@@ -67,7 +67,8 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                                const at::Tensor& bias, const BatchNormLayer* bn) {
     const auto results = run_pool_forward(x, *bn, /*keep=*/true);
-    ctx->save_for_backward({x, weight, bias, results.index, results.statistics, bn->tickets});
+    ctx->save_for_backward(
+        {x, weight, bias, results.index, results.statistics, bn->kernel_counters});
     keep_exchange(ctx, bn->exchange);
     ctx->set_materialize_grads(false);
     return {results.y, second_handle(results.y)};

@@ -194,7 +194,7 @@ __device__ bool grid_sums(const float (&sums)[kSums][8], const BatchNormGrid& gr
   const SlicePartials<kSums> partials(grid, scratch);
   write_partials(sums, grid.slice, memory, partials.block);
   __syncthreads();
-  unsigned* arrived = scratch.tickets + 2 * blockIdx.y;
+  unsigned* arrived = scratch.kernel_counters + 2 * blockIdx.y;
   if (threadIdx.x == 0) {
     // The block's partials, complete after the barrier, must be visible before the ticket.
     __threadfence();
@@ -217,7 +217,7 @@ class SliceBarrier {
  public:
   /// Reads the count early to hide the latency: it cannot change before this block arrives.
   __device__ explicit SliceBarrier(const ReductionScratch& scratch)
-      : arrived_(scratch.tickets + 2 * blockIdx.y) {
+      : arrived_(scratch.kernel_counters + 2 * blockIdx.y) {
     if (threadIdx.x == 0) {
       round_ = *rounds();
     }

@@ -17,7 +17,7 @@ void write_moments(const KernelScope& kernels, const at::Tensor& x, const BatchN
   call.x = x.const_data_ptr();
   call.moments = moments.mutable_data_ptr<float>();
   call.grid = kernels.sums_grid(x);
-  const Scratch scratch(call.grid, 2, bn.tickets, bn.weight);
+  const Scratch scratch(call.grid, 2, bn.kernel_counters, bn.weight);
   call.scratch = scratch.pointers();
   kernels(launch_statistics, call);
 }

@@ -206,7 +206,7 @@ void FlatOptimizer::update_moved_leaves() {
   }
   if (any) {
     make_tables();
-    ++num_changes_;  // graphs hold the tables before
+    ++capture_version_;  // graphs hold the tables before
   }
 }
 
@@ -364,7 +364,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
     has_state.push_back(check.all_or_none(tensors_of(parameter, *rule_)));
   }
   check.nothing_else();
-  ++num_changes_;
+  ++capture_version_;
   for (size_t i = 0; i < states_.size(); ++i) {
     states_[i].has_state = has_state[i];
     for (auto& [key, tensor] : tensors_of(states_[i], *rule_)) {

@@ -135,7 +135,7 @@ void ZeroOptimizer::update_moved_leaves() {
   update_views(moved);
   for (const size_t i : moved) {
     memories_[i].data = parameters_[i].tensor.const_data_ptr();
-    ++num_changes_;
+    ++capture_version_;
   }
 }
 
@@ -409,7 +409,7 @@ void ZeroOptimizer::load_shards(const StateDict& state) {
     }
   }
   check.nothing_else();
-  ++num_changes_;
+  ++capture_version_;
   has_state_ = any;
   if (!own_) {
     return;

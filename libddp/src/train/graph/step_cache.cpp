@@ -87,7 +87,7 @@ uint64_t StepCache::parts_fingerprint() const {
     hash.add(static_cast<uint64_t>(*model->reducer().exact_syncs()));
   }
   for (const auto* optimizer : parts_.optimizers) {
-    hash.add(static_cast<uint64_t>(optimizer->num_changes()));
+    hash.add(static_cast<uint64_t>(optimizer->capture_version()));
   }
   if (const auto* scaler = parts_.scaler) {
     hash.add(std::bit_cast<uint64_t>(scaler->get_growth_factor()));

@@ -35,7 +35,8 @@ class StepCache {
   struct Kind {
     std::vector<int64_t> key;
     std::string shapes;
-    bool trains = false;       ///< has a backward, which depends on the bucket layout
+    /// Grad mode was enabled, or the graph has a backward: depends on the bucket layout.
+    bool trains = false;
     int64_t eager_steps = 0;   ///< since the graph, if any, became stale
     int64_t steps_before = 0;  ///< eager steps before that; one-time searches are done
     bool has_block = false;    ///< memory is reserved as one block, as the graph's will be

@@ -83,8 +83,8 @@ double StepRing::value(uint64_t sequence, int index) const {
   // Does not check the slot's sequence: the device writes it after the numbers, which may be newer.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (latest_ >= sequence + kNumSlots) {
-    throw InternalError(concat("the numbers of a step were asked for after ", kNumSlots,
-                               " or more later steps: read a LoggedScalar earlier"));
+    throw SettingsError(concat("a step's numbers were read after ", kNumSlots,
+                               " or more later steps; fix: read a LoggedScalar earlier"));
   }
   return value;
 }

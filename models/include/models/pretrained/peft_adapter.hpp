@@ -29,7 +29,7 @@ PeftAdapter read_adapter(const std::string& folder);
 
 /// Identifies the weights of a base: dtype and fingerprint of all parameters except adapters'.
 std::string base_identity(const torch::nn::Module& module);
-/// The same from a known fingerprint: ddp::DataParallelModel::frozen_identity().
+/// The same from a known fingerprint: ddp::DataParallelModel::frozen_fingerprint().
 std::string base_identity(torch::Dtype dtype, const std::string& fingerprint);
 
 /// Checks that `folder` was trained over the base `identity`; its shapes alone would fit every base
