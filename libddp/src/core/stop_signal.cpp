@@ -11,7 +11,6 @@
 #include "core/exchange_pace.hpp"
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
-#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -68,7 +67,7 @@ std::string reason_for(std::size_t rank, int signal) {
 
 }  // namespace
 
-detail::StopSignalHandlers::StopSignalHandlers() {
+StopSignalHandlers::StopSignalHandlers() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction action = {};
     action.sa_handler = handle_stop_signal;
@@ -79,7 +78,7 @@ detail::StopSignalHandlers::StopSignalHandlers() {
   }
 }
 
-detail::StopSignalHandlers::~StopSignalHandlers() {
+StopSignalHandlers::~StopSignalHandlers() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], &previous_[i], nullptr);
   }

@@ -15,7 +15,6 @@
 #include "core/failure_cause.hpp"
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
-#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/save_history.hpp"
@@ -237,7 +236,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
   ExitCode code = ExitCode::UserException;
   ignore_broken_pipes();
   try {
-    const detail::StopSignalHandlers handlers;
+    const StopSignalHandlers handlers;
     if (parse_command_line(argc, argv).help) {
       show_help(argc > 0 ? argv[0] : "program", own_sections);
       return 0;

@@ -14,7 +14,6 @@
 #include "core/exchange_pace.hpp"
 #include "core/failure_cause.hpp"
 #include "core/message_codec.hpp"
-#include "core/stop_signal_handlers.hpp"
 #include "support/catch.hpp"
 
 namespace ddp {
@@ -97,7 +96,7 @@ int exit_status_of(F&& child) {
 
 TEST_CASE("Ctrl-C leaves errno as the interrupted code had it") {
   const int status = exit_status_of([] {
-    const detail::StopSignalHandlers handlers;
+    const StopSignalHandlers handlers;
     close(STDERR_FILENO);  // the handler's own write fails
     errno = ENOENT;
     raise(SIGINT);
@@ -109,7 +108,7 @@ TEST_CASE("Ctrl-C leaves errno as the interrupted code had it") {
 TEST_CASE("a signal only sets the flag, and the old handlers come back") {
   const int status = exit_status_of([] {
     {
-      detail::StopSignalHandlers handlers;
+      StopSignalHandlers handlers;
       Meeting meeting(1);
       ThreadPlane plane(meeting, 0);
       StopSignal stop(plane);
@@ -131,7 +130,7 @@ TEST_CASE("a signal only sets the flag, and the old handlers come back") {
 TEST_CASE("the second Ctrl-C leaves at once") {
   const int status = exit_status_of([] {
     close(STDERR_FILENO);
-    detail::StopSignalHandlers handlers;
+    StopSignalHandlers handlers;
     raise(SIGINT);
     if (!stop_requested()) _exit(1);
     raise(SIGINT);

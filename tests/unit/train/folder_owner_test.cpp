@@ -12,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/stop_signal_handlers.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "support/catch.hpp"
 #include "train/folder_owner.hpp"
@@ -208,7 +207,7 @@ TEST_CASE("a stop request ends the wait for another owner, and the error request
     testing::write_file(record_in(folder.path()), elsewhere.to_text());
   }
   Process second([&] {
-    const ddp::detail::StopSignalHandlers handlers;
+    const ddp::StopSignalHandlers handlers;
     if (before) {
       ddp::request_stop();
     }

@@ -3,6 +3,9 @@
 // ends) and Ctrl-C request a stop at a step boundary that all ranks agree on.
 #pragma once
 
+#include <signal.h>
+
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -10,6 +13,19 @@
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp {
+
+/// Turns SIGTERM, SIGUSR1 and SIGINT into stop requests during its lifetime; a second Ctrl-C exits at
+/// once. ddp::run makes one. A program without ddp::run makes one object per process.
+class StopSignalHandlers {
+ public:
+  StopSignalHandlers();
+  ~StopSignalHandlers();
+  StopSignalHandlers(const StopSignalHandlers&) = delete;
+  StopSignalHandlers& operator=(const StopSignalHandlers&) = delete;
+
+ private:
+  std::array<struct sigaction, 3> previous_;
+};
 
 /// Requests a stop of this process, like a signal; any thread.
 void request_stop();
