@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/failure_cause.hpp"
 #include "core/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
