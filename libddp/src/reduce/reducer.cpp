@@ -156,9 +156,9 @@ void Reducer::join_broken_backward() {
   if (!pass_.threw()) {
     return;
   }
-  const bool asks_first = parts_.communicator->control_plane() != nullptr;
+  const bool compares_first = parts_.communicator->control_plane() != nullptr;
   const auto before = state();
-  if (asks_first) {
+  if (compares_first) {
     require_all_threw();
   }
   pass_.complete();
@@ -166,8 +166,8 @@ void Reducer::join_broken_backward() {
   parts_.gradients.drop();
   parts_.unused.forget_used();
   parts_.mean.reset();
-  if (!asks_first) {
-    require_all_threw();  // by a collective, which has to stand behind those of the pass
+  if (!compares_first) {
+    require_all_threw();  // a collective, so it follows those of the pass
   }
 }
 

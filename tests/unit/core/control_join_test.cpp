@@ -263,7 +263,7 @@ TEST_CASE("control plane: strangers change nothing", "[control_plane]") {
     std::mt19937 random(7);
     for (int i = 0; i < 300; ++i) {
       const int fd = connect_raw(address);
-      std::string bytes = i % 3 == 0 ? "GET / HTTP/1.1\r\n\r\n" : "DDPCTL1\n";
+      std::string bytes(i % 3 == 0 ? "GET / HTTP/1.1\r\n\r\n" : detail::kMagic);
       for (int k = 0; k < 2000 && i % 3 == 1; ++k) {
         bytes.push_back(static_cast<char>(random()));
       }

@@ -13,6 +13,8 @@
 namespace ddp::ops {
 namespace {
 
+constexpr int64_t kRowMultiple = 128;  // of pad_rows()
+
 // Elements of the float32 copy of a block of rows during its softmax (256 MiB).
 constexpr int64_t kMaxBlockElements = int64_t{1} << 26;
 
