@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include <cmath>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -42,28 +43,37 @@ std::string first_non_finite(const NamedParameters& parameters) {
   return "";
 }
 
-NonFiniteGuard::NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
-                               const GradScaler& scaler)
-    : context_(context), action_(action), optimizer_(optimizer), scaler_(scaler) {}
+class NonFiniteGuard::Checks {
+ public:
+  Checks(const Context& context, NonFinite action, const Optimizer& optimizer,
+         const GradScaler& scaler)
+      : context_(context), action_(action), optimizer_(optimizer), scaler_(scaler) {}
 
-at::Tensor NonFiniteGuard::watch(const at::Tensor& loss) const {
-  // Multiplies by 1 if the loss is finite, else by NaN: inf * 0 is NaN.
-  return skips() ? loss * (loss.detach() * 0.0 + 1.0) : loss;
-}
-
-void NonFiniteGuard::end_step(int64_t step, const Logged& logged) {
-  if (action_ == NonFinite::Ignore) {
-    return;
+  bool skips() const { return action_ == NonFinite::Skip; }
+  int64_t bad_in_a_row() const { return bad_in_a_row_; }
+  void end_step(int64_t step, const Logged& logged) {
+    if (action_ == NonFinite::Ignore) {
+      return;
+    }
+    steps_.emplace_back(step, logged);
+    check_all_but(context_.device().is_cuda() ? kStepsUncheckedOnGpu : 0);
   }
-  steps_.emplace_back(step, logged);
-  check_all_but(context_.device().is_cuda() ? kStepsUncheckedOnGpu : 0);
-}
+  void check_all_but(size_t num_latest);
+  void check_weights() const;
 
-void NonFiniteGuard::check_steps() {
-  check_all_but(0);
-}
+ private:
+  void check(int64_t step, const Logged& logged);
+  [[noreturn]] void throw_error(int64_t step, double loss, int64_t parameter) const;
 
-void NonFiniteGuard::check_all_but(size_t num_latest) {
+  const Context& context_;
+  const NonFinite action_;
+  const Optimizer& optimizer_;
+  const GradScaler& scaler_;
+  std::deque<std::pair<int64_t, Logged>> steps_;  // not checked yet
+  int64_t bad_in_a_row_ = 0;                      // up to the last checked step
+};
+
+void NonFiniteGuard::Checks::check_all_but(size_t num_latest) {
   while (steps_.size() > num_latest) {
     const auto [step, logged] = std::move(steps_.front());
     steps_.pop_front();
@@ -71,7 +81,7 @@ void NonFiniteGuard::check_all_but(size_t num_latest) {
   }
 }
 
-void NonFiniteGuard::check(int64_t step, const Logged& logged) {
+void NonFiniteGuard::Checks::check(int64_t step, const Logged& logged) {
   const double loss = logged.loss.value();
   const bool has_scan = logged.first_non_finite.has_value() && !scaler_.is_enabled();
   const auto parameter = has_scan ? static_cast<int64_t>(logged.first_non_finite.value()) : -1;
@@ -84,7 +94,7 @@ void NonFiniteGuard::check(int64_t step, const Logged& logged) {
 
 // Reduced gradients are equal on all ranks, so all ranks call this and exchange their losses. A
 // rank's loss is known only to itself.
-void NonFiniteGuard::throw_error(int64_t step, double loss, int64_t parameter) const {
+void NonFiniteGuard::Checks::throw_error(int64_t step, double loss, int64_t parameter) const {
   const auto begin = concat("step ", step + 1, " is not finite (train.non_finite=error): ");
   if (parameter < 0) {
     const std::string weight = first_non_finite(optimizer_.named_parameters());
@@ -110,14 +120,7 @@ void NonFiniteGuard::throw_error(int64_t step, double loss, int64_t parameter) c
              kNonFiniteFix));
 }
 
-std::string NonFiniteGuard::before_save() {
-  check_steps();
-  return skips() && bad_in_a_row_ > 1
-             ? concat("the last ", bad_in_a_row_, " updates were skipped (train.non_finite=skip)")
-             : "";
-}
-
-void NonFiniteGuard::check_weights() const {
+void NonFiniteGuard::Checks::check_weights() const {
   if (action_ != NonFinite::Error) {
     return;
   }
@@ -128,6 +131,39 @@ void NonFiniteGuard::check_weights() const {
         "inf or NaN is ",
         weight, ", on rank ", context_.rank(), kNonFiniteFix));
   }
+}
+
+NonFiniteGuard::NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
+                               const GradScaler& scaler)
+    : checks_(std::make_unique<Checks>(context, action, optimizer, scaler)) {}
+NonFiniteGuard::~NonFiniteGuard() = default;
+
+bool NonFiniteGuard::skips() const {
+  return checks_->skips();
+}
+
+at::Tensor NonFiniteGuard::watch(const at::Tensor& loss) const {
+  // Multiplies by 1 if the loss is finite, else by NaN: inf * 0 is NaN.
+  return skips() ? loss * (loss.detach() * 0.0 + 1.0) : loss;
+}
+
+void NonFiniteGuard::end_step(int64_t step, const Logged& logged) {
+  checks_->end_step(step, logged);
+}
+
+void NonFiniteGuard::check_steps() {
+  checks_->check_all_but(0);
+}
+
+std::string NonFiniteGuard::before_save() {
+  check_steps();
+  const int64_t skipped = skips() ? checks_->bad_in_a_row() : 0;
+  return skipped > 1 ? concat("the last ", skipped, " updates were skipped (train.non_finite=skip)")
+                     : "";
+}
+
+void NonFiniteGuard::check_weights() const {
+  checks_->check_weights();
 }
 
 }  // namespace ddp

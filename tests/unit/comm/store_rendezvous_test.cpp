@@ -36,8 +36,8 @@ class TorchrunJob {
     launch.local_world_size = 2 / num_nodes;
     return launch;
   }
-  std::shared_ptr<Rendezvous> rendezvous(int rank, const ControlPlaneOptions& options = {},
-                                         int num_nodes = 1, int context = 0) const {
+  std::shared_ptr<detail::Rendezvous> rendezvous(int rank, const ControlPlaneOptions& options = {},
+                                                 int num_nodes = 1, int context = 0) const {
     const EnvironmentLookup lookup = [this](const std::string& name) {
       const auto found = environment_.find(name);
       return found == environment_.end() ? std::nullopt : std::optional(found->second);

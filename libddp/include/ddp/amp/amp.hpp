@@ -33,9 +33,8 @@ struct AmpOptions {
 };
 void describe_fields(AmpOptions& options, FieldVisitor& visitor);
 
-/// Mixed precision for the forward passes in a scope, as torch.autocast: on this thread, for CPU
-/// and CUDA tensors. AmpDtype::Off disables autocast in the scope. Scopes nest; the end of the
-/// outermost one clears the cache of cast weights. Run backward() after the scope.
+/// As torch.autocast, on this thread, for CPU and CUDA tensors. AmpDtype::Off disables it in the
+/// scope. Scopes nest. Run backward() after the scope.
 class Autocast {
  public:
   explicit Autocast(const AmpOptions& options);
@@ -66,13 +65,10 @@ class GradScaler : public Stateful {
   GradScaler(GradScaler&&) noexcept;
   ~GradScaler() override;
 
-  /// Returns outputs * scale. The first call makes the scale's tensors on the device of `outputs`.
-  at::Tensor scale(const at::Tensor& outputs);
+  at::Tensor scale(const at::Tensor& outputs);  ///< outputs * scale
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
-
   /// Multiplies the gradients by 1 / scale and records whether one has inf or NaN.
   void unscale_(Optimizer& optimizer);
-
   /// Calls optimizer.step unless a gradient has inf or NaN.
   void step(Optimizer& optimizer, const StepScalars& scalars);
   void step(Optimizer& optimizer, StepScalar lr);

@@ -4,9 +4,9 @@
 // Semantics of all backends:
 // - Every rank of the group calls the same operations in the same order with tensors of equal shape
 //   and dtype. Tensors are contiguous in memory order (any non-overlapping dense strides).
-// - A call returns at once. CUDA calls are enqueued on the communicator's own high-priority stream,
-//   which first waits for the work on the caller's current stream. A progress thread executes CPU
-//   calls. Use the result only after Work::wait().
+// - A call returns at once. CUDA calls run on the communicator's own stream, which first waits for
+//   the caller's current stream. A progress thread executes CPU calls. Use the result only after
+//   Work::wait().
 // - On CUDA, consecutive all_reduces below 4 MiB share one wait, which may include up to 31 later
 //   ones called before it ended. So all ranks must issue such calls without waiting for messages
 //   from each other in between; otherwise they can deadlock.
@@ -52,8 +52,7 @@ class Communicator : public detail::GroupParts {
   virtual int world_size() const = 0;       ///< of this group
   virtual at::Device device() const = 0;    ///< where its tensors live
 
-  /// In place.
-  virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;
+  virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;  ///< in place
   /// For callers that compute meanwhile: may take longer, but leaves more of the device to them.
   virtual WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) {
     return all_reduce(std::move(tensor), op);
@@ -68,8 +67,7 @@ class Communicator : public detail::GroupParts {
   virtual WorkPtr all_gather(at::Tensor output, at::Tensor input) = 0;
   virtual WorkPtr send(at::Tensor tensor, int destination) = 0;
   virtual WorkPtr recv(at::Tensor tensor, int source) = 0;
-  /// The host waits until every rank of the group has called.
-  virtual void barrier() = 0;
+  virtual void barrier() = 0;  ///< the host waits until every rank of the group has called
 
   /// NCCL launches the operations between the two calls together. Use GroupScope.
   virtual void group_start() {}
@@ -87,7 +85,6 @@ class Communicator : public detail::GroupParts {
   /// Ends all pending operations on this rank with an error. Later calls throw PeerLostError with
   /// `reason`. Any thread, idempotent.
   virtual void abort(const std::string& reason) = 0;
-
   /// Sets the step shown in failure messages. Until the step is 1, `first_step_timeout` applies.
   /// Cheap; any thread. Also applies to groups made by split().
   virtual void set_step(int64_t /*step*/) {}
@@ -100,8 +97,7 @@ class Communicator : public detail::GroupParts {
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 /// Launches the operations called in its lifetime together. Wait for their works after it ends.
-/// Scopes of one communicator nest. Calling another communicator in this thread throws
-/// SettingsError.
+/// Scopes nest. Meanwhile, calling another communicator in this thread throws SettingsError.
 class GroupScope {
  public:
   explicit GroupScope(Communicator& communicator);
@@ -122,8 +118,7 @@ struct CommunicatorOptions {
   int64_t nccl_min_ctas = 0;                                ///< 0: NCCL chooses
   int64_t nccl_max_ctas = 0;
   /// Algorithm of all-reduces of float sums and means in memory from allocate(): ring, symmetric or
-  /// auto. auto: the first allocate() outside groups and captures measures both, and the plan
-  /// stores the result (docs/architecture.md, "Measured choices").
+  /// auto (the first allocate() outside groups and captures measures both, and the plan stores it).
   std::string nccl_algorithm = "ring";
   /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
   /// calls. Not for send(), recv(), CUDA graph captures (GraphedStep compares them) and replays.

@@ -62,13 +62,11 @@ class Context {
 
   /// Makes ranks draw different random numbers (dropout): seeds with seed * world_size + rank.
   void seed_ranks(int64_t seed) const;
-
-  /// Reports this rank's step and place to peers and log lines; see ControlPlane::set_progress.
+  /// Shows this rank's step and place in log lines and to peers (ControlPlane::set_progress).
   void set_progress(int64_t step, const std::string& where) const;
 
   /// Runs `teardown` before communicators close; the newest first.
   void add_teardown(std::function<void()> teardown);
-
   /// Ordered, collective end: teardowns, communicators, control plane. Idempotent.
   void close();
 

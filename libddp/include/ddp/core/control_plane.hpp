@@ -3,10 +3,8 @@
 // agreements and the first cause of a failure; never gradients.
 //
 // All ranks must call functions marked "collective" in the same order, from one thread at a time.
-// These calls block the host until every rank has called. Rank 0 ends the job with MismatchError
-// (70), naming both sides, if ranks deadlock: a rank left while another waits for it in a
-// collective, or two ranks wait in different ones. A rank that still computes, loads or saves is
-// never blamed, however long it takes.
+// These calls block the host until every rank has called. If ranks deadlock, rank 0 ends the job
+// with MismatchError (70), naming both sides (docs/architecture.md, "Failing").
 #pragma once
 
 #include <chrono>
@@ -37,23 +35,20 @@ class ControlPlane : public detail::FailureReports {
 
   /// Returns root's value on every rank. Collective; at most 1 MiB.
   virtual std::string broadcast(const std::string& value, int root = 0) = 0;
-  /// Every rank's value, indexed by rank. Collective; at most 1 MiB per rank. Rank 0 sends all
-  /// values to all ranks; gather() is cheaper if only the root reads them.
+  /// Every rank's value, indexed by rank. Collective; at most 1 MiB per rank. gather() is cheaper.
   virtual std::vector<std::string> all_gather(const std::string& value) = 0;
   /// Like all_gather() on `root`; other ranks return an empty list at once.
   virtual std::vector<std::string> gather(const std::string& value, int root = 0);
   /// Every rank's numbers, indexed by rank; ranks may give different counts. Collective.
   std::vector<std::vector<int64_t>> all_gather_numbers(const std::vector<int64_t>& numbers);
-  /// Collective.
-  virtual void barrier() = 0;
-  /// True on all ranks if it was true on any. Collective.
-  bool agree_any(bool value);
+  virtual void barrier() = 0;  ///< collective
+  bool agree_any(bool value);  ///< true on all ranks if it was true on any; collective
   /// Returns rank 0's `value` if all ranks gave the same. Otherwise throws MismatchError with the
   /// first rank that differs and both values. Collective.
   std::string require_equal(const std::string& what, const std::string& value);
 
   /// Sets the place that the first-cause line shows if this rank dies silently. Never waits for the
-  /// network. Rank 0 learns it within 10 ms, in large jobs within 1 ms per rank. Any thread.
+  /// network. Any thread.
   virtual void set_progress(int64_t step, const std::string& where) = 0;
   /// Ordered end: peers that close afterwards are not failures. Collective. Destroying a plane that
   /// was not closed counts as a failure for the peers.

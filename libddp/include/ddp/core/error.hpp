@@ -58,7 +58,7 @@ struct Stop : Error {
   explicit Stop(const std::string& message) : Error(ExitCode::SavedRequeue, message) {}
 };
 
-/// A broken invariant inside libddp itself (never a user's mistake).
+/// A bug in libddp.
 struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };

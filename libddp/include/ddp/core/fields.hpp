@@ -34,7 +34,7 @@ struct Field {
 /// A number, or nothing if the library chooses it: written and read as "auto".
 using NumberOrAuto = std::optional<double>;
 
-/// Visits the fields of an options struct by reference: a reader sets them, a writer prints them.
+/// A reader sets the fields that it visits, a writer prints them.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
@@ -78,15 +78,13 @@ class FieldVisitor {
 };
 
 /// A program's own section, declared before settings are read. --help shows its keys, and unknown
-/// keys are refused at the start. A Section with an empty name is what uses() returns: it has no
-/// options.
+/// keys are refused at the start. What uses() returns has an empty name and no options.
 struct Section {
   std::string name;
   std::function<void(FieldVisitor&)> describe;  ///< visits the section's options (defaults first)
   std::vector<std::string> used_keys{};         ///< set by uses()
 };
 
-/// `T` has describe_fields(T&, FieldVisitor&).
 template <typename T>
 Section declare_section(std::string name) {
   return {std::move(name),
@@ -96,8 +94,6 @@ Section declare_section(std::string name) {
 /// Names library settings that the program's own code reads: fields ("train.grad_accum_steps") or
 /// sections ("metrics"). Settings passed to library objects need not be named: see
 /// Config::require_all_used.
-///
-///   ddp::run(argc, argv, train, {ddp::uses({"train.grad_accum_steps", "train.mixup"})});
 Section uses(std::vector<std::string> keys);
 
 }  // namespace ddp

@@ -10,8 +10,7 @@ namespace ddp {
 
 /// In the order of precedence.
 enum class LaunchSource { Arguments, Torchrun, OpenMpi, Slurm, Pmix, Single };
-/// For messages: "torchrun", "a Slurm step", …
-const char* to_string(LaunchSource source);
+const char* to_string(LaunchSource source);  ///< for messages: "torchrun", "a Slurm step", …
 
 /// Arguments set by the program. A value that contradicts the launcher is an error.
 struct LaunchArguments {
@@ -40,9 +39,7 @@ struct LaunchEnvironment {
 };
 
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
-/// The process's own environment.
-EnvironmentLookup process_environment();
-
+EnvironmentLookup process_environment();  ///< the process's own
 /// The first source of LaunchSource's order that names a rank. Ignores other launchers' variables;
 /// empty ones count as unset. Throws SettingsError naming both sides if the source contradicts
 /// itself or the arguments.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in the safetensors format (https://github.com/huggingface/safetensors#format).
-//
-// The reader limits the header to 16 MiB and 100,000 entries and checks lengths before allocation.
-// Gaps or overlaps in the data and duplicate keys are errors.
+// Tensors in the safetensors format (https://github.com/huggingface/safetensors#format). The reader
+// refuses headers above 16 MiB or 100,000 entries, gaps or overlaps in the data and duplicate keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +10,7 @@
 
 namespace ddp {
 
-/// Tensors by name, iterated in name order. Messages about "the first" key follow this order.
+/// Tensors by name. Messages about "the first" key follow the order of names.
 using TensorMap = std::map<std::string, at::Tensor>;
 
 struct Safetensors {

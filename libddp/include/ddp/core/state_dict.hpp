@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named tensors: a model's parameters, and the part of an object that a checkpoint stores.
+// Named tensors: a model's parameters, and what a checkpoint stores of an object.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,6 @@ std::string fingerprint_of(const NamedParameters& parameters);
 
 using StateValue = std::variant<bool, int64_t, double, std::string>;
 
-/// The part of an object that a checkpoint stores, under stable names.
 struct StateDict {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, StateValue> values;
@@ -35,7 +34,7 @@ struct StateDict {
 class Stateful {
  public:
   virtual ~Stateful() = default;
-  /// Name of the object's entries: "model", "optimizer", "scaler", "loader", … Unique per object.
+  /// Names the object's entries: "model", "optimizer", … Unique per object.
   virtual std::string state_name() const = 0;
   /// Tensors may alias live memory: copy them to keep the result beyond the step.
   virtual StateDict state_dict() const = 0;

@@ -27,12 +27,9 @@ class StopSignalHandlers {
   std::array<struct sigaction, 3> previous_;
 };
 
-/// Requests a stop of this process, like a signal; any thread.
-void request_stop();
-/// Whether this process was asked to stop. Other ranks may not know yet.
-bool stop_requested();
-/// Clears the request (for a program that trains again in the same process, and tests).
-void clear_stop_request();
+void request_stop();        ///< of this process, like a signal; any thread
+bool stop_requested();      ///< was this process asked to stop? Other ranks may not know yet
+void clear_stop_request();  ///< before a program trains again in the same process
 
 /// The ranks' agreement to stop, polled at every step boundary:
 ///
@@ -51,8 +48,7 @@ class StopSignal {
   /// rank must call it equally often, between the same other control-plane collectives.
   bool should_stop();
 
-  /// "rank 2 received SIGUSR1"; empty until should_stop() returns true.
-  const std::string& reason() const;
+  const std::string& reason() const;  ///< "rank 2 received SIGUSR1"; empty before a stop
 
  private:
   class Agreement;

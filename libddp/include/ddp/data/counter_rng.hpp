@@ -2,8 +2,7 @@
 // Random numbers as a pure function of (seed, epoch, sample index, draw): any thread, rank or GPU
 // that asks for sample 17 of epoch 3 gets the same bits, in any order.
 //
-// Philox4x32-10 of Salmon et al. (SC'11). The key is the seed; the counter holds index (64 bits),
-// epoch (32 bits) and the number of the block of four draws (32 bits). Compiles as device code too.
+// Philox4x32-10 of Salmon et al. (SC'11), keyed by the seed. Compiles as device code too.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,6 @@ class SampleRng {
                   static_cast<uint32_t>(index >> 32)}},
         block_{{0, 0, 0, 0}} {}
 
-  /// 32 random bits.
   DDP_HOST_DEVICE uint32_t next() {
     if (draw_ % 4 == 0) {
       counter_.word[0] = draw_ / 4;
@@ -38,7 +36,6 @@ class SampleRng {
     return static_cast<uint32_t>((uint64_t{next()} * n) >> 32);
   }
 
-  /// True with probability 1/2.
   DDP_HOST_DEVICE bool coin() { return (next() >> 31) != 0; }
 
  private:

@@ -5,10 +5,9 @@
 //   auto batch = loader.next();            // continues with the next epoch
 //   for (auto& batch : eval_loader) { … }  // the batches left in the current epoch
 //
-// A user's data set is any class with `size()` and a thread-safe `get(index)`. A data set that
-// augments has `get_for_epoch(index, epoch)` instead. A collate function turns a std::vector of
-// get()'s results into a batch of any movable type. visit_tensors.hpp says how a batch type that
-// goes to a GPU names its tensors.
+// A user's data set is any class with `size()` and a thread-safe `get(index)`, or, if it augments,
+// `get_for_epoch(index, epoch)`. A collate function turns a std::vector of get()'s results into a
+// batch of any movable type. visit_tensors.hpp says how a batch for a GPU names its tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,27 +26,23 @@
 
 namespace ddp {
 
-/// A batch that the host has chosen and the device has not made yet. A GraphedStep uploads its
-/// place with the step's numbers, and captures one graph per size.
+/// A batch that the host has chosen and the device has not made yet.
 struct PreparedBatch {
-  at::Tensor place;  ///< float32 [2] whose bits are two int32: the index in the epoch's order,
-                     ///< and the epoch
+  /// float32 [2] whose bits are two int32: the index in the epoch's order, and the epoch.
+  at::Tensor place;
   int64_t size = 0;  ///< samples
 };
 void for_each_tensor(PreparedBatch& batch, const TensorVisitor& visit);
 
-/// Batches of small images that are all in GPU memory: one kernel per batch, no copy, no host wait.
-/// A DataLoader makes one automatically (loader.device_resident). It also makes batches inside a
-/// captured step:
+/// Batches of small images that are all in GPU memory (loader.device_resident): one kernel per
+/// batch, no copy, no host wait. It also makes batches inside a captured step:
 ///
 ///   ddp::GraphedStep step(ctx, parts, [&](const ddp::PreparedBatch& prepared, …) {
-///     const ddp::Batch batch = images.make(prepared);
-///     …
+///     const ddp::Batch batch = images.make(prepared); …
 ///   });
 ///   for (…) { step(images.prepare(), numbers); }
 ///
-/// A sample equals the CPU path's for (seed, epoch, index): the same float, rounded to
-/// `image_dtype`.
+/// A sample is the CPU's for the same (seed, epoch, index), rounded to `image_dtype`.
 class DeviceImageLoader {
  public:
   virtual ~DeviceImageLoader() = default;
@@ -60,9 +55,9 @@ class DeviceImageLoader {
   virtual Batch make(const PreparedBatch& prepared) const = 0;
 };
 
-/// For one consumer thread. The loader calls set_epoch on its own copy of the sampler, so the user
-/// does not. Its state (ddp::Stateful) is the epoch and position that the training loop consumed. A
-/// run resumes at the next batch, also with another world size or batch size.
+/// For one consumer thread. The loader calls set_epoch on its own copy of the sampler. Its state
+/// (ddp::Stateful) is the epoch and position that the training loop consumed. A run resumes at the
+/// next batch, also with another world size or batch size.
 template <typename DatasetT = Dataset, typename Collate = DefaultCollate>
 class DataLoader : public Stateful {
  public:
@@ -88,8 +83,7 @@ class DataLoader : public Stateful {
     }
   }
 
-  /// Iterates over the batches left in the current epoch: all of them after begin_epoch() or after
-  /// the last batch of the previous epoch.
+  /// Iterates over the batches left in the current epoch.
   auto begin() { return detail::BatchIterator<DataLoader>(this, batches_left()); }
   auto end() { return detail::BatchIterator<DataLoader>(nullptr, 0); }
 
@@ -97,8 +91,7 @@ class DataLoader : public Stateful {
   int64_t position() const { return source_->place().position; }   ///< consumed by all ranks in it
   int64_t num_batches() const { return batches_.count_after(0); }  ///< of this rank in an epoch
   int64_t batches_left() const { return batches_.count_after(position()); }  ///< in this epoch
-  /// Milliseconds that next() waited for workers since construction.
-  double wait_ms() const { return source_->wait_ms(); }
+  double wait_ms() const { return source_->wait_ms(); }  ///< of next() for workers, in total
   /// The loader of a data set in GPU memory, else nullptr.
   DeviceImageLoader* device_images() { return dynamic_cast<DeviceImageLoader*>(source_.get()); }
   const DatasetT& dataset() const { return *dataset_; }

@@ -16,7 +16,6 @@
 
 namespace ddp {
 
-/// Collated examples.
 struct Batch {
   at::Tensor data;    ///< [N, …]
   at::Tensor target;  ///< [N]
@@ -46,14 +45,11 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
 
-  /// Sample `index`, 0 .. size() - 1, as in epoch 0. Called by several threads at once. Throws
-  /// DataError naming file and offset.
+  /// Sample `index`, as in epoch 0. Called by several threads at once. Throws DataError naming file
+  /// and offset.
   virtual Example get(int64_t index) const = 0;
-  /// Sample `index` in `epoch`, for data sets that augment. Depends on (index, epoch) only.
-  virtual Example get_for_epoch(int64_t index, int64_t epoch) const {
-    (void)epoch;
-    return get(index);
-  }
+  /// For data sets that augment. Depends on (index, epoch) only.
+  virtual Example get_for_epoch(int64_t index, int64_t /*epoch*/) const { return get(index); }
 
   /// If set, loaders call write() with the batch's memory instead of get().
   virtual std::optional<ExampleLayout> layout() const { return std::nullopt; }

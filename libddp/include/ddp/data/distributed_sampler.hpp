@@ -30,13 +30,11 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void set_epoch(int64_t epoch);
   int64_t epoch() const { return epoch_; }
 
-  /// Samples of this rank in a whole epoch, padding included.
-  int64_t num_samples() const;
+  int64_t num_samples() const;  ///< of this rank in a whole epoch, padding included
   /// Entries of all ranks in a whole epoch: the size padded, cut or unchanged (`pad = false`).
   int64_t total_size() const;
-  /// This rank's samples of the whole epoch, independent of the position.
-  std::vector<int64_t> indices() const;
-  /// The sample at an entry of the epoch's order; entries beyond the size repeat it cyclically.
+  std::vector<int64_t> indices() const;  ///< this rank's, of the whole epoch
+  /// The sample at an entry of the epoch's order, which repeats beyond the size.
   int64_t index_at(int64_t entry) const;
   /// One past the last entry if the epoch is dealt to the ranks again from entry `first` on (padded
   /// or shortened like total_size()).
@@ -55,7 +53,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Starts an epoch, with another size if given. If next() was called, this is the next epoch;
   /// otherwise the epoch and position that were set. torch::data's loaders call it at each begin().
   void reset(std::optional<size_t> new_size = std::nullopt) override;
-  /// Returns up to `batch_size` next samples of this rank; nullopt at the end of the epoch.
+  /// Up to `batch_size` samples of this rank; nullopt at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

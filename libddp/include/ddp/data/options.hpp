@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings of datasets, sampler and loader. All have working defaults; `ddp::Config` reads them
-// from the sections `data`, `sampler` and `loader`.
+// Settings of datasets, sampler and loader (docs/configuration.md).
 #pragma once
 
 #include <cstdint>
@@ -77,11 +76,8 @@ enum class DevicePolicy { Auto, On, Off };
 enum class ImageDtype { Auto, Fp32, Bf16, Fp16 };
 /// Decoder of JPEG images that the GPU transforms.
 enum class JpegDecoder {
-  Cpu,  ///< libjpeg-turbo, on the loader's threads
-  /// The GPU's engines decode baseline JPEG images at full size. libjpeg-turbo decodes the others:
-  /// progressive and CMYK images, images so large that they are decoded at 1/2 or less, and
-  /// evaluation images with EvalDecode::Full.
-  NvJpeg
+  Cpu,    ///< libjpeg-turbo, on the loader's threads
+  NvJpeg  ///< the GPU's engines, for baseline images (docs/semantics_training.md, "Images")
 };
 
 struct LoaderOptions {

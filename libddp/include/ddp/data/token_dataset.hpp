@@ -22,7 +22,6 @@
 
 namespace ddp {
 
-/// The vocabulary of a file's ids.
 struct TokenizerInfo {
   int64_t vocab_size = 0;    ///< ids are 0 .. vocab_size - 1
   std::string identity;      ///< hash over the vocabulary's entries; equal hashes mean equal ids
@@ -44,8 +43,7 @@ class Vocabulary {
 
   std::string_view bytes(int64_t id) const;  ///< U+FFFD for an id beyond the vocabulary
   bool is_special(int64_t id) const;         ///< structure, not text, such as <|im_end|>
-  /// The smallest id with exactly these bytes.
-  std::optional<int64_t> find(std::string_view bytes) const;
+  std::optional<int64_t> find(std::string_view bytes) const;  ///< the smallest such id
   /// The text of `ids`. A cut inside a character is not valid UTF-8: see valid_utf8().
   std::string decode(const std::vector<int64_t>& ids, bool skip_special = true) const;
 
@@ -57,10 +55,8 @@ class Vocabulary {
 /// Replaces each part of `text` that is not UTF-8 with U+FFFD, for logs and terminals.
 std::string valid_utf8(std::string_view text);
 
-/// Label of a token that does not count in the loss.
-inline constexpr int32_t kIgnoredLabel = -100;
+inline constexpr int32_t kIgnoredLabel = -100;  ///< of a token that is not in the loss
 
-/// What a row of a batch holds.
 enum class TokenLayout {
   Pack,   ///< several documents per row of max_seq_len; each attends to itself only
   Pad,    ///< one document per row, padded to the batch's longest
@@ -116,9 +112,9 @@ struct PromptReference {
 class TokenDataset {
  public:
   /// Opens `train.safetensors` (Split::Train) or `eval.safetensors` (Split::Test) in options.path.
-  /// Throws SettingsError for wrong options. Throws DataError naming the file if it is missing,
-  /// damaged or empty, if no document fits the options, or if its vocabulary is not that of the
-  /// folder's `vocabulary.safetensors`. Ids beyond the first 2^26 tokens are checked when read.
+  /// Throws SettingsError for wrong options, DataError for a file that is missing, damaged, empty
+  /// or of another vocabulary than the folder's `vocabulary.safetensors`, and if no document fits
+  /// the options. Ids beyond the first 2^26 tokens are checked when read.
   TokenDataset(const TokenDataOptions& options, Split split);
 
   int64_t size() const;  ///< rows
@@ -130,7 +126,6 @@ class TokenDataset {
 
   /// Throws DataError naming both sizes if the file's vocabulary is larger than `vocab_size`.
   void require_vocab(int64_t vocab_size) const;
-
   /// The first `limit` answers (spans of targets; 0: all) in document order, each with all tokens
   /// before it. A span at the start of a document is left out, because it has no prompt.
   std::vector<PromptReference> prompt_references(int64_t limit = 0) const;

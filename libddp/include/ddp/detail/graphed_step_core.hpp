@@ -101,6 +101,11 @@ StepDone run_step(GraphedStepCore& core, const Step& step, BatchT& batch,
   return core.run(call);
 }
 
+/// Whether the host gets this output of a step.
+inline bool is_logged(const at::Tensor& output) {
+  return output.defined() && output.numel() == 1;
+}
+
 /// StepResult::logged.
 template <typename Outputs>
 LoggedScalar logged_output(const Outputs& outputs, const StepLog& log, const at::Tensor& output) {

@@ -19,7 +19,6 @@ enum class AttentionBackend {
   Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
   Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
 };
-/// Names as settings use them: auto, cudnn, flash, math.
 const std::vector<std::pair<std::string, AttentionBackend>>& attention_backend_names();
 
 struct AttentionOptions {
@@ -47,15 +46,14 @@ struct AttentionOptions {
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const AttentionOptions& options = {});
 
-/// Same, for concatenated documents, each attending only to itself.
+/// For concatenated documents, each attending only to itself.
 ///
 ///   query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]
 ///   offsets int32 [documents + 1]: where each begins; first 0, last `tokens`, ascending
 ///   max_length: of the longest document, known to the host
 ///   -> [tokens, heads, head_dim]
 ///
-/// Auto runs Flash if possible. Math and the CPU loop over documents (and read `offsets` on the
-/// host). Cudnn is refused: it has no kernel for documents here.
+/// Auto runs Flash if possible. Math and the CPU read `offsets` on the host. Cudnn is refused.
 at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const at::Tensor& offsets, int64_t max_length,
                             const AttentionOptions& options = {});
@@ -105,8 +103,8 @@ struct LoraLinearOptions {
 ///   lora_a [rank, in], lora_b [out, rank]
 ///
 /// Computes in the common dtype of input and weight. A and B may be float32 (then also their
-/// gradients). Saves `input`, which layers of one input share, and with dropout one byte per
-/// element. `weight` and `bias` get no gradient.
+/// gradients). `weight` and `bias` get no gradient. Saves `input`, and with dropout a byte per
+/// element.
 at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                        const at::Tensor& lora_a, const at::Tensor& lora_b,
                        const LoraLinearOptions& options);
@@ -117,7 +115,6 @@ struct LinearCrossEntropyOptions {
   int64_t chunk_tokens = 0;  ///< rows of logits in memory at a time; 0: all
   int64_t ignore_index = kIgnoreIndex;
 };
-
 struct LinearCrossEntropyResult {
   at::Tensor loss_sum;     ///< float32, 0-dim: sum over the rows that are not ignored
   at::Tensor num_correct;  ///< int64, 0-dim: rows whose largest logit is the label
@@ -128,8 +125,8 @@ struct LinearCrossEntropyResult {
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
-/// The forward also computes the gradients; the backward scales them and runs once. Logits never
-/// exist in float32. Products with odd row lengths are four to six times slower: see pad_rows().
+/// The forward also computes the gradients, so the backward runs once. Products with odd row
+/// lengths are four to six times slower: see pad_rows().
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});
@@ -140,11 +137,11 @@ void pad_rows(at::Tensor& weight);
 /// `weight` with the rows added by pad_rows(), if any, sharing its memory, without gradient.
 at::Tensor padded_rows(const at::Tensor& weight);
 
-/// Runs `function(inputs)` without saving activations, and runs it again in the backward with the
-/// same random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and
-/// parameters, `function` must not depend on anything that changes in between. It must use each
-/// parameter in only one checkpointed call per backward. torch::autograd::grad() does not find
-/// their gradients. At least one input must require a gradient, or no gradient flows.
+/// Runs `function(inputs)` without saving activations, and again in the backward with the same
+/// random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and
+/// parameters, `function` must not depend on anything that changes in between. A parameter may be
+/// used in only one checkpointed call per backward, and torch::autograd::grad() does not find its
+/// gradient. At least one input must require a gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
 

@@ -24,8 +24,7 @@ enum class StemAlgorithm {
            ///< filters, at most 32 pixels per row, bf16 or fp16
 };
 
-/// conv2d(image, weight, stride 2, padding 3), with a 3x3 weight stride 1 and padding 1; without
-/// bias.
+/// conv2d without bias, with stride 2 and padding 3; with a 3x3 weight stride 1 and padding 1.
 ///
 ///   image   [batch, 3, height, width], any layout; float32, float64, bf16, fp16, or uint8 (cast,
 ///           not normalised), or the result of stem_space_to_depth()
@@ -33,9 +32,8 @@ enum class StemAlgorithm {
 ///   result  [batch, filters, (height - 1) / 2 + 1, (width - 1) / 2 + 1] or [batch, filters,
 ///           height, width], channels last unless Library ran
 ///
-/// Computes in autocast's dtype, else in weight's. Saves only the rearranged image for the
-/// backward. If the image requires a gradient, Library is used. The result of
-/// stem_space_to_depth() must not require one.
+/// Computes in autocast's dtype, else in weight's. If the image requires a gradient, Library is
+/// used. The result of stem_space_to_depth() must not require one.
 at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
                             StemAlgorithm algorithm = StemAlgorithm::Auto);
 
@@ -44,9 +42,7 @@ at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
 ///   result [batch, 16, rows + 3, columns + 3], channels last, of `dtype`, with rows and columns
 ///   those of the convolution's result;
 ///   result[n, (dy * 2 + dx) * 4 + c, i, j] = padded[n, c, 2 i + dy, 2 j + dx], padded being the
-///   image with 3 zeros before its first row and column and zeros behind its last; c = 3 is zero.
-///
-/// Refuses an image that requires a gradient.
+///   image with 3 zeros before its first row and column and zeros behind its last; c = 3 is zero
 at::Tensor stem_space_to_depth(const at::Tensor& image, at::ScalarType dtype);
 
 enum class Conv2dAlgorithm {
@@ -64,8 +60,7 @@ enum class Conv2dAlgorithm {
 /// pixels, or on 2x2 with stride 1 or 2. Filter elements that only see padding get a zero gradient.
 ///
 /// Computes in autocast's dtype, else in x's. On CUDA in bf16 or fp16 the result is channels last.
-/// With cuDNN's benchmark enabled Library times cuDNN's engines at the first call of a shape. In
-/// deterministic mode and for shapes first met in a capture, at::conv2d chooses.
+/// With cuDNN's benchmark enabled, Library times cuDNN's engines at the first call of a shape.
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding,
                   Conv2dAlgorithm algorithm = Conv2dAlgorithm::Auto);
 
@@ -85,9 +80,8 @@ struct BatchNormLayer {
   /// From batch_norm_kernel_counters(), kept with the layer. If undefined, each call makes its own.
   /// Like the running estimates, only one stream at a time may use them.
   at::Tensor kernel_counters;
-  /// If set, training uses the statistics of all processes' batches; a process's batch may be
-  /// empty. Forward and backward are then collective. Gradients of weight and bias are this
-  /// process's share.
+  /// If set, training uses all processes' batches, of which some may be empty. Then forward and
+  /// backward are collective, and gradients of weight and bias are this process's share.
   std::shared_ptr<StatisticsExchange> exchange = nullptr;
 };
 
@@ -95,19 +89,17 @@ struct BatchNormLayer {
 class FusableNorm {
  public:
   virtual ~FusableNorm() = default;
-  /// The layer's current tensors; nullopt if only the module's own forward can compute it.
+  /// nullopt if only the module's own forward can compute the layer.
   virtual std::optional<BatchNormLayer> fusable_layer() const = 0;
   /// num_batches_tracked, which the caller of these ops increments in training.
   virtual at::Tensor batch_counter() const = 0;
 };
 
-/// A module whose normalisation layers can be replaced after construction. Models with typed
-/// members derive from it so that convert_sync_batchnorm finds their layers.
+/// Models with typed members derive from it so that convert_sync_batchnorm finds their layers.
 class NormOwner {
  public:
   virtual ~NormOwner() = default;
-  /// Registered names of the direct children that normalise ("bn1", "bn2", …).
-  virtual std::vector<std::string> norm_names() const = 0;
+  virtual std::vector<std::string> norm_names() const = 0;  ///< of children: "bn1", "bn2", …
   virtual std::shared_ptr<torch::nn::Module> norm(const std::string& name) const = 0;
   /// Registers `replacement` (forward(Tensor) -> Tensor) under the child's name.
   virtual void replace_norm(const std::string& name, torch::nn::AnyModule replacement) = 0;
@@ -118,7 +110,7 @@ class NormOwner {
 at::Tensor batch_norm_kernel_counters(const at::Tensor& weight);
 
 /// One activation that two consumers read: the next block's convolutions and its shortcut. The
-/// tensors share memory: do not modify them in place. The kernels' backward adds both gradients.
+/// tensors share memory: do not modify them in place.
 struct Fork {
   at::Tensor branch, shortcut;
 };
@@ -144,14 +136,13 @@ Fork batch_norm_relu_max_pool(const at::Tensor& x, const BatchNormLayer& bn);
 ///
 /// The kernels serve bf16 and fp16 on CUDA (autocast's dtype, else x's; weight and bias may be
 /// float32). Up to 32 classes pooled values and sums are float32, else pooled values have x's
-/// dtype. Saves the pooled values instead of x.
+/// dtype.
 at::Tensor pooled_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 struct CrossEntropyOptions {
   double label_smoothing = 0;   ///< in [0, 1]: share of the target spread over all classes
   int64_t ignore_index = -100;  ///< label of rows to ignore
 };
-
 struct CrossEntropyResult {
   at::Tensor loss;         ///< 0-dim, float32 (float64 for float64 logits): mean over counted rows
   at::Tensor num_correct;  ///< 0-dim, int64: rows whose largest logit, if finite, is the label

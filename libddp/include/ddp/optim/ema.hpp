@@ -15,7 +15,6 @@ struct EmaOptions {
 };
 
 /// Exponential moving average of weights: average += (1 - decay) * (weight - average).
-///
 /// Averages are float32 for bfloat16 and float16 weights, else of the weight's dtype. Integers
 /// (batch counters) are copied. Include buffers in the list to average them too.
 class Ema : public Stateful {
@@ -26,7 +25,7 @@ class Ema : public Stateful {
   ~Ema() override;
 
   /// Call after each optimizer step. The host does not wait. Capturable after a first call outside
-  /// a capture. On CUDA one kernel updates all averages in float32.
+  /// a capture.
   void update();
 
   /// Puts the averages into the weights' memory until the returned object is destroyed, which
@@ -34,8 +33,7 @@ class Ema : public Stateful {
   class Swap;
   [[nodiscard]] std::shared_ptr<Swap> swap_in();
 
-  /// The averages, in the order and with the names of the constructor's list.
-  const NamedParameters& averages() const;
+  const NamedParameters& averages() const;  ///< ordered and named as the constructor's list
 
   std::string state_name() const override { return "ema"; }
   StateDict state_dict() const override;

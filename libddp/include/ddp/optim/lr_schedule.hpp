@@ -19,11 +19,9 @@ enum class LrScheduleType {
   OneCycle    ///< lr is the maximum; OneCycleLR with its defaults
 };
 
-/// All lengths count optimizer steps.
-///
-/// Warm-up is linear from lr * warmup_start_factor at step 0 to lr at step warmup_steps (LinearLR).
-/// The schedule then runs as if it started there (SequentialLR); milestones stay absolute. OneCycle
-/// has its own warm-up and accepts none.
+/// Lengths count optimizer steps. Warm-up is linear from lr * warmup_start_factor at step 0 to lr
+/// at step warmup_steps (LinearLR). The schedule then runs as if it started there (SequentialLR);
+/// milestones stay absolute. OneCycle has its own warm-up and accepts none.
 struct LrScheduleOptions {
   LrScheduleType type = LrScheduleType::Constant;
   double lr = 0.1;          ///< base learning rate
@@ -51,7 +49,6 @@ class LrSchedule {
 
   /// The learning rate of optimizer step `step` (the first is 0). Past the end: the last value.
   double at(int64_t step) const;
-
   const LrScheduleOptions& options() const { return options_; }
 
  private:

@@ -28,7 +28,7 @@ enum class OptimizerImplementation {
   List   ///< ATen's fused kernels over lists of tensors
 };
 
-/// Own settings of parameters. A parameter belongs to the first group with a matching pattern.
+/// A parameter belongs to the first group with a matching pattern.
 struct ParameterGroup {
   /// Shell patterns (`*`, `?`, `[…]`) that match whole parameter names: "fc.*", "*.bias".
   std::vector<std::string> patterns{};
@@ -76,35 +76,29 @@ void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
 
 class DataParallelModel;
 
-/// Makes a capturable optimizer over `parameters`.
-///
-/// OptimizerImplementation::Auto uses List for float64 parameters, parameters with holes in their
-/// memory, several devices and SGD with dampening. Each implementation loads the other's state.
+/// Makes a capturable optimizer over `parameters`. OptimizerImplementation::Auto uses List for
+/// float64 parameters, parameters with holes in their memory, several devices and SGD with
+/// dampening, which reads found_inf on the host until one step was not skipped.
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
-/// gradient arrives. The rule runs on the master in float32, and the result is rounded into the
-/// parameter. Other code may write the parameter or replace its memory (set_data, module->to and
-/// back) at any time, also between replays of a captured step: where the master does not round to
-/// the parameter, the next update starts from the parameter. Loading state changes no parameter,
-/// so load the model's state too. State is saved as `state.<parameter name>.<slot>` with PyTorch's
-/// slots (momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq, step) and `master`.
-///
-/// SGD with dampening reads found_inf on the host until one step was not skipped.
+/// gradient arrives. The rule runs on the master, and the result is rounded into the parameter.
+/// Other code may write the parameter or replace its memory (set_data, module->to and back) at any
+/// time, also between replays of a captured step: where the master does not round to the
+/// parameter, the next update starts from the parameter. Loading state changes no parameter, so
+/// load the model's state too. State is saved as `state.<parameter name>.<slot>` with PyTorch's
+/// slots and `master`.
 ///
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, duplicate
-/// parameter names, parameters that are not dense real floating-point tensors, and zero1, which
-/// needs the model.
+/// names, parameters that are not dense real floating-point tensors, and zero1.
 std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
                                           const OptimizerOptions& options);
 
-/// For a data-parallel model, which must outlive the optimizer's last step.
-///
-/// With OptimizerOptions::zero1 each rank keeps and updates its part of every bucket
+/// For a data-parallel model, which must outlive the optimizer's last step. With
+/// OptimizerOptions::zero1 each rank keeps and updates its part of every bucket
 /// (docs/semantics_training.md, "ZeRO-1"):
 /// - After a backward, `.grad` holds the mean in this rank's part only. Clip with
 ///   clip_grad_norm_(model, …) or GradScaler::clip_and_step, not with a list of parameters.
-/// - After step() every `.grad` is undefined, as after zero_grad(). So is a part of the mean once
-///   the model is gone.
+/// - After step() every `.grad` is undefined, as after zero_grad().
 /// - step(), scan_gradients() and state_dict() are collective. state_dict() is complete, on the
 ///   host: any world size loads it, with zero1 or without.
 /// Throws SettingsError for LARS, LAMB, SGD with dampening, implementation=list, models that Flat
@@ -124,12 +118,10 @@ std::unique_ptr<Optimizer> wrap_optimizer(std::shared_ptr<torch::optim::Optimize
                                           const NamedParameters& parameters);
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
-/// does. norm is the `norm_type`-norm of all gradients as one vector. Undefined gradients are
-/// skipped. Powers are summed in float64, so finite gradients of any size are limited.
-///
-/// Returns the norm before clipping as a 0-dim tensor on the first gradient's device (0 without
-/// gradients). The host does not wait. `max_norm` <= 0 only measures. Throws SettingsError for
-/// gradients sharded over the ranks (OptimizerOptions::zero1): use the overload for a model.
+/// does, but sums powers in float64. Returns the norm before clipping as a 0-dim tensor on the
+/// first gradient's device (0 without gradients). The host does not wait. `max_norm` <= 0 only
+/// measures. Throws SettingsError for gradients sharded over the ranks (OptimizerOptions::zero1):
+/// use the overload for a model.
 at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm,
                            double norm_type = 2.0);
 /// Collective with zero1, which also needs `norm_type` > 0.

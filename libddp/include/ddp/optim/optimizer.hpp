@@ -38,38 +38,33 @@ struct NonFiniteReport {
   std::string parameter;  ///< the first parameter with such a gradient in the last of these scans
 };
 
-/// Updates parameters from their `.grad`.
-///
-/// A step never makes the host wait for the device unless a class documents it. As in PyTorch,
-/// parameters with undefined `.grad` are skipped, and so is their state. With inverse_scale or
-/// clip_factor, the contents of `.grad` after the step are unspecified.
+/// Updates parameters from their `.grad`. A step never makes the host wait for the device unless a
+/// class documents it. As in PyTorch, parameters with undefined `.grad` are skipped, and so is
+/// their state. With inverse_scale or clip_factor, the contents of `.grad` after the step are
+/// unspecified.
 class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;
-  /// step() with a learning rate known on the host.
   void step(double lr) { step(StepScalars{.lr = lr}); }
 
   virtual const NamedParameters& named_parameters() const = 0;
   /// The defined gradients that the next step reads: a GradScaler unscales and checks them.
   virtual std::vector<at::Tensor> gradients() const;
 
-  /// Measures gradients * inverse_scale and finds inf and NaN (in the gradients as they are), for
-  /// the found_inf and clip_factor of a step. `max_norm` <= 0 does not limit. Gradients are not
-  /// changed; the host does not wait. The first call must not be captured; later ones may be.
+  /// Measures gradients * inverse_scale and finds inf and NaN in the gradients, for the found_inf
+  /// and clip_factor of a step. `max_norm` <= 0 does not limit. Changes no gradient; the host does
+  /// not wait. The first call must not be captured; later ones may be.
   virtual GradientScan scan_gradients(const StepScalar& inverse_scale = {}, double max_norm = 0.0);
   /// The findings of the scans so far, for a message some steps later. The host waits.
   NonFiniteReport non_finite_report() const;
-  /// Whether step() multiplies gradients by inverse_scale and clip_factor at no cost. Callers then
-  /// should not rewrite gradients before the step.
+  /// step() multiplies gradients by inverse_scale and clip_factor at no cost: do not rewrite them.
   virtual bool scales_gradients_in_step() const { return false; }
   virtual bool supports_found_inf() const = 0;  ///< on the device: the host need not read it
   virtual bool capturable() const = 0;          ///< a CUDA graph may capture step()
 
   /// Makes every `.grad` undefined; writes no memory.
   void zero_grad();
-
   std::string state_name() const override { return "optimizer"; }
-
   /// Changes whenever a captured step() must be captured again: after state was loaded, or moved to
   /// other memory with its parameters.
   int64_t capture_version() const { return capture_version_; }

@@ -14,7 +14,6 @@
 
 namespace ddp {
 
-/// A bucket as a hook sees it.
 struct GradBucket {
   int index = 0;         ///< in launch order
   bool is_last = false;  ///< the last bucket of this backward
@@ -53,15 +52,13 @@ class CommHook {
   virtual bool starts_in_group() const { return false; }
   /// Bytes sent for each byte of gradients, for ddp.bucket_cap_mb=auto.
   virtual double wire_fraction() const { return 1; }
-  /// Whether a CUDA graph may capture the hook. A replay repeats the captured step, so a capturable
-  /// hook keeps no state on the host that changes between steps.
+  /// A CUDA graph may capture the hook: no state on the host changes between steps.
   virtual bool capturable() const { return true; }
 };
 
 /// Divides by the divisor, then sums: PyTorch's default_hooks.allreduce_hook.
 std::shared_ptr<CommHook> make_all_reduce_hook();
-/// Casts to `wire_dtype` (kHalf or kBFloat16), divides, sums, casts back: PyTorch's
-/// fp16/bf16_compress.
+/// Casts to `wire_dtype` (kHalf or kBFloat16), divides, sums, casts back, as PyTorch's hooks.
 std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype);
 
 struct PowerSgdOptions {

@@ -66,7 +66,7 @@ struct DdpLoggingData {
   double avg_backward_compute_comm_overlap_time = 0;
 };
 
-/// The tensors and properties of a model to be made data-parallel. Functions may be empty.
+/// Of a model to be made data-parallel. Functions may be empty.
 struct ModelTensors {
   NamedParameters parameters = {};  ///< in registration order, frozen ones too
   NamedParameters buffers = {};
@@ -79,8 +79,8 @@ struct ModelTensors {
 class JoinScope;
 class Reducer;
 
-/// Keeps the replicas on a communicator's ranks equal. Also usable directly over a list of
-/// parameters: call prepare_for_backward() after each forward.
+/// Keeps the replicas on a communicator's ranks equal. Over a list of parameters it is used
+/// directly: call prepare_for_backward() after each forward.
 class DataParallelModel : public Stateful {
  public:
   /// Collective. All ranks throw MismatchError with the first difference in names, order, shapes,
@@ -90,10 +90,8 @@ class DataParallelModel : public Stateful {
                     const DdpOptions& options = {});
   ~DataParallelModel() override;
 
-  /// The trained parameters, in registration order.
-  const NamedParameters& named_parameters() const;
-  /// Includes frozen and ignored tensors.
-  const ModelTensors& all_tensors() const;
+  const NamedParameters& named_parameters() const;  ///< the trained ones, in registration order
+  const ModelTensors& all_tensors() const;          ///< with frozen and ignored ones
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const;
   const DdpOptions& options() const;
@@ -104,7 +102,6 @@ class DataParallelModel : public Stateful {
 
   /// Makes every .grad undefined; writes no memory.
   void zero_grad();
-
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
   /// Forward and backward must both run inside. The next backward averages the whole sum. Nests.
   NoSync no_sync() { return NoSync(*this); }
@@ -123,27 +120,23 @@ class DataParallelModel : public Stateful {
   /// with hooks of equal names (else MismatchError in the first synchronised forward).
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
-  /// Announces a synchronised backward. Call it after a forward that bypasses the wrapper and
-  /// before the backward. `outputs` tells which forward a backward belongs to;
-  /// find_unused_parameters requires it (else SettingsError).
+  /// Announces a synchronised backward, between it and a forward that bypasses the wrapper.
+  /// `outputs` tells which forward it belongs to; find_unused_parameters requires it.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
 
-  /// Sends rank `root`'s buffers now. Collective.
-  void sync_buffers(int root = 0);
-  /// Sends rank `root`'s parameters and buffers to all ranks. An optimizer made of this model then
+  void sync_buffers(int root = 0);  ///< sends rank `root`'s buffers now; collective
+  /// Sends rank `root`'s parameters and buffers. Collective. An optimizer made of this model then
   /// restarts its float32 masters from these values. With exactly=false a master that already
   /// rounds to its parameter keeps its bits, which may differ between ranks that trained apart.
-  /// Collective.
   void sync_module_states(int root = 0, bool exactly = true);
 
   /// Milliseconds the compute stream (CPU: the thread) waited for reductions in the last finished
-  /// backward, for whose end the host waits.
+  /// backward. The host waits for its end.
   double exposed_communication_ms();
   DdpLoggingData logging_data();
 
-  /// Makes state_dict() hold only a fingerprint of the frozen parameters, for an adapter without
-  /// its base. load_state_dict() throws MismatchError for another base. They must not change
-  /// afterwards.
+  /// Makes state_dict() hold only a fingerprint of the frozen parameters, which must not change
+  /// afterwards. load_state_dict() throws MismatchError for another base.
   void leave_frozen_out_of_state();
   /// fingerprint_of() the frozen parameters, and its cached first result.
   std::string compute_frozen_fingerprint() const;

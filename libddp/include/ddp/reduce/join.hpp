@@ -26,7 +26,7 @@ struct JoinOptions {
 };
 
 /// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError for a model
-/// with SyncBatchNorm, because its forward is collective: use the second overload.
+/// with SyncBatchNorm: use the second overload.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 

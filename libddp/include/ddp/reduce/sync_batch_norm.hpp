@@ -16,8 +16,7 @@ namespace ddp {
 /// Parameters, buffers and their names are torch::nn::BatchNorm's. The input is [N, C, ...] of any
 /// rank and memory format, in float32/64, float16 or bfloat16 (statistics in float32). The result
 /// equals BatchNorm on all ranks' inputs; their counts may differ and may be 0. In training,
-/// forward and backward are collective. The gradients of weight and bias are this rank's share,
-/// which DistributedDataParallel averages. Models may fuse it (ops/vision.hpp).
+/// forward and backward are collective. DistributedDataParallel averages the gradients.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator,

@@ -13,10 +13,8 @@
 // - <object>.safetensors holds the tensors of each other object as <object>.<key>.
 // - rank_<r>.safetensors holds per-rank data: states of the random generators, and any object's
 //   entries whose key starts with "rank_local.".
-// - manifest.json holds the steps done, the world size, the metric, whether all tensors are finite,
-//   the dtypes of parameters saved as masters, the objects' small values, the texts (resolved
-//   settings, plan, set_text()), and each file's size and checksum.
-//
+// - manifest.json holds the objects' small values, the texts (settings, plan, set_text()), whether
+//   all tensors are finite, and each file's size and checksum.
 // docs/semantics_training.md, "Checkpoints": what a resume restores, inf and NaN, folders in use.
 #pragma once
 
@@ -38,13 +36,12 @@ class CheckpointerImpl;
 }
 
 /// All methods are collective: every rank calls them in the same order with the same arguments,
-/// from the training thread. The objects and the Context must outlive the Checkpointer; the Context
-/// may move.
+/// from the training thread. The objects and the Context outlive the Checkpointer; the Context may
+/// move.
 class Checkpointer {
  public:
   /// `objects` lists Stateful objects, or smart pointers to them, which must keep the object.
-  /// Objects with equal state_name() need a name; an empty pointer or a name given twice throws
-  /// SettingsError:
+  /// Objects with equal state_name() need a name (else SettingsError):
   ///
   ///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
   Checkpointer(const Context& context, const CheckpointOptions& options,
@@ -58,8 +55,7 @@ class Checkpointer {
 
   /// Loads the newest checkpoint that is complete on every rank and finite, into the objects and
   /// the random generators. Without a finite one, loads the newest complete one. Skips damaged ones
-  /// with a warning that names the file. Returns the number of steps done, which is the index of
-  /// the next step; 0 without checkpoints. Reports that step to the Context (set_progress).
+  /// with a warning that names the file. Returns the number of steps done; 0 without checkpoints.
   ///
   /// Throws
   /// - ReadError (exit code 74) if checkpoints exist but none is complete, or the newest has a
@@ -73,11 +69,9 @@ class Checkpointer {
   /// Call after each step. Saves when every_steps or every_minutes is due. About every
   /// stop_check_seconds the ranks exchange the result of their writes and stop requests. After a
   /// stop request, all ranks save after the same step and throw Stop (exit code 75). With an empty
-  /// dir they throw Error (exit code 1), so that no scheduler restarts the job at step 0.
-  ///
-  /// If a save fails on any rank, all ranks drop it, remove its files and log an error, and
-  /// training goes on. The max_failures-th failure in a row throws WriteError (73), and so does
-  /// wait() if no later save succeeded. Earlier checkpoints stay untouched.
+  /// dir they throw Error (exit code 1), so that no scheduler restarts the job at step 0. If a save
+  /// fails on any rank, all ranks drop it and log an error, and training goes on. The
+  /// max_failures-th failure in a row throws WriteError (73).
   void save_if_due(int64_t step);
 
   /// Saves now, after step `step`. With `async`, returns once everything is copied to the host.
@@ -90,22 +84,18 @@ class Checkpointer {
   /// of training, because the destructor cannot throw.
   void wait();
 
-  /// Steps done in the newest checkpoint that was committed or restored; -1: none yet.
-  int64_t last_saved_step() const;
+  int64_t last_saved_step() const;  ///< steps done in the newest checkpoint; -1: none yet
 
   /// A text saved with every later checkpoint ("settings" and "plan" come from the options). After
   /// restore(): the checkpoint's text, empty if it has none.
   void set_text(const std::string& name, const std::string& text);
   std::string text(const std::string& name) const;
 
-  /// Sets the test for a stop request on this rank. Default: SIGTERM, SIGUSR1 and SIGINT as caught
-  /// by ddp::run.
+  /// Sets the test for a stop request on this rank. Default: ddp::stop_requested.
   void set_stop_check(std::function<bool()> stop_requested);
-
   /// Called on all ranks before each save, in save() and save_if_due(). If it returns a text on any
   /// rank, the checkpoint is marked as not finite, and the text is the reason.
   void set_before_save(std::function<std::string()> why_not_finite);
-
   /// Called on all ranks at an agreed stop, after the save (or its failure) and before save_if_due
   /// throws, for a program's other files. Keep it short: the scheduler kills the job soon after its
   /// signal.

@@ -2,8 +2,6 @@
 // All settings of a run: one YAML file, then key=value overrides.
 //
 //   train --config run.yaml train.batch_size=128 amp.dtype=bf16
-//
-// Every part also works without it: the members are plain structs with defaults.
 #pragma once
 
 #include <functional>
@@ -47,14 +45,12 @@ class Config {
   /// If `own_sections` announces the program's sections, any other key is refused here. If one has
   /// the name of a library section, only the declared keys of it exist, with the program's
   /// defaults. Without `own_sections`, keys of other sections stay unread, unless they look
-  /// misspelled.
-  ///
-  /// grad_accum_steps, max_grad_norm, non_finite, label_smoothing, mixup, cuda_graph and eval_… of
-  /// section train exist only if uses() names them or the program announces section train.
+  /// misspelled. grad_accum_steps, max_grad_norm, non_finite, label_smoothing, mixup, cuda_graph
+  /// and eval_… of section train exist only if uses() names them or the program announces section
+  /// train.
   ///
   /// Unset settings are derived: loader.batch_size from train.batch_size (and back);
-  /// lr_schedule.total_steps from train.max_steps; train.max_steps=0 if only train.epochs is set;
-  /// and the settings texts of checkpoints and metrics.
+  /// lr_schedule.total_steps from train.max_steps; train.max_steps=0 if only train.epochs is set.
   static Config from_command_line(int argc, const char* const* argv,
                                   const std::vector<Section>& own_sections = {});
 
@@ -67,19 +63,17 @@ class Config {
     return options;
   }
 
-  /// Refuses keys that neither the library nor the program read. Call it after the last section().
-  /// ddp::run calls it when the first step has begun, at the latest.
+  /// Refuses keys that neither the library nor the program read. ddp::run calls it when the first
+  /// step begins.
   void require_all_read() const;
   /// Like require_all_read(), and also refuses settings without effect, naming the fix: no object
   /// of the library took its section's options (or copies), uses() does not name it, and the
-  /// program did not announce the section. A file may set such a key to its default or derived
-  /// value, as to_yaml() does. ddp::run calls it after the first step and at the end.
+  /// program did not announce the section. Default and derived values, as to_yaml() writes them,
+  /// are allowed. ddp::run calls it after the first step and at the end.
   void require_all_used() const;
 
-  /// A file for --config that reproduces the run, with own sections read so far.
-  std::string to_yaml() const;
-  /// For the start of a log; a star marks values other than the default.
-  std::string to_table() const;
+  std::string to_yaml() const;   ///< for --config: reproduces the run, with sections read so far
+  std::string to_table() const;  ///< for a log; a star marks values other than the default
 
   // For libddp's own parts and tools (src/core/settings.hpp).
   static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});

@@ -52,11 +52,9 @@ struct GraphedParts {
   std::vector<DataParallelModel*> models = {};
   std::vector<const Optimizer*> optimizers = {};
   GradScaler* scaler = nullptr;
-  /// CUDA generators that the step draws from, besides the device's default one.
-  std::vector<at::Generator> generators = {};
+  std::vector<at::Generator> generators = {};  ///< used besides the device's default one
 };
 
-/// The host's numbers of one step.
 struct StepNumbers {
   double lr = 0;
   int64_t step = 0;
@@ -85,17 +83,15 @@ struct StepResult {
   }
 };
 
-/// How the steps of a GraphedStep have run so far.
 struct GraphedStepCounts {
-  int64_t eager = 0;
+  int64_t eager = 0;  ///< steps so far
   int64_t replayed = 0;
   int64_t captures = 0;
   int64_t graphs = 0;          ///< cached now
   std::string why_eager = {};  ///< why steps are not captured; empty: they are, or will be
 };
 
-/// Use from one thread. Collective: with several ranks all ranks run the same steps in the same
-/// order.
+/// Use from one thread. Collective: all ranks run the same steps in the same order.
 ///
 /// A step that cannot be captured leaves model, optimizer and scaler unchanged. With CudaGraph::On
 /// the first such call throws SettingsError on every rank, naming the operation and the reason.

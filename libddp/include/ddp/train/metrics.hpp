@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics of a run: one line per logging step, also in steps.csv and steps.jsonl, and one row per
 // epoch in epochs.csv. Evaluations between epochs have a line and a row in evals.csv and
-// evals.jsonl. Rank 0 writes to the run folder metrics.dir/<run name, job id or time>. One process
-// at a time writes there: like Checkpointer, a run folder in use is refused with 64.
+// evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>, refused (64) if in use.
 //
 // Definitions (an interval is the steps since the last logging step):
 //   loss, accuracy    mean over all targets of all ranks in the interval (one per sample, unless
@@ -10,19 +9,16 @@
 //   grad_norm, lr     of the logging step
 //   step_ms           wall time of the interval / its steps, on the slowest rank
 //   images_per_second samples of all ranks / that wall time; per rank: divided by the ranks. Named
-//                     after RunInfo::sample_unit: a language run has tokens_per_second, without
-//                     padding tokens
+//                     after RunInfo::sample_unit: tokens_per_second, without padding tokens
 //   exposed_comm_ms   wait for reductions in the last backward, mean of ranks
 //   loader_wait_ms    wait for the loader per step, mean of ranks
 //   interval_seconds  that wall time
-//   energy_j          energy of all ranks' GPUs in the interval (NVML's counter, which changes
-//                     about ten times a second)
+//   energy_j          of all ranks' GPUs (NVML's counter, which changes about ten times a second)
 //   peak_memory_gib   of the whole device (on the CPU: of the process), largest rank
 // The first step of a run, with its warm-up, counts for loss but not for time. Unknown values are
-// omitted. A loss or norm that is NaN is known, and shown as nan.
-//
-// The host waits for the device only on logging steps. Other steps enqueue two one-element kernels,
-// or none if a GraphedStep logged the numbers.
+// omitted. A loss or norm that is NaN is known, and shown as nan. The host waits for the device
+// only on logging steps. Other steps enqueue two one-element kernels, or none if a GraphedStep
+// logged the numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,8 +41,7 @@ namespace detail {
 class MetricsImpl;
 }
 
-/// A number of a step: a one-element tensor, or a number that a GraphedStep logged. Default: not
-/// known. The host reads a logged number once the device is done, without another kernel.
+/// A one-element tensor, or a number that a GraphedStep logged. Default: not known.
 struct MetricValue {
   MetricValue() = default;
   MetricValue(at::Tensor one_element)  // NOLINT(google-explicit-constructor)
@@ -58,7 +53,7 @@ struct MetricValue {
   LoggedScalar logged = {};
 };
 
-/// The numbers of one step of this rank.
+/// Of this rank.
 struct StepMetrics {
   MetricValue loss = {};    ///< mean over the targets
   int64_t num_samples = 0;  ///< the unit of the rates
@@ -75,7 +70,6 @@ struct EpochMetrics {
   std::optional<double> test_accuracy = {};  ///< 0..1
 };
 
-/// Values of an epoch's row, for programs that print them.
 struct EpochResult {
   std::optional<double> train_loss = {};
   std::optional<double> train_accuracy = {};
@@ -93,11 +87,9 @@ class Metrics {
   Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
           const MetricsOptions& options);
   ~Metrics();
-  Metrics(const Metrics&) = delete;
-  Metrics& operator=(const Metrics&) = delete;
 
-  /// Reads, on logging steps, exposed_communication_ms() of a model and wait_ms() (since its start)
-  /// of a loader. The object must outlive the Metrics.
+  /// Reads, on logging steps, exposed_communication_ms() of a model or wait_ms() of a loader. The
+  /// object must outlive the Metrics.
   template <typename T>
   void observe(T& object) {
     if constexpr (requires { double(object.exposed_communication_ms()); }) {
@@ -113,13 +105,10 @@ class Metrics {
   /// Call before the first step if it is not step 0 (Checkpointer::restore): a trace may begin
   /// there. Collective.
   void begin(int64_t first_step);
-
   /// Call after each step. Collective on logging steps and at both ends of a trace.
   void end_step(int64_t step, const StepMetrics& metrics);
-
   /// Call after an evaluation between epochs: writes its line and row. Not collective.
   void add_evaluation(int64_t step, const EpochMetrics& metrics);
-
   /// Call after an epoch and its evaluation. Starts the next epoch. Collective.
   EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics = {});
 

@@ -16,19 +16,15 @@
 //     checkpointer.save_if_due(i);
 //   }
 //   guard.check_weights();
-//   …
-//   return ddp::run(argc, argv, train, {ddp::uses({"train.non_finite"})});
 //
-// Loops without a GraphedStep use GradScaler::clip_and_step with skip_non_finite, and
-// Optimizer::non_finite_report().
+// Loops without a GraphedStep use GradScaler::clip_and_step and Optimizer::non_finite_report().
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <string>
-#include <utility>
 
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
@@ -67,15 +63,14 @@ class NonFiniteGuard {
 
   NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
                  const GradScaler& scaler);
+  ~NonFiniteGuard();
 
-  /// The argument of GradScaler::clip_and_step.
-  bool skips() const { return action_ == NonFinite::Skip; }
+  bool skips() const;  ///< for GradScaler::clip_and_step
   /// Returns the tensor to call backward() on. With Skip, a non-finite loss gives NaN gradients,
   /// which the reduction spreads to all ranks. Otherwise returns `loss`.
   at::Tensor watch(const at::Tensor& loss) const;
 
-  /// Call after each step.
-  void end_step(int64_t step, const Logged& logged);
+  void end_step(int64_t step, const Logged& logged);  ///< call after each step
   /// Checks all steps so far; the host waits for the last one. For logging steps.
   void check_steps();
   /// For Checkpointer::set_before_save. Checks all steps so far, and returns a reason if at least
@@ -85,16 +80,8 @@ class NonFiniteGuard {
   void check_weights() const;
 
  private:
-  void check_all_but(size_t num_latest);
-  void check(int64_t step, const Logged& logged);
-  [[noreturn]] void throw_error(int64_t step, double loss, int64_t parameter) const;
-
-  const Context& context_;
-  const NonFinite action_;
-  const Optimizer& optimizer_;
-  const GradScaler& scaler_;
-  std::deque<std::pair<int64_t, Logged>> steps_;  // not checked yet
-  int64_t bad_in_a_row_ = 0;                      // up to the last checked step
+  class Checks;
+  std::unique_ptr<Checks> checks_;
 };
 
 }  // namespace ddp

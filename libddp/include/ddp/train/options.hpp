@@ -20,11 +20,10 @@ enum class CudaGraph {
 struct GraphedStepOptions {
   CudaGraph mode = CudaGraph::Auto;
   /// Eager steps before the first capture, at least 1; a pending bucket rebuild adds steps. Every
-  /// further graph (another shape, or a re-capture) is preceded by one eager step of its own.
+  /// further graph is preceded by one eager step.
   int64_t warmup_steps = 3;
   int64_t max_graphs = 8;  ///< graphs cached at a time; further combinations run eagerly
-  /// False: the step calls no collective (an evaluation), and ranks need not run it alike.
-  bool collective = true;
+  bool collective = true;  ///< false: it calls none (an evaluation); ranks need not run it alike
   std::string name = "the training step";  ///< in messages
 };
 
@@ -66,8 +65,7 @@ struct CheckpointOptions {
   int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
   double stop_check_seconds = 1.0;  ///< interval of the ranks' stop checks
 
-  /// Not a setting: nothing is saved, and restore() changes nothing in `dir`.
-  bool read_only = false;
+  bool read_only = false;  ///< not a setting: nothing is saved or changed in `dir`
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
   std::string settings_text{};          ///< the resolved settings
   std::string plan_text{};              ///< the measured choices; loaded again on resume

@@ -22,8 +22,7 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// - SIGPIPE is ignored, unless the program handles it: output that nobody reads is lost.
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and
-///   rank. A rank that has not ended 10 s after it learned of the failure calls _exit with that
-///   code.
+///   rank. A rank that has not ended 10 s after it learned of the failure calls _exit.
 /// - The objects of `function` are destroyed before its exception is published. Collectives called
 ///   by their destructors are refused meanwhile (docs/architecture.md, "Failing").
 ///

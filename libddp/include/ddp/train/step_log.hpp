@@ -2,8 +2,6 @@
 // The numbers of one step, which the host reads after the device has finished the step.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -12,12 +10,7 @@ namespace ddp {
 
 namespace detail {
 class StepRing;
-
-/// Whether the host gets this output of a step.
-inline bool is_logged(const at::Tensor& output) {
-  return output.defined() && output.numel() == 1;
 }
-}  // namespace detail
 
 /// One number of a step, which the host may read later. Cheap to copy. Default-constructed: none.
 /// Readable until 2 * StepLog::kMaxStepsAhead later steps have run; its memory is then reused.
@@ -51,10 +44,8 @@ class StepLog {
   StepLog() = default;
 
   int size() const { return size_; }
-  /// Whether the device has finished the step. Never waits, makes no CUDA call.
-  bool is_ready() const;
-  /// Never waits; reading the number may. Throws SettingsError for an index out of range.
-  LoggedScalar operator[](int index) const;
+  bool is_ready() const;  ///< has the device finished the step? Never waits, makes no CUDA call
+  LoggedScalar operator[](int index) const;  ///< throws SettingsError if out of range
 
  private:
   friend class detail::StepRing;

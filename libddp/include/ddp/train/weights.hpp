@@ -17,15 +17,13 @@ struct WeightDifferences {
   std::vector<std::string> unexpected;    ///< in the file, not in the module
   std::vector<std::string> wrong_shapes;  ///< "fc.weight: [10, 512] in the module, [9, 512] in …"
   bool empty() const { return missing.empty() && unexpected.empty() && wrong_shapes.empty(); }
-  /// One line, at most ten names of each kind.
-  std::string to_string() const;
+  std::string to_string() const;  ///< one line, at most ten names of each kind
 };
 
 /// Compares names and shapes; meta tensors suffice.
 WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file);
 /// Parameters and buffers by name; they alias the module's memory.
 TensorMap named_weights(const torch::nn::Module& module);
-
 void save_weights(const torch::nn::Module& module, const std::string& path);
 
 /// Copies a file's tensors into the module, casting to its dtypes and devices.

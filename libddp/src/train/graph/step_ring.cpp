@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/graphed_step_core.hpp"
 
 namespace ddp {
 namespace detail {
