@@ -12,7 +12,7 @@ failed=0
 files() {
   local list
   list=$(git ls-files "$@") || true
-  [ -n "$list" ] || die "git ls-files lists no $*: is this a git checkout, and yours (safe.directory)?"
+  [ -n "$list" ] || die "git ls-files lists no $*: is this a git checkout that belongs to you (safe.directory)?"
   echo "$list"
 }
 pages=$(files '*.md')

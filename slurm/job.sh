@@ -178,7 +178,7 @@ run_job() {
     if [ "$restarts" -ge "${DDP_MAX_RESTARTS:-20}" ]; then
       echo "$(date +%FT%T) exit code $code ($requeue), but this was start $restarts of at most ${DDP_MAX_RESTARTS:-20}"
     else
-      echo "$(date +%FT%T) exit code $code ($requeue): back into the queue"
+      echo "$(date +%FT%T) exit code $code ($requeue): requeued"
       # A preempted job is requeued by Slurm itself.
       scontrol requeue "$SLURM_JOB_ID" || echo "scontrol could not requeue the job"
     fi

@@ -3,10 +3,15 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <stdexcept>
+#include <utility>
 
+#include "common/decode_prompts.hpp"
+#include "common/sample_text.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/train/config.hpp"
 #include "models/pretrained/hf_config.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "models/pretrained/peft_adapter.hpp"
@@ -97,16 +102,18 @@ bool is_pretrained(const LanguageModelSettings& settings, int64_t vocab_size) {
   if (pretrained && settings.path.empty()) {
     throw ddp::SettingsError(
         "model.init=pretrained needs model.path, a Hugging Face folder with config.json and "
-        "safetensors; fix: name it, or model.init=random");
+        "safetensors; fix: set model.path, or model.init=random");
   }
   if (!pretrained && !settings.path.empty()) {
     throw ddp::SettingsError("model.path=" + settings.path +
-                             " would not be read; fix: model.init=pretrained");
+                             " has no effect with model.init=random; fix: model.init=pretrained, "
+                             "or leave model.path empty");
   }
   if (pretrained && vocab_size > 0) {
-    throw ddp::SettingsError(ddp::concat("model.vocab_size=", vocab_size,
-                                         " with model.init=pretrained: ", settings.path,
-                                         "/config.json says how large it is; leave it 0"));
+    throw ddp::SettingsError(
+        ddp::concat("model.vocab_size=", vocab_size,
+                    " contradicts model.init=pretrained: the vocabulary has the size in ",
+                    settings.path, "/config.json; fix: leave it 0"));
   }
   return pretrained;
 }
@@ -237,7 +244,7 @@ models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_v
 models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab) {
   if (settings.hidden % settings.heads != 0) {
     throw ddp::SettingsError(ddp::concat("model.hidden=", settings.hidden,
-                                         " is no multiple of model.heads=", settings.heads));
+                                         " is not a multiple of model.heads=", settings.heads));
   }
   return {.vocab_size = settings.vocab_size > 0 ? settings.vocab_size : file_vocab,
           .max_positions = settings.positions,
@@ -282,7 +289,7 @@ models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& s
   if (settings.options.rank == 0) {
     if (!settings.adapter.empty()) {
       throw ddp::SettingsError("lora.adapter=" + settings.adapter +
-                               " would not be read with lora.rank=0, which trains the whole model; "
+                               " has no effect with lora.rank=0, which trains the whole model; "
                                "fix: set lora.rank, or leave lora.adapter empty");
     }
     models::LoraSummary summary;
@@ -300,6 +307,98 @@ models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& s
   } catch (const std::invalid_argument& error) {
     throw ddp::SettingsError(std::string("section lora: ") + error.what());
   }
+}
+namespace {
+
+/// Passes on all fields except the given ones.
+class FieldsWithout final : public ddp::FieldVisitor {
+ public:
+  FieldsWithout(std::vector<std::string> names, ddp::FieldVisitor& visitor)
+      : names_(std::move(names)), visitor_(visitor) {}
+  void field(const ddp::Field& info, bool& value) override { pass(info, value); }
+  void field(const ddp::Field& info, int64_t& value) override { pass(info, value); }
+  void field(const ddp::Field& info, double& value) override { pass(info, value); }
+  void field(const ddp::Field& info, ddp::NumberOrAuto& value) override { pass(info, value); }
+  void field(const ddp::Field& info, std::string& value) override { pass(info, value); }
+  void field(const ddp::Field& info, std::vector<int64_t>& value) override { pass(info, value); }
+  void field(const ddp::Field& info, std::vector<double>& value) override { pass(info, value); }
+  void field(const ddp::Field& info, std::vector<std::string>& value) override {
+    pass(info, value);
+  }
+
+ protected:
+  void enter_section(const std::string& name) override {
+    DDP_CHECK(false, "options inside options: ", name);
+  }
+  void leave_section() override {}
+
+ private:
+  template <typename T>
+  void pass(const ddp::Field& info, T& value) {
+    if (std::find(names_.begin(), names_.end(), info.name) == names_.end()) {
+      visitor_.field(info, value);
+    }
+  }
+  std::vector<std::string> names_;
+  ddp::FieldVisitor& visitor_;
+};
+
+/// A library section with other defaults.
+template <typename T>
+ddp::Section with_defaults(std::string name, T options) {
+  return {std::move(name),
+          [options](ddp::FieldVisitor& visitor) mutable { describe_fields(options, visitor); }};
+}
+
+ddp::Section train_section(ddp::TrainOptions options) {
+  options.max_grad_norm = 1;
+  options.eval_first = true;
+  return {"train", [options](ddp::FieldVisitor& visitor) mutable {
+            FieldsWithout used({"label_smoothing", "mixup"}, visitor);  // for image classes only
+            describe_fields(options, used);
+          }};
+}
+
+/// Adds the library sections that both programs use; `batch_size` counts rows.
+void add_library_sections(std::vector<ddp::Section>& sections, int64_t max_steps,
+                          int64_t batch_size, const ddp::LrScheduleOptions& lr_schedule) {
+  sections.push_back({"data", [](ddp::FieldVisitor&) {}});  // for images; texts use section tokens
+  sections.push_back(train_section({.max_steps = max_steps, .batch_size = batch_size}));
+  sections.push_back(with_defaults<ddp::LoaderOptions>("loader", {.batch_size = batch_size}));
+  sections.push_back(
+      with_defaults<ddp::OptimizerOptions>("optimizer", {.type = ddp::OptimizerType::AdamW}));
+  sections.push_back(with_defaults("lr_schedule", lr_schedule));
+}
+
+}  // namespace
+
+StreamOptions::StreamOptions() {
+  path = "data/text-sample";
+  layout = ddp::TokenLayout::Stream;
+  max_seq_len = 64;
+}
+
+ChatOptions::ChatOptions() {
+  max_seq_len = 512;
+}
+
+std::vector<ddp::Section> lora_sections() {
+  std::vector<ddp::Section> sections = {
+      ddp::declare_section<RunSettings>("run"), ddp::declare_section<ChatOptions>("tokens"),
+      ddp::declare_section<Qwen2Settings>("model"), ddp::declare_section<LoraSettings>("lora"),
+      ddp::declare_section<DecodeSettings>("decode")};
+  add_library_sections(sections, 120, 2,
+                       {.type = ddp::LrScheduleType::Cosine, .lr = 1e-3, .warmup_steps = 10});
+  return sections;
+}
+
+std::vector<ddp::Section> gpt2_sections() {
+  std::vector<ddp::Section> sections = {ddp::declare_section<StreamOptions>("tokens"),
+                                        ddp::declare_section<Gpt2Settings>("model"),
+                                        ddp::declare_section<SampleSettings>("sample")};
+  add_library_sections(sections, 300, 16,
+                       {.type = ddp::LrScheduleType::Cosine, .lr = 3e-3, .warmup_steps = 20});
+  return sections;
 }
 
 }  // namespace examples

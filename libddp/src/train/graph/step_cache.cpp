@@ -178,12 +178,13 @@ void StepCache::warn_too_many_kinds(const StepCall& call) {
   }
   const std::string met =
       num_graphs_ == max_graphs_
-          ? concat("has CUDA graphs of ", max_graphs_, " kinds of batches and met another")
+          ? concat("has CUDA graphs for ", max_graphs_, " kinds of batches and met another kind")
           : concat("met ", max_kinds_without_graph(),
-                   " kinds of batches without a CUDA graph and another");
-  log_warning(concat(name_, " ", met, " (now ", shapes_of(call),
-                     "): such batches run without a CUDA graph; batches of one shape, or a larger "
-                     "GraphedStepOptions::max_graphs, would not"));
+                   " kinds of batches without a CUDA graph and another kind");
+  log_warning(
+      concat(name_, " ", met, " (now ", shapes_of(call),
+             "): such batches run without a CUDA graph; fix: use batches of one shape, or a "
+             "larger GraphedStepOptions::max_graphs"));
 }
 
 }  // namespace ddp::detail
