@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/core/stop_signal.hpp"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <vector>
@@ -67,20 +69,24 @@ std::string reason_for(std::size_t rank, int signal) {
 
 }  // namespace
 
-StopSignalHandlers::StopSignalHandlers() {
+struct StopSignalHandlers::Previous {
+  std::array<struct sigaction, kSignals.size()> actions;
+};
+
+StopSignalHandlers::StopSignalHandlers() : previous_(std::make_unique<Previous>()) {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction action = {};
     action.sa_handler = handle_stop_signal;
     sigemptyset(&action.sa_mask);
     // SA_RESTART: our handler must not cause EINTR in other libraries.
     action.sa_flags = SA_RESTART | (kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
-    sigaction(kSignals[i], &action, &previous_[i]);
+    sigaction(kSignals[i], &action, &previous_->actions[i]);
   }
 }
 
 StopSignalHandlers::~StopSignalHandlers() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], &previous_[i], nullptr);
+    sigaction(kSignals[i], &previous_->actions[i], nullptr);
   }
 }
 

@@ -3,9 +3,6 @@
 // ends) and Ctrl-C request a stop at a step boundary that all ranks agree on.
 #pragma once
 
-#include <signal.h>
-
-#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -14,17 +11,16 @@
 
 namespace ddp {
 
-/// Turns SIGTERM, SIGUSR1 and SIGINT into stop requests during its lifetime; a second Ctrl-C exits at
-/// once. ddp::run makes one. A program without ddp::run makes one object per process.
+/// Turns SIGTERM, SIGUSR1 and SIGINT into stop requests during its lifetime; a second Ctrl-C exits
+/// at once. ddp::run makes one. A program without ddp::run makes one object per process.
 class StopSignalHandlers {
  public:
   StopSignalHandlers();
   ~StopSignalHandlers();
-  StopSignalHandlers(const StopSignalHandlers&) = delete;
-  StopSignalHandlers& operator=(const StopSignalHandlers&) = delete;
 
  private:
-  std::array<struct sigaction, 3> previous_;
+  struct Previous;
+  std::unique_ptr<Previous> previous_;
 };
 
 void request_stop();        ///< of this process, like a signal; any thread

@@ -11,7 +11,6 @@
 
 namespace ddp {
 
-/// The draws of one sample in one epoch.
 class SampleRng {
  public:
   DDP_HOST_DEVICE SampleRng(uint64_t seed, uint64_t epoch, uint64_t index)

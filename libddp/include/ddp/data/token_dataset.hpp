@@ -132,8 +132,7 @@ class TokenDataset {
 
   const std::string& path() const;         ///< of the token file
   const TokenizerInfo& tokenizer() const;  ///< the token file's
-  /// Throws DataError if the token file's folder has no `vocabulary.safetensors`.
-  const Vocabulary& vocabulary() const;
+  const Vocabulary& vocabulary() const;    ///< throws DataError if the folder has none
   const TokenDataOptions& options() const;
   const TokenStatistics& statistics() const;
   std::string summary() const;  ///< the statistics in one log line

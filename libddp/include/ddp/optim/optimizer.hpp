@@ -62,8 +62,7 @@ class Optimizer : public Stateful {
   virtual bool supports_found_inf() const = 0;  ///< on the device: the host need not read it
   virtual bool capturable() const = 0;          ///< a CUDA graph may capture step()
 
-  /// Makes every `.grad` undefined; writes no memory.
-  void zero_grad();
+  void zero_grad();  ///< makes every `.grad` undefined; writes no memory
   std::string state_name() const override { return "optimizer"; }
   /// Changes whenever a captured step() must be captured again: after state was loaded, or moved to
   /// other memory with its parameters.

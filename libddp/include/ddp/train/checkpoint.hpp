@@ -35,9 +35,8 @@ namespace detail {
 class CheckpointerImpl;
 }
 
-/// All methods are collective: every rank calls them in the same order with the same arguments,
-/// from the training thread. The objects and the Context outlive the Checkpointer; the Context may
-/// move.
+/// Every rank calls all methods in the same order with the same arguments, from the training
+/// thread. The objects and the Context outlive the Checkpointer; the Context may move.
 class Checkpointer {
  public:
   /// `objects` lists Stateful objects, or smart pointers to them, which must keep the object.

@@ -84,7 +84,6 @@ class Config {
 
  private:
   struct OwnSections;
-
   void read_section(const std::string& name,
                     const std::function<void(FieldVisitor&)>& describe) const;
   void fill_in(const Settings& settings);

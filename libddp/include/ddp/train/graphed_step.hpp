@@ -72,8 +72,7 @@ class GraphPool;
 /// by position, `result.log[0]`, or by name, `result.logged(result.outputs.loss)`.
 template <typename Outputs>
 struct StepResult {
-  /// The lambda's result. The next replay overwrites tensors of a graph.
-  Outputs outputs;
+  Outputs outputs;  ///< the lambda's result; the next replay overwrites tensors of a graph
   StepLog log;
 
   /// The logged number of one of `outputs`; none if that tensor is undefined. Throws SettingsError
@@ -127,7 +126,6 @@ class GraphedStep {
   detail::GraphedStepCore core_;
 };
 
-/// The lambda's batch and output types.
 template <typename Step, typename... Rest>
 GraphedStep(Context&, GraphedParts, Step, Rest...) -> GraphedStep<
     typename detail::StepTypes<decltype(std::function(std::declval<Step>()))>::Batch,

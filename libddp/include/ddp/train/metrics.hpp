@@ -17,8 +17,7 @@
 //   peak_memory_gib   of the whole device (on the CPU: of the process), largest rank
 // The first step of a run, with its warm-up, counts for loss but not for time. Unknown values are
 // omitted. A loss or norm that is NaN is known, and shown as nan. The host waits for the device
-// only on logging steps. Other steps enqueue two one-element kernels, or none if a GraphedStep
-// logged the numbers.
+// only on logging steps. Other steps enqueue two small kernels, or none for logged numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,7 +52,6 @@ struct MetricValue {
   LoggedScalar logged = {};
 };
 
-/// Of this rank.
 struct StepMetrics {
   MetricValue loss = {};    ///< mean over the targets
   int64_t num_samples = 0;  ///< the unit of the rates
