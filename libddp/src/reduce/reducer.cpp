@@ -211,7 +211,7 @@ std::string Reducer::why_not_captured() const {
   }
   const auto& hook = parts_.reductions.hook();
   if (hook != nullptr && !hook->capturable()) {
-    return "the comm hook " + hook->name() + " keeps count of its steps on the host";
+    return "the comm hook " + hook->name() + " cannot be captured (CommHook::capturable is false)";
   }
   return {};
 }

@@ -125,7 +125,7 @@ struct CommunicatorOptions {
   bool check_collectives = false;
 };
 
-/// The group of one: every operation is the identity and returns completed work.
+/// Makes a group of one rank. Reductions change nothing; all_gather and reduce_scatter copy.
 CommunicatorPtr make_single_communicator(at::Device device);
 
 }  // namespace ddp

@@ -46,7 +46,7 @@ class CommHook {
   virtual std::string name() const = 0;
   virtual void start(GradBucket& bucket) = 0;
   virtual void finish(GradBucket& bucket) = 0;
-  /// The bucket layout changed: state kept by bucket index is void.
+  /// Called when the buckets change and after a backward threw. Drop all state of buckets.
   virtual void reset() {}
   /// True: start() only enqueues operations, so several buckets may share one group call.
   virtual bool starts_in_group() const { return false; }

@@ -100,7 +100,7 @@ class DataParallelModel : public Stateful {
   bool is_joining() const;                  ///< true inside join()
   Reducer& reducer() const;                 ///< for libddp's own parts
 
-  /// Makes every .grad undefined; writes no memory.
+  /// Makes the .grad of each of named_parameters() undefined; writes no memory.
   void zero_grad();
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
   /// Forward and backward must both run inside. The next backward averages the whole sum. Nests.

@@ -26,7 +26,8 @@ struct JoinOptions {
 };
 
 /// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError for a model
-/// with SyncBatchNorm: use the second overload.
+/// with SyncBatchNorm, whose forward is collective, and with optimizer.zero1. Use the second
+/// overload there.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 

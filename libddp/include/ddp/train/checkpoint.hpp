@@ -13,9 +13,12 @@
 // - <object>.safetensors holds the tensors of each other object as <object>.<key>.
 // - rank_<r>.safetensors holds per-rank data: states of the random generators, and any object's
 //   entries whose key starts with "rank_local.".
-// - manifest.json holds the objects' small values, the texts (settings, plan, set_text()), whether
-//   all tensors are finite, and each file's size and checksum.
-// docs/semantics_training.md, "Checkpoints": what a resume restores, inf and NaN, folders in use.
+// - manifest.json holds step, world size, metric, finite flag, each file's size and checksum, each
+//   object's numbers and strings, the dtypes of parameters saved as masters, and the texts
+//   (settings, plan, set_text()). The finite flag is false if a tensor has inf or NaN, or
+//   set_before_save() gave a reason.
+//
+// docs/semantics_training.md, "Checkpoints", describes resuming, inf and NaN, and folders in use.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +61,8 @@ class Checkpointer {
   /// with a warning that names the file. Returns the number of steps done; 0 without checkpoints.
   ///
   /// Throws
-  /// - ReadError (exit code 74) if checkpoints exist but none is complete, or the newest has a
-  ///   newer format;
+  /// - ReadError (exit code 74) if checkpoints exist but none is complete, if resume=require finds
+  ///   none, or if a checkpoint examined before a usable one has a newer format;
   /// - MismatchError (70) naming the first key if the checkpoint is of another model;
   /// - SettingsError (64) if `dir` is a file, holds checkpoints and resume=never, or is in use by
   ///   another job (named). Waits up to 120 s for a job that was asked to stop;
@@ -74,9 +77,10 @@ class Checkpointer {
   /// max_failures-th failure in a row throws WriteError (73).
   void save_if_due(int64_t step);
 
-  /// Saves now, after step `step`. With `async`, returns once everything is copied to the host.
-  /// keep_best selects by rank 0's `metric`. Does not save a saved step again, unless keep_best is
-  /// on and `metric` is new for the step.
+  /// Saves now, after step `step`. First waits for a save in progress. With `async`, returns when
+  /// the copies to the host are enqueued, and another thread writes the files. keep_best selects by
+  /// rank 0's `metric`. Does nothing if this step is already saved, unless keep_best is on and that
+  /// save had no metric.
   void save(int64_t step, std::optional<double> metric = std::nullopt);
 
   /// Waits until a save in progress is committed. Throws WriteError (73), once, if the newest save
@@ -86,8 +90,9 @@ class Checkpointer {
 
   int64_t last_saved_step() const;  ///< steps done in the newest checkpoint; -1: none yet
 
-  /// A text saved with every later checkpoint ("settings" and "plan" come from the options). After
-  /// restore(): the checkpoint's text, empty if it has none.
+  /// Sets a text that every later checkpoint holds. libddp sets "settings" from the options and
+  /// "plan" from the communicator. After restore(), text() returns the checkpoint's text, or an
+  /// empty one.
   void set_text(const std::string& name, const std::string& text);
   std::string text(const std::string& name) const;
 

@@ -25,10 +25,11 @@
 // to host memory, or make state that outlives it. A small float32 CPU tensor of the batch (a mixup
 // weight) is on the device inside the lambda; a step with another CPU tensor is not captured.
 //
-// There is one graph for each combination of numbers and strings in a batch, and of the modes of
-// modules, autocast and no_sync(). For a type with for_each_tensor, only what it visits counts; the
-// rest of the object must be the same in every step. docs/semantics.md, "A step as a CUDA graph",
-// lists the modes, what cannot be captured, and what captures again.
+// One graph is captured for each combination of tensor shapes, strides, dtypes, numbers and strings
+// in a batch, modes (training, grad mode, autocast, no_sync()) and StepNumbers::variant. libddp
+// sees only what a type's for_each_tensor visits; other members must be the same in every step.
+// docs/semantics.md, "A step as a CUDA graph", lists the modes, what cannot be captured, and what
+// captures again.
 #pragma once
 
 #include <cstdint>
@@ -107,8 +108,8 @@ class GraphedStep {
       : step_(std::move(step)),
         core_(context, std::move(parts), std::move(options), std::move(pool)) {}
 
-  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead,
-  /// and in a call that captures, for all ranks.
+  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead. If
+  /// options.collective is set, a call that captures also waits for all ranks.
   StepResult<Outputs> operator()(BatchT batch, const StepNumbers& numbers) {
     const auto done = detail::run_step<Outputs>(core_, step_, batch, numbers);
     return {*static_cast<const Outputs*>(done.object.get()), done.log};
