@@ -42,8 +42,8 @@ Data make_data(ddp::DataOptions options, const ModelOptions& model) {
   return data;
 }
 
-/// Averages parameters only: they are equal on all ranks. Running statistics differ between ranks
-/// until an evaluation broadcasts rank 0's.
+/// Averages parameters only. BatchNorm's running statistics differ between ranks, so their averages
+/// would differ too.
 std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay) {
   if (decay <= 0) {
     return nullptr;
@@ -70,8 +70,8 @@ std::string next_command(const ddp::Config& cfg, const ddp::Context& ctx) {
   return line.str();
 }
 
-/// A line of the summary; empty if a corrupt image ends the run. Each rank counts the corrupt
-/// images that it has read; the line has the maximum over ranks. Collective.
+/// Returns a summary line; empty unless data.corrupt=skip. Each rank counts the corrupt images that
+/// it has read; the line has the maximum over ranks. Collective.
 std::string corrupt_images(const Data& data, ddp::Context& ctx, const ddp::Config& cfg) {
   if (cfg.data.corrupt != ddp::CorruptPolicy::Skip) {
     return {};
@@ -118,7 +118,8 @@ void print_summary(const TrainingSummary& summary, const std::string& hash,
   std::cout << out.str() << std::flush;
 }
 
-/// The dtype to which the model would round the images anyway. Mixup needs unrounded images.
+/// The loader's image dtype: the model's compute dtype or, with mixup, the configured one, because
+/// mixup needs unrounded images.
 ddp::ImageDtype image_dtype(const ddp::Config& cfg, const ModelOptions& model) {
   if (cfg.loader.image_dtype != ddp::ImageDtype::Auto || cfg.train.mixup > 0) {
     return cfg.loader.image_dtype;

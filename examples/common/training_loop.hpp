@@ -42,7 +42,8 @@ struct TrainingSettings {
   std::string keep_best = "off";  ///< min: smallest test loss, max: largest test accuracy
 };
 
-/// What one optimizer step reads. Steps with and without a gradient norm have graphs of their own.
+/// Input of one optimizer step. `wants_grad_norm` is part of it, so that steps with and without a
+/// norm get separate graphs.
 template <TrainingBatch Batch>
 struct StepInput {
   std::vector<Batch> batches;  ///< accumulated in this order
@@ -283,7 +284,7 @@ BatchResult TrainingLoop<Batch>::forward_backward(const Batch& batch, size_t num
 template <TrainingBatch Batch>
 EvalResult TrainingLoop<Batch>::evaluate() {
   if (last_loss_.has_value()) {
-    // If another rank left the step, this wait reports it; the evaluation's waits do not.
+    // Waits for the last step, so that an error on another rank is reported here.
     last_loss_.value();
   }
   torch::NoGradGuard no_grad;
@@ -295,7 +296,8 @@ EvalResult TrainingLoop<Batch>::evaluate() {
   parts_.module.eval();
   sums_.clear();
   {
-    ddp::Autocast autocast(settings_.amp);  // one scope: each weight is cast once
+    // One Autocast scope for the whole evaluation casts each weight once.
+    ddp::Autocast autocast(settings_.amp);
     task_.for_each_evaluation_batch([this](Batch batch) { evaluation_(std::move(batch), {}); });
   }
   parts_.module.train();
@@ -331,8 +333,7 @@ ddp::GraphedStepOptions TrainingLoop<Batch>::step_options() const {
   const bool cuda = parts_.context.device().is_cuda();
   if (options.mode == ddp::CudaGraph::Auto && cuda && parts_.context.world_size() > 1 &&
       task_.loss_is_sum()) {
-    // By default, weighted means over several GPUs are not captured: only runs with plain means
-    // were compared with eager ones.
+    // With `auto`, steps with weighted_backward on several GPUs are not captured.
     options.mode = ddp::CudaGraph::Off;
   }
   return options;

@@ -327,7 +327,7 @@ TEST_CASE("find_unused_parameters says what lacks where forward returns a parame
   auto weight = integers({4, 2}, 3).requires_grad_();
   DataParallelModel model({.parameters = {{"weight", weight}}}, group(), find_unused(25));
   REQUIRE_THROWS_WITH(model.prepare_for_backward({weight}),
-                      Catch::Contains("returned only parameters themselves"));
+                      Catch::Contains("returned only parameters,"));
 }
 
 TEST_CASE("a type without for_each_tensor compiles, and find_unused_parameters names it") {

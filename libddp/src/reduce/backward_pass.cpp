@@ -51,13 +51,13 @@ void BackwardPass::check_complete() {
       missing += (count > 1 ? ", " : "") + parameters[i].name;
     }
   }
-  throw MismatchError(
-      concat("the previous backward left ", count, " of ", parameters.size(),
-             " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
-             parts_.options.static_graph
-                 ? "; the graph changed although ddp.static_graph=true; fix: set it to false"
-                 : "; fix: set ddp.find_unused_parameters=true if the model does not use all its "
-                   "parameters in every step, or use all of its outputs in the loss"));
+  throw MismatchError(concat(
+      "the previous backward left ", count, " of ", parameters.size(),
+      " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
+      parts_.options.static_graph
+          ? "; the graph changed although ddp.static_graph=true; fix: set it to false"
+          : "; fix: set ddp.find_unused_parameters=true, or use all outputs of the model in the "
+            "loss"));
 }
 
 void BackwardPass::start() {
@@ -94,8 +94,8 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   parts_.tuner.begin_backward(history_.num_passes, history_.ready_order);
 }
 
-// A synchronised pass whose forward was destroyed without a backward must not claim the local
-// backward.
+// If the outputs of a synchronised forward were freed without a backward, the next backward (under
+// no_sync()) must not be reduced for it.
 void BackwardPass::note_local_forward() {
   const std::lock_guard lock(mutex_);
   local_forward_ = true;
@@ -113,8 +113,8 @@ bool BackwardPass::has_open_forward() {
   return forwards_.has_unreached();
 }
 
-// A static graph's counting pass ends with the outermost backward, which reaches an output. A
-// parameter's hook may run in a nested backward (checkpointing).
+// With static_graph, the first backward counts hook calls per parameter. The count ends with the
+// outermost backward, because checkpointing runs hooks in nested ones.
 void BackwardPass::on_forward_reached() {
   const std::lock_guard lock(mutex_);
   if (!pass_.is_expected) {
@@ -158,20 +158,19 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
-// Handles the gradient of a backward under no_sync(), or of one that no forward of the wrapper
-// announced. Such gradients move into their slots when the backward ends. The first hook of each of
-// the engine's tasks queues the move. At the end of a nested backward the move does no harm, and a
-// later hook queues it again.
+// Handles the gradient of a backward under no_sync(), or without a forward of the wrapper. Such
+// gradients are copied into their slots when the backward ends. The first hook of each backward
+// (graph task) queues this copy. In a nested backward it runs early, and a later hook queues it
+// again.
 void BackwardPass::on_local_gradient(int index) {
   forwards_.check_not_second();
   if (!local_forward_ && parts_.communicator->world_size() > 1 &&
       !std::exchange(has_warned_unannounced_, true)) {
     log_warning(concat(
-        "backward gave parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
-        " a gradient, but no forward of its DistributedDataParallel announced this backward: the "
-        "gradient is not averaged and the replicas diverge; fix: call the wrapper's forward "
-        "(model.forward(x), not module->forward(x)), or model.prepare_for_backward({loss}) before "
-        "the backward"));
+        "parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
+        " got a gradient, but the wrapper's forward did not run: the gradient is not averaged and "
+        "the replicas diverge; fix: call model.forward(x) instead of module->forward(x), or call "
+        "model.prepare_for_backward({loss}) before the backward"));
   }
   const int task = torch::autograd::get_current_graph_task_id();
   if (std::exchange(local_task_, task) != task) {
@@ -260,15 +259,15 @@ void BackwardPass::mark_ready(int index) {
   parts_.gradients.gather(bucket);
   if (mark == Mark::AllReady) {
     parts_.timing.note_last_gradient();
-    // Queued only now, because a callback queued inside a nested backward runs at that backward's
-    // end. Now every gradient is ready.
+    // Queues the final callback now that all gradients are ready. If it were queued earlier, a
+    // nested backward could run it too soon.
     queue_engine_callback([group = parts_.communicator] { group->launch_sequencer().flush(); });
   }
   sequencer().bucket_ready(model_id_, bucket);
 }
 
-// Called in the agreed order, possibly by another model's hook. Buckets with the same launch number
-// wait for the last of them.
+// LaunchSequencer calls this in the same order on all ranks, possibly in another model's hook.
+// Buckets of one group start together when the last of them is ready.
 void BackwardPass::launch(int index) {
   const auto& buckets = layout().buckets;
   const auto last = static_cast<size_t>(index);

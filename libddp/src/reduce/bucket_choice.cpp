@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// Sums and latest ready times of any run of gradients, and the cost of its reduction.
+// Bytes, ready time and reduction cost of consecutive gradients [begin, end).
 class Runs {
  public:
   Runs(const std::vector<ReadyGradient>& gradients,
@@ -50,9 +50,8 @@ double earliest_end(const Runs& runs) {
   return ends.back();
 }
 
-// Returns the fewest buckets that end by `deadline`, found from the back. latest[i]: when the first
-// i gradients must be reduced if this many buckets follow. next[k][i]: the end of the first of
-// these.
+// Returns the fewest buckets that end by `deadline`, found from the back. latest[i] is the deadline
+// of gradients [0, i) if k more buckets follow. next[k][i] is where the next bucket after i ends.
 std::vector<int> fewest_cuts(const Runs& runs, double deadline) {
   const size_t n = runs.count();
   std::vector<double> latest(n + 1, kNever);

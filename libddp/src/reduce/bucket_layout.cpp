@@ -68,7 +68,7 @@ std::vector<ClosedBucket> group_parameters(const std::vector<ParameterSpec>& par
       limit = std::min(limit + 1, limits.size() - 1);
     }
   }
-  close_all();  // the tail: all keys close together
+  close_all();  // the last buckets of all dtypes form one group
   return closed;
 }
 

@@ -62,8 +62,8 @@ void BucketReductions::wait_for_gradients(int index) {
 }
 
 // Returns a separate stream if gradients were written on other streams than the current one: then
-// the reduction waits for those streams and backward does not. A hook's kernels stay on the current
-// stream, together with the memory that they allocate.
+// the reduction waits for those streams and backward does not. A comm hook runs on the current
+// stream, because its temporary tensors belong to that stream.
 c10::Stream BucketReductions::stream_behind_gradients(size_t first, size_t last) {
   const auto current = current_stream(device());
   std::vector<c10::Stream> others;
@@ -175,7 +175,7 @@ void BucketReductions::finish() {
   }
 }
 
-// Side streams cannot be joined during a capture, before which the caller ran finish_pending().
+// During a capture nothing is pending, because the caller ran finish_pending() before it.
 void BucketReductions::join_streams() {
   if (std::exchange(uses_launch_stream_, false) && !is_capturing(device())) {
     wait_for(*launch_stream_, current_stream(device()));

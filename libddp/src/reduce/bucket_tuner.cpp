@@ -17,10 +17,10 @@ namespace ddp::detail {
 namespace {
 
 constexpr double kLaunchUs = 3;               // gathering a bucket, events and the launch itself
-constexpr double kSlowdownOverlapped = 1.75;  // a reduction shares memory and multiprocessors
+constexpr double kSlowdownOverlapped = 1.75;  // of a reduction while backward runs
 constexpr double kToleranceUs = 3;
 constexpr double kToleranceShare = 1e-3;  // of a backward
-constexpr double kHostAhead = 1.5;        // of the host's time for a backward
+constexpr double kHostAhead = 1.5;        // GPU delay, in host times of a backward
 
 std::vector<int64_t> bytes_in_order(const std::vector<ParameterSpec>& specs,
                                     const std::vector<int>& order) {
@@ -47,7 +47,7 @@ bool BucketTuner::will_rebuild() const {
          (options_.static_graph || !options_.find_unused_parameters) && !gradients_.specs().empty();
 }
 
-// The name tells models apart: another model or dtype has other buckets.
+// Returns the key of this model's bucket sizes in the plan.
 std::string BucketTuner::plan_name() const {
   int64_t bytes = 0;
   for (const auto& spec : gradients_.specs()) {

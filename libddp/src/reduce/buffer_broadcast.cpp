@@ -29,7 +29,8 @@ void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {
       part = parts_.insert(parts_.end(), Part{});
       part->flat = at::empty({0}, buffer.options());
     }
-    // Autograd does not know this alias, so buffers that a backward saved may be written.
+    // variable_data() has its own version counter, so autograd allows writes to buffers that it
+    // saved for a backward.
     part->buffers.push_back(buffer.variable_data());
   }
   std::erase_if(parts_, [](const Part& part) { return part.buffers.empty(); });

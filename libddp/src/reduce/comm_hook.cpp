@@ -10,8 +10,8 @@
 namespace ddp {
 namespace {
 
-// Finishes a sum of gradients that were divided by the divisor before. A weighted mean changes
-// 1/divisor to 1/sum(counts).
+// The gradients were divided by `divisor` before the sum. For weighted_backward this is corrected
+// by divisor / sum(counts).
 void scale_divided_sum(GradBucket& bucket) {
   if (bucket.inverse_divisor.defined()) {
     bucket.buffer.mul_(bucket.inverse_divisor * bucket.divisor);

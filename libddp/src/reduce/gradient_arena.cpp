@@ -24,8 +24,8 @@ at::ScalarType grad_dtype(const at::Tensor& parameter, const DdpOptions& options
 // Returns a view with the parameter's own strides if they are dense (channels_last stays
 // channels_last), so that copies between gradient and slot are linear.
 at::Tensor slot_view(const at::Tensor& arena, const at::Tensor& parameter, int64_t offset) {
-  // Autograd must not know that this is a view, because torch::optim's zero_grad(false) calls
-  // detach_ on .grad.
+  // detach_() fails on views, and torch::optim's zero_grad(false) calls it on .grad. So this view
+  // is hidden from autograd.
   const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   if (parameter.is_non_overlapping_and_dense()) {
     return arena.as_strided(parameter.sizes(), parameter.strides(), offset);
@@ -79,7 +79,7 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
 
 GradientArena::~GradientArena() {
   for (const auto& entry : parameters_) {
-    // Without its slot this rank's part would pass for the whole mean.
+    // When the slot is gone, nothing shows that .grad holds only this rank's part.
     if (ops::has_sharded_gradient(entry.tensor)) {
       entry.tensor.mutable_grad() = at::Tensor();
     }
@@ -179,9 +179,8 @@ void GradientArena::gather_all() {
   }
 }
 
-// Moves what AccumulateGrad left in .grad into the slots by one multi-tensor copy, which also
-// casts. Slots that a fused op wrote in this backward take one multi-tensor add. Afterwards .grad
-// is the slot.
+// Copies and casts gradients from .grad into their slots with one _foreach_copy_. If a fused op
+// already wrote a slot, .grad is added to it. Then .grad points to the slot.
 void GradientArena::collect(const std::vector<int>& indices) {
   const auto device = communicator_->device();
   std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
@@ -217,7 +216,7 @@ void GradientArena::collect(const std::vector<int>& indices) {
   }
 }
 
-// A rank can add to a mean only if it has all of it.
+// With ZeRO-1 a rank has only its part of the mean, so another backward cannot add to it.
 void GradientArena::refuse_partial(const std::string& name) const {
   if (is_sharded_) {
     throw SettingsError(

@@ -113,20 +113,20 @@ void JoinScope::finish() {
   if (own) {
     reducer.restore_local(*own);
   }
-  // If no rank ran out early, all weights and masters are equal, so the masters keep their bits.
+  // If all ranks ended together, weights and masters are already equal, so the masters are not
+  // reset.
   model_.sync_module_states(highest_active_, /*exactly=*/uneven_);
 }
 
 void join(DataParallelModel& model, const std::function<void()>& loop, const JoinOptions& options) {
   if (model.all_tensors().has_collective_forward) {
     throw SettingsError(
-        "join(model, loop) cannot shadow a model with SyncBatchNorm, whose forward waits for all "
-        "ranks; fix: use join(model, step, has_batch)");
+        "join(model, loop) does not support SyncBatchNorm, because its forward is collective; fix: "
+        "use join(model, step, has_batch)");
   }
   if (model.reducer().gradients().is_sharded()) {
     throw SettingsError(
-        "join(model, loop) does not support optimizer.zero1=true, with which ranks that ran out "
-        "must "
+        "join(model, loop) does not support optimizer.zero1=true, because ranks without input must "
         "still update their part of the weights; fix: use join(model, step, has_batch), or set "
         "optimizer.zero1=false");
   }

@@ -118,7 +118,8 @@ void ModelState::require_same_frozen(const StateDict& state) const {
       found != state.values.end() ? std::get_if<std::string>(&found->second) : nullptr;
   if (saved == nullptr) {
     throw MismatchError(
-        "it has the whole model, but this model saves only what is trained over a frozen base");
+        "it has the whole model, but this program saves only trained parameters "
+        "(leave_frozen_out_of_state)");
   }
   if (*saved != frozen_fingerprint()) {
     throw MismatchError(concat("it was trained over another base: frozen parameters ", *saved,

@@ -28,8 +28,8 @@ OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks
       on_reached_(std::make_shared<std::function<void()>>(std::move(on_reached))) {}
 
 // Makes each output with a graph report when a backward reaches it. Returns false if no output has
-// a graph. The graph owns the flag, so the forward ends with its graph. A leaf has no graph, and
-// its hooks outlive every graph.
+// a graph. The hook, which the graph owns, holds the only shared_ptr to Forward, so the forward
+// ends when the graph is freed. Leaves are skipped, because their hooks are never freed.
 bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
                          const std::shared_ptr<Forward>& forward) {
   bool watched = false;
@@ -46,10 +46,9 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
       }
       if (forward->closed) {
         throw SettingsError(
-            "this is the second backward of one forward: with ddp.find_unused_parameters=true the "
-            "first backward ends the reduction, and parameters that it did not reach count as "
-            "unused; "
-            "fix: sum the losses, or set ddp.find_unused_parameters=false");
+            "this is the second backward of one forward, and ddp.find_unused_parameters=true "
+            "allows one; fix: add the losses and call backward once, or set "
+            "ddp.find_unused_parameters=false");
       }
       (*on_reached)();
     });
@@ -67,10 +66,10 @@ void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
       return output.defined() && output.requires_grad() && output.is_leaf();
     });
     throw SettingsError(concat(
-        "ddp.find_unused_parameters=true needs the outputs that the backward starts from, and ",
-        has_leaf ? "forward returned only parameters themselves, which have no graph: return what "
-                   "the module computes from them"
-                 : "none of them requires a gradient: return them from forward",
+        "ddp.find_unused_parameters=true needs the outputs that the backward starts from: ",
+        has_leaf ? "forward returned only parameters, which have no graph; fix: return what the "
+                   "module computes from them"
+                 : "forward returned no tensor that requires a gradient; fix: return one",
         ", or call prepare_for_backward({loss})"));
   }
   forget_ended();
@@ -108,8 +107,8 @@ void OpenForwards::close_reached() {
   }
 }
 
-// After forward, forward, backward, the second backward is synchronised too. It adds this rank's
-// own gradient to .grad, and the mean of (mean + own) is the sum of the two means.
+// After forward, forward, backward, the second backward is synchronised too. In it .grad already
+// holds mean1. The average of (mean1 + own2) over the ranks is mean1 + mean2, as wanted.
 bool OpenForwards::expect_another_backward() {
   forward_since_backward_ = false;
   forget_ended();

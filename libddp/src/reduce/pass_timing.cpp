@@ -24,7 +24,7 @@ void PassTiming::decide() {
 }
 
 void PassTiming::begin_forward() {
-  decided_ = false;  // a forward without a backward before it does not count
+  decided_ = false;  // forgets an earlier forward that had no backward
   decide();
   if (measures_) {
     forward_start_.record(device_);
@@ -60,7 +60,7 @@ void PassTiming::end_wait() {
   if (times_exposed()) {
     exposed_end_.record_replayed(device_);
   }
-  if (measures_) {  // else the event of a measured pass may not have been read
+  if (measures_) {  // otherwise collect() may not have read wait_end_ yet
     wait_end_.record(device_);
   }
 }

@@ -174,8 +174,8 @@ class PowerSgdHook final : public CommHook {
       auto gradient = view_of(bucket, matrix);
       at::mm_out(gradient, matrix.p, matrix.q.t());
     }
-    // The error is this rank's gradient minus its share of the mean P Q^T. Each rank's gradient was
-    // divided by N before the sum, so that share is 1/N.
+    // The error is this rank's gradient minus its share of the mean P Q^T. The ranks share the mean
+    // equally, so that their errors add up to the whole error.
     const double share = 1.0 / bucket.communicator->world_size();
     state.error.sub_(bucket.buffer, share);
     if (state.rest.defined()) {

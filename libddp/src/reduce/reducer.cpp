@@ -190,7 +190,7 @@ void Reducer::restore_local(const Local& local) {
 
 void Reducer::restore_counts(const detail::WeightedMean::Counts& counts) {
   if (pass_.threw()) {
-    return;  // its reductions need the counts until join_broken_backward()
+    return;  // join_broken_backward() completes the broken backward and needs the counts
   }
   if (!counts.is_weighted) {
     parts_.gradients.add_set_aside();
@@ -211,7 +211,7 @@ std::string Reducer::why_not_captured() const {
   }
   const auto& hook = parts_.reductions.hook();
   if (hook != nullptr && !hook->capturable()) {
-    return "the comm hook " + hook->name() + " keeps count of its steps on the host";
+    return "the comm hook " + hook->name() + " cannot be captured (CommHook::capturable is false)";
   }
   return {};
 }
@@ -240,8 +240,8 @@ std::string Reducer::why_not_replayed(const State& state) const {
   if (state.local.counts.empty() && parts_.mean.counts().empty()) {
     return {};
   }
-  return "weighted_backward under no_sync() and the synchronised one after it are not in one step: "
-         "hold all micro-batches of an optimizer step in it";
+  return "weighted_backward under no_sync() and the synchronised one after it are in different "
+         "steps; put all micro-batches of an optimizer step into one GraphedStep call";
 }
 
 DdpLoggingData Reducer::logging_data() {

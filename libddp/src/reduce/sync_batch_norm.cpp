@@ -74,7 +74,8 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   const bool by_batch = is_training() || !running_mean.defined();
   exchange_->check_input(input, options.num_features(), by_batch);
-  if (!is_training()) {  // a rank may evaluate alone; without estimates it uses its own batch
+  // Evaluation is not collective. Without running statistics it uses this rank's batch.
+  if (!is_training()) {
     return torch::batch_norm(input, weight, bias, running_mean, running_var, by_batch,
                              /*momentum=*/0.0, options.eps(), /*cudnn_enabled=*/true);
   }
@@ -160,8 +161,8 @@ void check_children(torch::nn::Module& module, const CommunicatorPtr& communicat
     } else if (!is_sequential && (owner == nullptr || !is_norm_of(*owner, entry.key()))) {
       throw SettingsError(
           "convert_sync_batchnorm cannot replace the BatchNorm " + name +
-          ", a typed member of its module; fix: build the model with SyncBatchNorm through a norm "
-          "factory, put the norm into a Sequential, or let the module implement "
+          ", a typed member of its module; fix: pass SyncBatchNorm when you build the model "
+          "(ResNetOptions::norm), put the norm into a Sequential, or implement "
           "ddp::ops::NormOwner");
     }
   }

@@ -34,8 +34,8 @@ void delay_device([[maybe_unused]] at::Device device, [[maybe_unused]] double mi
 #endif
 }
 
-// An earlier eager record() made the event. In the graph it is a separate node, which each replay
-// records like an eager call.
+// Uses the event made by an earlier eager record(). The capture adds an event node, so that every
+// replay records the event.
 void TimingEvent::record_in_capture([[maybe_unused]] at::Device device) {
 #ifdef DDP_HAS_CUDA
   if (event_) {

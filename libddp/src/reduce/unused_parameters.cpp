@@ -22,7 +22,7 @@ void UnusedParameters::forget_used() {
   state_.used.assign(state_.used.size(), false);
 }
 
-// A static graph needs the map once.
+// With static_graph the ranks exchange the used parameters only in the first backward.
 bool UnusedParameters::reads_map() const {
   return is_static_ ? state_.used_by_any.empty() : finds_unused_;
 }

@@ -74,7 +74,8 @@ CheckpointerImpl::~CheckpointerImpl() {
         defer_failure(*history_.failure());
       }
     } else {
-      // Peers may be gone: no exchange. The next run removes the folder without a manifest.
+      // An exception is unwinding, so this does not wait for other ranks. The next run removes the
+      // unfinished folder.
       saver_.wait_for_writer();
     }
   } catch (const SaveFailure& failure) {
@@ -160,7 +161,7 @@ void CheckpointerImpl::finish_pending() {
   }
 }
 
-// A rank that exits during another rank's before_stop_ would abort that rank.
+// Waits for all ranks, because a rank that exits early would abort the others' before_stop_.
 void CheckpointerImpl::call_before_stop(int64_t done) {
   if (before_stop_) {
     before_stop_(done);
@@ -180,7 +181,7 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuse
                        " steps, no checkpoint was saved because checkpoint.dir is empty; fix: set "
                        "checkpoint.dir to a folder that all ranks see"));
   }
-  finish_pending();  // if it fails, the next line tries again
+  finish_pending();  // finishes the save in progress first
   save(step, std::nullopt);
   finish_pending();
   call_before_stop(step + 1);

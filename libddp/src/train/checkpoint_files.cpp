@@ -142,7 +142,7 @@ std::string blocking_file(const std::string& dir) {
   return "";
 }
 
-// Completes the fix at the end of a FileError's message.
+// Appended to the message of a FileError.
 constexpr const char* kOtherFolder = ", or set another checkpoint.dir";
 
 // Adds kOtherFolder to the disk errors that `write` throws.
@@ -312,7 +312,8 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
     best = best_checkpoint(checkpoints, /*finite=*/true, retention.best_is_max);
     best = best.empty() ? best_checkpoint(checkpoints, false, retention.best_is_max) : best;
   }
-  // A damaged checkpoint does not count. It is kept until enough complete ones exist.
+  // Damaged checkpoints do not count towards keep_last. They are removed once keep_last newer
+  // complete ones exist.
   std::vector<std::string> removed;
   int64_t kept = 0, kept_finite = 0;
   for (const auto& [folder, is_complete, is_finite, metric] : checkpoints) {

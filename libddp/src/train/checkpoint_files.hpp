@@ -48,8 +48,9 @@ void try_writing(FileOps& ops, const std::string& dir);
 /// Makes DIR if needed and a folder for this save; returns its name within DIR. Throws FileError.
 std::string begin_save(FileOps& ops, const std::string& dir, int64_t step);
 
-/// Writes the manifest and commits; returns the checkpoint. If it throws FileError, the save folder
-/// is removed.
+/// Writes the manifest, renames the folder to its final name and returns the checkpoint. Throws
+/// FileError. If an error occurs before the rename, the save folder is removed. If flushing the
+/// parent folder fails after it, the complete checkpoint stays, and the save counts as failed.
 CheckpointFolder commit_save(FileOps& ops, const std::string& dir, const std::string& saving,
                              const Manifest& manifest);
 

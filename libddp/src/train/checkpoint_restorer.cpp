@@ -109,8 +109,9 @@ class Restorer : private RestoreParts {
   }
 
   // The newest checkpoint that is complete on every rank and finite; without a finite one, the
-  // newest complete one. A model may contain inf permanently (a mask), so a checkpoint of an older
-  // program, which is of unknown finiteness, is not always preferred.
+  // newest complete one. Checkpoints of older programs have no finite flag. Such a checkpoint is
+  // loaded only if it is the newest complete one, since a model may contain inf permanently (a
+  // mask).
   Found newest_complete(const std::vector<CheckpointFolder>& candidates) {
     Found newest;
     for (const auto& folder : candidates) {
@@ -159,7 +160,7 @@ class Restorer : private RestoreParts {
     if (manifest.world_size != control_plane.world_size()) {
       log_warning(concat("the checkpoint was saved by ", manifest.world_size,
                          " ranks and is resumed by ", control_plane.world_size(),
-                         ": random numbers differ from those of an uninterrupted run"));
+                         ": training continues with other random numbers (dropout, augmentation)"));
     }
   }
 

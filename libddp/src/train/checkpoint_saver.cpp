@@ -11,7 +11,7 @@
 namespace ddp::detail {
 namespace {
 
-// The messages of all ranks' writers fit into one message of the control plane.
+// Longer error messages are cut, so that those of all ranks fit into one control-plane message.
 constexpr std::size_t kMaxErrorBytes = 4096;
 
 std::vector<std::string_view> chunks_of(const SerializedTensors& serialized) {
@@ -201,8 +201,8 @@ void CheckpointSaver::finish_commit() {
                   async_ ? " (in the background)" : ""));
   if (!saved.not_finite.empty()) {
     log_warning(concat("this checkpoint counts as not finite (", saved.not_finite,
-                       "): it never evicts a finite one, and a start restores it only if there is "
-                       "no finite one"));
+                       "): it does not replace a finite checkpoint, and restore() loads it only if "
+                       "there is no finite one"));
   }
 }
 

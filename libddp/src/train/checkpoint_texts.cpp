@@ -60,7 +60,7 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
       }
     }
   } catch (const SettingsError&) {
-    changes.clear();  // a program's own text
+    changes.clear();  // not settings YAML, so there is nothing to compare
   }
   return changes;
 }
@@ -94,8 +94,8 @@ void CheckpointTexts::adopt_plan(const std::string& path) const {
     communicator->choices().adopt(plan->second, path);
   } catch (const ReadError& error) {  // on all ranks; nothing of the run depends on it
     if (is_main_) {
-      log_warning(concat("the measured choices in ", path,
-                         " cannot be read and are measured again: ", error.what()));
+      log_warning(concat("the plan in ", path,
+                         " cannot be read, so its choices are measured again: ", error.what()));
     }
   }
 }

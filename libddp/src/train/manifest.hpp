@@ -27,7 +27,8 @@ struct Manifest {
   int64_t step = 0;  ///< steps done
   int64_t world_size = 1;
   std::optional<double> metric = {};
-  bool finite = true;           ///< it has no inf or NaN; true if an older program saved it
+  bool finite = true;  ///< false if a tensor has inf or NaN or set_before_save() gave a reason;
+                       ///< true if an older program saved it
   bool finite_is_known = true;  ///< false: an older program saved it without this check
   std::vector<FileRecord> files = {};
   std::map<std::string, std::map<std::string, ManifestValue>> values = {};  ///< by object, by key

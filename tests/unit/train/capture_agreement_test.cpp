@@ -60,10 +60,10 @@ TEST_CASE("captures of the same collectives are replayed, others are refused") {
   REQUIRE(
       compare({report(), report(), other}, 1) ==
       "the ranks captured different steps: collective 2 of 2 is all_reduce of 16 Float on rank 2 "
-      "and all_reduce of 8 Float on rank 0; every rank has to run the same step");
+      "and all_reduce of 8 Float on rank 0; run the same step on all ranks");
   other.operations.push_back("broadcast of 8 Float");
   REQUIRE_THAT(compare({report(), other}),
-               Catch::Contains("rank 1 calls 3 collectives in it, rank 0 2"));
+               Catch::Contains("rank 1 calls 3 collectives, rank 0 calls 2"));
 
   other = report();
   other.reason = "aten::item: it waits";
@@ -152,7 +152,7 @@ TEST_CASE("ranks that capture the same call agree, or all get one rank's reason"
 
   agreed = capture_on_two_ranks([](CaptureReport& one) { one.operations.pop_back(); });
   REQUIRE(agreed.reasons[0] == agreed.reasons[1]);
-  REQUIRE_THAT(agreed.reasons[0], Catch::Contains("rank 1 calls 1 collectives in it, rank 0 2"));
+  REQUIRE_THAT(agreed.reasons[0], Catch::Contains("rank 1 calls 1 collectives, rank 0 calls 2"));
 
   agreed = capture_on_two_ranks(nothing, /*call_of_rank_1=*/8);
   REQUIRE_THAT(agreed.ends[0].error,

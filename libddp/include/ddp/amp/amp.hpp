@@ -55,9 +55,9 @@ class Autocast {
 ///
 /// To clip, prefer clip_and_step(): it combines unscale_, clipping and step, reads the gradients
 /// once less and does not write them. A disabled scaler (AmpOptions::grad_scaling) passes
-/// everything through. The scaler checks reduced gradients, so all ranks decide alike. The host
-/// waits only in get_scale(), in state_dict(), and in step() for an optimizer without found_inf on
-/// the device.
+/// everything through. All ranks decide alike, because the scaler checks reduced gradients. The
+/// host waits only in get_scale(), state_dict(), and step() of an optimizer without device
+/// found_inf.
 class GradScaler : public Stateful {
  public:
   /// Throws SettingsError for options out of range.
@@ -73,9 +73,9 @@ class GradScaler : public Stateful {
   void step(Optimizer& optimizer, const StepScalars& scalars);
   void step(Optimizer& optimizer, StepScalar lr);
 
-  /// `max_norm` <= 0 only measures. `.grad` is unspecified afterwards. A disabled scaler steps with
-  /// any norm, except with `skip_non_finite`: then inf or NaN in a gradient skips the step. Returns
-  /// the unscaled norm before clipping.
+  /// Returns the unscaled norm before clipping. `max_norm` <= 0 only measures. `.grad` is
+  /// unspecified afterwards. With `skip_non_finite` a disabled scaler also skips a step with inf or
+  /// NaN; without, it steps with any norm.
   GradientScan clip_and_step(Optimizer& optimizer, const StepScalars& scalars, double max_norm,
                              bool skip_non_finite = false);
 

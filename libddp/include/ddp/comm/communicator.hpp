@@ -3,13 +3,12 @@
 //
 // Semantics of all backends:
 // - Every rank of the group calls the same operations in the same order with tensors of equal shape
-//   and dtype. Tensors are contiguous in memory order (any non-overlapping dense strides).
+//   and dtype. Tensors are non-overlapping and dense; elements are sent in memory order.
 // - A call returns at once. CUDA calls run on the communicator's own stream, which first waits for
-//   the caller's current stream. A progress thread executes CPU calls. Use the result only after
-//   Work::wait().
-// - On CUDA, consecutive all_reduces below 4 MiB share one wait, which may include up to 31 later
-//   ones called before it ended. So all ranks must issue such calls without waiting for messages
-//   from each other in between; otherwise they can deadlock.
+//   the caller's stream. A progress thread executes CPU calls. Use results only after Work::wait().
+// - On CUDA, up to 32 consecutive all_reduces below 4 MiB share one event, so Work::wait() may also
+//   wait for later ones. A rank must not wait for another rank's message between such calls,
+//   because the job could deadlock.
 // - Dtypes: float32/64, float16, bfloat16, int8..int64, uint8 and bool. Avg takes floating types
 //   only. It divides float16 before it adds, so a finite mean never overflows; docs/semantics.md
 //   has the other types. For bool, Sum and Max are "or", Product and Min are "and".
@@ -26,12 +25,11 @@
 
 namespace ddp {
 
-/// A pending collective. Keeps its tensors alive until waited for or destroyed after completion.
+/// A pending collective. Holds its tensors until wait() returns, or it has ended and is destroyed.
 class Work {
  public:
   virtual ~Work() = default;
-  /// CUDA: the caller's current *stream* waits, the host does not. CPU: the host waits. Rethrows
-  /// the collective's error.
+  /// The caller's current *stream* waits (CPU: the host). Rethrows the collective's error.
   virtual void wait() = 0;
   /// The *host* waits for the result. Throws PeerLostError after `timeout`.
   virtual void wait_host(std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
@@ -53,7 +51,7 @@ class Communicator : public detail::GroupParts {
   virtual at::Device device() const = 0;    ///< where its tensors live
 
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;  ///< in place
-  /// For callers that compute meanwhile: may take longer, but leaves more of the device to them.
+  /// Use this if kernels run at the same time. It may be slower but occupies fewer multiprocessors.
   virtual WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) {
     return all_reduce(std::move(tensor), op);
   }
@@ -73,13 +71,13 @@ class Communicator : public detail::GroupParts {
   virtual void group_start() {}
   virtual void group_end() {}
 
-  /// Ranks with equal `color` form a group, ordered by (`key`, rank). A negative color gives
-  /// nullptr. Collective.
+  /// Collective. Ranks with equal `color` form a group, ordered by (`key`, rank). A negative color
+  /// gives nullptr.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
 
   /// Memory that the backend reduces fastest: uint8 [num_bytes], 256-byte aligned, uninitialised.
   /// The tensor may outlive the communicator. Collective: equal sizes in equal order on every rank.
-  /// With CommunicatorOptions::nccl_algorithm=auto the host waits while the first call measures.
+  /// With nccl_algorithm=auto the first call measures all-reduce times, and the host waits.
   virtual at::Tensor allocate(int64_t num_bytes) = 0;
 
   /// Ends all pending operations on this rank with an error. Later calls throw PeerLostError with
@@ -97,7 +95,7 @@ class Communicator : public detail::GroupParts {
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 /// Launches the operations called in its lifetime together. Wait for their works after it ends.
-/// Scopes nest. Meanwhile, calling another communicator in this thread throws SettingsError.
+/// Scopes of one communicator nest. Calling another one in this thread throws SettingsError.
 class GroupScope {
  public:
   explicit GroupScope(Communicator& communicator);
@@ -111,21 +109,21 @@ class GroupScope {
 
 struct CommunicatorOptions {
   std::string backend = "auto";  ///< auto, nccl, mpi, single
-  /// Limit per collective, from the enqueue. With NCCL it applies once the Work was waited for,
-  /// queried or destroyed, or a collective was launched at least 1 ms after the last check point.
+  /// Time limit of a collective, from its call. With NCCL an expired limit is noticed only after
+  /// the Work was waited for, queried or destroyed, or after a later collective was launched.
   std::chrono::milliseconds timeout{600'000};
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step has ended
   int64_t nccl_min_ctas = 0;                                ///< 0: NCCL chooses
   int64_t nccl_max_ctas = 0;
   /// Algorithm of all-reduces of float sums and means in memory from allocate(): ring, symmetric or
-  /// auto (the first allocate() outside groups and captures measures both, and the plan stores it).
+  /// auto. With auto the first allocate() outside groups and captures measures both for the plan.
   std::string nccl_algorithm = "ring";
   /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
-  /// calls. Not for send(), recv(), CUDA graph captures (GraphedStep compares them) and replays.
+  /// calls. Does not check send(), recv(), replays and captures; GraphedStep compares captures.
   bool check_collectives = false;
 };
 
-/// The group of one: every operation is the identity and returns completed work.
+/// Makes a group of one rank. Reductions change nothing; all_gather and reduce_scatter copy.
 CommunicatorPtr make_single_communicator(at::Device device);
 
 }  // namespace ddp

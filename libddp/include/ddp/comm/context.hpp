@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The job as one rank sees it. The Context owns control plane and communicators (no singletons).
+// The job as one rank sees it. The Context owns the control plane and the communicator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,16 +36,14 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor);
 
 class Context {
  public:
-  /// Joins the job. Collective. Sets the current CUDA device, and a non-default stream as this
-  /// thread's current stream, because a CUDA graph cannot capture work on the default stream (an
-  /// AccumulateGrad node runs on the stream on which it was created). Seeds all generators with
-  /// `seed` on every rank.
+  /// Joins the job. Collective. Sets the current CUDA device and a non-default stream: CUDA graphs
+  /// cannot capture the default stream, and gradients are accumulated on the stream that was
+  /// current when the parameter was first used. Seeds all generators with `seed` on every rank.
   static Context create(const ContextOptions& options = {});
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
-  /// Calls close(), unless an exception unwinds: then communicators abort and nothing waits for
-  /// peers. ddp::run sends the exception's message to the other ranks. Without it they learn only
-  /// that this rank failed.
+  /// Calls close(). If an exception unwinds, aborts the communicators instead and does not wait for
+  /// other ranks. Only ddp::run sends them the exception's message.
   ~Context();
 
   int rank() const;
@@ -65,7 +63,7 @@ class Context {
   /// Shows this rank's step and place in log lines and to peers (ControlPlane::set_progress).
   void set_progress(int64_t step, const std::string& where) const;
 
-  /// Runs `teardown` before communicators close; the newest first.
+  /// close() runs `teardown` before the communicators close, in reverse order of registration.
   void add_teardown(std::function<void()> teardown);
   /// Ordered, collective end: teardowns, communicators, control plane. Idempotent.
   void close();

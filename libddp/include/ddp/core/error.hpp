@@ -13,7 +13,7 @@ enum class ExitCode : int {
   Ok = 0,
   UserException = 1,  ///< any other exception (of the program, LibTorch, CUDA or libddp itself),
                       ///< or a stop without checkpoint.dir
-  Settings = 64,      ///< a setting, argument or environment variable is wrong
+  Settings = 64,      ///< a setting, argument, environment variable or use of the library is wrong
   Data = 65,          ///< a data file is missing, truncated or corrupt
   Mismatch = 70,      ///< ranks disagree about model or settings; a checkpoint of another model;
                       ///< training diverged (NonFiniteError)

@@ -92,8 +92,8 @@ Section declare_section(std::string name) {
 }
 
 /// Names library settings that the program's own code reads: fields ("train.grad_accum_steps") or
-/// sections ("metrics"). Settings passed to library objects need not be named: see
-/// Config::require_all_used.
+/// sections ("metrics"). Settings passed to library objects need no name
+/// (Config::require_all_used).
 Section uses(std::vector<std::string> keys);
 
 }  // namespace ddp

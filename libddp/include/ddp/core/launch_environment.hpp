@@ -40,8 +40,9 @@ struct LaunchEnvironment {
 
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
 EnvironmentLookup process_environment();  ///< the process's own
-/// The first source of LaunchSource's order that names a rank. Empty variables count as unset.
-/// Throws SettingsError naming both sides if the source contradicts itself or the arguments.
+/// The first source of LaunchSource's order that names a rank. Ignores other launchers' variables;
+/// empty ones count as unset. Throws SettingsError naming both sides of a contradiction in the
+/// source or with the arguments.
 LaunchEnvironment detect_launch_environment(const LaunchArguments& arguments,
                                             const EnvironmentLookup& environment);
 

@@ -23,9 +23,8 @@ struct Safetensors {
 Safetensors load_safetensors(const std::string& path);
 
 /// Writes a temporary file, then fsync and rename: `path` is the old or the new file, never a part.
-/// The umask sets its permissions. Takes tensors of any device and strides; dtypes bool,
-/// (u)int8..64, half, bfloat16, float, double, float8_e4m3fn, float8_e5m2, complex float. Throws
-/// WriteError.
+/// The umask sets its permissions. Throws WriteError. Takes any device and strides; dtypes bool,
+/// (u)int8..64, half, bfloat16, float, double, float8_e4m3fn, float8_e5m2, complex float.
 void save_safetensors(const std::string& path, const TensorMap& tensors,
                       const std::map<std::string, std::string>& metadata = {});
 

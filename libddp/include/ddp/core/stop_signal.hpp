@@ -31,9 +31,8 @@ void clear_stop_request();  ///< before a program trains again in the same proce
 ///
 ///   if (stop_signal.should_stop()) { save; throw ddp::Stop("..."); }
 ///
-/// A rank's own request takes effect only when all ranks know it, so all stop at the same step.
-/// Ranks exchange requests every `check_interval` (in large jobs up to five times as long). Rank 0
-/// converts this time to a number of calls.
+/// A request takes effect when all ranks know it, so all stop at the same step. Ranks exchange
+/// requests every `check_interval`, in large jobs up to five times less often.
 class StopSignal {
  public:
   explicit StopSignal(ControlPlane& control_plane,

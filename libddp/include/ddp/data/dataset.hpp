@@ -45,8 +45,7 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
 
-  /// Sample `index`, as in epoch 0. Called by several threads at once. Throws DataError naming file
-  /// and offset.
+  /// Sample `index`, as in epoch 0. Thread safe. Throws DataError naming file and offset.
   virtual Example get(int64_t index) const = 0;
   /// For data sets that augment. Depends on (index, epoch) only.
   virtual Example get_for_epoch(int64_t index, int64_t /*epoch*/) const { return get(index); }

@@ -35,8 +35,7 @@ struct AttentionOptions {
 };
 
 /// softmax(scale * Q Kᵀ + mask) V for each head. If `key` has fewer heads than `query` (a divisor),
-/// this is grouped-query attention: query head h reads key head h / (heads / kv_heads), without
-/// expansion.
+/// this is grouped-query attention: query head h reads key head h / (heads / kv_heads).
 ///
 ///   query [batch, heads, q_len, head_dim], key and value [batch, kv_heads, k_len, head_dim]
 ///   -> [batch, heads, q_len, head_dim]
@@ -103,8 +102,7 @@ struct LoraLinearOptions {
 ///   lora_a [rank, in], lora_b [out, rank]
 ///
 /// Computes in the common dtype of input and weight. A and B may be float32 (then also their
-/// gradients). `weight` and `bias` get no gradient. Saves `input`, and with dropout a byte per
-/// element.
+/// gradients). `weight` and `bias` get no gradient. Saves `input` (dropout: also its mask).
 at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                        const at::Tensor& lora_a, const at::Tensor& lora_b,
                        const LoraLinearOptions& options);

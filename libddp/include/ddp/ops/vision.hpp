@@ -117,8 +117,7 @@ struct Fork {
 
 /// bn(x), always by ATen's ops.
 at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
-/// relu(bn(x)). The Fork version returns two handles, for a stem without pool whose result is read
-/// twice.
+/// relu(bn(x)). The Fork version serves a stem without pool whose result is read twice.
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn);
 /// relu(bn(x) + residual), the end of a residual block. `residual` is shaped as x.

@@ -24,8 +24,7 @@ class Ema : public Stateful {
   explicit Ema(const DataParallelModel& model, const EmaOptions& options = {});
   ~Ema() override;
 
-  /// Call after each optimizer step. The host does not wait. Capturable after a first call outside
-  /// a capture.
+  /// Call after each optimizer step. The host does not wait. The first call must not be captured.
   void update();
 
   /// Puts the averages into the weights' memory until the returned object is destroyed, which

@@ -120,8 +120,7 @@ std::unique_ptr<Optimizer> wrap_optimizer(std::shared_ptr<torch::optim::Optimize
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_
 /// does, but sums powers in float64. Returns the norm before clipping as a 0-dim tensor on the
 /// first gradient's device (0 without gradients). The host does not wait. `max_norm` <= 0 only
-/// measures. Throws SettingsError for gradients sharded over the ranks (OptimizerOptions::zero1):
-/// use the overload for a model.
+/// measures. Throws SettingsError for gradients sharded by zero1: use the overload for a model.
 at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm,
                            double norm_type = 2.0);
 /// Collective with zero1, which also needs `norm_type` > 0.

@@ -13,7 +13,7 @@
 
 namespace ddp {
 
-/// The inputs of one optimizer step: each a double, a 0-dim float32 tensor, or absent. A captured
+/// The inputs of one optimizer step: each is absent, a double or a 0-dim float32 tensor. A captured
 /// step takes tensors.
 struct StepScalars {
   StepScalar lr = {};    ///< before each group's lr_scale; float32 (float64 parameters: a double)
@@ -40,8 +40,7 @@ struct NonFiniteReport {
 
 /// Updates parameters from their `.grad`. A step never makes the host wait for the device unless a
 /// class documents it. As in PyTorch, parameters with undefined `.grad` are skipped, and so is
-/// their state. With inverse_scale or clip_factor, the contents of `.grad` after the step are
-/// unspecified.
+/// their state. After a step with inverse_scale or clip_factor, `.grad` is unspecified.
 class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;
@@ -64,8 +63,7 @@ class Optimizer : public Stateful {
 
   void zero_grad();  ///< makes every `.grad` undefined; writes no memory
   std::string state_name() const override { return "optimizer"; }
-  /// Changes whenever a captured step() must be captured again: after state was loaded, or moved to
-  /// other memory with its parameters.
+  /// Changes when step() must be captured again: after state was loaded or moved with parameters.
   int64_t capture_version() const { return capture_version_; }
 
  protected:

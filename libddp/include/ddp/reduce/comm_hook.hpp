@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one bucket of gradients becomes the mean over the ranks, for example compressed.
+// Communication hooks: how a bucket of gradients is averaged over the ranks, for example in bf16.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,15 +17,15 @@ namespace ddp {
 struct GradBucket {
   int index = 0;         ///< in launch order
   bool is_last = false;  ///< the last bucket of this backward
-  bool is_tail = false;  ///< one of those launched together at the end, where no computation is
-                         ///< left to overlap with: reduce as fast as possible
+  bool is_tail = false;  ///< a dtype's last bucket; these are reduced together after backward,
+                         ///< where nothing overlaps with them
   at::Tensor buffer;     ///< flat 1-D, the undivided gradients with padding (zeros) between them
-  at::Tensor shard;      ///< part of `buffer` reduced on this rank; all of it without zero1
+  at::Tensor shard;      ///< the part that this rank averages with ZeRO-1, else the whole `buffer`
   std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;
   double divisor = 1;  ///< divisor of the sum over ranks: usually the world size
-  /// Defined only for weighted_backward: 1 / sum(counts), on the device. finish() then leaves sum *
-  /// inverse_divisor instead of sum / divisor. Its value is available in finish(), not in start().
+  /// Defined only for weighted_backward: 1 / sum(counts), on the device. finish() must then
+  /// multiply the sum by it instead of dividing by `divisor`. Do not read it in start().
   at::Tensor inverse_divisor;
   Communicator* communicator = nullptr;
 };
@@ -34,8 +34,7 @@ struct GradBucket {
 /// buckets in the same order on every rank.
 /// - start() is called as soon as the bucket's gradients are complete, perhaps on the autograd
 ///   engine's thread. It must not wait for a collective.
-/// - finish() is called at the end of the backward. It must leave the mean over the ranks in
-///   `bucket.buffer`.
+/// - finish() is called at the end of the backward. It must leave the mean in `bucket.buffer`.
 ///
 /// A hook must send tensors of equal sizes on all ranks. Otherwise values are wrong or the job
 /// crashes; CommunicatorOptions::check_collectives detects this. A `bucket.buffer` of another
@@ -46,13 +45,13 @@ class CommHook {
   virtual std::string name() const = 0;
   virtual void start(GradBucket& bucket) = 0;
   virtual void finish(GradBucket& bucket) = 0;
-  /// The bucket layout changed: state kept by bucket index is void.
+  /// Called when the buckets change and after a backward threw. Drops all state of buckets.
   virtual void reset() {}
-  /// True: start() only enqueues operations, so several buckets may share one group call.
+  /// True if start() only enqueues operations, so that buckets may share one group call.
   virtual bool starts_in_group() const { return false; }
   /// Bytes sent for each byte of gradients, for ddp.bucket_cap_mb=auto.
   virtual double wire_fraction() const { return 1; }
-  /// A CUDA graph may capture the hook: no state on the host changes between steps.
+  /// True if start() and finish() do the same in every step, so that a CUDA graph may replay them.
   virtual bool capturable() const { return true; }
 };
 
@@ -62,10 +61,10 @@ std::shared_ptr<CommHook> make_all_reduce_hook();
 std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype);
 
 struct PowerSgdOptions {
-  int64_t rank = 1;                 ///< of the approximation of each matrix
-  int64_t start_step = 1000;        ///< number of backwards reduced in full first
+  int64_t rank = 1;                 ///< rank of each matrix's approximation
+  int64_t start_step = 1000;        ///< backwards with a plain all-reduce before compression starts
   double min_compression_rate = 2;  ///< matrices that shrink no more than this are sent in full
-  uint64_t seed = 0;                ///< of the first Q; equal on all ranks
+  uint64_t seed = 0;                ///< seed of the first Q; equal on all ranks
 };
 /// Low-rank compression with error feedback and warm start (Vogels et al., 2019, algorithm 2).
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options);

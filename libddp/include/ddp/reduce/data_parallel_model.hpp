@@ -21,8 +21,8 @@ namespace ddp {
 
 /// When rank 0's buffers (BatchNorm's running statistics) are sent to the others.
 enum class BroadcastBuffers {
-  /// Once per synchronised training forward, during its backward, for the next one. The first
-  /// forward, and forwards in a join, send before they compute.
+  /// During each synchronised backward, for the next training forward. The first forward, and
+  /// forwards in a join, send before they compute.
   EachForward,
   BeforeEval,  ///< when the wrapper's eval() is called
   Off,
@@ -57,7 +57,7 @@ struct DdpLoggingData {
   std::vector<std::vector<int>> rebuilt_per_bucket_param_indices;
   std::vector<int> prev_iteration_grad_ready_order_indices;
   bool has_rebuilt_buckets = false;
-  int64_t unused_parameter_size = 0;  ///< parameters without a gradient here in the last backward
+  int64_t unused_parameter_size = 0;  ///< parameters without a local gradient in the last backward
   bool can_set_static_graph = false;  ///< the same parameters were unused in every backward so far
   int64_t num_synchronised_backwards = 0;
   double avg_forward_compute_time = 0;
@@ -66,21 +66,21 @@ struct DdpLoggingData {
   double avg_backward_compute_comm_overlap_time = 0;
 };
 
-/// Of a model to be made data-parallel. Functions may be empty.
+/// What DataParallelModel needs to know about a model. The std::function members may be empty.
 struct ModelTensors {
-  NamedParameters parameters = {};  ///< in registration order, frozen ones too
+  NamedParameters parameters = {};  ///< in registration order, also frozen parameters
   NamedParameters buffers = {};
   std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
   std::function<bool()> is_training{};                 ///< empty: always in training mode
-  std::function<uint64_t()> training_modes{};  ///< equal numbers: equal modes of all submodules
-  bool has_collective_forward = false;         ///< the model contains a SyncBatchNorm
+  std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags
+  bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm
 };
 
 class JoinScope;
 class Reducer;
 
-/// Keeps the replicas on a communicator's ranks equal. Over a list of parameters it is used
-/// directly: call prepare_for_backward() after each forward.
+/// Keeps the replicas on a communicator's ranks equal. You can also construct it from a list
+/// (`ModelTensors{.parameters = …}`). Then call prepare_for_backward() after each forward.
 class DataParallelModel : public Stateful {
  public:
   /// Collective. All ranks throw MismatchError with the first difference in names, order, shapes,
@@ -90,56 +90,56 @@ class DataParallelModel : public Stateful {
                     const DdpOptions& options = {});
   ~DataParallelModel() override;
 
-  const NamedParameters& named_parameters() const;  ///< the trained ones, in registration order
-  const ModelTensors& all_tensors() const;          ///< with frozen and ignored ones
+  const NamedParameters& named_parameters() const;  ///< trained parameters, in registration order
+  const ModelTensors& all_tensors() const;          ///< also frozen and ignored tensors
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const;
   const DdpOptions& options() const;
   bool is_training() const;
   bool require_backward_grad_sync() const;  ///< false inside no_sync()
   bool is_joining() const;                  ///< true inside join()
-  Reducer& reducer() const;                 ///< for libddp's own parts
+  Reducer& reducer() const;                 ///< internal
 
-  void zero_grad();  ///< makes every .grad undefined; writes no memory
+  /// Makes the .grad of each of named_parameters() undefined; writes no memory.
+  void zero_grad();
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
   /// Forward and backward must both run inside. The next backward averages the whole sum. Nests.
   NoSync no_sync() { return NoSync(*this); }
 
-  /// `loss_sum` is this rank's sum over its `count` items; `count` may be 0. After a synchronised
-  /// backward, .grad is the gradient of (sum over ranks) / (sum of counts): the exact global mean,
-  /// also for ragged batches. Under no_sync() counts add up. Where float16 gradients of that sum
-  /// overflow, pass w * loss_sum and w * count, with w near 1 / count and equal on every rank.
+  /// `loss_sum` is this rank's sum over its `count` items; `count` may be 0. A synchronised
+  /// backward makes .grad the gradient of (sum over ranks) / (sum of counts), the exact global
+  /// mean. Under no_sync() counts add up. If float16 gradients of the sum overflow, multiply
+  /// `loss_sum` and `count` by one constant, equal on all ranks and about 1 / (typical count).
   void weighted_backward(const at::Tensor& loss_sum, double count);
-  /// `count` is a tensor of one element on the model's device, read in each replay of a captured
-  /// step. Counts are added in float32, exact below 2^24. If the counts of all ranks are 0, all
-  /// gradients are 0. Negative counts are not detected.
+  /// `count` is a one-element tensor on the model's device. Each replay of a CUDA graph reads its
+  /// current value. Counts are added in float32, exact below 2^24. If the counts of all ranks are
+  /// 0, all gradients are 0. Negative counts are not detected.
   void weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count);
 
   /// Replaces the all-reduce of buckets. Call it once, before the first forward, on every rank,
   /// with hooks of equal names (else MismatchError in the first synchronised forward).
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
-  /// Announces a synchronised backward, between it and a forward that bypasses the wrapper.
-  /// `outputs` tells which forward it belongs to; find_unused_parameters requires it.
+  /// Call this after a forward that did not go through the wrapper and before its backward. Pass
+  /// the forward's outputs; find_unused_parameters requires them.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
 
   void sync_buffers(int root = 0);  ///< sends rank `root`'s buffers now; collective
-  /// Sends rank `root`'s parameters and buffers. Collective. An optimizer made of this model then
-  /// restarts its float32 masters from these values. With exactly=false a master that already
-  /// rounds to its parameter keeps its bits, which may differ between ranks that trained apart.
+  /// Sends rank `root`'s parameters and buffers. Collective. Optimizers made from this model reset
+  /// their float32 masters to the parameters. With exactly=false, a master that rounds to its
+  /// parameter is kept; masters may then differ between ranks.
   void sync_module_states(int root = 0, bool exactly = true);
 
-  /// Milliseconds the compute stream (CPU: the thread) waited for reductions in the last finished
-  /// backward. The host waits for its end.
+  /// Milliseconds that the compute stream (CPU: the thread) waited for reductions in the last
+  /// backward. The host waits until the device has finished that backward.
   double exposed_communication_ms();
   DdpLoggingData logging_data();
 
-  /// Makes state_dict() hold only a fingerprint of the frozen parameters, which must not change
-  /// afterwards. load_state_dict() throws MismatchError for another base.
+  /// After this call state_dict() holds a hash of the frozen parameters instead of their values. Do
+  /// not change them afterwards. load_state_dict() throws MismatchError if the hash differs.
   void leave_frozen_out_of_state();
-  /// fingerprint_of() the frozen parameters, and its cached first result.
-  std::string compute_frozen_fingerprint() const;
-  const std::string& frozen_fingerprint() const;
+  std::string compute_frozen_fingerprint() const;  ///< hashes the frozen parameters now
+  const std::string& frozen_fingerprint() const;   ///< the first result, cached
 
   std::string state_name() const override { return "model"; }
   StateDict state_dict() const override;

@@ -34,8 +34,8 @@ class DistributedDataParallel : public DataParallelModel {
       : DataParallelModel(detail::tensors_of_any(module), std::move(communicator), options),
         module_(std::move(module)) {}
 
-  /// Runs the module's forward. In training, synchronises buffers before it and announces the
-  /// backward after it, except under no_sync() and without gradient recording.
+  /// Runs the module's forward. In grad mode and outside no_sync() it also prepares the backward
+  /// that averages the gradients. See BroadcastBuffers for when buffers are sent.
   template <typename... Args>
   auto forward(Args&&... args) {
     const TraceScope trace("forward", "compute");

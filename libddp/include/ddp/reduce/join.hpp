@@ -20,19 +20,19 @@ struct JoinOptions {
   bool divide_by_initial_world_size = true;
   /// True: as soon as one rank runs out, all ranks throw MismatchError.
   bool throw_on_early_termination = false;
-  /// True if the loop calls weighted_backward: ranks that ran out add weight 0, and the divisor is
-  /// the sum of weights. Throws SettingsError if the loop calls loss.backward() instead.
+  /// True if the loop calls weighted_backward: ranks without input add a count of 0, and the
+  /// divisor is the sum of counts. Throws SettingsError if the loop calls loss.backward() instead.
   bool weighted = false;
 };
 
-/// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError for a model
-/// with SyncBatchNorm: use the second overload.
+/// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError with
+/// SyncBatchNorm (collective forward) and with optimizer.zero1: use the overload below.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 
-/// For models with collectives in their forward. Calls step(true) while has_batch(), then
-/// step(false) until no rank has a batch: the same forward and backward with an empty share
-/// (weighted_backward with count 0). Collective.
+/// For models with collectives in their forward. Collective. Calls step(true) while has_batch() is
+/// true, then step(false) until no rank has a batch. In step(false) run the same forward and
+/// backward on an empty batch, with weighted_backward(loss_sum, 0).
 void join(DataParallelModel& model, const std::function<void(bool)>& step,
           const std::function<bool()>& has_batch);
 

@@ -15,7 +15,7 @@ namespace ddp {
 
 /// Parameters, buffers and their names are torch::nn::BatchNorm's. The input is [N, C, ...] of any
 /// rank and memory format, in float32/64, float16 or bfloat16 (statistics in float32). The result
-/// equals BatchNorm on all ranks' inputs; their counts may differ and may be 0. In training,
+/// equals BatchNorm on all ranks' inputs; batches may differ in size or be empty. In training,
 /// forward and backward are collective. DistributedDataParallel averages the gradients.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
@@ -40,8 +40,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public
 TORCH_MODULE(SyncBatchNorm);
 
 /// Replaces every torch::nn::BatchNorm1d/2d/3d in a Sequential or an ops::NormOwner by a
-/// SyncBatchNorm over the same memory: make optimizers afterwards. For a BatchNorm held as any
-/// other typed member throws SettingsError naming it, and replaces nothing.
+/// SyncBatchNorm over the same memory: make optimizers afterwards. If a BatchNorm is a typed member
+/// of another module, throws SettingsError that names it and changes nothing.
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator);
 
 }  // namespace ddp

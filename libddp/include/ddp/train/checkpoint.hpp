@@ -8,14 +8,17 @@
 //   }
 //
 // A checkpoint is a folder checkpoint.dir/step_<steps done, ten digits>.
-// - model.safetensors holds parameters and buffers under the module's names. For a bf16 or fp16
-//   parameter it holds the optimizer's float32 master instead (objects `model` and `optimizer`).
+// - model.safetensors holds parameters and buffers under the module's names. With objects named
+//   `model` and `optimizer`, a bf16 or fp16 parameter is saved as its float32 master.
 // - <object>.safetensors holds the tensors of each other object as <object>.<key>.
 // - rank_<r>.safetensors holds per-rank data: states of the random generators, and any object's
 //   entries whose key starts with "rank_local.".
-// - manifest.json holds the objects' small values, the texts (settings, plan, set_text()), whether
-//   all tensors are finite, and each file's size and checksum.
-// docs/semantics_training.md, "Checkpoints": what a resume restores, inf and NaN, folders in use.
+// - manifest.json holds step, world size, metric, finite flag, each file's size and checksum, each
+//   object's numbers and strings, the dtypes of parameters saved as masters, and the texts
+//   (settings, plan, set_text()). The finite flag is false for inf or NaN, and if set_before_save()
+//   gave a reason.
+//
+// docs/semantics_training.md, "Checkpoints", describes resuming, inf and NaN, and folders in use.
 #pragma once
 
 #include <cstdint>
@@ -35,12 +38,12 @@ namespace detail {
 class CheckpointerImpl;
 }
 
-/// Every rank calls all methods in the same order with the same arguments, from the training
-/// thread. The objects and the Context outlive the Checkpointer; the Context may move.
+/// All methods are collective: every rank calls them in the same order with the same arguments,
+/// from the training thread. The objects and the Context (which may move) outlive the Checkpointer.
 class Checkpointer {
  public:
-  /// `objects` lists Stateful objects, or smart pointers to them, which must keep the object.
-  /// Objects with equal state_name() need a name (else SettingsError):
+  /// `objects` lists Stateful objects, or smart pointers to them, which must keep the object. If
+  /// two objects have the same state_name(), give one another name (else SettingsError):
   ///
   ///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
   Checkpointer(const Context& context, const CheckpointOptions& options,
@@ -57,8 +60,8 @@ class Checkpointer {
   /// with a warning that names the file. Returns the number of steps done; 0 without checkpoints.
   ///
   /// Throws
-  /// - ReadError (exit code 74) if checkpoints exist but none is complete, or the newest has a
-  ///   newer format;
+  /// - ReadError (exit code 74) if checkpoints exist but none is complete, if resume=require finds
+  ///   none, or if a checkpoint examined before a usable one has a newer format;
   /// - MismatchError (70) naming the first key if the checkpoint is of another model;
   /// - SettingsError (64) if `dir` is a file, holds checkpoints and resume=never, or is in use by
   ///   another job (named). Waits up to 120 s for a job that was asked to stop;
@@ -69,13 +72,14 @@ class Checkpointer {
   /// stop_check_seconds the ranks exchange the result of their writes and stop requests. After a
   /// stop request, all ranks save after the same step and throw Stop (exit code 75). With an empty
   /// dir they throw Error (exit code 1), so that no scheduler restarts the job at step 0. If a save
-  /// fails on any rank, all ranks drop it and log an error, and training goes on. The
-  /// max_failures-th failure in a row throws WriteError (73).
+  /// fails on any rank, all ranks drop it and log an error, and training goes on. After
+  /// max_failures failed saves in a row it throws WriteError (73).
   void save_if_due(int64_t step);
 
-  /// Saves now, after step `step`. With `async`, returns once everything is copied to the host.
-  /// keep_best selects by rank 0's `metric`. Does not save a saved step again, unless keep_best is
-  /// on and `metric` is new for the step.
+  /// Saves now, after step `step`. First waits for a save in progress. With `async`, returns when
+  /// the copies to the host are enqueued, and another thread writes the files. keep_best selects by
+  /// rank 0's `metric`. Saves a step twice only if keep_best is on and the first save had no
+  /// metric.
   void save(int64_t step, std::optional<double> metric = std::nullopt);
 
   /// Waits until a save in progress is committed. Throws WriteError (73), once, if the newest save
@@ -85,8 +89,9 @@ class Checkpointer {
 
   int64_t last_saved_step() const;  ///< steps done in the newest checkpoint; -1: none yet
 
-  /// A text saved with every later checkpoint ("settings" and "plan" come from the options). After
-  /// restore(): the checkpoint's text, empty if it has none.
+  /// Sets a text that every later checkpoint holds. libddp sets "settings" from the options and
+  /// "plan" from the communicator. After restore(), text() returns the checkpoint's text, or an
+  /// empty one.
   void set_text(const std::string& name, const std::string& text);
   std::string text(const std::string& name) const;
 
@@ -96,8 +101,7 @@ class Checkpointer {
   /// rank, the checkpoint is marked as not finite, and the text is the reason.
   void set_before_save(std::function<std::string()> why_not_finite);
   /// Called on all ranks at an agreed stop, after the save (or its failure) and before save_if_due
-  /// throws, for a program's other files. Keep it short: the scheduler kills the job soon after its
-  /// signal.
+  /// throws, for a program's other files. Keep it short, because the job will be killed soon.
   void set_before_stop(std::function<void(int64_t steps_done)> before_stop);
 
  private:

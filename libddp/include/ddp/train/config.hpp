@@ -42,15 +42,14 @@ class Config {
   /// Reads all sections above from "[--config FILE] [key=value ...]" and checks every key and
   /// value. Ignores --help. Throws SettingsError.
   ///
-  /// If `own_sections` announces the program's sections, any other key is refused here. If one has
-  /// the name of a library section, only the declared keys of it exist, with the program's
-  /// defaults. Without `own_sections`, keys of other sections stay unread, unless they look
-  /// misspelled. grad_accum_steps, max_grad_norm, non_finite, label_smoothing, mixup, cuda_graph
-  /// and eval_… of section train exist only if uses() names them or the program announces section
-  /// train.
+  /// If `own_sections` declares sections, an unknown key is an error, and a section with a library
+  /// section's name replaces it. Otherwise unknown sections are kept for section(), and a name
+  /// close to a library key is an error. grad_accum_steps, max_grad_norm, non_finite,
+  /// label_smoothing, mixup, cuda_graph and eval_… of section train are refused unless uses() names
+  /// them or the program declares section train.
   ///
-  /// Unset settings are derived: loader.batch_size from train.batch_size (and back);
-  /// lr_schedule.total_steps from train.max_steps; train.max_steps=0 if only train.epochs is set.
+  /// Fills in unset settings: loader.batch_size and train.batch_size from each other, and
+  /// lr_schedule.total_steps from train.max_steps. If only train.epochs is set, max_steps is 0.
   static Config from_command_line(int argc, const char* const* argv,
                                   const std::vector<Section>& own_sections = {});
 
@@ -63,23 +62,23 @@ class Config {
     return options;
   }
 
-  /// Refuses keys that neither the library nor the program read. ddp::run calls it when the first
+  /// Throws if neither the library nor the program read a key. ddp::run calls it when the first
   /// step begins.
   void require_all_read() const;
-  /// Like require_all_read(), and also refuses settings without effect, naming the fix: no object
-  /// of the library took its section's options (or copies), uses() does not name it, and the
-  /// program did not announce the section. Default and derived values, as to_yaml() writes them,
-  /// are allowed. ddp::run calls it after the first step and at the end.
+  /// Also throws if a setting has no effect: no libddp object received its section's options (or a
+  /// copy), uses() does not name it, and the program does not declare its section. A settings file
+  /// may hold default or derived values. ddp::run calls it after the first step and at the end.
   void require_all_used() const;
 
-  std::string to_yaml() const;   ///< for --config: reproduces the run, with sections read so far
+  /// YAML for --config that reproduces the run, with the program sections that section() has read.
+  std::string to_yaml() const;
   std::string to_table() const;  ///< for a log; a star marks values other than the default
 
   // For libddp's own parts and tools (src/core/settings.hpp).
   static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
   static std::vector<SettingRow> default_rows(const std::vector<Section>& own_sections = {});
   std::vector<SettingRow> rows() const;
-  /// Sorted key=value lines without settings that may differ, to compare the ranks' settings.
+  /// Sorted key=value lines to compare ranks, without settings that may differ (folders).
   std::string to_canonical() const;
 
  private:

@@ -19,16 +19,16 @@
 //   }
 //
 // One call of the lambda is one whole optimizer step, with all micro-batches of gradient
-// accumulation (a batch may be a std::vector of batches). Whatever changes between steps must come
-// from the arguments or from device memory, because a host number is baked into the graph. The
-// lambda must not wait for the device (.item(), .cpu(), nonzero, indexing by a mask), copy from or
-// to host memory, or make state that outlives it. A small float32 CPU tensor of the batch (a mixup
-// weight) is on the device inside the lambda; a step with another CPU tensor is not captured.
+// accumulation (a batch may be a std::vector of batches). Values that change between steps must be
+// arguments or device tensors. The graph keeps the host values of the capture. The lambda must not
+// wait for the device (.item(), .cpu(), nonzero, indexing by a mask), copy from or to host memory,
+// or make state that outlives it. A small float32 CPU tensor of the batch (a mixup weight) is on
+// the device inside the lambda; a step with another CPU tensor is not captured.
 //
-// There is one graph for each combination of numbers and strings in a batch, and of the modes of
-// modules, autocast and no_sync(). For a type with for_each_tensor, only what it visits counts; the
-// rest of the object must be the same in every step. docs/semantics.md, "A step as a CUDA graph",
-// lists the modes, what cannot be captured, and what captures again.
+// One graph is captured for each combination of tensor shapes, strides, dtypes, numbers and strings
+// in a batch, modes (training, grad mode, autocast, no_sync()) and StepNumbers::variant. libddp
+// sees only what a type's for_each_tensor visits; other members must be the same in every step.
+// docs/semantics.md, "A step as a CUDA graph", lists what cannot be captured and what drops graphs.
 #pragma once
 
 #include <cstdint>
@@ -52,27 +52,26 @@ struct GraphedParts {
   std::vector<DataParallelModel*> models = {};
   std::vector<const Optimizer*> optimizers = {};
   GradScaler* scaler = nullptr;
-  std::vector<at::Generator> generators = {};  ///< used besides the device's default one
+  std::vector<at::Generator> generators = {};  ///< CUDA generators besides the device's default
 };
 
 struct StepNumbers {
   double lr = 0;
   int64_t step = 0;
-  /// Distinguishes steps whose batches have equal shapes; equal on all ranks. If only some ranks'
-  /// batches change shape (batches shared unevenly), give such steps another variant, for example
-  /// the global batch size.
+  /// A number that you choose, the same on all ranks in a step. Steps with different numbers get
+  /// different graphs. Use another number in steps in which only some ranks' shapes change.
   int64_t variant = 0;
 };
 
-/// Memory shared by graphs that never run at the same time (training, evaluation). A graph's
-/// outputs are valid until the next replay in its pool.
+/// Memory shared by graphs that never run at the same time (training, evaluation).
 class GraphPool;
 
-/// The result of one step. Its defined one-element outputs are logged for the host. It reads them
-/// by position, `result.log[0]`, or by name, `result.logged(result.outputs.loss)`.
+/// The result of one step. Its defined one-element outputs are logged for the host. Read them with
+/// `result.log[0]`, or with `result.logged(result.outputs.loss)`.
 template <typename Outputs>
 struct StepResult {
-  Outputs outputs;  ///< the lambda's result; the next replay overwrites tensors of a graph
+  /// The lambda's result. A graph's outputs are valid until the next replay in its pool.
+  Outputs outputs;
   StepLog log;
 
   /// The logged number of one of `outputs`; none if that tensor is undefined. Throws SettingsError
@@ -87,14 +86,14 @@ struct GraphedStepCounts {
   int64_t replayed = 0;
   int64_t captures = 0;
   int64_t graphs = 0;          ///< cached now
-  std::string why_eager = {};  ///< why steps are not captured; empty: they are, or will be
+  std::string why_eager = {};  ///< why no step is captured; empty if it can be
 };
 
 /// Use from one thread. Collective: all ranks run the same steps in the same order.
 ///
-/// A step that cannot be captured leaves model, optimizer and scaler unchanged. With CudaGraph::On
-/// the first such call throws SettingsError on every rank, naming the operation and the reason.
-/// With Auto the reason is logged once, and this and all later steps run eagerly.
+/// A failed capture leaves model, optimizer and scaler unchanged. With CudaGraph::On the first such
+/// call throws SettingsError on every rank, naming the operation and the reason. With Auto the
+/// reason is logged once, and this and all later steps run eagerly.
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:
@@ -106,8 +105,8 @@ class GraphedStep {
       : step_(std::move(step)),
         core_(context, std::move(parts), std::move(options), std::move(pool)) {}
 
-  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead,
-  /// and in a call that captures, for all ranks.
+  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead. If
+  /// options.collective is set, a call that captures also waits for all ranks.
   StepResult<Outputs> operator()(BatchT batch, const StepNumbers& numbers) {
     const auto done = detail::run_step<Outputs>(core_, step_, batch, numbers);
     return {*static_cast<const Outputs*>(done.object.get()), done.log};

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics of a run: one line per logging step, also in steps.csv and steps.jsonl, and one row per
 // epoch in epochs.csv. Evaluations between epochs have a line and a row in evals.csv and
-// evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>, refused (64) if in use.
+// evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>. The constructor throws
+// SettingsError (64) if another process uses that folder.
 //
 // Definitions (an interval is the steps since the last logging step):
 //   loss, accuracy    mean over all targets of all ranks in the interval (one per sample, unless
 //                     StepMetrics::num_targets says otherwise)
 //   grad_norm, lr     of the logging step
 //   step_ms           wall time of the interval / its steps, on the slowest rank
-//   images_per_second samples of all ranks / that wall time; per rank: divided by the ranks. Named
-//                     after RunInfo::sample_unit: tokens_per_second, without padding tokens
+//   images_per_second samples of all ranks / wall time of the interval; per rank: divided by the
+//                     ranks. RunInfo::sample_unit sets the name; tokens_per_second omits padding
 //   exposed_comm_ms   wait for reductions in the last backward, mean of ranks
 //   loader_wait_ms    wait for the loader per step, mean of ranks
-//   interval_seconds  that wall time
+//   interval_seconds  wall time of the interval
 //   energy_j          of all ranks' GPUs (NVML's counter, which changes about ten times a second)
 //   peak_memory_gib   of the whole device (on the CPU: of the process), largest rank
 // The first step of a run, with its warm-up, counts for loss but not for time. Unknown values are
@@ -40,7 +41,7 @@ namespace detail {
 class MetricsImpl;
 }
 
-/// A one-element tensor, or a number that a GraphedStep logged. Default: not known.
+/// A one-element tensor, or a number that a GraphedStep logged. A default value is not logged.
 struct MetricValue {
   MetricValue() = default;
   MetricValue(at::Tensor one_element)  // NOLINT(google-explicit-constructor)
@@ -52,14 +53,14 @@ struct MetricValue {
   LoggedScalar logged = {};
 };
 
+/// The numbers of one step on this rank.
 struct StepMetrics {
   MetricValue loss = {};    ///< mean over the targets
   int64_t num_samples = 0;  ///< the unit of the rates
   std::optional<double> lr = {};
   MetricValue grad_norm = {};
   MetricValue num_correct = {};  ///< correct targets, for the accuracy
-  /// Number of targets over which `loss` is the mean; unset: num_samples. For a language model the
-  /// tokens with a label.
+  /// Targets over which `loss` is the mean, for example tokens with a label; unset: num_samples.
   std::optional<int64_t> num_targets = {};
 };
 
@@ -86,8 +87,7 @@ class Metrics {
           const MetricsOptions& options);
   ~Metrics();
 
-  /// Reads, on logging steps, exposed_communication_ms() of a model or wait_ms() of a loader. The
-  /// object must outlive the Metrics.
+  /// Logging steps then read `object`, a model or a loader, which must outlive the Metrics.
   template <typename T>
   void observe(T& object) {
     if constexpr (requires { double(object.exposed_communication_ms()); }) {
@@ -100,8 +100,7 @@ class Metrics {
   void set_exposed_comm(std::function<double()> last_backward_ms);
   void set_loader_wait(std::function<double()> total_ms);
 
-  /// Call before the first step if it is not step 0 (Checkpointer::restore): a trace may begin
-  /// there. Collective.
+  /// Collective. Call before the first step if it is not step 0, because a trace may begin there.
   void begin(int64_t first_step);
   /// Call after each step. Collective on logging steps and at both ends of a trace.
   void end_step(int64_t step, const StepMetrics& metrics);

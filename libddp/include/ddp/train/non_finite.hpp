@@ -51,8 +51,8 @@ std::string first_non_finite(const NamedParameters& parameters);
 ///           changes of buffers (BatchNorm's running statistics) remain.
 ///   Ignore  does nothing.
 ///
-/// With an enabled GradScaler, inf in gradients is normal, so only the loss is checked. All methods
-/// except watch() are called by all ranks in the same order. The objects given must outlive it.
+/// With an enabled GradScaler, inf in gradients is normal, so only the loss is checked. All ranks
+/// call all methods but watch() in the same order. The constructor's arguments outlive the guard.
 class NonFiniteGuard {
  public:
   /// What a step logged. The gradients of a step without `first_non_finite` are not checked.
@@ -66,8 +66,8 @@ class NonFiniteGuard {
   ~NonFiniteGuard();
 
   bool skips() const;  ///< for GradScaler::clip_and_step
-  /// Returns the tensor to call backward() on. With Skip, a non-finite loss gives NaN gradients,
-  /// which the reduction spreads to all ranks. Otherwise returns `loss`.
+  /// Returns the tensor to call backward() on. With NonFinite::Skip, a non-finite `loss` gives NaN
+  /// gradients, which the all-reduce spreads to all ranks. With other actions returns `loss`.
   at::Tensor watch(const at::Tensor& loss) const;
 
   void end_step(int64_t step, const Logged& logged);  ///< call after each step

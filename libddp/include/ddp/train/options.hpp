@@ -19,11 +19,12 @@ enum class CudaGraph {
 
 struct GraphedStepOptions {
   CudaGraph mode = CudaGraph::Auto;
-  /// Eager steps before the first capture, at least 1; a pending bucket rebuild adds steps. Every
-  /// further graph is preceded by one eager step.
+  /// Eager steps before the first capture, at least 1. A capture also waits until the buckets were
+  /// rebuilt. Each later capture needs one eager step of the same batch shape.
   int64_t warmup_steps = 3;
   int64_t max_graphs = 8;  ///< graphs cached at a time; further combinations run eagerly
-  bool collective = true;  ///< false: it calls none (an evaluation); ranks need not run it alike
+  /// False if the step calls no collective (an evaluation). Ranks may then run different steps.
+  bool collective = true;
   std::string name = "the training step";  ///< in messages
 };
 
@@ -31,8 +32,8 @@ struct GraphedStepOptions {
 enum class NonFinite { Error, Skip, Ignore };
 
 struct TrainOptions {
-  int64_t max_steps = 1000;  ///< optimizer steps until the run ends; 0: use `epochs`
-  int64_t epochs = 0;        ///< epochs until the run ends; 0: use `max_steps`
+  int64_t max_steps = 1000;  ///< most optimizer steps of the run; 0: no limit
+  int64_t epochs = 0;        ///< most epochs of the run; 0: no limit
   int64_t batch_size = 32;  ///< samples per rank and micro-batch; ddp::Config copies it to `loader`
   int64_t grad_accum_steps = 1;             ///< micro-batches per optimizer step
   double max_grad_norm = 0.0;               ///< gradients are scaled down to this norm; 0: never
@@ -69,7 +70,7 @@ struct CheckpointOptions {
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
   std::string settings_text{};          ///< the resolved settings
   std::string plan_text{};              ///< the measured choices; loaded again on resume
-  std::string default_settings_text{};  ///< not saved: defaults, which a resume does not report
+  std::string default_settings_text{};  ///< not saved: a resume ignores differences to these
   detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);

@@ -22,12 +22,12 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// - SIGPIPE is ignored, unless the program handles it: output that nobody reads is lost.
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and
-///   rank. A rank that has not ended 10 s after it learned of the failure calls _exit.
+///   rank. A rank that has not ended 10 s after it learned of this calls _exit with that code.
 /// - The objects of `function` are destroyed before its exception is published. Collectives called
 ///   by their destructors are refused meanwhile (docs/architecture.md, "Failing").
 ///
-/// `own_sections` announces sections of the program (declare_section): --help shows them, and
-/// unknown keys are refused at the start, else when the first step begins. Unused settings are
+/// `own_sections` declares sections of the program (declare_section), which --help shows. Unknown
+/// keys are then refused at the start, otherwise when the first step begins. Unused settings are
 /// refused too: see uses() and Config::require_all_used. Returns on all ranks.
 int run(int argc, const char* const* argv, const RunFunction& function,
         const std::vector<Section>& own_sections = {});

@@ -12,8 +12,8 @@ namespace detail {
 class StepRing;
 }
 
-/// One number of a step, which the host may read later. Cheap to copy. Default-constructed: none.
-/// Readable until 2 * StepLog::kMaxStepsAhead later steps have run; its memory is then reused.
+/// A number that a step logged, or none if default-constructed. It is cheap to copy. Its memory is
+/// reused after 2 * StepLog::kMaxStepsAhead later steps.
 class LoggedScalar {
  public:
   LoggedScalar() = default;

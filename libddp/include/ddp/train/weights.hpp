@@ -20,7 +20,7 @@ struct WeightDifferences {
   std::string to_string() const;  ///< one line, at most ten names of each kind
 };
 
-/// Compares names and shapes; meta tensors suffice.
+/// Compares names and shapes only. Tensors may be on the meta device.
 WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file);
 /// Parameters and buffers by name; they alias the module's memory.
 TensorMap named_weights(const torch::nn::Module& module);

@@ -21,10 +21,9 @@ std::string one_line(std::string text) {
 }
 
 constexpr const char* kVariantFix =
-    ". Each rank decides by its own shapes, numbers and modes whether it captures or replays a "
-    "call, so these must change in the same call on all ranks; fix: if batches may differ between "
-    "ranks, give such calls a separate StepNumbers::variant on every rank (for example the global "
-    "batch size), or set train.cuda_graph=off";
+    ". Shapes, numbers and modes must change in the same call on all ranks; fix: pass another "
+    "StepNumbers::variant on all ranks in such calls (for example the global batch size), or set "
+    "train.cuda_graph=off";
 
 std::string describe(const CaptureReport& report) {
   return concat("batch ", report.shapes.empty() ? "without tensors" : report.shapes, ", variant ",
@@ -82,14 +81,14 @@ std::string compare_captures(const std::vector<std::string>& texts, size_t own,
     const auto& other = reports[rank].operations;
     if (other.size() != first.size()) {
       return concat("the ranks captured different steps: rank ", rank, " calls ", other.size(),
-                    " collectives in it, rank 0 ", first.size(),
-                    "; every rank has to run the same step");
+                    " collectives, rank 0 calls ", first.size(),
+                    "; run the same step on all ranks");
     }
     const auto [here, there] = std::mismatch(first.begin(), first.end(), other.begin());
     if (here != first.end()) {
       return concat("the ranks captured different steps: collective ", here - first.begin() + 1,
                     " of ", first.size(), " is ", *there, " on rank ", rank, " and ", *here,
-                    " on rank 0; every rank has to run the same step");
+                    " on rank 0; run the same step on all ranks");
     }
   }
   return {};
@@ -160,7 +159,7 @@ CaptureReport CaptureAgreement::begin_capture(uint64_t call, int64_t variant, st
 std::string CaptureAgreement::agree(const CaptureReport& report) {
   const bool is_collective = step_id_ != 0;
   if (!is_collective && report.reason.empty() && !report.operations.empty()) {
-    return "it calls collectives, although GraphedStepOptions::collective is false";
+    return "the step calls collectives, although GraphedStepOptions::collective is false";
   }
   if (plane_.world_size() == 1 || !is_collective) {
     return report.reason;

@@ -24,7 +24,8 @@ std::string first_lines(std::string text) {
   return text;
 }
 
-// From the innermost operation outwards; filled by the thread that the exception passes.
+// Names of the failing operations, innermost first. The thread that unwinds the exception adds
+// them.
 std::mutex names_mutex;
 std::vector<std::string> failing_names;
 
@@ -67,7 +68,8 @@ std::string capture_failure(const std::exception_ptr& error, const std::string& 
   try {
     std::rethrow_exception(error);
   } catch (const c10::OutOfMemoryError& memory) {
-    return in + "out of memory during the capture (a graph does not share its memory): " +
+    return in +
+           "out of memory during the capture (a graph needs memory besides that of eager steps): " +
            first_lines(memory.what_without_backtrace()) +
            "; fix: use a smaller batch, or set train.cuda_graph=off";
   } catch (const c10::Error& torch) {

@@ -42,7 +42,7 @@ void try_call(const Call& call) noexcept {
   try {
     call();
   } catch (const std::exception&) {
-    // Already done, or never begun: the state of an abandoned capture is unknown.
+    // Errors are ignored, because the capture may have ended already or never begun.
   }
 }
 
@@ -150,8 +150,8 @@ void CapturedGraph::end() {
   check_cuda(cudaStreamIsCapturing(capture_stream_.stream(), &status), "cudaStreamIsCapturing");
   if (status != cudaStreamCaptureStatusActive) {
     throw SettingsError(
-        "an operation that is not permitted during a capture ended the capture, and its error was "
-        "lost");
+        "a CUDA call that is not permitted during a capture ended the capture; run with "
+        "train.cuda_graph=off and look for host waits or copies");
   }
   capture_end();
   begun_ = false;
@@ -223,7 +223,8 @@ CapturedStep::CapturedStep(const Request& request)
       arguments_(request.feed.arguments()),
       pool_(request.pool.id()) {}
 
-// The call's inputs become this graph's. Their contents are the first arguments.
+// Allocates the graph's own input tensors and replaces the call's inputs by them. The first replay
+// copies the batch into them.
 void CapturedStep::make_inputs(const Request& request) {
   int number = StepFeed::kFirstFree;
   for (const at::Tensor* input : request.call.inputs) {
@@ -275,8 +276,8 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
   step->make_inputs(request);
   const auto device = request.feed.device();
   const int64_t missing = missing_bytes(device, *step->pool_, request.step_bytes);
-  // Clears casts made by an autocast scope outside the step: the graph would use these stale
-  // weights forever.
+  // Clears autocast's cache. Otherwise the graph would always use weights that were cast before the
+  // capture.
   at::autocast::clear_cache();
   const FailingOperation failing_operation;
   auto& graph = step->graph_;
@@ -288,7 +289,7 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
     request.at_end();
     graph.end();
     if (const auto copies = graph.host_copies(); !copies.empty()) {
-      throw SettingsError("it " + copies);
+      throw SettingsError("the step " + copies);
     }
   } catch (...) {
     *failing = failing_operation.names();

@@ -23,7 +23,7 @@
 namespace ddp::detail {
 namespace {
 
-// All ranks make steps that need all ranks in the same order, so these get equal numbers.
+// Collective GraphedSteps are constructed in the same order on all ranks, so they get the same ids.
 int64_t next_step_id(bool collective) {
   static std::atomic<int64_t> count{0};
   return collective ? ++count : 0;
@@ -85,7 +85,8 @@ class CudaStepRunner final : public StepRunner {
       }
       for (auto* model : parts_.models) {
         model->reducer().join_broken_backward();
-        // A graph neither waits for pending broadcasts nor may capture the wait.
+        // Finishes pending buffer broadcasts: a replay does not wait for them, and a capture must
+        // not contain the wait.
         model->reducer().finish_pending();
       }
       auto done = run_fed(call);
@@ -150,8 +151,8 @@ class CudaStepRunner final : public StepRunner {
   }
 
   StepDone warm_up(StepCache::Kind& kind, StepCall& call) {
-    // Not earlier: lasting allocations of a step (a new bucket layout) would stay in the block
-    // forever.
+    // The block is reserved only after the first steps. Otherwise permanent tensors (a new bucket
+    // layout) would be allocated inside it.
     if (!kind.has_block && kind.all_steps() > 0 && is_settled()) {
       c10::cuda::CUDACachingAllocator::emptyCache();  // returns the first step's memory
       reserve_block(missing_bytes(device_, {0, 0}, kind.step_bytes), device_);
@@ -160,8 +161,9 @@ class CudaStepRunner final : public StepRunner {
     const PeakBytes peak(device_);
     auto done = run_eager(call);
     kind.step_bytes = peak.bytes();
-    cache_.drop_stale_parts();  // changes that this step followed must not delay the capture again
-    ++kind.eager_steps;         // a step that threw does not count
+    // This step ran with the changed parts, so they must not restart the warm-up.
+    cache_.drop_stale_parts();
+    ++kind.eager_steps;  // a step that threw does not count
     return done;
   }
 
@@ -184,7 +186,7 @@ class CudaStepRunner final : public StepRunner {
            is_settled();
   }
 
-  /// False: this step and all others must run eagerly.
+  /// Returns false if the capture failed. Then this and all later steps run eagerly.
   bool capture(StepCache::Kind& kind, StepCall& call) {
     // In the first step libraries search for algorithms, which takes more memory.
     const int64_t step_bytes = kind.all_steps() > 1 ? kind.step_bytes : 0;
@@ -209,8 +211,8 @@ class CudaStepRunner final : public StepRunner {
     for (const auto* optimizer : parts_.optimizers) {
       if (!optimizer->capturable()) {
         return concat("the optimizer (", optimizer->state_name(),
-                      ") cannot be captured: its step needs numbers on the host, as torch::optim's "
-                      "do; use ddp::make_optimizer");
+                      ") cannot be captured, because its step reads values on the host (as "
+                      "torch::optim does); use ddp::make_optimizer");
       }
     }
     for (auto* model : parts_.models) {
@@ -218,7 +220,8 @@ class CudaStepRunner final : public StepRunner {
         return reason;
       }
       if (model->is_joining()) {
-        return "inside join() the ranks agree before every forward which of them still have input";
+        return "the step runs inside join(), which exchanges flags on the host before every "
+               "forward";
       }
       const std::string backend = model->communicator()->backend();
       if (backend != "nccl" && backend != "single") {
@@ -227,8 +230,8 @@ class CudaStepRunner final : public StepRunner {
     }
     if (c10::cuda::getCurrentCUDAStream(device_.index()) ==
         c10::cuda::getDefaultCUDAStream(device_.index())) {
-      return "this thread's current stream is the default stream, which cannot be captured: run "
-             "steps in the thread that made the Context, before another stream is set";
+      return "the current stream is the default stream, which cannot be captured; run the step in "
+             "the thread that created the Context, on the stream that the Context set";
     }
     return {};
   }

@@ -17,7 +17,8 @@
 namespace ddp::detail {
 namespace {
 
-/// Kinds cached without a graph: comparing this many takes as long as a few kernel launches.
+/// Number of kinds of batches remembered without a graph. Comparing them costs a few kernel
+/// launches.
 constexpr int64_t kKindsWithoutGraph = 256;
 
 void add_layout(const at::Tensor& tensor, std::vector<int64_t>& key) {
@@ -75,8 +76,8 @@ void StepCache::make_key(const StepCall& call) {
 }
 
 // Hashes what a graph has baked in: the addresses and dtypes of parameters, which of them are
-// trained, the optimizers' state, and the scaler's settings. After a sync of weights, an eager step
-// must restart masters.
+// trained, the optimizers' state, and the scaler's settings. After sync_module_states an eager step
+// must reset the optimizer's masters, so exact_syncs is part of the hash.
 uint64_t StepCache::parts_fingerprint() const {
   FnvHash hash;
   for (auto* model : parts_.models) {
@@ -146,7 +147,7 @@ StepCache::Kind* StepCache::find(const StepCall& call) {
     std::rotate(found, found + 1, kinds_.end());  // the latest
     return &kinds_.back();
   }
-  // Kinds that occur once are evicted for kinds that recur.
+  // Evicts the oldest kind that has no graph.
   if (static_cast<int64_t>(kinds_.size()) - num_graphs_ >= max_kinds_without_graph()) {
     kinds_.erase(std::find_if(kinds_.begin(), kinds_.end(),
                               [](const Kind& kind) { return kind.graph == nullptr; }));
@@ -178,13 +179,11 @@ void StepCache::warn_too_many_kinds(const StepCall& call) {
   }
   const std::string met =
       num_graphs_ == max_graphs_
-          ? concat("has CUDA graphs for ", max_graphs_, " kinds of batches and met another kind")
-          : concat("met ", max_kinds_without_graph(),
-                   " kinds of batches without a CUDA graph and another kind");
-  log_warning(
-      concat(name_, " ", met, " (now ", shapes_of(call),
-             "): such batches run without a CUDA graph; fix: use batches of one shape, or a "
-             "larger GraphedStepOptions::max_graphs"));
+          ? concat("has ", max_graphs_, " CUDA graphs, the maximum")
+          : concat("met more than ", max_kinds_without_graph(), " kinds of batches");
+  log_warning(concat(name_, " ", met, ": batches of shape ", shapes_of(call),
+                     " run eagerly; fix: use fewer batch shapes, or raise "
+                     "GraphedStepOptions::max_graphs"));
 }
 
 }  // namespace ddp::detail

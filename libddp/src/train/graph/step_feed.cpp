@@ -55,7 +55,7 @@ void StepFeed::feed(const StepNumbers& numbers, uint64_t sequence,
     }
   }
   const auto stream = c10::cuda::getCurrentCUDAStream(device().index());
-  check_cuda(launch_feed(feeding, stream.stream()), "the kernel that feeds a step");
+  check_cuda(launch_feed(feeding, stream.stream()), "the kernel that copies a step's inputs");
 }
 
 void set_step_numbers(const StepNumbers& numbers, uint64_t sequence, FeedArguments& arguments) {

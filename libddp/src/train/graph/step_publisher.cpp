@@ -30,9 +30,10 @@ NumberType number_type(const at::Tensor& tensor) {
     case at::kBool:
       return NumberType::Byte;
     default:
-      throw SettingsError(concat("GraphedStep: the step returns a number of type ",
+      throw SettingsError(concat("GraphedStep: the step returns a one-element tensor of type ",
                                  c10::toString(tensor.scalar_type()),
-                                 ", which is not logged: convert it to float32"));
+                                 ", which cannot be logged; fix: convert it to float32, or do not "
+                                 "return it"));
   }
 }
 

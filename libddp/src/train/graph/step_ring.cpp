@@ -81,7 +81,8 @@ double StepRing::value(uint64_t sequence, int index) const {
   wait(sequence);
   const double value =
       static_cast<const volatile PublishedSlot&>(slots_[sequence % kNumSlots]).values[index];
-  // Does not check the slot's sequence: the device writes it after the numbers, which may be newer.
+  // The slot may already hold a later step's numbers although its sequence number is old, so
+  // `latest_` is checked.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (latest_ >= sequence + kNumSlots) {
     throw SettingsError(concat("a step's numbers were read after ", kNumSlots,
