@@ -308,6 +308,7 @@ models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& s
     throw ddp::SettingsError(std::string("section lora: ") + error.what());
   }
 }
+
 namespace {
 
 /// Passes on all fields except the given ones.
@@ -328,7 +329,7 @@ class FieldsWithout final : public ddp::FieldVisitor {
 
  protected:
   void enter_section(const std::string& name) override {
-    DDP_CHECK(false, "options inside options: ", name);
+    throw std::logic_error("options inside options: " + name);
   }
   void leave_section() override {}
 
