@@ -21,7 +21,7 @@ ddp_add_run(settings "*:70"
 # Ranks that wait for each other, for ever and not. FAULT_checked is FAULT with check_collectives.
 add_executable(wait_program wait_program.cpp)
 target_link_libraries(wait_program PRIVATE ddp ddp_warnings)
-target_include_directories(wait_program PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+target_include_directories(wait_program PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/libddp/src)
 ddp_use_pch(wait_program TEST)
 function(ddp_add_wait name codes arguments)
   string(REGEX REPLACE "_checked$" "" _fault ${name})
