@@ -161,7 +161,7 @@ TEST_CASE("the count of a weighted_backward that failed is gone") {
   require_equal(grads_of(*sides.module), expected);
 }
 
-TEST_CASE("a rank that caught an exception alone is told that the replicas have parted") {
+TEST_CASE("a rank that caught an exception alone is told that the replicas have diverged") {
   if (world() == 1) {
     return;
   }
@@ -169,7 +169,7 @@ TEST_CASE("a rank that caught an exception alone is told that the replicas have 
   sides.loss(0).backward();
   if (rank() == world() - 1) {
     sides.break_backward(1);
-    REQUIRE_THROWS_WITH(sides.loss(2), Catch::Contains("the replicas have parted") &&
+    REQUIRE_THROWS_WITH(sides.loss(2), Catch::Contains("the replicas have diverged") &&
                                            Catch::Contains("but rank 0 did not"));
   } else {
     sides.loss(1).backward();

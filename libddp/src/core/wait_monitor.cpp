@@ -16,7 +16,7 @@ constexpr const char* kFix =
     ". All ranks make the same calls in the same order; where they have different numbers of "
     "batches, use ddp::join or a DistributedSampler";
 
-std::string describe(const std::vector<RankStatus>& ranks, std::size_t rank) {
+std::string describe(const std::vector<RankSnapshot>& ranks, std::size_t rank) {
   return ranks[rank].host.empty() ? concat("rank ", rank)
                                   : concat("rank ", rank, " (", ranks[rank].host, ")");
 }
@@ -36,14 +36,14 @@ std::string operation_of(const GroupPosition& group, uint64_t number) {
 }
 
 // A rank in a control-plane call, according to its own report.
-bool is_held(const RankStatus& rank) {
+bool is_held(const RankSnapshot& rank) {
   return rank.call && rank.position && rank.position->plane_call == rank.call->sequence + 1;
 }
 
 // The held rank with the fewest collectives in each group.
 using Behind = std::map<std::string, std::pair<std::size_t, uint64_t>>;
 
-Behind find_behind(const std::vector<RankStatus>& ranks, bool leaves) {
+Behind find_behind(const std::vector<RankSnapshot>& ranks, bool leaves) {
   Behind behind;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& view = ranks[rank];
@@ -60,7 +60,7 @@ Behind find_behind(const std::vector<RankStatus>& ranks, bool leaves) {
   return behind;
 }
 
-std::string find_departed(const std::vector<RankStatus>& ranks) {
+std::string find_departed(const std::vector<RankSnapshot>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/true);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     for (const auto& group : ranks[rank].position.value_or(RankPosition{}).groups) {
@@ -77,7 +77,7 @@ std::string find_departed(const std::vector<RankStatus>& ranks) {
   return {};
 }
 
-std::string find_crossed_waits(const std::vector<RankStatus>& ranks) {
+std::string find_crossed_waits(const std::vector<RankSnapshot>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/false);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     const auto& view = ranks[rank];
@@ -103,7 +103,7 @@ std::string find_crossed_waits(const std::vector<RankStatus>& ranks) {
   return {};
 }
 
-std::string find_different_operations(const std::vector<RankStatus>& ranks) {
+std::string find_different_operations(const std::vector<RankSnapshot>& ranks) {
   std::map<std::pair<std::string, uint64_t>, std::pair<std::size_t, std::string>> pending;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].position) {
@@ -130,7 +130,7 @@ std::string find_different_operations(const std::vector<RankStatus>& ranks) {
 
 }  // namespace
 
-std::string find_deadlock(const std::vector<RankStatus>& ranks) {
+std::string find_deadlock(const std::vector<RankSnapshot>& ranks) {
   for (const auto find : {find_departed, find_different_operations, find_crossed_waits}) {
     if (auto verdict = find(ranks); !verdict.empty()) {
       return verdict;
@@ -160,7 +160,7 @@ std::string WaitMonitor::find_new_deadlock(const CollectiveRounds& rounds) {
   if (!std::exchange(positions_are_new_, false)) {
     return {};
   }
-  std::vector<RankStatus> views;
+  std::vector<RankSnapshot> views;
   for (int rank = 0; rank < peers_.size(); ++rank) {
     views.push_back(
         {peers_.host(rank), rounds.pending_call(rank), rounds.num_calls(rank), at(rank).position});

@@ -17,7 +17,7 @@
 namespace ddp::detail {
 
 /// What rank 0 knows of a rank.
-struct RankStatus {
+struct RankSnapshot {
   std::string host;
   std::optional<PlaneCall> call;
   uint64_t num_calls = 0;                ///< control-plane calls, including `call`
@@ -32,7 +32,7 @@ struct RankStatus {
 /// - A rank that waits for a collective cannot call the control plane if one thread makes all
 ///   calls.
 /// - Different operations with one number are always an error.
-std::string find_deadlock(const std::vector<RankStatus>& ranks);
+std::string find_deadlock(const std::vector<RankSnapshot>& ranks);
 
 /// The owner's mutex guards it.
 class WaitMonitor {

@@ -40,9 +40,7 @@ class SlotRegistry {
   }
 
  private:
-  static const void* key_of(const at::Tensor& parameter) {
-    return parameter.unsafeGetTensorImpl();
-  }
+  static const void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
 
   mutable std::mutex mutex_;  // autograd's threads ask while other models are made
   std::unordered_map<const void*, Entry> entries_;

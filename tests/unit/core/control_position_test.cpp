@@ -23,7 +23,7 @@ using detail::find_deadlock;
 using detail::GroupPosition;
 using detail::PlaneCall;
 using detail::RankPosition;
-using detail::RankStatus;
+using detail::RankSnapshot;
 
 constexpr int kMismatchCode = static_cast<int>(ExitCode::Mismatch);
 
@@ -36,8 +36,8 @@ GroupPosition group_at(uint64_t num_called, uint64_t pending = 0, uint64_t waite
           .waited = waited};
 }
 
-RankStatus view_of(int64_t step, const GroupPosition& group, std::optional<PlaneCall> call = {}) {
-  RankStatus view;
+RankSnapshot view_of(int64_t step, const GroupPosition& group, std::optional<PlaneCall> call = {}) {
+  RankSnapshot view;
   view.host = "node";
   view.call = call;
   view.num_calls = call ? call->sequence + 1 : 7;
@@ -120,7 +120,7 @@ TEST_CASE("verdict: calls that are being compared", "[control_plane]") {
 }
 
 TEST_CASE("verdict: a rank that waits for nobody is never judged", "[control_plane]") {
-  RankStatus busy;  // it tells no position
+  RankSnapshot busy;  // it tells no position
   busy.host = "node";
   REQUIRE(find_deadlock({view_of(4, group_at(12, 12, 12)), busy}).empty());
   REQUIRE(find_deadlock({view_of(4, group_at(12), kLeaving), busy}).empty());

@@ -131,11 +131,9 @@ TEST_CASE("a run resumes a checkpoint with the older words for an epoch's length
   }
   ddp::Checkpointer checkpointer(plane, at::kCPU, options, {});
   checkpointer.restore();
-  CHECK_THROWS_AS(
-      examples::require_same_epochs(checkpointer, {.steps = 5, .samples_per_step = 32}),
-      ddp::SettingsError);
-  CHECK_NOTHROW(
-      examples::require_same_epochs(checkpointer, {.steps = 6, .samples_per_step = 32}));
+  CHECK_THROWS_AS(examples::require_same_epochs(checkpointer, {.steps = 5, .samples_per_step = 32}),
+                  ddp::SettingsError);
+  CHECK_NOTHROW(examples::require_same_epochs(checkpointer, {.steps = 6, .samples_per_step = 32}));
 }
 
 TEST_CASE("the configs that ship are accepted by their program") {

@@ -180,7 +180,7 @@ TEST_CASE("a config.json that these models are not is refused by key") {
       {"\"rope_scaling.type\"", "yarn"});
   expect_error<SettingsError>(with(without(llama_json(), "rope_scaling"), "rope_parameters",
                                    {{"full_attention", {{"rope_type", "default"}}}}),
-                              {"\"rope_parameters\"", "kind of layer"});
+                              {"\"rope_parameters\"", "kinds of layers"});
   expect_error<SettingsError>(with(llama_json(), "partial_rotary_factor", 0.5),
                               {"\"partial_rotary_factor\"", "0.5"});
   expect_error<SettingsError>(with(llama_json(), "hidden_act", "gelu"), {"\"hidden_act\"", "gelu"});
@@ -247,8 +247,8 @@ TEST_CASE("missing, ill-typed and unfitting keys are told by name") {
     expect_error<ReadError>(with(gpt2_json(), key, 1'000'000'000),
                             {key, concat("expected 1 to ", limit)});
   }
-  expect_error<ReadError>(with(qwen2_json(), "hidden_size", "896"), {"\"896\"", "whole number"});
-  expect_error<ReadError>(with(qwen2_json(), "hidden_size", 896.0), {"896.0", "whole number"});
+  expect_error<ReadError>(with(qwen2_json(), "hidden_size", "896"), {"\"896\"", "integer"});
+  expect_error<ReadError>(with(qwen2_json(), "hidden_size", 896.0), {"896.0", "integer"});
   expect_error<ReadError>(with(qwen2_json(), "hidden_size", nullptr), {"is null but required"});
   expect_error<ReadError>(with(qwen2_json(), "num_hidden_layers", 0), {"is 0", "expected 1 to"});
   expect_error<ReadError>(with(qwen2_json(), "vocab_size", 1ull << 63), {"9223372036854775808"});

@@ -240,7 +240,7 @@ TEST_CASE("broken adapter files are told by file and key") {
   for (const auto& [key, value, part] : std::vector<std::tuple<std::string, json, std::string>>{
            {"r", nullptr, "is null but required"},
            {"r", 0, "expected 1 to"},
-           {"r", "4", "whole number"},
+           {"r", "4", "integer"},
            {"r", 8, "[4, 24], but adapter_config.json says r = 8"},
            {"lora_alpha", nullptr, "is null"},
            {"lora_dropout", 1.5, "expected 0 to"},

@@ -391,7 +391,7 @@ TEST_CASE("a folder that cannot be made, or is a file, is refused before trainin
       REQUIRE_THAT(message_of<ddp::SettingsError>(error),
                    Catch::Contains("checkpoint.dir=" + dir +
                                    " cannot be a folder: " + folder.file("notes") + " is a file") &&
-                       Catch::Contains("fix: give the path of a folder"));
+                       Catch::Contains("fix: set the path of a folder"));
     }
   }
 }

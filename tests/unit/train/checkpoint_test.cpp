@@ -192,7 +192,7 @@ TEST_CASE("without a complete checkpoint a restore throws and never starts at st
   REQUIRE_THROWS_WITH(restore("auto", other),
                       Catch::Contains("the checkpoint " + options.dir +
                                       "/step_0000000001 does not fit: missing key v") &&
-                          Catch::Contains("fix: another checkpoint.dir, or the settings"));
+                          Catch::Contains("fix: set another checkpoint.dir, or use the settings"));
   Box unknown("ema", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
   REQUIRE_THROWS_AS(restore("auto", unknown), ddp::MismatchError);
 
@@ -241,9 +241,9 @@ TEST_CASE("objects need different names") {
   ThreadControlPlane plane(job, 0);
   Box a("model", {}), b("model", {}), c("rank_0", {}), d("a/b", {});
   auto owned = std::make_unique<Box>("owned", StateDict{});
-  REQUIRE_THROWS_WITH(
-      ddp::Checkpointer(plane, at::kCPU, {}, {a, b}),
-      Catch::Contains("named 'model'; fix: name one in the list, {\"other_model\", object}"));
+  REQUIRE_THROWS_WITH(ddp::Checkpointer(plane, at::kCPU, {}, {a, b}),
+                      Catch::Contains("named 'model'; fix: give one another name in the list, "
+                                      "{\"other_model\", object}"));
   REQUIRE_NOTHROW(ddp::Checkpointer(plane, at::kCPU, {}, {a, {"other_model", b}}));
   REQUIRE_THROWS_AS(ddp::Checkpointer(plane, at::kCPU, {}, {{"m", a}, {"m", b}}),
                     ddp::SettingsError);
