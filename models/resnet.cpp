@@ -73,12 +73,14 @@ void ResNetImpl::initialise() {
 }
 
 torch::Tensor ResNetImpl::forward(const torch::Tensor& input) {
-  ddp::ops::SideStreams streams(options_.side_streams);
   auto x = forward_stem(input);
-  x = stages_[0]->forward(x);
-  start_side_work(streams, x.branch);
-  for (std::size_t i = 1; i < stages_.size(); ++i) {
-    x = stages_[i]->forward(x);
+  {
+    ddp::ops::SideStreams streams(options_.side_streams);
+    x = stages_[0]->forward(x);
+    start_side_work(streams, x.branch);
+    for (std::size_t i = 1; i < stages_.size(); ++i) {
+      x = stages_[i]->forward(x);
+    }
   }
   return forward_head(x.branch);
 }
