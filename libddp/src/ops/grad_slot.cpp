@@ -77,8 +77,12 @@ GradSlot* find_grad_slot(const at::Tensor& parameter) {
              : nullptr;
 }
 
+const GradSlot* registered_grad_slot(const at::Tensor& parameter) {
+  return registry().find(parameter).slot;
+}
+
 bool has_sharded_gradient(const at::Tensor& parameter) {
-  const GradSlot* slot = registry().find(parameter).slot;
+  const GradSlot* slot = registered_grad_slot(parameter);
   const at::Tensor& grad = parameter.grad();
   return slot != nullptr && slot->is_sharded && grad.defined() && grad.is_alias_of(slot->memory);
 }

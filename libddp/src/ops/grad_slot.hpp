@@ -35,6 +35,9 @@ void set_grad_slot(const at::Tensor& parameter, GradSlot* slot);
 /// usual.
 GradSlot* find_grad_slot(const at::Tensor& parameter);
 
+/// The registered slot of `parameter`, even if its memory was replaced; nullptr: none.
+const GradSlot* registered_grad_slot(const at::Tensor& parameter);
+
 /// Whether `.grad` lies in a sharded slot, so that no code may use it as the whole mean.
 bool has_sharded_gradient(const at::Tensor& parameter);
 

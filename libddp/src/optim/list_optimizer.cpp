@@ -67,13 +67,14 @@ ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
 }
 
 void ListOptimizer::restart_sent_masters() const {
-  if (syncs_.take()) {
+  if (syncs_.has_news()) {
     refuse_to_make_while_capturing("masters equal to weights that another rank sent");
     for (const Chunk& chunk : chunks_) {
       for (const ParameterState& member : chunk.members) {
         restart_master(member);
       }
     }
+    syncs_.mark_seen();
   }
 }
 

@@ -51,8 +51,9 @@ class SyncWatch {
   SyncWatch() = default;  ///< without a model: notices nothing
   explicit SyncWatch(std::shared_ptr<const int64_t> count)
       : count_(std::move(count)), seen_(*count_) {}
-  /// Whether weights were sent since the last call.
-  bool take() { return count_ != nullptr && std::exchange(seen_, *count_) != *count_; }
+  /// Whether weights were sent since mark_seen().
+  bool has_news() const { return count_ != nullptr && seen_ != *count_; }
+  void mark_seen() { seen_ = *count_; }
 
  private:
   std::shared_ptr<const int64_t> count_;

@@ -78,12 +78,16 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
 }
 
 GradientArena::~GradientArena() {
-  for (const auto& entry : parameters_) {
-    // When the slot is gone, nothing shows that .grad holds only this rank's part.
-    if (ops::has_sharded_gradient(entry.tensor)) {
-      entry.tensor.mutable_grad() = at::Tensor();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    if (ops::registered_grad_slot(parameter) != &gradients_[i].slot) {
+      continue;  // a newer wrapper of the same module has the entry
     }
-    ops::set_grad_slot(entry.tensor, nullptr);
+    // When the slot is gone, nothing shows that .grad holds only this rank's part.
+    if (ops::has_sharded_gradient(parameter)) {
+      parameter.mutable_grad() = at::Tensor();
+    }
+    ops::set_grad_slot(parameter, nullptr);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -20,12 +21,18 @@ namespace ddp::detail {
 /// Runs one task at a time on another thread. The destructor waits for a running task.
 class BackgroundTask {
  public:
-  /// Must not be called while a task runs.
+  /// Must not be called while a task runs. If no thread can be made, the task has failed.
   void start(std::function<void()> task) {
     DDP_CHECK(!running());
-    error_ = std::async(std::launch::async, [task = std::move(task)]() mutable {
-      return error_of(std::exchange(task, nullptr));
-    });
+    try {
+      error_ = std::async(std::launch::async, [task = std::move(task)]() mutable {
+        return error_of(std::exchange(task, nullptr));
+      });
+    } catch (const std::system_error& no_thread) {
+      std::promise<std::string> failed;
+      failed.set_value(no_thread.what());
+      error_ = failed.get_future();
+    }
   }
   bool running() const {
     return error_.valid() && error_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;

@@ -72,6 +72,16 @@ TEST_CASE("ops find a slot only as long as its arena lives") {
   CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
 }
 
+TEST_CASE("an arena that ends leaves the slots of a newer one alone") {
+  const auto weight = at::zeros({3}).requires_grad_();
+  auto older =
+      std::make_unique<GradientArena>(ddp::NamedParameters{{"weight", weight}},
+                                      ddp::make_single_communicator(at::kCPU), ddp::DdpOptions{});
+  const GradientArena newer({{"weight", weight}}, ddp::make_single_communicator(at::kCPU), {});
+  older.reset();
+  CHECK(ddp::ops::find_grad_slot(weight) == &newer.slot(0));
+}
+
 TEST_CASE("ops find a slot by its parameter, in the memory that it had") {
   static ddp::ops::GradSlot slot{at::zeros({3})};  // its entry stays
   auto weight = at::zeros({3}).requires_grad_();

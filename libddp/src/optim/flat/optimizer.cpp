@@ -211,11 +211,12 @@ void FlatOptimizer::update_moved_leaves() {
 }
 
 void FlatOptimizer::restart_sent_masters() const {
-  if (syncs_.take()) {
+  if (syncs_.has_news()) {
     refuse_to_make_while_capturing("masters equal to weights that another rank sent");
     for (const ParameterState& state : states_) {
       restart_master(state);
     }
+    syncs_.mark_seen();
   }
 }
 

@@ -123,7 +123,7 @@ class CudaStepRunner final : public StepRunner {
       return run_eager(call);
     }
     agreement_->set_last_shapes(kind->shapes);
-    if (kind->graph == nullptr) {
+    if (kind->graph == nullptr || is_joining()) {
       if (const auto reason = why_not_captured(); !reason.empty()) {
         disable_captures(reason);
         return run_eager(call);
@@ -172,6 +172,13 @@ class CudaStepRunner final : public StepRunner {
     auto done = kind.graph->replay(call, sequence_);
     ++counts_.replayed;
     return done;
+  }
+
+  /// Ranks that ran out of inputs wait for a flag before each forward, which a replay does not
+  /// send.
+  bool is_joining() const {
+    return std::any_of(parts_.models.begin(), parts_.models.end(),
+                       [](DataParallelModel* model) { return model->is_joining(); });
   }
 
   bool is_settled() const {

@@ -75,15 +75,18 @@ void StepCache::make_key(const StepCall& call) {
   }
 }
 
-// Hashes what a graph has baked in: the addresses and dtypes of parameters, which of them are
-// trained, the optimizers' state, and the scaler's settings. After sync_module_states an eager step
-// must reset the optimizer's masters, so exact_syncs is part of the hash.
+// Hashes what a graph has baked in: the addresses, strides and dtypes of parameters, which
+// of them are trained, the optimizers' state, and the scaler's settings. After sync_module_states
+// an eager step must reset the optimizer's masters, so exact_syncs is part of the hash.
 uint64_t StepCache::parts_fingerprint() const {
   FnvHash hash;
   for (auto* model : parts_.models) {
     for (const auto& [name, tensor] : model->all_tensors().parameters) {
       hash.add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
       hash.add((tensor.requires_grad() ? 1 : 2) + 4 * static_cast<uint64_t>(tensor.scalar_type()));
+      for (const int64_t stride : tensor.strides()) {
+        hash.add(static_cast<uint64_t>(stride));
+      }
     }
     hash.add(static_cast<uint64_t>(*model->reducer().exact_syncs()));
   }
