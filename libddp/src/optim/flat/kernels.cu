@@ -101,7 +101,7 @@ struct Elements {
   }
 
   /// Call after read(): a comparison between its loads would wait for each.
-  __device__ __forceinline__ void follow_leaf(int v, const FlatSegment& segment) {
+  __device__ __forceinline__ void sync_master_from_parameter(int v, const FlatSegment& segment) {
     if (segment.leaf != nullptr) {
       weight[v] = master_of(segment.leaf_dtype, weight[v], leaf[v]);
     }
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   for (int v = 0; v < kFlatVectors; ++v) {
     const Place place = place_of(chunk, v, segment, aligned);
     if (place.inside) {
-      own.follow_leaf(v, segment);
+      own.sync_master_from_parameter(v, segment);
       for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
         Rule::apply(step.rule, factors, (&own.gradient[v].x)[k], (&own.weight[v].x)[k], slots);
       });
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   for (int v = 0; v < kFlatVectors; ++v) {
     const Place place = place_of(chunk, v, segment, aligned);
     if (place.inside) {
-      own.follow_leaf(v, segment);
+      own.sync_master_from_parameter(v, segment);
       for_each_of_four<Rule>(own.slots[v], [&](int k, float* slots) {
         const double weight = (&own.weight[v].x)[k];
         const double update = Rule::measure(step.rule, factors, (&own.gradient[v].x)[k],
